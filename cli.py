@@ -52,8 +52,8 @@ VERBS = {
     ),
     "make-mask-weights": Verb(
         "how often each token is masked, by its frequency or domain; collocations: for train-student --mask-weights",
-        "student.mask_weights_config:MaskWeightsConfig",
-        "student.mask_weights:make_mask_weights",
+        "student.masks.config:MaskWeightsConfig",
+        "student.masks.weights:make_mask_weights",
         "terminal.masks:weights",
         recipes=False,
         chooses="terminal.choice:stores",
@@ -129,8 +129,8 @@ VERBS = {
     ),
     "export-student": Verb(
         "a checkpoint of a run as files that transformers loads; pushes it to the Hub",
-        "student.export_config:ExportConfig",
-        "student.export_run:export_run",
+        "student.runs.export_config:ExportConfig",
+        "student.runs.export_run:export_run",
         "terminal.training:exporting",
         recipes=False,
         chooses="terminal.choice:runs",

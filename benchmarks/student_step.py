@@ -38,14 +38,14 @@ from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta, windows_per_block
 from shards.writer import UnitWriter
-from student.arithmetic import choose_products
 from student.batches import pin, read_ahead
 from student.config import StudentConfig
-from student.encoders import encoder_config, named_config
-from student.flops import step_flops
-from student.linear import use_fast_linear
-from student.masking import build_masking
-from student.model import build_student
+from student.encoders.build import encoder_config, named_config
+from student.encoders.flops import step_flops
+from student.encoders.linear import use_fast_linear
+from student.encoders.model import build_student
+from student.encoders.products import choose_products
+from student.masks.masking import build_masking
 from student.objectives import OBJECTIVES
 from student.step import Loader, Stepper, resolve_compile, resolve_dtype
 

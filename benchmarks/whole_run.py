@@ -45,9 +45,9 @@ from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_lsp
 from shards.reader import Store
 from student.config import StudentConfig
-from student.encoders import encoder_config
-from student.linear import use_fast_linear
-from student.model import build_student
+from student.encoders.build import encoder_config
+from student.encoders.linear import use_fast_linear
+from student.encoders.model import build_student
 from student.objectives import OBJECTIVES
 from student.step import build_optimizer
 from student.trainer import train

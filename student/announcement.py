@@ -95,7 +95,7 @@ def _model_rows(trainer: "Trainer", parameters: int) -> list:
     model = f"{config.encoder_source}, {parameters:,} parameters are trained"
     if trainer.task.name == "train-probe":
         return [("probe", f"of {model}", None)]
-    from student.encoders import own_dropout
+    from student.encoders.build import own_dropout
 
     dropout = config.dropout if config.dropout is not None else own_dropout(trainer.model.encoder.config)
     encoder = "encoder" if config.continue_from is None else "continue_from"

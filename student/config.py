@@ -11,28 +11,22 @@ configuration names a run.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from common.settings import check, require
 from student.mask_settings import check_masks
-from student.mask_weights_config import ADAPTIVE
+from student.masks.config import ADAPTIVE
+from student.objectives import OBJECTIVES
 
-ObjectiveName = Literal["mlsm", "mlm", "kd", "mtl", "hard-mlsm", "naive-mlsm", "supersense", "type", "regress", "recon"]
-OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
-OF_SEVERAL_STORES = ("mlsm", "hard-mlsm")  # objectives that learn from several stores at once
-TEMPERABLE = ("mlsm", "mtl", "naive-mlsm")  # objectives that `target_temperature` applies to
+if TYPE_CHECKING:
+    ObjectiveName: TypeAlias = str
+else:
+    ObjectiveName = Literal[tuple(OBJECTIVES)]
 # The next smaller stored weight differs by a factor of e^-0.033, the smallest by e^-8.3 (shards/codec.py); float32 ends
 # at e^-104, and does not tell e^-1e-8 from 1.
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-4, 1e9
-LSP_OBJECTIVES = (*TEMPERABLE, "hard-mlsm", "type")  # objectives that learn LSPs
-OF_LSP_STORES = (*LSP_OBJECTIVES, "recon")  # objectives whose targets are stored LSPs, or follow from them
-OVER_VOCABULARY = ("mlm", "kd", "mtl", "naive-mlsm")  # objectives with an output for every token; `untied` is for these
-# Objectives that learn nothing but stored targets, which follow from the context:
-AT_ALL_POSITIONS = ("mlsm", "kd", "hard-mlsm", "naive-mlsm", "regress", "recon")
-# Objectives whose students predict no words (regress does with kappa, which no study uses for BLiMP):
-WITHOUT_WORDS = ("mlsm", "hard-mlsm", "naive-mlsm", "supersense", "type", "regress", "recon")
 
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 TRACKERS: tuple[str, ...] = get_args(TrackerName)
@@ -44,7 +38,7 @@ OPERATIONAL = frozenset(
     + ["log_every", "track", "keep_last", "activation_checkpointing", "products", "wordnet"]
 )
 
-BEFORE = {  # what runs did before they had the setting
+UNNAMED = {  # settings that are part of a run's identity only where they have another value, so that names stay
     "optimizer": "adamw",
     "positions": "masked",
     "regress_loss": "cosine",
@@ -71,12 +65,10 @@ class StudentConfig:
     store_weights: tuple[float, ...] | None = None
     """several stores: what each one's loss is multiplied with in the sum, in their order; unset: 1 each"""
 
-    objective: ObjectiveName = "mlsm"
-    """what the student learns of a masked token: `mlsm` its stored LSP distribution, `mlm` its identity, `kd` the
-    teacher's stored distribution over the vocabulary, `mtl` LSPs and identity, `hard-mlsm` the largest of its stored
-    LSPs alone, `naive-mlsm` mlsm at the cost of mtl, `supersense` its lexicographer files in WordNet (no teacher),
-    `type` the average LSP distribution of all its occurrences in the training text, `regress` the teacher's hidden
-    state, `recon` the hidden state that its stored LSP distribution rebuilds"""
+    objective: ObjectiveName = field(
+        default="mlsm", metadata={"choices": {name: facts.target for name, facts in OBJECTIVES.items()}}
+    )
+    """what the student learns of a masked token:"""
 
     wordnet: Path | None = None
     """supersense: WordNet's sense index, the file index.sense or the directory that holds it. Its content names the
@@ -279,8 +271,11 @@ class StudentConfig:
             require(self, name, lambda value: value >= 0, "0 or more")
         for name in ("lr", "grad_clip", "epochs", "target_temperature"):
             require(self, name, lambda value: value > 0 and math.isfinite(value), "a positive number")
-        at_least = "0 or more" if self.objective == "regress" else "a positive number"
-        require(self, "kappa", lambda value: (value > 0 or at_least[0] == "0") and 0 <= value < math.inf, at_least)
+        facts = OBJECTIVES[self.objective]
+        if facts.kappa == 0:
+            require(self, "kappa", lambda value: 0 <= value < math.inf, "0 or more")
+        else:
+            require(self, "kappa", lambda value: 0 < value < math.inf, "a positive number")
         if self.regress_loss != "cosine" and self.objective != "regress":
             raise ValueError(
                 f"--regress-loss {self.regress_loss} is only for --objective regress, found {self.objective}. Omit it."
@@ -300,12 +295,12 @@ class StudentConfig:
         check_masks(self)
         shares = all(0 <= share <= 1 for share in self.checkpoints)
         require(self, "checkpoints", lambda _: shares, "shares of the steps from 0 to 1")
-        if self.positions == "all" and self.objective not in AT_ALL_POSITIONS:
+        if self.positions == "all" and not facts.all_positions:
             raise ValueError(
                 f"--positions all hides no token, so it is only for objectives that learn nothing but stored targets"
-                f" ({', '.join(AT_ALL_POSITIONS)}); {self.objective} would learn to copy its input. Omit it."
+                f" ({_names('all_positions')}); {self.objective} would learn to copy its input. Omit it."
             )
-        if self.positions == "all" and self.objective == "regress" and self.word_weight > 0:
+        if self.positions == "all" and self.word_weight > 0:
             raise ValueError(
                 "--positions all hides no token, so --kappa would teach to copy the input. Omit one of them."
             )
@@ -317,21 +312,21 @@ class StudentConfig:
                 f" {self.target_temperature:g}. Targets are float32: below, every weight but a token's largest is 0, as"
                 f" with --objective hard-mlsm; above, all stored entries of a token have the same weight."
             )
-        if self.target_temperature != 1 and self.objective not in TEMPERABLE:
+        if self.target_temperature != 1 and not facts.temperable:
             raise ValueError(
-                f"--target-temperature other than 1 is for the objectives {', '.join(TEMPERABLE)}, found"
+                f"--target-temperature other than 1 is for the objectives {_names('temperable')}, found"
                 f" {self.objective}: mlm, hard-mlsm and supersense learn no stored one, and the entries that a kd store"
                 f" leaves out are one bucket, whose power is not the sum of theirs. Leave it out, or take one of these"
                 f" objectives."
             )
-        if (self.wordnet is None) == (self.objective == "supersense"):
+        if (self.wordnet is None) == facts.wordnet:
             raise ValueError(
                 f"--wordnet, WordNet's index.sense as prepare-data wsd brings it, and --objective supersense go"
                 f" together; found objective {self.objective}, wordnet {self.wordnet or 'unset'}. Give both or neither."
             )
-        if self.untied and self.objective not in OVER_VOCABULARY:
+        if self.untied and not facts.vocabulary:
             raise ValueError(
-                f"--untied is only for objectives with an output for every token ({', '.join(OVER_VOCABULARY)}), found"
+                f"--untied is only for objectives with an output for every token ({_names('vocabulary')}), found"
                 f" {self.objective}. Omit it."
             )
 
@@ -344,10 +339,10 @@ class StudentConfig:
         several = isinstance(self.store, tuple)
         if several and not self.store:
             raise ValueError("--store needs a value.")
-        if several and self.objective not in OF_SEVERAL_STORES:
+        if several and not OBJECTIVES[self.objective].several_stores:
             raise ValueError(
-                f"several stores are for the objectives {' and '.join(OF_SEVERAL_STORES)}, found {self.objective}. Name"
-                f" one --store."
+                f"several stores are for the objectives {_names('several_stores', ' and ')}, found {self.objective}."
+                f" Name one --store."
             )
         if self.store_weights is None:
             return
@@ -362,21 +357,22 @@ class StudentConfig:
     def identity(self) -> dict:
         """The settings that decide what is trained, as plain JSON values.
 
-        Settings that were added later are in it only where they differ from what earlier versions did, so that the
-        names of their runs stay: mtl and naive-mlsm say that they are tied, mlm and kd that they are not. Whether
-        segments are read depends on store and encoder, so that key is the task's (task.py).
+        Some settings are in it only where they have an unusual value (UNNAMED), so that names of runs stay: mtl and
+        naive-mlsm say that they are tied, mlm and kd that they are not. Whether segments are read depends on store and
+        encoder, so that key is the task's (task.py).
         """
         unused = {"segments", "store_weights"}
-        unused |= set() if self.untied and self.objective in ("mlm", "kd") else {"untied"}
+        facts = OBJECTIVES[self.objective]
+        unused |= set() if self.untied and not facts.lsps else {"untied"}
         unused |= {"encoder"} if self.continue_from is not None else set()
-        unused |= {"kappa"} if self.objective != "mtl" and not (self.objective == "regress" and self.kappa) else set()
-        unused |= {name for name, first in BEFORE.items() if getattr(self, name) == first}
+        unused |= set() if self.word_weight > 0 else {"kappa"}
+        unused |= {name for name, first in UNNAMED.items() if getattr(self, name) == first}
         unused |= {"mask_rate_steps"} if self.mask_schedule != "steps" else set()
         unused |= {"mask_update_steps"} if self.mask_weights != ADAPTIVE else set()
         unused |= {"mask_weight_steps"} if not isinstance(self.mask_weights, tuple) else set()
         unused |= {"decay_share"} if self.schedule != "wsd" else set()
         unused |= {"short_share"} if self.short_windows is None else set()
-        later: dict = {"tied": True} if self.objective in ("mtl", "naive-mlsm") and not self.untied else {}
+        later: dict = {"tied": True} if facts.lsps and facts.vocabulary and not self.untied else {}
         later |= {"store_weights": list(self.weights)} if len(self.stores) > 1 else {}
         settings = self.to_json() | {"kappa": self.word_weight}
         return {name: value for name, value in settings.items() if name not in OPERATIONAL | unused} | later
@@ -393,8 +389,9 @@ class StudentConfig:
 
     @property
     def word_weight(self) -> float:
-        """The weight of the words beside what else mtl and regress learn."""
-        return self.kappa if self.kappa is not None else float(self.objective != "regress")
+        """The weight of the words beside what else mtl and regress learn; 0 for the other objectives."""
+        usual = OBJECTIVES[self.objective].kappa
+        return 0.0 if usual is None else usual if self.kappa is None else self.kappa
 
     @property
     def predicted(self) -> tuple[float, float]:
@@ -442,11 +439,8 @@ class StudentConfig:
         return 0 if self.short_windows is None else min(round(self.short_share * max_steps), max_steps - 1)
 
 
-def is_untied(settings: dict) -> bool:
-    """Whether a run with these settings, as `identity` has them, gave the vocabulary an output matrix of its own."""
-    if settings["objective"] in ("mlm", "kd"):
-        return settings.get("untied", False)
-    return not settings.get("tied", False)
+def _names(fact: str, joined: str = ", ") -> str:
+    return joined.join(name for name, facts in OBJECTIVES.items() if getattr(facts, fact))
 
 
 class ResolvedConfig(StudentConfig):

@@ -20,8 +20,8 @@ from common.errors import StoreError
 from shards.reader import Store
 from shards.windows import WindowReader
 from student.batches import Batch, MicroBatch, to_device
-from student.masking import Masking
-from student.objective import Objective
+from student.masks.masking import Masking
+from student.objectives.base import Objective
 from student.ranks import Ranks
 from student.step import Loader
 

@@ -47,9 +47,9 @@ from common.paths import utf8_name
 from common.text import shell_quote
 from shards.checked_json import COUNT, MAX_WIDTH, OBJECT, TEXT, find_problem, optional, or_null, within
 from shards.reader import Store
-from student.encoders import without_pooler
-from student.model import Student
-from student.modeling_mlsm import head_files
+from student.encoders.build import without_pooler
+from student.encoders.model import Student
+from student.encoders.modeling_mlsm import head_files
 
 FACTS = {  # of lsp_config.json, as far as it is read
     "lsps": within(1, MAX_WIDTH),

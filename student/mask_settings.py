@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from common.settings import require
-from student.mask_weights_config import ADAPTIVE, UNIFORM
+from student.masks.config import ADAPTIVE, UNIFORM
 
 if TYPE_CHECKING:
     from student.config import StudentConfig

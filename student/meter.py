@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from student.config import ResolvedConfig
-from student.flops import peak_flops, step_flops
+from student.encoders.flops import peak_flops, step_flops
 from student.memory import peak_memory
 
 

@@ -11,15 +11,15 @@ from typing import Any
 from common.errors import RunError
 from common.invocation import program
 from shards.reader import Store
-from student.arithmetic import choose_products, contradicts
 from student.config import StudentConfig
-from student.mask_weights import tables_of
-from student.mask_weights_config import UNIFORM
+from student.encoders.products import choose_products, contradicts
+from student.masks.config import UNIFORM
+from student.masks.weights import tables_of
 from student.ranks import Ranks
 from student.resolve import Resolved, resolve
-from student.run import Run
+from student.runs.directory import Run
+from student.runs.tracking import check_trackers
 from student.task import Task
-from student.tracking import check_trackers
 
 logger = logging.getLogger(__name__)
 

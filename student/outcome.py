@@ -5,7 +5,7 @@ Left out: the log (trainer.py), the model card (export.py).
 
 from typing import TYPE_CHECKING
 
-from student.arithmetic import products_record
+from student.encoders.products import products_record
 from student.meter import closest_baseline, share_of_baseline
 
 if TYPE_CHECKING:

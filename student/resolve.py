@@ -199,7 +199,7 @@ def _choose_rate(config: StudentConfig, max_steps: int, store: Store, found: dic
     if config.continue_from is not None:
         found["lr"] = "default for weights that were trained before"
         return BASE_RATE
-    from student.encoders import unfitted_config  # only here: transformers takes seconds to import
+    from student.encoders.build import unfitted_config  # only here: transformers takes seconds to import
 
     width = unfitted_config(config, store).hidden_size
     found["lr"] = f"default for width {width}"

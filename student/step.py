@@ -26,18 +26,17 @@ from common.products import USUAL
 from shards.counter import hash_u64
 from shards.segments import segment_ids
 from shards.windows import WindowBatch, WindowReader
-from student.adaptive_masks import AdaptiveWeights
 from student.batches import Batch, MicroBatch, begin_reading, digest_windows, to_device
 from student.config import ResolvedConfig
-from student.dropout import use_fast_dropout
-from student.linear import use_fast_linear
-from student.mask_table import MaskTable
-from student.masking import Masking
+from student.encoders.dropout import use_fast_dropout
+from student.encoders.linear import use_fast_linear
+from student.masks.adaptive import AdaptiveWeights
+from student.masks.masking import Masking
+from student.masks.table import MaskTable
 from student.memory import free_unused
-from student.muon import Muon
-from student.objective import Objective
+from student.objectives.base import MaskedTokens, Objective
+from student.optimizer import Muon
 from student.ranks import Ranks
-from student.targets import MaskedTokens
 
 _DROPOUT_PURPOSE = 0x64726F70  # "drop"
 _NORM_BLOCK = 2**16  # gradient values; float32 sums of 23 million, an embedding's, are up to 1e-3 too low

@@ -25,28 +25,28 @@ from common.errors import Interrupted, RunError, TrainingError
 from common.progress import silent
 from shards.manifest import fingerprint
 from shards.reader import Store
-from student.adaptive_masks import AdaptiveWeights
 from student.announcement import announcement
-from student.arithmetic import products_record
 from student.batches import Batch, pin, read_ahead
-from student.checkpoint import Checkpoints, restore
 from student.config import StudentConfig
-from student.encoders import weights_fingerprint
+from student.encoders.build import weights_fingerprint
+from student.encoders.mask_later import mask_later_of
+from student.encoders.products import products_record
 from student.held_out import HeldOut
-from student.mask_later import mask_later_of
-from student.mask_weights_config import ADAPTIVE
-from student.masking import build_masking, take_turns
+from student.masks.adaptive import AdaptiveWeights
+from student.masks.config import ADAPTIVE
+from student.masks.masking import build_masking, take_turns
 from student.memory import name_lack_of_memory, what_fits
 from student.meter import Meter, closest_baseline, share_of_baseline
 from student.opening import open_run
 from student.outcome import lineage, summary
 from student.ranks import Ranks, join
 from student.resolve import Resolved, training_windows
-from student.run import Run
+from student.runs.checkpoint import Checkpoints, restore
+from student.runs.directory import Run
+from student.runs.tracking import Trackers, start_trackers
 from student.signals import StopSignals
 from student.step import Loader, Stepper, learning_rate, resolve_compile, resolve_dtype
 from student.task import Task, student_task
-from student.tracking import Trackers, start_trackers
 
 logger = logging.getLogger(__name__)
 

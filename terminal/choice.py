@@ -71,7 +71,7 @@ def students(settings: object) -> list[Path]:
 
 def runs(settings: object) -> list[Path]:
     """List the runs that have saved a checkpoint."""
-    from student.export_run import runs_with_checkpoints
+    from student.runs.export_run import runs_with_checkpoints
 
     return runs_with_checkpoints()
 

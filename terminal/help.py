@@ -115,7 +115,9 @@ def flags_of(name: str, verb: "Verb", settings_class: type, values: dict, why: s
     for group, names in GROUPS.items():
         shown = parser.add_argument_group(TITLES[group])
         for setting in [setting for setting in names.split() if setting in fields and setting not in hidden]:
-            text = f"{docs.get(setting, '')} {_default(fields[setting], values)}".strip()
+            choices = [f"`{name}` {text}" for name, text in fields[setting].metadata.get("choices", {}).items()]
+            text = f"{docs.get(setting, '')} {', '.join(choices)} {_default(fields[setting], values)}"
+            text = " ".join(text.split())
             add_flag(shown, fields[setting], help=text.replace("%", "%%"))
     return parser
 

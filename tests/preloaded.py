@@ -39,7 +39,7 @@ IMPORTED = (  # by one command or another
     "pipeline.coding.coder",
     "pipeline.encode",
     "pipeline.executors.dask",
-    "student.export_run",
+    "student.runs.export_run",
     "student.trainer",
     "terminal.training",
     "terminal.verb",

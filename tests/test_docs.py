@@ -16,7 +16,7 @@ import cli
 import mlsm
 from evaluation.comparison.models import OBJECTIVES as LABELS
 from evaluation.inspection.pages import text_of
-from student.config import OBJECTIVES
+from student.objectives import OBJECTIVES
 from terminal.choice import load
 from terminal.flags import read_flags, take_flag, take_value
 

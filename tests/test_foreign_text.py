@@ -13,9 +13,9 @@ from shards import source
 from shards.manifest import with_checksum
 from shards.reader import Store
 from student.config import StudentConfig
-from student.export import CardText, write_papers
-from student.export_config import ExportConfig
-from student.export_run import export_run
+from student.runs.export import CardText, write_papers
+from student.runs.export_config import ExportConfig
+from student.runs.export_run import export_run
 from student.trainer import train
 from terminal import training
 

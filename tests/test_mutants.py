@@ -51,7 +51,7 @@ def test_words_hints_and_messages_stay():
 
 
 def test_a_sample_is_counted_and_of_different_lines(tmp_path):
-    for file in ("student/step.py", "student/masking.py", "shards/codec.py"):
+    for file in ("student/step.py", "student/masks/masking.py", "shards/codec.py"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_bytes((mutants.ROOT / file).read_bytes())
     some, more, others = (mutants.sample(tmp_path, *given, None) for given in ((0, 20), (0, 40), (1, 20)))

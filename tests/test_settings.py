@@ -25,7 +25,7 @@ from shards.reader import Store
 from student.config import StudentConfig
 from student.probe_config import ProbeConfig
 from student.resolve import batch_for, rate_for_width, resolve
-from student.run import Run
+from student.runs.directory import Run
 from student.task import student_task
 from terminal.dictionaries import dictionaries
 from terminal.encoding import encoding

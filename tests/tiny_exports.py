@@ -3,8 +3,8 @@
 import torch
 
 from student.config import StudentConfig
-from student.export import export_student
-from student.model import build_student
+from student.encoders.model import build_student
+from student.runs.export import export_student
 
 LINEAGE = {
     "settings": {"seed": 1},

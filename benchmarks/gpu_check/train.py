@@ -28,7 +28,7 @@ from pipeline.dictionary import torch as torch_learner
 from shards.reader import Store
 from student.batches import pin
 from student.config import StudentConfig
-from student.model import Student, build_student
+from student.encoders.model import Student, build_student
 from student.objectives import OBJECTIVES
 from student.step import Stepper
 from student.trainer import train

@@ -43,10 +43,10 @@ from shards.reader import Store, finished_stores
 from shards.schema import LSP_OCTAVES, ShardMeta
 from shards.verify import verify
 from shards.writer import UnitWriter
-from student import modeling_mlsm
-from student.checkpoint import Checkpoints
 from student.config import StudentConfig
-from student.export import write_papers
+from student.encoders import modeling_mlsm
+from student.runs.checkpoint import Checkpoints
+from student.runs.export import write_papers
 from student.trainer import train
 
 K, WORDS = 24, 60
@@ -817,7 +817,7 @@ STATE |= {"shards": "s", "files": {}}
     ],
 )
 def test_a_crafted_checkpoint_is_passed_over(tmp_path, caplog, state):
-    from student.checkpoint import _checksum
+    from student.runs.checkpoint import _checksum
 
     (tmp_path / "step-00000003").mkdir()
     if isinstance(state, dict):
@@ -830,7 +830,7 @@ def test_a_crafted_checkpoint_is_passed_over(tmp_path, caplog, state):
 
 @pytest.mark.promise("a pipe, socket, directory …")
 def test_a_pipe_in_a_checkpoint_is_not_waited_for(tmp_path, caplog):
-    from student.checkpoint import _checksum
+    from student.runs.checkpoint import _checksum
 
     (tmp_path / "step-00000003").mkdir()
     state = STATE | {"step": 3, "files": {"resume": "0"}}

@@ -49,15 +49,15 @@ from shards.reader import Store
 from shards.schema import ShardMeta
 from shards.verify import verify
 from student.config import StudentConfig
-from student.encoders import vocabulary_of
-from student.export_config import ExportConfig
-from student.export_run import export_run
-from student.hub import Revision, push
+from student.encoders.build import vocabulary_of
 from student.lsp_model import LspModel
+from student.masks.words import continuation_flags
 from student.probe import with_student_and_store
 from student.probe_config import ProbeConfig
+from student.runs.export_config import ExportConfig
+from student.runs.export_run import export_run
+from student.runs.hub import Revision, push
 from student.trainer import train
-from student.words import continuation_flags
 from terminal.training import training
 
 pytestmark = pytest.mark.promise(
@@ -620,7 +620,7 @@ def test_weights_of_another_model_under_a_right_hash(run):
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("flops", [None], "a finite number or null"),
+        ("flops", [None], "a finite number"),
         ("held_out", {"lass": 4.0}, "an object of numbers, loss among them"),
         ("held_out", {"loss": None}, "an object of numbers, loss among them"),
         ("held_out", {"loss": 4.0, "accuracy": 0.5}, "an object of numbers, loss among them"),
@@ -784,7 +784,7 @@ def test_one_key_of_config_json_does_not_change_the_products(run):
     with pytest.raises(RunError, match=r"field products.*Move config\.json elsewhere"):
         train(run)
     shutil.move(file, run.output.parent / "moved.json")
-    assert train(run)["steps"] == 4 and json.loads(file.read_text()) == kept
+    assert train(run)["steps"] == 4 and json.loads(file.read_text()).get("products") == kept.get("products")
 
 
 @pytest.mark.parametrize("name", ["lock", "log.jsonl", "config.json", "result.json"])

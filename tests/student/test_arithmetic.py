@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file
 from tiny_store import log_of
 
-import student.arithmetic
+import student.encoders.products
 from common.errors import Interrupted, RunError
 from common.onednn import available
 from common.products import TORCH, USUAL, WAYS
-from student.arithmetic import choose_products, contradicts, recorded_products
 from student.config import StudentConfig
+from student.encoders.products import choose_products, contradicts, recorded_products
 from student.trainer import train
 
 pytestmark = pytest.mark.skipif(not available(), reason="this torch lacks the operator, so there is nothing to choose")
@@ -38,7 +38,7 @@ def taken(monkeypatch):
 
 
 def measuring(monkeypatch, products):
-    monkeypatch.setattr(student.arithmetic, "measure_products", lambda shapes: products)
+    monkeypatch.setattr(student.encoders.products, "measure_products", lambda shapes: products)
 
 
 def stop_after_four(*_, step, **figures):
@@ -91,7 +91,9 @@ def test_a_changed_record_of_it_is_refused(ids_store, settings, monkeypatch):
 
 @pytest.mark.parametrize(("setting", "way"), [("onednn", "onednn"), ("torch", "torch")])
 def test_it_can_be_set(ids_store, settings, monkeypatch, taken, setting, way):
-    monkeypatch.setattr(student.arithmetic, "measure_products", lambda shapes: pytest.fail("nothing is to be measured"))
+    monkeypatch.setattr(
+        student.encoders.products, "measure_products", lambda shapes: pytest.fail("nothing is to be measured")
+    )
     config = StudentConfig(store=ids_store.path, objective="mlm", products=setting, **settings)
     train(config)
     assert taken == {way}
@@ -128,7 +130,7 @@ def test_records_without_products_mean_onednn(record):
 
 def test_what_is_measured_for_a_student(ids_store, settings, monkeypatch):
     shapes: set = set()
-    monkeypatch.setattr(student.arithmetic, "measure_products", lambda wanted: shapes.update(wanted) or {})
+    monkeypatch.setattr(student.encoders.products, "measure_products", lambda wanted: shapes.update(wanted) or {})
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     train(config)
     tokens = 4 * ids_store.max_length
@@ -139,7 +141,7 @@ def test_what_is_measured_for_a_student(ids_store, settings, monkeypatch):
 
 @pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"compile": True}, {"products": "onednn"}], ids=str)
 def test_nothing_is_measured_where_it_is_not_used(monkeypatch, change):
-    monkeypatch.setattr(student.arithmetic, "measure_products", lambda shapes: pytest.fail("measured"))
+    monkeypatch.setattr(student.encoders.products, "measure_products", lambda shapes: pytest.fail("measured"))
     config = StudentConfig(**{"dtype": "float32", "micro_batch": 4} | change)
     assert choose_products(config, None, 128, torch.device("cpu")) == USUAL
 
@@ -147,7 +149,7 @@ def test_nothing_is_measured_where_it_is_not_used(monkeypatch, change):
 def test_of_several_processes_each_has_a_part_of_the_batch(monkeypatch):
     asked: list = []
     monkeypatch.setattr(
-        student.arithmetic, "measure_products", lambda shapes: asked.append({n for n, *_ in shapes}) or {}
+        student.encoders.products, "measure_products", lambda shapes: asked.append({n for n, *_ in shapes}) or {}
     )
     model = torch.nn.Sequential(torch.nn.Linear(8, 8))
     model.output_shapes = []

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from student.batches import read_ahead
-from student.masking import Masking
-from student.objectives import Mlm, Mlsm
+from student.masks.masking import Masking
+from student.objectives.mlm import Mlm
+from student.objectives.mlsm import Mlsm
 from student.step import Loader
 
 pytestmark = pytest.mark.promise("22 no non-zero code …")

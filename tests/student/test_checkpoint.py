@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from common.errors import WriteError
-from student.checkpoint import Checkpoints, publish_directory, remove_leftovers, restore
+from student.runs.checkpoint import Checkpoints, publish_directory, remove_leftovers, restore
 
 STATE = {"tokens": 0, "seconds": 0.0, "held_out": {}, "flops": 0, "run": "r", "plan": "p", "target": "t", "shards": "s"}
 

@@ -13,10 +13,10 @@ from tiny_store import log_of
 
 from common.errors import RunError
 from evaluation.lineage import flops_until
-from student import tracking
 from student.config import StudentConfig
-from student.export_config import ExportConfig
-from student.export_run import export_run
+from student.runs import tracking
+from student.runs.export_config import ExportConfig
+from student.runs.export_run import export_run
 from student.trainer import train
 
 pytestmark = [

@@ -10,9 +10,10 @@ from tiny_store import log_of
 
 from shards.codec import SparseRows
 from student.config import StudentConfig
-from student.masking import Masking
-from student.objectives import HardMlsm, Mlsm
-from student.sparse_rows import temper
+from student.masks.masking import Masking
+from student.objectives.hard_mlsm import HardMlsm
+from student.objectives.mlsm import Mlsm
+from student.objectives.sparse_rows import temper
 from student.step import Loader
 from student.trainer import train
 from terminal.training import training

@@ -6,9 +6,9 @@ from tiny_store import log_of
 
 from common.errors import TrainingError
 from student.config import StudentConfig
+from student.encoders.model import Student
 from student.held_out import HeldOut
 from student.memory import forget_peak, largest_that_fits, peak_memory
-from student.model import Student
 from student.trainer import train
 
 pytestmark = pytest.mark.promise("11 a GPU's memory …")
@@ -117,7 +117,7 @@ def test_activation_checkpointing_changes_no_bit(lsp_store, settings):
 
 
 def test_activation_checkpointing_keeps_less_for_the_backward_pass(lsp_store, settings):
-    from student.model import build_student
+    from student.encoders.model import build_student
     from student.objectives import OBJECTIVES
     from student.step import Stepper
     from student.trainer import training_windows

@@ -15,16 +15,18 @@ from tiny_exports import ATTENTION, IDS, exported, scrambled
 from transformers import AutoModel, AutoTokenizer
 
 from common.errors import RunError
-from student import checkpoint
 from student.config import StudentConfig
-from student.encoders import encoder_config
-from student.export import CODE_FILE, KNOWN_CODE, export_student
-from student.export_config import ExportConfig
-from student.export_run import export_run
+from student.encoders.build import encoder_config
+from student.encoders.model import build_student
+from student.encoders.modeling_mlsm import MlsmModel
 from student.lsp_model import LspModel
-from student.model import build_student
-from student.modeling_mlsm import MlsmModel
-from student.objectives import Mlm, Mlsm, Mtl
+from student.objectives.mlm import Mlm
+from student.objectives.mlsm import Mlsm
+from student.objectives.mtl import Mtl
+from student.runs import checkpoint
+from student.runs.export import CODE_FILE, KNOWN_CODE, export_student
+from student.runs.export_config import ExportConfig
+from student.runs.export_run import export_run
 from student.trainer import train
 
 OURS = ("cli", "common", "evaluation", "mlsm", "pipeline", "recipes", "shards", "student", "terminal")

@@ -6,7 +6,7 @@ They were made at commit 73185cf, on stores that tests/tiny_store.py writes.
 import pytest
 
 from student.config import StudentConfig
-from student.identity import default_name, run_identity
+from student.runs.identity import default_name, run_identity
 from student.task import student_task
 
 ENCODER = {"encoder": "bert-2x32", "seed": 1, "max_steps": 12, "batch_windows": 12, "lr": 1e-3, "compile": False}

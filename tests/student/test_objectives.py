@@ -13,10 +13,15 @@ from common.errors import RunError
 from shards.codec import SparseRows
 from student.config import StudentConfig
 from student.held_out import MASK_SEED, HeldOut
-from student.masking import Masking
-from student.objectives import OBJECTIVES, Kd, Mlm, Mlsm, Mtl, NaiveMlsm
+from student.masks.masking import Masking
+from student.objectives import OBJECTIVES
+from student.objectives.base import MaskedTokens
+from student.objectives.kd import Kd
+from student.objectives.mlm import Mlm
+from student.objectives.mlsm import Mlsm
+from student.objectives.mtl import Mtl
+from student.objectives.naive_mlsm import NaiveMlsm
 from student.step import Loader, term_scales
-from student.targets import MaskedTokens
 
 
 class FakeStore:

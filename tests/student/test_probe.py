@@ -17,14 +17,16 @@ from common.durable import replace_json
 from common.errors import RunError
 from evaluation.tasks.scoring.models import load as load_scored
 from student.config import StudentConfig
-from student.encoders import weights_fingerprint
-from student.identity import read_json
+from student.encoders.build import weights_fingerprint
+from student.encoders.stock import HEAD_LAYOUTS
 from student.lsp_model import LspModel
-from student.objectives import Mlm, Mlsm, Mtl
+from student.objectives.mlm import Mlm
+from student.objectives.mlsm import Mlsm
+from student.objectives.mtl import Mtl
 from student.probe import ProbedLspModel, ProbedStudent, merge, probe_task, train_probe
 from student.probe_config import ProbeConfig
 from student.resolve import rate_for_probe
-from student.stock import HEAD_LAYOUTS
+from student.runs.identity import read_json
 from student.trainer import train
 from terminal.settings import parse
 

@@ -10,17 +10,17 @@ from tiny_store import SPECIAL, log_of, write_store
 from transformers import BertConfig, DebertaConfig, DebertaV2Config, ElectraConfig, RobertaConfig
 
 from student.config import StudentConfig
-from student.encoders import encoder_config, token_types
-from student.export_config import ExportConfig
-from student.export_run import export_run
-from student.identity import read_json
-from student.masking import Masking
-from student.model import build_student
-from student.objectives import Mlm
+from student.encoders.build import encoder_config, token_types
+from student.encoders.model import build_student
+from student.encoders.stock import masked_lm
+from student.masks.masking import Masking
+from student.objectives.mlm import Mlm
 from student.probe import ProbedStudent, train_probe
 from student.probe_config import ProbeConfig
+from student.runs.export_config import ExportConfig
+from student.runs.export_run import export_run
+from student.runs.identity import read_json
 from student.step import Loader
-from student.stock import masked_lm
 from student.trainer import train
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

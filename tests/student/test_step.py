@@ -10,8 +10,8 @@ from torch._dynamo.utils import counters
 
 import student.step
 from student.config import StudentConfig
-from student.masking import build_masking
-from student.model import build_student
+from student.encoders.model import build_student
+from student.masks.masking import build_masking
 from student.objectives import OBJECTIVES
 from student.step import Loader, Stepper, resolve_compile, round_up
 

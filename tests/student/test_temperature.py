@@ -10,10 +10,11 @@ from tiny_store import log_of
 from shards.codec import SparseRows
 from shards.schema import LSP_OCTAVES
 from student.config import LOWEST_TEMPERATURE, StudentConfig
-from student.identity import read_json
-from student.masking import Masking
-from student.objectives import OBJECTIVES, Mlsm
-from student.sparse_rows import temper
+from student.masks.masking import Masking
+from student.objectives import OBJECTIVES
+from student.objectives.mlsm import Mlsm
+from student.objectives.sparse_rows import temper
+from student.runs.identity import read_json
 from student.step import Loader
 from student.trainer import train
 

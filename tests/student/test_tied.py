@@ -10,13 +10,15 @@ from transformers import AutoModelForMaskedLM
 
 from common.errors import RunError
 from student.config import StudentConfig
-from student.encoders import weights_fingerprint
-from student.export_config import ExportConfig
-from student.export_run import export_run
+from student.encoders.build import weights_fingerprint
+from student.encoders.model import build_student
+from student.encoders.stock import has_known_head, masked_lm
 from student.lsp_model import LspModel
-from student.model import build_student
-from student.objectives import Mlsm, Mtl, NaiveMlsm
-from student.stock import has_known_head, masked_lm
+from student.objectives.mlsm import Mlsm
+from student.objectives.mtl import Mtl
+from student.objectives.naive_mlsm import NaiveMlsm
+from student.runs.export_config import ExportConfig
+from student.runs.export_run import export_run
 from student.trainer import train
 
 VOCABULARY, LSPS = 65, 24

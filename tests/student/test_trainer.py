@@ -17,10 +17,11 @@ import student.trainer
 from common.errors import DeviceError, Interrupted, RunError, TrainingError
 from evaluation.lineage import lineage
 from evaluation.models import directories
-from student.config import OBJECTIVES, StudentConfig
-from student.encoders import weights_fingerprint
-from student.model import build_student
-from student.objectives import Mlm
+from student.config import StudentConfig
+from student.encoders.build import weights_fingerprint
+from student.encoders.model import build_student
+from student.objectives import OBJECTIVES
+from student.objectives.mlm import Mlm
 from student.step import build_optimizer, learning_rate
 from student.trainer import train
 
@@ -199,8 +200,9 @@ def test_global_randomness_is_left_alone(ids_store, settings):
 KILLED = """
     import json, os, signal, sys
     import torch
-    import student.checkpoint
-    from student.config import OBJECTIVES, StudentConfig
+    import student.runs.checkpoint
+    from student.config import StudentConfig
+from student.objectives import OBJECTIVES
     from student.trainer import train
 
     settings, kill_in_save = json.loads(sys.argv[1]), sys.argv[2] == "save"
@@ -213,7 +215,7 @@ KILLED = """
         if step == 5:
             if not kill_in_save:
                 die()
-            student.checkpoint.torch.save = die    # weights are written, the optimiser is not
+            student.runs.checkpoint.torch.save = die    # weights are written, the optimiser is not
 
     train(StudentConfig(**settings), kill_at_step_5)
 """

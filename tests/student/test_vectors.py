@@ -11,11 +11,13 @@ from transformers import AutoModel
 
 from common.errors import RunError, StoreError
 from student.config import StudentConfig
-from student.masking import Masking
+from student.masks.masking import Masking
 from student.objectives import OBJECTIVES
+from student.objectives.recon import Recon
+from student.objectives.regress import Regress
+from student.objectives.vectors import mean_vectors
 from student.step import Loader
 from student.trainer import train
-from student.vectors import Recon, Regress, mean_vectors
 
 
 def read_all(store, objective, split="held_out"):

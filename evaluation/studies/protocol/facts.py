@@ -18,7 +18,7 @@ from evaluation.studies.protocol.description import NEEDED, Arm, Study
 from evaluation.studies.protocol.parts import Part, Plan
 from shards.checked_json import COUNT, NUMBER, find_problem
 from student.config import StudentConfig
-from student.identity import read_or_none
+from student.runs.identity import read_or_none
 
 KEPT = "costs.json"
 MINIATURE = (

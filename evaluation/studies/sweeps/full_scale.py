@@ -31,7 +31,7 @@ def full_scale(over: str, gpu: str) -> dict:
     """
     import torch
 
-    from student.flops import named_peak
+    from student.encoders.flops import named_peak
 
     peak = named_peak(gpu, torch.bfloat16)
     if peak is None:

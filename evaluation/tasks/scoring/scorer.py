@@ -30,10 +30,10 @@ from torch import Tensor
 from common.errors import ScoringError
 from pipeline.solvers.onednn import one_thread
 from pipeline.teacher import max_positions, special_ids
-from student.deberta import adapt_deberta
-from student.last_layer import LastLayer
-from student.linear import use_fast_linear
-from student.mask_later import MaskLater
+from student.encoders.deberta import adapt_deberta
+from student.encoders.last_layer import LastLayer
+from student.encoders.linear import use_fast_linear
+from student.encoders.mask_later import MaskLater
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -62,7 +62,7 @@ class StockMaskedLm:
 
     Its head is given the hidden states of these positions alone. That serves every head that works position by
     position; whether this model's does is tried once, and otherwise the logits of all positions are computed. [MASK]
-    enters the encoder where it did in training, if its config says so (student/mask_later.py).
+    enters the encoder where it did in training, if its config says so (student/encoders/mask_later.py).
     """
 
     def __init__(self, model: "PreTrainedModel"):

@@ -18,8 +18,8 @@ from transformers import AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 from common.errors import RunError, describe
 from common.model_checks import quiet_transformers
 from common.paths import utf8_name
-from student.model import Student
-from student.objective import Objective
+from student.encoders.model import Student
+from student.objectives.base import Objective
 
 # Where a family's masked-LM model keeps (dense, norm) of its head. Its decoder is get_output_embeddings().
 HEAD_LAYOUTS = {

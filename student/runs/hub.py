@@ -20,7 +20,7 @@ from common.errors import RunError
 from common.paths import utf8
 from common.text import without_directories
 from shards.checked_json import parse_json
-from student.export import LINEAGE_FILE
+from student.runs.export import LINEAGE_FILE
 
 PRIVATE_FILES = ["resume/*", "state.json"]  # of a checkpoint: for going on with a run, not for users
 _REFUSED = (401, 403)

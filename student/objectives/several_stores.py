@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,9 +24,8 @@ from common.errors import RunError, StoreError
 from shards.manifest import differing
 from shards.reader import Store, plan_of
 from shards.windows import WindowReader
-from student.objective import Objective
 from student.objectives import OBJECTIVES
-from student.targets import MaskedTokens, SeveralTargets
+from student.objectives.base import MaskedTokens, Objective
 
 
 def build_objective(name: str, stores: Sequence[Store], weights: Sequence[float] = (), **settings: Any) -> Objective:
@@ -38,6 +37,15 @@ def build_objective(name: str, stores: Sequence[Store], weights: Sequence[float]
     """
     parts = [OBJECTIVES[name](store, **settings) for store in stores]
     return parts[0] if len(parts) == 1 else SeveralStores(parts, stores, weights)
+
+
+class SeveralTargets(NamedTuple):
+    """The targets of the same tokens from several stores."""
+
+    counts: tuple[int, ...]
+    """rows that are not empty, of each store"""
+    of_stores: tuple
+    """a record of each store"""
 
 
 class SeveralStores(Objective):

@@ -30,7 +30,7 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPa
 from common.documents import attention_inputs, padding_mask
 from common.errors import RunError
 from shards.checked_json import find_problem, within
-from student.deberta import PackedPositions, adapt_deberta
+from student.encoders.deberta import PackedPositions, adapt_deberta
 
 FAMILIES = ("bert", "deberta", "deberta-v2", "electra", "modernbert", "roberta", "xlm-roberta")
 

@@ -33,8 +33,8 @@ from torch import Tensor
 from common.paths import utf8_name
 from shards.reader import Store
 from student.batches import MicroBatch
-from student.mask_table import LONGEST, MaskTable, vocabulary_fingerprint
-from student.objective import Objective
+from student.masks.table import LONGEST, MaskTable, vocabulary_fingerprint
+from student.objectives.base import Objective
 from student.ranks import Ranks
 
 PARTS = 2**20  # of a nat or a token

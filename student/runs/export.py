@@ -28,13 +28,14 @@ from common.paths import utf8
 from common.text import code_span, hub_id, markdown_text, printable, without_directories
 from shards.copies import TOKENIZER_FILES, without_code, write_files
 from shards.reader import Store
-from student.encoders import without_pooler
+from student.encoders.build import without_pooler
 from student.lsp_model import lsp_facts, save_lsp_head
-from student.mask_later import mask_later_of
-from student.model import Student
-from student.modeling_mlsm import CONFIG_FILE, HEAD_FILE
-from student.objective import Objective
-from student.stock import stock_model
+from student.encoders.mask_later import mask_later_of
+from student.encoders.model import Student
+from student.encoders import modeling_mlsm
+from student.encoders.modeling_mlsm import CONFIG_FILE, HEAD_FILE
+from student.objectives.base import Objective
+from student.encoders.stock import stock_model
 
 LINEAGE_FILE = "lineage.json"
 PROBE_FILE = "probe.safetensors"
@@ -133,7 +134,7 @@ def write_papers(
         config_file.write_bytes(without_code(config_file.read_bytes(), config_file))
         described = json.loads(config_file.read_bytes())
         if (directory / HEAD_FILE).is_file() and described.get("mask_later") is None:
-            write_files(directory, {CODE_FILE: Path(__file__).with_name(CODE_FILE).read_bytes()})
+            write_files(directory, {CODE_FILE: Path(modeling_mlsm.__file__).read_bytes()})
             described |= {"auto_map": AUTO_MAP}
             config_file.write_text(json.dumps(described, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     plan = {"windowing": store.plan.windowing, "corpus": store.plan.corpus}

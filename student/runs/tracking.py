@@ -25,7 +25,7 @@ from common import disk
 from common.durable import make_directories, replace_bytes
 from common.errors import RunError
 from common.json_lines import read_json_lines
-from student.run import Run
+from student.runs.directory import Run
 
 logger = logging.getLogger(__name__)
 

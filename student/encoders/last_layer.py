@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from student.dropout import attend
+from student.encoders.dropout import attend
 
 
 class LastLayer:

@@ -19,14 +19,14 @@ from common.products import USUAL
 from shards.counter import hash_u64
 from shards.reader import Store
 from student.config import StudentConfig
-from student.deberta import adapt_deberta
-from student.encoders import build_encoder, encoder_config
-from student.flops import forward_flops
-from student.last_layer import LastLayer
-from student.linear import linear, use_fast_linear
-from student.mask_later import MaskLater
-from student.modeling_mlsm import PredictionHead
-from student.objective import Objective
+from student.encoders.build import build_encoder, encoder_config
+from student.encoders.deberta import adapt_deberta
+from student.encoders.flops import forward_flops
+from student.encoders.last_layer import LastLayer
+from student.encoders.linear import linear, use_fast_linear
+from student.encoders.mask_later import MaskLater
+from student.encoders.modeling_mlsm import PredictionHead
+from student.objectives.base import Objective
 
 _HEAD_PURPOSE = 0x68656164  # "head"
 

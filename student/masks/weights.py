@@ -31,11 +31,11 @@ from common.errors import RunError
 from common.progress import silent
 from shards.manifest import fingerprint
 from shards.reader import Store
-from student.collocations import collocations, count_ngrams
 from student.config import StudentConfig
-from student.mask_table import LONGEST, MaskTable, read_table, vocabulary_fingerprint, write_table
-from student.mask_weights_config import ADAPTIVE, KINDS, UNIFORM, MaskWeightsConfig, WeightsKind
-from student.words import continuation_flags
+from student.masks.collocations import collocations, count_ngrams
+from student.masks.config import ADAPTIVE, KINDS, UNIFORM, MaskWeightsConfig, WeightsKind
+from student.masks.table import LONGEST, MaskTable, read_table, vocabulary_fingerprint, write_table
+from student.masks.words import continuation_flags
 
 logger = logging.getLogger(__name__)
 

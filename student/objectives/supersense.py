@@ -23,8 +23,8 @@ from scipy import sparse
 from common.errors import RunError
 from common.wordnet import LEXNAMES, WordNet
 from shards.reader import Store
-from student.token_tables import TokenTable
-from student.words import continuation_flags
+from student.masks.words import continuation_flags
+from student.objectives.token_tables import TokenTable
 
 
 def supersense_table(wordnet: Path, store: Store) -> np.ndarray:
@@ -67,7 +67,6 @@ class Supersense(TokenTable):
     """KL(P || Q) to the distribution P over supersenses of the token's text; a token without a row carries no loss."""
 
     name = "supersense"
-    kinds = ("ids", "lsp", "logits", "hidden")
     learns = "predicting the supersenses of masked tokens (the lexicographer files of their synsets in WordNet)"
     loss_name, reference = "held-out KL", "the average distribution over supersenses"
     coverage = "tokens_with_supersenses"

@@ -1,25 +1,28 @@
-"""What every objective offers the trainer: the base class of those in objectives.py.
+"""What every objective offers the training loop: the base class.
 
 An objective says which stores it learns from, how many outputs it has, which targets it reads, its loss terms
 *summed* over tokens, and what a constant prediction would score. The trainer divides every sum by the count of its
 term over the whole effective batch, so that a mean does not depend on micro-batches or ranks. Losses are in nats,
 except those of objectives that learn vectors (vectors.py).
-Left out: the objectives themselves (objectives.py), those that learn from several stores at once (several_stores.py).
+Not handled here: the objectives themselves, and one objective on several stores at once (several_stores.py).
 
 Shapes: M masked tokens, K outputs, V vocabulary, k LSPs, T loss terms.
 """
 
 import logging
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from common.errors import RunError
 from common.invocation import program
+from shards.codec import HiddenRows, SparseRows
 from shards.reader import Store
-from shards.windows import WindowReader
-from student.targets import MaskedTokens
+from shards.windows import WindowBatch, WindowReader
+from student.objectives import OBJECTIVES
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +32,27 @@ _HOLDS = {
     "logits": "a teacher's distributions over its vocabulary (encode-logits)",
     "hidden": "a teacher's hidden states (encode-hidden)",
 }
+
+
+class MaskedTokens(NamedTuple):
+    """M tokens of windows that were read, read.ids[window_M, position_M]."""
+
+    windows: WindowReader
+    read: WindowBatch
+    window_M: np.ndarray
+    position_M: np.ndarray
+
+    def ids(self) -> np.ndarray:
+        """Their token ids, int64 (M)."""
+        return self.read.ids[self.window_M, self.position_M].astype(np.int64)
+
+    def rows(self) -> SparseRows:
+        """Their distributions as the store keeps them."""
+        return self.windows.targets(self.read, self.window_M, self.position_M)
+
+    def hidden(self) -> HiddenRows:
+        """Their hidden states as the store keeps them."""
+        return self.windows.hidden(self.read, self.window_M, self.position_M)
 
 
 class Objective:
@@ -45,11 +69,9 @@ class Objective:
 
     name: str
     kinds: tuple[str, ...]
-    """kinds of store that it learns from, the plainest first: encode-<kind> makes them"""
+    """kinds of store that it learns from, as its facts say"""
     tied = False
     """whether the first outputs are those of the vocabulary, and their rows of the output matrix the token embedding"""
-    usual_kappa = 1.0
-    """kappa where none is given"""
     term_weights: tuple[float, ...] = (1.0,)
     """the loss is the sum over terms of weight x (summed loss / count)"""
     learns: str
@@ -74,6 +96,10 @@ class Objective:
     other_stores: tuple[Store, ...] = ()
     """stores beside the first one that it learns from (several_stores.py)"""
 
+    def __init_subclass__(cls):
+        if "name" in vars(cls):
+            cls.kinds = OBJECTIVES[cls.name].kinds
+
     def __init__(
         self,
         store: Store,
@@ -90,7 +116,7 @@ class Objective:
                 f" {_HOLDS[store.kind]}. Make one:  {program()} encode-{self.kinds[0]}   or train with another"
                 f" --objective."
             )
-        self.kappa = self.usual_kappa if kappa is None else kappa
+        self.kappa = kappa if kappa is not None else OBJECTIVES[self.name].kappa or 0.0
         self.untied, self.temperature, self.wordnet = untied, target_temperature, wordnet
         self.regress_loss = regress_loss
         self.facts: dict = {}  # of the targets, for the log
@@ -166,3 +192,15 @@ class Objective:
         directory  where averages by position are kept for the next run; None: nowhere
         """
         raise NotImplementedError
+
+
+def smoothed_mean(train_windows: WindowReader, outputs: int) -> np.ndarray:
+    """Average stored distribution of a split, smoothed by one uniform token; float64 (outputs)."""
+    tokens = train_windows.tokens
+    mean_K = np.asarray(train_windows.mean_distribution(), dtype=np.float64)
+    return (mean_K * tokens + 1 / outputs) / (tokens + 1)
+
+
+def with_perplexity(figures: dict, cross_entropy: str) -> dict:
+    """Add the perplexity of a cross-entropy; exp overflows beyond 700."""
+    return figures | {"perplexity": math.exp(min(figures[cross_entropy], 700.0))}

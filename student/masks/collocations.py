@@ -28,8 +28,8 @@ import numpy as np
 
 from common.progress import silent
 from shards.windows import WindowReader
-from student.mask_table import LONGEST, ngram_keys
-from student.masking import begins_run, maskable_positions
+from student.masks.masking import begins_run, maskable_positions
+from student.masks.table import LONGEST, ngram_keys
 
 ENTRIES = 8_000_000  # about 0.3 GB, and 1.2 GB while they are merged with those of further text
 TOKENS_AT_ONCE = 500_000

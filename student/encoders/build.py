@@ -37,7 +37,7 @@ from common.paths import utf8_name
 from common.text import shell_quote
 from shards.reader import Store
 from student.config import StudentConfig
-from student.mask_later import set_mask_later
+from student.encoders.mask_later import set_mask_later
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers.models.deberta.modeling_deberta import DebertaLayerNorm, DisentangledSelfAttention
 
 from common.documents import accept_pairwise_mask
-from student.dropout import attend
+from student.encoders.dropout import attend
 
 
 def adapt_deberta(encoder: nn.Module) -> None:

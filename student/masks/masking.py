@@ -35,8 +35,8 @@ from shards.counter import hash_u64
 from shards.reader import Store
 from shards.windows import WindowBatch
 from student.config import ResolvedConfig
-from student.mask_table import MaskTable
-from student.words import continuation_flags
+from student.masks.table import MaskTable
+from student.masks.words import continuation_flags
 
 _PURPOSE = 0x6D61736B  # "mask": keeps these hashes apart from those of order and dropout
 _LENGTH_PURPOSE = 0x7370616E  # "span"
