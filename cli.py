@@ -33,7 +33,7 @@ VERBS = {
     "train-student": Verb(
         "LSP shards -> a trained encoder",
         "student.config:StudentConfig",
-        "student.trainer:train",
+        "student.train:train",
         "terminal.training:training",
         training=True,
         chooses="terminal.choice:stores_for_the_objective",

@@ -40,7 +40,7 @@ from student.encoders.deberta import AutocastSelfAttention
 from student.encoders.flops import peak_flops, step_flops
 from student.encoders.model import build_student
 from student.objectives import OBJECTIVES
-from student.step import build_optimizer
+from student.optimizer import build_optimizer
 
 LAM = 0.05
 GPU = torch.cuda.is_available()

@@ -24,9 +24,9 @@ from common.errors import Interrupted
 from student.config import StudentConfig
 from student.encoders.model import build_student
 from student.objectives import OBJECTIVES
+from student.optimizer import build_optimizer
 from student.runs.checkpoint import Checkpoints, restore
-from student.step import build_optimizer
-from student.trainer import train
+from student.train import train
 
 STEPS, FAR = 40, 1_000_000
 

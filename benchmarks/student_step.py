@@ -38,7 +38,7 @@ from shards.manifest import Plan, PlannedUnit, StoreFiles, fingerprint
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta, windows_per_block
 from shards.writer import UnitWriter
-from student.batches import pin, read_ahead
+from student.batches import Loader, pin, read_ahead
 from student.config import StudentConfig
 from student.encoders.build import encoder_config, named_config
 from student.encoders.flops import step_flops
@@ -47,7 +47,8 @@ from student.encoders.model import build_student
 from student.encoders.products import choose_products
 from student.masks.masking import build_masking
 from student.objectives import OBJECTIVES
-from student.step import Loader, Stepper, resolve_compile, resolve_dtype
+from student.resolve import resolve_compile, resolve_dtype
+from student.train import Stepper
 
 VOCABULARY, LSPS, LENGTH, WINDOWS = 28_996, 3072, 128, 32
 SPECIAL_IDS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103, "all": [0, 100, 101, 102, 103]}

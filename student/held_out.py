@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from common.errors import StoreError
 from shards.reader import Store
 from shards.windows import WindowReader
-from student.batches import Batch, MicroBatch, to_device
+from student.batches import Batch, Loader, MicroBatch, to_device
 from student.masks.masking import Masking
 from student.objectives.base import Objective
 from student.ranks import Ranks
-from student.step import Loader
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ An export holds beside the encoder:
 and lsp_head_2.safetensors, lsp_config_2.json, ... of the second store and those after it, where a student learned from
 several: each is a whole head of its own, with the same dense and norm.
 
-Left out: training (trainer.py), what the LSPs mean (the dictionary is stage A's).
+Left out: training (train.py), what the LSPs mean (the dictionary is stage A's).
 
 Shapes: W windows, L positions, M chosen positions, T tokens of a text without special ones, d hidden width, k LSPs.
 """

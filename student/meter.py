@@ -1,6 +1,6 @@
 """What a step costs: the figures of speed and memory in a run's log.
 
-Left out: how operations are counted (flops.py), what a step computes (step.py).
+Left out: how operations are counted (flops.py), what a step computes (train.py).
 """
 
 import torch

@@ -1,11 +1,12 @@
 """Open what a run works on: settings with nothing left open, its store, its task and its directory.
 
-Everything that does not belong together is refused here, before anything is built. Left out: the training (trainer.py),
+Everything that does not belong together is refused here, before anything is built. Left out: the training (train.py),
 how open settings are settled (resolve.py), what the directory holds (run.py).
 """
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from common.errors import RunError
@@ -16,7 +17,7 @@ from student.encoders.products import choose_products, contradicts
 from student.masks.config import UNIFORM
 from student.masks.weights import tables_of
 from student.ranks import Ranks
-from student.resolve import Resolved, resolve
+from student.resolve import Resolved, resolve, resolve_compile, resolve_dtype
 from student.runs.directory import Run
 from student.runs.tracking import check_trackers
 from student.task import Task
@@ -34,7 +35,8 @@ def open_run(
         raise RunError(f"no store given. Make one:  {program()} encode-lsp   or name one with --store.")
     store = Store.open(config.stores[0])
     store.read_tokenizer()  # refuses another one now, not in the export; the export gets these bytes
-    resolved = resolve(config, store, origins)
+    dtype, compiled = resolve_dtype(config.dtype, ranks.device), resolve_compile(config.compile, ranks.device)
+    resolved = resolve(replace(config, dtype=dtype, compile=compiled), store, origins)
     ranks.share(resolved.config.batch_windows)  # refuses more processes than windows
     task = prepare(resolved.config, store)
     tables = tables_of(resolved.config, store)

@@ -1,4 +1,6 @@
-"""Muon: momentum whose updates of hidden weight matrices are made orthogonal; AdamW for all other weights.
+"""How weights follow from gradients: the optimiser, its learning rate at every step, and the gradient's norm.
+
+Muon is momentum whose updates of hidden weight matrices are made orthogonal, and AdamW for all other weights:
 
     optimizer = Muon([{"params": matrices, "orthogonal": True}, {"params": others}], lr=1e-3, ...)
 
@@ -10,18 +12,70 @@ slowly; here equal shapes are computed together, in float32 on a CPU.
 Shapes: B matrices of one shape, R rows, C columns, R <= C.
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from student.config import ResolvedConfig
+
+_NORM_BLOCK = 2**16  # gradient values; float32 sums of 23 million, an embedding's, are up to 1e-3 too low
 
 # Steepest at 0, of odd polynomials of degree 5 that stay near 1 around it (Jordan et al.).
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 _MOMENTUM = 0.95
 _RMS = 0.2  # of an update's entries, as of AdamW's (Liu et al., section 2.2)
+
+
+def build_optimizer(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
+    """AdamW; norms and biases, the one-dimensional weights, decay if asked for.
+
+    With Muon, the matrices between the layers of encoder and head are its; embeddings and outputs stay AdamW's.
+    """
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    hidden = [weight for weight in weights if id(weight) in linear and config.optimizer == "muon"]
+    matrices = [weight for weight in weights if weight.ndim > 1 and id(weight) not in set(map(id, hidden))]
+    small_decay = config.weight_decay if config.decay_all else 0.0
+    groups: list[dict] = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": small_decay},
+    ]
+    betas = (config.adam_beta1, config.adam_beta2)
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=1e-8, fused=True)
+    groups.insert(0, {"params": hidden, "weight_decay": config.weight_decay, "orthogonal": True})
+    return Muon(groups, lr=config.lr, betas=betas, eps=1e-8, fused=True)
+
+
+def learning_rate(config: ResolvedConfig, step: int) -> float:
+    """Rate of one step, counted from 0: linear rise to the peak, then the schedule's way down, which ends above zero.
+
+    With w warm-up steps the first step has 1/w of the peak, where transformers' schedules begin with a step of rate 0.
+    """
+    warmup_steps = round(config.warmup * config.max_steps)
+    if step < warmup_steps:
+        return config.lr * (step + 1) / warmup_steps
+    steps_left, falling_steps = config.max_steps - step, config.max_steps - warmup_steps
+    if config.schedule == "cosine":
+        return config.lr * (1 - math.cos(math.pi * steps_left / falling_steps)) / 2
+    if config.schedule == "wsd":
+        falling_steps = min(falling_steps, max(1, round(config.decay_share * config.max_steps)))
+        return config.lr * min(1.0, steps_left / falling_steps)
+    return config.lr * steps_left / falling_steps  # in this order: other orders have other last bits
+
+
+def gradient_norm(weights: Iterable[Tensor]) -> Tensor:
+    """Euclidean norm of the gradients of all weights together, a float32 scalar exact to about 1e-6.
+
+    It is the norm of the norms of blocks, since a float32 sum over a large table rounds every addend to its own size.
+    """
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    return torch.nn.utils.get_total_norm([block for one in gradients for block in one.reshape(-1).split(_NORM_BLOCK)])
 
 
 class Muon(torch.optim.AdamW):

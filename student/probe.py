@@ -70,7 +70,7 @@ from student.runs.export import (
 )
 from student.runs.identity import find_description
 from student.task import Task
-from student.trainer import train
+from student.train import train
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ The demonstration's recipe is not for weights that were trained before. Left out
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from common.errors import RunError
 from recipes.reading import DEMONSTRATION, recipe_of_store, recipe_settings
@@ -27,6 +27,9 @@ from shards.reader import Store
 from shards.windows import WindowReader
 from student.config import FOLLOWING, ResolvedConfig, StudentConfig
 from student.probe_config import ProbeConfig
+
+if TYPE_CHECKING:
+    import torch
 
 EPOCHS = 4
 ENOUGH_STEPS = 10_000
@@ -204,3 +207,17 @@ def _choose_rate(config: StudentConfig, max_steps: int, store: Store, found: dic
     width = unfitted_config(config, store).hidden_size
     found["lr"] = f"default for width {width}"
     return rate_for_width(width)
+
+
+def resolve_compile(setting: bool | None, device: "torch.device") -> bool:
+    """Whether a setting means that the student is compiled on a device."""
+    return device.type == "cuda" if setting is None else setting
+
+
+def resolve_dtype(
+    name: Literal["auto", "float32", "bfloat16"], device: "torch.device"
+) -> Literal["float32", "bfloat16"]:
+    """The arithmetic that a dtype setting means on a device."""
+    if name != "auto":
+        return name
+    return "bfloat16" if device.type == "cuda" else "float32"

@@ -1,6 +1,6 @@
 """What a run trains, which the trainer itself does not know: a student (here) or a probe of one (probe.py).
 
-Left out: the training itself (trainer.py).
+Left out: the training itself (train.py).
 """
 
 import logging

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def load(reference: str) -> Any:
-    """Import what a reference like student.trainer:train names. Only then, so that --help answers at once."""
+    """Import what a reference like student.train:train names. Only then, so that --help answers at once."""
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)
 

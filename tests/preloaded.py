@@ -40,7 +40,7 @@ IMPORTED = (  # by one command or another
     "pipeline.encode",
     "pipeline.executors.dask",
     "student.runs.export_run",
-    "student.trainer",
+    "student.train",
     "terminal.training",
     "terminal.verb",
     "transformers.generation",

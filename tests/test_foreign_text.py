@@ -16,7 +16,7 @@ from student.config import StudentConfig
 from student.runs.export import CardText, write_papers
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
-from student.trainer import train
+from student.train import train
 from terminal import training
 
 pytestmark = pytest.mark.promise("43 text of others in cards, pages, terminals")

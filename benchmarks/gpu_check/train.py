@@ -30,8 +30,7 @@ from student.batches import pin
 from student.config import StudentConfig
 from student.encoders.model import Student, build_student
 from student.objectives import OBJECTIVES
-from student.step import Stepper
-from student.trainer import train
+from student.train import Stepper, train
 
 STEPS = 10
 EXACT, IN_BFLOAT16 = 1e-4, 2e-2  # of the losses and norms of a GPU against those of a CPU in float32, relatively

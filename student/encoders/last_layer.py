@@ -4,8 +4,8 @@ The head reads no other position, so the last layer needs the others as keys and
 feed-forward and norms are left out. The logits are the same, and the step is cheaper by most of a layer. Families in
 `FORWARDS` do so, others compute the whole layer.
 
-The layer's forward method is replaced, not its weights or their names; outside of `run` the encoder is what it was.
-Left out: the head (model.py).
+The layer's forward method is replaced, not its weights or their names; without `restrict` the encoder is what it was.
+Not handled here: the head (model.py).
 
 Shapes: W windows, L positions, M masked tokens, m the most of them in a window, d hidden width, H heads.
 """
@@ -32,20 +32,21 @@ class LastLayer:
             self._layer = layer = _layers(encoder)[-1]
             layer.forward = partial(self._forward, partial(forward, layer), layer.forward)
 
-    def run(self, encode: Callable[[], Tensor], where_M: Tensor, most_masked: int) -> Tensor:
-        """Hidden states (M, d) of the masked positions.
+    def restrict(self, where_M: Tensor, most_masked: int) -> bool:
+        """Let the encoder return hidden states (M, d) of the masked positions alone, until `release`.
 
-        encode       runs the encoder and returns the last layer's hidden states
         where_M      int64 masked positions in the flattened (W L) input, ascending; the last one may be repeated
         most_masked  m, the most masked positions of a window, not counting the repetitions, or more
+        Returns      False where this cannot be had: the encoder returns those of all positions
         """
         if not self.restricted or most_masked == 0:
-            return encode().flatten(0, 1)[where_M]
+            return False
         self._masked = where_M, most_masked
-        try:
-            return encode()
-        finally:
-            self._masked = None
+        return True
+
+    def release(self) -> None:
+        """Let the encoder be what it was."""
+        self._masked = None
 
     def keep_activations(self) -> None:
         """Never compute this layer again in a backward pass: which rows are wanted is forgotten by then."""

@@ -12,15 +12,13 @@ The encoder's config says so, and takes it along into every export:
 
 Masked is what holds that token. So text without it, as in fine-tuning, is read as by the stock encoder. transformers
 itself does not look at the setting: it lets [MASK] enter at layer 0, and what feeds it [MASK] has to use `MaskLater`.
-The loop over the layers is replaced, which is ModernBERT's whole forward pass; outside of `run` the encoder is what it
-was. Left out: what is masked (masking.py), DeBERTa's attention between packed tokens (deberta.py).
+The loop over the layers is replaced, which is ModernBERT's whole forward pass; otherwise the encoder is
+what it was. Left out: what is masked (masks/), DeBERTa's attention between packed tokens (deberta.py).
 
 Shapes: W windows, L positions, U the most visible tokens of a window, neither masked nor padding; d hidden width.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +31,6 @@ from shards.checked_json import find_problem, within
 from student.encoders.deberta import PackedPositions, adapt_deberta
 
 FAMILIES = ("bert", "deberta", "deberta-v2", "electra", "modernbert", "roberta", "xlm-roberta")
-
-Output = TypeVar("Output")
 
 
 def set_mask_later(hf_config: PretrainedConfig, layer: int, mask_token_id: int) -> None:
@@ -79,22 +75,21 @@ class MaskLater:
             else:
                 encoder.encoder.forward = partial(self._forward, encoder.encoder.forward)
 
-    def run(
+    def pack(
         self,
-        encode: Callable[[], Output],
         input_WL: Tensor,
         attention_WL: Tensor | None = None,
         documents_WL: Tensor | None = None,
         visible: tuple[int, int] | None = None,
-    ) -> Output:
-        """What `encode` returns, with [MASK] entering at the encoder's layer.
+    ) -> None:
+        """Let [MASK] enter the encoder at its layer when it reads these inputs, which are as of a Student, until
+        `release`. Does nothing for an encoder that [MASK] enters at its first layer.
 
-        encode        runs the encoder on these inputs, which are as of a Student
-        visible       the fewest and the most visible tokens of a window, the latter perhaps rounded up; they are
-                      counted, for which the host waits for a GPU, when they are not given
+        visible  the fewest and the most visible tokens of a window, the latter perhaps rounded up; counted when not
+                 given, for which the host waits for a GPU
         """
         if self.layer == 0:
-            return encode()
+            return
         visible_WL = input_WL != self._mask_token_id
         if attention_WL is not None:
             visible_WL = visible_WL & attention_WL.bool()
@@ -111,10 +106,10 @@ class MaskLater:
         elif fewest < most or self._encoder.config.model_type in ("deberta", "deberta-v2", "modernbert"):
             mask = padding_mask(self._encoder, real_WU.long(), places_WU)
         self._packing = places_WU, mask, visible_WL if fewest < most else None
-        try:
-            return encode()
-        finally:
-            self._packing = None
+
+    def release(self) -> None:
+        """Let the encoder be what it was."""
+        self._packing = None
 
     def _forward(self, whole, hidden_WLd, attention_mask=None, *args, **kwargs):
         if self._packing is None:

@@ -80,21 +80,21 @@ class Student(nn.Module):
         documents_WL  int64 documents to keep apart, -1 at padding; None: windows are read as one text
         most_masked   the most masked positions of a window; counted when it is not given
         segments_WL   int64 token types, 0 or 1; None: every token has type 0
-        visible       of an encoder that [MASK] enters later: as of MaskLater.run
+        visible       of an encoder that [MASK] enters later: as of MaskLater.pack
         """
         if most_masked is None:
             most_masked = int(torch.bincount(where_M // input_WL.shape[1], minlength=1).max())
         inputs = {"input_ids": input_WL} | attention_inputs(self.encoder, attention_WL, documents_WL)
         if segments_WL is not None:
             inputs["token_type_ids"] = segments_WL
-
-        def encode():
-            outputs = self._mask_later.run(
-                lambda: self.encoder(**inputs), input_WL, attention_WL, documents_WL, visible
-            )
-            return outputs.last_hidden_state
-
-        return self._last_layer.run(encode, where_M, most_masked)
+        self._mask_later.pack(input_WL, attention_WL, documents_WL, visible)
+        restricted = self._last_layer.restrict(where_M, most_masked)
+        try:
+            hidden = self.encoder(**inputs).last_hidden_state
+        finally:
+            self._last_layer.release()
+            self._mask_later.release()
+        return hidden if restricted else hidden.flatten(0, 1)[where_M]
 
     def checkpoint_activations(self) -> None:
         """Let the backward pass compute the activations of all layers but the last again, instead of keeping them."""

@@ -8,7 +8,7 @@
         config.json, model.safetensors, tokenizer ...   in kept ones: what AutoModel loads (export.py)
 
 Written under a temporary name, fsynced, renamed. The schedule, order, masks and dropout follow from the step,
-so there is no generator and no reader to save. Left out: which steps are saved (trainer.py).
+so there is no generator and no reader to save. Left out: which steps are saved (train.py).
 """
 
 import hashlib

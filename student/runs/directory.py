@@ -15,7 +15,7 @@
 As long as the checkpoints are whole, the same command restores whatever else is lost or damaged: the log without its
 damaged lines, the summary from the last checkpoint, a table that is still where it was given, config.json if the
 checkpoints are of the same settings. Left out: which commands belong to the same run (identity.py), what is trained
-(trainer.py).
+(train.py).
 """
 
 import json

@@ -6,7 +6,7 @@
 log.jsonl is the authority; a tracker gets its figures by step. A tracker that is started again, for a resumed run or
 one that was not tracked before, gets the lines that it lacks and no others, so that its curves have every step once. A
 tracker that fails while training is dropped with a warning: it is not worth a run. Nothing is imported that was not
-asked for. Left out: who calls this (the first process of a run, trainer.py).
+asked for. Left out: who calls this (the first process of a run, train.py).
 """
 
 import json

@@ -106,7 +106,7 @@ from student.probe import train_probe, with_student_and_store
 from student.probe_config import ProbeConfig
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
-from student.trainer import train
+from student.train import train
 from terminal import lsps
 from terminal.settings import parse
 from terminal.stores import verification, view

@@ -47,7 +47,7 @@ from student.config import StudentConfig
 from student.encoders import modeling_mlsm
 from student.runs.checkpoint import Checkpoints
 from student.runs.export import write_papers
-from student.trainer import train
+from student.train import train
 
 K, WORDS = 24, 60
 VOCABULARY = len(tiny_store.SPECIAL) + WORDS

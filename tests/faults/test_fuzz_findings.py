@@ -57,7 +57,7 @@ from student.probe_config import ProbeConfig
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.hub import Revision, push
-from student.trainer import train
+from student.train import train
 from terminal.training import training
 
 pytestmark = pytest.mark.promise(

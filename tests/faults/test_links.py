@@ -34,7 +34,7 @@ from shards.verify import verify
 from student.config import StudentConfig
 from student.objectives.position_marginals import position_marginals
 from student.resolve import resolve
-from student.trainer import train
+from student.train import train
 from terminal.settings import parse
 
 pytestmark = pytest.mark.promise(

@@ -10,6 +10,7 @@ from scipy.special import log_softmax, rel_entr
 from tiny_store import SPECIAL, log_of
 
 from common.errors import RunError
+from student.batches import Loader
 from student.config import StudentConfig
 from student.masks.adaptive import PARTS, PRIOR, AdaptiveWeights
 from student.masks.masking import Masking
@@ -18,8 +19,7 @@ from student.objectives import OBJECTIVES
 from student.objectives.mlm import Mlm
 from student.ranks import Ranks
 from student.runs.identity import read_json
-from student.step import Loader
-from student.trainer import train
+from student.train import train
 
 
 @pytest.fixture

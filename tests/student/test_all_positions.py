@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from tiny_store import log_of
 
 from shards.reader import Store
+from student.batches import Loader
 from student.config import StudentConfig
 from student.encoders.flops import step_flops
 from student.encoders.model import build_student
 from student.masks.masking import build_masking
 from student.objectives import OBJECTIVES
 from student.resolve import resolve
-from student.step import Loader
-from student.trainer import train
+from student.train import train
 
 
 def resolved(store, **settings):

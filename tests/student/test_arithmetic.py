@@ -14,7 +14,7 @@ from common.onednn import available
 from common.products import TORCH, USUAL, WAYS
 from student.config import StudentConfig
 from student.encoders.products import choose_products, contradicts, recorded_products
-from student.trainer import train
+from student.train import train
 
 pytestmark = pytest.mark.skipif(not available(), reason="this torch lacks the operator, so there is nothing to choose")
 

@@ -17,7 +17,7 @@ from student.config import StudentConfig
 from student.runs import tracking
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
-from student.trainer import train
+from student.train import train
 
 pytestmark = [
     pytest.mark.promise(

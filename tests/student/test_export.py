@@ -22,7 +22,7 @@ from student.objectives.naive_mlsm import NaiveMlsm
 from student.objectives.supersense import Supersense
 from student.runs.export import export_student, loading_code
 from student.task import student_task
-from student.trainer import train
+from student.train import train
 
 
 def as_kd(store, monkeypatch):

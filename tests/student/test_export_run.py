@@ -29,7 +29,7 @@ from student.runs.directory import Run
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.identity import read_json
-from student.trainer import train
+from student.train import train
 from terminal.training import exporting as show_export
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

@@ -14,7 +14,7 @@ from student.encoders.flops import count_flops, forward_flops, named_peak, peak_
 from student.encoders.model import Student
 from student.memory import peak_memory
 from student.meter import Meter, share_of_baseline
-from student.trainer import train
+from student.train import train
 
 W, L = 8, 16
 

@@ -12,7 +12,7 @@ from student.config import StudentConfig
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.hub import Revision, push
-from student.trainer import train
+from student.train import train
 
 
 class FakeHub:

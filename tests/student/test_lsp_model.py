@@ -13,7 +13,7 @@ from student.objectives.mlm import Mlm
 from student.objectives.mlsm import Mlsm
 from student.objectives.mtl import Mtl
 from student.objectives.naive_mlsm import NaiveMlsm
-from student.trainer import train
+from student.train import train
 
 TEXTS = ["w3 w10 w31", "", "w7 w22 w7 w59 w1"]
 MASK, CLS, SEP = 4, 2, 3

@@ -33,6 +33,7 @@ from common.durable import replace_json
 from common.errors import ModelError, RunError
 from evaluation.tasks.scoring.models import check_family, load
 from evaluation.tasks.scoring.scorer import Scorer
+from student.batches import Loader
 from student.config import StudentConfig
 from student.encoders.build import build_encoder, encoder_config, without_pooler
 from student.encoders.flops import step_flops
@@ -49,8 +50,7 @@ from student.runs.export import export_student
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.identity import read_json
-from student.step import Loader, Stepper
-from student.trainer import train
+from student.train import Stepper, train
 
 MASK, LENGTH, OUTPUTS = 4, 24, 7
 SIZE = {
@@ -309,7 +309,7 @@ KILLED = """
     import json, os, signal, sys
     import torch
     from student.config import StudentConfig
-    from student.trainer import train
+    from student.train import train
 
     def kill_at_step_5(stage, done, total, *, step=0, **figures):
         if step == 5:

@@ -24,7 +24,7 @@ from student.masks.table import read_table, write_table
 from student.masks.weights import make_mask_weights
 from student.objectives import OBJECTIVES
 from student.runs.identity import read_json
-from student.trainer import train
+from student.train import train
 from terminal.masks import weights as view
 
 
@@ -357,7 +357,7 @@ KILLED = """
     import json, os, signal, sys
     import torch
     from student.config import StudentConfig
-    from student.trainer import train
+    from student.train import train
 
     torch.set_num_threads(1)
 

@@ -27,7 +27,7 @@ from student.runs import checkpoint
 from student.runs.export import CODE_FILE, KNOWN_CODE, export_student
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
-from student.trainer import train
+from student.train import train
 
 OURS = ("cli", "common", "evaluation", "mlsm", "pipeline", "recipes", "shards", "student", "terminal")
 ALONE = """

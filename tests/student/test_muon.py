@@ -5,8 +5,7 @@ import torch
 
 from student.config import StudentConfig
 from student.objectives.mlm import Mlm
-from student.optimizer import Muon, orthogonalise
-from student.step import build_optimizer
+from student.optimizer import Muon, build_optimizer, orthogonalise
 from student.task import student_task
 
 

@@ -11,6 +11,7 @@ from tiny_store import teacher_says, write_store
 
 from common.errors import RunError
 from shards.codec import SparseRows
+from student.batches import Loader
 from student.config import StudentConfig
 from student.held_out import MASK_SEED, HeldOut
 from student.masks.masking import Masking
@@ -21,7 +22,7 @@ from student.objectives.mlm import Mlm
 from student.objectives.mlsm import Mlsm
 from student.objectives.mtl import Mtl
 from student.objectives.naive_mlsm import NaiveMlsm
-from student.step import Loader, term_scales
+from student.train import term_scales
 
 
 class FakeStore:

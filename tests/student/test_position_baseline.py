@@ -20,7 +20,7 @@ from student.objectives.mlsm import Mlsm
 from student.objectives.mtl import Mtl
 from student.objectives.position_marginals import position_marginals
 from student.objectives.sparse_rows import temper
-from student.trainer import train
+from student.train import train
 from terminal.training import training
 
 K = 8

@@ -27,7 +27,7 @@ from student.probe import ProbedLspModel, ProbedStudent, merge, probe_task, trai
 from student.probe_config import ProbeConfig
 from student.resolve import rate_for_probe
 from student.runs.identity import read_json
-from student.trainer import train
+from student.train import train
 from terminal.settings import parse
 
 CURVE = ("loss", "grad_norm", "lr", "tokens", "batch", "held_out")

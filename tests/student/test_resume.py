@@ -18,10 +18,10 @@ from common.errors import Interrupted, RunError
 from student.config import StudentConfig
 from student.encoders.model import build_student
 from student.objectives import OBJECTIVES
+from student.optimizer import build_optimizer
 from student.ranks import Ranks
 from student.runs.checkpoint import Checkpoints, restore
-from student.step import build_optimizer
-from student.trainer import train
+from student.train import train
 
 pytestmark = pytest.mark.promise("17 trainer killed …")
 

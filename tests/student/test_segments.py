@@ -9,6 +9,7 @@ from tiny_exports import scrambled
 from tiny_store import SPECIAL, log_of, write_store
 from transformers import BertConfig, DebertaConfig, DebertaV2Config, ElectraConfig, RobertaConfig
 
+from student.batches import Loader
 from student.config import StudentConfig
 from student.encoders.build import encoder_config, token_types
 from student.encoders.model import build_student
@@ -20,8 +21,7 @@ from student.probe_config import ProbeConfig
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.identity import read_json
-from student.step import Loader
-from student.trainer import train
+from student.train import train
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 RELATIVE = SIZE | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 2}

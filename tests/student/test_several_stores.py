@@ -19,7 +19,7 @@ from common.errors import Interrupted, RunError, StoreError
 from evaluation.lineage import lineage
 from shards.manifest import Plan
 from shards.reader import Store
-from student.batches import to_device
+from student.batches import Loader, to_device
 from student.config import StudentConfig
 from student.held_out import HeldOut
 from student.lsp_model import LspModel
@@ -32,9 +32,8 @@ from student.probe_config import ProbeConfig
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.identity import read_json
-from student.step import Loader, term_scales
 from student.task import student_task
-from student.trainer import train
+from student.train import term_scales, train
 from terminal.flags import read_flags
 from terminal.training import training
 
@@ -166,7 +165,7 @@ def test_a_run_learns_both_and_says_so(stores, both, caplog):
 KILLED = """
     import json, os, signal, sys
     from student.config import StudentConfig
-    from student.trainer import train
+    from student.train import train
 
     def kill_at_step_5(stage, done, total, *, step=0, **figures):
         if step == 5:

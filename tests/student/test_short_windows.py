@@ -10,6 +10,7 @@ from tiny_store import LENGTH, log_of, write_store
 from torch._dynamo.utils import counters
 
 from common.errors import RunError
+from student.batches import Loader
 from student.config import StudentConfig
 from student.encoders.flops import forward_flops
 from student.encoders.model import build_student
@@ -19,8 +20,7 @@ from student.objectives import OBJECTIVES
 from student.objectives.mlm import Mlm
 from student.probe_config import ProbeConfig
 from student.resolve import resolve
-from student.step import Loader, Stepper
-from student.trainer import train
+from student.train import Stepper, train
 
 WINDOWS, PIECE = 12, 4
 SHORT = {"short_windows": PIECE, "short_share": 0.5}
@@ -63,7 +63,7 @@ def compare_with_pieces_alone(store, config, apart=False):
     stepper = Stepper(config, scrambled(build_student(config, store, objective)), objective)
     stock = stock_model(stepper.model, objective)
     batch = loader_for(store, config, documents_apart=apart).step(config.seed, 0, WINDOWS)
-    ours = sum(stepper.loss(micro, batch.counts) for micro in batch.micro)
+    ours = sum(stepper.loss(stepper.forward(micro), micro.targets, batch.counts) for micro in batch.micro)
     theirs = loss_of_pieces_alone(stock, store, config, apart)
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-5)
     ours.backward()

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-import student.step
+import student.train
+from student.batches import Loader, round_up
 from student.config import StudentConfig
 from student.encoders.model import build_student
 from student.masks.masking import build_masking
 from student.objectives import OBJECTIVES
-from student.step import Loader, Stepper, resolve_compile, round_up
+from student.resolve import resolve_compile
+from student.train import Stepper
 
 LARGE = 2**24  # values: as many as a third of the embeddings of a base-size model
 
@@ -31,15 +33,13 @@ class Table(torch.nn.Module):
 
 
 def test_the_gradient_of_a_large_table_is_clipped_by_its_exact_norm(monkeypatch):
-    monkeypatch.setattr(student.step, "use_fast_dropout", lambda encoder: None)
-    monkeypatch.setattr(student.step, "to_device", lambda micro, device: micro)
+    monkeypatch.setattr(student.train, "use_fast_dropout", lambda encoder: None)
+    monkeypatch.setattr(student.train, "to_device", lambda micro, device: micro)
     gradient = torch.rand(LARGE, generator=torch.Generator().manual_seed(0))
     objective = SimpleNamespace(term_weights=(1.0,), loss_sums=lambda logits, _: logits[None])
     config = StudentConfig(grad_clip=2.0, max_steps=10, batch_windows=1, micro_batch=1, lr=1e-3, device="cpu")
     stepper = Stepper(config, Table(gradient), objective)
-    names = ("input_WL", "attention_WL", "where_M", "documents_WL", "most_masked", "segments_WL", "visible")
-    nothing = dict.fromkeys(names)
-    micro = SimpleNamespace(targets=(), fillers=0, **nothing)
+    micro = SimpleNamespace(targets=(), fillers=0, inputs=())
     with torch.random.fork_rng():
         _, norm = stepper.update(0, SimpleNamespace(micro=[micro], counts=(1,)))
     exact = math.sqrt(gradient.double().square().sum())

@@ -19,7 +19,7 @@ from student.objectives.mtl import Mtl
 from student.objectives.naive_mlsm import NaiveMlsm
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
-from student.trainer import train
+from student.train import train
 
 VOCABULARY, LSPS = 65, 24
 

@@ -17,14 +17,14 @@ import student.runs.tracking
 from common.errors import RunError
 from student.config import TRACKERS, StudentConfig
 from student.runs.tracking import Trackers, _id, _tensorboard, figures_of
-from student.trainer import train
+from student.train import train
 
 INSTALLED = tuple(name for name in TRACKERS if find_spec("accelerate") and find_spec(name))
 KILLED = """
     import json, os, signal, sys
     import torch
     from student.config import TRACKERS, StudentConfig
-    from student.trainer import train
+    from student.train import train
 
     torch.set_num_threads(1)
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tiny_store import log_of, write_store
 from transformers import AutoModel, get_scheduler, get_wsd_schedule
 
-import student.trainer
+import student.train
 from common.errors import DeviceError, Interrupted, RunError, TrainingError
 from evaluation.lineage import lineage
 from evaluation.models import directories
@@ -22,8 +22,8 @@ from student.encoders.build import weights_fingerprint
 from student.encoders.model import build_student
 from student.objectives import OBJECTIVES
 from student.objectives.mlm import Mlm
-from student.step import build_optimizer, learning_rate
-from student.trainer import train
+from student.optimizer import build_optimizer, learning_rate
+from student.train import train
 
 # What must not depend on interruptions; times do.
 CURVE = ("loss", "grad_norm", "lr", "tokens", "batch", "held_out")
@@ -101,7 +101,7 @@ def test_a_run_goes_on_from_the_untrained_student(lsp_store, settings, tmp_path,
     usual = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (1,)})
     train(usual)
     config = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (0, 1), "output": tmp_path / "killed"})
-    monkeypatch.setattr(student.trainer.Trainer, "_update", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
+    monkeypatch.setattr(student.train.Stepper, "update", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
     with pytest.raises(OSError, match="power cut"):
         train(config)
     monkeypatch.undo()
@@ -113,7 +113,7 @@ def test_a_run_goes_on_from_the_untrained_student(lsp_store, settings, tmp_path,
 def test_a_finished_run_is_reported_and_not_repeated(ids_store, settings, monkeypatch):
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     first = train(config)
-    monkeypatch.setattr(student.trainer, "Trainer", None)
+    monkeypatch.setattr(student.train, "Trainer", None)
     assert train(config) == first | {"already_finished": True}
 
 
@@ -202,8 +202,7 @@ KILLED = """
     import torch
     import student.runs.checkpoint
     from student.config import StudentConfig
-from student.objectives import OBJECTIVES
-    from student.trainer import train
+    from student.train import train
 
     settings, kill_in_save = json.loads(sys.argv[1]), sys.argv[2] == "save"
     torch.set_num_threads(1)
@@ -376,7 +375,7 @@ TRAINED_ELSEWHERE = """
     import json, sys, time
     import torch
     from student.config import StudentConfig
-    from student.trainer import train
+    from student.train import train
 
     torch.set_num_threads(1)
 

@@ -25,7 +25,7 @@ from shards.tools import derive_shards
 from student.config import StudentConfig
 from student.objectives import LSP_OBJECTIVES, WITHOUT_WORDS
 from student.probe import train_probe
-from student.trainer import train
+from student.train import train
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "encode-lsp": encode_lsp,

@@ -95,7 +95,7 @@ def sweep(settings: SweepConfig, progress: Callable[..., None] = silent) -> dict
 
 def _rows(settings, parts, f1_of, progress):
     from pipeline.encode import encode_lsp
-    from student.trainer import train
+    from student.train import train
 
     reports = encode_lsp(settings.encoding(), progress)
     judgement = _judge(settings, parts, reports, progress) if settings.intruders else {}

@@ -108,8 +108,11 @@ class StockMaskedLm:
     def _compute_gathered(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
         rows, length = ids_WL.shape
         flat_W = torch.arange(rows, device=ids_WL.device) * length + where_W
-        if self._last_layer.restricted:
-            return self._last_layer.run(lambda: self._read(ids_WL), flat_W, 1)
+        if self._last_layer.restrict(flat_W, 1):
+            try:
+                return self._read(ids_WL)
+            finally:
+                self._last_layer.release()
         self._where = flat_W
         try:
             return self._read(ids_WL)[:, 0]
@@ -117,7 +120,11 @@ class StockMaskedLm:
             self._where = None
 
     def _read(self, ids_WL: Tensor) -> Tensor:
-        return self._mask_later.run(lambda: self._model(input_ids=ids_WL).logits, ids_WL)
+        self._mask_later.pack(ids_WL)
+        try:
+            return self._model(input_ids=ids_WL).logits
+        finally:
+            self._mask_later.release()
 
     def _compute_whole(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
         with torch.inference_mode():

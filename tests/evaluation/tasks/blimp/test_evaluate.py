@@ -29,7 +29,7 @@ from student.objectives.mlm import Mlm
 from student.objectives.mlsm import Mlsm
 from student.probe import train_probe
 from student.probe_config import ProbeConfig
-from student.trainer import train
+from student.train import train
 from terminal import verb
 from terminal.blimp import blimp
 
