@@ -41,7 +41,7 @@ VERBS = {
     ),
     "train-probe": Verb(
         "words from the LSPs of a frozen student: a linear probe, for BLiMP",
-        "student.probe_config:ProbeConfig",
+        "student.config:ProbeConfig",
         "student.probe:train_probe",
         "terminal.training:probing",
         training=True,

@@ -1,4 +1,4 @@
-"""Settings of one student training run.
+"""Settings of one training run of a student, or of a linear probe of one.
 
 A frozen dataclass that the command line turns into flags and a recipe fills with defaults. It imports nothing heavy,
 so that `--help` answers at once.
@@ -11,13 +11,12 @@ configuration names a run.
 """
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from common.settings import check, require
-from student.mask_settings import check_masks
-from student.masks.config import ADAPTIVE
+from student.masks.config import ADAPTIVE, UNIFORM
 from student.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
@@ -52,6 +51,10 @@ UNNAMED = {  # settings that are part of a run's identity only where they have a
     "short_windows": None,
     "target_temperature": 1.0,
 }
+
+_OF_MASKS = ("mask_rate", "mask_rate_end", "mask_schedule", "mask_weights", "mask_unit", "corruption", "mask_later")
+ProbeInput = Literal["softmax", "logits", "hidden"]
+_NAMED = {"mask_rate", "mask_rate_end", "mask_unit", "corruption"}  # fixed settings that are part of a run's identity
 
 
 @dataclass(frozen=True)
@@ -292,7 +295,7 @@ class StudentConfig:
         for name in ("adam_beta1", "adam_beta2"):
             require(self, name, lambda value: 0 <= value < 1, "from 0 to below 1")
         require(self, "dropout", lambda value: 0 <= value < 1, "a probability from 0 to below 1")
-        check_masks(self)
+        _check_masks(self)
         shares = all(0 <= share <= 1 for share in self.checkpoints)
         require(self, "checkpoints", lambda _: shares, "shares of the steps from 0 to 1")
         if self.positions == "all" and not facts.all_positions:
@@ -437,6 +440,150 @@ class StudentConfig:
     def short_steps(self, max_steps: int) -> int:
         """Of max_steps optimiser steps, how many at the beginning read windows cut into pieces; never all of them."""
         return 0 if self.short_windows is None else min(round(self.short_share * max_steps), max_steps - 1)
+
+
+@dataclass(frozen=True)
+class ProbeConfig(StudentConfig):
+    """Which student to probe, on which store, and how.
+
+    Those settings of a student that a probe does not have are fixed: the encoder is the student's, the objective mlm.
+    """
+
+    store: str | None = None
+    """directory or URL of a store of the student's tokenizer, of any kind; unset: the one the student learned from"""
+
+    segments: Literal["auto", "never"] = "auto"
+    """which sentence of a pair a token belongs to: `auto` tells a student that was trained so, on a store packed as
+    pairs; `never` gives segment 0 to every token"""
+
+    student: str | None = None
+    """a run, an export, a kept checkpoint or a Hub id of an mlsm, hard-mlsm, naive-mlsm or mtl student, for hidden of
+    any student; unset: the newest finished run with LSPs under runs/students"""
+
+    probe_input: ProbeInput = "softmax"
+    """what the probe reads: `softmax`, the LSP distribution, tests what LSPs carry; `logits`, the raw outputs, tests
+    what the encoder carries, and merges with the output matrix into a decoder that AutoModelForMaskedLM loads;
+    `hidden`, the encoder's last hidden states, is the same readout for students of every objective, mlm included"""
+
+    max_steps: int | None = None
+    """optimiser steps; unset: as the recipe that made the store says, else a tenth of a student's, at least 1,000"""
+
+    lr: float | None = None
+    """peak learning rate of AdamW; unset: 0.001 for logits and hidden; for softmax 100 / max_steps, at most 0.5, as
+    weights of probabilities have a long way to go and AdamW moves them by about the rate"""
+
+    weight_decay: float = 0.0
+    """AdamW's decoupled weight decay of the probe's matrix"""
+
+    output: Path | None = None
+    """directory of the run; unset: runs/probes/<input>-<student>-seed<seed>-<fingerprint>"""
+
+    objective: ObjectiveName = field(init=False, default="mlm")
+    wordnet: Path | None = field(init=False, default=None)
+    store_weights: tuple[float, ...] | None = field(init=False, default=None)
+    kappa: float | None = field(init=False, default=None)
+    regress_loss: Literal["cosine", "mse"] = field(init=False, default="cosine")
+    target_temperature: float = field(init=False, default=1.0)
+    untied: bool = field(init=False, default=False)
+    positions: Literal["masked", "all"] = field(init=False, default="masked")
+    mask_later: int = field(init=False, default=0)  # [MASK] enters where it enters the student
+    mask_rate: float = field(init=False, default=0.15)  # masks are BERT's: uniform, of tokens alone
+    mask_rate_end: float | None = field(init=False, default=None)
+    mask_schedule: Literal["linear", "cosine", "steps"] = field(init=False, default="linear")
+    mask_rate_steps: tuple[float, ...] = field(init=False, default=(0.5,))
+    mask_weights: str | tuple[str, ...] | None = field(init=False, default=None)
+    mask_weight_steps: tuple[float, ...] = field(init=False, default=(0.5,))
+    mask_update_steps: int = field(init=False, default=200)
+    mask_unit: Literal["token", "word", "span"] = field(init=False, default="token")
+    corruption: Literal["mask", "80-10-10"] = field(init=False, default="mask")
+    short_windows: int | None = field(init=False, default=None)
+    short_share: float = field(init=False, default=0.9)
+    encoder: str = field(init=False, default="")
+    continue_from: Path | None = field(init=False, default=None)
+    continue_head: bool = field(init=False, default=False)
+    optimizer: Literal["adamw", "muon"] = field(init=False, default="adamw")
+    dropout: float | None = field(init=False, default=None)
+
+    def identity(self) -> dict:
+        """The settings that decide what is trained. The student is identified by its content, not by its path.
+
+        How the probe masks is fixed, and part of the run's name all the same.
+        """
+        fixed = {"student", *(entry.name for entry in fields(self) if not entry.init)} - _NAMED
+        return {name: value for name, value in super().identity().items() if name not in fixed}
+
+    root = "runs/probes"
+
+    @property
+    def kind(self) -> str:
+        """What the name of a run begins with."""
+        return self.probe_input
+
+    @property
+    def encoder_source(self) -> str:
+        """Name of the student: of its run, with the step of a checkpoint, or the last part of its path or Hub id."""
+        path = Path(self.student or "")
+        if path.parent.name == "checkpoints":
+            return f"{path.parent.parent.name}-{path.name}"
+        return path.parent.name if path.name == "export" else path.name
+
+
+def _check_masks(config: "StudentConfig") -> None:
+    """Raise ValueError where a setting of the masks is out of its range, or two of them contradict each other.
+
+    A list of one table of weights becomes that table, and uniform weights become none.
+    """
+    for name in ("mask_rate", "mask_rate_end"):
+        require(config, name, lambda value: 0 < value < 1, "a share between 0 and 1")
+    if config.mask_schedule != "linear" and config.mask_rate_end is None:
+        raise ValueError(
+            f"--mask-schedule {config.mask_schedule} moves the mask rate to --mask-rate-end, which is not given. Give"
+            f" it, or leave the schedule out."
+        )
+    require(config, "mask_rate_steps", _rise, "rising shares of the steps between 0 and 1")
+    weights = config.mask_weights if isinstance(config.mask_weights, tuple) else (config.mask_weights,)
+    if len(weights) == 1:
+        object.__setattr__(config, "mask_weights", None if weights[0] == UNIFORM else weights[0])
+    elif not weights:
+        raise ValueError("--mask-weights needs a value.")
+    elif ADAPTIVE in weights:
+        raise ValueError(
+            f"--mask-weights {' '.join(weights)}: adaptive weights are those of a whole run, and take no turns with"
+            f" others. Give adaptive alone, or leave it out."
+        )
+    elif len(config.mask_weight_steps) != len(weights) - 1:
+        raise ValueError(
+            f"--mask-weight-steps takes a share of the steps for each of the --mask-weights but the first:"
+            f" {len(weights) - 1} for {len(weights)}, found {len(config.mask_weight_steps)}."
+        )
+    require(config, "mask_weight_steps", _rise, "rising shares of the steps between 0 and 1")
+    if "domain" in weights:
+        raise ValueError(
+            "--mask-weights domain: these weights compare the store with a general one, or come from a list of"
+            " words. Make the file first (make-mask-weights --kind domain), and give its path."
+        )
+    require(config, "mask_update_steps", lambda value: value >= 1, "at least 1")
+    if config.positions == "all":
+        _check_unmasked(config)
+    if config.mask_later > 0 and config.corruption != "mask":
+        raise ValueError(
+            f"--mask-later {config.mask_later} is for --corruption mask alone, found {config.corruption}: a token that"
+            f" stands at a masked position would tell the layers below that it is one. Leave one of them out."
+        )
+
+
+def _check_unmasked(config: "StudentConfig") -> None:
+    """Raise ValueError if a setting says how tokens are hidden."""
+    defaults = {field.name: field.default for field in fields(config)}
+    for name in _OF_MASKS:
+        if getattr(config, name) != defaults[name]:
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag} says how tokens are hidden, and --positions all hides none. Omit one of them.")
+
+
+def _rise(shares: tuple[float, ...]) -> bool:
+    """Whether these are rising shares between 0 and 1, at least one."""
+    return bool(shares) and all(before < after for before, after in zip((0, *shares), (*shares, 1), strict=True))
 
 
 def _names(fact: str, joined: str = ", ") -> str:

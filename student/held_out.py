@@ -4,7 +4,7 @@ These are the average target of the training split and, for LSPs, the average at
 
 The windows are read and masked once, with a seed of their own and without weights of the tokens, so all runs on one
 plan that share masking unit and final rate are judged on the same tokens. With weights every run would be judged on
-tokens of its own choice: rare ones are harder, whatever was learned. Left out: the figures themselves (objectives.py).
+tokens of its own choice: rare ones are harder, whatever was learned. Left out: the figures themselves (objectives/).
 """
 
 import logging

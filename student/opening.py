@@ -1,7 +1,7 @@
 """Open what a run works on: settings with nothing left open, its store, its task and its directory.
 
 Everything that does not belong together is refused here, before anything is built. Left out: the training (train.py),
-how open settings are settled (resolve.py), what the directory holds (run.py).
+how open settings are settled (resolve.py), what the directory holds (runs/).
 """
 
 import logging

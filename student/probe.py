@@ -38,7 +38,7 @@ from common.progress import silent
 from shards.checked_json import OBJECT, find_problem, optional
 from shards.reader import Store, is_url
 from student.batches import store_has_pairs
-from student.config import StudentConfig
+from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import vocabulary_of, weights_fingerprint
 from student.encoders.flops import forward_flops
 from student.encoders.linear import linear
@@ -58,7 +58,6 @@ from student.lsp_model import (
     save_lsp_head,
 )
 from student.objectives.mlm import Mlm
-from student.probe_config import ProbeConfig
 from student.runs.export import (
     LINEAGE_FILE,
     LSP_LOADING,

@@ -1,4 +1,6 @@
-"""The values of a run's open settings on a store, and where each comes from: one answer for Python and for cli.py.
+"""All of a run's settings, settled once: what is left open follows from the store, its recipe and the device.
+
+One answer for Python and for the command line, with where each value comes from. Everything else reads it:
 
     config, origins = resolve(StudentConfig(store=path, encoder="bert-2x128"), Store.open(path))
     config.max_steps, origins["max_steps"]      # 2000, "store: 4 epochs would be 262 steps, fewer than 2,000"
@@ -25,8 +27,7 @@ from common.errors import RunError
 from recipes.reading import DEMONSTRATION, recipe_of_store, recipe_settings
 from shards.reader import Store
 from shards.windows import WindowReader
-from student.config import FOLLOWING, ResolvedConfig, StudentConfig
-from student.probe_config import ProbeConfig
+from student.config import FOLLOWING, ProbeConfig, ResolvedConfig, StudentConfig
 
 if TYPE_CHECKING:
     import torch

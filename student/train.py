@@ -401,7 +401,7 @@ class Stepper:
     """Updates a student that is on its device already.
 
     ranks       the processes that share every batch
-    products    which library computes which product (arithmetic.py)
+    products    which library computes which product (products.py)
     adaptive    what counts the losses of updates by token, if anything does
     """
 

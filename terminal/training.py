@@ -5,8 +5,8 @@ from textwrap import indent
 
 from common.invocation import program
 from common.text import shell_join
+from student.config import ProbeConfig
 from student.objectives import LSP_OBJECTIVES, OBJECTIVES, WITHOUT_WORDS
-from student.probe_config import ProbeConfig
 from terminal.tables import store_rows, table
 
 

@@ -53,7 +53,7 @@ def test_the_files_that_the_architecture_names_are_there():
     tree = re.search(r"```\n(cli\.py.*?)```", (ROOT / "docs" / "ARCHITECTURE.md").read_text(), re.DOTALL)[1]
     folder, named = "", []
     for line in tree.splitlines():
-        if heading := re.match(r"(\w+/) ", line):
+        if heading := re.match(r"([\w/]+/) ", line):
             folder = heading[1]
         named += [folder + name for name in re.findall(r"[\w/]+\.py\b", line) if folder or name == "cli.py"]
     assert len(named) > 60 and [name for name in named if not (ROOT / name).is_file()] == []

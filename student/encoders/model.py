@@ -3,7 +3,7 @@
 Only the hidden states of masked positions go through the head. The encoder is initialised first, from a
 generator of its own, so that its weights are the same for every objective with one seed.
 
-Left out: which encoder (encoders.py), the head's layers (modeling_mlsm.py, which exports take along), the linear probe,
+Left out: which encoder (build.py), the head's layers (modeling_mlsm.py, which exports take along), the linear probe,
 saving (export.py).
 
 Shapes: W windows, L positions, M masked tokens, d hidden width, K outputs.

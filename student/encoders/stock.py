@@ -3,7 +3,7 @@
     stock_model(model, objective)              # None where transformers has no class for it
     take_head(model, directory, columns)       # --continue-head
 
-Left out: files beside the weights (export.py), the encoder of a model on disk (encoders.py).
+Left out: files beside the weights (export.py), the encoder of a model on disk (build.py).
 
 Shapes: V vocabulary, K outputs, d width of the head's output.
 """

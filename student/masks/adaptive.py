@@ -17,7 +17,7 @@ Losses and numbers are counted in whole parts, 2^20 of a nat and of a token, so 
 whole numbers do not depend on their order, so neither on micro-batches nor on how a batch is shared out among
 processes, and a checkpoint holds them exactly. Masks are drawn ahead of the step that uses them, but never across an
 update: a step that comes right after one is read only then (`waits`). Left out: how weights decide a mask (masking.py),
-how the loss of a token is computed (objectives.py).
+how the loss of a token is computed (objectives/).
 
 Shapes: V vocabulary, M masked tokens, T loss terms.
 """

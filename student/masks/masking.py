@@ -12,13 +12,13 @@ no state, every objective masks alike, and neither codes, nor other windows, nor
            stretch cut. As there, a stretch reaches forward from where it begins, so the first tokens after a special
            one are masked less often. It may begin inside a word; rates nest as those of tokens do
 
-With a table of weights (mask_table.py) the order is that of an exponential race: where u is the hash as a number
+With a table of weights (table.py) the order is that of an exponential race: where u is the hash as a number
 between 0 and 1 and w the weight, the unit with the smallest -ln(1 - u) / w comes first. Each unit is then drawn, among
 those that are left, with probability in proportion to w (Efraimidis and Spirakis 2006), as by NumPy's `choice` without
 replacement; w is the mean weight of the unit's tokens. With equal weights the order is that of the hashes, bit for bit.
 A table may also hold collocations, which are then units themselves, or join the words that they touch.
 
-Left out: which tokens begin a word (words.py), where weights come from (mask_weights.py).
+Left out: which tokens begin a word (words.py), where weights come from (weights.py).
 
 Shapes: W windows, L positions of a window, V vocabulary, M masked tokens.
 """
@@ -168,7 +168,7 @@ def build_masking(
 ) -> Masking:
     """The masking of a run. RunError where words are asked for and the store's tokenizer does not mark them."""
     is_by_words = config.mask_unit == "word"
-    unmasked = config.positions == "all"  # then these settings have their defaults (mask_settings.py)
+    unmasked = config.positions == "all"  # then these settings have their defaults (config.py)
     return Masking(
         store.special_ids,
         store.vocab_size,

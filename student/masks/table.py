@@ -4,7 +4,7 @@
     table.check_fits(store)
     table.weights_V[ids]      # 2 is twice as often as 1; only ratios count
 
-A run is named after the content of its table, not after its place. Left out: how weights are made (mask_weights.py),
+A run is named after the content of its table, not after its place. Left out: how weights are made (weights.py),
 how they decide a mask (masking.py).
 
 Shapes: V vocabulary, C collocations, W windows, L positions of a window.

@@ -6,7 +6,7 @@
 The output matrix has a block of k rows for each store, in the order of the stores, and the loss is the weighted sum of
 the stores' losses: each is that of a run on this store alone, on the block's logits, divided by its own count of tokens
 that have a code. What windows are read in which order and which tokens are masked is the plan's, so a batch is that of
-a run on any one of the stores. Left out: what is learned from one store (objectives.py).
+a run on any one of the stores. Left out: what is learned from one store (objectives/).
 
 Shapes: M masked tokens, K outputs, T loss terms, one for each store.
 """

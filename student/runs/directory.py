@@ -1,14 +1,14 @@
 """The directory of one run: what belongs to it, its log, and whether it is finished.
 
     config.json    settings, fingerprints of the store, the encoder's config (export-student builds the encoder
-                   from it), the arithmetic (arithmetic.py); written first, never changed
+                   from it), the products (encoders/products.py); written first, never changed
     log.jsonl      one line per step; a resumed run drops the lines of steps that it will do again, so that
                    the log reads like that of an unbroken run
     checkpoints/   checkpoint.py
     export/        export.py
     result.json    the summary; its presence means finished
     log.damaged    lines of the log that could not be read when the run was resumed
-    mask_weights.npz    a copy of the table of mask weights, of a run that has one (mask_table.py); of a finished run
+    mask_weights.npz    a copy of the table of mask weights, of a run that has one (table.py); of a finished run
                    with adaptive masks the last one, which another run may be given; of several that take turns
                    mask_weights-1.npz, mask_weights-2.npz and so on
 
@@ -59,7 +59,7 @@ class Run:
     settings      those that decide what is trained (task.py); by default the configuration's
     tables        of mask weights, whose names the settings hold, in their turns; the run keeps copies
     create        whether to create it: only the first of several processes does
-    choose_products    called for the products of a run that starts; a resumed one keeps its own (arithmetic.py)
+    choose_products    called for the products of a run that starts; a resumed one keeps its own
     Raises        RunError where the directory holds another run, naming the settings that differ
     """
 

@@ -41,7 +41,7 @@ from student.runs.hub import Revision, push
 from student.runs.identity import read_json
 from student.encoders.model import Student
 from student.probe import probe_task, recorded_store
-from student.probe_config import ProbeConfig
+from student.config import ProbeConfig
 from student.objectives.several_stores import build_objective
 from student.task import Task
 

@@ -3,7 +3,7 @@
     identity = run_identity(config, store, encoder_config)
     default_directory(config, identity, encoder_config)        # where such a run lies, or would be begun
 
-A run's config.json holds its identity. Not handled here: what else a run's directory holds (run.py).
+A run's config.json holds its identity. Not handled here: what else a run's directory holds (directory.py).
 """
 
 import glob

@@ -100,10 +100,9 @@ from shards.derive import derive
 from shards.reader import Store, finished_stores
 from shards.source import Remote
 from shards.verify import verify
-from student.config import StudentConfig
+from student.config import ProbeConfig, StudentConfig
 from student.lsp_model import LspModel
 from student.probe import train_probe, with_student_and_store
-from student.probe_config import ProbeConfig
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.train import train

@@ -48,12 +48,11 @@ from shards.manifest import StoreFiles
 from shards.reader import Store
 from shards.schema import ShardMeta
 from shards.verify import verify
-from student.config import StudentConfig
+from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import vocabulary_of
 from student.lsp_model import LspModel
 from student.masks.words import continuation_flags
 from student.probe import with_student_and_store
-from student.probe_config import ProbeConfig
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.hub import Revision, push

@@ -16,14 +16,13 @@ from transformers import AutoModel, BertConfig
 from common.durable import replace_json
 from common.errors import RunError, WriteError
 from evaluation.lineage import lineage
-from student.config import StudentConfig
+from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import encoder_config
 from student.encoders.model import build_student
 from student.lsp_model import LspModel
 from student.objectives.mlsm import Mlsm
 from student.objectives.mtl import Mtl
 from student.probe import ProbedLspModel, train_probe
-from student.probe_config import ProbeConfig
 from student.runs import export_run as exporting
 from student.runs.directory import Run
 from student.runs.export_config import ExportConfig

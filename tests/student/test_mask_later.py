@@ -34,7 +34,7 @@ from common.errors import ModelError, RunError
 from evaluation.tasks.scoring.models import check_family, load
 from evaluation.tasks.scoring.scorer import Scorer
 from student.batches import Loader
-from student.config import StudentConfig
+from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import build_encoder, encoder_config, without_pooler
 from student.encoders.flops import step_flops
 from student.encoders.mask_later import set_mask_later
@@ -45,7 +45,6 @@ from student.objectives import OBJECTIVES
 from student.objectives.mlm import Mlm
 from student.objectives.mlsm import Mlsm
 from student.probe import train_probe
-from student.probe_config import ProbeConfig
 from student.runs.export import export_student
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run

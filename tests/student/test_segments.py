@@ -10,14 +10,13 @@ from tiny_store import SPECIAL, log_of, write_store
 from transformers import BertConfig, DebertaConfig, DebertaV2Config, ElectraConfig, RobertaConfig
 
 from student.batches import Loader
-from student.config import StudentConfig
+from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import encoder_config, token_types
 from student.encoders.model import build_student
 from student.encoders.stock import masked_lm
 from student.masks.masking import Masking
 from student.objectives.mlm import Mlm
 from student.probe import ProbedStudent, train_probe
-from student.probe_config import ProbeConfig
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.identity import read_json

@@ -20,7 +20,7 @@ from evaluation.lineage import lineage
 from shards.manifest import Plan
 from shards.reader import Store
 from student.batches import Loader, to_device
-from student.config import StudentConfig
+from student.config import ProbeConfig, StudentConfig
 from student.held_out import HeldOut
 from student.lsp_model import LspModel
 from student.masks.masking import Masking, build_masking
@@ -28,7 +28,6 @@ from student.objectives import OBJECTIVES
 from student.objectives.mlsm import Mlsm
 from student.objectives.several_stores import build_objective, open_beside
 from student.probe import with_student_and_store
-from student.probe_config import ProbeConfig
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.identity import read_json

@@ -11,14 +11,13 @@ from torch._dynamo.utils import counters
 
 from common.errors import RunError
 from student.batches import Loader
-from student.config import StudentConfig
+from student.config import ProbeConfig, StudentConfig
 from student.encoders.flops import forward_flops
 from student.encoders.model import build_student
 from student.encoders.stock import stock_model
 from student.masks.masking import build_masking
 from student.objectives import OBJECTIVES
 from student.objectives.mlm import Mlm
-from student.probe_config import ProbeConfig
 from student.resolve import resolve
 from student.train import Stepper, train
 

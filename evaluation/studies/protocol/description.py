@@ -30,9 +30,8 @@ from evaluation.tasks.finetuning.config import FinetuneConfig
 from pipeline.config import CorpusConfig, DictionaryConfig, EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
 from recipes.reading import convert_section, read_recipe
 from shards.config import DeriveConfig
-from student.config import StudentConfig
+from student.config import ProbeConfig, StudentConfig
 from student.objectives import OF_LSP_STORES
-from student.probe_config import ProbeConfig
 
 STORES: dict[str, type] = {
     "encode-lsp": EncodeConfig,
