@@ -165,7 +165,7 @@ def test_the_code_that_is_exported_is_known_to_later_versions(lsp_store, ids_sto
 def test_where_mask_enters_later_there_is_no_code(lsp_store, tmp_path):
     config = StudentConfig(encoder="bert-2x32", mask_later=1)
     model = scrambled(build_student(config, lsp_store, Mlsm(lsp_store)))
-    lineage = {"settings": {}, "step": 1, "tokens": 1, "held_out": {}, "baseline": {}}
+    lineage = {"settings": {}, "step": 1, "tokens": 1, "flops": 1, "held_out": {}, "baseline": {}}
     export_student(model, tmp_path, Mlsm(lsp_store), lsp_store, lineage)
     assert not (tmp_path / CODE_FILE).exists() and "auto_map" not in (tmp_path / "config.json").read_text()
     assert "In transformers alone" not in (tmp_path / "README.md").read_text()
