@@ -36,9 +36,10 @@ from common.text import redacted
 from shards.checked_json import COUNT, TEXT, Kind, find_problem, is_number, optional, or_null
 from shards.manifest import fingerprint
 from shards.reader import Store
-from student.encoders.products import products_record, recorded_products
-from student.runs.checkpoint import Checkpoints, are_figures, remove_leftovers
 from student.config import StudentConfig
+from student.encoders.products import products_record, recorded_products
+from student.masks.table import MaskTable, holds_table, write_table
+from student.runs.checkpoint import Checkpoints, are_figures, remove_leftovers
 from student.runs.identity import (
     check_same_run,
     default_directory,
@@ -47,7 +48,6 @@ from student.runs.identity import (
     read_or_none,
     run_identity,
 )
-from student.masks.table import MaskTable, holds_table, write_table
 
 logger = logging.getLogger(__name__)
 

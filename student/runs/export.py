@@ -28,14 +28,14 @@ from common.paths import utf8
 from common.text import code_span, hub_id, markdown_text, printable, without_directories
 from shards.copies import TOKENIZER_FILES, without_code, write_files
 from shards.reader import Store
+from student.encoders import modeling_mlsm
 from student.encoders.build import without_pooler
-from student.lsp_model import lsp_facts, save_lsp_head
 from student.encoders.mask_later import mask_later_of
 from student.encoders.model import Student
-from student.encoders import modeling_mlsm
 from student.encoders.modeling_mlsm import CONFIG_FILE, HEAD_FILE
-from student.objectives.base import Objective
 from student.encoders.stock import stock_model
+from student.lsp_model import lsp_facts, save_lsp_head
+from student.objectives.base import Objective
 
 LINEAGE_FILE = "lineage.json"
 PROBE_FILE = "probe.safetensors"

@@ -30,19 +30,18 @@ from common.progress import silent
 from shards.checked_json import is_number, parse_json
 from shards.copies import write_files
 from shards.reader import Store
-from student.encoders.products import products_record, recorded_products
-from student.runs.checkpoint import Checkpoints, load_weights
-from student.config import StudentConfig
-from student.objectives import is_untied
+from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import build_encoder, without_pooler
+from student.encoders.model import Student
+from student.encoders.products import products_record, recorded_products
+from student.objectives import is_untied
+from student.objectives.several_stores import build_objective
+from student.probe import probe_task, recorded_store
+from student.runs.checkpoint import Checkpoints, load_weights
 from student.runs.export import AUTO_MAP, CODE_FILE, EXPORT_FILES, KNOWN_CODE, LINEAGE_FILE, export_student
 from student.runs.export_config import ExportConfig
 from student.runs.hub import Revision, push
 from student.runs.identity import read_json
-from student.encoders.model import Student
-from student.probe import probe_task, recorded_store
-from student.config import ProbeConfig
-from student.objectives.several_stores import build_objective
 from student.task import Task
 
 logger = logging.getLogger(__name__)
