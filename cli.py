@@ -33,7 +33,7 @@ VERBS = {
     "train-student": Verb(
         "LSP shards -> a trained encoder",
         "student.config:StudentConfig",
-        "student.trainer:train",
+        "student.train:train",
         "terminal.training:training",
         training=True,
         chooses="terminal.choice:stores_for_the_objective",
@@ -41,7 +41,7 @@ VERBS = {
     ),
     "train-probe": Verb(
         "words from the LSPs of a frozen student: a linear probe, for BLiMP",
-        "student.probe_config:ProbeConfig",
+        "student.config:ProbeConfig",
         "student.probe:train_probe",
         "terminal.training:probing",
         training=True,
@@ -52,8 +52,8 @@ VERBS = {
     ),
     "make-mask-weights": Verb(
         "how often each token is masked, by its frequency or domain; collocations: for train-student --mask-weights",
-        "student.mask_weights_config:MaskWeightsConfig",
-        "student.mask_weights:make_mask_weights",
+        "student.masks.config:MaskWeightsConfig",
+        "student.masks.weights:make_mask_weights",
         "terminal.masks:weights",
         recipes=False,
         chooses="terminal.choice:stores",
@@ -129,8 +129,8 @@ VERBS = {
     ),
     "export-student": Verb(
         "a checkpoint of a run as files that transformers loads; pushes it to the Hub",
-        "student.export_config:ExportConfig",
-        "student.export_run:export_run",
+        "student.runs.export_config:ExportConfig",
+        "student.runs.export_run:export_run",
         "terminal.training:exporting",
         recipes=False,
         chooses="terminal.choice:runs",

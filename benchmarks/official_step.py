@@ -36,11 +36,11 @@ from benchmarks.data import bench_file, conditions, minilm_directory
 from benchmarks.student_step import LENGTH, LSPS, TURNS, interleave, loader_of, our_step, write_store
 from pipeline.solvers.fista import STEPS, fista_steps
 from student.config import StudentConfig
-from student.deberta import AutocastSelfAttention
-from student.flops import peak_flops, step_flops
-from student.model import build_student
+from student.encoders.deberta import AutocastSelfAttention
+from student.encoders.flops import peak_flops, step_flops
+from student.encoders.model import build_student
 from student.objectives import OBJECTIVES
-from student.step import build_optimizer
+from student.optimizer import build_optimizer
 
 LAM = 0.05
 GPU = torch.cuda.is_available()

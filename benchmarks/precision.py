@@ -22,7 +22,7 @@ from benchmarks.student_step import CONFIG, interleave, our_step, write_store
 from benchmarks.whole_run import encode
 from common.onednn import multiplies_bfloat16
 from student.config import StudentConfig
-from student.trainer import train
+from student.train import train
 
 TOKENS, STEPS, TURNS = 400_000, 300, 4
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from benchmarks.data import conditions
 from benchmarks.student_step import CONFIG, write_store
 from common.errors import Interrupted
-from student.checkpoint import Checkpoints, restore
 from student.config import StudentConfig
-from student.model import build_student
+from student.encoders.model import build_student
 from student.objectives import OBJECTIVES
-from student.step import build_optimizer
-from student.trainer import train
+from student.optimizer import build_optimizer
+from student.runs.checkpoint import Checkpoints, restore
+from student.train import train
 
 STEPS, FAR = 40, 1_000_000
 

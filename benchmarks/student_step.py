@@ -39,16 +39,17 @@ from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta, windows_per_block
 from shards.writer import UnitWriter
-from student.arithmetic import choose_arithmetic
-from student.batches import pin, read_ahead
+from student.batches import Loader, pin, read_ahead
 from student.config import StudentConfig
-from student.encoders import encoder_config, named_config
-from student.flops import step_flops
-from student.linear import use_fast_linear
-from student.masking import build_masking
-from student.model import build_student
+from student.encoders.build import encoder_config, named_config
+from student.encoders.flops import step_flops
+from student.encoders.linear import use_fast_linear
+from student.encoders.model import build_student
+from student.encoders.products import choose_products
+from student.masks.masking import build_masking
 from student.objectives import OBJECTIVES
-from student.step import Loader, Stepper, resolve_compile, resolve_dtype
+from student.resolve import resolve_compile, resolve_dtype
+from student.train import Stepper
 
 VOCABULARY, LSPS, LENGTH, WINDOWS = 28_996, 3072, 128, 32
 SPECIAL_IDS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103, "all": [0, 100, 101, 102, 103]}
@@ -157,8 +158,8 @@ def our_step(store, config: StudentConfig, objective_name: str):
     config = replace(config, compile=resolve_compile(config.compile, where))
     objective = OBJECTIVES[objective_name](store)
     model = build_student(config, store, objective).to(where)
-    arithmetic = choose_arithmetic(config, model, store.max_length, where)
-    stepper = Stepper(config, model, objective, arithmetic=arithmetic)
+    products = choose_products(config, model, store.max_length, where)
+    stepper = Stepper(config, model, objective, products=products)
     loader = loader_of(store, config, objective)
 
     def load(number):

@@ -45,12 +45,12 @@ from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_lsp
 from shards.reader import Store
 from student.config import StudentConfig
-from student.encoders import encoder_config
-from student.linear import use_fast_linear
-from student.model import build_student
+from student.encoders.build import encoder_config
+from student.encoders.linear import use_fast_linear
+from student.encoders.model import build_student
 from student.objectives import OBJECTIVES
-from student.step import build_optimizer
-from student.trainer import train
+from student.optimizer import build_optimizer
+from student.train import train
 
 TEXT = "text/wiki_en_2014/wiki_en_2014_small.txt.xz"
 TOKENS, LAYER, K = 500_000, 5, 768

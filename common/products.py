@@ -11,8 +11,8 @@ so that results do not depend on how many threads a command has.
 
 A dictionary of products names only what is not computed in the first way of `WAYS`, which is oneDNN's: the operation, a
 class of N, d and K; or "all", where everything is torch's (`TORCH`). The ways differ in the last bits, so whoever must
-repeat a computation keeps the dictionary (student/arithmetic.py, the records of units). Left out: the layers themselves
-(student/linear.py, pipeline/teacher/cut.py).
+repeat a computation keeps the dictionary (student/encoders/, the records of units). Left out: the layers themselves
+(student/encoders/linear.py, pipeline/teacher/cut.py).
 
 Shapes: N rows, d inputs, K outputs.
 """

@@ -33,8 +33,8 @@ RESULTS = ("Report", "EncodedStore", "Estimate", "LearnedDictionary", "TrainedSt
 FORMATS = {
     "Stores and shards": "shards.schema",
     "Dictionaries": "pipeline.dictionary.atoms",
-    "Runs": "student.run",
-    "Checkpoints of a run": "student.checkpoint",
+    "Runs": "student.runs.directory",
+    "Checkpoints of a run": "student.runs.checkpoint",
     "Records of evaluations": "evaluation.records",
 }
 

@@ -1,15 +1,15 @@
 """Where a model comes from: what its export and the run around it say, as the fields of a record.
 
-An export carries lineage.json (student/export.py). Exports of earlier versions lack the floating-point operations of
-pre-training; these are then read from the log of the run that the export lies in. The lineage of a probe is that of its
-student; its identity holds the probe's own settings beside the student's. Nothing is known of a stock model.
+An export carries lineage.json (student/runs/export.py). Exports of earlier versions lack the floating-point operations
+of pre-training; these are then read from the log of the run that the export lies in. The lineage of a probe is that of
+its student; its identity holds the probe's own settings beside the student's. Nothing is known of a stock model.
 
 A checkpoint of step 0 is of no objective yet: runs of one encoder and seed begin with the same weights, whatever they
 learn. So its objective is `untrained`, and of targets it has none; its identity is that of the run it is from.
 
     lineage("runs/students/<run>/checkpoints/step-00000010")    # {"objective": "mlsm", "step": 10, ...}
 
-Left out: counting a student's operations (student/flops.py does, while it trains).
+Left out: counting a student's operations (student/encoders/flops.py does, while it trains).
 """
 
 import json
@@ -24,6 +24,7 @@ from common.errors import LineageError
 from common.json_checks import Count, Number, find_problem, is_number, object_of, optional
 from common.json_lines import damage, read_json_lines
 from common.model_checks import open_config
+from student import objectives
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ FIELDS = (
     "teacher",
 )
 UNTRAINED = "untrained"
-WITHOUT_TARGETS = ("mlm", "supersense", UNTRAINED)  # objectives that learn none of a store's distributions
+WITHOUT_TARGETS = (*objectives.WITHOUT_TARGETS, UNTRAINED)  # objectives that learn none of a store's distributions
 
 
 def _table(fields: dict[str, Any]) -> Any:
@@ -164,7 +165,7 @@ def _fill_in_dropout(known, directory):
     """Fill in a dropout that the settings leave open: the encoder's own, which the export's config.json says."""
     settings = known.get("settings", {})
     if settings.get("dropout", "open") is None and (directory / "config.json").is_file():
-        from student.encoders import own_dropout
+        from student.encoders.build import own_dropout
 
         with suppress(Exception):  # of a damaged configuration transformers raises many classes; the dropout stays open
             settings["dropout"] = own_dropout(open_config(directory))
@@ -286,8 +287,8 @@ def _window_flops(directory, layer, length, passes=1):
     from transformers import AutoModel, AutoModelForMaskedLM
 
     from pipeline.teacher import cut_config, read_config
-    from student.encoders import without_pooler
-    from student.flops import count_flops
+    from student.encoders.build import without_pooler
+    from student.encoders.flops import count_flops
 
     config = read_config(directory, directory)
     with torch.device("meta"):

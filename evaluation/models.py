@@ -16,9 +16,9 @@ from common.errors import ModelError
 from common.invocation import program
 from common.text import shell_quote
 from pipeline.teacher import BUNDLED
-from student.checkpoint import checkpoints_in
-from student.export import EXPORT_FILES
 from student.lsp_model import export_of
+from student.runs.checkpoint import checkpoints_in
+from student.runs.export import EXPORT_FILES
 
 
 def directories(names: Sequence[str], step: str | None = None) -> list[Path]:

@@ -59,10 +59,10 @@ if TYPE_CHECKING:
     from shards.remote import Remote as Remote
     from shards.remote import gopen as gopen
     from shards.torch_dataset import LspDataset as LspDataset
+    from student.config import ProbeConfig as ProbeConfig
     from student.config import StudentConfig as StudentConfig
     from student.lsp_model import LspModel as LspModel
     from student.probe import ProbedLspModel as ProbedLspModel
-    from student.probe_config import ProbeConfig as ProbeConfig
 
 ROOMS = ("cli", "common", "evaluation", "pipeline", "recipes", "shards", "student", "terminal")
 COMMANDS = (
@@ -78,7 +78,7 @@ HOME = {
     "FinetuneConfig": "evaluation.tasks.finetuning.config",
     "LspDataset": "shards.torch_dataset",
     "LspModel": "student.lsp_model",
-    "ProbeConfig": "student.probe_config",
+    "ProbeConfig": "student.config",
     "ProbedLspModel": "student.probe",
     "Remote": "shards.remote",
     "Store": "shards.reader",

@@ -47,10 +47,9 @@ if TYPE_CHECKING:
     from pipeline.images import ImagesConfig
     from pipeline.imported import ImportConfig
     from shards.config import CleanConfig, DeriveConfig, ShowConfig, VerifyConfig
-    from student.config import StudentConfig
-    from student.export_config import ExportConfig
-    from student.mask_weights_config import MaskWeightsConfig
-    from student.probe_config import ProbeConfig
+    from student.config import ProbeConfig, StudentConfig
+    from student.masks.config import MaskWeightsConfig
+    from student.runs.export_config import ExportConfig
 
 logger = logging.getLogger("mlsm")
 Progress = Callable[..., None] | None

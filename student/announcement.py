@@ -6,15 +6,17 @@ Left out: how the settings are chosen (resolve.py), what a step costs (meter.py)
 import functools
 import time
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 
 from common.onednn import multiplies_bfloat16
 from common.text import settings_table
-
-if TYPE_CHECKING:
-    from student.trainer import Trainer
+from shards.reader import Store
+from student.batches import Loader
+from student.config import ResolvedConfig
+from student.meter import Meter
+from student.task import Task
 
 # The share of the rate of a plain matrix product that a whole training step reaches, roughly. On a CPU small encoders
 # reach less and large ones more. Of a GPU's published peak, 40 % is usual for encoders of BERT-base's size.
@@ -40,13 +42,30 @@ _SHOWN = (
 )
 
 
-def announcement(trainer: "Trainer") -> str:
-    """The block of lines for a Trainer before its first step, or before its first step after a resume."""
-    config, origins, windows = trainer.config, trainer.origins, trainer.loader.windows
+class Start(NamedTuple):
+    """A run before its first step, or before its first step after a resume."""
+
+    config: ResolvedConfig
+    origins: dict[str, str]
+    task: Task
+    store: Store
+    model: Any
+    loader: Loader
+    meter: Meter
+    autocast_dtype: torch.dtype | None
+    steps: int
+    """done already"""
+    held_out: int
+    """windows in an evaluation"""
+    processes: int
+
+
+def announcement(start: Start) -> str:
+    """The block of lines for a run."""
+    config, origins, windows = start.config, start.origins, start.loader.windows
     per_step = windows.tokens / len(windows) * config.batch_windows
-    steps_left = config.max_steps - trainer.steps
-    held_out = sum(len(micro.input_WL) for micro in trainer.held_out.batch.micro) if trainer.held_out.batch else 0
-    parameters = sum(weight.numel() for weight in trainer.model.parameters())
+    steps_left = config.max_steps - start.steps
+    parameters = sum(weight.numel() for weight in start.model.parameters())
     batch = f"{config.batch_windows:,} windows, {config.micro_batch:,} at a time"
     epochs = config.max_steps * config.batch_windows / len(windows)
     falling = "falling to zero"
@@ -56,25 +75,25 @@ def announcement(trainer: "Trainer") -> str:
     rows = [
         (
             "windows",
-            f"{len(windows):,} to train on, of up to {trainer.store.max_length} tokens,"
-            f" {windows.tokens:,} in all; {held_out:,} held out",
+            f"{len(windows):,} to train on, of up to {start.store.max_length} tokens,"
+            f" {windows.tokens:,} in all; {start.held_out:,} held out",
             None,
         ),
-        *_short_rows(trainer),
-        *_position_rows(trainer),
-        *_target_rows(trainer),
-        *_model_rows(trainer, parameters),
+        *_short_rows(start),
+        *_position_rows(start),
+        *_target_rows(start),
+        *_model_rows(start, parameters),
         ("batch", batch, origins.get("batch_windows", "default")),
         (
             "steps",
-            f"{config.max_steps:,} = {epochs:,.3g} epochs" + (f", {steps_left:,} to go" * bool(trainer.steps)),
+            f"{config.max_steps:,} = {epochs:,.3g} epochs" + (f", {steps_left:,} to go" * bool(start.steps)),
             origins.get("max_steps", "default"),
         ),
         ("tokens", f"about {_count(per_step * config.max_steps)}", None),
         ("learning rate", rate, origins.get("lr", "default")),
         *([("compiled", "the first step takes a minute or more; --no-compile: not at all", None)] * config.compile),
-        *_precision_rows(trainer),
-        ("time", f"about {_hours(_seconds_left(trainer))}, from the operations of a step", None),
+        *_precision_rows(start),
+        ("time", f"about {_hours(_seconds_left(start))}, from the operations of a step", None),
     ]
     others = [
         f"{field.name.replace('_', '-')} {_write_value(getattr(config, field.name))} ({origins[field.name]})"
@@ -82,7 +101,7 @@ def announcement(trainer: "Trainer") -> str:
         if field.name in origins and field.name not in _SHOWN
     ]
     rows += [("also", ", ".join(others), None)] if others else []
-    return settings_table(f"{trainer.task.name} on {trainer.store.path}", rows)
+    return settings_table(f"{start.task.name} on {start.store.path}", rows)
 
 
 def _write_value(value: Any) -> str:
@@ -90,14 +109,14 @@ def _write_value(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _model_rows(trainer: "Trainer", parameters: int) -> list:
-    config, origins = trainer.config, trainer.origins
+def _model_rows(start: Start, parameters: int) -> list:
+    config, origins = start.config, start.origins
     model = f"{config.encoder_source}, {parameters:,} parameters are trained"
-    if trainer.task.name == "train-probe":
+    if start.task.name == "train-probe":
         return [("probe", f"of {model}", None)]
-    from student.encoders import own_dropout
+    from student.encoders.build import own_dropout
 
-    dropout = config.dropout if config.dropout is not None else own_dropout(trainer.model.encoder.config)
+    dropout = config.dropout if config.dropout is not None else own_dropout(start.model.encoder.config)
     encoder = "encoder" if config.continue_from is None else "continue_from"
     return [
         ("encoder", model, origins.get(encoder, "default; --encoder bert-2x128 is a small one, for a try")),
@@ -110,39 +129,39 @@ def _model_rows(trainer: "Trainer", parameters: int) -> list:
     ]
 
 
-def _short_rows(trainer: "Trainer") -> list:
+def _short_rows(start: Start) -> list:
     """Which steps read windows cut into pieces, of a run that has such steps."""
-    config, loader = trainer.config, trainer.loader
+    config, loader = start.config, start.loader
     if not loader.short_steps:
         return []
     what = (
         f"steps 1 to {loader.short_steps:,} read each window as {loader.pieces} pieces of {config.short_windows} tokens"
         f" that do not see each other; held-out windows are always whole"
     )
-    return [("pieces", what, trainer.origins.get("short_windows"))]
+    return [("pieces", what, start.origins.get("short_windows"))]
 
 
-def _position_rows(trainer: "Trainer") -> list:
+def _position_rows(start: Start) -> list:
     """That every token is predicted and none is hidden, where this is so."""
-    if trainer.config.positions == "masked":
+    if start.config.positions == "masked":
         return []
-    return [("positions", "all: every token is predicted, none is hidden", trainer.origins.get("positions"))]
+    return [("positions", "all: every token is predicted, none is hidden", start.origins.get("positions"))]
 
 
-def _target_rows(trainer: "Trainer") -> list:
+def _target_rows(start: Start) -> list:
     """The stores that are learned from and the weights of their losses, where there are several."""
-    if not (others := trainer.objective.other_stores):
+    if not (others := start.task.objective.other_stores):
         return []
     return [
-        ("targets" if store is trainer.store else "", f"{store.k:,} LSPs of {store.path}, weight {weight:g}", None)
-        for store, weight in zip((trainer.store, *others), trainer.objective.term_weights, strict=True)
+        ("targets" if store is start.store else "", f"{store.k:,} LSPs of {store.path}, weight {weight:g}", None)
+        for store, weight in zip((start.store, *others), start.task.objective.term_weights, strict=True)
     ]
 
 
-def _precision_rows(trainer: "Trainer") -> list:
+def _precision_rows(start: Start) -> list:
     """A hint at bfloat16 where a run in float32 begins on a processor that multiplies it much faster."""
-    device, is_new = trainer.meter.device, trainer.steps == 0
-    if device.type != "cpu" or trainer.stepper.autocast_dtype is not None or not is_new or not multiplies_bfloat16():
+    device, is_new = start.meter.device, start.steps == 0
+    if device.type != "cpu" or start.autocast_dtype is not None or not is_new or not multiplies_bfloat16():
         return []
     gain = matrix_product_rate(device, torch.bfloat16) / matrix_product_rate(device, torch.float32)
     if gain < WORTH_BFLOAT16:
@@ -152,13 +171,13 @@ def _precision_rows(trainer: "Trainer") -> list:
     return [("arithmetic", hint, None)]
 
 
-def _seconds_left(trainer: "Trainer") -> float:
+def _seconds_left(start: Start) -> float:
     """About how long the other steps take: their operations over what this machine does in a second."""
-    meter = trainer.meter
-    flops = meter.flops_after(trainer.config.max_steps) - meter.flops_after(trainer.steps)
+    meter = start.meter
+    flops = meter.flops_after(start.config.max_steps) - meter.flops_after(start.steps)
     if meter.peak_flops is not None:
         return flops / (SHARE_OF_PEAK * meter.peak_flops)
-    rate = trainer.ranks.size * matrix_product_rate(meter.device, trainer.stepper.autocast_dtype)
+    rate = start.processes * matrix_product_rate(meter.device, start.autocast_dtype)
     return flops / (SHARE_OF_MEASURED * rate)
 
 

@@ -1,7 +1,11 @@
-"""What a batch holds, and how it travels: read one step ahead in a thread, pinned, copied to the device.
+"""What a batch holds, how it is read and masked, and how it travels.
 
-The figures of a step come back the same way. Left out: how a batch is read and masked, and what is done with it
-(step.py).
+    batch = loader.step(config.seed, step, config.batch_windows)      # load and mask; runs one step ahead in a thread
+
+A batch is a function of (seed, step), so there is no state of a reader or generator to save. The training stream is one
+endless sequence of windows: epoch 0 in its order, then epoch 1 in its own, and so on. With B windows in a batch, step s
+takes the windows [s B, (s + 1) B), so that every batch is full and some batches span two epochs. Not handled here: how
+windows are stored (shards), which positions are masked (masks/), what a target is (objectives/).
 
 Shapes: W windows, L positions of a window, M masked tokens.
 """
@@ -17,6 +21,11 @@ import torch
 from torch import Tensor
 
 from shards.reader import Store
+from shards.segments import segment_ids
+from shards.windows import WindowBatch, WindowReader
+from student.masks.masking import Masking
+from student.masks.table import MaskTable
+from student.objectives.base import MaskedTokens
 
 Nested = TypeVar("Nested")  # a tensor, or a tuple (named or not) of tensors, of such tuples and of anything else
 
@@ -46,6 +55,19 @@ class MicroBatch(NamedTuple):
     ids_M: Tensor | None = None
     """int64 ids of the masked tokens, fillers left out; None where nobody counts losses by token"""
 
+    @property
+    def inputs(self) -> tuple:
+        """The arguments of a Student."""
+        return (
+            self.input_WL,
+            self.attention_WL,
+            self.where_M,
+            self.documents_WL,
+            self.most_masked,
+            self.segments_WL,
+            self.visible,
+        )
+
 
 class Batch(NamedTuple):
     """One effective batch."""
@@ -63,6 +85,129 @@ class Batch(NamedTuple):
 def store_has_pairs(store: Store) -> bool:
     """Whether the windows of a store are sentence pairs, [CLS] A [SEP] B [SEP]."""
     return store.plan.windowing.get("packing") == "pairs"
+
+
+class Loader:
+    """Reads and masks batches of a split for one objective.
+
+    read_targets     MaskedTokens -> their targets; the objective's method
+    documents_apart  whether batches say which tokens belong to one document
+    segments         whether batches of sentence pairs say which sentence a token belongs to
+    mask_later       whether batches say how many tokens stand at places that are not masked
+    by_token         whether batches say which tokens are masked, for counting losses by token
+    few_shapes       whether these numbers and those of masked positions are rounded up by fillers, so that a compiled
+                     model meets few
+    pieces           into how many pieces of equal length the first `short_steps` steps cut each window
+    """
+
+    def __init__(
+        self,
+        windows: WindowReader,
+        masking: Masking,
+        read_targets: Callable[[MaskedTokens], Any],
+        *,
+        micro_batch: int,
+        documents_apart: bool = False,
+        segments: bool = False,
+        mask_later: bool = False,
+        by_token: bool = False,
+        few_shapes: bool = False,
+        pieces: int = 1,
+        short_steps: int = 0,
+    ):
+        self.windows = windows
+        self.masking = masking
+        self.read_targets = read_targets
+        self.micro_batch = micro_batch
+        self.documents_apart = documents_apart
+        self.segments = segments
+        self.mask_later = mask_later
+        self.by_token = by_token
+        self.few_shapes = few_shapes
+        self.pieces = pieces
+        self.short_steps = short_steps
+
+    def step(self, seed: int, step: int, batch_windows: int, share: tuple[int, int] | None = None) -> Batch:
+        """The batch of one optimiser step, counted from 0.
+
+        share  first and last (exclusive) of its windows to read, for one of several processes; by default all
+        """
+        first, last = share or (0, batch_windows)
+        begin = step * batch_windows
+        window_ids_W, epochs_W = self.windows.stream(seed, begin + first, begin + last)
+        rate, table = self.masking.rate_at(step), self.masking.table_at(step)
+        pieces = self.pieces if step < self.short_steps else 1
+        return self.load(window_ids_W, epochs_W, seed, rate, table, first, pieces)
+
+    def load(
+        self,
+        window_ids_W: np.ndarray,
+        epochs_W: np.ndarray,
+        mask_seed: int,
+        mask_rate: float,
+        table: MaskTable | None = None,
+        first_place: int = 0,
+        pieces: int = 1,
+    ) -> Batch:
+        """Read windows, mask them, and split them into micro-batches.
+
+        table        of mask weights; None: all tokens are alike
+        first_place  the place of the first of them in the batch
+        pieces       into how many pieces the encoder reads each window cut; masks and targets are those of the window
+        """
+        read = self.windows.read(window_ids_W)
+        counted: dict[str, Any] = {"seed": mask_seed, "epoch": epochs_W}
+        mask_WL = self.masking.choose(read, window_ids_W, **counted, rate=mask_rate, table=table)
+        input_WL = self.masking.corrupt(read.ids, mask_WL, window_ids_W, seed=mask_seed, epoch=epochs_W)
+        places_W = first_place + np.arange(len(window_ids_W))
+        starts = range(0, len(window_ids_W), self.micro_batch)
+        micro = [self._build_micro_batch(read, input_WL, mask_WL, start, pieces) for start in starts]
+        return Batch(
+            micro=micro,
+            counts=tuple(map(sum, zip(*(part.targets.counts for part in micro), strict=True))),
+            tokens=int(read.lengths.sum()),
+            digest=digest_windows(places_W, window_ids_W, epochs_W, read.ids, np.where(mask_WL, input_WL, -1)),
+        )
+
+    def _build_micro_batch(
+        self, read: WindowBatch, input_WL: np.ndarray, mask_WL: np.ndarray, start: int, pieces: int
+    ) -> MicroBatch:
+        part = slice(start, start + self.micro_batch)
+        ids_WL, input_WL, lengths_W, mask_WL = read.ids[part], input_WL[part], read.lengths[part], mask_WL[part]
+        documents_WL = read.documents[part]
+        window_M, position_M = np.nonzero(mask_WL)
+        width = input_WL.shape[1]
+        real_WL = np.arange(width) < lengths_W[:, None]
+        segments_WL = None
+        if self.segments:  # of the window as it was read: what is masked may have become another token
+            segments_WL = torch.from_numpy(segment_ids(ids_WL, lengths_W, self.masking.special_ids["sep"]))
+        if pieces > 1:  # each becomes a row of its own; no token leaves its place in the flattened input
+            rows = pieces * len(input_WL)
+            input_WL, mask_WL = input_WL.reshape(rows, -1), mask_WL.reshape(rows, -1)
+            real_WL, documents_WL = real_WL.reshape(rows, -1), documents_WL.reshape(rows, -1)
+            real_WL[~real_WL.any(axis=1)] = True  # padding alone sees itself: some kernels give NaN otherwise
+        where_M, most_masked, fillers = window_M * width + position_M, int(mask_WL.sum(axis=1).max()), 0
+        if self.few_shapes:
+            most_masked, fillers = round_up(most_masked), round_up(len(where_M)) - len(where_M)
+            where_M = np.pad(where_M, (0, fillers), mode="edge") if fillers else where_M
+        visible = None
+        if self.mask_later:
+            visible_W = (real_WL & (input_WL != self.masking.special_ids["mask"])).sum(axis=1)
+            most = int(visible_W.max())
+            visible = int(visible_W.min()), min(width, round_up(most)) if self.few_shapes else most
+        masked = MaskedTokens(self.windows, read, start + window_M, position_M)
+        return MicroBatch(
+            input_WL=torch.from_numpy(input_WL),
+            attention_WL=None if real_WL.all() else torch.from_numpy(real_WL.astype(np.int64)),
+            where_M=torch.from_numpy(where_M),
+            most_masked=most_masked,
+            targets=self.read_targets(masked),
+            documents_WL=torch.from_numpy(documents_WL.astype(np.int64)) if self.documents_apart else None,
+            segments_WL=segments_WL,
+            fillers=fillers,
+            visible=visible,
+            ids_M=torch.from_numpy(masked.ids()) if self.by_token else None,
+        )
 
 
 def read_ahead(
@@ -131,3 +276,9 @@ def digest_windows(
     rows = np.concatenate((columns, ids_WL, shown_WL), axis=1, dtype=np.int64, casting="unsafe")
     hashes = [hashlib.blake2b(row, digest_size=8).digest() for row in rows]
     return sum(int.from_bytes(digest, "little") for digest in hashes) % 2**64
+
+
+def round_up(count: int) -> int:
+    """The next number of three significant bits: 19 to 20, 2,432 to 2,560. At most a quarter more."""
+    unit = 1 << max(0, count.bit_length() - 3)
+    return -(-count // unit) * unit

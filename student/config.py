@@ -1,4 +1,4 @@
-"""Settings of one student training run.
+"""Settings of one training run of a student, or of a linear probe of one.
 
 A frozen dataclass that the command line turns into flags and a recipe fills with defaults. It imports nothing heavy,
 so that `--help` answers at once.
@@ -11,28 +11,21 @@ configuration names a run.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from common.settings import check, require
-from student.mask_settings import check_masks
-from student.mask_weights_config import ADAPTIVE
+from student.masks.config import ADAPTIVE, UNIFORM
+from student.objectives import OBJECTIVES
 
-ObjectiveName = Literal["mlsm", "mlm", "kd", "mtl", "hard-mlsm", "naive-mlsm", "supersense", "type", "regress", "recon"]
-OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
-OF_SEVERAL_STORES = ("mlsm", "hard-mlsm")  # objectives that learn from several stores at once
-TEMPERABLE = ("mlsm", "mtl", "naive-mlsm")  # objectives that `target_temperature` applies to
+if TYPE_CHECKING:
+    ObjectiveName: TypeAlias = str
+else:
+    ObjectiveName = Literal[tuple(OBJECTIVES)]
 # The next smaller stored weight differs by a factor of e^-0.033, the smallest by e^-8.3 (shards/codec.py); float32 ends
 # at e^-104, and does not tell e^-1e-8 from 1.
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-4, 1e9
-LSP_OBJECTIVES = (*TEMPERABLE, "hard-mlsm", "type")  # objectives that learn LSPs
-OF_LSP_STORES = (*LSP_OBJECTIVES, "recon")  # objectives whose targets are stored LSPs, or follow from them
-OVER_VOCABULARY = ("mlm", "kd", "mtl", "naive-mlsm")  # objectives with an output for every token; `untied` is for these
-# Objectives that learn nothing but stored targets, which follow from the context:
-AT_ALL_POSITIONS = ("mlsm", "kd", "hard-mlsm", "naive-mlsm", "regress", "recon")
-# Objectives whose students predict no words (regress does with kappa, which no study uses for BLiMP):
-WITHOUT_WORDS = ("mlsm", "hard-mlsm", "naive-mlsm", "supersense", "type", "regress", "recon")
 
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 TRACKERS: tuple[str, ...] = get_args(TrackerName)
@@ -44,7 +37,7 @@ OPERATIONAL = frozenset(
     + ["log_every", "track", "keep_last", "activation_checkpointing", "products", "wordnet"]
 )
 
-BEFORE = {  # what runs did before they had the setting
+UNNAMED = {  # settings that are part of a run's identity only where they have another value, so that names stay
     "optimizer": "adamw",
     "positions": "masked",
     "regress_loss": "cosine",
@@ -59,6 +52,10 @@ BEFORE = {  # what runs did before they had the setting
     "target_temperature": 1.0,
 }
 
+_OF_MASKS = ("mask_rate", "mask_rate_end", "mask_schedule", "mask_weights", "mask_unit", "corruption", "mask_later")
+ProbeInput = Literal["softmax", "logits", "hidden"]
+_NAMED = {"mask_rate", "mask_rate_end", "mask_unit", "corruption"}  # fixed settings that are part of a run's identity
+
 
 @dataclass(frozen=True)
 class StudentConfig:
@@ -71,12 +68,10 @@ class StudentConfig:
     store_weights: tuple[float, ...] | None = None
     """several stores: what each one's loss is multiplied with in the sum, in their order; unset: 1 each"""
 
-    objective: ObjectiveName = "mlsm"
-    """what the student learns of a masked token: `mlsm` its stored LSP distribution, `mlm` its identity, `kd` the
-    teacher's stored distribution over the vocabulary, `mtl` LSPs and identity, `hard-mlsm` the largest of its stored
-    LSPs alone, `naive-mlsm` mlsm at the cost of mtl, `supersense` its lexicographer files in WordNet (no teacher),
-    `type` the average LSP distribution of all its occurrences in the training text, `regress` the teacher's hidden
-    state, `recon` the hidden state that its stored LSP distribution rebuilds"""
+    objective: ObjectiveName = field(
+        default="mlsm", metadata={"choices": {name: facts.target for name, facts in OBJECTIVES.items()}}
+    )
+    """what the student learns of a masked token:"""
 
     wordnet: Path | None = None
     """supersense: WordNet's sense index, the file index.sense or the directory that holds it. Its content names the
@@ -279,8 +274,11 @@ class StudentConfig:
             require(self, name, lambda value: value >= 0, "0 or more")
         for name in ("lr", "grad_clip", "epochs", "target_temperature"):
             require(self, name, lambda value: value > 0 and math.isfinite(value), "a positive number")
-        at_least = "0 or more" if self.objective == "regress" else "a positive number"
-        require(self, "kappa", lambda value: (value > 0 or at_least[0] == "0") and 0 <= value < math.inf, at_least)
+        facts = OBJECTIVES[self.objective]
+        if facts.kappa == 0:
+            require(self, "kappa", lambda value: 0 <= value < math.inf, "0 or more")
+        else:
+            require(self, "kappa", lambda value: 0 < value < math.inf, "a positive number")
         if self.regress_loss != "cosine" and self.objective != "regress":
             raise ValueError(
                 f"--regress-loss {self.regress_loss} is only for --objective regress, found {self.objective}. Omit it."
@@ -297,15 +295,15 @@ class StudentConfig:
         for name in ("adam_beta1", "adam_beta2"):
             require(self, name, lambda value: 0 <= value < 1, "from 0 to below 1")
         require(self, "dropout", lambda value: 0 <= value < 1, "a probability from 0 to below 1")
-        check_masks(self)
+        _check_masks(self)
         shares = all(0 <= share <= 1 for share in self.checkpoints)
         require(self, "checkpoints", lambda _: shares, "shares of the steps from 0 to 1")
-        if self.positions == "all" and self.objective not in AT_ALL_POSITIONS:
+        if self.positions == "all" and not facts.all_positions:
             raise ValueError(
                 f"--positions all hides no token, so it is only for objectives that learn nothing but stored targets"
-                f" ({', '.join(AT_ALL_POSITIONS)}); {self.objective} would learn to copy its input. Omit it."
+                f" ({_names('all_positions')}); {self.objective} would learn to copy its input. Omit it."
             )
-        if self.positions == "all" and self.objective == "regress" and self.word_weight > 0:
+        if self.positions == "all" and self.word_weight > 0:
             raise ValueError(
                 "--positions all hides no token, so --kappa would teach to copy the input. Omit one of them."
             )
@@ -317,21 +315,21 @@ class StudentConfig:
                 f" {self.target_temperature:g}. Targets are float32: below, every weight but a token's largest is 0, as"
                 f" with --objective hard-mlsm; above, all stored entries of a token have the same weight."
             )
-        if self.target_temperature != 1 and self.objective not in TEMPERABLE:
+        if self.target_temperature != 1 and not facts.temperable:
             raise ValueError(
-                f"--target-temperature other than 1 is for the objectives {', '.join(TEMPERABLE)}, found"
+                f"--target-temperature other than 1 is for the objectives {_names('temperable')}, found"
                 f" {self.objective}: mlm, hard-mlsm and supersense learn no stored one, and the entries that a kd store"
                 f" leaves out are one bucket, whose power is not the sum of theirs. Leave it out, or take one of these"
                 f" objectives."
             )
-        if (self.wordnet is None) == (self.objective == "supersense"):
+        if (self.wordnet is None) == facts.wordnet:
             raise ValueError(
                 f"--wordnet, WordNet's index.sense as prepare-data wsd brings it, and --objective supersense go"
                 f" together; found objective {self.objective}, wordnet {self.wordnet or 'unset'}. Give both or neither."
             )
-        if self.untied and self.objective not in OVER_VOCABULARY:
+        if self.untied and not facts.vocabulary:
             raise ValueError(
-                f"--untied is only for objectives with an output for every token ({', '.join(OVER_VOCABULARY)}), found"
+                f"--untied is only for objectives with an output for every token ({_names('vocabulary')}), found"
                 f" {self.objective}. Omit it."
             )
 
@@ -344,10 +342,10 @@ class StudentConfig:
         several = isinstance(self.store, tuple)
         if several and not self.store:
             raise ValueError("--store needs a value.")
-        if several and self.objective not in OF_SEVERAL_STORES:
+        if several and not OBJECTIVES[self.objective].several_stores:
             raise ValueError(
-                f"several stores are for the objectives {' and '.join(OF_SEVERAL_STORES)}, found {self.objective}. Name"
-                f" one --store."
+                f"several stores are for the objectives {_names('several_stores', ' and ')}, found {self.objective}."
+                f" Name one --store."
             )
         if self.store_weights is None:
             return
@@ -362,21 +360,22 @@ class StudentConfig:
     def identity(self) -> dict:
         """The settings that decide what is trained, as plain JSON values.
 
-        Settings that were added later are in it only where they differ from what earlier versions did, so that the
-        names of their runs stay: mtl and naive-mlsm say that they are tied, mlm and kd that they are not. Whether
-        segments are read depends on store and encoder, so that key is the task's (task.py).
+        Some settings are in it only where they have an unusual value (UNNAMED), so that names of runs stay: mtl and
+        naive-mlsm say that they are tied, mlm and kd that they are not. Whether segments are read depends on store and
+        encoder, so that key is the task's (task.py).
         """
         unused = {"segments", "store_weights"}
-        unused |= set() if self.untied and self.objective in ("mlm", "kd") else {"untied"}
+        facts = OBJECTIVES[self.objective]
+        unused |= set() if self.untied and not facts.lsps else {"untied"}
         unused |= {"encoder"} if self.continue_from is not None else set()
-        unused |= {"kappa"} if self.objective != "mtl" and not (self.objective == "regress" and self.kappa) else set()
-        unused |= {name for name, first in BEFORE.items() if getattr(self, name) == first}
+        unused |= set() if self.word_weight > 0 else {"kappa"}
+        unused |= {name for name, first in UNNAMED.items() if getattr(self, name) == first}
         unused |= {"mask_rate_steps"} if self.mask_schedule != "steps" else set()
         unused |= {"mask_update_steps"} if self.mask_weights != ADAPTIVE else set()
         unused |= {"mask_weight_steps"} if not isinstance(self.mask_weights, tuple) else set()
         unused |= {"decay_share"} if self.schedule != "wsd" else set()
         unused |= {"short_share"} if self.short_windows is None else set()
-        later: dict = {"tied": True} if self.objective in ("mtl", "naive-mlsm") and not self.untied else {}
+        later: dict = {"tied": True} if facts.lsps and facts.vocabulary and not self.untied else {}
         later |= {"store_weights": list(self.weights)} if len(self.stores) > 1 else {}
         settings = self.to_json() | {"kappa": self.word_weight}
         return {name: value for name, value in settings.items() if name not in OPERATIONAL | unused} | later
@@ -393,8 +392,9 @@ class StudentConfig:
 
     @property
     def word_weight(self) -> float:
-        """The weight of the words beside what else mtl and regress learn."""
-        return self.kappa if self.kappa is not None else float(self.objective != "regress")
+        """The weight of the words beside what else mtl and regress learn; 0 for the other objectives."""
+        usual = OBJECTIVES[self.objective].kappa
+        return 0.0 if usual is None else usual if self.kappa is None else self.kappa
 
     @property
     def predicted(self) -> tuple[float, float]:
@@ -442,11 +442,152 @@ class StudentConfig:
         return 0 if self.short_windows is None else min(round(self.short_share * max_steps), max_steps - 1)
 
 
-def is_untied(settings: dict) -> bool:
-    """Whether a run with these settings, as `identity` has them, gave the vocabulary an output matrix of its own."""
-    if settings["objective"] in ("mlm", "kd"):
-        return settings.get("untied", False)
-    return not settings.get("tied", False)
+@dataclass(frozen=True)
+class ProbeConfig(StudentConfig):
+    """Which student to probe, on which store, and how.
+
+    Those settings of a student that a probe does not have are fixed: the encoder is the student's, the objective mlm.
+    """
+
+    store: str | None = None
+    """directory or URL of a store of the student's tokenizer, of any kind; unset: the one the student learned from"""
+
+    segments: Literal["auto", "never"] = "auto"
+    """which sentence of a pair a token belongs to: `auto` tells a student that was trained so, on a store packed as
+    pairs; `never` gives segment 0 to every token"""
+
+    student: str | None = None
+    """a run, an export, a kept checkpoint or a Hub id of an mlsm, hard-mlsm, naive-mlsm or mtl student, for hidden of
+    any student; unset: the newest finished run with LSPs under runs/students"""
+
+    probe_input: ProbeInput = "softmax"
+    """what the probe reads: `softmax`, the LSP distribution, tests what LSPs carry; `logits`, the raw outputs, tests
+    what the encoder carries, and merges with the output matrix into a decoder that AutoModelForMaskedLM loads;
+    `hidden`, the encoder's last hidden states, is the same readout for students of every objective, mlm included"""
+
+    max_steps: int | None = None
+    """optimiser steps; unset: as the recipe that made the store says, else a tenth of a student's, at least 1,000"""
+
+    lr: float | None = None
+    """peak learning rate of AdamW; unset: 0.001 for logits and hidden; for softmax 100 / max_steps, at most 0.5, as
+    weights of probabilities have a long way to go and AdamW moves them by about the rate"""
+
+    weight_decay: float = 0.0
+    """AdamW's decoupled weight decay of the probe's matrix"""
+
+    output: Path | None = None
+    """directory of the run; unset: runs/probes/<input>-<student>-seed<seed>-<fingerprint>"""
+
+    objective: ObjectiveName = field(init=False, default="mlm")
+    wordnet: Path | None = field(init=False, default=None)
+    store_weights: tuple[float, ...] | None = field(init=False, default=None)
+    kappa: float | None = field(init=False, default=None)
+    regress_loss: Literal["cosine", "mse"] = field(init=False, default="cosine")
+    target_temperature: float = field(init=False, default=1.0)
+    untied: bool = field(init=False, default=False)
+    positions: Literal["masked", "all"] = field(init=False, default="masked")
+    mask_later: int = field(init=False, default=0)  # [MASK] enters where it enters the student
+    mask_rate: float = field(init=False, default=0.15)  # masks are BERT's: uniform, of tokens alone
+    mask_rate_end: float | None = field(init=False, default=None)
+    mask_schedule: Literal["linear", "cosine", "steps"] = field(init=False, default="linear")
+    mask_rate_steps: tuple[float, ...] = field(init=False, default=(0.5,))
+    mask_weights: str | tuple[str, ...] | None = field(init=False, default=None)
+    mask_weight_steps: tuple[float, ...] = field(init=False, default=(0.5,))
+    mask_update_steps: int = field(init=False, default=200)
+    mask_unit: Literal["token", "word", "span"] = field(init=False, default="token")
+    corruption: Literal["mask", "80-10-10"] = field(init=False, default="mask")
+    short_windows: int | None = field(init=False, default=None)
+    short_share: float = field(init=False, default=0.9)
+    encoder: str = field(init=False, default="")
+    continue_from: Path | None = field(init=False, default=None)
+    continue_head: bool = field(init=False, default=False)
+    optimizer: Literal["adamw", "muon"] = field(init=False, default="adamw")
+    dropout: float | None = field(init=False, default=None)
+
+    def identity(self) -> dict:
+        """The settings that decide what is trained. The student is identified by its content, not by its path.
+
+        How the probe masks is fixed, and part of the run's name all the same.
+        """
+        fixed = {"student", *(entry.name for entry in fields(self) if not entry.init)} - _NAMED
+        return {name: value for name, value in super().identity().items() if name not in fixed}
+
+    root = "runs/probes"
+
+    @property
+    def kind(self) -> str:
+        """What the name of a run begins with."""
+        return self.probe_input
+
+    @property
+    def encoder_source(self) -> str:
+        """Name of the student: of its run, with the step of a checkpoint, or the last part of its path or Hub id."""
+        path = Path(self.student or "")
+        if path.parent.name == "checkpoints":
+            return f"{path.parent.parent.name}-{path.name}"
+        return path.parent.name if path.name == "export" else path.name
+
+
+def _check_masks(config: "StudentConfig") -> None:
+    """Raise ValueError where a setting of the masks is out of its range, or two of them contradict each other.
+
+    A list of one table of weights becomes that table, and uniform weights become none.
+    """
+    for name in ("mask_rate", "mask_rate_end"):
+        require(config, name, lambda value: 0 < value < 1, "a share between 0 and 1")
+    if config.mask_schedule != "linear" and config.mask_rate_end is None:
+        raise ValueError(
+            f"--mask-schedule {config.mask_schedule} moves the mask rate to --mask-rate-end, which is not given. Give"
+            f" it, or leave the schedule out."
+        )
+    require(config, "mask_rate_steps", _rise, "rising shares of the steps between 0 and 1")
+    weights = config.mask_weights if isinstance(config.mask_weights, tuple) else (config.mask_weights,)
+    if len(weights) == 1:
+        object.__setattr__(config, "mask_weights", None if weights[0] == UNIFORM else weights[0])
+    elif not weights:
+        raise ValueError("--mask-weights needs a value.")
+    elif ADAPTIVE in weights:
+        raise ValueError(
+            f"--mask-weights {' '.join(weights)}: adaptive weights are those of a whole run, and take no turns with"
+            f" others. Give adaptive alone, or leave it out."
+        )
+    elif len(config.mask_weight_steps) != len(weights) - 1:
+        raise ValueError(
+            f"--mask-weight-steps takes a share of the steps for each of the --mask-weights but the first:"
+            f" {len(weights) - 1} for {len(weights)}, found {len(config.mask_weight_steps)}."
+        )
+    require(config, "mask_weight_steps", _rise, "rising shares of the steps between 0 and 1")
+    if "domain" in weights:
+        raise ValueError(
+            "--mask-weights domain: these weights compare the store with a general one, or come from a list of"
+            " words. Make the file first (make-mask-weights --kind domain), and give its path."
+        )
+    require(config, "mask_update_steps", lambda value: value >= 1, "at least 1")
+    if config.positions == "all":
+        _check_unmasked(config)
+    if config.mask_later > 0 and config.corruption != "mask":
+        raise ValueError(
+            f"--mask-later {config.mask_later} is for --corruption mask alone, found {config.corruption}: a token that"
+            f" stands at a masked position would tell the layers below that it is one. Leave one of them out."
+        )
+
+
+def _check_unmasked(config: "StudentConfig") -> None:
+    """Raise ValueError if a setting says how tokens are hidden."""
+    defaults = {field.name: field.default for field in fields(config)}
+    for name in _OF_MASKS:
+        if getattr(config, name) != defaults[name]:
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag} says how tokens are hidden, and --positions all hides none. Omit one of them.")
+
+
+def _rise(shares: tuple[float, ...]) -> bool:
+    """Whether these are rising shares between 0 and 1, at least one."""
+    return bool(shares) and all(before < after for before, after in zip((0, *shares), (*shares, 1), strict=True))
+
+
+def _names(fact: str, joined: str = ", ") -> str:
+    return joined.join(name for name, facts in OBJECTIVES.items() if getattr(facts, fact))
 
 
 class ResolvedConfig(StudentConfig):

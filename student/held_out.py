@@ -4,7 +4,7 @@ These are the average target of the training split and, for LSPs, the average at
 
 The windows are read and masked once, with a seed of their own and without weights of the tokens, so all runs on one
 plan that share masking unit and final rate are judged on the same tokens. With weights every run would be judged on
-tokens of its own choice: rare ones are harder, whatever was learned. Left out: the figures themselves (objectives.py).
+tokens of its own choice: rare ones are harder, whatever was learned. Left out: the figures themselves (objectives/).
 """
 
 import logging
@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from common.errors import StoreError
 from shards.reader import Store
 from shards.windows import WindowReader
-from student.batches import Batch, MicroBatch, to_device
-from student.masking import Masking
-from student.objective import Objective
+from student.batches import Batch, Loader, MicroBatch, to_device
+from student.masks.masking import Masking
+from student.objectives.base import Objective
 from student.ranks import Ranks
-from student.step import Loader
 
 logger = logging.getLogger(__name__)
 

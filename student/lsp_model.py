@@ -12,7 +12,7 @@ An export holds beside the encoder:
 and lsp_head_2.safetensors, lsp_config_2.json, ... of the second store and those after it, where a student learned from
 several: each is a whole head of its own, with the same dense and norm.
 
-Left out: training (trainer.py), what the LSPs mean (the dictionary is stage A's).
+Left out: training (train.py), what the LSPs mean (the dictionary is stage A's).
 
 Shapes: W windows, L positions, M chosen positions, T tokens of a text without special ones, d hidden width, k LSPs.
 """
@@ -48,9 +48,9 @@ from common.paths import utf8_name
 from common.text import shell_quote
 from shards.manifest import MAX_WIDTH
 from shards.reader import Store
-from student.encoders import without_pooler
-from student.model import Student
-from student.modeling_mlsm import head_files
+from student.encoders.build import without_pooler
+from student.encoders.model import Student
+from student.encoders.modeling_mlsm import head_files
 
 FACTS = object_of(  # lsp_config.json, as far as it is read
     {

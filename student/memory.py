@@ -1,6 +1,6 @@
 """Memory of the device: how much was used, and which micro-batch fits where another one did not.
 
-Left out: one pass of forward and backward (step.py).
+Left out: one pass of forward and backward (train.py).
 """
 
 import resource

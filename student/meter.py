@@ -1,13 +1,13 @@
 """What a step costs: the figures of speed and memory in a run's log.
 
-Left out: how operations are counted (flops.py), what a step computes (step.py).
+Left out: how operations are counted (flops.py), what a step computes (train.py).
 """
 
 import torch
 from torch import nn
 
 from student.config import ResolvedConfig
-from student.flops import peak_flops, step_flops
+from student.encoders.flops import peak_flops, step_flops
 from student.memory import peak_memory
 
 

@@ -1,25 +1,26 @@
 """Open what a run works on: settings with nothing left open, its store, its task and its directory.
 
-Everything that does not belong together is refused here, before anything is built. Left out: the training (trainer.py),
-how open settings are settled (resolve.py), what the directory holds (run.py).
+Everything that does not belong together is refused here, before anything is built. Left out: the training (train.py),
+how open settings are settled (resolve.py), what the directory holds (runs/).
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from common.errors import RunError
 from common.invocation import program
 from shards.reader import Store
-from student.arithmetic import Arithmetic, choose_arithmetic
 from student.config import StudentConfig
-from student.mask_weights import tables_of
-from student.mask_weights_config import UNIFORM
+from student.encoders.products import choose_products, contradicts
+from student.masks.config import UNIFORM
+from student.masks.weights import tables_of
 from student.ranks import Ranks
-from student.resolve import Resolved, resolve
-from student.run import Run
+from student.resolve import Resolved, resolve, resolve_compile, resolve_dtype
+from student.runs.directory import Run
+from student.runs.tracking import check_trackers
 from student.task import Task
-from student.tracking import check_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,8 @@ def open_run(
         raise RunError(f"no store given. Make one:  {program()} encode-lsp   or name one with --store.")
     store = Store.open(config.stores[0])
     store.read_tokenizer()  # refuses another one now, not in the export; the export gets these bytes
-    resolved = resolve(config, store, origins)
+    dtype, compiled = resolve_dtype(config.dtype, ranks.device), resolve_compile(config.compile, ranks.device)
+    resolved = resolve(replace(config, dtype=dtype, compile=compiled), store, origins)
     ranks.share(resolved.config.batch_windows)  # refuses more processes than windows
     task = prepare(resolved.config, store)
     tables = tables_of(resolved.config, store)
@@ -43,11 +45,13 @@ def open_run(
     if any(tables):  # their content counts, and not their places
         settings["mask_weights"] = names if len(names) > 1 else names[0]
 
-    def arithmetic() -> Arithmetic:
-        return choose_arithmetic(resolved.config, task.build(), store.max_length, ranks.device, ranks.size)
+    def choose() -> Mapping[str, str]:
+        return choose_products(resolved.config, task.build(), store.max_length, ranks.device, ranks.size)
 
-    run = Run(resolved.config, store, task.architecture, settings, tables, create=ranks.is_first, arithmetic=arithmetic)
-    if ranks.is_first and run.arithmetic.contradicts(resolved.config, ranks.device):
+    run = Run(
+        resolved.config, store, task.architecture, settings, tables, create=ranks.is_first, choose_products=choose
+    )
+    if ranks.is_first and contradicts(run.products, resolved.config, ranks.device):
         logger.warning(
             "--products %s is not taken: the run in %s began with other products and keeps them to its end. "
             "Another --output begins a run of its own",

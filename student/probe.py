@@ -38,20 +38,14 @@ from common.products import USUAL
 from common.progress import silent
 from shards.reader import Store, is_url
 from student.batches import store_has_pairs
-from student.config import StudentConfig
-from student.encoders import vocabulary_of, weights_fingerprint
-from student.export import (
-    LINEAGE_FILE,
-    LSP_LOADING,
-    PROBE_FILE,
-    CardText,
-    auto_loading,
-    mask_later_note,
-    write_papers,
-)
-from student.flops import forward_flops
-from student.identity import find_description
-from student.linear import linear
+from student.config import ProbeConfig, StudentConfig
+from student.encoders.build import vocabulary_of, weights_fingerprint
+from student.encoders.flops import forward_flops
+from student.encoders.linear import linear
+from student.encoders.mask_later import mask_later_of
+from student.encoders.model import FrozenEncoder, Student
+from student.encoders.modeling_mlsm import HEAD_FILE
+from student.encoders.stock import has_known_head, masked_lm
 from student.lsp_model import (
     LspModel,
     export_of,
@@ -63,14 +57,19 @@ from student.lsp_model import (
     reading_export,
     save_lsp_head,
 )
-from student.mask_later import mask_later_of
-from student.model import FrozenEncoder, Student
-from student.modeling_mlsm import HEAD_FILE
-from student.objectives import Mlm
-from student.probe_config import ProbeConfig
-from student.stock import has_known_head, masked_lm
+from student.objectives.mlm import Mlm
+from student.runs.export import (
+    LINEAGE_FILE,
+    LSP_LOADING,
+    PROBE_FILE,
+    CardText,
+    auto_loading,
+    mask_later_note,
+    write_papers,
+)
+from student.runs.identity import find_description
 from student.task import Task
-from student.trainer import train
+from student.train import train
 
 logger = logging.getLogger(__name__)
 

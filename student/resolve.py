@@ -1,4 +1,6 @@
-"""The values of a run's open settings on a store, and where each comes from: one answer for Python and for cli.py.
+"""All of a run's settings, settled once: what is left open follows from the store, its recipe and the device.
+
+One answer for Python and for the command line, with where each value comes from. Everything else reads it:
 
     config, origins = resolve(StudentConfig(store=path, encoder="bert-2x128"), Store.open(path))
     config.max_steps, origins["max_steps"]      # 2000, "store: 4 epochs would be 262 steps, fewer than 2,000"
@@ -19,14 +21,16 @@ The demonstration's recipe is not for weights that were trained before. Left out
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from common.errors import RunError
 from recipes.reading import DEMONSTRATION, recipe_of_store, recipe_settings
 from shards.reader import Store
 from shards.windows import WindowReader
-from student.config import FOLLOWING, ResolvedConfig, StudentConfig
-from student.probe_config import ProbeConfig
+from student.config import FOLLOWING, ProbeConfig, ResolvedConfig, StudentConfig
+
+if TYPE_CHECKING:
+    import torch
 
 EPOCHS = 4
 ENOUGH_STEPS = 10_000
@@ -199,8 +203,22 @@ def _choose_rate(config: StudentConfig, max_steps: int, store: Store, found: dic
     if config.continue_from is not None:
         found["lr"] = "default for weights that were trained before"
         return BASE_RATE
-    from student.encoders import unfitted_config  # only here: transformers takes seconds to import
+    from student.encoders.build import unfitted_config  # only here: transformers takes seconds to import
 
     width = unfitted_config(config, store).hidden_size
     found["lr"] = f"default for width {width}"
     return rate_for_width(width)
+
+
+def resolve_compile(setting: bool | None, device: "torch.device") -> bool:
+    """Whether a setting means that the student is compiled on a device."""
+    return device.type == "cuda" if setting is None else setting
+
+
+def resolve_dtype(
+    name: Literal["auto", "float32", "bfloat16"], device: "torch.device"
+) -> Literal["float32", "bfloat16"]:
+    """The arithmetic that a dtype setting means on a device."""
+    if name != "auto":
+        return name
+    return "bfloat16" if device.type == "cuda" else "float32"

@@ -1,6 +1,6 @@
 """What a run trains, which the trainer itself does not know: a student (here) or a probe of one (probe.py).
 
-Left out: the training itself (trainer.py).
+Left out: the training itself (train.py).
 """
 
 import logging
@@ -13,12 +13,12 @@ from torch import nn
 from shards.reader import Store
 from student.batches import store_has_pairs
 from student.config import StudentConfig
-from student.encoders import encoder_config, token_types
-from student.export import export_student
-from student.model import Student, build_student
-from student.objective import Objective
-from student.several_stores import build_objective, open_beside
-from student.stock import take_head
+from student.encoders.build import encoder_config, token_types
+from student.encoders.model import Student, build_student
+from student.encoders.stock import take_head
+from student.objectives.base import Objective
+from student.objectives.several_stores import build_objective, open_beside
+from student.runs.export import export_student
 
 logger = logging.getLogger(__name__)
 _WHOLE_WINDOW_TARGETS = (

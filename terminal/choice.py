@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def load(reference: str) -> Any:
-    """Import what a reference like student.trainer:train names. Only then, so that --help answers at once."""
+    """Import what a reference like student.train:train names. Only then, so that --help answers at once."""
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)
 
@@ -71,7 +71,7 @@ def students(settings: object) -> list[Path]:
 
 def runs(settings: object) -> list[Path]:
     """List the runs that have saved a checkpoint."""
-    from student.export_run import runs_with_checkpoints
+    from student.runs.export_run import runs_with_checkpoints
 
     return runs_with_checkpoints()
 

@@ -39,7 +39,7 @@ GROUPS = {
         entropy frozen layers matching kept_from matched_from full repair only print_commands dry_run metric paper
         smoke overwrite top tokens samples all masked private solver center seed json""",
     "resources": """device dtype products workers scheduler micro_batch batch_tokens unit_tokens compile
-        activation_checkpointing partial_vocabulary gpu mfu""",
+        activation_checkpointing partial_vocabulary gpu""",
     "rare": """text_field invalid_utf8 min_characters keep_duplicates documents_apart segments dictionary_epochs
         dictionary_batch tolerance solver_steps solver_backend retry_quarantine kappa regress_loss target_temperature
         untied continue_head warmup schedule decay_share optimizer adam_beta1 adam_beta2 weight_decay decay_all
@@ -115,7 +115,9 @@ def flags_of(name: str, verb: "Verb", settings_class: type, values: dict, why: s
     for group, names in GROUPS.items():
         shown = parser.add_argument_group(TITLES[group])
         for setting in [setting for setting in names.split() if setting in fields and setting not in hidden]:
-            text = f"{docs.get(setting, '')} {_default(fields[setting], values)}".strip()
+            choices = [f"`{name}` {text}" for name, text in fields[setting].metadata.get("choices", {}).items()]
+            text = f"{docs.get(setting, '')} {', '.join(choices)} {_default(fields[setting], values)}"
+            text = " ".join(text.split())
             add_flag(shown, fields[setting], help=text.replace("%", "%%"))
     return parser
 

@@ -2,7 +2,7 @@
 
 from common.invocation import program
 from common.text import printable, shell_join
-from student.mask_weights_config import MaskWeightsConfig
+from student.masks.config import MaskWeightsConfig
 from terminal.tables import table
 
 

@@ -118,7 +118,7 @@ def _settle(verb: "Verb", parsed: Parsed) -> Any:
     store = (parsed.store or store_to_train_on(verb, settings)[0]) if verb.training else None
     if store is None:
         return settings
-    from student.encoders import own_dropout, unfitted_config
+    from student.encoders.build import own_dropout, unfitted_config
     from student.resolve import resolve
 
     settings = resolve(settings, store, parsed.origins).config

@@ -5,8 +5,8 @@ from textwrap import indent
 
 from common.invocation import program
 from common.text import shell_join
-from student.config import LSP_OBJECTIVES, WITHOUT_WORDS
-from student.probe_config import ProbeConfig
+from student.config import ProbeConfig
+from student.objectives import LSP_OBJECTIVES, OBJECTIVES, WITHOUT_WORDS
 from terminal.tables import store_rows, table
 
 
@@ -84,7 +84,7 @@ def exporting(report: dict, settings: object) -> str:
 
 def _how_to_load(export):
     """Quote the lines of the model card that load an export."""
-    from student.export import loading_code
+    from student.runs.export import loading_code
 
     return "\nLoad it:\n\n" + indent(loading_code(Path(export)).strip(), "  ")
 
@@ -105,9 +105,8 @@ def _held_out_rows(objective, figures, baseline):
     if not figures:
         return [("held out", "nothing: the corpus has no held-out windows")]
     from student.meter import closest_baseline
-    from student.objectives import OBJECTIVES
 
-    objective, loss = OBJECTIVES[objective], figures["loss"]
+    objective, loss = OBJECTIVES[objective].load(), figures["loss"]
     loss_name = f"{objective.loss_name}, weighted sum" if "loss_1" in figures else objective.loss_name
     plain = _side(loss, baseline["loss"], objective.reference)
     closest = closest_baseline(baseline)

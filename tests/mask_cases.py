@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from shards.counter import hash_u64
-from student.masking import Masking
+from student.masks.masking import Masking
 
 SPECIAL_IDS = [0, 1, 2]
 CONTINUES = np.array([0, 0, 0, 1, 0, 1, 1, 0, 0, 0], bool)

@@ -1,7 +1,7 @@
 """Mutation testing: change single lines of the product, one at a time, and see whether the tests notice.
 
     python tests/mutants.py                        # 200 mutants, seed 0, as many processes as there are cores
-    python tests/mutants.py --only student/step.py --count 30
+    python tests/mutants.py --only student/train.py --count 30
     python tests/mutants.py --list                 # print the sample and run nothing
 
 A sample is a function of (seed, count) and the code: the areas of TABLE take turns, a line is mutated at most once,
@@ -115,32 +115,30 @@ TABLE = (  # area, modules, files of tests/ that mirror them, then their neighbo
     ("shards", "shards/*.py", f"{READING} shards/test_codec.py shards/test_derive.py"),
     (
         "step",
-        "student/step.py",
+        "student/train.py",
         f"{STEP} student/test_batches.py student/test_memory.py student/test_ranks.py student/test_trainer.py",
     ),
     ("step", "student/batches.py", f"student/test_batches.py {STEP} student/test_trainer.py"),
-    ("step", "student/muon.py", f"student/test_muon.py {STEP} student/test_trainer.py"),
-    ("step", "student/trainer.py", f"student/test_trainer.py {STEP}"),
+    ("step", "student/optimizer.py", f"student/test_muon.py {STEP} student/test_trainer.py"),
+    ("step", "student/train.py", f"student/test_trainer.py {STEP}"),
     ("step", "student/ranks.py", f"student/test_ranks.py {STEP}"),
-    ("objectives", "student/objective.py", f"{OBJECTIVES} student/test_step.py"),
+    ("objectives", "student/objectives/base.py", f"{OBJECTIVES} student/test_step.py"),
+    ("objectives", "student/objectives/losses.py", OBJECTIVES),
+    ("objectives", "student/objectives/sparse_rows.py", OBJECTIVES),
     (
         "objectives",
-        "student/objectives.py",
+        "student/objectives/*.py",
         f"{OBJECTIVES} student/test_documents.py student/test_position_baseline.py",
     ),
-    ("objectives", "student/losses.py", OBJECTIVES),
-    ("objectives", "student/targets.py", f"{OBJECTIVES} student/test_documents.py"),
-    ("objectives", "student/sparse_rows.py", OBJECTIVES),
-    ("objectives", "student/baselines.py", f"{OBJECTIVES} student/test_position_baseline.py"),
-    ("objectives", "student/supersenses.py", f"student/test_supersenses.py {OBJECTIVES}"),
+    ("objectives", "student/objectives/supersense.py", f"student/test_supersenses.py {OBJECTIVES}"),
     ("objectives", "student/held_out.py", f"{OBJECTIVES} student/test_memory.py student/test_documents.py"),
-    ("objectives", "student/position_marginals.py", f"student/test_position_baseline.py {OBJECTIVES}"),
-    ("masking", "student/adaptive_masks.py", f"student/test_adaptive_masks.py {MASKS}"),
-    ("masking", "student/collocations.py", f"student/test_mask_weights.py {MASKS}"),
-    ("masking", "student/mask_later.py", f"student/test_mask_later.py {MASKS}"),
-    ("masking", "student/masking.py", f"{MASKS} student/test_short_windows.py student/test_segments.py"),
-    ("masking", "student/words.py", f"student/test_words.py {MASKS}"),
-    ("masking", "student/mask_*.py", f"{MASKS} student/test_adaptive_masks.py"),
+    ("objectives", "student/objectives/position_marginals.py", f"student/test_position_baseline.py {OBJECTIVES}"),
+    ("masking", "student/masks/adaptive.py", f"student/test_adaptive_masks.py {MASKS}"),
+    ("masking", "student/masks/collocations.py", f"student/test_mask_weights.py {MASKS}"),
+    ("masking", "student/encoders/mask_later.py", f"student/test_mask_later.py {MASKS}"),
+    ("masking", "student/masks/masking.py", f"{MASKS} student/test_short_windows.py student/test_segments.py"),
+    ("masking", "student/masks/words.py", f"student/test_words.py {MASKS}"),
+    ("masking", "student/masks/*.py", f"{MASKS} student/test_adaptive_masks.py"),
     ("statistics", "common/gains.py", "student/test_position_baseline.py evaluation/studies/test_match_entropy.py"),
     ("statistics", "evaluation/comparison/significance.py", "evaluation/comparison/test_significance.py"),
     (
@@ -682,7 +680,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=200, help="how many mutants")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", metavar="FILE", help="mutants of this module, such as student/step.py")
+    parser.add_argument("--only", metavar="FILE", help="mutants of this module, such as student/train.py")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="by default the cores")
     parser.add_argument("--list", action="store_true", help="print the sample and run nothing")
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()) / "mlsm-mutants")

@@ -16,7 +16,7 @@ import cli
 import mlsm
 from evaluation.comparison.models import OBJECTIVES as LABELS
 from evaluation.inspection.pages import text_of
-from student.config import OBJECTIVES
+from student.objectives import OBJECTIVES
 from terminal.choice import load
 from terminal.flags import read_flags, take_flag, take_value
 
@@ -53,7 +53,7 @@ def test_the_files_that_the_architecture_names_are_there():
     tree = re.search(r"```\n(cli\.py.*?)```", (ROOT / "docs" / "ARCHITECTURE.md").read_text(), re.DOTALL)[1]
     folder, named = "", []
     for line in tree.splitlines():
-        if heading := re.match(r"(\w+/) ", line):
+        if heading := re.match(r"([\w/]+/) ", line):
             folder = heading[1]
         named += [folder + name for name in re.findall(r"[\w/]+\.py\b", line) if folder or name == "cli.py"]
     assert len(named) > 60 and [name for name in named if not (ROOT / name).is_file()] == []

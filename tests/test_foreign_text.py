@@ -13,10 +13,10 @@ from shards import remote
 from shards.manifest import with_checksum
 from shards.reader import Store
 from student.config import StudentConfig
-from student.export import CardText, write_papers
-from student.export_config import ExportConfig
-from student.export_run import export_run
-from student.trainer import train
+from student.runs.export import CardText, write_papers
+from student.runs.export_config import ExportConfig
+from student.runs.export_run import export_run
+from student.train import train
 from terminal import training
 
 pytestmark = pytest.mark.promise("43 text of others in cards, pages, terminals")
@@ -45,6 +45,7 @@ def test_a_card_tells_foreign_text_as_text(store, tmp_path):
         "settings": {"lr": 1, HOSTILE: HOSTILE, "continue_from": HOSTILE},
         "step": HOSTILE,
         "tokens": HOSTILE,
+        "flops": 10**9,
         "held_out": {HOSTILE: 1.0},
         "baseline": {},
         "objective": "mlm",

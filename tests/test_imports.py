@@ -224,7 +224,7 @@ def test_the_demonstration_needs_no_extra_and_errors_name_those_of_other_command
     assert needs == ["cluster", "corpora", "corpora", "eval", "remote"], run.stderr
 
 
-LIGHT = ("cli", "mlsm", "pipeline.config", "shards.config", "student.config", "student.probe_config")
+LIGHT = ("cli", "mlsm", "pipeline.config", "shards.config", "student.config")
 
 
 @pytest.mark.parametrize("module", LIGHT)

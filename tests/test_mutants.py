@@ -51,14 +51,14 @@ def test_words_hints_and_messages_stay():
 
 
 def test_a_sample_is_counted_and_of_different_lines(tmp_path):
-    for file in ("student/step.py", "student/masking.py", "shards/codec.py"):
+    for file in ("student/train.py", "student/masks/masking.py", "shards/codec.py"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_bytes((mutants.ROOT / file).read_bytes())
     some, more, others = (mutants.sample(tmp_path, *given, None) for given in ((0, 20), (0, 40), (1, 20)))
     assert more[:20] == some != others and len({(one.file, one.line) for one in more}) == 40
     assert [mutants.tests_of(one.file)[0] for one in some[:6]] == 2 * ["shards", "masking", "step"]
-    alone = mutants.sample(tmp_path, 0, 5, "student/step.py")
-    assert {one.file for one in alone} == {"student/step.py"} and alone[0] in some
+    alone = mutants.sample(tmp_path, 0, 5, "student/train.py")
+    assert {one.file for one in alone} == {"student/train.py"} and alone[0] in some
     for one in more:
         source = (tmp_path / one.file).read_text()
         mutated = mutants.mutate(source, one)

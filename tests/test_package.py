@@ -13,13 +13,22 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def copy_checkout(place):
+    """Copy what a build reads: ./runs of a checkout is left out, the package student/runs is not."""
+    patterns = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__")
+
+    def ignored(directory, names):
+        return {*patterns(directory, names), *({"runs"} if Path(directory) == ROOT else ())}
+
+    shutil.copytree(ROOT, place, symlinks=True, ignore=ignored)
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """The project's wheel, built from a copy of the checkout without a network."""
     pytest.importorskip("setuptools", reason="building a wheel without a network needs setuptools installed")
     source, built = tmp_path_factory.mktemp("source") / "mlsm", tmp_path_factory.mktemp("wheel")
-    ignored = shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT, source, symlinks=True, ignore=ignored)
+    copy_checkout(source)
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
     subprocess.run([*pip, "-w", built, source], check=True, capture_output=True)
     return next(built.glob("*.whl"))
@@ -62,8 +71,7 @@ def test_an_installed_wheel_runs_away_from_the_checkout(wheel, tmp_path):
 
 
 def test_the_source_distribution_holds_the_docs(tmp_path):
-    ignored = shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "__pycache__", "tests", "benchmarks")
-    shutil.copytree(ROOT, tmp_path / "mlsm", symlinks=True, ignore=ignored)
+    copy_checkout(tmp_path / "mlsm")
     code = "import setuptools.build_meta as backend; print(backend.build_sdist('dist'))"
     command = [sys.executable, "-c", code]
     subprocess.run(command, cwd=tmp_path / "mlsm", check=True, capture_output=True)

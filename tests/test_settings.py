@@ -22,10 +22,9 @@ from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig, L
 from recipes.reading import recipe_of_store, recipe_to_keep
 from shards.config import ShowConfig
 from shards.reader import Store
-from student.config import StudentConfig
-from student.probe_config import ProbeConfig
+from student.config import ProbeConfig, StudentConfig
 from student.resolve import batch_for, rate_for_width, resolve
-from student.run import Run
+from student.runs.directory import Run
 from student.task import student_task
 from terminal.dictionaries import dictionaries
 from terminal.encoding import encoding

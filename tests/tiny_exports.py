@@ -3,13 +3,14 @@
 import torch
 
 from student.config import StudentConfig
-from student.export import export_student
-from student.model import build_student
+from student.encoders.model import build_student
+from student.runs.export import export_student
 
 LINEAGE = {
     "settings": {"seed": 1},
     "step": 5,
     "tokens": 99,
+    "flops": 10**9,
     "held_out": {"loss": 1.5},
     "baseline": {"loss": 2.0},
 }

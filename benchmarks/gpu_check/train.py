@@ -28,10 +28,9 @@ from pipeline.dictionary import torch as torch_learner
 from shards.reader import Store
 from student.batches import pin
 from student.config import StudentConfig
-from student.model import Student, build_student
+from student.encoders.model import Student, build_student
 from student.objectives import OBJECTIVES
-from student.step import Stepper
-from student.trainer import train
+from student.train import Stepper, train
 
 STEPS = 10
 EXACT, IN_BFLOAT16 = 1e-4, 2e-2  # of the losses and norms of a GPU against those of a CPU in float32, relatively

@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from evaluation.lineage import UNTRAINED, WITHOUT_TARGETS, is_content
-from student.config import BEFORE, OF_LSP_STORES, OVER_VOCABULARY, is_untied
-from student.mask_weights_config import ADAPTIVE
+from student.config import UNNAMED
+from student.masks.config import ADAPTIVE
+from student.objectives import OF_LSP_STORES, OVER_VOCABULARY, is_untied
 
 Groups = dict[str, dict[str, Any]]  # group -> name of a setting -> its value
 
@@ -42,7 +43,7 @@ _SKIPPED = (
     "dictionary_settings",
 )
 _DEFAULTS: Groups = {  # what an absent key meant in commit 1837c65
-    "run": BEFORE | {"segments": False, "mask_weights": "uniform", "wordnet": None},
+    "run": UNNAMED | {"segments": False, "mask_weights": "uniform", "wordnet": None},
     "teacher": {"teacher documents_apart": False, "teacher segments": False},
     "lsp": {"solver": "cd", "dictionary atoms": "learned", "hidden": None},
     "logits": {"logits masked_passes": 0},

@@ -22,22 +22,12 @@ from common.errors import ComparisonError
 from evaluation.comparison.identity import KEPT, differences, family_key, text
 from evaluation.lineage import WITHOUT_TARGETS
 from evaluation.records import FROZEN, METRICS, path_of
+from student import objectives
 
 SEEDS = 5  # the paper's trainings of a task
 SUITE = tuple((task, metric) for task, metrics in METRICS.items() for metric in metrics)
 PARADIGMS = 67
-OBJECTIVES = {
-    "mlsm": "MLSM",
-    "mlm": "MLM",
-    "kd": "KD",
-    "mtl": "MLSM+MLM",
-    "hard-mlsm": "hard MLSM",
-    "naive-mlsm": "naive MLSM",
-    "supersense": "supersenses",
-    "type": "LSPs by type",
-    "regress": "hidden states",
-    "recon": "rebuilt hidden states",
-}
+OBJECTIVES = {name: facts.label for name, facts in objectives.OBJECTIVES.items()}
 FACTS = ("objective", "encoder", "teacher", "layer", "k", "lambda", "kappa", "run_seed")
 _RECORDED_LATE = ("dropout", "segments", "unread_words")  # settings that records of 1837c65 do not have
 _SHORT = {

@@ -35,7 +35,7 @@ from evaluation.comparison.models import (
 )
 from evaluation.comparison.significance import win_rates
 from evaluation.plots import new_figure
-from student.config import WITHOUT_WORDS
+from student.objectives import WITHOUT_WORDS
 
 _STUDIED = {"objective", "step"}
 _RIVALS = ("mlm", "kd")  # of MLSM in figure 7

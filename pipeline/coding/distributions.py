@@ -4,7 +4,7 @@ A code a gives P = a / sum(a). The largest n entries are kept as they are; the m
 row's tail. A code of all zeros has no distribution: its row stays empty, and the token carries no loss (the
 official code lets it in as a row of zeros). Codes that lie on a GPU are cut, divided and quantised there, and only what
 is kept comes to the host: the same bytes, as sums and quotients are float64. Not run on a GPU yet. Left out:
-renormalising for the loss (student/objectives.py), packing (shards/codec.py).
+renormalising for the loss (student/objectives/), packing (shards/codec.py).
 
 Shapes: N tokens, n of them at once, w the most entries of one, E entries.
 """

@@ -15,7 +15,7 @@ from evaluation.comparison.models import match_trainings, models_of
 from evaluation.lineage import FIELDS, lineage
 from pipeline.teacher import teacher_fingerprint
 from student.config import StudentConfig
-from student.trainer import train
+from student.train import train
 
 UNKNOWN = dict.fromkeys(FIELDS) | {"flops": {"pretraining": None, "teacher": None}, "identity": None}
 

@@ -100,13 +100,12 @@ from shards.derive import derive
 from shards.reader import Store, finished_stores
 from shards.remote import Remote
 from shards.verify import verify
-from student.config import StudentConfig
-from student.export_config import ExportConfig
-from student.export_run import export_run
+from student.config import ProbeConfig, StudentConfig
 from student.lsp_model import LspModel
 from student.probe import train_probe, with_student_and_store
-from student.probe_config import ProbeConfig
-from student.trainer import train
+from student.runs.export_config import ExportConfig
+from student.runs.export_run import export_run
+from student.train import train
 from terminal import lsps
 from terminal.settings import parse
 from terminal.stores import verification, view

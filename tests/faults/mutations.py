@@ -26,7 +26,7 @@ import numpy as np
 
 from shards.copies import dictionary_fingerprint
 from shards.manifest import fingerprint, with_checksum
-from student.checkpoint import _checksum as checksum_of_state
+from student.runs.checkpoint import _checksum as checksum_of_state
 
 SECRET = "the-canary-sings"
 

@@ -44,11 +44,11 @@ from shards.reader import Store, finished_stores
 from shards.schema import LSP_OCTAVES, ShardMeta
 from shards.verify import verify
 from shards.writer import UnitWriter
-from student import modeling_mlsm
-from student.checkpoint import Checkpoints
 from student.config import StudentConfig
-from student.export import write_papers
-from student.trainer import train
+from student.encoders import modeling_mlsm
+from student.runs.checkpoint import Checkpoints
+from student.runs.export import write_papers
+from student.train import train
 
 K, WORDS = 24, 60
 VOCABULARY = len(tiny_store.SPECIAL) + WORDS
@@ -798,6 +798,10 @@ def test_a_crafted_dictionary_is_refused(files, change):
     assert problems(files).keys() == {"dictionary"}
 
 
+STATE = {"tokens": 0, "seconds": 0.0, "held_out": {}, "flops": 0, "run": "r", "plan": "p", "target": "t"}
+STATE |= {"shards": "s", "files": {}}
+
+
 @pytest.mark.promise("plan, record, target …")
 @pytest.mark.promise("42 crafted JSON and …")
 @pytest.mark.parametrize(
@@ -810,14 +814,15 @@ def test_a_crafted_dictionary_is_refused(files, change):
         {"step": 3, "tokens": -1},
         {"step": 3, "held_out": {"loss": "low"}},
         {"step": 3, "files": ["a"]},
+        {"step": 3, "run": None},
     ],
 )
 def test_a_crafted_checkpoint_is_passed_over(tmp_path, caplog, state):
-    from student.checkpoint import _checksum
+    from student.runs.checkpoint import _checksum
 
     (tmp_path / "step-00000003").mkdir()
     if isinstance(state, dict):
-        state = {"files": {}} | state
+        state = STATE | state
         state = json.dumps(state | {"checksum": _checksum(state)})
     (tmp_path / "step-00000003" / "state.json").write_text(state)
     assert Checkpoints(tmp_path, []).newest_whole() is None
@@ -826,10 +831,10 @@ def test_a_crafted_checkpoint_is_passed_over(tmp_path, caplog, state):
 
 @pytest.mark.promise("a pipe, socket, directory …")
 def test_a_pipe_in_a_checkpoint_is_not_waited_for(tmp_path, caplog):
-    from student.checkpoint import _checksum
+    from student.runs.checkpoint import _checksum
 
     (tmp_path / "step-00000003").mkdir()
-    state = {"step": 3, "files": {"resume": "0"}}
+    state = STATE | {"step": 3, "files": {"resume": "0"}}
     (tmp_path / "step-00000003" / "state.json").write_text(json.dumps(state | {"checksum": _checksum(state)}))
     os.mkfifo(tmp_path / "step-00000003" / "resume")
     with within_seconds(20):

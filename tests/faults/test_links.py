@@ -32,9 +32,9 @@ from shards.derive import derive
 from shards.reader import Store
 from shards.verify import verify
 from student.config import StudentConfig
-from student.position_marginals import position_marginals
+from student.objectives.position_marginals import position_marginals
 from student.resolve import resolve
-from student.trainer import train
+from student.train import train
 from terminal.settings import parse
 
 pytestmark = pytest.mark.promise(

@@ -23,7 +23,7 @@ import cli
 from common.errors import RunError
 from shards.reader import Store
 from shards.torch_dataset import LspDataset
-from student.trainer import train
+from student.train import train
 from terminal.settings import parse
 
 SETTINGS = {

@@ -30,7 +30,7 @@ from pipeline.solvers.problem import objective
 from shards.reader import Store
 from shards.verify import verify
 from student.config import StudentConfig
-from student.trainer import train
+from student.train import train
 from terminal.encoding import encoding
 from terminal.stores import view
 

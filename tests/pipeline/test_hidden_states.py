@@ -39,7 +39,9 @@ from shards.derive import derive
 from shards.reader import Store
 from shards.verify import verify
 from shards.windows import WindowReader
-from student.objectives import Kd, Mlm, Mlsm
+from student.objectives.kd import Kd
+from student.objectives.mlm import Mlm
+from student.objectives.mlsm import Mlsm
 
 K, LAM = 48, 0.1
 

@@ -29,7 +29,7 @@ from shards.derive import derive
 from shards.reader import Store
 from shards.schema import LOGITS_OCTAVES
 from shards.verify import verify
-from student.objectives import Mlsm
+from student.objectives.mlsm import Mlsm
 
 pytestmark = pytest.mark.promise("a checkpoint of which …")
 

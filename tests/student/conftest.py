@@ -33,7 +33,7 @@ KILLED = """
     import json, os, signal, sys
     import torch
     from student.config import StudentConfig
-    from student.trainer import train
+    from student.train import train
 
     torch.set_num_threads(1)
 

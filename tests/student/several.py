@@ -17,8 +17,7 @@ from pathlib import Path
 import student.ranks
 from common.errors import Interrupted
 from student.config import StudentConfig
-from student.step import Stepper
-from student.trainer import train
+from student.train import Stepper, train
 
 RANK = int(os.environ["RANK"])
 update = Stepper.update

@@ -10,16 +10,16 @@ from scipy.special import log_softmax, rel_entr
 from tiny_store import SPECIAL, log_of
 
 from common.errors import RunError
-from student.adaptive_masks import PARTS, PRIOR, AdaptiveWeights
-from student.config import OBJECTIVES, StudentConfig
-from student.identity import read_json
-from student.mask_table import read_table
-from student.masking import Masking
-from student.objectives import OBJECTIVES as CLASSES
-from student.objectives import Mlm
+from student.batches import Loader
+from student.config import StudentConfig
+from student.masks.adaptive import PARTS, PRIOR, AdaptiveWeights
+from student.masks.masking import Masking
+from student.masks.table import read_table
+from student.objectives import OBJECTIVES
+from student.objectives.mlm import Mlm
 from student.ranks import Ranks
-from student.step import Loader
-from student.trainer import train
+from student.runs.identity import read_json
+from student.train import train
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def losses_by_numpy(name, targets, logits_MK, lsps):
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_loss_of_each_token_is_that_of_scipy_and_adds_up(store_for, needed_by, name):
     store = store_for(name)
-    objective = CLASSES[name](store, **needed_by(name))
+    objective = OBJECTIVES[name](store, **needed_by(name))
     micro = micro_batch(store, objective)
     logits_MK = logits_for(micro, objective)
     losses_TM, carries_TM = objective.token_losses(logits_MK, micro.targets)
@@ -113,7 +113,7 @@ def weights_by_hand(periods, vocabulary, term_weights):
 
 
 def test_weights_follow_the_losses_of_all_terms_and_forget_by_halves(lsp_store):
-    objective = CLASSES["mtl"](lsp_store, kappa=0.5)
+    objective = OBJECTIVES["mtl"](lsp_store, kappa=0.5)
     adaptive = AdaptiveWeights(lsp_store, objective, 2, torch.device("cpu"))
     periods = []
     for step in range(6):
@@ -219,7 +219,7 @@ def test_a_killed_run_goes_on_bit_for_bit(lsp_store, settings, tmp_path, train_u
 
 def test_counts_of_another_objective_are_refused(ids_store, lsp_store, tmp_path):
     cpu = torch.device("cpu")
-    mtl = AdaptiveWeights(lsp_store, CLASSES["mtl"](lsp_store), 3, cpu)
+    mtl = AdaptiveWeights(lsp_store, OBJECTIVES["mtl"](lsp_store), 3, cpu)
     save_file(mtl.state(Ranks()), tmp_path / "counts")
     with pytest.raises(ValueError, match="counts holds .*2, 2, 65.*expected .*2, 1, 65"):
         AdaptiveWeights(ids_store, Mlm(ids_store), 3, cpu).restore(tmp_path / "counts", 3)

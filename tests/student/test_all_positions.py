@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from tiny_store import log_of
 
 from shards.reader import Store
-from student.config import AT_ALL_POSITIONS, OBJECTIVES, StudentConfig
-from student.flops import step_flops
-from student.masking import build_masking
-from student.model import build_student
-from student.objectives import OBJECTIVES as CLASSES
+from student.batches import Loader
+from student.config import StudentConfig
+from student.encoders.flops import step_flops
+from student.encoders.model import build_student
+from student.masks.masking import build_masking
+from student.objectives import OBJECTIVES
 from student.resolve import resolve
-from student.step import Loader
-from student.trainer import train
+from student.train import train
 
 
 def resolved(store, **settings):
@@ -29,11 +29,11 @@ def load_one(store, config, objective):
     return windows, loader.step(config.seed, 0, 20).micro[0]
 
 
-@pytest.mark.parametrize("objective", AT_ALL_POSITIONS)
+@pytest.mark.parametrize("objective", [name for name, facts in OBJECTIVES.items() if facts.all_positions])
 def test_the_text_is_read_whole_and_every_ordinary_token_is_predicted(objective, store_for):
     store = Store.open(store_for(objective).path)
     config = resolved(store, encoder="bert-2x32", objective=objective, positions="all")
-    windows, micro = load_one(store, config, CLASSES[objective](store))
+    windows, micro = load_one(store, config, OBJECTIVES[objective](store))
     ids_W, _ = windows.stream(config.seed, 0, 20)
     read = windows.read(ids_W)
     assert np.array_equal(micro.input_WL.numpy(), read.ids)
@@ -44,15 +44,15 @@ def test_the_text_is_read_whole_and_every_ordinary_token_is_predicted(objective,
         if read.ids[row, column] not in store.special_ids["all"]
     ]
     assert micro.where_M.tolist() == expected
-    model = build_student(replace(config, dropout=0.0), store, CLASSES[objective](store))
+    model = build_student(replace(config, dropout=0.0), store, OBJECTIVES[objective](store))
     logits_MK = model(micro.input_WL, micro.attention_WL, micro.where_M, most_masked=micro.most_masked)
-    assert logits_MK.shape == (len(expected), CLASSES[objective](store).outputs)
+    assert logits_MK.shape == (len(expected), OBJECTIVES[objective](store).outputs)
 
 
 def test_the_loss_is_the_mean_kl_over_all_tokens_with_a_code(lsp_store):
     store = Store.open(lsp_store.path)
     config = resolved(store, encoder="bert-2x32", positions="all", dropout=0.0)
-    objective = CLASSES["mlsm"](store)
+    objective = OBJECTIVES["mlsm"](store)
     windows, micro = load_one(store, config, objective)
     model = build_student(config, store, objective).eval()
     hidden = model.encoder(input_ids=micro.input_WL, attention_mask=micro.attention_WL).last_hidden_state
@@ -88,12 +88,12 @@ def test_a_killed_run_resumes_as_an_unbroken_one(lsp_store, settings, tmp_path, 
 
 def test_a_step_costs_the_head_at_all_positions(lsp_store):
     masked, everywhere = (resolved(lsp_store, encoder="bert-2x32", positions=name) for name in ("masked", "all"))
-    model = build_student(masked, lsp_store, CLASSES["mlsm"](lsp_store))
+    model = build_student(masked, lsp_store, OBJECTIVES["mlsm"](lsp_store))
     assert step_flops(model, everywhere, 10) > 1.2 * step_flops(model, masked, 10)
 
 
 def test_what_would_be_copied_or_has_no_effect_is_refused():
-    for objective in set(OBJECTIVES) - set(AT_ALL_POSITIONS) - {"supersense"}:
+    for objective in {name for name, facts in OBJECTIVES.items() if not facts.all_positions and not facts.wordnet}:
         with pytest.raises(ValueError, match=f"{objective} would learn to copy its input"):
             StudentConfig(objective=objective, positions="all")
     for setting in ({"mask_rate": 0.3}, {"mask_unit": "word"}, {"corruption": "80-10-10"}, {"mask_weights": "pmi"}):

@@ -8,7 +8,7 @@ import pytest
 import student.announcement
 from common.errors import Interrupted
 from student.config import StudentConfig
-from student.trainer import train
+from student.train import train
 
 
 @pytest.fixture

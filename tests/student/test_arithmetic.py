@@ -8,13 +8,13 @@ import torch
 from safetensors.torch import load_file
 from tiny_store import log_of
 
-import student.arithmetic
+import student.encoders.products
 from common.errors import Interrupted, RunError
 from common.onednn import available
 from common.products import TORCH, USUAL, WAYS
-from student.arithmetic import Arithmetic, choose_arithmetic
 from student.config import StudentConfig
-from student.trainer import train
+from student.encoders.products import choose_products, contradicts, recorded_products
+from student.train import train
 
 pytestmark = pytest.mark.skipif(not available(), reason="this torch lacks the operator, so there is nothing to choose")
 
@@ -38,7 +38,7 @@ def taken(monkeypatch):
 
 
 def measuring(monkeypatch, products):
-    monkeypatch.setattr(student.arithmetic, "measure_products", lambda shapes: products)
+    monkeypatch.setattr(student.encoders.products, "measure_products", lambda shapes: products)
 
 
 def stop_after_four(*_, step, **figures):
@@ -66,7 +66,7 @@ def test_a_resumed_run_computes_as_it_began(ids_store, settings, tmp_path, monke
         assert json.loads(file.read_text())["products"] == {"all": "torch"}
 
 
-def test_a_run_of_an_earlier_version_stays_with_onednn(ids_store, settings, monkeypatch, taken):
+def test_a_run_that_began_with_onednn_stays_with_it(ids_store, settings, monkeypatch, taken):
     measuring(monkeypatch, {})
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     with pytest.raises(Interrupted):
@@ -91,7 +91,9 @@ def test_a_changed_record_of_it_is_refused(ids_store, settings, monkeypatch):
 
 @pytest.mark.parametrize(("setting", "way"), [("onednn", "onednn"), ("torch", "torch")])
 def test_it_can_be_set(ids_store, settings, monkeypatch, taken, setting, way):
-    monkeypatch.setattr(student.arithmetic, "measure_products", lambda shapes: pytest.fail("nothing is to be measured"))
+    monkeypatch.setattr(
+        student.encoders.products, "measure_products", lambda shapes: pytest.fail("nothing is to be measured")
+    )
     config = StudentConfig(store=ids_store.path, objective="mlm", products=setting, **settings)
     train(config)
     assert taken == {way}
@@ -114,21 +116,21 @@ def test_another_setting_of_a_run_that_has_begun_is_said_to_be_without_effect(id
 
 def test_where_products_are_not_chosen_no_setting_contradicts_them():
     asking = StudentConfig(dtype="float32", products="torch")
-    assert Arithmetic().contradicts(asking, torch.device("cpu"))
-    assert not Arithmetic(products=TORCH).contradicts(asking, torch.device("cpu"))
-    assert not Arithmetic().contradicts(asking, torch.device("cuda"))
-    assert not Arithmetic().contradicts(replace(asking, dtype="bfloat16"), torch.device("cpu"))
-    assert not Arithmetic().contradicts(replace(asking, products="auto"), torch.device("cpu"))
+    assert contradicts(USUAL, asking, torch.device("cpu"))
+    assert not contradicts(TORCH, asking, torch.device("cpu"))
+    assert not contradicts(USUAL, asking, torch.device("cuda"))
+    assert not contradicts(USUAL, replace(asking, dtype="bfloat16"), torch.device("cpu"))
+    assert not contradicts(USUAL, replace(asking, products="auto"), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("record", [{}, {"products": None}, {"products": 3}, {"products": ["torch"]}], ids=str)
 def test_records_without_products_mean_onednn(record):
-    assert Arithmetic.of(record | {"gradient_norm": "blocks"}) == Arithmetic(True, USUAL)
+    assert recorded_products(record) == USUAL
 
 
 def test_what_is_measured_for_a_student(ids_store, settings, monkeypatch):
     shapes: set = set()
-    monkeypatch.setattr(student.arithmetic, "measure_products", lambda wanted: shapes.update(wanted) or {})
+    monkeypatch.setattr(student.encoders.products, "measure_products", lambda wanted: shapes.update(wanted) or {})
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     train(config)
     tokens = 4 * ids_store.max_length
@@ -139,19 +141,19 @@ def test_what_is_measured_for_a_student(ids_store, settings, monkeypatch):
 
 @pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"compile": True}, {"products": "onednn"}], ids=str)
 def test_nothing_is_measured_where_it_is_not_used(monkeypatch, change):
-    monkeypatch.setattr(student.arithmetic, "measure_products", lambda shapes: pytest.fail("measured"))
+    monkeypatch.setattr(student.encoders.products, "measure_products", lambda shapes: pytest.fail("measured"))
     config = StudentConfig(**{"dtype": "float32", "micro_batch": 4} | change)
-    assert choose_arithmetic(config, None, 128, torch.device("cpu")) == Arithmetic()
+    assert choose_products(config, None, 128, torch.device("cpu")) == USUAL
 
 
 def test_of_several_processes_each_has_a_part_of_the_batch(monkeypatch):
     asked: list = []
     monkeypatch.setattr(
-        student.arithmetic, "measure_products", lambda shapes: asked.append({n for n, *_ in shapes}) or {}
+        student.encoders.products, "measure_products", lambda shapes: asked.append({n for n, *_ in shapes}) or {}
     )
     model = torch.nn.Sequential(torch.nn.Linear(8, 8))
     model.output_shapes = []
     config = StudentConfig(dtype="float32", micro_batch=32, batch_windows=32, mask_rate=0.25)
     for ranks in (1, 4, 5):
-        choose_arithmetic(config, model, 128, torch.device("cpu"), ranks)
+        choose_products(config, model, 128, torch.device("cpu"), ranks)
     assert asked == [{4096, 819, 1280}, {1024, 205, 320}, {7 * 128, 179, 280}]

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from student.batches import read_ahead
-from student.masking import Masking
-from student.objectives import Mlm, Mlsm
-from student.step import Loader
+from student.batches import Loader, read_ahead
+from student.masks.masking import Masking
+from student.objectives.mlm import Mlm
+from student.objectives.mlsm import Mlsm
 
 pytestmark = pytest.mark.promise("22 no non-zero code …")
 

@@ -7,7 +7,7 @@ from tiny_store import log_of, write_store
 from torch._dynamo.utils import counters
 
 from student.config import StudentConfig
-from student.trainer import train
+from student.train import train
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")

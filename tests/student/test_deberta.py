@@ -7,7 +7,7 @@ import torch
 from transformers import DebertaConfig, DebertaModel
 from transformers.models.deberta.modeling_deberta import DisentangledSelfAttention
 
-from student.deberta import AutocastSelfAttention, ShiftedSelfAttention, adapt_deberta
+from student.encoders.deberta import AutocastSelfAttention, ShiftedSelfAttention, adapt_deberta
 
 LENGTH = 12
 PADDED = torch.tensor([[1] * 12, [1] * 7 + [0] * 5])

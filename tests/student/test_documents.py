@@ -21,14 +21,14 @@ from transformers import (
 
 from common.documents import attention_inputs, padding_mask
 from common.errors import RunError
+from student.batches import Loader
 from student.config import StudentConfig
-from student.deberta import adapt_deberta
-from student.encoders import build_encoder, encoder_config
+from student.encoders.build import build_encoder, encoder_config
+from student.encoders.deberta import adapt_deberta
 from student.held_out import HeldOut
-from student.masking import Masking
-from student.objectives import Mlm
-from student.step import Loader
-from student.trainer import train
+from student.masks.masking import Masking
+from student.objectives.mlm import Mlm
+from student.train import train
 
 VOCABULARY, LENGTH = 60, 24
 SIZE = {

@@ -8,8 +8,8 @@ from scipy import stats
 from transformers import AutoConfig, BertConfig
 
 from common.documents import attention_inputs
-from student.dropout import Dropout, attend, drop, use_fast_dropout
-from student.encoders import build_encoder
+from student.encoders.build import build_encoder
+from student.encoders.dropout import Dropout, attend, drop, use_fast_dropout
 
 
 def kept_of(shape, probability, seed=0):

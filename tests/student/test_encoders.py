@@ -15,8 +15,8 @@ from transformers import (
 
 from common.errors import RunError
 from student.config import StudentConfig
-from student.encoders import NAMED_ENCODERS, build_encoder, encoder_config
-from student.model import Student
+from student.encoders.build import NAMED_ENCODERS, build_encoder, encoder_config
+from student.encoders.model import Student
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 # Without embeddings and pooler, counted by hand from the papers. A BERT layer has 12 d^2 + 13 d.

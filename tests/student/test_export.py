@@ -12,13 +12,17 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from common.errors import RunError
 from student.config import StudentConfig
-from student.export import export_student, loading_code
-from student.model import build_student
-from student.objectives import Kd, Mlm, Mlsm, Mtl, NaiveMlsm
-from student.stock import HEAD_LAYOUTS, stock_model
-from student.supersenses import Supersense
+from student.encoders.model import build_student
+from student.encoders.stock import HEAD_LAYOUTS, stock_model
+from student.objectives.kd import Kd
+from student.objectives.mlm import Mlm
+from student.objectives.mlsm import Mlsm
+from student.objectives.mtl import Mtl
+from student.objectives.naive_mlsm import NaiveMlsm
+from student.objectives.supersense import Supersense
+from student.runs.export import export_student, loading_code
 from student.task import student_task
-from student.trainer import train
+from student.train import train
 
 
 def as_kd(store, monkeypatch):

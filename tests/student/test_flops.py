@@ -8,13 +8,13 @@ from tiny_store import log_of
 from transformers import AutoModel, ModernBertConfig
 
 from student.config import StudentConfig
-from student.deberta import adapt_deberta
-from student.encoders import build_encoder, encoder_config
-from student.flops import count_flops, forward_flops, named_peak, peak_flops, step_flops
+from student.encoders.build import build_encoder, encoder_config
+from student.encoders.deberta import adapt_deberta
+from student.encoders.flops import count_flops, forward_flops, named_peak, peak_flops, step_flops
+from student.encoders.model import Student
 from student.memory import peak_memory
 from student.meter import Meter, share_of_baseline
-from student.model import Student
-from student.trainer import train
+from student.train import train
 
 W, L = 8, 16
 

@@ -9,10 +9,10 @@ from transformers import BertConfig
 from common.errors import RunError
 from evaluation.lineage import lineage
 from student.config import StudentConfig
-from student.export_config import ExportConfig
-from student.export_run import export_run
-from student.hub import Revision, push
-from student.trainer import train
+from student.runs.export_config import ExportConfig
+from student.runs.export_run import export_run
+from student.runs.hub import Revision, push
+from student.train import train
 
 
 class FakeHub:

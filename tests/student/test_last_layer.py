@@ -5,10 +5,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, BertConfig, DebertaV2Config
 
-from student import linear
-from student.encoders import build_encoder
-from student.last_layer import FORWARDS
-from student.model import Student
+from student.encoders import linear
+from student.encoders.build import build_encoder
+from student.encoders.last_layer import FORWARDS
+from student.encoders.model import Student
 
 WINDOWS, LENGTH = 3, 12
 WHERE = torch.tensor([1, 4, 7, 12 + 3, 24 + 0, 24 + 11])  # 3, 1 and 2 of a window

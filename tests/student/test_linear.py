@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import student.linear
+import student.encoders.linear
 from common.products import TORCH, USUAL
-from student.linear import FastLinear, linear, use_fast_linear
+from student.encoders.linear import FastLinear, linear, use_fast_linear
 
-pytestmark = pytest.mark.skipif(not student.linear.available(), reason="this torch lacks the operator")
+pytestmark = pytest.mark.skipif(not student.encoders.linear.available(), reason="this torch lacks the operator")
 
 
 def results(function, shape, bias, wanted=(True, True)):
@@ -60,7 +60,7 @@ def test_a_model_keeps_its_names_and_weights():
 
 
 def test_without_the_operator_everything_works(monkeypatch):
-    monkeypatch.setattr(student.linear, "available", lambda: False)
+    monkeypatch.setattr(student.encoders.linear, "available", lambda: False)
     rows, weight = torch.randn(5, 8), torch.randn(4, 8)
     assert torch.equal(linear(rows, weight), F.linear(rows, weight))
 

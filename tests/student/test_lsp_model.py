@@ -9,8 +9,11 @@ from tiny_exports import ATTENTION, IDS, WHERE, exported
 from common.errors import RunError
 from student.config import StudentConfig
 from student.lsp_model import LspModel
-from student.objectives import Mlm, Mlsm, Mtl, NaiveMlsm
-from student.trainer import train
+from student.objectives.mlm import Mlm
+from student.objectives.mlsm import Mlsm
+from student.objectives.mtl import Mtl
+from student.objectives.naive_mlsm import NaiveMlsm
+from student.train import train
 
 TEXTS = ["w3 w10 w31", "", "w7 w22 w7 w59 w1"]
 MASK, CLS, SEP = 4, 2, 3

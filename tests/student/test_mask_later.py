@@ -33,22 +33,23 @@ from common.durable import replace_json
 from common.errors import ModelError, RunError
 from evaluation.tasks.scoring.models import check_family, load
 from evaluation.tasks.scoring.scorer import Scorer
-from student.config import StudentConfig
-from student.encoders import build_encoder, encoder_config, without_pooler
-from student.export import export_student
-from student.export_config import ExportConfig
-from student.export_run import export_run
-from student.flops import step_flops
-from student.identity import read_json
+from student.batches import Loader
+from student.config import ProbeConfig, StudentConfig
+from student.encoders.build import build_encoder, encoder_config, without_pooler
+from student.encoders.flops import step_flops
+from student.encoders.mask_later import set_mask_later
+from student.encoders.model import Student, build_student
 from student.lsp_model import LspModel
-from student.mask_later import set_mask_later
-from student.masking import build_masking
-from student.model import Student, build_student
-from student.objectives import OBJECTIVES, Mlm, Mlsm
+from student.masks.masking import build_masking
+from student.objectives import OBJECTIVES
+from student.objectives.mlm import Mlm
+from student.objectives.mlsm import Mlsm
 from student.probe import train_probe
-from student.probe_config import ProbeConfig
-from student.step import Loader, Stepper
-from student.trainer import train
+from student.runs.export import export_student
+from student.runs.export_config import ExportConfig
+from student.runs.export_run import export_run
+from student.runs.identity import read_json
+from student.train import Stepper, train
 
 MASK, LENGTH, OUTPUTS = 4, 24, 7
 SIZE = {
@@ -307,7 +308,7 @@ KILLED = """
     import json, os, signal, sys
     import torch
     from student.config import StudentConfig
-    from student.trainer import train
+    from student.train import train
 
     def kill_at_step_5(stage, done, total, *, step=0, **figures):
         if step == 5:

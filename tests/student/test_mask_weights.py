@@ -14,16 +14,17 @@ import pytest
 from preloaded import run_command, run_python
 from tiny_store import SPECIAL, log_of, write_store
 
-import student.collocations
+import student.masks.collocations
 from common.errors import RunError
 from shards.reader import Store
-from student.collocations import collocations, count_ngrams
-from student.config import OBJECTIVES, StudentConfig
-from student.identity import read_json
-from student.mask_table import read_table, write_table
-from student.mask_weights import make_mask_weights
-from student.mask_weights_config import MaskWeightsConfig
-from student.trainer import train
+from student.config import StudentConfig
+from student.masks.collocations import collocations, count_ngrams
+from student.masks.config import MaskWeightsConfig
+from student.masks.table import read_table, write_table
+from student.masks.weights import make_mask_weights
+from student.objectives import OBJECTIVES
+from student.runs.identity import read_json
+from student.train import train
 from terminal.masks import weights as view
 
 
@@ -121,7 +122,7 @@ def brute_pmi(ngram, counts, tokens):
 
 
 def test_collocations_are_those_of_a_plain_loop(ids_store, monkeypatch):
-    monkeypatch.setattr(student.collocations, "TOKENS_AT_ONCE", 300)  # several parts are merged
+    monkeypatch.setattr(student.masks.collocations, "TOKENS_AT_ONCE", 300)  # several parts are merged
     rows = sentences(ids_store)
     counts = Counter(tuple(row[i : i + n]) for row in rows for n in range(1, 6) for i in range(len(row) - n + 1))
     found = count_ngrams(ids_store.split("train"))
@@ -143,7 +144,7 @@ def test_collocations_are_those_of_a_plain_loop(ids_store, monkeypatch):
 
 
 def test_few_entries_lose_rare_ngrams_alone_and_no_more_than_said(ids_store, monkeypatch):
-    monkeypatch.setattr(student.collocations, "TOKENS_AT_ONCE", 200)
+    monkeypatch.setattr(student.masks.collocations, "TOKENS_AT_ONCE", 200)
     windows = ids_store.split("train")
     whole, part = count_ngrams(windows), count_ngrams(windows, entries=300)
     assert len(part.keys_E) <= 300 < len(whole.keys_E) and part.undercount > 0
@@ -356,7 +357,7 @@ KILLED = """
     import json, os, signal, sys
     import torch
     from student.config import StudentConfig
-    from student.trainer import train
+    from student.train import train
 
     torch.set_num_threads(1)
 

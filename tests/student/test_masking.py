@@ -18,7 +18,7 @@ from mask_cases import (
 from scipy.stats import chi2
 
 from shards.counter import hash_u64
-from student.masking import choose_mask, maskable_positions, span_lengths
+from student.masks.masking import choose_mask, maskable_positions, span_lengths
 
 
 def assert_like(counts, expected, freedom=None):

@@ -6,10 +6,10 @@ from tiny_store import log_of
 
 from common.errors import TrainingError
 from student.config import StudentConfig
+from student.encoders.model import Student
 from student.held_out import HeldOut
 from student.memory import forget_peak, largest_that_fits, peak_memory
-from student.model import Student
-from student.trainer import train
+from student.train import train
 
 pytestmark = pytest.mark.promise("11 a GPU's memory …")
 
@@ -85,7 +85,7 @@ def test_a_gpu_forgets_its_peak_and_one_that_was_not_used_yet_has_none(monkeypat
 
 def test_trying_leaves_no_trace(ids_store, settings, monkeypatch):
     """A try that fits updates nothing: weights, optimiser and curve are as without it."""
-    from student.step import Stepper
+    from student.train import Stepper
 
     curves = []
     for output, tries in (("plain", False), ("tried", True)):
@@ -117,10 +117,10 @@ def test_activation_checkpointing_changes_no_bit(lsp_store, settings):
 
 
 def test_activation_checkpointing_keeps_less_for_the_backward_pass(lsp_store, settings):
-    from student.model import build_student
+    from student.encoders.model import build_student
     from student.objectives import OBJECTIVES
-    from student.step import Stepper
-    from student.trainer import training_windows
+    from student.resolve import training_windows
+    from student.train import Stepper
 
     kept = {}
     for checkpointing in (False, True):

@@ -9,9 +9,10 @@ from transformers import BertConfig, GPT2Config
 
 from common.errors import RunError
 from student.config import StudentConfig
-from student.encoders import build_encoder, encoder_config, weights_fingerprint
-from student.model import Student, build_student
-from student.objectives import Mlm, Mlsm
+from student.encoders.build import build_encoder, encoder_config, weights_fingerprint
+from student.encoders.model import Student, build_student
+from student.objectives.mlm import Mlm
+from student.objectives.mlsm import Mlsm
 
 pytestmark = pytest.mark.promise("a checkpoint of which …")
 

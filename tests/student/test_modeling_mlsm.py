@@ -15,17 +15,19 @@ from tiny_exports import ATTENTION, IDS, exported, scrambled
 from transformers import AutoModel, AutoTokenizer
 
 from common.errors import RunError
-from student import checkpoint
 from student.config import StudentConfig
-from student.encoders import encoder_config
-from student.export import CODE_FILE, KNOWN_CODE, export_student
-from student.export_config import ExportConfig
-from student.export_run import export_run
+from student.encoders.build import encoder_config
+from student.encoders.model import build_student
+from student.encoders.modeling_mlsm import MlsmModel
 from student.lsp_model import LspModel
-from student.model import build_student
-from student.modeling_mlsm import MlsmModel
-from student.objectives import Mlm, Mlsm, Mtl
-from student.trainer import train
+from student.objectives.mlm import Mlm
+from student.objectives.mlsm import Mlsm
+from student.objectives.mtl import Mtl
+from student.runs import checkpoint
+from student.runs.export import CODE_FILE, KNOWN_CODE, export_student
+from student.runs.export_config import ExportConfig
+from student.runs.export_run import export_run
+from student.train import train
 
 OURS = ("cli", "common", "evaluation", "mlsm", "pipeline", "recipes", "shards", "student", "terminal")
 ALONE = """
@@ -163,7 +165,7 @@ def test_the_code_that_is_exported_is_known_to_later_versions(lsp_store, ids_sto
 def test_where_mask_enters_later_there_is_no_code(lsp_store, tmp_path):
     config = StudentConfig(encoder="bert-2x32", mask_later=1)
     model = scrambled(build_student(config, lsp_store, Mlsm(lsp_store)))
-    lineage = {"settings": {}, "step": 1, "tokens": 1, "held_out": {}, "baseline": {}}
+    lineage = {"settings": {}, "step": 1, "tokens": 1, "flops": 1, "held_out": {}, "baseline": {}}
     export_student(model, tmp_path, Mlsm(lsp_store), lsp_store, lineage)
     assert not (tmp_path / CODE_FILE).exists() and "auto_map" not in (tmp_path / "config.json").read_text()
     assert "In transformers alone" not in (tmp_path / "README.md").read_text()

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from student.config import StudentConfig
-from student.muon import Muon, orthogonalise
-from student.objectives import Mlm
-from student.step import build_optimizer
+from student.objectives.mlm import Mlm
+from student.optimizer import Muon, build_optimizer, orthogonalise
 from student.task import student_task
 
 

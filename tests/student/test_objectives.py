@@ -11,12 +11,18 @@ from tiny_store import teacher_says, write_store
 
 from common.errors import RunError
 from shards.codec import SparseRows
+from student.batches import Loader
 from student.config import StudentConfig
 from student.held_out import MASK_SEED, HeldOut
-from student.masking import Masking
-from student.objectives import OBJECTIVES, Kd, Mlm, Mlsm, Mtl, NaiveMlsm
-from student.step import Loader, term_scales
-from student.targets import MaskedTokens
+from student.masks.masking import Masking
+from student.objectives import OBJECTIVES
+from student.objectives.base import MaskedTokens
+from student.objectives.kd import Kd
+from student.objectives.mlm import Mlm
+from student.objectives.mlsm import Mlsm
+from student.objectives.mtl import Mtl
+from student.objectives.naive_mlsm import NaiveMlsm
+from student.train import term_scales
 
 
 class FakeStore:

@@ -13,14 +13,15 @@ from shards.positions import teacher_positions
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta
 from shards.writer import UnitWriter
-from student import position_marginals as module
 from student.config import StudentConfig
 from student.held_out import HeldOut
-from student.masking import build_masking
-from student.objectives import Mlsm, Mtl
-from student.position_marginals import position_marginals
-from student.sparse_rows import temper
-from student.trainer import train
+from student.masks.masking import build_masking
+from student.objectives import position_marginals as module
+from student.objectives.mlsm import Mlsm
+from student.objectives.mtl import Mtl
+from student.objectives.position_marginals import position_marginals
+from student.objectives.sparse_rows import temper
+from student.train import train
 from terminal.training import training
 
 K = 8

@@ -6,10 +6,10 @@ from transformers import AutoConfig, AutoModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
 from common.documents import attention_inputs
-from student import encoders
 from student.config import StudentConfig
-from student.encoders import build_encoder, encoder_config
-from student.model import Student
+from student.encoders import build as encoders
+from student.encoders.build import build_encoder, encoder_config
+from student.encoders.model import Student
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 SHIFTED = (*encoders._POSITIONS_BEHIND_PADDING, "mpnet")

@@ -16,16 +16,17 @@ from cli import VERBS
 from common.durable import replace_json
 from common.errors import RunError
 from evaluation.tasks.scoring.models import load as load_scored
-from student.config import StudentConfig
-from student.encoders import weights_fingerprint
-from student.identity import read_json
+from student.config import ProbeConfig, StudentConfig
+from student.encoders.build import weights_fingerprint
+from student.encoders.stock import HEAD_LAYOUTS
 from student.lsp_model import LspModel
-from student.objectives import Mlm, Mlsm, Mtl
+from student.objectives.mlm import Mlm
+from student.objectives.mlsm import Mlsm
+from student.objectives.mtl import Mtl
 from student.probe import ProbedLspModel, ProbedStudent, merge, probe_task, train_probe
-from student.probe_config import ProbeConfig
 from student.resolve import rate_for_probe
-from student.stock import HEAD_LAYOUTS
-from student.trainer import train
+from student.runs.identity import read_json
+from student.train import train
 from terminal.settings import parse
 
 CURVE = ("loss", "grad_norm", "lr", "tokens", "batch", "held_out")
@@ -148,7 +149,7 @@ KILLED = """
     import json, os, signal, sys
     import torch
     from student.probe import train_probe
-    from student.probe_config import ProbeConfig
+    from student.config import ProbeConfig
 
     torch.set_num_threads(1)
 

@@ -21,7 +21,7 @@ from tiny_store import log_of
 from common.errors import Interrupted
 from student.config import StudentConfig
 from student.ranks import Ranks
-from student.trainer import train
+from student.train import train
 
 pytestmark = pytest.mark.promise("17 trainer killed …")
 

@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 from tiny_store import log_of
 
 from common.errors import Interrupted, RunError
-from student.checkpoint import Checkpoints, restore
 from student.config import StudentConfig
-from student.model import build_student
+from student.encoders.model import build_student
 from student.objectives import OBJECTIVES
+from student.optimizer import build_optimizer
 from student.ranks import Ranks
-from student.step import build_optimizer
-from student.trainer import train
+from student.runs.checkpoint import Checkpoints, restore
+from student.train import train
 
 pytestmark = pytest.mark.promise("17 trainer killed …")
 

@@ -9,10 +9,10 @@ from tiny_store import write_store
 
 from common.errors import RunError, StoreError, WriteError
 from student.config import StudentConfig
-from student.identity import default_name, read_json, run_identity
-from student.run import Run
-from student.step import resolve_dtype
-from student.trainer import train
+from student.resolve import resolve_dtype
+from student.runs.directory import Run
+from student.runs.identity import default_name, read_json, run_identity
+from student.train import train
 
 
 def contents(directory):

@@ -9,21 +9,18 @@ from tiny_exports import scrambled
 from tiny_store import SPECIAL, log_of, write_store
 from transformers import BertConfig, DebertaConfig, DebertaV2Config, ElectraConfig, RobertaConfig
 
-from common.durable import replace_json
-from common.errors import RunError
-from student.config import StudentConfig
-from student.encoders import encoder_config, token_types
-from student.export_config import ExportConfig
-from student.export_run import export_run
-from student.identity import read_json
-from student.masking import Masking
-from student.model import build_student
-from student.objectives import Mlm
+from student.batches import Loader
+from student.config import ProbeConfig, StudentConfig
+from student.encoders.build import encoder_config, token_types
+from student.encoders.model import build_student
+from student.encoders.stock import masked_lm
+from student.masks.masking import Masking
+from student.objectives.mlm import Mlm
 from student.probe import ProbedStudent, train_probe
-from student.probe_config import ProbeConfig
-from student.step import Loader
-from student.stock import masked_lm
-from student.trainer import train
+from student.runs.export_config import ExportConfig
+from student.runs.export_run import export_run
+from student.runs.identity import read_json
+from student.train import train
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 RELATIVE = SIZE | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 2}
@@ -158,26 +155,6 @@ class Stopped(Exception):
 def stop_after_4(*args, step=0, **figures):
     if step == 4:
         raise Stopped
-
-
-def test_an_unfinished_run_of_an_earlier_version_goes_on_without(pairs_store, settings, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    settings |= {"store": pairs_store.path, "objective": "mtl", "output": None}
-    earlier = {"segments": "never", "untied": True}
-    with pytest.raises(Stopped):
-        train(StudentConfig(**settings | earlier), stop_after_4)
-    (begun,) = (tmp_path / "runs" / "students").iterdir()
-    description = read_json(begun / "config.json")
-    for name in earlier:
-        del description["operational"][name]
-    replace_json(begun / "config.json", description)
-    with pytest.raises(RunError, match="begun by an earlier version.*goes on with --untied --segments never"):
-        train(StudentConfig(**settings))
-    with pytest.raises(RunError, match=r"segments \(there not set, now True\).*goes on with --segments never$"):
-        train(StudentConfig(**settings | {"untied": True, "output": begun}))
-    steps = []
-    train(StudentConfig(**settings | earlier), lambda *args, step=0, **figures: steps.append(step))
-    assert steps[0] == 4 and steps[-1] == 8
 
 
 @pytest.mark.parametrize("learned", [True, False])

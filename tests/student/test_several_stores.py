@@ -19,21 +19,20 @@ from common.errors import Interrupted, RunError, StoreError
 from evaluation.lineage import lineage
 from shards.manifest import Plan
 from shards.reader import Store
-from student.batches import to_device
-from student.config import StudentConfig
-from student.export_config import ExportConfig
-from student.export_run import export_run
+from student.batches import Loader, to_device
+from student.config import ProbeConfig, StudentConfig
 from student.held_out import HeldOut
-from student.identity import read_json
 from student.lsp_model import LspModel
-from student.masking import Masking, build_masking
-from student.objectives import OBJECTIVES, Mlsm
+from student.masks.masking import Masking, build_masking
+from student.objectives import OBJECTIVES
+from student.objectives.mlsm import Mlsm
+from student.objectives.several_stores import build_objective, open_beside
 from student.probe import with_student_and_store
-from student.probe_config import ProbeConfig
-from student.several_stores import build_objective, open_beside
-from student.step import Loader, term_scales
+from student.runs.export_config import ExportConfig
+from student.runs.export_run import export_run
+from student.runs.identity import read_json
 from student.task import student_task
-from student.trainer import train
+from student.train import term_scales, train
 from terminal.flags import read_flags
 from terminal.training import training
 
@@ -165,7 +164,7 @@ def test_a_run_learns_both_and_says_so(stores, both, caplog):
 KILLED = """
     import json, os, signal, sys
     from student.config import StudentConfig
-    from student.trainer import train
+    from student.train import train
 
     def kill_at_step_5(stage, done, total, *, step=0, **figures):
         if step == 5:
@@ -242,7 +241,7 @@ def test_stores_that_do_not_belong_together_are_refused(stores, both, logits_sto
 def test_a_tokenizer_that_only_the_vocabulary_tells_apart_is_refused(stores):
     other = SimpleNamespace(**vars(stores[1]) | {"path": "elsewhere", "vocab_size": 64})
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("student.several_stores.Store.open", lambda *_: other)
+        patched.setattr("student.objectives.several_stores.Store.open", lambda *_: other)
         with pytest.raises(RunError, match="there vocabulary is 64, not 65"):
             open_beside(stores[0], ["elsewhere"])
 

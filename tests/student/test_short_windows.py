@@ -10,17 +10,16 @@ from tiny_store import LENGTH, log_of, write_store
 from torch._dynamo.utils import counters
 
 from common.errors import RunError
-from student.config import StudentConfig
-from student.flops import forward_flops
-from student.masking import build_masking
-from student.model import build_student
-from student.objectives import OBJECTIVES as CLASSES
-from student.objectives import Mlm
-from student.probe_config import ProbeConfig
+from student.batches import Loader
+from student.config import ProbeConfig, StudentConfig
+from student.encoders.flops import forward_flops
+from student.encoders.model import build_student
+from student.encoders.stock import stock_model
+from student.masks.masking import build_masking
+from student.objectives import OBJECTIVES
+from student.objectives.mlm import Mlm
 from student.resolve import resolve
-from student.step import Loader, Stepper
-from student.stock import stock_model
-from student.trainer import train
+from student.train import Stepper, train
 
 WINDOWS, PIECE = 12, 4
 SHORT = {"short_windows": PIECE, "short_share": 0.5}
@@ -33,7 +32,7 @@ def settings(settings):
 
 
 def loader_for(store, config, objective="mlm", **reading):
-    read_targets = CLASSES[objective](store, wordnet=config.wordnet).read_targets
+    read_targets = OBJECTIVES[objective](store, wordnet=config.wordnet).read_targets
     reading = {"micro_batch": config.micro_batch, "pieces": LENGTH // PIECE, "short_steps": 1} | reading
     return Loader(store.split("train"), build_masking(config, store), read_targets, **reading)
 
@@ -63,7 +62,7 @@ def compare_with_pieces_alone(store, config, apart=False):
     stepper = Stepper(config, scrambled(build_student(config, store, objective)), objective)
     stock = stock_model(stepper.model, objective)
     batch = loader_for(store, config, documents_apart=apart).step(config.seed, 0, WINDOWS)
-    ours = sum(stepper.loss(micro, batch.counts) for micro in batch.micro)
+    ours = sum(stepper.loss(stepper.forward(micro), micro.targets, batch.counts) for micro in batch.micro)
     theirs = loss_of_pieces_alone(stock, store, config, apart)
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-5)
     ours.backward()
@@ -83,7 +82,7 @@ def test_documents_of_a_piece_are_kept_apart(packed_store, settings):
     compare_with_pieces_alone(packed_store, config, apart=True)
 
 
-@pytest.mark.parametrize("objective", CLASSES)
+@pytest.mark.parametrize("objective", OBJECTIVES)
 def test_order_masks_and_targets_are_those_of_whole_windows(store_for, needed_by, settings, objective):
     store = store_for(objective)
     config = StudentConfig(**settings | {"objective": objective} | needed_by(objective))
@@ -134,7 +133,7 @@ def test_operations_are_those_of_the_steps_so_far(lsp_store, settings, tmp_path)
     """Steps on pieces cost what attention over fewer tokens leaves; checkpoints and summary count as the log does."""
     config = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (0.25, 1), "mask_rate": 0.5})
     result, log = train(config), log_of(config.output)
-    student, masked = build_student(config, lsp_store, CLASSES["mlsm"](lsp_store)), WINDOWS * 7
+    student, masked = build_student(config, lsp_store, OBJECTIVES["mlsm"](lsp_store)), WINDOWS * 7
     whole = 3 * forward_flops(student, WINDOWS, LENGTH, masked)
     short = 3 * forward_flops(student, WINDOWS * LENGTH // PIECE, PIECE, masked)
     assert short < whole
@@ -154,7 +153,7 @@ def test_a_compiled_student_meets_two_lengths(lsp_store, settings):
     losses = []
     for compiled in (False, True):
         loader = loader_for(lsp_store, config, "mlsm", few_shapes=compiled, short_steps=4)
-        objective = CLASSES["mlsm"](lsp_store)
+        objective = OBJECTIVES["mlsm"](lsp_store)
         stepper = Stepper(config, build_student(config, lsp_store, objective), objective)
         if compiled:
             stepper.model.compile(backend="eager")

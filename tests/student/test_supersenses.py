@@ -16,13 +16,13 @@ from transformers import AutoModel, PreTrainedTokenizerFast
 
 from common.errors import RunError, WsdDataError
 from common.wordnet import LEXNAMES, WordNet
+from student.batches import Loader
 from student.config import StudentConfig
-from student.identity import read_json
-from student.masking import Masking
+from student.masks.masking import Masking
 from student.objectives import OBJECTIVES
-from student.step import Loader
-from student.supersenses import Supersense, supersense_table
-from student.trainer import train
+from student.objectives.supersense import Supersense, supersense_table
+from student.runs.identity import read_json
+from student.train import train
 from terminal.training import training
 
 INDEX = """\

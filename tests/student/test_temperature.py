@@ -9,13 +9,14 @@ from tiny_store import log_of
 
 from shards.codec import SparseRows
 from shards.schema import LSP_OCTAVES
+from student.batches import Loader
 from student.config import LOWEST_TEMPERATURE, StudentConfig
-from student.identity import read_json
-from student.masking import Masking
-from student.objectives import OBJECTIVES, Mlsm
-from student.sparse_rows import temper
-from student.step import Loader
-from student.trainer import train
+from student.masks.masking import Masking
+from student.objectives import OBJECTIVES
+from student.objectives.mlsm import Mlsm
+from student.objectives.sparse_rows import temper
+from student.runs.identity import read_json
+from student.train import train
 
 LSPS = 24
 TEMPERATURES = (0.5, 3.0)

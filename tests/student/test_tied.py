@@ -8,21 +8,20 @@ from tiny_exports import ATTENTION, IDS, WHERE, exported, scrambled
 from tiny_store import log_of
 from transformers import AutoModelForMaskedLM
 
-from common.durable import replace_json
 from common.errors import RunError
 from student.config import StudentConfig
-from student.encoders import weights_fingerprint
-from student.export_config import ExportConfig
-from student.export_run import export_run
-from student.identity import read_json
+from student.encoders.build import weights_fingerprint
+from student.encoders.model import build_student
+from student.encoders.stock import has_known_head, masked_lm
 from student.lsp_model import LspModel
-from student.model import build_student
-from student.objectives import Mlsm, Mtl, NaiveMlsm
-from student.stock import has_known_head, masked_lm
-from student.trainer import train
+from student.objectives.mlsm import Mlsm
+from student.objectives.mtl import Mtl
+from student.objectives.naive_mlsm import NaiveMlsm
+from student.runs.export_config import ExportConfig
+from student.runs.export_run import export_run
+from student.train import train
 
 VOCABULARY, LSPS = 65, 24
-LATER = ("untied", "segments", "target_temperature", "mask_later")  # settings that 1837c65 did not have
 
 
 class Stopped(Exception):
@@ -141,7 +140,7 @@ def test_an_unfinished_run_resumes_and_exports_tied_or_not(objective, untied, st
     assert [line["loss"] for line in ours.values()] == [line["loss"] for line in theirs.values()]
 
 
-def test_only_what_differs_from_earlier_versions_is_in_the_identity():
+def test_only_the_unusual_output_matrix_is_in_the_identity():
     for objective in ("mtl", "naive-mlsm"):
         tied, untied = (StudentConfig(objective=objective, untied=untied).identity() for untied in (False, True))
         assert tied == untied | {"tied": True} and "tied" not in untied and "untied" not in untied
@@ -150,42 +149,6 @@ def test_only_what_differs_from_earlier_versions_is_in_the_identity():
         assert untied == tied | {"untied": True} and not {"tied", "untied"} & tied.keys()
     with pytest.raises(ValueError, match=r"--untied is only for objectives with an output for every token \(mlm, kd,"):
         StudentConfig(untied=True)
-
-
-def make_earlier(run):
-    """Take out of config.json what 1837c65 did not write."""
-    description = read_json(run / "config.json")
-    operational = {name: value for name, value in description["operational"].items() if name not in LATER}
-    replace_json(run / "config.json", description | {"operational": operational})
-    return run
-
-
-def test_an_unfinished_untied_run_of_an_earlier_version_is_not_passed_over(lsp_store, settings, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    settings |= {"store": lsp_store.path, "objective": "mtl", "output": None, "dtype": "float32"}
-    with pytest.raises(Stopped):
-        train(StudentConfig(**settings | {"untied": True}), stop_after(4))
-    (begun,) = (tmp_path / "runs" / "students").iterdir()
-    make_earlier(begun)
-    said = f"{begun.name} was begun by an earlier version.*goes on with --untied.*--output"
-    with pytest.raises(RunError, match=said) as caught:
-        train(StudentConfig(**settings))
-    assert "\n" not in str(caught.value) and list((tmp_path / "runs" / "students").iterdir()) == [begun]
-    with pytest.raises(RunError, match=r"tied \(there not set, now True\).*An earlier version.*goes on with --untied$"):
-        train(StudentConfig(**settings | {"output": begun}))
-    steps = []
-    train(StudentConfig(**settings | {"untied": True}), lambda *args, step=0, **figures: steps.append(step))
-    assert steps[0] == 4 and steps[-1] == 8
-
-
-def test_a_finished_untied_run_of_an_earlier_version_is_told_of(lsp_store, settings, tmp_path, monkeypatch, caplog):
-    monkeypatch.chdir(tmp_path)
-    settings |= {"store": lsp_store.path, "objective": "naive-mlsm", "output": None}
-    earlier = train(StudentConfig(**settings | {"untied": True}))["run"]
-    assert not train(StudentConfig(**settings | {"seed": 2}))["already_finished"] and not caplog.text
-    make_earlier(tmp_path / earlier)
-    assert train(StudentConfig(**settings))["run"] != earlier
-    assert f"{earlier} was trained by an earlier version; this is another run" in caplog.text
 
 
 def test_a_run_that_was_asked_to_be_untied_is_no_earlier_one(lsp_store, settings, tmp_path, monkeypatch):

@@ -9,13 +9,13 @@ import torch
 from tiny_store import log_of
 
 from shards.reader import Store
-from student import token_tables
+from student.batches import Loader
 from student.config import StudentConfig
 from student.lsp_model import LspModel
-from student.masking import Masking
-from student.step import Loader
-from student.token_tables import TypeAverage, average_by_token
-from student.trainer import train
+from student.masks.masking import Masking
+from student.objectives import type as token_tables
+from student.objectives.type import TypeAverage, average_by_token
+from student.train import train
 
 
 def rows_of(windows):

@@ -13,18 +13,18 @@ import pytest
 from preloaded import run_python
 from tiny_store import log_of
 
-import student.tracking
+import student.runs.tracking
 from common.errors import RunError
 from student.config import TRACKERS, StudentConfig
-from student.tracking import Trackers, _id, _tensorboard, figures_of
-from student.trainer import train
+from student.runs.tracking import Trackers, _id, _tensorboard, figures_of
+from student.train import train
 
 INSTALLED = tuple(name for name in TRACKERS if find_spec("accelerate") and find_spec(name))
 KILLED = """
     import json, os, signal, sys
     import torch
     from student.config import TRACKERS, StudentConfig
-    from student.trainer import train
+    from student.train import train
 
     torch.set_num_threads(1)
 
@@ -182,7 +182,7 @@ def test_nothing_is_imported_unless_asked_for(ids_store, settings, monkeypatch):
 
 
 def test_a_missing_package_is_one_clear_line_and_nothing_is_written(ids_store, settings, monkeypatch):
-    monkeypatch.setattr(student.tracking, "find_spec", lambda package: None if package == "wandb" else True)
+    monkeypatch.setattr(student.runs.tracking, "find_spec", lambda package: None if package == "wandb" else True)
     config = StudentConfig(store=ids_store.path, objective="mlm", track=("wandb",), **settings)
     with pytest.raises(RunError, match="--track wandb needs wandb, not installed.*pip install wandb") as caught:
         train(config)

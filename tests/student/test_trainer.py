@@ -13,16 +13,17 @@ from safetensors.torch import load_file
 from tiny_store import log_of, write_store
 from transformers import AutoModel, get_scheduler, get_wsd_schedule
 
-import student.trainer
+import student.train
 from common.errors import DeviceError, Interrupted, RunError, TrainingError
 from evaluation.lineage import lineage
 from evaluation.models import directories
-from student.config import OBJECTIVES, StudentConfig
-from student.encoders import weights_fingerprint
-from student.model import build_student
-from student.objectives import Mlm
-from student.step import build_optimizer, learning_rate
-from student.trainer import train
+from student.config import StudentConfig
+from student.encoders.build import weights_fingerprint
+from student.encoders.model import build_student
+from student.objectives import OBJECTIVES
+from student.objectives.mlm import Mlm
+from student.optimizer import build_optimizer, learning_rate
+from student.train import train
 
 # What must not depend on interruptions; times do.
 CURVE = ("loss", "grad_norm", "lr", "tokens", "batch", "held_out")
@@ -100,7 +101,7 @@ def test_a_run_goes_on_from_the_untrained_student(lsp_store, settings, tmp_path,
     usual = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (1,)})
     train(usual)
     config = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (0, 1), "output": tmp_path / "killed"})
-    monkeypatch.setattr(student.trainer.Trainer, "_update", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
+    monkeypatch.setattr(student.train.Stepper, "update", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
     with pytest.raises(OSError, match="power cut"):
         train(config)
     monkeypatch.undo()
@@ -112,7 +113,7 @@ def test_a_run_goes_on_from_the_untrained_student(lsp_store, settings, tmp_path,
 def test_a_finished_run_is_reported_and_not_repeated(ids_store, settings, monkeypatch):
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     first = train(config)
-    monkeypatch.setattr(student.trainer, "Trainer", None)
+    monkeypatch.setattr(student.train, "Trainer", None)
     assert train(config) == first | {"already_finished": True}
 
 
@@ -199,9 +200,9 @@ def test_global_randomness_is_left_alone(ids_store, settings):
 KILLED = """
     import json, os, signal, sys
     import torch
-    import student.checkpoint
-    from student.config import OBJECTIVES, StudentConfig
-    from student.trainer import train
+    import student.runs.checkpoint
+    from student.config import StudentConfig
+    from student.train import train
 
     settings, kill_in_save = json.loads(sys.argv[1]), sys.argv[2] == "save"
     torch.set_num_threads(1)
@@ -213,7 +214,7 @@ KILLED = """
         if step == 5:
             if not kill_in_save:
                 die()
-            student.checkpoint.torch.save = die    # weights are written, the optimiser is not
+            student.runs.checkpoint.torch.save = die    # weights are written, the optimiser is not
 
     train(StudentConfig(**settings), kill_at_step_5)
 """
@@ -374,7 +375,7 @@ TRAINED_ELSEWHERE = """
     import json, sys, time
     import torch
     from student.config import StudentConfig
-    from student.trainer import train
+    from student.train import train
 
     torch.set_num_threads(1)
 
@@ -412,7 +413,9 @@ def test_learning_rate_rises_and_falls_linearly():
     assert learning_rate(StudentConfig(max_steps=5, warmup=0.0, lr=1.0), 0) == 1.0
     config = StudentConfig(max_steps=777, warmup=0.02, lr=3e-4)
     for step in range(16, 777):
-        assert learning_rate(config, step) == 3e-4 * (777 - step) / 761, "the bits of the first version"
+        assert learning_rate(config, step) == 3e-4 * (777 - step) / 761, (
+            "another order of the operations has other last bits"
+        )
 
 
 def test_a_decay_that_would_begin_in_the_warm_up_begins_behind_it():

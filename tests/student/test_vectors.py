@@ -10,12 +10,14 @@ from tiny_store import WIDTH, log_of
 from transformers import AutoModel
 
 from common.errors import RunError, StoreError
+from student.batches import Loader
 from student.config import StudentConfig
-from student.masking import Masking
+from student.masks.masking import Masking
 from student.objectives import OBJECTIVES
-from student.step import Loader
-from student.trainer import train
-from student.vectors import Recon, Regress, mean_vectors
+from student.objectives.recon import Recon
+from student.objectives.regress import Regress
+from student.objectives.vectors import mean_vectors
+from student.train import train
 
 
 def read_all(store, objective, split="held_out"):

@@ -12,8 +12,8 @@ from mask_cases import CONTINUES, LENGTH_PURPOSE, MASK_PURPOSE, documents, hashe
 from scipy.stats import chi2_contingency
 
 from shards.counter import hash_u64
-from student.mask_table import LONGEST, MaskTable
-from student.masking import choose_mask, exponential
+from student.masks.masking import choose_mask, exponential
+from student.masks.table import LONGEST, MaskTable
 
 UNITS = ("token", "word", "span")
 NO_COLLOCATIONS = np.zeros((0, LONGEST), np.int32)

@@ -5,7 +5,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from common.errors import RunError
-from student.words import continuation_flags
+from student.masks.words import continuation_flags
 
 TEXT = ["the lowest newest widest rivers", "lower new wide rivers flowing slowly", "banking bankers bank the slow"]
 SPECIAL = ["[PAD]", "[MASK]"]

@@ -31,11 +31,11 @@ from evaluation.inspection.lsps.sample import largest
 from evaluation.inspection.lsps.statistics import top_tokens
 from evaluation.inspection.lsps.view import StoreView
 from shards.reader import Store
-from student.export import PROBE_FILE
+from student.config import ProbeConfig
+from student.encoders.modeling_mlsm import CONFIG_FILE
 from student.lsp_model import LspModel
-from student.modeling_mlsm import CONFIG_FILE
 from student.probe import ProbedStudent, load_probe
-from student.probe_config import ProbeConfig
+from student.runs.export import PROBE_FILE
 
 WORDS = 8  # of a list
 EXAMPLES = 4  # contexts on the page of an LSP

@@ -3,9 +3,10 @@
     vocabulary = Vocabulary(tokenizer_dir, vocab_size)
     vocabulary.join(ids)
 
-A token that continues a word (student/words.py) is written without a space before it, and so is closing punctuation;
-what the corpus had there is not in the store. A token without a letter or digit is a word of its own, so that "rates"
-and "rates," of a byte-level vocabulary are one word. Left out: normalisation, which the tokenizer has done.
+A token that continues a word (student/masks/words.py) is written without a space before it, and so is closing
+punctuation; what the corpus had there is not in the store. A token without a letter or digit is a word of its own, so
+that "rates" and "rates," of a byte-level vocabulary are one word. Left out: normalisation, which the tokenizer has
+done.
 
 Shapes: V vocabulary, T tokens.
 """
@@ -16,7 +17,7 @@ import numpy as np
 
 from common.disk import read_file
 from common.errors import RunError
-from student.words import continuation_flags
+from student.masks.words import continuation_flags
 
 _NO_SPACE_BEFORE, _NO_SPACE_AFTER = set(".,;:!?)]}%…"), set("([{")
 _PREFIXES = ("##", "Ġ", "▁")

@@ -54,14 +54,14 @@ class Encoder:
 
         Raises FlopsError where there is none; ValueError from a name whose size cannot be built.
         """
-        from student.encoders import named_config
+        from student.encoders.build import named_config
 
         return cls(name, named_config(name) or _load_config(name))
 
     @property
     def vocabulary(self) -> int:
         """Entries of its vocabulary; a named encoder has none of its own and gets bert-base-cased's."""
-        from student.encoders import named_config
+        from student.encoders.build import named_config
 
         return CASED_VOCABULARY if named_config(self.name) else self.config.vocab_size
 
@@ -118,8 +118,8 @@ def measure_encoder(hf_config: "PretrainedConfig", windows: int, length: int) ->
     import torch
     from transformers import AutoModel
 
-    from student.encoders import without_pooler
-    from student.flops import count_flops
+    from student.encoders.build import without_pooler
+    from student.encoders.flops import count_flops
 
     roomy = copy.deepcopy(hf_config)
     if getattr(roomy, "max_position_embeddings", None) and roomy.model_type != "deberta":
@@ -134,8 +134,8 @@ def measure_head(encoder: Encoder, tokens: int, outputs: int) -> int:
     import torch
     from torch import nn
 
-    from student.flops import count_flops
-    from student.modeling_mlsm import PredictionHead
+    from student.encoders.flops import count_flops
+    from student.encoders.modeling_mlsm import PredictionHead
 
     with torch.device("meta"):
         head = PredictionHead(encoder.config, encoder.embedding_width)
@@ -145,9 +145,9 @@ def measure_head(encoder: Encoder, tokens: int, outputs: int) -> int:
 
 def measure_student(encoder: Encoder, windows: int, length: int, masked: int, outputs: int) -> int:
     """Operations of the forward pass that train-student does: last layer and head at masked positions only."""
-    from student.encoders import build_encoder
-    from student.flops import forward_flops
-    from student.model import Student
+    from student.encoders.build import build_encoder
+    from student.encoders.flops import forward_flops
+    from student.encoders.model import Student
 
     student = Student(build_encoder(encoder.config, seed=0), outputs, tied=False, seed=0)
     return forward_flops(student, windows, length, masked)

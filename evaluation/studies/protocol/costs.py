@@ -35,7 +35,8 @@ from evaluation.tasks.finetuning.tasks import TASKS
 from pipeline.config import CorpusConfig, DictionaryConfig, TeacherConfig
 from pipeline.teacher import BUNDLED, load_tokenizer
 from shards.reader import Store
-from student.config import LSP_OBJECTIVES, OVER_VOCABULARY, StudentConfig
+from student.config import StudentConfig
+from student.objectives import LSP_OBJECTIVES, OVER_VOCABULARY
 
 TIMED_STEPS = 3  # after one to warm up
 EXAMPLES = 1000  # of a task, tokenised to count their tokens
@@ -336,9 +337,9 @@ def _measure(encoder: str, vocabulary: int | None, outputs: int, length: int, de
     """Time training steps of an encoder with a head of so many outputs, on batches of random tokens."""
     import torch
 
-    from student.encoders import build_encoder, fit_config
-    from student.losses import sparse_cross_entropy
-    from student.model import Student
+    from student.encoders.build import build_encoder, fit_config
+    from student.encoders.model import Student
+    from student.objectives.losses import sparse_cross_entropy
 
     hf_config = Encoder.find(encoder).config
     if vocabulary is not None:

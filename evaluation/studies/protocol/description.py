@@ -40,8 +40,8 @@ from pipeline.config import (
 )
 from recipes.reading import convert_section, read_recipe
 from shards.config import DeriveConfig
-from student.config import OF_LSP_STORES, StudentConfig
-from student.probe_config import ProbeConfig
+from student.config import ProbeConfig, StudentConfig
+from student.objectives import OF_LSP_STORES
 
 STORES: dict[str, type] = {
     "encode-lsp": EncodeConfig,

@@ -18,7 +18,7 @@ from evaluation.studies.protocol.costs import Cost, is_finished
 from evaluation.studies.protocol.description import NEEDED, Arm, Study
 from evaluation.studies.protocol.parts import Part, Plan
 from student.config import StudentConfig
-from student.identity import read_or_none
+from student.runs.identity import read_or_none
 
 KEPT = "costs.json"
 MINIATURE = (

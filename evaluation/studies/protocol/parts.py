@@ -23,9 +23,10 @@ from evaluation.tasks.blimp.evaluate import evaluate
 from evaluation.tasks.finetuning.suite import finetune
 from pipeline.encode import encode_hidden, encode_ids, encode_logits, encode_lsp
 from shards.tools import derive_shards
-from student.config import LSP_OBJECTIVES, WITHOUT_WORDS, StudentConfig
+from student.config import StudentConfig
+from student.objectives import LSP_OBJECTIVES, WITHOUT_WORDS
 from student.probe import train_probe
-from student.trainer import train
+from student.train import train
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "encode-lsp": encode_lsp,

@@ -69,9 +69,7 @@ class SweepConfig:
     judge: str | None = None
     """With --intruders: as of show-lsp, an encoder that judges in place of the teacher's word embeddings."""
     gpu: str = "NVIDIA H100 80GB HBM3"
-    """GPU that hours at full scale are stated for, as CUDA names it; bfloat16."""
-    mfu: float = 0.4
-    """Share of that GPU's peak that is assumed for them."""
+    """GPU that hours at full scale are stated for, as CUDA names it, at 40 % of its bfloat16 peak."""
     dry_run: bool = False
     """Say what would be done and what full scale costs, and stop."""
     output: Path = EncodeConfig.output
@@ -90,8 +88,6 @@ class SweepConfig:
             )
         if self.judge and not self.intruders:
             raise ValueError("--judge is for the judgement of LSPs. Add --intruders")
-        if not 0 < self.mfu <= 1:
-            raise ValueError(f"--mfu is a share above 0 and up to 1, found {self.mfu}.")
 
     def encoding(self) -> EncodeConfig:
         """The settings of the one pass of the teacher that makes all stores."""

@@ -18,10 +18,11 @@ from evaluation.studies.flops.solver import solver_flops
 
 LAYERS = (2, 4, 6, 8, 9, 10, 11, 12)
 SIZES = (768, 1536, 3072, 6144, 12288)
+MFU = 0.4  # assumed share of a GPU's peak
 
 
-def full_scale(over: str, gpu: str, mfu: float) -> dict:
-    """The paper's sweep over `layer` or `k`: operations by part, and hours of `gpu` at an MFU.
+def full_scale(over: str, gpu: str) -> dict:
+    """The paper's sweep over `layer` or `k`: operations by part, and hours of `gpu` at MFU.
 
     Returns  values of what is varied; flops: teacher_shared (one pass to the deepest layer), teacher_apart (a pass for
              each store), solver, dictionaries, students, and the totals shared, apart, online (the official way:
@@ -30,7 +31,7 @@ def full_scale(over: str, gpu: str, mfu: float) -> dict:
     """
     import torch
 
-    from student.flops import named_peak
+    from student.encoders.flops import named_peak
 
     peak = named_peak(gpu, torch.bfloat16)
     if peak is None:
@@ -38,8 +39,8 @@ def full_scale(over: str, gpu: str, mfu: float) -> dict:
     by_layer = {layer: CountFlopsConfig(layer=layer) for layer in LAYERS}
     configs = by_layer if over == "layer" else {k: CountFlopsConfig(k=k) for k in SIZES}
     flops = _flops([Setting.of(config) for config in configs.values()])
-    hours = {name: flops[name] / (peak * mfu) / 3600 for name in ("shared", "apart", "online")}
-    return {"over": over, "values": list(configs), "flops": flops, "hours": hours, "gpu": gpu, "mfu": mfu}
+    hours = {name: flops[name] / (peak * MFU) / 3600 for name in ("shared", "apart", "online")}
+    return {"over": over, "values": list(configs), "flops": flops, "hours": hours, "gpu": gpu}
 
 
 def full_scale_lines(scale: dict) -> list[str]:
@@ -48,7 +49,7 @@ def full_scale_lines(scale: dict) -> list[str]:
     varied = f"{scale['over']} {', '.join(f'{value:,}' for value in scale['values'])}"
     lines = [
         f"At full scale (the paper's setting, {varied}),",
-        f"on one {scale['gpu']} at {scale['mfu']:.0%} of its bfloat16 peak throughout:",
+        f"on one {scale['gpu']} at {MFU:.0%} of its bfloat16 peak throughout:",
     ]
     for name, how in (
         ("shared", f"one teacher pass for all stores ({flops['teacher_shared']:.1e} of teacher)"),

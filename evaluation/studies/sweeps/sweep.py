@@ -70,7 +70,7 @@ def sweep(settings: SweepConfig, progress: Callable[..., None] = silent) -> dict
         raise SweepError(
             "a sweep needs several --layer or several --k. The demonstrations: --recipe sweep-layers, --recipe sweep-k."
         )
-    scale = full_scale(settings.over, settings.gpu, settings.mfu)
+    scale = full_scale(settings.over, settings.gpu)
     f1_of = _diagnostic(settings.diagnostic, settings.teacher, parts) if settings.diagnostic else {}
     Encoder.find(settings.encoder)  # raises ValueError now, not hours later
     if settings.judge:
@@ -95,7 +95,7 @@ def sweep(settings: SweepConfig, progress: Callable[..., None] = silent) -> dict
 
 def _rows(settings, parts, f1_of, progress):
     from pipeline.encode import encode_lsp
-    from student.trainer import train
+    from student.train import train
 
     reports = encode_lsp(settings.encoding(), progress)
     judgement = _judge(settings, parts, reports, progress) if settings.intruders else {}

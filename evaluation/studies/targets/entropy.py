@@ -36,7 +36,7 @@ from pipeline.solvers import nonneg_lasso, prepare
 from shards.codec import SparseRows
 from shards.copies import check_dictionary
 from shards.reader import Store
-from student.sparse_rows import temper
+from student.objectives.sparse_rows import temper
 
 TEMPERATURES = 1 / 32, 32.0
 PENALTIES = 1e-3, 0.9

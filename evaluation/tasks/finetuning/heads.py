@@ -38,10 +38,10 @@ from evaluation.tasks.finetuning.vocabulary import PartialEmbedding, refuse_to_s
 from pipeline.teacher import check_report, check_settings, load_weights, max_positions
 from shards.counter import hash_u64
 from shards.manifest import fingerprint
-from student.deberta import adapt_deberta
-from student.dropout import use_fast_dropout
-from student.encoders import without_pooler
-from student.linear import use_fast_linear
+from student.encoders.build import without_pooler
+from student.encoders.deberta import adapt_deberta
+from student.encoders.dropout import use_fast_dropout
+from student.encoders.linear import use_fast_linear
 
 _HEAD_PURPOSE = 0x66744864  # "ftHd"
 DEVIATION = 0.02  # of BERT's initialiser

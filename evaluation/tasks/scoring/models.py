@@ -30,10 +30,10 @@ from common.model_checks import (
 from common.text import shell_quote
 from evaluation.tasks.scoring.scorer import MaskedLm, ProbedMaskedLm, StockMaskedLm
 from pipeline.teacher import load_tokenizer
-from student.export import PROBE_FILE
-from student.mask_later import mask_later_of
-from student.modeling_mlsm import HEAD_FILE
+from student.encoders.mask_later import mask_later_of
+from student.encoders.modeling_mlsm import HEAD_FILE
 from student.probe import ProbedLspModel
+from student.runs.export import PROBE_FILE
 
 
 def load(directory: Path, device: torch.device) -> tuple[MaskedLm, PreTrainedTokenizerFast]:

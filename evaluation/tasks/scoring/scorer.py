@@ -30,10 +30,10 @@ from torch import Tensor
 from common.errors import ScoringError
 from pipeline.solvers.onednn import one_thread
 from pipeline.teacher import max_positions, special_ids
-from student.deberta import adapt_deberta
-from student.last_layer import LastLayer
-from student.linear import use_fast_linear
-from student.mask_later import MaskLater
+from student.encoders.deberta import adapt_deberta
+from student.encoders.last_layer import LastLayer
+from student.encoders.linear import use_fast_linear
+from student.encoders.mask_later import MaskLater
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -62,7 +62,7 @@ class StockMaskedLm:
 
     Its head is given the hidden states of these positions alone. That serves every head that works position by
     position; whether this model's does is tried once, and otherwise the logits of all positions are computed. [MASK]
-    enters the encoder where it did in training, if its config says so (student/mask_later.py).
+    enters the encoder where it did in training, if its config says so (student/encoders/mask_later.py).
     """
 
     def __init__(self, model: "PreTrainedModel"):
@@ -108,8 +108,11 @@ class StockMaskedLm:
     def _compute_gathered(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
         rows, length = ids_WL.shape
         flat_W = torch.arange(rows, device=ids_WL.device) * length + where_W
-        if self._last_layer.restricted:
-            return self._last_layer.run(lambda: self._read(ids_WL), flat_W, 1)
+        if self._last_layer.restrict(flat_W, 1):
+            try:
+                return self._read(ids_WL)
+            finally:
+                self._last_layer.release()
         self._where = flat_W
         try:
             return self._read(ids_WL)[:, 0]
@@ -117,7 +120,11 @@ class StockMaskedLm:
             self._where = None
 
     def _read(self, ids_WL: Tensor) -> Tensor:
-        return self._mask_later.run(lambda: self._model(input_ids=ids_WL).logits, ids_WL)
+        self._mask_later.pack(ids_WL)
+        try:
+            return self._model(input_ids=ids_WL).logits
+        finally:
+            self._mask_later.release()
 
     def _compute_whole(self, ids_WL: Tensor, where_W: Tensor) -> Tensor:
         with torch.inference_mode():

@@ -20,7 +20,7 @@ from evaluation.similarity.sources import open_source
 from pipeline.dictionary import Dictionary
 from shards.copies import load_tokenizer
 from student.lsp_model import LspModel
-from student.objectives import Mlsm
+from student.objectives.mlsm import Mlsm
 from terminal.similarity import similarity as summary
 
 TEXTS = ["The function returns a list of values.", "A list is returned.", "Raises an error if it is not found."]

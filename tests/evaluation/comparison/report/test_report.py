@@ -32,7 +32,7 @@ from evaluation.tasks.finetuning.config import FinetuneConfig
 from evaluation.tasks.finetuning.miniature import write_miniatures
 from evaluation.tasks.finetuning.suite import finetune
 from student.config import StudentConfig
-from student.trainer import train
+from student.train import train
 from terminal.comparison import comparison
 
 HOSTILE = '<script>alert("x")</script> $\\frac{1}$ & "q" \u202e_'

@@ -31,7 +31,7 @@ from evaluation.inspection.lsps.editing import (
 from evaluation.inspection.lsps.show import show
 from evaluation.inspection.lsps.view import StoreView
 from student.lsp_model import LspModel
-from student.objectives import Mlsm
+from student.objectives.mlsm import Mlsm
 from student.probe import ProbedStudent, export_probe
 from terminal.lsps import summary
 

@@ -16,7 +16,7 @@ from evaluation.inspection.lsps.show import show
 from evaluation.inspection.stores import show_shards
 from pipeline.dictionary import Dictionary
 from shards.config import ShowConfig
-from student.objectives import Mlsm
+from student.objectives.mlsm import Mlsm
 from terminal.lsps import summary
 
 

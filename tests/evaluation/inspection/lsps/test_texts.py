@@ -16,7 +16,7 @@ from evaluation.inspection.lsps.config import LspConfig
 from evaluation.inspection.lsps.show import show
 from pipeline.dictionary import Dictionary
 from student.lsp_model import lsp_facts, save_lsp_head
-from student.objectives import Mlsm
+from student.objectives.mlsm import Mlsm
 from terminal.lsps import summary
 
 

@@ -220,7 +220,7 @@ def test_killed_while_encoding_and_while_training_it_goes_on(settings, result, t
 
 
 def test_full_scale_by_hand():
-    layers, sizes = (full_scale(over, "NVIDIA H100 80GB HBM3", 0.4) for over in ("layer", "k"))
+    layers, sizes = (full_scale(over, "NVIDIA H100 80GB HBM3") for over in ("layer", "k"))
     windows, a_layer = 100_000 * 1024, 128 * (24 * 768**2 + 4 * 128 * 768)
     flops = layers["flops"]
     assert flops["teacher_shared"] == 12 * a_layer * windows and flops["teacher_apart"] == 62 * a_layer * windows

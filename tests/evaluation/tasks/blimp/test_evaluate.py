@@ -24,11 +24,11 @@ from evaluation.tasks.blimp import evaluate as evaluating
 from evaluation.tasks.blimp.config import BlimpConfig
 from evaluation.tasks.blimp.data import PARADIGMS, PHENOMENA
 from evaluation.tasks.blimp.evaluate import evaluate
-from student.config import StudentConfig
-from student.objectives import Mlm, Mlsm
+from student.config import ProbeConfig, StudentConfig
+from student.objectives.mlm import Mlm
+from student.objectives.mlsm import Mlsm
 from student.probe import train_probe
-from student.probe_config import ProbeConfig
-from student.trainer import train
+from student.train import train
 from terminal import verb
 from terminal.blimp import blimp
 

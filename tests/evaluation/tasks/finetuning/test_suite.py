@@ -27,7 +27,7 @@ from evaluation.tasks.finetuning import training
 from evaluation.tasks.finetuning.config import TASKS, FinetuneConfig
 from evaluation.tasks.finetuning.suite import finetune
 from student.config import StudentConfig
-from student.trainer import train
+from student.train import train
 from terminal.finetuning import summary
 
 

@@ -18,7 +18,7 @@ from evaluation.tasks.scoring import scorer as scorer_module
 from evaluation.tasks.scoring.scorer import ProbedMaskedLm, Scorer, StockMaskedLm
 from pipeline.teacher import BUNDLED, FAMILIES, load_tokenizer
 from student.lsp_model import LspModel
-from student.objectives import Mlsm
+from student.objectives.mlsm import Mlsm
 from student.probe import ProbedLspModel, ProbedStudent
 
 SENTENCES = ["w1 w2 w3", "w1 w9 w3", "w4", "w7 w8 w9 w10 w11 w7 w3", "w1 w2 w3", "w58 w0 w5 w5"]

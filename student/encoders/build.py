@@ -1,0 +1,344 @@
+"""Which encoder a student is: a fresh one of a name or a Hugging Face config, or one to be trained further.
+
+Left out: head and output matrix (model.py), how documents of a window are kept apart (common/documents.py).
+"""
+
+import difflib
+import hashlib
+import inspect
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import (
+    AutoModel,
+    BertConfig,
+    DebertaConfig,
+    ModernBertConfig,
+    PretrainedConfig,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
+
+from common.documents import why_not_apart
+from common.errors import RunError, describe
+from common.invocation import program
+from common.model_checks import (
+    check_size,
+    describe_foreign_settings,
+    describe_unused_weights,
+    open_config,
+    open_tokenizer,
+    quiet_transformers,
+)
+from common.paths import utf8_name
+from common.text import shell_quote
+from shards.reader import Store
+from student.config import StudentConfig
+from student.encoders.mask_later import set_mask_later
+
+logger = logging.getLogger(__name__)
+
+BERT_SIZES = {  # layers and width; the small ones are those of Turc et al. 2019 (arXiv:1908.08962)
+    "bert-tiny": (2, 128),
+    "bert-mini": (4, 256),
+    "bert-small": (4, 512),
+    "bert-medium": (8, 512),
+    "bert-base": (12, 768),
+}
+NAMED_ENCODERS = (*BERT_SIZES, "deberta-base", "modernbert-base")
+
+# Families whose position table is read from the row behind the padding id's, as RoBERTa's is (fairseq's convention). A
+# test compares the list with all families that transformers has.
+_POSITIONS_BEHIND_PADDING = (
+    "camembert",
+    "data2vec-text",
+    "esm",
+    "ibert",
+    "longformer",
+    "luke",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+)
+
+
+def build_encoder(hf_config: PretrainedConfig, seed: int, continue_from: Path | None = None) -> nn.Module:
+    """An encoder without pooler: freshly initialised, a function of configuration and seed alone, or loaded.
+
+    continue_from  directory whose weights to take
+    Raises         RunError where these weights do not cover the encoder or do not fit it
+    """
+    no_pooler = without_pooler(hf_config)
+    if continue_from is not None:
+        return _load_weights(continue_from, hf_config, no_pooler)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return AutoModel.from_config(hf_config, dtype=torch.float32, **no_pooler)
+
+
+def without_pooler(hf_config: PretrainedConfig) -> dict:
+    """The argument that keeps AutoModel from adding a pooler, for families that have one."""
+    model_class = MODEL_MAPPING[type(hf_config)]
+    takes_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
+    return {"add_pooling_layer": False} if takes_pooler else {}
+
+
+def token_types(hf_config: PretrainedConfig) -> int:
+    """How many segments (token types) an encoder of this configuration can tell apart; 0 where it takes none."""
+    forward = getattr(MODEL_MAPPING[type(hf_config)], "forward", None)  # of a family of several models there is none
+    takes_them = forward is not None and "token_type_ids" in inspect.signature(forward).parameters
+    return getattr(hf_config, "type_vocab_size", 0) if takes_them else 0
+
+
+def encoder_config(config: StudentConfig, store: Store) -> PretrainedConfig:
+    """The Hugging Face config of the encoder, its vocabulary, length and special ids taken from the store.
+
+    Raises RunError where there is no such config, where it is not that of an encoder, or where it has another tokenizer
+    or vocabulary than the store.
+    """
+    hf_config = unfitted_config(config, store)
+    fit_config(hf_config, store.vocab_size, store.special_ids, store.max_length)
+    if config.dropout is not None:
+        for name in _dropout_names(hf_config):
+            setattr(hf_config, name, config.dropout)
+    set_mask_later(hf_config, config.mask_later, int(store.special_ids["mask"]))
+    if config.documents_apart and (reason := why_not_apart(hf_config)) is not None:
+        raise RunError(f"--documents-apart: {reason}")
+    can_compute_again = getattr(MODEL_MAPPING[type(hf_config)], "supports_gradient_checkpointing", False)
+    if config.activation_checkpointing and not can_compute_again:
+        raise RunError(
+            f"--activation-checkpointing: transformers cannot compute the layers of a {hf_config.model_type} encoder a"
+            f" second time. Leave it out, and take a smaller --micro-batch where memory runs out."
+        )
+    return hf_config
+
+
+def fit_config(hf_config: PretrainedConfig, vocab_size: int, special_ids: Mapping[str, int], max_length: int) -> None:
+    """Give a configuration a tokenizer's vocabulary and special ids (pad, cls, sep), and room for its windows."""
+    hf_config.vocab_size = vocab_size
+    for name, source in {"pad": "pad", "cls": "cls", "sep": "sep", "bos": "cls", "eos": "sep"}.items():
+        if name == "pad" or getattr(hf_config, f"{name}_token_id", None) is not None:
+            setattr(hf_config, f"{name}_token_id", int(special_ids[source]))
+    _make_room(hf_config, max_length)
+
+
+def unfitted_config(config: StudentConfig, store: Store) -> PretrainedConfig:
+    """The Hugging Face config of the encoder as it is, before it is fitted to the store. Raises as `encoder_config`."""
+    if config.continue_from is not None and not config.continue_from.is_dir():
+        raise RunError(f"--continue-from {config.continue_from} is not a directory. Give a run or an export.")
+    weights = config.initial_weights
+    if weights is not None and not any(weights.glob("*.safetensors")):
+        if (weights / "checkpoints").is_dir():
+            raise RunError(
+                f"--continue-from {weights} is an unfinished run. Finish it, or give one of its kept checkpoints or the"
+                f" export of another:  {program()} export-student {shell_quote(weights)}"
+            )
+        raise RunError(
+            f"--continue-from {weights} holds no safetensors file. Others could execute code and are not"
+            f" loaded: save the model again with transformers' save_pretrained."
+        )
+    named = named_config(config.encoder) if config.continue_from is None else None
+    hf_config = _load_config(config.encoder_source, store) if named is None else named
+    if config.continue_from is not None and hf_config.vocab_size != store.vocab_size:
+        raise RunError(
+            f"--continue-from {config.continue_from} knows {hf_config.vocab_size} tokens, the store {store.vocab_size}:"
+            f" it was trained with another tokenizer. Encode a store with a teacher of that tokenizer."
+        )
+    return hf_config
+
+
+def own_dropout(hf_config: PretrainedConfig) -> float | None:
+    """The dropout of a config, apart from a pooler's; None where it has none, or several rates."""
+    rates = {getattr(hf_config, name) for name in _dropout_names(hf_config) if "pooler" not in name}
+    return float(rates.pop()) if len(rates) == 1 else None
+
+
+def weights_fingerprint(module: nn.Module) -> str:
+    """SHA-256 over names and values of all weights, 16 hexadecimal digits."""
+    state = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        state.update(name.encode())
+        state.update(tensor.detach().cpu().numpy().tobytes())
+    return state.hexdigest()[:16]
+
+
+def _load_weights(directory: Path, hf_config: PretrainedConfig, no_pooler: dict) -> nn.Module:
+    try:
+        check_size(MODEL_MAPPING[type(hf_config)], hf_config, directory, **no_pooler)
+        with torch.random.fork_rng(devices=[]), quiet_transformers(), utf8_name(directory) as place:
+            encoder, report = AutoModel.from_pretrained(
+                place,
+                config=hf_config,
+                dtype=torch.float32,
+                output_loading_info=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                **no_pooler,
+            )
+    except Exception as error:  # safetensors and transformers raise many classes, Exception itself included
+        raise RunError(
+            f"--continue-from {directory}: its weights cannot be used ({describe(error)}). Give an export or"
+            f" a kept checkpoint of a run whose windows are no shorter than this store's."
+        ) from None
+    if report["missing_keys"]:
+        raise RunError(
+            f"--continue-from {directory} lacks weights of the encoder:"
+            f" {', '.join(sorted(report['missing_keys'])[:3])}. Give an export or a kept checkpoint of a run."
+        )
+    if trouble := describe_unused_weights(report["unexpected_keys"], encoder):
+        raise RunError(f"--continue-from {directory}: {trouble}")
+    return encoder
+
+
+def named_config(encoder: str) -> PretrainedConfig | None:
+    """The config of an encoder that needs no file and no network; None where the name is of another kind."""
+    if encoder == "deberta-base":
+        return _deberta_base()
+    if encoder == "modernbert-base":
+        return ModernBertConfig(classifier_pooling="mean")  # as in answerdotai/ModernBERT-base
+    size = named_size(encoder)
+    if size is None:
+        return None
+    return _modernbert_config(*size) if encoder.startswith("modernbert-") else _bert_config(*size)
+
+
+def named_size(encoder: str) -> tuple[int, int] | None:
+    """(layers, width) of a name like bert-2x128, modernbert-2x128 or bert-base; None of names of another kind.
+
+    Raises ValueError where such a size cannot be built.
+    """
+    if encoder in BERT_SIZES:
+        return BERT_SIZES[encoder]
+    match = re.fullmatch(r"(?:modern)?bert-(\d+)x(\d+)", encoder)
+    if match is None:
+        return None
+    layers, width = int(match[1]), int(match[2])
+    if layers < 1 or width < 2 or width % heads_of(width):
+        raise ValueError(
+            f"encoder {encoder}: needs at least one layer and a width that its {heads_of(width)} heads of 64 "
+            f"divide. Take a multiple of 64, like bert-2x128 or bert-12x768."
+        )
+    return layers, width
+
+
+def heads_of(width: int) -> int:
+    """Attention heads of a named size: one for every 64 of width, at least two."""
+    return max(2, width // 64)
+
+
+def _deberta_base() -> DebertaConfig:
+    """The config of microsoft/deberta-base, the paper's student. By default the class has no relative attention."""
+    return DebertaConfig(
+        relative_attention=True,
+        max_relative_positions=-1,  # as many as positions
+        pos_att_type=["c2p", "p2c"],
+        position_biased_input=False,
+        type_vocab_size=0,
+        layer_norm_eps=1e-7,
+    )
+
+
+def _bert_config(layers: int, width: int) -> BertConfig:
+    return BertConfig(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads_of(width),
+        intermediate_size=4 * width,
+    )
+
+
+def _modernbert_config(layers: int, width: int) -> ModernBertConfig:
+    """ModernBERT-base at another size. Narrow matrices begin with larger weights, so that products are as large."""
+    return ModernBertConfig(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads_of(width),
+        intermediate_size=width * 3 // 2,
+        initializer_range=0.02 * (768 / width) ** 0.5,
+        classifier_pooling="mean",
+    )
+
+
+def _load_config(encoder: str, store: Store) -> PretrainedConfig:
+    try:
+        hf_config = open_config(encoder)
+    except Exception as error:  # of a config.json that is damaged, transformers raises many classes
+        raise RunError(
+            f"encoder {encoder}: no Hugging Face config found there ({describe(error)}). {_suggestion(encoder)}"
+        ) from None
+    decodes = hf_config.is_encoder_decoder or getattr(hf_config, "is_decoder", False)
+    if type(hf_config) not in MODEL_FOR_MASKED_LM_MAPPING or decodes:
+        raise RunError(
+            f"encoder {encoder}: a model of type {hf_config.model_type} is no encoder for masked text. Take a"
+            f" family that transformers has a masked-LM class for, like bert, roberta, deberta or modernbert."
+        )
+    if trouble := describe_foreign_settings(hf_config):
+        raise RunError(f"encoder {encoder}: {trouble}")
+    if hasattr(hf_config, "auto_map"):  # code of an export of ours, which is no part of the encoder
+        del hf_config.auto_map
+    if Path(encoder).is_dir():
+        _check_tokenizer(Path(encoder), store)
+    return hf_config
+
+
+def _suggestion(encoder: str) -> str:
+    close = difflib.get_close_matches(encoder.lower(), NAMED_ENCODERS, n=2)
+    meant = f"Did you mean {' or '.join(close)}? " if close else ""
+    return (
+        f"{meant}There are {', '.join(NAMED_ENCODERS)}, bert-<layers>x<width> and modernbert-<layers>x<width>; or give"
+        f" a directory with config.json, or a Hub id (network or cache)."
+    )
+
+
+def vocabulary_of(directory: str | Path) -> dict[str, int]:
+    """Tokens to ids of the tokenizer in a directory. Raises RunError where it cannot be loaded."""
+    try:
+        return open_tokenizer(directory).get_vocab()
+    except Exception as error:  # of transformers and tokenizers, of many classes
+        raise RunError(f"{directory}: its tokenizer cannot be loaded ({describe(error)}). Copy it again.") from None
+
+
+def _check_tokenizer(directory: Path, store: Store) -> None:
+    """Refuse an encoder directory that carries a tokenizer other than the store's."""
+    names = ("tokenizer.json", "vocab.txt", "vocab.json", "spm.model", "tokenizer.model")
+    if not any((directory / name).is_file() for name in names):
+        return
+    theirs, ours = vocabulary_of(directory), store.load_tokenizer().get_vocab()
+    if theirs != ours:
+        raise RunError(
+            f"store of another tokenizer: {directory} has a vocabulary of {len(theirs)} tokens, the store one"
+            f" of {len(ours)} (or the same tokens with other ids). Encode a store with a teacher of that"
+            f" tokenizer, or give the encoder's config.json alone to train it on this store's vocabulary."
+        )
+
+
+def _make_room(hf_config: PretrainedConfig, max_length: int) -> None:
+    """Extend the position table where it is too short for the store's windows."""
+    offset = _first_position(hf_config)
+    room = getattr(hf_config, "max_position_embeddings", None)
+    if room is not None and room < max_length + offset:
+        hf_config.max_position_embeddings = max_length + offset
+        logger.info("position table extended from %d to %d", room, max_length + offset)
+
+
+def _first_position(hf_config: PretrainedConfig) -> int:
+    """The row of the position table that belongs to the first token of a window."""
+    if hf_config.model_type == "mpnet":
+        return 2  # there the padding id is 1, whatever the configuration says
+    return hf_config.pad_token_id + 1 if hf_config.model_type in _POSITIONS_BEHIND_PADDING else 0
+
+
+def _dropout_names(hf_config: PretrainedConfig) -> list[str]:
+    return [
+        name
+        for name, value in hf_config.to_dict().items()
+        if "dropout" in name
+        and "classif" not in name
+        and isinstance(value, (int, float))
+        and not isinstance(value, bool)  # ESM's token_dropout is a switch
+    ]

@@ -1,0 +1,62 @@
+"""Which library computes which matrix product of a run, where two of them round differently.
+
+It is chosen when a run starts, written into its config.json and checkpoints, and kept to its end, so that a run that is
+resumed, also on another machine, equals an uninterrupted one. A record without the key means oneDNN's for everything.
+Not handled here: the dtype, which is a setting.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from common.products import TORCH, USUAL, Shape, measure_products
+from student.config import ResolvedConfig
+
+_STRAYING = (0.8, 1.25)  # how far the number of masked tokens in a micro-batch strays from its mean, generously
+
+
+def recorded_products(record: Mapping[str, Any]) -> Mapping[str, str]:
+    """The products of a run's config.json or of a checkpoint's state."""
+    found = record.get("products")
+    return {name: str(way) for name, way in found.items()} if isinstance(found, dict) else USUAL
+
+
+def products_record(products: Mapping[str, str]) -> dict:
+    """What `recorded_products` reads."""
+    return {"products": dict(products)} if products else {}
+
+
+def contradicts(products: Mapping[str, str], config: ResolvedConfig, device: torch.device) -> bool:
+    """Whether `--products` names a library, and a run that starts with it has other products than these."""
+    asked = {"onednn": USUAL, "torch": TORCH}.get(config.products)
+    return asked is not None and _has_choice(config, device) and products != asked
+
+
+def choose_products(
+    config: ResolvedConfig, model: Any, max_length: int, device: torch.device, ranks: int = 1
+) -> Mapping[str, str]:
+    """The products of a run that starts, as `--products` says.
+
+    model       a Student or what stands in for it: its linear layers and `output_shapes` count
+    max_length  L, tokens of a window
+    ranks       processes that share a batch
+    """
+    if not _has_choice(config, device) or config.products == "onednn":
+        return USUAL
+    if config.products == "torch":
+        return TORCH
+    tokens = min(config.micro_batch, -(-config.batch_windows // ranks)) * max_length
+    rates = set(config.predicted)
+    masked = {round(near * rate * tokens) for rate in rates for near in _STRAYING}
+    layers = {
+        (layer.in_features, layer.out_features) for layer in model.modules() if isinstance(layer, torch.nn.Linear)
+    }
+    packed = {round((1 - rate) * tokens) for rate in rates} if config.mask_later > 0 else set()
+    shapes: set[Shape] = {(rows, *layer) for rows in (tokens, *masked, *packed) for layer in layers}
+    shapes |= {(rows, *output) for rows in masked for output in model.output_shapes}
+    return measure_products(shapes)
+
+
+def _has_choice(config, device) -> bool:
+    return device.type == "cpu" and config.dtype == "float32" and not config.compile

@@ -1,0 +1,111 @@
+"""The student as its family's *ForMaskedLM, and the head of one as the student's.
+
+    stock_model(model, objective)              # None where transformers has no class for it
+    take_head(model, directory, columns)       # --continue-head
+
+Left out: files beside the weights (export.py), the encoder of a model on disk (build.py).
+
+Shapes: V vocabulary, K outputs, d width of the head's output.
+"""
+
+import copy
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
+
+from common.errors import RunError, describe
+from common.model_checks import quiet_transformers
+from common.paths import utf8_name
+from student.encoders.model import Student
+from student.objectives.base import Objective
+
+# Where a family's masked-LM model keeps (dense, norm) of its head. Its decoder is get_output_embeddings().
+HEAD_LAYOUTS = {
+    "bert": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
+    "deberta": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
+    "deberta-v2": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
+    "distilbert": ("vocab_transform", "vocab_layer_norm"),
+    "electra": ("generator_predictions.dense", "generator_predictions.LayerNorm"),
+    "modernbert": ("head.dense", "head.norm"),
+    "roberta": ("lm_head.dense", "lm_head.layer_norm"),
+    "xlm-roberta": ("lm_head.dense", "lm_head.layer_norm"),
+}
+
+
+def stock_model(model: Student, objective: Objective) -> PreTrainedModel | None:
+    """The student as its family's *ForMaskedLM; None where its outputs are not tokens, or the layout is not known.
+
+    The weights are copies; the output matrix is tied to the embeddings if it is in the student.
+    """
+    columns = objective.token_columns
+    if columns is None or not has_known_head(model.encoder.config):
+        return None
+    matrix_Vd = None if model.tied else model.output_matrix[columns]
+    return masked_lm(model, matrix_Vd, model.output_bias_K[columns])
+
+
+def has_known_head(config: PretrainedConfig) -> bool:
+    """Whether the layout of the family's *ForMaskedLM is known. DeBERTa's newer head has no decoder of its own."""
+    return config.model_type in HEAD_LAYOUTS and getattr(config, "legacy", True)
+
+
+def masked_lm(model: Student, matrix_Vd: Tensor | None, bias_V: Tensor) -> PreTrainedModel:
+    """Encoder and head of a student with an output layer over the vocabulary, as its family's *ForMaskedLM.
+
+    matrix_Vd  the decoder; None to tie it to the embeddings
+    """
+    config = copy.deepcopy(model.encoder.config)
+    config.tie_word_embeddings = matrix_Vd is None
+    with torch.random.fork_rng(devices=[]):  # its first weights are all replaced
+        stock = AutoModelForMaskedLM.from_config(config, dtype=torch.float32)
+    dense, norm = (stock.get_submodule(name) for name in HEAD_LAYOUTS[config.model_type])
+    stock.base_model.load_state_dict(model.encoder.state_dict(), strict=True)
+    dense.load_state_dict(model.head.dense.state_dict(), strict=True)
+    norm.load_state_dict(model.head.norm.state_dict(), strict=True)
+    with torch.no_grad():
+        for bias in _decoder_biases(stock, len(bias_V)):
+            bias.copy_(bias_V)
+        if matrix_Vd is not None:
+            stock.get_output_embeddings().weight.copy_(matrix_Vd)
+    return stock.eval()
+
+
+def take_head(model: Student, directory: Path, token_columns: slice | None) -> None:
+    """Give a student whose encoder is that of a directory's model the prediction head of that model, too.
+
+    token_columns  those of the outputs that are the vocabulary, whose biases it takes; None: there are none
+    Raises         RunError where the model has no such head, or one of another layout
+    """
+    config = model.encoder.config
+    problem = f"transformers' layout of {config.model_type} heads is not known here"
+    if has_known_head(config):
+        try:
+            with torch.random.fork_rng(devices=[]), quiet_transformers(), utf8_name(directory) as place:
+                stock, report = AutoModelForMaskedLM.from_pretrained(
+                    place, config=config, dtype=torch.float32, output_loading_info=True, use_safetensors=True
+                )
+            problem = ", ".join(sorted(report["missing_keys"])[:3]) and "its head's weights are not in the files"
+        except Exception as error:  # safetensors and transformers raise many classes, Exception itself included
+            problem = describe(error)
+    if problem:
+        raise RunError(
+            f"--continue-head: {directory} gives no prediction head ({problem}). Give the export of a run of mlm, kd or"
+            f" mtl or another masked language model, or leave --continue-head out: the head then begins anew."
+        )
+    dense, norm = (stock.get_submodule(name) for name in HEAD_LAYOUTS[config.model_type])
+    model.head.dense.load_state_dict(dense.state_dict())
+    model.head.norm.load_state_dict(norm.state_dict())
+    bias_V = stock.get_output_embeddings().bias
+    if token_columns is not None and bias_V is not None:  # a ModernBERT may have none
+        with torch.no_grad():
+            model.output_bias_K[token_columns] = bias_V
+
+
+def _decoder_biases(stock, vocabulary: int):
+    """The decoder's bias and its aliases: an untied model has copies, which older releases tie on loading."""
+    decoder = stock.get_output_embeddings()
+    parents = [module for module in stock.modules() if decoder in module.children()]
+    biases = [decoder.bias, *(getattr(parent, "bias", None) for parent in parents)]
+    return [bias for bias in biases if isinstance(bias, Tensor) and bias.shape == (vocabulary,)]

@@ -1,0 +1,235 @@
+"""Tables of mask weights from the text of a store: `make-mask-weights`, and what `--mask-weights` names.
+
+    frequency  w = max(count, least_count)^-power: rare tokens are masked more often (WSBERT, Zhang et al. 2023)
+    common     w is one number for the tokens of the most frequent words, 1 for all others. Most of them are function
+               words, so that no list of a language is needed
+    domain     w = log(1 + r), where r is the token's frequency in the store over that in a general store; it is the log
+               ratio where r is large, stays above 0 where r is small, and is equal for all tokens of equal corpora. Or
+               weights from a list of words
+    pmi        w = 1, and collocations (collocations.py)
+
+Counts are those that a store keeps of its training split, so all but pmi take seconds; pmi reads the text once.
+For domain, frequencies are smoothed by one occurrence of every token. A table is named by all that decides it, so that
+the same request finds the finished one. Left out: informative relevance (InforMask, Sadeq et al. 2022), which depends
+on the other words of a sentence, and not on the token alone; rates by token that were computed elsewhere can be given
+as a list of words.
+
+Shapes: V vocabulary, C collocations.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from common.disk import file_sha256
+from common.durable import make_directories
+from common.errors import RunError
+from common.progress import silent
+from shards.manifest import fingerprint
+from shards.reader import Store
+from student.config import StudentConfig
+from student.masks.collocations import collocations, count_ngrams
+from student.masks.config import ADAPTIVE, KINDS, UNIFORM, MaskWeightsConfig, WeightsKind
+from student.masks.table import LONGEST, MaskTable, read_table, vocabulary_fingerprint, write_table
+from student.masks.words import continuation_flags
+
+logger = logging.getLogger(__name__)
+
+ROOT = Path("runs/mask-weights")
+EXAMPLES = 8  # tokens and collocations in a report
+_EXTREMES = {"heaviest": -1, "lightest": 1}  # and the sign of the weights that sorts them to the front
+_USED = {
+    "frequency": ("power", "least_count"),
+    "domain": (),
+    "common": ("most_frequent", "weight"),
+    "pmi": ("least_count", "coverage"),
+}
+
+
+def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] = silent) -> dict:
+    """Make the table of a MaskWeightsConfig, or find the finished one.
+
+    progress  called as progress(stage, done, total, unit=...)
+    Returns   dict for JSON: mask_weights (the file), name (kind and hash of the content), store, tokens (counted),
+              heaviest and lightest ([token, weight], of tokens that occur, frequent ones first among equals; absent
+              where all are equal), collocations (how many), examples (of them), already_finished
+    Raises    RunError where the store, the general one, the words and the output do not belong together; StoreError
+    """
+    assert config.store is not None, "the command line or Python has chosen one"
+    progress("count tokens", 0, None)
+    store = Store.open(config.store)
+    path, already_finished = _make(config, store, ROOT, progress)
+    table, counts_V, tokenizer = read_table(path), _ordinary_counts(store), store.load_tokenizer()
+    seen = np.flatnonzero(counts_V)
+    orders = {name: np.lexsort((-counts_V[seen], sign * table.weights_V[seen])) for name, sign in _EXTREMES.items()}
+    differ = len(np.unique(table.weights_V[seen])) > 1
+    shown = {name: seen[order[:EXAMPLES]] for name, order in orders.items()} if differ else {}
+    return {
+        "mask_weights": str(path),
+        "name": table.name,
+        "store": str(store.path),
+        "tokens": int(counts_V.sum()),
+        **{
+            name: [[tokenizer.convert_ids_to_tokens(int(id)), float(table.weights_V[id])] for id in ids]
+            for name, ids in shown.items()
+        },
+        "collocations": len(table.collocations_C5),
+        "examples": [
+            " ".join(tokenizer.convert_ids_to_tokens(ids_5[ids_5 >= 0].tolist()))
+            for ids_5 in table.collocations_C5[:EXAMPLES]
+        ],
+        "already_finished": already_finished,
+    }
+
+
+def tables_of(config: StudentConfig, store: Store) -> list[MaskTable | None]:
+    """The tables that take turns in a run, as its settings name them, made of its store where they name a kind. A
+    table is None where all tokens are alike, or their weights are the student's own to learn (adaptive_masks.py).
+
+    Raises RunError where one cannot be read, is of another vocabulary, or does not go with the masking unit
+    """
+    named = config.mask_weights if isinstance(config.mask_weights, tuple) else (config.mask_weights,)
+    return [_table_of(name, config, store) for name in named]
+
+
+def _table_of(name: str | None, config: StudentConfig, store: Store) -> MaskTable | None:
+    if name in (None, ADAPTIVE, UNIFORM):
+        return None
+    path = Path(name)
+    if name in KINDS:
+        place = Path(config.root) if config.output is None else config.output
+        kind = cast(WeightsKind, name)
+        path, _ = _make(MaskWeightsConfig(kind=kind), store, place.parent / ROOT.name, silent)
+    table = read_table(path)
+    table.check_fits(store)
+    if len(table.collocations_C5) and config.mask_unit == "span":
+        raise RunError(
+            f"--mask-weights {name} holds {len(table.collocations_C5):,} collocations, each masked as"
+            f" one, and --mask-unit span masks stretches of random length. Take --mask-unit token or word."
+        )
+    return table
+
+
+def _make(config, store, directory, progress) -> tuple[Path, bool]:
+    """The file of a table, and whether it was there already. By default in a directory, under its fingerprint."""
+    origin = {name: getattr(config, name) for name in ("kind", *_USED[config.kind])}
+    origin |= {"plan": store.plan_id, "vocabulary": vocabulary_fingerprint(store)}
+    general = None if config.general is None else Store.open(config.general)
+    if general is not None:
+        if vocabulary_fingerprint(general) != origin["vocabulary"]:
+            raise RunError(
+                f"--general {general.path} has another vocabulary than {store.path}, so their tokens do not compare."
+                f" Encode the general text with the same tokenizer (encode-ids --tokenizer)."
+            )
+        origin["general"] = general.plan_id
+    listed_V = None
+    if config.words is not None:
+        listed_V = _listed(config.words, store)
+        origin["words"] = file_sha256(config.words)
+    path = config.output or directory / f"{config.kind}-{fingerprint(origin)[:12]}.npz"
+    written = json.dumps(origin, sort_keys=True)
+    if path.exists():
+        try:
+            if read_table(path).origin == written:
+                return path, True
+        except RunError as error:
+            logger.info("%s", error)
+        if config.output is not None:
+            raise RunError(f"{path} is in use and holds something else. Nothing was changed. Give another --output.")
+    weights_V, found_C5 = np.ones(store.vocab_size), np.zeros((0, LONGEST), np.int32)
+    if listed_V is not None:
+        weights_V = listed_V
+    elif general is not None:
+        weights_V = np.log1p(_frequencies(store) / _frequencies(general))
+    elif config.kind == "common":
+        weights_V = np.where(_common(store, config.most_frequent), config.weight, 1.0)
+    elif config.kind == "frequency":
+        counts_V = _ordinary_counts(store)
+        weights_V = np.maximum(counts_V, config.least_count) ** -config.power
+        average = (weights_V @ counts_V) / max(1, counts_V.sum())
+        with np.errstate(over="ignore"):
+            weights_V /= average or 1  # 1 is the weight of the average token
+        if not 1e-30 < weights_V.min() <= weights_V.max() < 1e30:  # of a float32
+            raise RunError(
+                f"--power {config.power:g}: the weights of rare and frequent tokens are too far apart for numbers of 32"
+                f" bits. Take a smaller --power (0.5 is usual), or a larger --least-count than {config.least_count}."
+            )
+    else:
+        logger.info("counting the n-grams of %s", store.path)
+        counts = count_ngrams(store.split("train"), progress)
+        found_C5 = collocations(
+            counts, _ordinary_counts(store), least_count=config.least_count, coverage=config.coverage
+        )
+        if counts.undercount:
+            logger.warning(
+                "there are more n-grams than memory is used for: counts are too low by at most %d, and collocations"
+                " that occur less than %d times may be missing",
+                counts.undercount,
+                config.least_count + counts.undercount,
+            )
+    make_directories(path.parent)
+    vocabulary = origin["vocabulary"]
+    write_table(path, MaskTable(config.kind, vocabulary, weights_V.astype(np.float32), found_C5, written))
+    return path, False
+
+
+def _ordinary_counts(store):
+    """How often each token occurs in the training split, float64 (V); 0 for special ones, which are never masked."""
+    counts_V = store.split("train").token_counts().astype(np.float64)
+    counts_V[store.special_ids["all"]] = 0
+    return counts_V
+
+
+def _frequencies(store):
+    counts_V = _ordinary_counts(store) + 1
+    return counts_V / counts_V.sum()
+
+
+def _common(store, most_frequent):
+    """Which tokens are those of the most frequent words, bool (V). A token counts as a word where it begins one and has
+    a letter, together with those that differ from it in capitals alone."""
+    try:
+        continues_V = continuation_flags(store.tokenizer_dir, store.vocab_size)
+    except RunError:
+        raise RunError(
+            f"--kind common: where words begin cannot be told from the vocabulary of {store.path}, and so not which of"
+            f" them are frequent. Give a list of words with weights (--kind domain --words FILE)."
+        ) from None
+    counts_V, tokenizer = _ordinary_counts(store), store.load_tokenizer()
+    ids_of: dict[str, list[int]] = {}
+    for id in np.flatnonzero(counts_V * ~continues_V).tolist():
+        word = tokenizer.decode([id]).strip().casefold()
+        if any(map(str.isalpha, word)):
+            ids_of.setdefault(word, []).append(id)
+    common = sorted(ids_of, key=lambda word: -counts_V[ids_of[word]].sum())[:most_frequent]
+    return np.isin(np.arange(store.vocab_size), [id for word in common for id in ids_of[word]])
+
+
+def _listed(path, store):
+    """Weights by a list of words, float64 (V): 1 for tokens of no word in it, the largest for those of several."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise RunError(f"--words: {path} cannot be read ({error}). Expected a word and a weight a line.") from None
+    tokenizer, found_V = store.load_tokenizer(), np.full(store.vocab_size, -1.0)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            word, weight = line.rsplit(maxsplit=1)
+            if not 0 <= float(weight) < 1e30:  # as a float32 it stays finite
+                raise ValueError
+        except ValueError:
+            raise RunError(
+                f"--words: line {number} of {path} is {line!r}. Expected a word, a space or tab, and its weight, a"
+                f" number from 0."
+            ) from None
+        bare, spaced = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (word, f" {word}"))
+        # In byte-level vocabularies a word behind a space has tokens of its own.
+        ids = bare + (spaced if len(spaced) <= len(bare) else [])
+        found_V[ids] = np.maximum(found_V[ids], float(weight))
+    return np.where(found_V < 0, 1.0, found_V)

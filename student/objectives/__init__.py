@@ -1,0 +1,164 @@
+"""What a student learns at a masked token: one file per objective, and here the one list of them.
+
+    OBJECTIVES["mlsm"](store)            # the objective itself, for training; imports its file now
+    OBJECTIVES["mlsm"].kinds             # a fact for settings, help, studies and comparisons
+
+To add an objective, write its file (docs/training.md, "Add an objective") and add its row below: choices, help,
+validation, labels and default stores follow from the row. The facts are here and not in the classes because --help and
+`compare` read them, and importing torch takes seconds.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from student.objectives.base import Objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of an objective without a store."""
+
+    name: str
+    """its file has this name, with underscores"""
+    cls: str
+    """the class in that file"""
+    target: str
+    """what is learned of a masked token, for --help"""
+    label: str
+    """in tables and figures"""
+    kinds: tuple[str, ...]
+    """kinds of store that it learns from, the plainest first: encode-<kind> makes them"""
+    lsps: bool = False
+    """whether it has an output for every LSP"""
+    vocabulary: bool = False
+    """whether it has an output for every token: `untied` is for these"""
+    words: bool = False
+    """whether its students predict words without a probe (regress does with kappa, which no study uses for BLiMP)"""
+    all_positions: bool = False
+    """whether it learns nothing but stored targets, which follow from the context: `positions` may be all"""
+    temperable: bool = False
+    """whether `target_temperature` applies"""
+    several_stores: bool = False
+    """whether it can learn from several stores at once"""
+    wordnet: bool = False
+    """whether it needs WordNet"""
+    kappa: float | None = None
+    """the usual weight of the words beside what else it learns; None: there is no such weight"""
+
+    def load(self) -> "type[Objective]":
+        """The class. Imports its file."""
+        return getattr(import_module(f"student.objectives.{self.name.replace('-', '_')}"), self.cls)
+
+    def __call__(self, *args: Any, **settings: Any) -> "Objective":
+        """The objective on a store; arguments as of an Objective."""
+        return self.load()(*args, **settings)
+
+
+_ANY = ("ids", "lsp", "logits", "hidden")
+_ALL = (
+    Facts(
+        name="mlsm",
+        cls="Mlsm",
+        target="its stored LSP distribution",
+        label="MLSM",
+        kinds=("lsp",),
+        lsps=True,
+        all_positions=True,
+        temperable=True,
+        several_stores=True,
+    ),
+    Facts(name="mlm", cls="Mlm", target="its identity", label="MLM", kinds=_ANY, vocabulary=True, words=True),
+    Facts(
+        name="kd",
+        cls="Kd",
+        target="the teacher's stored distribution over the vocabulary",
+        label="KD",
+        kinds=("logits",),
+        vocabulary=True,
+        words=True,
+        all_positions=True,
+    ),
+    Facts(
+        name="mtl",
+        cls="Mtl",
+        target="LSPs and identity",
+        label="MLSM+MLM",
+        kinds=("lsp",),
+        lsps=True,
+        vocabulary=True,
+        words=True,
+        temperable=True,
+        kappa=1.0,
+    ),
+    Facts(
+        name="hard-mlsm",
+        cls="HardMlsm",
+        target="only the largest of its stored LSPs",
+        label="hard MLSM",
+        kinds=("lsp",),
+        lsps=True,
+        all_positions=True,
+        several_stores=True,
+    ),
+    Facts(
+        name="naive-mlsm",
+        cls="NaiveMlsm",
+        target="mlsm at the cost of mtl",
+        label="naive MLSM",
+        kinds=("lsp",),
+        lsps=True,
+        vocabulary=True,
+        all_positions=True,
+        temperable=True,
+    ),
+    Facts(
+        name="supersense",
+        cls="Supersense",
+        target="its lexicographer files in WordNet (no teacher)",
+        label="supersenses",
+        kinds=_ANY,
+        wordnet=True,
+    ),
+    Facts(
+        name="type",
+        cls="TypeAverage",
+        target="the average LSP distribution of all its occurrences in the training text",
+        label="LSPs by type",
+        kinds=("lsp",),
+        lsps=True,
+    ),
+    Facts(
+        name="regress",
+        cls="Regress",
+        target="the teacher's hidden state",
+        label="hidden states",
+        kinds=("hidden",),
+        all_positions=True,
+        kappa=0.0,
+    ),
+    Facts(
+        name="recon",
+        cls="Recon",
+        target="the hidden state that its stored LSP distribution rebuilds",
+        label="rebuilt hidden states",
+        kinds=("lsp",),
+        all_positions=True,
+    ),
+)
+OBJECTIVES = {facts.name: facts for facts in _ALL}
+
+LSP_OBJECTIVES = tuple(facts.name for facts in _ALL if facts.lsps)
+OVER_VOCABULARY = tuple(facts.name for facts in _ALL if facts.vocabulary)
+WITHOUT_WORDS = tuple(facts.name for facts in _ALL if not facts.words)
+OF_LSP_STORES = tuple(facts.name for facts in _ALL if facts.kinds == ("lsp",))
+WITHOUT_TARGETS = tuple(facts.name for facts in _ALL if "ids" in facts.kinds)
+
+
+def is_untied(settings: dict) -> bool:
+    """Whether a run with these settings, as `StudentConfig.identity` has them, gave the vocabulary an output matrix of
+    its own. Objectives that also learn LSPs name it where it is tied, the others where it is not."""
+    if OBJECTIVES[settings["objective"]].lsps:
+        return not settings.get("tied", False)
+    return settings.get("untied", False)

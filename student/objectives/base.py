@@ -1,0 +1,206 @@
+"""What every objective offers the training loop: the base class.
+
+An objective says which stores it learns from, how many outputs it has, which targets it reads, its loss terms
+*summed* over tokens, and what a constant prediction would score. The trainer divides every sum by the count of its
+term over the whole effective batch, so that a mean does not depend on micro-batches or ranks. Losses are in nats,
+except those of objectives that learn vectors (vectors.py).
+Not handled here: the objectives themselves, and one objective on several stores at once (several_stores.py).
+
+Shapes: M masked tokens, K outputs, V vocabulary, k LSPs, T loss terms.
+"""
+
+import logging
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from common.errors import RunError
+from common.invocation import program
+from shards.codec import HiddenRows, SparseRows
+from shards.reader import Store
+from shards.windows import WindowBatch, WindowReader
+from student.objectives import OBJECTIVES
+
+logger = logging.getLogger(__name__)
+
+_HOLDS = {
+    "ids": "token ids only",
+    "lsp": "LSP distributions",
+    "logits": "a teacher's distributions over its vocabulary (encode-logits)",
+    "hidden": "a teacher's hidden states (encode-hidden)",
+}
+
+
+class MaskedTokens(NamedTuple):
+    """M tokens of windows that were read, read.ids[window_M, position_M]."""
+
+    windows: WindowReader
+    read: WindowBatch
+    window_M: np.ndarray
+    position_M: np.ndarray
+
+    def ids(self) -> np.ndarray:
+        """Their token ids, int64 (M)."""
+        return self.read.ids[self.window_M, self.position_M].astype(np.int64)
+
+    def rows(self) -> SparseRows:
+        """Their distributions as the store keeps them."""
+        return self.windows.targets(self.read, self.window_M, self.position_M)
+
+    def hidden(self) -> HiddenRows:
+        """Their hidden states as the store keeps them."""
+        return self.windows.hidden(self.read, self.window_M, self.position_M)
+
+
+class Objective:
+    """What all objectives share.
+
+    kappa               weight of the words beside what else mtl and regress learn, None: the usual one; the others
+                        ignore it
+    untied              whether the vocabulary, if it has outputs, has output rows of its own
+    target_temperature  T of the LSP distributions p^(1/T) that mlsm, naive-mlsm and mtl learn; the others ignore it
+    wordnet             of supersense, WordNet's index.sense or its directory; the others ignore it
+    regress_loss        of regress, `cosine` or `mse`; the others ignore it
+    Raises              RunError where the store does not hold what the objective needs
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    """kinds of store that it learns from, as its facts say"""
+    tied = False
+    """whether the first outputs are those of the vocabulary, and their rows of the output matrix the token embedding"""
+    term_weights: tuple[float, ...] = (1.0,)
+    """the loss is the sum over terms of weight x (summed loss / count)"""
+    learns: str
+    """what the encoder was trained by, for people"""
+    loss_name: str
+    """what its held-out loss is called"""
+    reference: str
+    """the constant prediction that `baseline` scores"""
+    reference_by_position: str | None = None
+    """the prediction that is constant at each position, where `baseline` scores one"""
+    reference_by_type: str | None = None
+    """the prediction that is constant for each token id, where `baseline` scores one"""
+    unit = "nats per masked token"
+    """of the loss, for people"""
+    guess = "most frequent token"
+    """what the baseline's accuracy always predicts, where there is one"""
+    outputs: int
+    token_columns: slice | None = None
+    """the outputs that are logits of the vocabulary, if any"""
+    lsp_columns: slice | None = None
+    """the outputs that are logits of the LSPs, if any"""
+    other_stores: tuple[Store, ...] = ()
+    """stores beside the first one that it learns from (several_stores.py)"""
+
+    def __init_subclass__(cls):
+        if "name" in vars(cls):
+            cls.kinds = OBJECTIVES[cls.name].kinds
+
+    def __init__(
+        self,
+        store: Store,
+        kappa: float | None = None,
+        *,
+        untied: bool = False,
+        target_temperature: float = 1.0,
+        wordnet: Path | None = None,
+        regress_loss: str = "cosine",
+    ):
+        if store.kind not in self.kinds:
+            raise RunError(
+                f"objective {self.name} needs a store of {_HOLDS[self.kinds[0]]}, {store.path} holds"
+                f" {_HOLDS[store.kind]}. Make one:  {program()} encode-{self.kinds[0]}   or train with another"
+                f" --objective."
+            )
+        self.kappa = kappa if kappa is not None else OBJECTIVES[self.name].kappa or 0.0
+        self.untied, self.temperature, self.wordnet = untied, target_temperature, wordnet
+        self.regress_loss = regress_loss
+        self.facts: dict = {}  # of the targets, for the log
+        self.set_up(store)
+
+    def set_up(self, store: Store) -> None:
+        """Settle what depends on the store: `outputs` at least."""
+        raise NotImplementedError
+
+    def _check_mass(self, store: Store, enough: float, of: str) -> None:
+        """Note how much of the distributions the store keeps, and warn where it is little.
+
+        of  what these distributions are and what happens to the rest of them, for the warning
+        """
+        kept = self.facts["mass_kept"] = store.report()["mass_kept"]
+        if kept < enough:
+            logger.warning(
+                "%s keeps %.1f %% of %s; at least %.0f %% is advised: encode-%s with a larger --top-n",
+                store.path,
+                100 * kept,
+                of,
+                100 * enough,
+                store.kind,
+            )
+
+    def heads(self, store: Store) -> list[tuple[slice, Store]]:
+        """The outputs that are logits of LSPs, with the store that these LSPs are from: one pair for each store."""
+        return [] if self.lsp_columns is None else [(self.lsp_columns, store)]
+
+    def prepare(self, train: WindowReader, directory: Path | None) -> None:
+        """Make what the targets follow from beside the store's rows, from the training split, before the first batch.
+
+        directory  where it may be kept for other runs; None: nowhere
+        """
+
+    def identity(self) -> dict:
+        """What the targets follow from beside settings and stores, under the names of settings: part of a run's."""
+        return {}
+
+    def digest(self, windows: WindowReader) -> str:
+        """What becomes another one where the bytes that a split's targets are read from do."""
+        return windows.digest
+
+    def read_targets(self, masked: MaskedTokens) -> Any:
+        """Targets of these tokens, a record of targets.py: its `counts` has a number of tokens for every term."""
+        raise NotImplementedError
+
+    def loss_sums(self, logits_MK: Tensor, targets: Any) -> Tensor:
+        """Every term's loss summed over tokens: float32 (T)."""
+        raise NotImplementedError
+
+    def token_losses(self, logits_MK: Tensor, targets: Any) -> tuple[Tensor, Tensor]:
+        """Every term's loss of each token, float32 (T, M), and whether the token carries it, (T, M) of 0 and 1.
+
+        Without a gradient. Summed over tokens they are `loss_sums` and the targets' counts.
+        """
+        raise NotImplementedError
+
+    def measure(self, logits_MK: Tensor, targets: Any) -> dict:
+        """Held-out figures summed over tokens: name -> scalar tensor."""
+        raise NotImplementedError
+
+    def figures(self, sums: dict, counts: tuple) -> dict:
+        """The means of what `measure` summed, plain numbers; `loss` is among them."""
+        return {name: float(total) / max(counts[0], 1) for name, total in sums.items()}
+
+    def baseline(self, train: WindowReader, held_out: list, directory: Path | None = None) -> dict:
+        """The figures of a constant prediction, learned from the training split, on the held-out targets.
+
+        Those of a prediction that is constant at each position of the window have names that end in `_by_position`,
+        those of one that is constant for each token id in `_by_type`. An objective has one of the two or none.
+
+        directory  where averages by position are kept for the next run; None: nowhere
+        """
+        raise NotImplementedError
+
+
+def smoothed_mean(train_windows: WindowReader, outputs: int) -> np.ndarray:
+    """Average stored distribution of a split, smoothed by one uniform token; float64 (outputs)."""
+    tokens = train_windows.tokens
+    mean_K = np.asarray(train_windows.mean_distribution(), dtype=np.float64)
+    return (mean_K * tokens + 1 / outputs) / (tokens + 1)
+
+
+def with_perplexity(figures: dict, cross_entropy: str) -> dict:
+    """Add the perplexity of a cross-entropy; exp overflows beyond 700."""
+    return figures | {"perplexity": math.exp(min(figures[cross_entropy], 700.0))}

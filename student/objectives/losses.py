@@ -1,0 +1,74 @@
+"""Cross-entropy to sparse targets with a gradient that costs one exponential.
+
+Autograd keeps the logits, a second copy and their logsumexp, and walks over each again; written out, the gradient at
+the logits is softmax minus target, and takes the place of the log-probabilities that the loss was read from. Two to
+four times as fast as logsumexp under autograd at 3,072 and 28,996 outputs (docs/log.md); the idea is Liger Kernel's
+(Hsu et al. 2024, section 3.2). Left out: entropies, counts and means (objectives/).
+
+Shapes: M tokens, K outputs, E target entries.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def sparse_cross_entropy(
+    logits_MK: Tensor, entries_E: Tensor, weights_E: Tensor, mass_M: Tensor, tail_M: Tensor | None = None
+) -> Tensor:
+    """Sum over tokens of -sum P log Q, with Q the softmax of the logits; backward() works once.
+
+    logits_MK  of any float type; the arithmetic is float32
+    entries_E  int64 positions of the target's entries in the flattened (M K) logits, none twice
+    weights_E  float32, the target P there
+    mass_M     float32, P's sum in each row, tail included
+    tail_M     float32, P's mass in one bucket of all entries that are not given; None: there is no bucket
+    """
+    return _SparseCrossEntropy.apply(logits_MK.float(), entries_E, weights_E, mass_M, tail_M)
+
+
+def divergence_by_token(
+    logits_MK: Tensor, entries_E: Tensor, weights_E: Tensor, tail_M: Tensor | None = None
+) -> Tensor:
+    """KL(P || Q) of every token, float32 (M), 0 where P is empty. Arguments as of `sparse_cross_entropy`.
+
+    It has no gradient, and walks over the logits once more, for those who want each token's loss and not the sum alone.
+    """
+    with torch.no_grad():
+        log_q_MK = torch.log_softmax(logits_MK.float(), dim=1)
+        parts_E = torch.xlogy(weights_E, weights_E) - weights_E * log_q_MK.view(-1)[entries_E]
+        divergence_M = torch.zeros(len(logits_MK), device=logits_MK.device)
+        divergence_M.index_add_(0, entries_E // logits_MK.shape[1], parts_E)
+        if tail_M is not None:
+            others_MK = log_q_MK.view(-1).index_fill(0, entries_E, -math.inf).view_as(log_q_MK)
+            log_bucket_M = torch.logsumexp(others_MK, dim=1).masked_fill(tail_M == 0, 0.0)
+            divergence_M += torch.xlogy(tail_M, tail_M) - tail_M * log_bucket_M
+        return divergence_M
+
+
+class _SparseCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits_MK, entries_E, weights_E, mass_M, tail_M):
+        log_q_MK = torch.log_softmax(logits_MK, dim=1)
+        loss = -(log_q_MK.view(-1)[entries_E] @ weights_E)
+        others_MK = None
+        if tail_M is not None:
+            others_MK = log_q_MK.view(-1).index_fill(0, entries_E, -math.inf).view_as(log_q_MK)
+            log_bucket_M = torch.logsumexp(others_MK, dim=1).masked_fill(tail_M == 0, 0.0)
+            loss -= log_bucket_M @ tail_M
+            others_MK -= log_bucket_M[:, None]
+        ctx.save_for_backward(log_q_MK, entries_E, weights_E, mass_M, tail_M, others_MK)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, upstream):
+        """Mass x Q - P, where the bucket's P is shared out as Q is inside it."""
+        log_q_MK, entries_E, weights_E, mass_M, tail_M, others_MK = ctx.saved_tensors
+        gradient_MK = log_q_MK.exp_().mul_((mass_M * upstream)[:, None])
+        gradient_MK.view(-1).index_add_(0, entries_E, -weights_E * upstream)
+        if tail_M is not None:
+            gradient_MK.addcmul_(others_MK.exp_(), (tail_M * upstream)[:, None], value=-1)
+        return gradient_MK, None, None, None, None

@@ -1,0 +1,109 @@
+"""The average distribution over LSPs at every position of the window: what a student gains by knowing nothing else.
+
+    marginals_PK = position_marginals(windows, Path("runs/.marginals"))
+
+Averages of at most TOKENS training tokens, shrunk towards the average of all positions (common/gains.py). Reading so
+many tokens takes a while, so the sums are kept in a file, which the next run on the same targets reads: in
+`<directory>/<12 digits>.npz`, named by target, plan, temperature and TOKENS. A file that cannot be written or is
+damaged costs the reading, no more. Left out: what held-out rows cost under these averages (objectives/).
+
+Shapes: P positions, k LSPs.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from scipy import sparse
+
+from common.arrays import keep_npz, read_npz
+from common.gains import GroupMass, cross_fitted_gain, mass_by_group, shrunk_marginals
+from shards.codec import SparseRows
+from shards.manifest import fingerprint
+from shards.positions import teacher_positions
+from shards.windows import WindowReader
+
+logger = logging.getLogger(__name__)
+
+TOKENS = 10_000_000  # most training tokens that are read
+WINDOWS_AT_ONCE = 512
+
+Halves = list[GroupMass]  # summed distributions over every other window, and over the others
+Temper = Callable[[SparseRows, float], np.ndarray]
+
+
+def position_marginals(windows: WindowReader, directory: Path | None = None) -> np.ndarray:
+    """Average distribution of the coded tokens at each position of a split: float64 (P, k), rows sum to one.
+
+    Arguments as of `position_sums`.
+    """
+    return shrink(position_sums(windows, directory))
+
+
+def shrink(halves: Halves) -> np.ndarray:
+    """The averages at each position from what `position_sums` returns."""
+    _, pseudo_count = cross_fitted_gain(*halves)
+    return shrunk_marginals(halves[0] + halves[1], pseudo_count)
+
+
+def position_sums(
+    windows: WindowReader, directory: Path | None = None, *, temperature: float = 1.0, temper: Temper | None = None
+) -> Halves:
+    """Summed distributions of a split's coded tokens by position, over every other window and over the others.
+
+    windows    WindowReader of the training split
+    directory  where the sums are kept; None: nowhere
+    temper     (rows, temperature) -> weights of sparse rows, applied before the average where the temperature is not 1
+    Returns    two GroupMass
+    """
+    store = windows.store
+    name = fingerprint({"target": store.target_id, "plan": store.plan_id, "temperature": temperature, "tokens": TOKENS})
+    path = directory and directory / f"{name[:12]}.npz"
+    found = path and _load(path, (store.max_length, store.k))
+    if found:
+        return found
+    halves = _sums(windows, temperature, temper)
+    if path:
+        sums = {
+            "mass": np.stack([half.mass_GK.toarray() for half in halves]),
+            "tokens": np.stack([half.tokens_G for half in halves]),
+        }
+        keep_npz(path, "the averages by position", **sums)
+    return halves
+
+
+def _sums(windows, temperature, temper):
+    store, count = windows.store, min(len(windows), -(-TOKENS * len(windows) // max(1, windows.tokens)))
+    mass_2PK, tokens_2P = np.zeros((2, store.max_length, store.k)), np.zeros((2, store.max_length))
+    for start in range(0, count, WINDOWS_AT_ONCE):
+        read = windows.read(windows.order(0, 0, start, min(start + WINDOWS_AT_ONCE, count)))
+        positions_WL, real_WL = teacher_positions(read, store.settings), read.documents >= 0
+        for half in (0, 1):
+            chosen_WL = real_WL & (np.arange(len(read.ids)) % 2 == half)[:, None]
+            window_N, place_N = np.nonzero(chosen_WL)
+            rows = windows.targets(read, window_N, place_N)
+            weights_E = rows.weights if temperature == 1 else temper(rows, temperature)
+            found = mass_by_group(
+                positions_WL[window_N, place_N], rows.indptr, rows.indices, weights_E, store.max_length, store.k
+            )
+            mass_2PK[half] += found.mass_GK.toarray()
+            tokens_2P[half] += found.tokens_G
+    return _two(mass_2PK, tokens_2P)
+
+
+def _two(mass_2PK, tokens_2P):
+    return [
+        GroupMass(sparse.csr_array(mass_PK), tokens_P) for mass_PK, tokens_P in zip(mass_2PK, tokens_2P, strict=True)
+    ]
+
+
+def _load(path, shape):
+    try:
+        kept = read_npz(path)
+        mass_2PK, tokens_2P = kept["mass"], kept["tokens"]
+    except (OSError, ValueError, KeyError):
+        return None
+    if mass_2PK.shape != (2, *shape) or tokens_2P.shape != (2, shape[0]):
+        return None
+    return _two(mass_2PK, tokens_2P)

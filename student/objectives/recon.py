@@ -1,0 +1,25 @@
+"""recon: the hidden state that the stored LSP distribution of a masked token rebuilds."""
+
+import numpy as np
+from scipy import sparse
+
+from shards import copies
+from shards.reader import Store
+from student.objectives.base import MaskedTokens
+from student.objectives.vectors import Vectors
+
+
+class Recon(Vectors):
+    """The vector that the stored LSP distribution rebuilds with the dictionary's atoms, up to its length."""
+
+    name = "recon"
+    learns = "predicting the hidden states that stored LSP distributions rebuild, at masked tokens"
+
+    def set_up(self, store: Store) -> None:
+        self._atoms_Kd = copies.read_atoms(store.files)
+        self.width = self.outputs = self._atoms_Kd.shape[1]
+
+    def read_vectors(self, masked: MaskedTokens) -> np.ndarray:
+        rows = masked.rows()
+        shape = (len(rows.tail), len(self._atoms_Kd))
+        return sparse.csr_array((rows.weights, rows.indices, rows.indptr), shape=shape) @ self._atoms_Kd

@@ -1,0 +1,188 @@
+"""Several stores of one plan as the targets of one student: two layers of a teacher, or two teachers of one tokenizer.
+
+    stores = [first, *open_beside(first, ["runs/stores/lsp-..."])]
+    objective = build_objective("mlsm", stores, weights=(1.0, 0.5))
+
+The output matrix has a block of k rows for each store, in the order of the stores, and the loss is the weighted sum of
+the stores' losses: each is that of a run on this store alone, on the block's logits, divided by its own count of tokens
+that have a code. What windows are read in which order and which tokens are masked is the plan's, so a batch is that of
+a run on any one of the stores. Left out: what is learned from one store (objectives/).
+
+Shapes: M masked tokens, K outputs, T loss terms, one for each store.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from common.errors import RunError, StoreError
+from shards.manifest import differing
+from shards.reader import Store, plan_of
+from shards.windows import WindowReader
+from student.objectives import OBJECTIVES
+from student.objectives.base import MaskedTokens, Objective
+
+
+def build_objective(name: str, stores: Sequence[Store], weights: Sequence[float] = (), **settings: Any) -> Objective:
+    """The objective of a run.
+
+    stores    one, or several of one plan
+    weights   of several stores: what each one's loss is multiplied with
+    settings  of an Objective
+    """
+    parts = [OBJECTIVES[name](store, **settings) for store in stores]
+    return parts[0] if len(parts) == 1 else SeveralStores(parts, stores, weights)
+
+
+class SeveralTargets(NamedTuple):
+    """The targets of the same tokens from several stores."""
+
+    counts: tuple[int, ...]
+    """rows that are not empty, of each store"""
+    of_stores: tuple
+    """a record of each store"""
+
+
+class SeveralStores(Objective):
+    """What the same objective learns from each of several stores, in a block of outputs for each.
+
+    Held-out figures of the first store end in `_1`, of the second in `_2`; `loss` is the weighted sum.
+
+    parts  an objective for each store, whose outputs are all LSPs
+    """
+
+    def __init__(self, parts: Sequence[Objective], stores: Sequence[Store], weights: Sequence[float]):
+        first = parts[0]
+        self.parts, self.stores, self.other_stores = parts, stores, tuple(stores[1:])
+        self.name, self.kinds = first.name, first.kinds
+        self.learns = f"{first.learns}, of {len(stores)} stores at once"
+        self.term_weights = tuple(float(weight) for weight in weights)
+        self.outputs = sum(part.outputs for part in parts)
+        self.lsp_columns = slice(0, self.outputs)
+        self.facts = {
+            "stores": [
+                {"target": store.target_id, "weight": weight} | part.facts
+                for part, store, weight in zip(parts, stores, self.term_weights, strict=True)
+            ]
+        }
+        self._beside: dict[str, list[WindowReader]] = {}  # by split: the other stores' readers
+
+    def heads(self, store: Store) -> list[tuple[slice, Store]]:
+        """The block of outputs of every store."""
+        widths = [part.outputs for part in self.parts]
+        starts = [sum(widths[:number]) for number in range(len(widths))]
+        blocks = [slice(start, start + width) for start, width in zip(starts, widths, strict=True)]
+        return list(zip(blocks, self.stores, strict=True))
+
+    def readers(self, windows: WindowReader) -> list[WindowReader]:
+        """The first store's reader of a split, and those of the same split in the others.
+
+        Raises  StoreError where they do not hold as many windows and tokens, as stores of one plan do
+        """
+        if windows.split not in self._beside:
+            others = [store.split(windows.split) for store in self.other_stores]
+            for other in others:
+                if (len(other), other.tokens) != (len(windows), windows.tokens):
+                    raise StoreError(
+                        f"{other.store.path} and {windows.store.path} are of one plan, but their split"
+                        f" {windows.split} has {len(other):,} and {len(windows):,} windows, {other.tokens:,} and"
+                        f" {windows.tokens:,} tokens: one of them is damaged. Check both with verify-shards --full."
+                    )
+            self._beside[windows.split] = others
+        return [windows, *self._beside[windows.split]]
+
+    def digest(self, windows: WindowReader) -> str:
+        """Hexadecimal SHA-256 over the hashes of all stores' shards of a split."""
+        return hashlib.sha256("".join(reader.digest for reader in self.readers(windows)).encode()).hexdigest()
+
+    def read_targets(self, masked: MaskedTokens) -> SeveralTargets:
+        found = [
+            part.read_targets(masked._replace(windows=reader))
+            for part, reader in zip(self.parts, self.readers(masked.windows), strict=True)
+        ]
+        return SeveralTargets(sum((targets.counts for targets in found), ()), tuple(found))
+
+    def loss_sums(self, logits_MK: Tensor, targets: SeveralTargets) -> Tensor:
+        blocks = logits_MK.split([part.outputs for part in self.parts], dim=1)
+        found = zip(self.parts, blocks, targets.of_stores, strict=True)
+        return torch.cat([part.loss_sums(block, of_store) for part, block, of_store in found])
+
+    def token_losses(self, logits_MK: Tensor, targets: SeveralTargets) -> tuple[Tensor, Tensor]:
+        blocks = logits_MK.split([part.outputs for part in self.parts], dim=1)
+        found = zip(self.parts, blocks, targets.of_stores, strict=True)
+        losses, carries = zip(*(part.token_losses(block, of_store) for part, block, of_store in found), strict=True)
+        return torch.cat(losses), torch.cat(carries)
+
+    def measure(self, logits_MK: Tensor, targets: SeveralTargets) -> dict:
+        blocks = logits_MK.split([part.outputs for part in self.parts], dim=1)
+        found = zip(self.parts, blocks, targets.of_stores, strict=True)
+        return _join([part.measure(block, of_store) for part, block, of_store in found])
+
+    def figures(self, sums: dict, counts: tuple) -> dict:
+        means = []
+        for number, (part, count) in enumerate(zip(self.parts, counts, strict=True), 1):
+            own = {name.removesuffix(f"_{number}"): sums[name] for name in sums if name.endswith(f"_{number}")}
+            means.append(part.figures(own, (count,)))
+        return self._add_loss(means)
+
+    def baseline(self, train: WindowReader, held_out: list[SeveralTargets], directory: Path | None = None) -> dict:
+        """Those of every store, and the weighted sum of their losses."""
+        return self._add_loss(
+            [
+                part.baseline(reader, [targets.of_stores[number] for targets in held_out], directory)
+                for number, (part, reader) in enumerate(zip(self.parts, self.readers(train), strict=True))
+            ]
+        )
+
+    def _add_loss(self, figures: list[dict]) -> dict:
+        """Figures of all stores with the weighted sums of what each calls its loss."""
+        losses = [name for name in ("loss", "loss_by_position") if name in figures[0]]
+        pairs = list(zip(self.term_weights, figures, strict=True))
+        return {name: sum(weight * found[name] for weight, found in pairs) for name in losses} | _join(figures)
+
+
+def _join(figures: list[dict]) -> dict:
+    """Figures of several stores in one dict: kl becomes kl_1, kl_by_position kl_1_by_position."""
+    joined = {}
+    for number, found in enumerate(figures, 1):
+        for name, value in found.items():
+            base, by_position, _ = name.partition("_by_position")
+            joined[f"{base}_{number}{by_position}"] = value
+    return joined
+
+
+def open_beside(first: Store, places: Sequence[str]) -> list[Store]:
+    """Open the stores at other places, each seen through the plan of the first.
+
+    Raises  RunError where one has no such plan, saying in what they differ, or is named twice; what Store.open raises
+    """
+    opened: list[Store] = []
+    for place in places:
+        other, plan_named = Store.open(place), plan_of(place)[1]
+        if plan_named is None and other.plan_id != first.plan_id:  # it may have grown since
+            with suppress(StoreError):
+                other = Store.open(place, first.plan_id)
+        if other.plan_id != first.plan_id or _reading(other) != _reading(first):
+            windowing = differing(other.plan.windowing, first.plan.windowing)
+            tokens = windowing or differing(_reading(other), _reading(first))
+            what = f"their windows differ: there {tokens}" if tokens else "they hold other text, or in another order"
+            raise RunError(
+                f"{other.path} is not of the plan of {first.path} ({other.plan_id[:12]} and {first.plan_id[:12]}):"
+                f" {what}. Targets of one run are of the same windows: encode the same corpus with the same"
+                f" tokenizer and window settings, or name a plan that all of the stores have,"
+                f" --store {first.path}/plans/<plan>.json ..."
+            )
+        if other.target_id in [store.target_id for store in (first, *opened)]:
+            raise RunError(f"{other.path} is named twice in --store. Give its loss a larger --store-weights instead.")
+        opened.append(other)
+    return opened
+
+
+def _reading(store: Store) -> dict:
+    """What a student reads a store's windows by."""
+    return {"vocabulary": store.vocab_size, "max_length": store.max_length, "special_ids": store.special_ids}

@@ -1,0 +1,81 @@
+"""type: the average LSP distribution of all occurrences of a masked token in the training text.
+
+Compared with mlsm it shows what the context adds to a target, as both are distributions over the same LSPs.
+
+Shapes: V vocabulary, k LSPs.
+"""
+
+import logging
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from scipy import sparse
+
+from common.arrays import keep_npz, read_npz
+from common.gains import mass_by_group
+from shards.manifest import fingerprint
+from shards.reader import Store
+from shards.windows import WindowReader
+from student.objectives.token_tables import TokenTable
+
+logger = logging.getLogger(__name__)
+
+WINDOWS_AT_ONCE = 1024
+
+
+class TypeAverage(TokenTable):
+    """KL(P || Q) to the average LSP distribution P of the token's type: of all its occurrences in the training split.
+
+    A token that has no coded occurrence there carries no loss.
+    """
+
+    name = "type"
+    learns = "predicting the average LSP distribution of the masked token's type, whatever its context"
+    loss_name, reference = "held-out KL", "the average LSP distribution"
+    coverage = "tokens_with_a_type"
+
+    def set_up(self, store: Store) -> None:
+        self.outputs, self.lsp_columns, self._store = store.k, slice(0, store.k), store
+
+    @cached_property
+    def table_VK(self) -> sparse.csr_array:
+        """What `average_by_token` makes of the store's training split; an export needs none."""
+        return average_by_token(self._store.split("train"))
+
+    def prepare(self, train: WindowReader, directory: Path | None) -> None:
+        self.table_VK = average_by_token(train, directory)
+
+
+def average_by_token(windows: WindowReader, directory: Path | None = None) -> sparse.csr_array:
+    """Average stored distribution of each token id over a split: float32 CSR (V, k); ids never coded have empty rows.
+
+    directory  where it is kept for other runs on the same target and plan, under a name that follows from them; a file
+               that is damaged or cannot be written costs another pass over the shards, no more
+    """
+    store = windows.store
+    name = fingerprint({"target": store.target_id, "plan": store.plan_id, "split": windows.split, "by": "token"})
+    path = directory and directory / f"{name[:12]}.npz"
+    shape = (store.vocab_size, store.k)
+    if path and (kept := _load(path, shape)) is not None:
+        return kept
+    sums_VK, tokens_V = sparse.csr_array(shape), np.zeros(shape[0])
+    for start in range(0, len(windows), WINDOWS_AT_ONCE):
+        read = windows.read(np.arange(start, min(start + WINDOWS_AT_ONCE, len(windows))))
+        window_N, position_N = np.nonzero(read.documents >= 0)
+        rows = windows.targets(read, window_N, position_N)
+        found = mass_by_group(read.ids[window_N, position_N], rows.indptr, rows.indices, rows.weights, *shape)
+        sums_VK, tokens_V = sums_VK + found.mass_GK, tokens_V + found.tokens_G
+    table_VK = (sparse.diags_array(1 / np.maximum(tokens_V, 1)) @ sums_VK).tocsr().astype(np.float32)
+    if path:
+        parts = {"data": table_VK.data, "indices": table_VK.indices, "indptr": table_VK.indptr}
+        keep_npz(path, "the averages by token", **parts)
+    return table_VK
+
+
+def _load(path, shape):
+    try:
+        kept = read_npz(path)
+        return sparse.csr_array((kept["data"], kept["indices"], kept["indptr"]), shape=shape)
+    except (OSError, ValueError, KeyError):
+        return None

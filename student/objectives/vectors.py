@@ -1,0 +1,129 @@
+"""Objectives that learn a vector at each token: the teacher's hidden state, or what a stored code rebuilds of it.
+
+    regress   the stored hidden state h, centred and standardised: t = (h - mean) / standard deviation, value by value
+              over the training split. The natural rival of mlsm: the same teacher without a dictionary
+    recon     D a, the sum of the dictionary's atoms by the stored LSP distribution a: the bytes of mlsm's targets in
+              the geometry of regress
+
+The loss of a token is 1 - cos(z, t) of the outputs z, between 0 and 2; with `--regress-loss mse` it is the mean squared
+difference over the values, which is about 1 for the best constant prediction. Neither is in nats, and the two do not
+compare. The held-out figure `cosine` does. A token without a target carries no loss.
+
+Shapes: M masked tokens, V vocabulary, K outputs, d values of a vector.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy import sparse
+from torch import Tensor
+
+from shards.windows import WindowReader
+from student.objectives.base import MaskedTokens, Objective
+
+TOKENS = 2_000_000  # at most so many training tokens are read for the mean vectors of the baselines
+WINDOWS_AT_ONCE = 512
+SMALLEST = 1e-12  # a vector that is shorter has no direction
+
+
+class VectorTargets(NamedTuple):
+    """A vector for each of M tokens."""
+
+    counts: tuple[int, ...]
+    """tokens that have one; where words are learned too, all tokens"""
+    vectors_Md: Tensor
+    """float32; zeros for tokens without one"""
+    coded_M: Tensor
+    """float32, 1 where a token has one"""
+    labels_M: Tensor
+    """int64 ids of the tokens"""
+
+
+class Vectors(Objective):
+    """What objectives with a vector for each token share; `read_vectors` says which."""
+
+    loss_name = "held-out loss (1 - cosine)"
+    reference, reference_by_type = "the mean vector", "the mean vector of the token's type"
+    unit = "per masked token"
+    width: int
+    """d"""
+    squared = False
+    """whether the loss is the mean squared error"""
+
+    def read_vectors(self, masked: MaskedTokens) -> np.ndarray:
+        """The vectors of these tokens, float32 (M, d); zeros for a token that has none."""
+        raise NotImplementedError
+
+    def read_targets(self, masked: MaskedTokens) -> VectorTargets:
+        vectors_Md = torch.from_numpy(self.read_vectors(masked))
+        coded_M = vectors_Md.any(dim=1)
+        if not self.squared:
+            vectors_Md = F.normalize(vectors_Md, dim=1, eps=SMALLEST)
+        return VectorTargets(
+            self._counts(int(coded_M.sum()), len(coded_M)), vectors_Md, coded_M.float(), torch.from_numpy(masked.ids())
+        )
+
+    def _counts(self, coded: int, tokens: int) -> tuple[int, ...]:
+        return (coded,)
+
+    def _vector_losses(self, outputs_Md: Tensor, targets: VectorTargets) -> Tensor:
+        """The loss of each token, float32 (M), 0 without a target."""
+        outputs_Md = outputs_Md.float()
+        if self.squared:
+            return ((outputs_Md - targets.vectors_Md) ** 2).mean(dim=1) * targets.coded_M
+        return targets.coded_M - self._cosines(outputs_Md, targets)
+
+    @staticmethod
+    def _cosines(outputs_Md: Tensor, targets: VectorTargets) -> Tensor:
+        """Cosine of each token's outputs and target, float32 (M), 0 without a target."""
+        return F.cosine_similarity(outputs_Md.float(), targets.vectors_Md, dim=1, eps=SMALLEST) * targets.coded_M
+
+    def loss_sums(self, logits_MK: Tensor, targets: VectorTargets) -> Tensor:
+        return self._vector_losses(logits_MK[:, -self.width :], targets).sum()[None]
+
+    @torch.no_grad()
+    def token_losses(self, logits_MK: Tensor, targets: VectorTargets) -> tuple[Tensor, Tensor]:
+        return self._vector_losses(logits_MK[:, -self.width :], targets)[None], targets.coded_M[None]
+
+    def measure(self, logits_MK: Tensor, targets: VectorTargets) -> dict:
+        outputs_Md = logits_MK[:, -self.width :]
+        cosine = self._cosines(outputs_Md, targets).sum()
+        return {"loss": self._vector_losses(outputs_Md, targets).sum(), "cosine": cosine}
+
+    def baseline(self, train: WindowReader, held_out: list[VectorTargets], directory: Path | None = None) -> dict:
+        """Figures of the mean training target for every token, and (`_by_type`) of the mean target of its id.
+
+        Means are over the first TOKENS training tokens of the seed-0 order. They are the best constants of both losses.
+        """
+        mean_d, mean_by_id = mean_vectors(train, self)
+        totals: dict[str, float] = {}
+        for targets in held_out:
+            constant_Md = mean_d.expand(len(targets.coded_M), -1)
+            by_type_Md = torch.stack([mean_by_id.get(id, mean_d) for id in targets.labels_M.tolist()])
+            for suffix, outputs_Md in (("", constant_Md), ("_by_type", by_type_Md)):
+                for name, value in Vectors.measure(self, outputs_Md, targets).items():
+                    totals[name + suffix] = totals.get(name + suffix, 0.0) + float(value)
+        count = max(1, sum(targets.counts[0] for targets in held_out))
+        return {name: total / count for name, total in totals.items()}
+
+
+def mean_vectors(train: WindowReader, objective: Vectors) -> tuple[Tensor, dict[int, Tensor]]:
+    """The mean target of a split's tokens, float32 (d), and that of the tokens of each id, by id."""
+    windows = min(len(train), -(-TOKENS * len(train) // max(1, train.tokens)))
+    special, vocabulary = train.store.special_ids["all"], train.store.vocab_size
+    sums_Vd, counts_V = np.zeros((vocabulary, objective.width)), np.zeros(vocabulary)
+    for start in range(0, windows, WINDOWS_AT_ONCE):
+        read = train.read(train.order(0, 0, start, min(start + WINDOWS_AT_ONCE, windows)))
+        window_N, position_N = np.nonzero((read.documents >= 0) & ~np.isin(read.ids, special))
+        targets = objective.read_targets(MaskedTokens(train, read, window_N, position_N))
+        ids_N, coded_N = targets.labels_M.numpy(), targets.coded_M.numpy().astype(np.float64)
+        one_of_each = sparse.csr_array((coded_N, (ids_N, np.arange(len(ids_N)))), shape=(vocabulary, len(ids_N)))
+        present_U = np.unique(ids_N)
+        sums_Vd[present_U] += one_of_each[present_U] @ targets.vectors_Md.numpy()
+        counts_V += np.bincount(ids_N, coded_N, vocabulary)
+    mean_d = sums_Vd.sum(axis=0) / max(1.0, counts_V.sum())
+    found = {int(id): torch.from_numpy(sums_Vd[id] / counts_V[id]).float() for id in np.flatnonzero(counts_V)}
+    return torch.from_numpy(mean_d).float(), found

@@ -1,0 +1,1 @@
+"""A run on disk: its directory, identity, checkpoints, trackers and exports."""

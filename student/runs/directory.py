@@ -1,0 +1,310 @@
+"""The directory of one run: what belongs to it, its log, and whether it is finished.
+
+    config.json    settings, fingerprints of the store, the encoder's config (export-student builds the encoder
+                   from it), the products (encoders/products.py); written first, never changed
+    log.jsonl      one line per step; a resumed run drops the lines of steps that it will do again, so that
+                   the log reads like that of an unbroken run
+    checkpoints/   checkpoint.py
+    export/        export.py
+    result.json    the summary; its presence means finished
+    log.damaged    lines of the log that could not be read when the run was resumed
+    mask_weights.npz    a copy of the table of mask weights, of a run that has one (table.py); of a finished run
+                   with adaptive masks the last one, which another run may be given; of several that take turns
+                   mask_weights-1.npz, mask_weights-2.npz and so on
+
+As long as the checkpoints are whole, the same command restores whatever else is lost or damaged: the log without its
+damaged lines, the summary from the last checkpoint, a table that is still where it was given, config.json if the
+checkpoints are of the same settings. Left out: which commands belong to the same run (identity.py), what is trained
+(train.py).
+"""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from common import disk, locks
+from common.durable import make_directories, replace_bytes, replace_json
+from common.errors import RunError, WriteError
+from common.json_checks import Count, find_problem, object_of, optional
+from common.json_lines import damage, read_json_lines
+from common.paths import utf8
+from common.products import USUAL
+from common.text import redacted
+from shards.manifest import fingerprint
+from shards.reader import Store
+from student.config import StudentConfig
+from student.encoders.products import products_record, recorded_products
+from student.masks.table import MaskTable, holds_table, write_table
+from student.runs.checkpoint import Checkpoints, are_figures, remove_leftovers
+from student.runs.identity import (
+    check_same_run,
+    default_directory,
+    differing_settings,
+    is_description,
+    read_or_none,
+    run_identity,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Run:
+    """Create the directory of a run, or open it again after checking that it is the same run.
+
+    architecture  what decides what is built, beside the settings (task.py)
+    settings      those that decide what is trained (task.py); by default the configuration's
+    tables        of mask weights, whose names the settings hold, in their turns; the run keeps copies
+    create        whether to create it: only the first of several processes does
+    choose_products    called for the products of a run that starts; a resumed one keeps its own
+    Raises        RunError where the directory holds another run, naming the settings that differ
+    """
+
+    def __init__(
+        self,
+        config: StudentConfig,
+        store: Store,
+        architecture: dict,
+        settings: dict | None = None,
+        tables: Sequence[MaskTable | None] = (None,),
+        create: bool = True,
+        choose_products: Callable[[], Mapping[str, str]] = lambda: USUAL,
+    ):
+        self.tables = tables
+        self.identity = identity = run_identity(config, store, architecture, settings)
+        self.directory = Path(config.output or default_directory(config, identity, architecture))
+        disk.follow_no_links_below(config.output or config.root)
+        self.config_file = self.directory / "config.json"
+        self.log_file = self.directory / "log.jsonl"
+        self.result_file = self.directory / "result.json"
+        self.table_file = self.directory / "mask_weights.npz"  # of a run with one table
+        turns = [self.directory / f"mask_weights-{turn + 1}.npz" for turn in range(len(tables))]
+        files = turns if len(tables) > 1 else [self.table_file]
+        own_tables = [(file, table) for file, table in zip(files, tables, strict=True) if table is not None]
+        self.checkpoint_directory = self.directory / "checkpoints"
+        self.export_directory = self.directory / "export"
+        place = Path(config.root) if config.output is None else self.directory
+        self.marginals_directory = place.parent / ".marginals"  # shared by runs: see position_marginals.py
+        found = read_or_none(self.config_file, is_description)
+        if found is not None and not differing_settings(found, identity, architecture):
+            # As config.json says: with its spelling of the settings, and the products that the run was started with.
+            self.identity = {name: found.get(name, value) for name, value in identity.items()}
+            self.products = recorded_products(found)
+            for file, table in own_tables:
+                if create and not holds_table(file, table.name):
+                    logger.warning("%s was damaged or lost: written anew", file)
+                    self.keep_table(file, table)
+            return
+        whole = Checkpoints(self.checkpoint_directory, []).newest_whole() if create else None
+        newest = None if whole is None else whole[1]  # the state of the newest whole checkpoint
+        if newest is not None and newest.get("run") == fingerprint(identity):
+            logger.warning(
+                "%s was damaged or lost: written anew, as the checkpoints are of these settings", self.config_file
+            )
+            self.products = recorded_products(newest)
+        elif found is not None:
+            check_same_run(self.directory, found, identity, architecture, store)
+        elif newest is not None or self.config_file.exists():
+            raise RunError(_unknown_run(self.directory, self.config_file))
+        elif not create:
+            raise RunError(
+                f"{self.directory} is not seen by every process. Give an --output on a file system that the machines"
+                f" share."
+            )
+        else:
+            _check_unused(self.directory)
+            self.products = choose_products()
+            make_directories(self.directory)
+        kept = {"operational": _operational(config), "architecture": architecture}
+        for file, table in own_tables:
+            self.keep_table(file, table)
+        with _replacing(self.config_file):
+            replace_json(self.config_file, identity | kept | products_record(self.products), allow_nan=True)
+
+    def keep_table(self, file: Path, table: MaskTable) -> None:
+        """Write a table of mask weights into the run's directory."""
+        with _replacing(file):
+            write_table(file, table)
+
+    def check_place(self) -> None:
+        """RunError where checkpoints would be written, and older ones removed, in another place."""
+        if self.checkpoint_directory.is_symlink():
+            raise RunError(
+                f"{self.checkpoint_directory} is a link, and checkpoints are written and removed in the run's own"
+                f" directory only. Move the directory that it leads to here, in the place of the link."
+            )
+
+    def places(self) -> dict:
+        """The directories of the run and of its export, for the user."""
+        return {"run": str(self.directory), "export": str(self.export_directory)}
+
+    def check_checkpoint(self, path: Path, state: dict) -> None:
+        """RunError where a checkpoint says that it belongs to another run."""
+        theirs = [state["run"], state["plan"], state["target"]]
+        ours = [fingerprint(self.identity), self.identity["store"]["plan"], self.identity["store"]["target"]]
+        if theirs != ours:
+            raise RunError(
+                f"{path} is a checkpoint of another run: other settings, store or encoder. Nothing was changed. Move it"
+                f" elsewhere, or give another --output."
+            )
+        if recorded_products(state) != self.products:
+            raise RunError(
+                f"{self.config_file}: field products is not what {path} was trained with: it is damaged. Nothing was"
+                f" changed. Move config.json elsewhere: the same command writes it again."
+            )
+
+    def result(self) -> dict | None:
+        """The summary of a finished run; None while it is not finished, or where the summary cannot be read."""
+        result = read_or_none(self.result_file, _is_result)
+        if result is None and self.result_file.exists():
+            logger.warning("%s is damaged; it is written anew from the last checkpoint", self.result_file)
+        return result
+
+    def finish(self, result: dict) -> None:
+        """Write the summary: from now on the run is finished."""
+        with _replacing(self.result_file):
+            replace_json(self.result_file, result, allow_nan=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training this run meanwhile. RunError where one does.
+
+        Warns where the file system has no locks: then nothing keeps them from it.
+        """
+        with self._open_lock() as file:
+            try:
+                if not locks.acquire(file):
+                    raise RunError(
+                        f"another process is training {self.directory}. Wait for it, stop it, or give another --output."
+                    )
+            except OSError as error:
+                logger.warning("%s cannot be locked (%s); start no second process of this run", self.directory, error)
+            yield
+
+    def _open_lock(self):
+        """Open the lock file. RunError at once where something that is not a file has its name, such as a pipe."""
+        path = self.directory / "lock"
+        try:
+            return disk.append(path)
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path} cannot be opened: {error}. Remove it; the same command makes it anew.") from None
+
+    def clean(self) -> None:
+        """Remove temporaries of a killed process."""
+        for directory in (self.directory, self.checkpoint_directory):
+            remove_leftovers(directory)
+
+    def log(self, line: dict) -> None:
+        """Append a line to the log."""
+        with _writing(self.log_file), disk.append(self.log_file) as file:
+            disk.write(file, (json.dumps(line) + "\n").encode())
+
+    def drop_log_after(self, step: int) -> None:
+        """Forget log lines of later steps, which will be done again, and a line cut by a kill.
+
+        Damaged lines go into log.damaged, so that any program can read the log.
+        """
+        if not os.path.lexists(self.log_file):
+            return
+        try:
+            lines, damaged = read_json_lines(self.log_file)
+        except OSError as error:
+            raise RunError(
+                f"{self.log_file} cannot be read: {error}. Checkpoints were not touched. Move it elsewhere: the same"
+                f" command goes on with a new log."
+            ) from None
+        if damaged:
+            aside = self.directory / "log.damaged"
+            logger.warning("%s; they are kept in %s", damage(self.log_file, damaged), aside)
+            lost = b"".join(line + b"\n" for line in damaged.values())
+            with _replacing(aside):
+                before = disk.read_file(aside) if aside.is_file() and not aside.is_symlink() else b""
+                replace_bytes(aside, before + lost)
+        kept = "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step)
+        with _replacing(self.log_file):
+            replace_bytes(self.log_file, utf8(kept))
+
+
+@contextmanager
+def _replacing(path: Path):
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(f"{path} could not be written: {error}. Make room, and run the same command.") from error
+
+
+def _operational(config: StudentConfig) -> dict:
+    settings = {name: value for name, value in config.to_json().items() if name not in config.identity()}
+
+    def place(where: str | None) -> str | None:
+        """Found again from another directory; a URL, without its password, or a name on the Hub stays."""
+        if where is None:
+            return None
+        return os.path.abspath(where) if os.path.exists(where) else redacted(where)
+
+    first, *others = map(place, config.stores or [None])
+    settings |= {"store": first} | ({"other_stores": others} if others else {})
+    if config.continue_from is not None:  # the settings that name the run hold the content of these weights alone
+        settings["continued_from"] = str(config.continue_from)
+    return settings | ({"student": place(settings["student"])} if "student" in settings else {})
+
+
+def _check_unused(directory: Path) -> None:
+    if not directory.exists():
+        return
+    leftover = re.compile(r"\..*\.tmp|mask_weights(-\d+)?\.npz")  # of a process killed before it wrote config.json
+    if not directory.is_dir() or not all(leftover.fullmatch(path.name) for path in directory.iterdir()):
+        raise RunError(
+            f"{directory} is in use and holds no student run (it has no config.json). Nothing was changed. "
+            f"Give another --output."
+        )
+
+
+RESULT = object_of(  # the fields of result.json that are shown, or that other commands take; a figure may be NaN
+    {
+        "objective": str,
+        "encoder": str,
+        "parameters": Count,
+        "steps": Count,
+        "tokens": Count,
+        "tokens_per_second": float,
+        "seconds_to_first_step": float | None,
+        "held_out": dict[str, float],
+        "baseline": dict[str, float],
+        "flops": optional(float),
+        "held_out_loss": optional(float | None),
+        "baseline_loss": optional(float | None),
+        "improvement": float | None,
+    }
+)
+
+
+def _is_result(values) -> bool:
+    if find_problem(values, RESULT) is not None:
+        return False
+    held_out, baseline = values["held_out"], values["baseline"]
+    return are_figures(held_out) and are_figures(baseline) and bool(held_out) <= bool(baseline)
+
+
+def _unknown_run(directory: Path, file: Path) -> str:
+    """The message where config.json is damaged and no checkpoint says whether the command is of the same run."""
+    return (
+        f"{file} is damaged or lost, so we cannot tell whether {directory} is a run with these settings: its newest"
+        f" whole checkpoint, if there is one, has other settings. Nothing was changed. Put back a copy of config.json,"
+        f" or repeat the run's own settings; the weights of a kept checkpoint can be trained further with"
+        f" --continue-from <it> and another --output."
+    )
+
+
+@contextmanager
+def _writing(file: Path):
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(
+            f"{file} could not be written: {error}. Checkpoints were not touched. Make room, and run the"
+            f" same command: it continues from the newest."
+        ) from error

@@ -1,0 +1,372 @@
+"""A trained student as files that any `transformers` user can load.
+
+    config.json, model.safetensors   mlm, kd, mtl of a known family: for AutoModelForMaskedLM; AutoModel loads
+                                     the encoder of every one
+    lsp_head.safetensors, lsp_config.json   objectives with LSPs: for LspModel (lsp_model.py); of a student of several
+                                     stores also lsp_head_2.safetensors, lsp_config_2.json, ...
+    modeling_mlsm.py                 with these: the same for transformers alone, which config.json names as auto_map
+    tokenizer ...                    the store's copy
+    lineage.json                     what it was made from: settings, store, steps, held-out figures
+    README.md                        model card: the same for people, and how to load
+
+Left out: a probe's files (probe.py), pushing to the Hub (hub.py).
+
+Shapes: V vocabulary, k LSPs, d width of the head's output.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from common.model_checks import EXPORTED, quiet_transformers
+from common.paths import utf8
+from common.text import code_span, hub_id, markdown_text, printable, without_directories
+from shards.copies import TOKENIZER_FILES, without_code, write_files
+from shards.reader import Store
+from student.encoders import modeling_mlsm
+from student.encoders.build import without_pooler
+from student.encoders.mask_later import mask_later_of
+from student.encoders.model import Student
+from student.encoders.modeling_mlsm import CONFIG_FILE, HEAD_FILE
+from student.encoders.stock import stock_model
+from student.lsp_model import lsp_facts, save_lsp_head
+from student.objectives.base import Objective
+
+LINEAGE_FILE = "lineage.json"
+PROBE_FILE = "probe.safetensors"
+_DATASET = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)")
+CODE_FILE = f"{EXPORTED}.py"
+AUTO_MAP = {"AutoModel": f"{EXPORTED}.MlsmModel"}  # in config.json: what transformers runs of that file, if it may
+# SHA-256 of that file in every version that wrote it: export-student copies it from a checkpoint, and no other code.
+KNOWN_CODE = (
+    "08bdafc4ce094e04a1b1e977ff449a188ac753c3b511fa1eb590753c666541d7",
+    "8929fc516f62006810832b00820cd356f39709732716f4095b0cc387f29b82a0",
+)
+# Patterns of all names that files of an export have, whatever its kind, family and tokenizer.
+EXPORT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+    HEAD_FILE,
+    CONFIG_FILE,
+    "lsp_head_*.safetensors",
+    "lsp_config_*.json",
+    PROBE_FILE,
+    CODE_FILE,
+    LINEAGE_FILE,
+    "README.md",
+    *TOKENIZER_FILES,
+)
+# Settings of a store that say how its targets were made, and what a card calls them.
+_TARGET_SETTINGS = {
+    "teacher_name": "teacher",
+    "teacher": "teacher's fingerprint",
+    "layer": "layer of the teacher",
+    "dictionary": "dictionary's fingerprint",
+    "k": "LSPs (k)",
+    "lam": "λ",
+    "tolerance": "solver's tolerance",
+    "solver": "solver",
+    "dtype": "teacher's precision",
+    "documents_apart": "teacher kept documents of a window apart",
+    "masked_passes": "passes of the teacher, each token hidden in one",
+    "top_n": "entries kept of a token's distribution",
+}
+
+
+class CardText(NamedTuple):
+    """What differs between the cards of students and probes."""
+
+    title: str
+    made: str
+    """one sentence: how it was trained"""
+    loading: str
+    tags: list[str]
+    fills_masks: bool
+    """whether AutoModelForMaskedLM loads it"""
+    unit: str = "nats per masked token"
+    """of the loss"""
+    reads_words: bool = False
+    """whether it learned from the words of the store, and none of the targets that the store may hold"""
+
+
+def export_student(model: Student, directory: Path, objective: Objective, store: Store, lineage: dict) -> None:
+    """Write a student into an existing directory.
+
+    objective  an Objective, which says what the outputs are
+    lineage    what the card reports: settings, step, tokens, held_out, baseline (dicts of JSON values)
+    """
+    stock = stock_model(model, objective)
+    with quiet_transformers():
+        (stock or model.encoder).save_pretrained(directory)
+    for head, (columns, of) in enumerate(objective.heads(store), 1):
+        save_lsp_head(model, columns, lsp_facts(of), directory, head)
+    write_papers(
+        directory,
+        _card_text(objective, model.encoder, stock is not None, lineage),
+        store,
+        {"objective": objective.name} | lineage,
+        objective.other_stores,
+    )
+
+
+def write_papers(
+    directory: Path, text: CardText, store: Store, lineage: dict, other_stores: Sequence[Store] = ()
+) -> None:
+    """Write tokenizer, lineage.json and model card of an export, and of one with LSPs the code that transformers runs.
+
+    No other code comes along, and none is named. Where [MASK] enters later there is none: transformers would let it in
+    at layer 0.
+
+    other_stores  of the same plan, whose targets were learned beside those of `store`
+    Raises  StoreError when the store's tokenizer is not the one that its text was encoded with
+    """
+    write_files(directory, store.read_tokenizer())
+    config_file = directory / "config.json"
+    if config_file.is_file():
+        config_file.write_bytes(without_code(config_file.read_bytes(), config_file))
+        described = json.loads(config_file.read_bytes())
+        if (directory / HEAD_FILE).is_file() and described.get("mask_later") is None:
+            write_files(directory, {CODE_FILE: Path(modeling_mlsm.__file__).read_bytes()})
+            described |= {"auto_map": AUTO_MAP}
+            config_file.write_text(json.dumps(described, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    plan = {"windowing": store.plan.windowing, "corpus": store.plan.corpus}
+    first, *others = [
+        {"target": one.target_id, "plan": one.plan_id, "settings": one.settings}
+        | ({"tail": _mean_mass(one)} if one.k else {})
+        for one in (store, *other_stores)
+    ]
+    lineage = lineage | {"store": first | plan} | ({"other_stores": others} if others else {})
+    (directory / LINEAGE_FILE).write_bytes(utf8(_json(lineage) + "\n"))
+    (directory / "README.md").write_text(_card(text, lineage, (directory / CODE_FILE).is_file()), encoding="utf-8")
+
+
+@lru_cache(maxsize=8)  # every kept checkpoint of a run asks for it, and of a large store it takes seconds
+def _mean_mass(store: Store) -> dict:
+    """Mean probability mass of a coded token that the store kept and that top-n dropped, each a fraction of 1."""
+    kept = store.report()["mass_kept"]
+    return {"mass_kept": kept, "mass_dropped": 1 - kept}
+
+
+def _card_text(objective, encoder, stock: bool, lineage: dict) -> CardText:
+    family = encoder.config.model_type
+    continued = lineage.get("continued_from", lineage["settings"].get("continue_from"))
+    layer = mask_later_of(encoder.config)
+    start = "from scratch" if continued is None else f"further, from {code_span(without_directories(continued))},"
+    return CardText(
+        title=f"{family} encoder pre-trained with {objective.name.upper()}",
+        made=f"Trained {start} by {objective.learns}.",
+        loading="\n\n".join([_loading(objective, stock, encoder.config)] + [mask_later_note(layer)] * (layer > 0)),
+        tags=[objective.name, "masked-latent-semantic-modeling"],
+        fills_masks=stock and layer == 0,
+        unit=objective.unit,
+        reads_words="ids" in objective.kinds,
+    )
+
+
+def _loading(objective, stock: bool, config) -> str:
+    has_pooler, family = bool(without_pooler(config)), config.model_type
+    parts = [auto_loading("AutoModelForMaskedLM") if stock else auto_loading("AutoModel", has_pooler)]
+    if stock:
+        parts.append("`AutoModel` loads only the encoder." + f" {POOLER}." * has_pooler)
+    elif objective.token_columns is not None:
+        parts.append(f"The masked-LM head is not exported: the layout of {family} heads is not known here.")
+    if objective.lsp_columns is not None:
+        parts.append(LSP_LOADING)
+    if objective.other_stores:
+        parts.append(
+            "These are the LSPs of the first store. Those of the second have a head of their own,"
+            " `lsp_head_2.safetensors`, which `mlsm.LspModel.from_pretrained(PATH, head=2)` loads, and so on."
+        )
+    return "\n\n".join(parts)
+
+
+POOLER = "transformers lists `pooler.dense` as MISSING: students have none, and hidden states do not depend on it"
+
+
+def auto_loading(auto_class: str, adds_pooler: bool = False) -> str:
+    """The lines that load an export with one of transformers' classes.
+
+    adds_pooler  whether this class adds a pooler, which no student has
+    """
+    return (
+        f"```python\nfrom transformers import {auto_class}, AutoTokenizer\n"
+        f"model, tokenizer = {auto_class}.from_pretrained(PATH), AutoTokenizer.from_pretrained(PATH)\n"
+        + f"# {POOLER}\n" * adds_pooler
+        + "```"
+    )
+
+
+def mask_later_note(layer: int) -> str:
+    """What a card says of an encoder that [MASK] enters at a later layer."""
+    return (
+        f"[MASK] entered the encoder at layer {layer} in training (`mask_later` in `config.json`), and does so in"
+        f" `LspModel`, probes and `evaluate-blimp`. transformers lets it in at layer 0, so that what it predicts for"
+        f" [MASK] is not what was learned; text without [MASK], as in fine-tuning, is read as in training."
+    )
+
+
+LSP_LOADING = """\
+Distributions over the latent semantic properties of text; this needs the package `mlsm`:
+
+```python
+import mlsm
+lsps, = mlsm.LspModel.from_pretrained(PATH).lsp(["The bank raised its rates."])
+lsps.tokens, lsps.top(5)
+```
+
+`lsp_head.safetensors` maps the last hidden
+state of a masked token to LSP logits: `norm(activation(dense(h))) @ output.weight.T + output.bias`, with the activation
+and norm epsilon of the encoder's config."""
+
+_IN_TRANSFORMERS = """\
+The distributions over latent semantic properties need no package but `transformers` (5.17 or newer) where the code in
+this repository, `modeling_mlsm.py`, may run. Each token is masked in turn, and predicted from the others:
+
+```python
+from transformers import AutoModel, AutoTokenizer
+model, tokenizer = AutoModel.from_pretrained(PATH, trust_remote_code=True), AutoTokenizer.from_pretrained(PATH)
+tokens, distributions = model.lsp("The bank raised its rates.", tokenizer)    # distributions.topk(5)
+```
+
+`model(**inputs)` gives `last_hidden_state` and `lsp_logits` of every position."""
+
+_SENTENCES = """\
+With `sentence-transformers`, a sentence's vector is the mean of its hidden states. They were not trained for that:
+compare, or train further, before you rely on it.
+
+```python
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer(PATH)
+```"""
+
+
+_WORDS_READ = """\
+## The store that was read
+
+Only its words were. The targets that it may hold, of the teacher that is named here, were not learned."""
+
+
+def loading_code(directory: Path) -> str:
+    """The code of an export's card that loads it, with its directory for PATH; empty where the card has none."""
+    card = directory / "README.md"
+    text = card.read_text(encoding="utf-8") if card.is_file() else ""
+    section = text.partition("\n## Loading\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    return re.sub(r"\bPATH\b", lambda _: repr(str(directory)), "\n".join(blocks))
+
+
+def _card(text: CardText, lineage: dict, has_code: bool) -> str:
+    data = _metadata(text, lineage)
+    lineage = without_directories(json.loads(_json(lineage)))
+    store, rest = lineage["store"], {name: value for name, value in lineage.items() if name not in _SHOWN}
+    spent = (
+        f"{markdown_text(lineage['step'])} optimiser steps, {markdown_text(lineage['tokens'])} real tokens,"
+        f" {lineage['flops']:.3g} floating-point operations"
+    )
+    sections = [
+        f"---\n{printable(data.to_yaml())}\n---",
+        f"# {markdown_text(text.title)}\n\n{text.made}",
+        f"## Loading\n\n{text.loading}",
+        *[f"## In transformers alone\n\n{_IN_TRANSFORMERS}"] * has_code,
+        f"## Sentences\n\n{_SENTENCES}",
+        f"## Held-out text\n\n{_figures(lineage, text.unit)}",
+        f"## How it was made\n\n{spent}. Settings:\n\n{_block(lineage['settings'])}",
+        f"{_WORDS_READ if text.reads_words else '## Where the targets come from'}\n\n{_targets(store)}",
+        f"The store's settings:\n\n{_block(store['settings'])}",
+        f"Its corpus and windows:\n\n{_block({'corpus': store['corpus'], 'windowing': store['windowing']})}",
+    ]
+    for number, other in enumerate(lineage.get("other_stores", ()), 2):
+        sections.append(
+            f"## Store {number}\n\nTargets of the same tokens, learned at once; figures and LSP head of this number"
+            f" are of them.\n\n{_targets(other)}\n\nIts settings:\n\n{_block(other['settings'])}"
+        )
+    if rest:
+        sections.append(f"## And before\n\n{_block(rest)}")
+    return "\n\n".join(sections) + "\n"
+
+
+def _metadata(text: CardText, lineage: dict) -> ModelCardData:
+    """What the Hub reads: a licence and a language only once somebody says them (export-student)."""
+    task = "fill-mask" if text.fills_masks else "feature-extraction"
+    files = lineage["store"]["corpus"].get("files")
+    names = files if isinstance(files, dict) else ()
+    datasets = list(dict.fromkeys(found[1] for name in names if (found := _DATASET.match(name))))
+    results = [
+        EvalResult(
+            task_type=task,
+            task_name="prediction of masked tokens",
+            dataset_type=datasets[0] if datasets else "text",
+            dataset_name="held-out documents of the corpus",
+            dataset_split="held_out",
+            metric_type=name,
+            metric_name=f"held-out {name}" + f", {text.unit}" * (name == "loss"),
+            metric_value=value,
+        )
+        for name, value in (lineage["held_out"] or {}).items()
+    ]
+    return ModelCardData(
+        library_name="transformers",
+        pipeline_tag=task,
+        tags=text.tags,
+        base_model=hub_id(lineage.get("continued_from", "")),
+        datasets=datasets or None,
+        model_name=text.title,
+        eval_results=results or None,
+    )
+
+
+_SHOWN = {  # elsewhere in the card
+    "settings",
+    "continued_from",
+    "step",
+    "tokens",
+    "flops",
+    "held_out",
+    "baseline",
+    "store",
+    "other_stores",
+    "objective",
+}
+
+
+def _figures(lineage: dict, unit: str) -> str:
+    if not lineage["held_out"]:
+        return "None: the store has no held-out windows, or none was evaluated."
+    baseline = lineage["baseline"]
+    columns, header = [""], f"| figure (loss: {unit}) | student | constant prediction |"
+    if "loss_by_position" in baseline:
+        columns, header = ["", "_by_position"], header + " constant at each position |"
+    elif "loss_by_type" in baseline:
+        columns, header = ["", "_by_type"], header + " constant for each token id |"
+    cells = []
+    for name, value in lineage["held_out"].items():
+        references = [baseline.get(name + column) for column in columns]
+        shown = ["" if reference is None else f"{reference:.4f}" for reference in references]
+        cells.append([code_span(name), f"{value:.4f}", *shown])
+    rows = [f"| {' | '.join(row)} |" for row in cells]
+    return "\n".join([header, "|---" * (2 + len(columns)) + "|", *rows])
+
+
+def _targets(store: dict) -> str:
+    settings = store["settings"]
+    rows = [("store: target, plan", f"{code_span(store['target'])}, {code_span(store['plan'])}")]
+    rows += [(name, code_span(settings[key])) for key, name in _TARGET_SETTINGS.items() if key in settings]
+    if "tail" in store:
+        rows.append(("mean mass that top-n dropped", f"{store['tail']['mass_dropped']:.2%}"))
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def _block(value) -> str:
+    return f"```json\n{printable(_json(value))}\n```"  # no line of JSON can begin with a fence
+
+
+def _json(value) -> str:
+    return json.dumps(value, indent=1, sort_keys=True, default=str, ensure_ascii=False)

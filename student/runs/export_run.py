@@ -1,0 +1,331 @@
+"""`export-student`: a checkpoint of a run as an export; the run's kept checkpoints as revisions on the Hub.
+
+A kept checkpoint holds its export already and is copied. One that was saved only to resume from holds the weights:
+the model is built around them from the run's config.json, which needs the run's store. Left out: the files of an
+export (export.py, probe.py), the Hub (hub.py).
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from fnmatch import fnmatch
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from transformers import MODEL_MAPPING, AutoConfig
+
+from common.disk import read_file
+from common.durable import publish_directory
+from common.errors import RunError, ShardError, StoreError, WriteError, describe
+from common.invocation import program
+from common.json_checks import is_number, parse_json
+from common.json_lines import damage, read_json_lines
+from common.model_checks import check_counts, check_size
+from common.progress import silent
+from shards.copies import write_files
+from shards.reader import Store
+from student.config import ProbeConfig, StudentConfig
+from student.encoders.build import build_encoder, without_pooler
+from student.encoders.model import Student
+from student.encoders.products import products_record, recorded_products
+from student.objectives import is_untied
+from student.objectives.several_stores import build_objective
+from student.probe import probe_task, recorded_store
+from student.runs.checkpoint import Checkpoints, load_weights
+from student.runs.export import AUTO_MAP, CODE_FILE, EXPORT_FILES, KNOWN_CODE, LINEAGE_FILE, export_student
+from student.runs.export_config import ExportConfig
+from student.runs.hub import Revision, push
+from student.runs.identity import read_json
+from student.task import Task
+
+logger = logging.getLogger(__name__)
+
+EXPORTS = Path("runs/exports")
+
+
+def export_run(config: ExportConfig, progress: Callable[..., None] = silent, api: Any = None) -> dict:
+    """Export a checkpoint, and push it if the settings say so.
+
+    api      huggingface_hub.HfApi, or what stands in for it
+    Returns  run, step, kept (whether it is kept for good), export, dry_run; where it is pushed also repository,
+             address (None before it is) and revisions: {branch, directory, files: name -> bytes}
+    Raises   RunError where there is no such run or checkpoint, the output is in use, or the Hub refuses; WriteError
+             where the output cannot be written
+    """
+    run = config.run or runs_with_checkpoints()[0]
+    checkpoints, description = _open_run(run)
+    path, state = _find(checkpoints, config.checkpoint)
+    output = config.output or EXPORTS / f"{run.resolve().name}-{path.name}"
+    _check_output(output, run)
+    report = {"run": str(run), "step": state["step"], "kept": _is_kept(path), "export": str(output)}
+    with _reading(path):
+        write = _with_terms(_writer(run, description, path, state, config.store), config)
+        if not config.dry_run:
+            _publish(output, write)
+    if config.push_to_hub is not None:
+        as_it_is = _is_kept(path) and config.license is None and not config.language
+        main = Revision("main", path if config.dry_run and as_it_is else output, f"Step {state['step']}")
+        kept = [path for path in checkpoints.find() if _is_kept(path)]
+        branches = [Revision(path.name, path, f"Step {int(path.name[5:])}") for path in kept]
+        for branch in branches:
+            if (found := checkpoints.whole(int(branch.branch[5:]))) is None:
+                raise RunError(
+                    f"{branch.directory} is damaged, so nothing was pushed. Put back a copy of it, or remove it."
+                )
+            if foreign := branch.files().keys() - _exported_files(*found).keys():
+                raise RunError(
+                    f"{branch.directory / min(foreign)} is no file of the export that was saved there, so nothing was"
+                    f" pushed. Move it elsewhere."
+                )
+        if config.dry_run:
+            report |= _rehearse(config.push_to_hub, branches, main, write)
+        else:
+            address = push(config.push_to_hub, [*branches, main], private=config.private, progress=progress, api=api)
+            rows = [_row(revision) for revision in [*branches, main]]
+            report |= {"repository": config.push_to_hub, "address": address, "revisions": rows}
+    return report | {"dry_run": config.dry_run}
+
+
+def runs_with_checkpoints(roots: Sequence[str] = (StudentConfig.root, ProbeConfig.root)) -> list[Path]:
+    """All runs that have saved a checkpoint, the one with the newest first; RunError where there is none."""
+    found = [path for root in roots for path in Path(root).glob("*/checkpoints/step-*")]
+    if not found:
+        places = " or ".join(map(str, roots))
+        raise RunError(f"no run with a checkpoint under {places}. Train one:  {program()} train-student")
+    found.sort(key=lambda path: path.lstat().st_mtime_ns, reverse=True)
+    return list(dict.fromkeys(path.parent.parent for path in found))
+
+
+def _open_run(run: Path) -> tuple[Checkpoints, dict]:
+    if not (run / "config.json").is_file() or not (run / "checkpoints").is_dir():
+        raise RunError(
+            f"{run} is not a run with checkpoints (config.json and checkpoints/). Give a directory under"
+            f" {StudentConfig.root} or {ProbeConfig.root}."
+        )
+    return Checkpoints(run / "checkpoints", []), read_json(run / "config.json")
+
+
+def _find(checkpoints: Checkpoints, wanted: str) -> tuple[Path, dict]:
+    found = checkpoints.newest_whole() if wanted == "latest" else checkpoints.whole(int(wanted))
+    if found is None:
+        there = ", ".join(str(int(path.name[5:])) for path in checkpoints.find()) or "none"
+        raise RunError(
+            f"{checkpoints.directory} has no whole checkpoint {wanted}; those there are: {there}."
+            f" Give one of them, or `latest`."
+        )
+    return found
+
+
+def _check_output(output: Path, run: Path) -> None:
+    """RunError where writing the output would replace anything but an export."""
+    remedy = "Nothing was changed. Give another --output."
+    if output.resolve().is_relative_to(run.resolve()):
+        raise RunError(f"{output} lies in the run {run}, whose files stay as they are. {remedy}")
+    if not output.exists():
+        return
+    names = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
+    if (names or not output.is_dir()) and not (output / LINEAGE_FILE).is_file():
+        raise RunError(f"{output} is in use and holds no export. {remedy}")
+    if foreign := [name for name in names if not any(fnmatch(name, pattern) for pattern in EXPORT_FILES)]:
+        raise RunError(f"{output} holds what no export writes: {', '.join(foreign)}. {remedy}")
+
+
+@contextmanager
+def _reading(checkpoint: Path):
+    """RunError where a checkpoint disappears while it is read."""
+    try:
+        yield
+    except OSError:
+        if checkpoint.exists():
+            raise
+        raise RunError(f"the run replaced {checkpoint} while it was read. Run the same command again.") from None
+
+
+@contextmanager
+def _writing(directory: Path):
+    try:
+        yield
+    except (OSError, SafetensorError) as error:  # the latter is what save_pretrained raises on a full disk
+        raise WriteError(
+            f"{directory} could not be written: {error}. Nothing was changed. Make room, and run the same command."
+        ) from error
+
+
+def _publish(output: Path, write) -> None:
+    with _writing(output):
+        publish_directory(output, write)
+
+
+def _is_kept(path: Path) -> bool:
+    return (path / "config.json").is_file()
+
+
+def _writer(run: Path, description: dict, path: Path, state: dict, places: Sequence[str] | None):
+    """A function that writes the export into an existing directory; what it needs has been read before."""
+    if _is_kept(path):
+        contents = _exported_files(path, state)
+        return lambda directory: write_files(directory, contents)
+    with _belonging(run, path):
+        stores = _open_stores(run, description, places)
+        task = _task(run, description, stores, path)
+        model = task.build()
+        load_weights(path, model)
+    lineage = {name: state[name] for name in ("step", "tokens", "flops", "held_out")}
+    lineage |= {"settings": description["settings"], "baseline": _baseline(run)}
+    lineage |= products_record(recorded_products(description))
+    if (start := description["operational"].get("continued_from")) is not None:
+        lineage["continued_from"] = start
+    return lambda directory: task.export(model.eval(), directory, task.objective, stores[0], lineage)
+
+
+def _with_terms(write, config: ExportConfig):
+    """A function that writes an export as `write` does, its card with the licence and languages of the settings."""
+    terms = {"license": config.license, "language": list(config.language)}
+    # Values of JSON are values of YAML; without its quotes, Norwegian (no) would be false.
+    lines = "".join(f"{name}: {json.dumps(value)}\n" for name, value in terms.items() if value)
+
+    def write_all(directory):
+        write(directory)
+        card = directory / "README.md"
+        text = card.read_bytes() if card.is_file() else b""
+        if not text.startswith(b"---\n"):
+            raise RunError(
+                f"{config.run} gives a model card without metadata, to which --license and --language cannot be added."
+                f" Nothing was changed. Leave them out, or give the step of another checkpoint."
+            )
+        card.write_bytes(b"---\n" + lines.encode() + text[4:])
+
+    return write_all if lines else write
+
+
+def _exported_files(path: Path, state: dict) -> dict[str, bytes]:
+    """The export in a kept checkpoint, name to bytes: what was saved as one, and nothing that was added later.
+
+    Raises  RunError where a file has changed since the checkpoint was looked at, weights or settings cannot be read, or
+            the code that transformers may run is none of ours
+    """
+    contents = {}
+    for name, expected in state["files"].items():
+        if any(fnmatch(name, pattern) for pattern in EXPORT_FILES) and "/" not in name:
+            contents[name] = read_file(path / name)
+            if hashlib.sha256(contents[name]).hexdigest() != expected:
+                raise RunError(f"{path / name} changed while it was read. Run the same command again.")
+            if name == CODE_FILE and expected not in KNOWN_CODE:
+                raise RunError(
+                    f"{path / name} is not the code that any version up to this one exports, so nothing was exported."
+                    f" Upgrade mlsm if a later version trained the run; else do not trust it, and take another run."
+                )
+            if name in ("config.json", "tokenizer_config.json"):
+                try:
+                    described = parse_json(contents[name], path / name)
+                except ShardError as error:
+                    raise RunError(f"{error}. Nothing was exported. Give the step of another checkpoint.") from None
+                if isinstance(described, dict) and described.get("auto_map") not in (None, AUTO_MAP):
+                    raise RunError(
+                        f"{path / name} names code that is none of ours (auto_map), so nothing was exported. Do not"
+                        f" trust the run, and take another one."
+                    )
+            if name.endswith(".safetensors"):
+                try:
+                    if not load_safetensors(contents[name]):
+                        raise ValueError("it is empty")
+                except Exception as error:  # of safetensors, which raises KeyError, too
+                    raise RunError(
+                        f"{path / name} has the right hash, but holds no weights ({describe(error)}). Nothing was"
+                        f" exported. Give the step of another checkpoint."
+                    ) from error
+    return contents
+
+
+@contextmanager
+def _belonging(run: Path, path: Path):
+    """RunError where the libraries cannot build what config.json describes, or the weights do not fit it."""
+    try:
+        yield
+    except (RunError, StoreError, ShardError):
+        raise
+    except Exception as error:  # of transformers, safetensors and torch, of many classes
+        problem = " ".join(str(error).split())[:300]
+        raise RunError(
+            f"{run / 'config.json'} and {path} do not belong together, or one is damaged ({type(error).__name__}:"
+            f" {problem}). Nothing was changed. Put back copies of them, or give the step of a kept checkpoint."
+        ) from error
+
+
+def _task(run: Path, description: dict, stores: list[Store], path: Path) -> Task:
+    """What the run trains, by its own description, as large as the checkpoint is; this needs no Hub."""
+    settings, architecture = description["settings"], description["architecture"]
+    if "probe_input" in settings:
+        return _probe_task(run, description, stores[0])
+    how = {"kappa": settings.get("kappa"), "regress_loss": settings.get("regress_loss", "cosine")}
+    weights = settings.get("store_weights", ())
+    objective = build_objective(settings["objective"], stores, weights, untied=is_untied(settings), **how)
+
+    def build() -> Student:
+        check_counts(architecture, path / "resume")
+        hf_config = AutoConfig.for_model(**architecture)
+        check_size(MODEL_MAPPING[type(hf_config)], hf_config, path / "resume", **without_pooler(hf_config))
+        encoder = build_encoder(hf_config, settings["seed"])
+        return Student(encoder, objective.outputs, tied=objective.tied, seed=settings["seed"])
+
+    return Task("export-student", objective, architecture, build, export_student)
+
+
+def _probe_task(run: Path, description: dict, store) -> Task:
+    settings = description["settings"] | {"student": description["operational"]["student"]}
+    settings["segments"] = "auto" if "segments" in settings else "never"
+    known = {field.name for field in fields(ProbeConfig) if field.init}
+    config = ProbeConfig(**{name: value for name, value in settings.items() if name in known})
+    task = probe_task(config, store)
+    if task.architecture != description["architecture"]:
+        raise RunError(f"{config.student} is no longer the student that {run} probes: its weights have changed since.")
+    return task
+
+
+def _open_stores(run: Path, description: dict, places: Sequence[str] | None) -> list[Store]:
+    recorded, expected = description["operational"], description["store"]
+    if places is None:
+        places = [recorded_store(run, place) for place in (recorded["store"], *recorded.get("other_stores", ()))]
+    stores = [Store.open(place, expected["plan"]) for place in places]
+    targets = [expected["target"], *description["settings"].get("other_targets", ())]
+    if [store.target_id for store in stores] != targets:
+        which, those = (
+            ("is not the store", "that") if len(targets) == 1 else ("are not the stores", "those, in its order,")
+        )
+        raise RunError(
+            f"{', '.join(places)} {which} of {run}. Give {those} as --store, or the step of a kept checkpoint."
+        )
+    stores[0].read_tokenizer()  # refuses another one before anything is built
+    return stores
+
+
+def _baseline(run: Path) -> dict:
+    """Held-out figures of the constant prediction, from the newest start line of the run's log; empty without one."""
+    log = run / "log.jsonl"
+    lines, damaged = read_json_lines(log) if log.is_file() else ([], {})
+    if damaged:
+        logger.warning(damage(log, damaged))
+    found = [line.get("baseline") for line in lines]
+    starts = [figures for figures in found if isinstance(figures, dict) and all(map(is_number, figures.values()))]
+    return starts[-1] if starts else {}
+
+
+def _rehearse(repository: str, branches: list[Revision], main: Revision, write) -> dict:
+    """What would be pushed. Where `main` is not a kept checkpoint, it is written to learn its sizes, and removed."""
+    rows = [*map(_row, branches), _row(main)]
+    if main.directory not in [branch.directory for branch in branches]:
+        with TemporaryDirectory() as temporary:
+            with _writing(Path(temporary)):
+                write(Path(temporary))
+            rows[-1]["files"] = main._replace(directory=Path(temporary)).files()
+    return {"repository": repository, "address": None, "revisions": rows}
+
+
+def _row(revision: Revision) -> dict:
+    return {"branch": revision.branch, "directory": str(revision.directory), "files": revision.files()}

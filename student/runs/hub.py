@@ -1,0 +1,98 @@
+"""Directories of a run as revisions of a Hub repository.
+
+Branches first, main last: an interrupted push leaves main as it was, and the same command goes on. Of local paths in
+lineage.json the last part alone is pushed, as on the model card; the file itself keeps them whole, since evaluations
+find teachers and stores of this machine by them. Left out: what is in the directories (export.py), which they are
+(export_run.py).
+"""
+
+import json
+from collections.abc import Callable
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import HfHubHTTPError
+
+from common.disk import read_file
+from common.errors import RunError
+from common.json_checks import parse_json
+from common.paths import utf8
+from common.text import without_directories
+from student.runs.export import LINEAGE_FILE
+
+PRIVATE_FILES = ["resume/*", "state.json"]  # of a checkpoint: for going on with a run, not for users
+_REFUSED = (401, 403)
+_HttpError = cast(
+    type[Exception], HfHubHTTPError.__bases__[0]
+)  # of httpx or httpx2, as the release of huggingface_hub uses
+
+
+class Revision(NamedTuple):
+    """What one branch shall hold."""
+
+    branch: str
+    directory: Path
+    message: str
+
+    def contents(self) -> dict[str, Path | bytes]:
+        """What is pushed: name of each file to the file, or to the bytes that are pushed in its place."""
+        paths = [path for path in sorted(self.directory.rglob("*")) if path.is_file()]
+        names = {path.relative_to(self.directory).as_posix(): path for path in paths}
+        found: dict[str, Path | bytes] = {
+            name: path for name, path in names.items() if not any(fnmatch(name, pattern) for pattern in PRIVATE_FILES)
+        }
+        if LINEAGE_FILE in found:
+            lineage = without_directories(parse_json(read_file(names[LINEAGE_FILE]), names[LINEAGE_FILE]))
+            found[LINEAGE_FILE] = utf8(json.dumps(lineage, indent=1, ensure_ascii=False) + "\n")
+        return found
+
+    def files(self) -> dict[str, int]:
+        """Names of the files that are pushed, with their bytes."""
+        return {
+            name: len(content) if isinstance(content, bytes) else content.stat().st_size
+            for name, content in self.contents().items()
+        }
+
+
+def push(
+    repository: str, revisions: list[Revision], *, private: bool, progress: Callable[..., None], api: Any = None
+) -> str:
+    """Create the repository if need be and upload every revision; returns its address.
+
+    api     huggingface_hub.HfApi, or what stands in for it
+    Raises  RunError where the Hub refuses or cannot be reached, or a directory holds a link; ShardError where a
+            lineage.json is damaged
+    """
+    api = api or HfApi()
+    for revision in revisions:
+        if links := [path for path in sorted(revision.directory.rglob("*")) if path.is_symlink()]:
+            raise RunError(
+                f"{links[0]} is a link, and what it leads to might not be for others. Nothing was pushed. Put the file"
+                f" itself there, or remove the link."
+            )
+    contents = [revision.contents() for revision in revisions]
+    try:
+        address = str(api.create_repo(repository, private=private, exist_ok=True))
+        for number, revision in enumerate(revisions):
+            progress("push", number, len(revisions), unit="revisions", branch=revision.branch)
+            if revision.branch != "main":
+                api.create_branch(repository, branch=revision.branch, exist_ok=True)
+            files = [CommitOperationAdd(name, content) for name, content in contents[number].items()]
+            api.create_commit(repository, files, commit_message=revision.message, revision=revision.branch)
+    except (_HttpError, OSError, ValueError) as error:  # huggingface_hub's own are of these classes
+        raise RunError(f"not pushed to {repository}: {_reason(error)} Then the same command pushes again.") from error
+    progress("push", len(revisions), len(revisions), unit="revisions")
+    return address
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, and what to do."""
+    said = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in _REFUSED or type(error).__name__ == "LocalTokenNotFoundError":
+        return f"the Hub wants a token that may write there ({said}). Log in:  hf auth login   or set HF_TOKEN."
+    if status is not None or isinstance(error, ValueError):
+        return f"{said}. Check the name, like someone/student."
+    return f"the Hub cannot be reached ({said}). See to the network, and that HF_HUB_OFFLINE is not set."

@@ -1,0 +1,140 @@
+"""Which commands belong to the same run: the settings, store and encoder that make one, and how two runs differ.
+
+    identity = run_identity(config, store, encoder_config)
+    default_directory(config, identity, encoder_config)        # where such a run lies, or would be begun
+
+A run's config.json holds its identity. Not handled here: what else a run's directory holds (directory.py).
+"""
+
+import glob
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common import disk
+from common.disk import file_sha256
+from common.errors import RunError
+from common.json_checks import find_problem, object_of, optional
+from shards.manifest import fingerprint
+from shards.reader import Store
+from student.config import StudentConfig
+
+_PLACES = object_of(
+    dict.fromkeys(("store", "student", "continued_from"), optional(str | None)) | {"other_stores": optional(list[str])}
+)
+DESCRIPTION = object_of(  # of a run's config.json, as far as it is read
+    {"settings": dict, "store": dict, "operational": _PLACES, "architecture": dict}
+)
+
+
+def run_identity(config: StudentConfig, store: Store, encoder_config: dict, settings: dict | None = None) -> dict:
+    """What two commands must share to be the same run."""
+    encoder_config = {name: value for name, value in encoder_config.items() if name != "transformers_version"}
+    settings = dict(config.identity() if settings is None else settings)
+    if config.initial_weights is not None:  # their content counts, not their place
+        weights = sorted(config.initial_weights.glob("*.safetensors"))
+        try:
+            settings["continue_from"] = fingerprint([file_sha256(path) for path in weights])
+        except OSError as error:
+            raise RunError(
+                f"--continue-from: {error.filename} cannot be read: {error.strerror}. Export it again."
+            ) from None
+    return {
+        "settings": settings,
+        "store": {"target": store.target_id, "plan": store.plan_id, "kind": store.kind, "k": store.k},
+        "encoder": fingerprint(encoder_config),
+    }
+
+
+def default_name(config: StudentConfig, identity: dict) -> str:
+    """<objective, or a probe's input>-<encoder>-seed<seed>-<8 hexadecimal digits of settings and store>."""
+    path = Path(config.encoder_source)
+    encoder = re.sub(r"[^A-Za-z0-9.]+", "-", (path.parent if path.name == "config.json" else path).name)
+    return f"{config.kind}-{encoder}-seed{config.seed}-{fingerprint(identity)[:8]}"
+
+
+def find_description(directory: Path) -> dict | None:
+    """The content of a run's config.json; None where there is none, where it is damaged or not a run's."""
+    return read_or_none(directory / "config.json", is_description)
+
+
+def read_json(path: Path) -> dict:
+    """Read a run's config.json; RunError when it is damaged."""
+    description = read_or_none(path, is_description)
+    if description is None:
+        raise RunError(
+            f"{path} is damaged; the checkpoints beside it were not touched. Run the command that trains this run once"
+            f" more: it writes the file anew."
+        )
+    return description
+
+
+def read_or_none(path: Path, is_whole: Callable) -> dict | None:
+    """The content of a JSON file; None where there is none, or it does not pass the check `is_whole`."""
+    try:
+        values = json.loads(disk.read_file(path))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return values if is_whole(values) else None
+
+
+def is_description(values: Any) -> bool:
+    """Whether this is what a run's config.json holds."""
+    return find_problem(values, DESCRIPTION) is None
+
+
+def check_same_run(directory: Path, kept: dict, identity: dict, encoder_config: dict, store: Store) -> None:
+    found, expected = _flat(kept), _flat(identity)
+    if names := differing_settings(kept, identity, encoder_config):
+        values = {name: (found.get(name, "not set"), expected.get(name, "not set")) for name in names}
+        differing = [f"{name} (there {there}, now {now})" for name, (there, now) in values.items()]
+        raise RunError(
+            f"{directory} holds another run, which differs in {', '.join(differing)}. "
+            f"Nothing was changed. Give another --output, or repeat the settings in {directory}/config.json."
+            f"{_older_plan(found, expected, store)}"
+        )
+
+
+def differing_settings(kept: dict, identity: dict, encoder_config: dict) -> list[str]:
+    """The settings in which a run's config.json differs from an identity.
+
+    A given dropout that equals the encoder's own is the same as one that was left open. A pooler's dropout does not
+    count, because our encoders have no pooler.
+    """
+    found, expected = _flat(kept), _flat(identity)
+    names = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
+    left_open = None in (found.get("dropout"), expected.get("dropout"))
+    if left_open and _without_pooler(kept["architecture"]) == _without_pooler(encoder_config):
+        return [name for name in names if name not in ("dropout", "encoder config")]
+    return names
+
+
+def _without_pooler(encoder_config: dict) -> dict:
+    unused = ("pooler_dropout", "transformers_version")
+    return {name: value for name, value in encoder_config.items() if name not in unused}
+
+
+def default_directory(config: StudentConfig, identity: dict, encoder_config: dict) -> Path:
+    """The directory of a run that is given none: the one it was begun in, with its dropout given or left open."""
+    root, name = Path(config.root), default_name(config, identity)
+    if not (root / name).exists():
+        for file in sorted(root.glob(f"{glob.escape(name.rpartition('-')[0])}-*/config.json")):
+            found = read_or_none(file, is_description)
+            if found is not None and not differing_settings(found, identity, encoder_config):
+                return file.parent
+    return root / name
+
+
+def _older_plan(found: dict, expected: dict, store) -> str:
+    """How to go on with a run whose store has grown since: the flag for its plan; empty for other runs."""
+    plan = f"{store.path}/plans/{found.get('store plan')}.json"
+    changed = {name for name in ("store target", "store plan") if found.get(name) != expected[name]}
+    grown = changed == {"store plan"} and Path(plan).is_file()
+    return f" The store has grown since: the run goes on with --store {plan}" if grown else ""
+
+
+def _flat(identity: dict) -> dict:
+    store = {f"store {name}": value for name, value in identity["store"].items()}
+    return identity["settings"] | store | {"encoder config": identity.get("encoder")}

@@ -1,0 +1,93 @@
+"""How far a run is, as one object that the loop, the log, checkpoints, exports and the summary share."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from student.config import ResolvedConfig
+from student.encoders.products import products_record
+from student.meter import closest_baseline, share_of_baseline
+from student.runs.directory import Run
+
+
+@dataclass
+class RunState:
+    """The counts and figures of a run in this process."""
+
+    steps: int = 0
+    """optimiser steps done"""
+    tokens: int = 0
+    """real tokens seen"""
+    seconds: float = 0.0
+    """spent in steps, over all processes of this run"""
+    flops: int = 0
+    """floating-point operations of these steps, nominal"""
+    figures: dict = field(default_factory=dict)
+    """newest held-out figures"""
+    baseline: dict = field(default_factory=dict)
+    """held-out figures of constant predictions"""
+    seconds_to_first_step: float | None = None
+    saved: Path | None = None
+    """newest whole checkpoint"""
+    saved_step: int | None = None
+    """step of the last checkpoint that this process saved"""
+
+    def restore(self, path: Path, state: dict) -> None:
+        """Continue from a whole checkpoint and its state."""
+        self.saved, self.steps, self.tokens = path, state["step"], state["tokens"]
+        self.seconds, self.flops, self.figures = state["seconds"], state["flops"], state["held_out"]
+
+    def to_json(self) -> dict:
+        """What a checkpoint holds of it, beside its step."""
+        return {"tokens": self.tokens, "flops": self.flops, "seconds": self.seconds, "held_out": self.figures}
+
+    def held_out_line(self) -> dict:
+        """What the log says about an evaluation."""
+        line = {"held_out": self.figures, "held_out_vs_baseline": share_of_baseline(self.figures, self.baseline)}
+        if (closest := closest_baseline(self.baseline)) != "loss":
+            name = f"held_out_vs_baseline{closest.removeprefix('loss')}"
+            line[name] = share_of_baseline(self.figures, self.baseline, closest)
+        return line
+
+    def lineage(self, run: Run, config: ResolvedConfig) -> dict:
+        """What an export is made from, for its lineage.json and its card."""
+        found: dict[str, Any] = {
+            "settings": run.identity["settings"],
+            "step": self.steps,
+            "tokens": self.tokens,
+            "flops": self.flops,
+            "held_out": self.figures,
+            "baseline": self.baseline,
+        }
+        if config.continue_from is not None:  # settings say which weights, by their content; this says where
+            found["continued_from"] = str(config.continue_from)
+        return found | products_record(run.products)
+
+    def summary(self, run: Run, config: ResolvedConfig, parameters: int) -> dict:
+        """What result.json holds of a run that did all its steps; `train` explains the entries."""
+        result = {
+            **run.places(),
+            "objective": config.objective,
+            "encoder": config.encoder_source,
+            "parameters": parameters,
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens / self.seconds if self.seconds > 0 else 0.0,
+            "flops": self.flops,
+            "seconds_to_first_step": self.seconds_to_first_step,
+            "held_out": self.figures,
+            "baseline": self.baseline,
+            "held_out_loss": self.figures.get("loss"),
+            "baseline_loss": self.baseline.get("loss"),
+            "improvement": self._improvement("loss"),
+        }
+        if (closest := closest_baseline(self.baseline)) != "loss":
+            suffix = closest.removeprefix("loss")
+            result[f"baseline_loss{suffix}"] = self.baseline[closest]
+            result[f"improvement{suffix}"] = self._improvement(closest)
+        return result
+
+    def _improvement(self, name: str) -> float | None:
+        share = share_of_baseline(self.figures, self.baseline, name)
+        return None if share is None else 1 - share
