@@ -166,7 +166,7 @@ def scan_corpus(config: CorpusConfig, tokenizer: "PreTrainedTokenizerFast", prog
     )
     sources = open_sources(config)
     stamps = {source.name: source.stamp() for source in sources}
-    settings = [getattr(config, field.name) for field in fields(CorpusConfig) if field.name not in ("seed", "output")]
+    settings = [getattr(config, field.name) for field in fields(CorpusConfig) if field.name != "output"]
     asked = fingerprint(rules), repr(settings), repr(stamps), repr([source.identity() for source in sources])
     plan = _scanned.get(asked)
     if plan is None:

@@ -147,7 +147,7 @@ class Logits(Kind):
             "dtype": name_of_dtype(teacher),
         } | Reading.of(job.config, teacher).settings()
         name = f"logits-{Path(teacher.name).name}"
-        if job.config.masked:  # otherwise the key is lacking, as it was in earlier versions
+        if job.config.masked:  # left out otherwise, so that stores keep their names
             settings["masked_passes"], name = PASSES, f"{name}-masked"
         lineage = {"teacher_name": teacher.name, "teacher_layers": teacher.num_layers}
         return Description(name, settings, lineage, teacher.vocabulary, LOGITS_OCTAVES)
@@ -237,7 +237,7 @@ class Lsp(Kind):
             del settings["lam"]  # which it does not have
         else:
             settings["tolerance"] = config.tolerance  # which FISTA does not have
-        if output.dictionary.center is not None:  # otherwise the key is lacking, as it was in earlier versions
+        if output.dictionary.center is not None:  # left out otherwise, so that stores keep their names
             settings["center"] = output.dictionary.centering
         settings |= Reading.of(config, teacher).settings()
         if job.stored is not None:

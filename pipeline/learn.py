@@ -13,7 +13,7 @@ import logging
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from pipeline.teacher import Teacher
 
 WORK_FILES = (SAMPLE, RAW_SAMPLE, f"{PART}*.npy", "center.npy", "center.json", "learning.npz")
-FIXED_BATCH = 2048  # vectors of a minibatch, before there was a choice
+FIXED_BATCH = 2048  # vectors of the minibatch that the name of a dictionary leaves out
+# Settings that apply to a file of vectors.
+OF_VECTORS = {"hidden", "k", "atoms", "lam", "dictionary_epochs", "dictionary_batch", "seed", "device", "output"}
 logger = logging.getLogger(__name__)
 
 
@@ -110,10 +112,12 @@ def _wanted(job, teacher, layer, k):
         "seed": config.seed,
     }
     request |= Reading.of(config, teacher).settings()
-    if (dtype := str(teacher.dtype).removeprefix("torch.")) != "float32":  # dictionaries of earlier versions lack it
+    if (
+        dtype := str(teacher.dtype).removeprefix("torch.")
+    ) != "float32":  # these keys are left out at their usual values, so that names stay
         request["dtype"] = dtype
     request |= batch_key(minibatch_of_sample(job))
-    if config.center != "none":  # dictionaries that are not centred lack it
+    if config.center != "none":
         request["center"] = config.center
     request |= atoms_key(config)
     if job.stored is not None:
@@ -123,7 +127,7 @@ def _wanted(job, teacher, layer, k):
 
 
 def _algorithm():
-    """The version of learning; versions of before 2026-11-24 had no number in the name."""
+    """The version of the learning algorithm."""
     from pipeline.dictionary.learning import ALGORITHM
 
     return ALGORITHM
@@ -137,12 +141,12 @@ def minibatch_of_sample(job: Job) -> int:
 
 
 def batch_key(batch: int) -> dict[str, int]:
-    """The minibatch as part of what names a dictionary; nothing if it is the fixed one of earlier versions."""
+    """The minibatch as part of what names a dictionary; nothing if it is the usual one."""
     return {} if batch == FIXED_BATCH else {"batch": batch}
 
 
 def atoms_key(config: DictionaryConfig) -> dict[str, str]:
-    """What the atoms are as part of what names a dictionary; nothing if they are learned, as in earlier versions."""
+    """What the atoms are as part of what names a dictionary; nothing if they are learned."""
     return {} if config.atoms == "learned" else {"atoms": config.atoms}
 
 
@@ -153,8 +157,7 @@ def _provide_from_file(config, hidden, progress):
     from pipeline.dictionary.vectors import file_digest, file_stamp, open_vectors, refuse_unusable
 
     refuse_foreign_output(config.output)
-    if config.teacher is not None or config.corpus != LearnConfig.corpus:
-        logger.info("learning from %s: the settings of teacher, layer and corpus are not used", hidden)
+    _refuse_settings_of_text(config)
     choose_device(config.device)  # refuses one that is not there
     stamp = file_stamp(hidden)
     progress("read vectors", 0, None)
@@ -184,6 +187,19 @@ def _provide_from_file(config, hidden, progress):
         learned = _learn_together(lacking, config, batch, progress, lambda _: [hidden_Nd], check_unchanged)
         reports.append(_report(entry, learned))
     return reports
+
+
+def _refuse_settings_of_text(config):
+    """Raise ValueError on a setting that means nothing for a file of vectors, unless a recipe gives it: recipes name
+    text and teacher for other commands too."""
+    for field in fields(config):
+        value, is_given = getattr(config, field.name), config.origins.get(field.name, "flag") == "flag"
+        if field.name not in OF_VECTORS and is_given and value != field.default:
+            flag = field.name.replace("_", "-")
+            raise ValueError(
+                f"--{flag} belongs to reading text with a teacher, but --hidden {config.hidden} is a file of vectors. "
+                f"Leave --{flag} out."
+            )
 
 
 def _report(entry, learned):

@@ -53,7 +53,7 @@ def windowing(
     }
     if whole_documents and packing == "packed":
         rules["text"] = "document"
-    if held_out_by != "document":  # only then, so that other plans keep the id that they had in earlier versions
+    if held_out_by != "document":  # left out otherwise, so that plans keep their ids
         rules["held_out_by"] = held_out_by
     return rules
 
@@ -325,7 +325,7 @@ def _unit(rules, source, content, span, max_windows=None):
         "split": span["split"],
         "max_windows": max_windows,
     }
-    if span["dropped"]:  # other units keep the id that they had in earlier versions
+    if span["dropped"]:  # left out otherwise, so that units keep their ids
         address["dropped"] = span["dropped"]
     return PlannedUnit(
         fingerprint(address),

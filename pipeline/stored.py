@@ -32,7 +32,7 @@ from shards.reader import Store, is_url, plan_of
 from shards.windows import WindowReader
 
 # Settings of text and teacher that have a meaning with --hidden all the same.
-FREE = {"output", "seed", "workers", "scheduler", "device", "batch_tokens"}
+FREE = {"output", "workers", "scheduler", "device", "batch_tokens"}
 # Those that come from the store: all others.
 FROM_STORE = {field.name for field in fields(TeacherConfig)} - FREE | {"layer", "center"}
 
@@ -95,14 +95,12 @@ class StoredHidden:
         Raises  ValueError on a setting that says something else than the store, or that would change nothing
         """
         settings, windowing = self.store.settings, self.store.plan.windowing
-        packing = windowing["packing"]
         own = {
             "layer": (self.layer,),
             "max_length": self.store.max_length,
-            "packing": packing,
+            "packing": windowing["packing"],
             "held_out_by": windowing.get("held_out_by", "document"),
             "documents_apart": settings.get("documents_apart", False),
-            "segments": "auto" if self.segments or packing != "pairs" else "never",
             "dtype": settings["dtype"],
         }
         settled = copy(config)

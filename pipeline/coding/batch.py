@@ -33,10 +33,8 @@ class Reading(NamedTuple):
 
     @classmethod
     def of(cls, config: TeacherConfig, teacher: "Teacher") -> "Reading":
-        """How a command reads: with segments where windows are pairs and the teacher has two token types, unless the
-        settings say never."""
-        tells_segments = config.segments == "auto" and config.packing == "pairs" and teacher.segments >= 2
-        return cls(config.documents_apart, tells_segments)
+        """How a command reads: with segments if windows are pairs and the teacher has two token types."""
+        return cls(config.documents_apart, config.packing == "pairs" and teacher.segments >= 2)
 
     def settings(self) -> dict[str, bool]:
         """What this adds to the settings that name a store or a dictionary: nothing for windows read as one text."""

@@ -519,9 +519,7 @@ def test_damage_names_the_command_that_repairs_it(place, store, pq, coded, tmp_p
 # ---- other ways to read
 
 
-@pytest.mark.parametrize(
-    "how", [{"documents_apart": True}, {"packing": "pairs"}, {"packing": "pairs", "segments": "never"}]
-)
+@pytest.mark.parametrize("how", [{"documents_apart": True}, {"packing": "pairs"}])
 def test_the_way_of_reading_passes_on_to_the_codes(place, dictionary, tmp_path, how, teacher_directory):
     (report,) = encode_hidden(replace(place, layer=2, max_tokens=8_000, output=tmp_path, **how))
     (lsps,) = encode_lsp(codes_of(place, dictionary, hidden=report["store"], output=tmp_path))

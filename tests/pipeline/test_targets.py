@@ -111,7 +111,7 @@ def common(place):
 
 
 def test_settings_of_before_name_what_they_named(plain):
-    """Nothing that 1837c65 made is renamed: no key of a later setting is in the target's settings or the plan's."""
+    """At its usual value, a setting that was added later is in neither the target's settings nor the plan's."""
     assert set(plain.fingerprinted) == {
         "kind",
         "format",
