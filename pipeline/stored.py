@@ -6,8 +6,8 @@ when --hidden names one.
     for window in stored.windows(unit): ...        # with their numbers, by which `read` finds their hidden states
 
 Windows are those of the store's plan, so what is coded from them pairs with the store. Windows that its record names as
-failed have no hidden states, and fail again. Left out: what is done with the states (coding/, sample.py), --hidden with
-a .npy file (learn.py).
+failed have no hidden states, and fail again. Not handled here: what is done with the states (batch.py, sample.py),
+--hidden with a .npy file (learn.py).
 
 Shapes: W windows, N coded tokens, d hidden width.
 """

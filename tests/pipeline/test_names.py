@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.commands import encode_hidden, encode_ids, encode_logits, encode_lsp
 from pipeline.config import EncodeConfig, EncodeHiddenConfig, EncodeIdsConfig, EncodeLogitsConfig, LearnConfig
 from pipeline.dictionary import Dictionary
-from pipeline.encode import encode_hidden, encode_ids, encode_logits, encode_lsp
 from pipeline.learn import learn_dictionary
 
 TEXT = "\n\n".join(
