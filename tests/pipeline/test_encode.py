@@ -73,7 +73,7 @@ def test_a_new_store_beside_one_of_another_tolerance_says_so(place, report, tmp_
     lines = [record.getMessage() for record in caplog.records if record.name == "pipeline.commands"]
     (line,) = [line for line in lines if "differs only" in line]
     assert first == again != before and f"{before} differs only" in line
-    assert "0.001 instead of 0.0001; --tolerance 0.001 goes on with it" in line
+    assert "0.001 instead of 0.0001; --tolerance 0.001 adds to it" in line
 
 
 def test_stored_rows_equal_the_full_model_and_scikit_learn(place, report):
