@@ -67,10 +67,10 @@ def test_a_new_store_beside_one_of_another_tolerance_says_so(place, report, tmp_
     before = encode_lsp(replace(given, tolerance=1e-3))[0]["store"]
     (tmp_path / "stores" / "damaged").mkdir()
     (tmp_path / "stores" / "damaged" / "target.json").write_text("{")
-    with caplog.at_level("INFO", "pipeline.commands"):
+    with caplog.at_level("INFO", "pipeline.announcement"):
         first = encode_lsp(given)[0]["store"]
         again = encode_lsp(given)[0]["store"]
-    lines = [record.getMessage() for record in caplog.records if record.name == "pipeline.commands"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "pipeline.announcement"]
     (line,) = [line for line in lines if "differs only" in line]
     assert first == again != before and f"{before} differs only" in line
     assert "0.001 instead of 0.0001; --tolerance 0.001 adds to it" in line
