@@ -1,6 +1,9 @@
 # make demo   install into .venv and run the two commands
 # make test   the same .venv with the test extras; lint and the whole suite, a process a core (OpenMP's threads would
 #             only wait for one another)
+# make gpu-checks   the GPU's kernels without a GPU: simulator and races as in the suite, and what the suite leaves out while
+#             the kernels stay as they are: instruction budgets, replays, models of streams
+# make test-all   make test and make gpu-checks
 # make faults the fault suite with many more cases, then ten minutes of random kills (SECONDS=600 SEED=0)
 # make fuzz   ten minutes of spoilt stores, runs, exports, records and servers (SECONDS=600 SEED=0)
 # make mutants   200 changes of single lines, each against the tests of its module: 95 % must be noticed (COUNT=200 SEED=0);
@@ -21,6 +24,16 @@ demo: .venv/installed
 
 test: .venv/installed-test lint
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder
+
+gpu-checks: .venv/installed-test
+	mkdir -p build
+	MLSM_GPU_CHECKS=1 HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs $(GPU_CHECKS) > build/gpu-checks.log \
+	  || { cat build/gpu-checks.log; exit 1; }
+	grep ^SKIPPED build/gpu-checks.log | $(BIN)/python tests/pipeline/solvers/kernels_changed.py
+
+GPU_CHECKS := $(foreach name,instruction_budgets streams kernels_changed cd_cuda races,tests/pipeline/solvers/test_$(name).py)
+
+test-all: test gpu-checks
 
 faults: .venv/installed-test
 	HF_HUB_OFFLINE=1 MLSM_FAULT_CASES=1000 $(BIN)/python -m pytest tests/faults

@@ -26,7 +26,7 @@ VERBS = {
     "encode-lsp": Verb(
         "text -> teacher -> sparse codes -> LSP shards",
         "pipeline.config:EncodeConfig",
-        "pipeline.encode:encode_lsp",
+        "pipeline.commands:encode_lsp",
         "terminal.encoding:encoding",
         exit_code="terminal.results:code_of_encoding",
     ),
@@ -89,21 +89,21 @@ VERBS = {
     "encode-ids": Verb(
         "text -> shards of token ids only, for the mlm objective",
         "pipeline.config:EncodeIdsConfig",
-        "pipeline.encode:encode_ids",
+        "pipeline.commands:encode_ids",
         "terminal.encoding:encoding",
         exit_code="terminal.results:code_of_encoding",
     ),
     "encode-logits": Verb(
         "text -> teacher -> its most probable words at every token, for distillation",
         "pipeline.config:EncodeLogitsConfig",
-        "pipeline.encode:encode_logits",
+        "pipeline.commands:encode_logits",
         "terminal.encoding:encoding",
         exit_code="terminal.results:code_of_encoding",
     ),
     "encode-hidden": Verb(
         "text -> teacher -> shards of its hidden states, to code or to learn from without it",
         "pipeline.config:EncodeHiddenConfig",
-        "pipeline.encode:encode_hidden",
+        "pipeline.commands:encode_hidden",
         "terminal.encoding:encoding",
         exit_code="terminal.results:code_of_encoding",
     ),

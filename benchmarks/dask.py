@@ -88,12 +88,12 @@ def measure(settings, directory):
 
 def encode(settings, workers):
     """Encode with so many workers; returns when every unit was answered, and its tokens."""
-    from pipeline.coding.batch import Output
-    from pipeline.encode import make_lsp_store, run
-    from pipeline.executors.dask import WorkerPool
+    from pipeline.commands import make_lsp_store
+    from pipeline.dask_workers import WorkerPool
+    from pipeline.encode import encode as encode_stores
     from pipeline.job import load_teacher, teacher_job
-    from pipeline.kinds import KINDS
     from pipeline.learn import load_dictionary
+    from pipeline.targets import Lsp
 
     answers = []
 
@@ -104,9 +104,9 @@ def encode(settings, workers):
     job = teacher_job(replace(settings, workers=workers), progress)
     teacher = load_teacher(job)
     dictionary = load_dictionary(settings, settings.dictionary, teacher)
-    store = make_lsp_store(job, teacher, Output(LAYER, dictionary))
+    store = make_lsp_store(job, Lsp(settings, teacher, LAYER, dictionary))
     with WorkerPool(job) as pool:  # also of one worker, which the command would not start
-        run(pool, [store], KINDS["lsp"])
+        encode_stores(pool, [store], Lsp)
     return answers
 
 

@@ -26,14 +26,14 @@ from transformers import BertConfig
 from benchmarks.data import bench_file, conditions, minilm_directory
 from benchmarks.lifted import LiftedTeacher, Problem, bench_problem
 from benchmarks.student_step import SPECIAL_IDS
-from pipeline.coding.batch import Output, make_batch
-from pipeline.coding.lsp import LspCoder
+from pipeline.batch import make_batch
 from pipeline.config import EncodeConfig
 from pipeline.corpus import BUNDLED_TEXT, TextFile, Window, join_windows
 from pipeline.corpus.windows import packed_windows, tokenise
 from pipeline.dictionary import Dictionary
+from pipeline.encode import Coder, write_units
+from pipeline.targets.lsp import Lsp
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
-from pipeline.units import write_units
 from shards.files import StoreFiles
 from shards.manifest import PlannedUnit
 from shards.schema import ShardMeta, windows_per_block
@@ -75,22 +75,23 @@ def figures(coder, runs) -> dict:
     }
 
 
-def minilm_coder() -> LspCoder:
+def minilm_coder() -> Coder:
     """The coder of a CPU."""
     teacher = Teacher.load(minilm_directory(), LAYER, device="cpu")
     atoms_Kd = np.load(bench_file("spams_atoms_3072x384_f32.npy"))
     return coder_of(teacher, atoms_Kd, special_ids(load_tokenizer(minilm_directory())))
 
 
-def big_coder(problem: Problem, model: BertConfig, device: str, dtype: torch.dtype) -> LspCoder:
+def big_coder(problem: Problem, model: BertConfig, device: str, dtype: torch.dtype) -> Coder:
     """The coder of a GPU: a random teacher, and states and atoms of its width."""
     return coder_of(LiftedTeacher.build(problem, model, device, dtype), problem.atoms_Kd, SPECIAL_IDS)
 
 
-def coder_of(teacher: Teacher, atoms_Kd: np.ndarray, special: dict) -> LspCoder:
+def coder_of(teacher: Teacher, atoms_Kd: np.ndarray, special: dict) -> Coder:
     """The coder of a teacher's last layer."""
     config = EncodeConfig(layer=(teacher.layer,), lam=LAM, top_n=TOP_N, max_length=MAX_LENGTH)
-    return LspCoder(teacher, [Output(teacher.layer, Dictionary(atoms_Kd, [], "given", {}))], config, special)
+    target = Lsp(config, teacher, teacher.layer, Dictionary(atoms_Kd, [], "given", {}))
+    return Coder(teacher, [target], config, special)
 
 
 def median(rows, name):
@@ -123,7 +124,7 @@ def measure(windows, coder, directory):
     writers = []
 
     def open_writer(unit, output):
-        k = len(coder.outputs[output].dictionary.atoms_Kd)
+        k = len(coder.targets[output].dictionary.atoms_Kd)
         meta = ShardMeta("bench", unit.id, k, coder.teacher.vocab_size, MAX_LENGTH)
         writers.append(UnitWriter(files, meta))
         return writers[0]

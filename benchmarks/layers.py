@@ -23,14 +23,13 @@ from pathlib import Path
 
 from benchmarks.data import conditions
 from benchmarks.encode import MAX_LENGTH, real_windows, time_teacher
-from pipeline.coding.batch import Output
-from pipeline.coding.hidden import hidden_rows
-from pipeline.coding.lsp import LspCoder
+from pipeline.batch import hidden_rows
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
+from pipeline.encode import Coder, write_units
 from pipeline.solvers import nonneg_lasso
+from pipeline.targets.lsp import Lsp
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
-from pipeline.units import write_units
 from shards.files import StoreFiles
 from shards.manifest import PlannedUnit
 from shards.schema import ShardMeta
@@ -47,9 +46,12 @@ def main():
     config = EncodeConfig(layer=LAYERS, lam=LAM, top_n=TOP_N, max_length=MAX_LENGTH)
     with tempfile.TemporaryDirectory() as directory:
         warm_up, *runs = real_windows(tokenizer, special, 1)[: REPEATS + 1]
-        outputs = learn(teacher, warm_up[:TRAINING_WINDOWS], special)
-        together = LspCoder(teacher, outputs, config, special)
-        alone = [LspCoder(Teacher.load("bundled", o.layer), [o], config, special) for o in outputs]
+        learned = learn(teacher, warm_up[:TRAINING_WINDOWS], special)
+        together = Coder(teacher, [Lsp(config, teacher, *found) for found in learned], config, special)
+        alone = []
+        for layer, dictionary in learned:
+            cut = Teacher.load("bundled", layer)
+            alone.append(Coder(cut, [Lsp(config, cut, layer, dictionary)], config, special))
         measure(warm_up[:64], together, alone, Path(directory) / "warm-up")
         rows = [measure(run, together, alone, Path(directory) / f"run{i}") for i, run in enumerate(runs)]
     result = {
@@ -77,11 +79,11 @@ def spread(rows, name, ratio):
 
 
 def learn(teacher, windows, special):
-    """An Output for every layer, its atoms learned from these windows."""
+    """Pairs of every layer and its dictionary, learned from these windows."""
     hidden = hidden_rows(teacher, windows, len(windows), MAX_LENGTH, special, LAYERS)[0]
     settings, schedule = DictionarySettings(K, LAM, seed=0), LearningSchedule(epochs=1)
     return [
-        Output(layer, learn_dictionary(hidden_Nd, settings, schedule))
+        (layer, learn_dictionary(hidden_Nd, settings, schedule))
         for layer, hidden_Nd in zip(LAYERS, hidden, strict=True)
     ]
 
@@ -107,20 +109,20 @@ def measure(windows, together, alone, directory):
 def time_solvers(windows, coder):
     """Seconds of the solver on the hidden states of every layer, batch by batch; making these is not counted."""
     size, config, seconds = coder.config.batch_tokens // MAX_LENGTH, coder.config, 0.0
-    grams = [output.dictionary.atoms_Kd @ output.dictionary.atoms_Kd.T for output in coder.outputs]
+    grams = [output.dictionary.atoms_Kd @ output.dictionary.atoms_Kd.T for output in coder.targets]
     for start in range(0, len(windows), size):
         batch = windows[start : start + size]
         hidden = hidden_rows(coder.teacher, batch, size, MAX_LENGTH, coder.special_ids, LAYERS)[0]
         clock = time.perf_counter()
-        for hidden_Nd, output, gram_KK in zip(hidden, coder.outputs, grams, strict=True):
+        for hidden_Nd, output, gram_KK in zip(hidden, coder.targets, grams, strict=True):
             nonneg_lasso(hidden_Nd, output.dictionary.atoms_Kd, config.lam, gram_KK=gram_KK, tol=config.tolerance)
         seconds += time.perf_counter() - clock
     return seconds
 
 
 def time_encoding(windows, coder, directory):
-    """Seconds from windows to committed shards, one for every output of the coder."""
-    stores = [StoreFiles(directory / str(output.layer)) for output in coder.outputs]
+    """Seconds from windows to committed shards, one for every target of the coder."""
+    stores = [StoreFiles(directory / str(output.layer)) for output in coder.targets]
     for files in stores:
         files.units.mkdir(parents=True)
 

@@ -22,8 +22,8 @@ import numpy as np
 
 from benchmarks.data import conditions
 from benchmarks.stores import MAX_LENGTH, TOP_N, VOCABULARY, K, make_store, row_columns, write_unit
-from pipeline.coding.distributions import distributions
 from pipeline.solvers import Codes
+from pipeline.targets.distributions import distributions
 from shards.schema import BLOCK_TOKENS
 
 

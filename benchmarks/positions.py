@@ -30,14 +30,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from common.gains import cross_fitted_gain, gain, mass_by_group, shrunk_marginals
 from evaluation.inspection.lsps.positions import position_profiles
 from evaluation.inspection.lsps.sample import Sample
-from pipeline.coding.batch import Reading
-from pipeline.coding.distributions import distributions
-from pipeline.coding.hidden import hidden_rows
+from pipeline.batch import Reading, hidden_rows
 from pipeline.config import CENTERS, LearnConfig
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.dictionary.centering import HiddenSums
 from pipeline.job import load_teacher, teacher_job
 from pipeline.solvers import nonneg_lasso
+from pipeline.targets.distributions import distributions
 
 LAM, TOLERANCE, TOP_N = 0.05, 1e-3, 32
 WINDOWS_AT_ONCE, ROWS_AT_ONCE = 64, 16_384

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.data import conditions
 from benchmarks.stores import TOP_N, real_codes, row_columns, window_columns, write_store
-from pipeline.coding.distributions import distributions
+from pipeline.targets.distributions import distributions
 from shards.reader import Store
 
 

@@ -7,8 +7,8 @@ the 32 largest are kept. Left out: what is measured (pack, shard_bytes, shard_re
 import numpy as np
 
 from benchmarks.data import bench_file
-from pipeline.coding.distributions import distributions
 from pipeline.solvers import nonneg_lasso
+from pipeline.targets.distributions import distributions
 from shards.files import StoreFiles
 from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta

@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.data import conditions, data_file
-from pipeline.coding.hidden import hidden_rows
-from pipeline.coding.precision import total_variation
+from pipeline.batch import hidden_rows
 from pipeline.config import EncodeConfig
 from pipeline.corpus import open_corpus
 from pipeline.corpus.windows import packed_windows, tokenise
 from pipeline.dictionary import DictionarySettings, learn_dictionary
 from pipeline.dictionary.vectors import unit_length
+from pipeline.precision import total_variation
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.problem import objective
 from pipeline.teacher import Teacher, load_tokenizer, special_ids

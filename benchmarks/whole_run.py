@@ -40,9 +40,9 @@ from transformers import AutoModel, BertForMaskedLM
 from benchmarks.data import conditions, data_file, minilm_directory
 from benchmarks.official_step import StockStudent, online_targets, stock_head
 from benchmarks.student_step import loader_of
+from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
-from pipeline.encode import encode_lsp
 from shards.reader import Store
 from student.config import StudentConfig
 from student.encoders.build import encoder_config

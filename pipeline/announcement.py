@@ -2,23 +2,31 @@
 
     logger.info(announcement("encode-lsp", job, teacher, dictionary))
 
-Not handled here: what an encoding costs (estimate.py).
+Notes on stores of nearly the same settings, and warnings, follow it. Not handled here: what an encoding costs
+(estimate.py).
 """
 
-from collections.abc import Sequence
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common.errors import ShardError
 from common.text import settings_table
-from pipeline.coding.kept import LEAST_MASS, entries_kept, expected_mass
 from pipeline.config import DictionaryConfig
-from pipeline.job import Job
+from pipeline.job import Job, name_of_dtype
+from pipeline.targets.logits import PASSES
+from pipeline.targets.lsp import LEAST_MASS, entries_kept, expected_mass
+from shards.files import StoreFiles
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pipeline.dictionary import Dictionary
     from pipeline.teacher import Teacher
+
+logger = logging.getLogger(__name__)
 
 _SHOWN = ("corpus", "teacher", "tokenizer", "layer", "k", "lam", "dictionary_tokens", "dictionary", "top_n", "dry_run")
 
@@ -28,7 +36,7 @@ def announcement(
     job: Job,
     teacher: "Teacher | None" = None,
     dictionary: "Dictionary | None" = None,
-    lacking: "Sequence[Path]" = (),
+    lacking: Sequence[Path] = (),
 ) -> str:
     """The block of lines.
 
@@ -95,3 +103,80 @@ def _origin(config: Any, name: str) -> str:
 
 def _join(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+# -- notes and warnings ------------------------------------------------------------------------------------
+
+
+def mention_other_tolerance(stores: Path, target: Mapping) -> None:
+    """Log when a new store is about to be made next to one that differs in nothing but the solver's tolerance."""
+    if any(stores.glob(f"*-{target['target'][:12]}")):
+        return
+    wanted = {name: value for name, value in target["settings"].items() if name != "tolerance"}
+    for path in sorted(stores.glob("*/target.json")):
+        try:
+            found = dict(StoreFiles(path.parent).target()["settings"])
+        except ValueError:  # a damaged store does not concern this command
+            continue
+        tolerance = found.pop("tolerance", None)
+        if tolerance is not None and found == wanted:
+            logger.info(
+                "a new store: %s differs only in the solver's tolerance, %g instead of %g; --tolerance %g adds to it",
+                path.parent,
+                tolerance,
+                target["settings"]["tolerance"],
+                tolerance,
+            )
+
+
+def mention_kept_mass(config: Any, layer: int, dictionary: "Dictionary") -> None:
+    """Log how many entries of each token are kept, why, and which share of the mass they are expected to hold."""
+    kept, mass = entries_kept(config, dictionary), expected_mass(config, dictionary)
+    if config.solver == "nearest":
+        return
+    logger.info(
+        "layer %d, k %d: %s entries of each token are kept at most (%s), %s",
+        layer,
+        len(dictionary.atoms_Kd),
+        255 if kept == "all" else kept,
+        "by default" if config.top_n is None else f"--top-n {kept}",
+        "the share of the mass is not known before; --dry-run measures it"
+        if mass is None
+        else f"with {mass:.1%} of the mass, by the dictionary's held-out vectors",
+    )
+
+
+def point_to_other_dtypes(job: Job, teacher: "Teacher", kind: str) -> None:
+    """Log which stores of this teacher and text `--dtype auto` does not add to, since they have another dtype."""
+    if job.config.dtype != "auto":
+        return
+    passes = PASSES if getattr(job.config, "masked", False) else None
+    wanted = {"kind": kind, "teacher": teacher.fingerprint, "windowing": job.rules, "masked_passes": passes}
+    found: dict[str, Path] = {}
+    for path in sorted((job.config.output / "stores").glob("*/target.json")):
+        with suppress(ShardError):
+            settings = StoreFiles(path.parent).target()["settings"]
+            if all(settings.get(name) == value for name, value in wanted.items()) and "derived_from" not in settings:
+                found.setdefault(settings["dtype"], path.parent)
+    ours = name_of_dtype(teacher)
+    if ours not in found:
+        for dtype, store in found.items():
+            logger.info(
+                "the teacher computes in %s, so this is another store than %s, whose dtype is %s: --dtype %s "
+                "adds to that one",
+                ours,
+                store,
+                dtype,
+                dtype,
+            )
+
+
+def warn_of_empty_codes(report: Mapping, lam: float) -> None:
+    """Warn when most tokens of a store have an empty code."""
+    share = report["empty_codes"] / max(1, report["empty_codes"] + report["coded_tokens"])
+    if share > 0.5:
+        warnings.warn(
+            f"{share:.1%} of the tokens have an empty code at --lam {lam} and will carry no loss "
+            f"({report['store']}). Use a smaller one; 0.05 is usual.",
+            stacklevel=2,
+        )

@@ -2,7 +2,6 @@
 
 import math
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,11 +22,12 @@ CENTERS = ("none", "mean", "position")
 # Settings on which what is made does not depend, but for the last bits of `products` and the tolerance of the solver.
 HOW = ("retry_quarantine", "dry_run", "workers", "scheduler", "products", "solver_backend")
 BUNDLED_TEXT = ("bundled",)  # the demonstration's own text
+UNIT_TOKENS = 1_048_576  # of a unit, by default
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusConfig:
-    """Which text, how it is cut, and where results go."""
+class TextConfig:
+    """Which text is read, and where results go."""
 
     corpus: tuple[str, ...] = BUNDLED_TEXT
     """Files, globs or directories: text, .jsonl (both also .gz/.xz/.bz2/.zst), .parquet; on the Hub
@@ -44,66 +44,62 @@ class CorpusConfig:
     """Documents with fewer characters, white space at their ends apart, are left out."""
     keep_duplicates: bool = False
     """Keep documents whose text an earlier one has, character for character, in the same file or another."""
-    held_out_by: Literal["document", "file"] = "document"
-    """What is held out, one in a hundred, chosen by content: `document`, or `file`: whole files, at least one, so that
-    nothing is trained on of a book whose other parts are held out. `file` makes a plan and stores of its own."""
-    packing: Literal["packed", "pairs"] = "packed"
-    """`packed` fills each window with text, documents one after the other. `pairs`, as in the official code: two
-    lines of a document a window, [CLS] A [SEP] B [SEP]; for text of one sentence a line."""
-    max_length: int = 128
-    """Window length in tokens, special tokens included."""
-    max_tokens: int | None = None
-    """Stop at the window that reaches this many tokens; the whole corpus when not given."""
-    unit_tokens: int = 1_048_576
-    """About this many tokens make one unit, that is one shard. An interruption costs at most about a unit, and what
-    was read ahead of it."""
-    seed: int = 42
-    """Seed of the dictionary's sample and initialisation."""
     output: Path = Path("runs")
     """Directory for stores and dictionaries."""
 
     # Not settings:
-    without_effect: ClassVar[tuple[str, ...]] = ()  # settings that a command inherits and does not use
     recipe: ClassVar[str | None] = None  # that these settings come from; the command line sets it, and stores keep it
     origins: ClassVar[Mapping[str, str]] = {}  # setting to "flag" or its recipe; the command line sets it
 
     def __post_init__(self):
         check(self)
-        for name in self.without_effect:
-            if getattr(self, name) is not None:
-                flag = name.replace("_", "-")
-                warnings.warn(f"--{flag} has no effect here and will be gone in the next version.", stacklevel=3)
-        if self.max_length < 8:
-            raise ValueError(f"--max-length {self.max_length} is too short for [CLS] text [SEP]. Use 8 or more.")
         if self.min_characters < 0:
             raise ValueError(f"--min-characters must not be negative, found {self.min_characters}.")
-        for name in ("max_tokens", "unit_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be positive, found {value}.")
-        if self.seed is not None and self.seed < 0:
-            raise ValueError(f"--seed must not be negative, found {self.seed}.")
+        if (seed := getattr(self, "seed", 0)) < 0:
+            raise ValueError(f"--seed must not be negative, found {seed}.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerConfig(CorpusConfig):
+class TokenizerConfig(TextConfig):
     """Train a cased WordPiece tokenizer."""
 
     vocab_size: int = 8192
     """Entries, special tokens included. The tokenizer is saved in <output>/tokenizers/cased-<vocab-size>-<digits>; the
     digits depend on the corpus and the settings."""
 
-    # The ignored errors, here and below: what has no effect is None unless somebody gives it.
-    held_out_by: Literal["document", "file"] | None = None  # type: ignore[assignment]
-    packing: Literal["packed", "pairs"] | None = None  # type: ignore[assignment]
-    max_tokens: int | None = None
-    seed: int | None = None  # type: ignore[assignment]
-    without_effect = ("held_out_by", "packing", "max_tokens", "seed")
-
     def __post_init__(self):
         super().__post_init__()
         if self.vocab_size < 6:
             raise ValueError(f"--vocab-size must be at least 6, found {self.vocab_size}: five entries are special.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusConfig(TextConfig):
+    """Which text is encoded, and how it is cut."""
+
+    held_out_by: Literal["document", "file"] = "document"
+    """What is held out, one in a hundred, chosen by content: `document`, or `file`: whole files, at least one, so that
+    nothing is trained on of a book whose other parts are held out. `file` makes a plan and stores of its own."""
+    packing: Literal["packed", "pairs"] = "packed"
+    """`packed` fills each window with text, documents one after the other. `pairs`, as in the official code: two
+    lines of a document a window, [CLS] A [SEP] B [SEP]; for text of one sentence a line. A teacher that has token types
+    is told which sentence each token belongs to."""
+    max_length: int = 128
+    """Window length in tokens, special tokens included."""
+    max_tokens: int | None = None
+    """Stop at the window that reaches this many tokens; the whole corpus when not given."""
+    unit_tokens: int = UNIT_TOKENS
+    """About this many tokens make one unit, that is one shard. An interruption costs at most about a unit, and what
+    was read ahead of it."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.max_length < 8:
+            raise ValueError(f"--max-length {self.max_length} is too short for [CLS] text [SEP]. Use 8 or more.")
+        for name in ("max_tokens", "unit_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be positive, found {value}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,9 +144,6 @@ class EncodeIdsConfig(EncodingConfig, WorkersConfig):
     """Directory or Hub id of a tokenizer; `bundled` is the demonstration teacher's, and only the demonstration's own
     text has it by default."""
 
-    seed: int | None = None  # type: ignore[assignment]
-    without_effect = ("seed",)
-
     def __post_init__(self):
         super().__post_init__()
         object.__setattr__(self, "tokenizer", own_or_bundled("tokenizer", self.tokenizer, self.corpus))
@@ -167,14 +160,10 @@ class TeacherConfig(WorkersConfig):
     """Tokens in one forward pass of the teacher."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the teacher's forward pass; `auto` is float16 on a GPU, float32 elsewhere. Hidden states that
-    overflow float16 end the run: then give bfloat16 or float32. Each dtype makes stores of its own. Version 0.1 took
-    bfloat16 for `auto` on a GPU: give bfloat16 to add to a store that it made."""
+    overflow float16 end the run: then pass bfloat16 or float32. Each dtype makes stores of its own."""
     documents_apart: bool = False
     """Read each document of a packed window as if it stood alone: the teacher's attention stays within a document and
     positions begin anew with each, as under train-student's option of this name. Makes a store of its own."""
-    segments: Literal["auto", "never"] = "auto"
-    """With `--packing pairs`, which sentence each token belongs to: `auto` tells a teacher that has token types;
-    `never` gives type 0 to every token, as version 0.1 did, and adds to a store that it made."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`."""
     products: Literal["auto", "onednn", "torch"] = "auto"
@@ -212,9 +201,6 @@ class EncodeLogitsConfig(EncodingConfig, TeacherConfig):
     as long but for the head. By default the teacher reads the text unmasked, as in the official code. Makes a store of
     its own."""
 
-    seed: int | None = None  # type: ignore[assignment]
-    without_effect = ("seed",)
-
     def __post_init__(self):
         super().__post_init__()
         refuse_top_n(self.top_n)
@@ -238,6 +224,8 @@ class EncodeHiddenConfig(EncodingConfig, TeacherConfig):
     dictionary_tokens: int = 262_144
     """Hidden vectors in the sample for --quantise pq, drawn as for a dictionary with the same --seed; centroids are
     learned from the first 65,536."""
+    seed: int = 42
+    """Seed of that sample and of the centroids."""
     hidden: str | None = None
     """Directory or URL of a store of hidden states to quantise instead of reading text with a teacher. Settings of
     corpus and teacher come from that store."""
@@ -289,6 +277,8 @@ class DictionaryConfig(TeacherConfig):
     """Vectors between two updates of the atoms. By default it follows from the size of the sample: 400 for up to 51,200
     vectors, 2,048 from 262,144 on, and in between as many as make 128 updates a pass. On a small sample, small
     minibatches learn better atoms and take longer."""
+    seed: int = 42
+    """Seed of the dictionary's sample and initialisation."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -320,11 +310,11 @@ class LearnConfig(DictionaryConfig):
     """Learn a dictionary of LSP atoms from a teacher's hidden states, stored ones, or a file of vectors."""
 
     hidden: str | None = None
-    """A store of hidden states (encode-hidden), or a .npy file of vectors, to learn from instead. Of a store, a uniform
-    sample of --dictionary-tokens of its training documents; settings of corpus and teacher come from the store. Of a
-    .npy file of float16, float32 or float64 vectors (N, width) of any model or modality, every row, scaled to unit
-    length. The settings of teacher, layer and corpus are not used then, whether a flag or a recipe gives them: only
-    --k, --atoms, --lam, --dictionary-epochs, --dictionary-batch, --seed, --device and --output apply."""
+    """A store of hidden states (encode-hidden), or a .npy file of vectors, to learn from instead. From a store, a
+    uniform sample of --dictionary-tokens of its training documents is used; settings of corpus and teacher come from
+    the store. From a .npy file of float16, float32 or float64 vectors (N, width) of any model or modality, every row
+    is used, scaled to unit length; only --k, --atoms, --lam, --dictionary-epochs, --dictionary-batch, --seed, --device
+    and --output apply then, and other flags are refused."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -349,8 +339,8 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
     tolerance: float = 1e-4
     """Largest KKT violation that a code may keep, in units of a correlation; on a GPU less than 1e-4 is out of reach.
     At 1e-4 distributions differ from the exact ones by a total variation of 0.0006 on average, 0.012 at most; at 1e-3,
-    the default of earlier versions and of `nonneg_lasso` in Python, by 0.0067 and 0.10. A store of another tolerance is
-    another store. Not for `--solver fista`, which has no stopping test."""
+    the default of `nonneg_lasso` in Python, by 0.0067 and 0.10. A store of another tolerance is another store. Not for
+    `--solver fista`, which has no stopping test."""
     solver: Literal["cd", "fista", "nearest"] = "cd"
     """How tokens are coded: `cd` is coordinate descent to the optimum of equation 2, within --tolerance. `fista` is
     what the official code does: a fixed number of FISTA steps, whose codes are not optimal but smoother, with more

@@ -1,307 +1,561 @@
-"""The commands of stage A that encode a corpus: corpus, teacher, dictionaries, solver and shards joined.
+"""For each unit of the plan: read, teach, code, write. A unit becomes one committed shard of every store that lacks it.
 
-    report, = encode_lsp(EncodeConfig(layer=(10,)))
+    reports = encode(executor, stores, kind)
 
-Running a command again continues it: finished units are found by their records and left alone. An interruption costs
-the unit that is being written and the few batches that were ahead of it. Several layers, or several k, share one pass
-of the teacher and go to one store each. Left out: how a unit is encoded (units.py), what the stores of each kind need
-(kinds.py), the processes that may share the units (executors/).
+    read    the unit's windows -> blocks -> batches of one forward pass
+    teach   batches -> hidden states, one pass of the teacher for all targets
+    code    hidden states -> codes, by each target in turn (targets/ says what each does)
+    mend    batches at which one of these failed are tried again (failures.py)
+    finish  codes -> the columns of blocks
+    write   blocks -> a shard, which is committed at its end, in the caller's thread
+
+A target is one store in the making: for example a layer and a dictionary. What a target gets is, bit for bit, what it
+would get if it were the only one. (Only if the teacher raises in a layer deeper than a target's own does that target
+lose the window as well.) The stages are generators, each over the items of the one before, over all units without a
+pause between two. What runs at the same time is one table, `LAYOUTS`:
+
+- On a GPU teacher and solver (or the vocabulary's head) have a thread and a stream each. Hidden states and codes
+  stay on the device; a third stream makes distributions of the codes, which come to the host. Not run on a GPU yet.
+- On a CPU every kernel of teacher and solver uses all cores, so the two take turns in one thread; only work
+  that runs on one core or waits for the disk overlaps with them, reading ahead and writing behind.
+
+A document whose coding fails is quarantined: its windows keep their numbers but carry no entries, and its unit's record
+names it. A unit at which workers die twice is put aside until nothing else runs. Then ever smaller ranges of its
+windows are probed, until the windows that kill a worker are alone; the unit is encoded without them, and its record
+names their documents. Not handled here: one unit on several workers; threads and streams (overlap.py); processes
+(workers.py).
+
+Shapes: W windows, L window length, T tokens end to end, N coded tokens, d hidden width.
 """
 
 import logging
+import threading
 import time
-import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
-from common.errors import ShardError
+import numpy as np
+import torch
+
+from common.errors import EncodeError
 from common.progress import silent
-from pipeline.announcement import announcement
-from pipeline.codebooks import provide_codebook
-from pipeline.coding.batch import Output
-from pipeline.coding.coder import IdsCoder
-from pipeline.coding.kept import entries_kept, expected_mass
-from pipeline.coding.masked import PASSES
-from pipeline.config import (
-    HOW,
-    EncodeConfig,
-    EncodeHiddenConfig,
-    EncodeIdsConfig,
-    EncodeLogitsConfig,
-    plain,
-    with_absolute_paths,
-)
-from pipeline.estimate import estimate, estimate_lsp, likely_bytes, warn_of_disk
-from pipeline.executors import open_executor
-from pipeline.executors.base import Executor
-from pipeline.job import Job, check_teacher, load_teacher, scan_corpus, stored_job, teacher_job
-from pipeline.kinds import KINDS, Kind, name_of_dtype
-from pipeline.learn import load_dictionary, provide_dictionaries, wanted_dictionaries
-from pipeline.stored import FROM_STORE
-from pipeline.stores import TargetStore
-from pipeline.units import encode_missing
-from shards.files import StoreFiles
-from shards.schema import LOGITS_OCTAVES
+from pipeline.batch import UNIT_END, Batch, Block, Hidden, Reading, add_amounts, documents_of, make_batch
+from pipeline.config import TeacherConfig
+from pipeline.corpus import Window
+from pipeline.executor import KILLED, Context, Executor
+from pipeline.failures import REASON, TOO_LITTLE_MEMORY, find_killers, mend
+from pipeline.job import Job, check_same_teacher
+from pipeline.overlap import Stages, open_lane
+from pipeline.precision import Comparison
+from pipeline.stores import OpenStore, TargetStore, likely_bytes, warn_of_disk
+from pipeline.targets import CodedTarget, Target
+from shards.manifest import PlannedUnit, UnitRecord, differing, fingerprint
+from shards.schema import windows_per_block
+from shards.writer import UnitWriter
 
-if TYPE_CHECKING:
-    from pipeline.coding.quantise import Codebook
-    from pipeline.dictionary import Dictionary
-    from pipeline.teacher import Teacher
-
+Task: TypeAlias = tuple[PlannedUnit, Sequence[int]]  # a unit, and the numbers of the stores that want it
+Counts: TypeAlias = dict[int, tuple[int, Sequence[dict]]]  # by a store's number: tokens and quarantined documents
+# How many items each stage may have ready for the next; 0 means that both share a thread.
+LAYOUTS = {
+    "cpu": {"read": 4, "teach": 0, "code": 0, "mend": 0, "finish": 2},
+    "cuda": {"read": 4, "teach": 2, "code": 0, "mend": 2, "finish": 2},
+}
 logger = logging.getLogger(__name__)
 
 
-def encode_ids(config: EncodeIdsConfig, progress: Callable[..., None] = silent) -> list[dict]:
-    """Write a store of token ids only. Returns a list of one report dict, as `encode_lsp`."""
-    from pipeline.teacher import load_tokenizer
+def encode(executor: Executor, stores: Sequence[TargetStore], kind: type[Target]) -> list[dict]:
+    """Encode every unit of the plan that a store lacks. Returns the stores' reports.
 
-    assert config.tokenizer is not None, "a config has taken the bundled one"
-    job = scan_corpus(config, load_tokenizer(config.tokenizer), progress)
-    logger.info("%s", announcement("encode-ids", job))
-    if config.dry_run:
-        return [estimate(job, IdsCoder(), [KINDS["ids"].target(job, None, None)])]
-    store = make_store(job, "ids", None, None, {"encode-ids": select_settings(config)})
-    with open_executor(job) as executor:
-        return run(executor, [store], KINDS["ids"])
-
-
-def encode_logits(config: EncodeLogitsConfig, progress: Callable[..., None] = silent) -> list[dict]:
-    """Write a store of the teacher's vocabulary distributions. Returns a list of one report dict, as `encode_lsp`.
-
-    Raises  CorpusError, TeacherError, DeviceError, EncodeError, StoreError
-    """
-    from pipeline.coding.logits import LogitsCoder
-    from pipeline.teacher import check_documents_apart, check_reads_masks, load_tokenizer
-    from pipeline.teacher.masked_lm import MaskedLm
-
-    assert config.teacher is not None, "a config has taken the bundled one"
-    if config.documents_apart:
-        check_documents_apart(config.teacher)
-    if config.masked:
-        check_reads_masks(config.teacher)
-    # Loaded before the corpus is read, so that a teacher without a head is refused at once.
-    progress("load teacher", 0, None)
-    teacher = MaskedLm.load(config.teacher, dtype=config.dtype, device=config.device)
-    job = scan_corpus(config, load_tokenizer(config.teacher), progress)
-    check_teacher(job, teacher)
-    teacher.choose_products(config.products, config.batch_tokens)
-    logger.info("%s", announcement("encode-logits", job, teacher))
-    output = Output(teacher.layer, None)
-    if config.dry_run:
-        target = job.target({"top_n": config.top_n}, {}, teacher.vocabulary, LOGITS_OCTAVES)
-        return [estimate(job, LogitsCoder(teacher, [output], config, job.special_ids), [target])]
-    _point_to_other_dtypes(job, teacher, "logits")
-    store = make_store(job, "logits", teacher, output, {"encode-logits": select_settings(config)})
-    with open_executor(job, teacher) as executor:
-        return run(executor, [store], KINDS["logits"])
-
-
-def encode_hidden(config: EncodeHiddenConfig, progress: Callable[..., None] = silent) -> list[dict]:
-    """Write one store of the teacher's hidden states for every layer, or quantise those of the store config.hidden.
-
-    Returns  list of report dicts, layer by layer, as `encode_lsp`
-    Raises   as encode_lsp
-    """
-    from pipeline.coding.quantise import provisional_codebook
-
-    job = _open_job(config, progress)
-    config, teacher = job.config, load_teacher(job)
-    logger.info("%s", announcement("encode-hidden", job, teacher))
-    if config.dry_run:
-        outputs = [Output(layer, provisional_codebook(config, teacher.hidden_size)) for layer in config.layer]
-        targets = [KINDS["hidden"].target(job, teacher, output) for output in outputs]
-        return [estimate(job, KINDS["hidden"].make_coder(teacher, outputs, config, job.special_ids), targets)]
-    _point_to_other_dtypes(job, teacher, "hidden")
-    stores = []
-    with open_executor(job, teacher) as executor:
-        for layer in config.layer:
-            codebook = provide_codebook(executor, teacher, layer)
-            command = {"encode-hidden": select_settings(config) | {"layer": [layer]}}
-            stores.append(make_store(job, "hidden", teacher, Output(layer, codebook), command, codebook=codebook))
-        reports = run(executor, stores, KINDS["hidden"])
-    return [
-        report | {"layer": layer, "teacher": teacher.name} for report, layer in zip(reports, config.layer, strict=True)
-    ]
-
-
-def _open_job(config, progress):
-    """The Job of a command that reads text with a teacher, or the store that --hidden names."""
-    return teacher_job(config, progress) if config.hidden is None else stored_job(config, progress)
-
-
-def encode_lsp(config: EncodeConfig, progress: Callable[..., None] = silent) -> list[dict]:
-    """Encode the corpus into one LSP store for every layer and k, learning dictionaries where none is given.
-
-    progress  called with (stage, done, total, unit=..., **figures)
-    Returns   list of report dicts, layer by layer: store, finished_before, timing, the store's statistics
-    Raises    CorpusError, TeacherError, DeviceError, EncodeError, StoreError
-    """
-    job = _open_job(config, progress)
-    config, teacher = job.config, load_teacher(job)
-    given = None if config.dictionary is None else load_dictionary(config, config.dictionary, teacher)
-    wanted = [] if given else wanted_dictionaries(job, teacher)
-    lacking = [entry.directory for entry in wanted if not entry.directory.is_dir()]
-    logger.info("%s", announcement("encode-lsp", job, teacher, given, lacking))
-    if config.dry_run:
-        return [estimate_lsp(job, teacher, given)]
-    _point_to_other_dtypes(job, teacher, "lsp")
-    stores, facts = [], []
-    with open_executor(job, teacher) as executor:
-        if config.dictionary is not None:
-            sources = [(config.layer[0], str(config.dictionary))]
-        else:
-            reports = provide_dictionaries(executor, teacher)
-            sources = [(report["layer"], report["dictionary"]) for report in reports]
-        for layer, source in sources:
-            output = Output(layer, given or load_dictionary(config, source, teacher))
-            stores.append(make_lsp_store(job, teacher, output))
-            top_n = stores[-1].target["settings"]["top_n"]
-            facts.append({"layer": layer, "dictionary": source, "top_n": top_n, "teacher": teacher.name})
-        reports = run(executor, stores, KINDS["lsp"])
-    for report in reports:
-        _warn_of_empty_codes(report, config.lam)
-    return [report | fact for report, fact in zip(reports, facts, strict=True)]
-
-
-def make_lsp_store(job: Job, teacher: "Teacher", output: Output) -> TargetStore:
-    """The TargetStore of one layer and dictionary."""
-    command = select_settings(job.config) | {"layer": [output.layer], "k": [len(output.dictionary.atoms_Kd)]}
-    _mention_other_tolerance(job.config.output / "stores", KINDS["lsp"].target(job, teacher, output))
-    if job.config.dictionary is None:  # of a given one the announcement has said so
-        _mention_kept_mass(job.config, output)
-    return make_store(job, "lsp", teacher, output, {"encode-lsp": command}, output.dictionary)
-
-
-def make_store(
-    job: Job,
-    kind: str,
-    teacher: "Teacher | None",
-    output: Output | None,
-    command: dict,
-    dictionary: "Dictionary | None" = None,
-    codebook: "Codebook | None" = None,
-) -> TargetStore:
-    """The TargetStore of a kind; other arguments as of TargetStore and `Kind.describe`."""
-    name = KINDS[kind].describe(job, teacher, output).name
-    return TargetStore(job, name, KINDS[kind].target(job, teacher, output), command, dictionary, codebook)
-
-
-def select_settings(config: Any) -> dict:
-    """The settings of a command that a store keeps, so that the command can be given again from anywhere."""
-    left_out = {*HOW}
-    of_others = {"cd": {"solver", "solver_steps"}, "fista": {"tolerance"}, "nearest": {"tolerance", "solver_steps"}}
-    left_out |= of_others[config.solver] if hasattr(config, "solver") else set()
-    added_later = {"held_out_by": "document", "atoms": "learned", "masked": False}  # and what they were before
-    left_out |= {name for name, before in added_later.items() if getattr(config, name, before) == before}
-    left_out |= {name for name in ("hidden", "bytes", "codebook") if getattr(config, name, None) is None}
-    if getattr(config, "hidden", None) is not None:
-        left_out |= FROM_STORE
-    return {name: value for name, value in with_absolute_paths(plain(config)).items() if name not in left_out}
-
-
-def run(executor: Executor, stores: Sequence[TargetStore], kind: Kind) -> list[dict]:
-    """Encode every unit of the plan that a store wants. Returns the stores' reports.
-
-    kind  that of all the stores
+    kind  the class of targets that all the stores are made for
     """
     job, started = executor.job, time.perf_counter()
     tasks = [(unit, [n for n, store in enumerate(stores) if unit.id in store.wanted]) for unit in job.plan.units]
-    tasks = [(unit, outputs) for unit, outputs in tasks if outputs]
+    tasks = [(unit, wanting) for unit, wanting in tasks if wanting]
     shares = [likely_bytes(store.target) * len(store.wanted) / len(job.plan.units) for store in stores]
     warn_of_disk(job.config.output, sum(shares) * job.expected_tokens)
     begun = [0] * len(stores)  # tokens of the unit in flight that were shown block by block
 
-    def show(output, tokens, figures):
-        begun[output] += tokens
-        stores[output].done += tokens
+    def show(number, tokens, figures):
+        begun[number] += tokens
+        stores[number].done += tokens
         done = sum(store.done for store in stores) // len(stores)
         job.progress("encode", done, job.expected_tokens, **figures)
 
     job.progress("encode", sum(store.done for store in stores) // len(stores), job.expected_tokens)
     paths = [store.files.path for store in stores]
     for unit, counts, figures in encode_missing(executor, tasks, paths, kind, show):
-        for output, (tokens, quarantined) in counts.items():
-            stores[output].note(unit, tokens, quarantined)
-            if tokens > begun[output]:
-                show(output, tokens - begun[output], figures)
-            begun[output] = 0
+        for number, (tokens, quarantined) in counts.items():
+            stores[number].note(unit, tokens, quarantined)
+            if tokens > begun[number]:
+                show(number, tokens - begun[number], figures)
+            begun[number] = 0
     return [store.report(time.perf_counter() - started) for store in stores]
 
 
-# -- notes and warnings ------------------------------------------------------------------------------------
+def encode_missing(
+    executor: Executor,
+    tasks: Iterable[Task],
+    stores: Sequence[Path],
+    kind: type[Target],
+    report: Callable[..., None] = silent,
+) -> Iterator[tuple[PlannedUnit, Counts, dict[str, float]]]:
+    """Encode units, each for the stores that want it.
+
+    stores  directories of the stores, as every process that encodes sees them;  kind  as of `encode`
+    report  called as report(output, tokens, figures) after each block that is written in this process
+    Yields  a unit, its Counts and its figures of merit, as units end
+    Raises  as encode_lsp
+    """
+    units, number_of = executor.job.plan.units, {unit.id: i for i, unit in enumerate(executor.job.plan.units)}
+    encode = partial(encode_units, stores=tuple(stores), kind=kind)
+    items: Iterator[tuple] = ((number_of[unit.id], tuple(outputs), {}) for unit, outputs in tasks)
+    suspects = []
+    with closing(executor.map(encode, items, report=report)) as results:
+        for item, result in results:
+            if result is KILLED:
+                suspects.append(item)
+            else:
+                yield units[item[0]], *result
+    for number, outputs, _ in suspects:
+        for output in outputs:
+            yield units[number], *_encode_without_killers(executor, number, output, tuple(stores), kind)
 
 
-def _mention_other_tolerance(stores, target):
-    """Log when a new store is about to be made beside one that differs in nothing but the solver's tolerance."""
-    if any(stores.glob(f"*-{target['target'][:12]}")):
-        return
-    wanted = {name: value for name, value in target["settings"].items() if name != "tolerance"}
-    for path in sorted(stores.glob("*/target.json")):
-        try:
-            found = dict(StoreFiles(path.parent).target()["settings"])
-        except ValueError:  # a damaged store does not concern this command
-            continue
-        tolerance = found.pop("tolerance", None)
-        if tolerance is not None and found == wanted:
-            logger.info(
-                "a new store: %s differs only in the solver's tolerance, %g instead of %g; "
-                "--tolerance %g goes on with it",
-                path.parent,
-                tolerance,
-                target["settings"]["tolerance"],
-                tolerance,
-            )
-
-
-def _mention_kept_mass(config, output):
-    """Log how many entries of each token are kept, why, and which share of the mass they are expected to hold."""
-    kept, mass = entries_kept(config, output.dictionary), expected_mass(config, output.dictionary)
-    if config.solver == "nearest":
-        return
-    logger.info(
-        "layer %d, k %d: %s entries of each token are kept at most (%s), %s",
-        output.layer,
-        len(output.dictionary.atoms_Kd),
-        255 if kept == "all" else kept,
-        "by default" if config.top_n is None else f"--top-n {kept}",
-        "the share of the mass is not known before; --dry-run measures it"
-        if mass is None
-        else f"with {mass:.1%} of the mass, by the dictionary's held-out vectors",
+def _encode_without_killers(executor, number, output, stores, kind):
+    """Encode a unit for one store without the windows that kill workers. Returns what `encode_units` yields."""
+    unit = executor.job.plan.units[number]
+    where = f"records {unit.start} to {unit.stop - 1} of {unit.source}"
+    logger.info("workers died at %s: looking for the windows that kill them", where)
+    ((_, windows),) = executor.map(count_windows, [(number,)])
+    if windows is KILLED:
+        raise EncodeError(f"workers die when they read {where}: nothing of it can be encoded. Leave it out.")
+    probe = partial(probe_windows, stores=stores, kind=kind)
+    killers = find_killers(
+        lambda first, stop, trials: executor.survives(probe, (number, first, stop, output), trials),
+        windows,
+        executor.job.progress,
     )
-
-
-def _point_to_other_dtypes(job, teacher, kind):
-    """Log which stores of this teacher and text `--dtype auto` does not add to, since they have another dtype."""
-    if job.config.dtype != "auto":
-        return
-    passes = PASSES if getattr(job.config, "masked", False) else None
-    wanted = {"kind": kind, "teacher": teacher.fingerprint, "windowing": job.rules, "masked_passes": passes}
-    found: dict[str, Path] = {}
-    for path in sorted((job.config.output / "stores").glob("*/target.json")):
-        with suppress(ShardError):
-            settings = StoreFiles(path.parent).target()["settings"]
-            if all(settings.get(name) == value for name, value in wanted.items()) and "derived_from" not in settings:
-                found.setdefault(settings["dtype"], path.parent)
-    ours = name_of_dtype(teacher)
-    if ours not in found:
-        for dtype, store in found.items():
-            logger.info(
-                "the teacher computes in %s, so this is another store than %s, whose dtype is %s: --dtype %s "
-                "adds to that one",
-                ours,
-                store,
-                dtype,
-                dtype,
-            )
-
-
-def _warn_of_empty_codes(report, lam):
-    share = report["empty_codes"] / max(1, report["empty_codes"] + report["coded_tokens"])
-    if share > 0.5:
-        warnings.warn(
-            f"{share:.1%} of the tokens have an empty code at --lam {lam} and will carry no loss "
-            f"({report['store']}). Use a smaller one; 0.05 is usual.",
-            stacklevel=2,
+    encode = partial(encode_units, stores=stores, kind=kind)
+    ((_, result),) = executor.map(encode, [(number, (output,), dict.fromkeys(killers, REASON))])
+    if result is KILLED:
+        raise EncodeError(
+            f"workers die at {where}, also without the {len(killers)} windows that kill one alone. {TOO_LITTLE_MEMORY}"
         )
+    return result
+
+
+# -- one item of the work, in any process ------------------------------------------------------------------
+
+
+def encode_units(
+    context: Context,
+    items: Iterable[tuple[int, Sequence[int], Mapping[int, str]]],
+    *,
+    stores: Sequence[Path],
+    kind: type[Target],
+) -> Generator[tuple[Counts, dict[str, float]], None, None]:
+    """Encode what stores still lack of units.
+
+    items   triples of a unit's number, the numbers of the stores that want it, and its windows that are known to fail
+            with the reason
+    stores  directories;  kind  as of `encode`
+    Yields  the Counts of a unit and its figures of merit
+    """
+    items, units = list(items), context.job.plan.units
+    if not items:
+        return
+    opened, coder = _open(context, stores, kind)
+    # An item may have been encoded before: by a worker that died before it could say so, or by another command.
+    found = [{output: opened[output].finished(units[number]) for output in outputs} for number, outputs, _ in items]
+    lacking = [[output for output, record in records.items() if record is None] for records in found]
+    figures: dict[str, float] = {}
+
+    def note_block(block, writer):
+        figures.update(_figures_of_merit(writer.statistics))
+        context.report(block.output, block.tokens, _figures_of_merit(writer.statistics))
+
+    written = write_units(
+        [(units[number], outputs) for (number, *_), outputs in zip(items, lacking, strict=True) if outputs],
+        context.windows,
+        coder,
+        context.job.config.max_length,
+        lambda unit, output: opened[output].writer(unit, coder.environment),
+        note_block,
+        {units[number].id: context.job.known_failures(units[number]) | failed for number, _, failed in items},
+    )
+    with closing(written):
+        for outputs in lacking:
+            records = found.pop(0)
+            if outputs:
+                records |= next(written)
+            yield {output: (record.tokens, record.quarantined) for output, record in records.items()}, dict(figures)
+            figures.clear()
+        for _ in written:  # what a stage raises while it is closed comes at the end
+            pass
+
+
+def count_windows(context: Context, items: Iterable[tuple[int]]) -> Generator[int, None, None]:
+    """How many windows a unit has; items are tuples of its number."""
+    for (number,) in items:
+        yield len(_keep_windows(context, number))
+
+
+def probe_windows(
+    context: Context, items: Iterable[tuple[int, int, int, int]], *, stores: Sequence[Path], kind: type[Target]
+) -> Generator[None, None, None]:
+    """Code ranges of units' windows and keep nothing: all that matters is whether this process survives it.
+
+    items   (number of a unit, first and stop of the range, number of the store that they are coded for)
+    """
+    for number, first, stop, output in items:
+        _, coder = _open(context, stores, kind)
+        try:
+            windows = _keep_windows(context, number)[first:stop]
+            found: Iterable[Any] = [[Block.of(windows, output)]] if windows else []
+            for _, stage in coder.stages():
+                found = stage(found)
+            for _ in found:
+                pass
+        except Exception:
+            logger.debug("raises, and so does not kill", exc_info=True)
+        yield None
+
+
+def _open(context, stores, kind):
+    """OpenStores of the directories and the coder for them, kept for the next item."""
+    return context.keep("coder", partial(open_coder, context, stores, kind), (stores, kind))
+
+
+def open_coder(
+    context: Context, stores: Sequence[Path], kind: type[Target]
+) -> "tuple[list[OpenStore], Coder | IdsCoder]":
+    """OpenStores of the directories, and a coder with a target for each, in any process that encodes.
+
+    Raises  EncodeError when the stores were made with another teacher or other settings; StoreError when a store holds
+            another dictionary or codebook than its target names
+    """
+    job, opened = context.job, [OpenStore(context.job, path) for path in stores]
+    teacher = context.keep("teacher", partial(kind.load_teacher, job))
+    targets: list[Any] = []
+    for store in opened:
+        found = store.target["settings"]
+        if teacher is not None:
+            check_same_teacher(teacher, found["teacher"], found["dtype"])
+        targets.append(kind.open(job, teacher, store.files, found))
+        given = targets[-1].record(job).settings
+        if fingerprint(given) != fingerprint(found):
+            raise EncodeError(
+                f"{store.files.path} was made with other settings than those of this command: "
+                f"{differing(found, given)}. Give the settings of the store, or another --output."
+            )
+    return opened, make_coder(teacher, targets, job)
+
+
+def _keep_windows(context, number):
+    """List of a unit's windows, kept until another unit's are asked for."""
+    unit = context.job.plan.units[number]
+    return context.keep("windows", lambda: list(context.windows(unit)), unit.id)
+
+
+def _figures_of_merit(statistics):
+    """The figures beside the progress bar, from the sums of the unit in flight."""
+    coded = statistics.get("coded_tokens")
+    if not coded:
+        return {}
+    if "entries" not in statistics:
+        return {"cosine": statistics["cosine"] / coded}
+    return {"nnz": statistics["entries"] / coded, "mass_kept": statistics["kept_mass"] / coded}
+
+
+# -- read, code, write -------------------------------------------------------------------------------------
+
+
+def write_units(
+    tasks: Iterable[Task],
+    windows_of: Callable[[PlannedUnit], Iterator[Window]],
+    coder: "Coder | IdsCoder",
+    max_length: int,
+    open_writer: Callable[[PlannedUnit, int], AbstractContextManager[UnitWriter]],
+    after_block: Callable[[Block, UnitWriter], None] = silent,
+    failed: Mapping[str, Mapping[int, str]] | None = None,
+) -> Generator[dict[int, UnitRecord], None, None]:
+    """Read, code and write units in overlapping stages; the bytes do not depend on what overlaps.
+
+    windows_of   function from a unit to its windows
+    open_writer  function from a unit and the number of a target to a context manager that gives a UnitWriter and
+                 commits at its end
+    after_block  called with each Block and its UnitWriter once it is written
+    failed       by the id of a unit: its windows that are known to fail, with the reason
+    Yields       for each unit once it is committed, a dict of its targets' numbers to their records
+    Raises       what any of these raises, as it is; the units before it are committed
+    """
+    with Stages() as stages:
+        items = _read_blocks(tasks, windows_of, max_length, failed or {})
+        for name, stage in coder.stages():
+            items = stages.ahead(stage(items), coder.layout[name])
+        for unit, outputs in tasks:
+            with ExitStack() as commits:
+                writers = {output: commits.enter_context(open_writer(unit, output)) for output in outputs}
+                for block in _blocks_of_unit(items):
+                    writer = writers[block.output]
+                    _note_failed(writer.quarantined, block, unit, writer.windows)
+                    writer.write_block(**block.columns)
+                    block.add_to(writer.statistics, writer.environment, writer.sums)
+                    after_block(block, writer)
+            yield {output: writer.record for output, writer in writers.items()}
+
+
+def _read_blocks(tasks, windows_of, max_length, failed):
+    """Lists of Blocks with the ids alone, one for every target, and UNIT_END after those of each unit."""
+    for unit, outputs in tasks:
+        windows, first, known = windows_of(unit), 0, failed.get(unit.id, {})
+        while chunk := list(islice(windows, windows_per_block(max_length))):
+            stop = first + len(chunk)
+            here = {window - first: reason for window, reason in known.items() if first <= window < stop}
+            yield [Block.of(chunk, output, here) for output in outputs]
+            first = stop
+        yield UNIT_END
+
+
+def _blocks_of_unit(items):
+    for item in items:
+        if item is UNIT_END:
+            return
+        yield item
+    raise AssertionError("the stages ended inside a unit")  # it must not be committed
+
+
+def _note_failed(quarantined, block, unit, first_window):
+    """Name the documents in the windows that failed, each once in a unit."""
+    known = {entry["record"]: entry for entry in quarantined}
+    begins = np.cumsum(block.columns["lengths"]) - block.columns["lengths"]
+    windows = np.searchsorted(begins, block.columns["run_starts"], side="right") - 1
+    for window, reason in sorted(block.failed.items()):
+        for record in block.columns["run_records"][windows == window]:
+            number = unit.start + int(record)
+            if number not in known:
+                known[number] = {"record": number, "source": unit.source, "windows": [], "reason": reason}
+                quarantined.append(known[number])
+            known[number]["windows"].append(first_window + window)
+
+
+def make_coder(teacher: Any, targets: Sequence[Any], job: Job) -> "Coder | IdsCoder":
+    """The coder for some targets of one class, which blocks name by their number."""
+    return IdsCoder() if teacher is None else Coder(teacher, targets, job.config, job.special_ids)
+
+
+class IdsCoder:
+    """Blocks keep their ids and get nothing else."""
+
+    layout = {"read": 2}
+    environment: dict = {}
+
+    def stages(self) -> tuple:
+        return (("read", lambda items: (item if item is UNIT_END else item[0] for item in items)),)
+
+
+class Coder:
+    """Read, teach, code, mend and finish: the stages from blocks of ids to blocks with the columns of a target.
+
+    targets       those that blocks name by their number; none deeper than the teacher is cut
+    most_windows  of a forward pass; fewer once the device had too little memory
+
+    For one chain of stages at a time. A stage marks a batch with the error that it meets and continues; `mend` says
+    what follows. Windows that are known to fail from the start never reach the teacher.
+    """
+
+    def __init__(self, teacher: Any, targets: Sequence[CodedTarget], config: TeacherConfig, special_ids: dict):
+        self.teacher, self.targets, self.config, self.special_ids = teacher, targets, config, special_ids
+        self._reading = Reading.of(config, teacher)
+        self._on_gpu = teacher.device.type == "cuda"
+        self.layout = LAYOUTS[teacher.device.type]
+        self.environment = {"device": str(teacher.device), **_library_versions()}
+        if teacher.products:
+            self.environment["products"] = dict(teacher.products)
+        for target in targets:
+            target.prepare()
+            self.environment |= target.environment
+        self._lanes = {stage: open_lane(teacher.device) for stage in ("teach", "code", "finish")}
+        self._teaching, self._coding = threading.Lock(), threading.Lock()  # `mend` does both, in its own thread
+        self.most_windows = max(1, config.batch_tokens // config.max_length)
+        self._comparison = Comparison(self)
+
+    def stages(self) -> tuple:
+        """Pairs of a stage's name and its generator; the first takes lists of blocks with their ids."""
+        return (
+            ("read", self.read),
+            ("teach", self.teach),
+            ("code", self.code),
+            ("mend", self.mend),
+            ("finish", self.finish),
+        )
+
+    # -- read ----------------------------------------------------------------------------------------------
+
+    def read(self, items: Iterable) -> Iterator:
+        """Lists of the blocks of one text, one per target, to batches of all of them."""
+        begins_unit = True
+        for blocks in items:
+            if blocks is UNIT_END:
+                yield blocks
+                begins_unit = True
+                continue
+            size, windows = self.most_windows, len(blocks[0].columns["lengths"])
+            for block in blocks:
+                block.batches = -(-windows // size)
+            for start in range(0, windows, size):
+                batch = self.cut(blocks[0], start, min(start + size, windows), size)
+                batch.blocks, batch.first = blocks, start
+                batch.compared, begins_unit = self._comparison.wanted and begins_unit, False
+                yield batch.without_known_failures()
+
+    def cut(self, block: Block, start: int, stop: int, size: int) -> Batch:
+        """The Batch of a block's windows from `start` to `stop`, filled up to `size` windows."""
+        columns = block.columns
+        ends_W = np.cumsum(columns["lengths"])
+        tokens = slice(ends_W[start] - columns["lengths"][start], ends_W[stop - 1])
+        documents_t = documents_of(columns)[tokens] if self._reading.documents_apart else None
+        batch = make_batch(
+            columns["ids"][tokens],
+            columns["lengths"][start:stop],
+            size,
+            self.config.max_length,
+            self.special_ids,
+            self._on_gpu,
+            documents_t,
+            self._reading.segments,
+        )
+        if block.number_W is not None:
+            batch.rows_Nd = self.teacher.read(batch, block.number_W[start:stop])
+        return batch
+
+    # -- teach ---------------------------------------------------------------------------------------------
+
+    def teach(self, batches: Iterable) -> Iterator:
+        """Batches to one for every block of theirs, with its hidden states or the error that the teacher met.
+
+        One that is larger than `most_windows`, which fell since it was read, is passed on without either.
+        """
+        for batch in batches:
+            if batch is UNIT_END:
+                yield batch
+                continue
+            alone = [replace(batch, blocks=[block], marks={}, sharing=len(batch.blocks)) for block in batch.blocks]
+            try:
+                if not batch.idle and len(batch.ids_WL) <= self.most_windows:
+                    self._teach(alone)
+            except Exception as error:
+                for one in alone:
+                    one.error = error
+            while alone:
+                yield alone.pop(0)
+
+    def _teach(self, batches):
+        """Give batches of the same windows, each for another target, their hidden states."""
+        with self._teaching, self._lanes["teach"] as lane:
+            begin = lane.mark()
+            found = self.states(self.teacher, batches[0], [batch.block.output for batch in batches])
+            end = lane.mark()
+        for batch, hidden in zip(batches, found, strict=True):
+            batch.hidden, batch.marks["teacher"] = hidden, (begin, end)
+
+    def states(self, teacher: Any, batch: Batch, numbers: Sequence[int]) -> list[Hidden]:
+        """The hidden states of a batch's coded tokens that the targets of these numbers code, from one pass."""
+        targets = [self.targets[number] for number in numbers]
+        return targets[0].states(teacher, batch, targets)
+
+    # -- code ---------------------------------------------------------------------------------------------
+
+    def code(self, batches: Iterable) -> Iterator:
+        """Batches with their codes, without the hidden states, or with the error that the target met."""
+        for batch in batches:
+            if batch is not UNIT_END and batch.hidden is not None:
+                try:
+                    self._code(batch)
+                except Exception as error:
+                    batch.error = error
+            yield batch
+
+    @torch.inference_mode()
+    def _code(self, batch):
+        target = self.targets[batch.block.output]
+        hidden, batch.hidden = batch.hidden, None
+        with self._coding, self._lanes["code"] as lane:
+            lane.after(batch.marks["teacher"][1], hidden.rows_Nd, hidden.not_finite)
+            hidden.check(self.teacher)  # waits for the teacher, but the teacher's thread goes on
+            begin = lane.mark()
+            batch.codes = target.code(hidden.rows_Nd)
+            batch.marks[target.work] = begin, lane.mark()
+        return batch
+
+    # -- mend ----------------------------------------------------------------------------------------------
+
+    def mend(self, batches: Iterable) -> Iterator:
+        """Batches with their codes, whatever failed (failures.py); the first of a unit is compared with float32."""
+        for batch in mend(self, batches):
+            if batch is not UNIT_END and batch.compared:
+                self._comparison.compare(batch)
+            yield batch
+
+    def code_again(self, batch: Batch) -> Batch:
+        """The batch with its codes, from a pass of the teacher of its own."""
+        batch.sharing = 1
+        self._teach([batch])
+        return self._code(batch)
+
+    @contextmanager
+    def alone_on_device(self) -> Iterator[None]:
+        """Keep teacher and solver to this thread, for work on the solver's lane."""
+        with self._teaching, self._coding, self._lanes["code"]:
+            yield
+
+    # -- finish --------------------------------------------------------------------------------------------
+
+    def finish(self, batches: Iterable) -> Iterator:
+        """Blocks with all their columns, each when its last batch is done."""
+        for batch in batches:
+            if batch is UNIT_END:
+                yield batch
+                continue
+            block = batch.block
+            block.parts.append(self._finish(batch))
+            if len(block.parts) == block.batches:
+                names = {name: None for part in block.parts for name in part}
+                block.columns |= {name: _join(block.parts, name) for name in names}
+                yield block
+
+    def _finish(self, batch):
+        target = self.targets[batch.block.output]
+        if batch.codes is None:  # none of its windows can be coded
+            return target.columns(None, batch)
+        with self._lanes["finish"] as lane:
+            lane.after(batch.marks[target.work][1], *target.tensors(batch.codes))
+            seconds = {name: lane.seconds(*marks) for name, marks in batch.marks.items()}
+            clock = time.perf_counter()
+            columns = target.columns(batch.codes, batch)
+            seconds["distributions"] = time.perf_counter() - clock
+        seconds["teacher"] /= batch.sharing
+        add_amounts(batch.block.seconds, {f"{name}_seconds": amount for name, amount in seconds.items()})
+        return columns
+
+
+def _join(parts, name):
+    """A column of a block; parts without entries may lack one."""
+    return np.concatenate([part[name] for part in parts if name in part])
+
+
+def _library_versions():
+    import numba
+    import transformers
+
+    return {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "numba": numba.__version__,
+        "threads": torch.get_num_threads(),
+    }

@@ -11,31 +11,27 @@ Left out: the encoding (encode.py).
 Shapes: K atoms, N vectors, d hidden width.
 """
 
-import shutil
 import tempfile
 import time
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.coding.batch import Output, Reading
-from pipeline.coding.coder import IdsCoder, TeacherCoder
-from pipeline.coding.hidden import hidden_rows
-from pipeline.coding.kept import entries_kept
-from pipeline.coding.lsp import LspCoder
+from pipeline.batch import Reading, hidden_rows
 from pipeline.corpus.windows import packed_tokens
 from pipeline.dictionary.centering import HiddenSums
+from pipeline.encode import make_coder, write_units
 from pipeline.job import Job
 from pipeline.learn import wanted_dictionaries
 from pipeline.plan import HELD_OUT_SHARE
-from pipeline.units import write_units
+from pipeline.stores import free_bytes
+from pipeline.targets.lsp import Lsp
 from shards.files import StoreFiles
-from shards.schema import BLOCK_TOKENS, HiddenLayout, ShardMeta, ids_dtype, index_bits
+from shards.schema import BLOCK_TOKENS, ShardMeta
 from shards.writer import UnitWriter
 
 if TYPE_CHECKING:
@@ -51,20 +47,20 @@ VECTORS_AN_ATOM = 4  # from which a provisional dictionary is learned
 SIZES = np.linspace(0.9, 1.1, 21)  # of units, around the mean that is known of them
 MEMBER_BYTES = 900  # of a column's tar header, array header and padding
 IDS_COLUMNS, LSP_COLUMNS = 4, 9  # of a block
-USUAL_ENTRIES = 30  # of a token, whatever n is: more than real codes keep at the usual penalty
-FISTA_ENTRIES = 75  # the same for codes of 100 FISTA steps
 
 
-def estimate(job: Job, coder: IdsCoder | TeacherCoder, targets: Sequence[Mapping]) -> dict:
-    """Encode parts of the plan into temporary stores, one for every output of the coder, and extrapolate.
+def estimate(job: Job, teacher: Any, targets: Sequence[Any]) -> dict:
+    """Encode parts of the plan into temporary stores, one for every target, and extrapolate.
 
-    targets  contents of target.json
+    targets  of one class of targets/
     Returns  dict that JSON can hold: units, tokens, bytes (of all stores), bytes_per_token (of one),
              tokens_per_second, slowest and fastest: the same of single parts, seconds, measured_tokens,
              teacher_seconds and solver_seconds a token, disk_free,
              kept (of stores with targets: entries kept and share of the mass that they hold, one pair for each store)
     """
-    parts = _measure(job, coder, targets)
+    coder = make_coder(teacher, targets, job)
+    contents = [job.target(*target.record(job)[1:]) for target in targets]
+    parts = _measure(job, coder, contents)
     total, measured = tokens_by_sample(job), sum(records[0].tokens for records, _ in parts)
     # A forward pass takes as long for one window as for all that it has room for, and a unit ends with the rest.
     room = getattr(coder, "most_windows", 1)
@@ -93,7 +89,7 @@ def estimate(job: Job, coder: IdsCoder | TeacherCoder, targets: Sequence[Mapping
         "corpus": job.describe_corpus(),
         "kept": [
             (target["settings"]["top_n"], _total(records, "kept_mass") / max(1, _total(records, "coded_tokens")))
-            for target, records in zip(targets, of_stores, strict=True)
+            for target, records in zip(contents, of_stores, strict=True)
             if "kept_mass" in records[0].statistics
         ],
         **busy,
@@ -133,24 +129,19 @@ def estimate_lsp(job: Job, teacher: "Teacher", given: "Dictionary | None" = None
     from pipeline.dictionary import Dictionary
     from pipeline.dictionary.learning import CLUSTER_ITERATIONS
 
-    config, outputs = job.config, []
+    config, targets = job.config, []
     wanted = [] if given else wanted_dictionaries(job, teacher)
     lacking = [entry for entry in wanted if not entry.directory.is_dir()]
     if given:
-        outputs.append(Output(config.layer[0], given))
+        targets.append(Lsp(config, teacher, config.layer[0], given))
     for entry in wanted:
         made_up = entry in lacking
         dictionary = _learn_provisional(job, teacher, entry) if made_up else Dictionary.load(entry.directory)
-        outputs.append(Output(entry.layer, dictionary))
-    targets = [
-        job.target({"top_n": entries_kept(config, output.dictionary)}, {}, len(output.dictionary.atoms_Kd))
-        for output in outputs
-    ]
-    coder = LspCoder(teacher, outputs, config, job.special_ids)
-    found = estimate(job, coder, targets)
+        targets.append(Lsp(config, teacher, entry.layer, dictionary))
+    found = estimate(job, teacher, targets)
     tokens = min(config.dictionary_tokens, found["tokens"])
     passes = {"learned": config.dictionary_epochs * LEARNING_COST, "clusters": CLUSTER_ITERATIONS, "sampled": 0}
-    visits = tokens * passes[config.atoms] * len(lacking) / len(outputs)
+    visits = tokens * passes[config.atoms] * len(lacking) / len(targets)
     learning = visits * found["solver_seconds"] + (tokens * found["teacher_seconds"] if lacking else 0)
     return found | {"lacking": len(lacking), "learning_seconds": learning}
 
@@ -203,38 +194,6 @@ def tokens_by_sample(job: Job) -> int:
     specials = job.config.max_length / (job.config.max_length - 2)
     found = round(job.plan.corpus["bytes"] * specials * tokens / max(1, size))
     return min(found, job.config.max_tokens or found)
-
-
-def warn_of_disk(output: str | Path, needed: float) -> None:
-    """Warn when about so many bytes will not fit; the encoding begins all the same."""
-    free = free_bytes(output)
-    if needed > free:
-        warnings.warn(
-            f"about {needed / 1e9:,.1f} GB are to be written under {output}, where {free / 1e9:,.1f} GB are free. "
-            "A full disk loses nothing: the same command goes on once there is room. --dry-run measures it.",
-            stacklevel=2,
-        )
-
-
-def free_bytes(path: str | Path) -> int:
-    """Free bytes of the disk that a path is on, or will be on."""
-    path = Path(path).absolute()
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free
-
-
-def likely_bytes(target: Mapping) -> float:
-    """Bytes of a token in a store, rather too many than too few."""
-    size = 2 if ids_dtype(target["vocab_size"]) == "uint16" else 4
-    if layout := HiddenLayout.of_settings(target["settings"]):
-        return size + layout.bytes + (4 if layout.quantise == "int8" else 1)
-    if not target["k"]:
-        return size
-    kept = target["settings"].get("top_n", "all")
-    usual = USUAL_ENTRIES if target["settings"].get("kind") == "lsp" else 255
-    usual = FISTA_ENTRIES if "solver" in target["settings"] else usual
-    return size + 2 + (usual if kept == "all" else min(kept, usual)) * (index_bits(target["k"]) / 8 + 1)
 
 
 def _measure(job, coder, targets):

@@ -97,7 +97,7 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
         "processor": processor.to_dict(),
         "layer": config.layer,
         "images": [file_sha256(file) for file in files],
-    } | ({"turned": turned} if turned else {})  # earlier versions read these as they lie in the file
+    } | ({"turned": turned} if turned else {})  # left out otherwise, so that vectors keep their names
     name = f"{Path(str(config.teacher)).name}-l{config.layer}"
     place = named_by_content(config.output / "vectors", name, fingerprint(request))
     finished_before = place.is_dir()

@@ -4,7 +4,7 @@
     job.plan.units, job.windows(unit), job.target(settings, lineage, k)
 
 A Job is never changed, and can be sent to other processes. A command makes one, with `scan_corpus` or `teacher_job`.
-Left out: dictionaries (learn.py), encoding (units.py), who does the work (executors/).
+Not handled here: dictionaries (learn.py), encoding (encode.py), who does the work (workers.py).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -116,7 +116,7 @@ class Job:
         return min(estimate, self.config.max_tokens or estimate)
 
     def target(self, settings: dict, lineage: dict, k: int, octaves: int = LSP_OCTAVES) -> dict:
-        """The content of target.json; arguments as the fields of kinds.Description."""
+        """The content of target.json; arguments as the fields of stores.Record."""
         return {
             "target": fingerprint(settings),
             "settings": settings,
@@ -137,6 +137,11 @@ class Job:
     def known_failures(self, unit: PlannedUnit) -> dict[int, str]:
         """The windows of a unit that cannot be coded, by their number in it, with the reason."""
         return {} if self.stored is None else self.stored.failures(unit)
+
+
+def open_job(config: Any, progress: Callable[..., None]) -> Job:
+    """The Job of a command that reads text with a teacher, or the store that --hidden names."""
+    return teacher_job(config, progress) if config.hidden is None else stored_job(config, progress)
 
 
 def stored_job(config: Any, progress: Callable[..., None]) -> Job:
@@ -166,7 +171,7 @@ def scan_corpus(config: CorpusConfig, tokenizer: "PreTrainedTokenizerFast", prog
     )
     sources = open_sources(config)
     stamps = {source.name: source.stamp() for source in sources}
-    settings = [getattr(config, field.name) for field in fields(CorpusConfig) if field.name not in ("seed", "output")]
+    settings = [getattr(config, field.name) for field in fields(CorpusConfig) if field.name != "output"]
     asked = fingerprint(rules), repr(settings), repr(stamps), repr([source.identity() for source in sources])
     plan = _scanned.get(asked)
     if plan is None:
@@ -218,9 +223,14 @@ def load_teacher(job: Job) -> "Teacher":
     return teacher
 
 
+def name_of_dtype(teacher: Any) -> str:
+    """How settings spell the precision that a teacher computes in."""
+    return str(teacher.dtype).removeprefix("torch.")
+
+
 def check_same_teacher(teacher: Any, fingerprint: str, dtype: str) -> None:
     """Raise EncodeError if a teacher is not the one, in the precision, that the work was planned for."""
-    found = str(teacher.dtype).removeprefix("torch.")
+    found = name_of_dtype(teacher)
     if (teacher.fingerprint, found) != (fingerprint, dtype):
         what = f"computes in {found}, not {dtype} as" if found != dtype else f"finds other files at {teacher.name} than"
         raise EncodeError(

@@ -1,36 +1,40 @@
-"""Which dictionaries a command needs, and their learning where they are not there yet.
+"""Which dictionaries and codebooks a command needs, and their learning where they are not there yet.
 
+    codebook = provide_codebook(executor, teacher, layer)
     for report in provide_dictionaries(executor, teacher):   # one for every layer and k of the settings
         report["dictionary"], report["layer"], report["finished_before"]
 
 All that are lacking are sampled in one pass of the teacher, then learned one after the other. A dictionary's
 directory is named by what it is learned from; its sample and checkpoints lie in a hidden directory beside it until it
-is finished, so that an interruption costs at most a minute of learning. Left out: the sample (sample.py), the learning
-itself (dictionary/).
+is finished, so that an interruption costs at most a minute of learning. Codebooks of product quantisation are
+named and sampled in the same way. Not handled here: the sample (sample.py), the learning itself (dictionary/), the
+quantisation (targets/hidden.py).
 """
 
 import logging
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from common.durable import publish_directory
 from common.errors import EncodeError
 from common.invocation import program
 from common.progress import silent
 from common.workplaces import discard, workplace
 from pipeline.announcement import announcement
-from pipeline.coding.batch import Reading
+from pipeline.batch import Reading
 from pipeline.config import DictionaryConfig, LearnConfig
 from pipeline.dictionary.centering import Center
-from pipeline.executors import open_executor
-from pipeline.executors.base import PART, Executor
-from pipeline.job import Job, load_teacher, named_by_content, refuse_foreign_output, stored_job, teacher_job
+from pipeline.executor import PART, Executor
+from pipeline.job import Job, load_teacher, name_of_dtype, named_by_content, open_job, refuse_foreign_output
 from pipeline.sample import RAW_SAMPLE, SAMPLE, sample_hidden
 from pipeline.stored import names_a_store
+from pipeline.targets.hidden import Codebook
+from pipeline.workers import open_executor
 from shards import copies
 from shards.files import StoreFiles
 from shards.manifest import fingerprint
@@ -40,7 +44,9 @@ if TYPE_CHECKING:
     from pipeline.teacher import Teacher
 
 WORK_FILES = (SAMPLE, RAW_SAMPLE, f"{PART}*.npy", "center.npy", "center.json", "learning.npz")
-FIXED_BATCH = 2048  # vectors of a minibatch, before there was a choice
+FIXED_BATCH = 2048  # vectors of the minibatch that the name of a dictionary leaves out
+# Settings that apply to a file of vectors.
+OF_VECTORS = {"hidden", "k", "atoms", "lam", "dictionary_epochs", "dictionary_batch", "seed", "device", "output"}
 logger = logging.getLogger(__name__)
 
 
@@ -72,7 +78,7 @@ def learn_dictionary(config: LearnConfig, progress: Callable[..., None] = silent
     """
     if config.hidden is not None and not names_a_store(config.hidden):
         return _provide_from_file(config, Path(config.hidden), progress)
-    job = teacher_job(config, progress) if config.hidden is None else stored_job(config, progress)
+    job = open_job(config, progress)
     teacher = load_teacher(job)
     lacking = [entry.directory for entry in wanted_dictionaries(job, teacher) if not entry.directory.is_dir()]
     logger.info("%s", announcement("learn-dictionary", job, teacher, lacking=lacking))
@@ -111,10 +117,11 @@ def _wanted(job, teacher, layer, k):
         "seed": config.seed,
     }
     request |= Reading.of(config, teacher).settings()
-    if (dtype := str(teacher.dtype).removeprefix("torch.")) != "float32":  # dictionaries of earlier versions lack it
+    # Keys are left out at their usual values, so that names stay.
+    if (dtype := name_of_dtype(teacher)) != "float32":
         request["dtype"] = dtype
     request |= batch_key(minibatch_of_sample(job))
-    if config.center != "none":  # dictionaries that are not centred lack it
+    if config.center != "none":
         request["center"] = config.center
     request |= atoms_key(config)
     if job.stored is not None:
@@ -124,7 +131,7 @@ def _wanted(job, teacher, layer, k):
 
 
 def _algorithm():
-    """The version of learning; versions of before 2026-11-24 had no number in the name."""
+    """The version of the learning algorithm."""
     from pipeline.dictionary.learning import ALGORITHM
 
     return ALGORITHM
@@ -138,12 +145,12 @@ def minibatch_of_sample(job: Job) -> int:
 
 
 def batch_key(batch: int) -> dict[str, int]:
-    """The minibatch as part of what names a dictionary; nothing if it is the fixed one of earlier versions."""
+    """The minibatch as part of what names a dictionary; nothing if it is the usual one."""
     return {} if batch == FIXED_BATCH else {"batch": batch}
 
 
 def atoms_key(config: DictionaryConfig) -> dict[str, str]:
-    """What the atoms are as part of what names a dictionary; nothing if they are learned, as in earlier versions."""
+    """What the atoms are as part of what names a dictionary; nothing if they are learned."""
     return {} if config.atoms == "learned" else {"atoms": config.atoms}
 
 
@@ -154,8 +161,7 @@ def _provide_from_file(config, hidden, progress):
     from pipeline.dictionary.vectors import file_digest, file_stamp, open_vectors, refuse_unusable
 
     refuse_foreign_output(config.output)
-    if config.teacher is not None or config.corpus != LearnConfig.corpus:
-        logger.info("learning from %s: the settings of teacher, layer and corpus are not used", hidden)
+    _refuse_settings_of_text(config)
     choose_device(config.device)  # refuses one that is not there
     stamp = file_stamp(hidden)
     progress("read vectors", 0, None)
@@ -185,6 +191,19 @@ def _provide_from_file(config, hidden, progress):
         learned = _learn_together(lacking, config, batch, progress, lambda _: [hidden_Nd], check_unchanged)
         reports.append(_report(entry, learned))
     return reports
+
+
+def _refuse_settings_of_text(config):
+    """Raise ValueError on a setting that means nothing for a file of vectors, unless a recipe gives it: recipes name
+    text and teacher for other commands too."""
+    for field in fields(config):
+        value, is_given = getattr(config, field.name), config.origins.get(field.name, "flag") == "flag"
+        if field.name not in OF_VECTORS and is_given and value != field.default:
+            flag = field.name.replace("_", "-")
+            raise ValueError(
+                f"--{flag} belongs to reading text with a teacher, but --hidden {config.hidden} is a file of vectors. "
+                f"Leave --{flag} out."
+            )
 
 
 def _report(entry, learned):
@@ -298,3 +317,62 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teac
             stacklevel=2,
         )
     return dictionary
+
+
+# -- codebooks ---------------------------------------------------------------------------------------------
+
+
+class _WantedStates(NamedTuple):
+    """What sample.py asks for: the centroids of a layer's states need no more vectors than there are."""
+
+    layer: int
+    k: int = 0
+
+
+def provide_codebook(executor: Executor, teacher: "Teacher", layer: int) -> Codebook | None:
+    """The Codebook that the settings ask for; None for --quantise int8.
+
+    Raises  EncodeError when it does not fit the teacher, or the sample is too small
+    """
+    job, config = executor.job, executor.job.config
+    if config.quantise == "int8":
+        return None
+    if teacher.hidden_size % config.bytes:
+        raise EncodeError(
+            f"--bytes {config.bytes} does not divide the {teacher.hidden_size} values of a hidden state of "
+            f"{teacher.name}. Give another of 16, 32 and 64, or --quantise int8."
+        )
+    if config.codebook is not None:
+        return _load_codebook(config, teacher)
+    request: dict[str, Any] = {
+        "teacher": teacher.fingerprint,
+        "layer": layer,
+        "plan": job.plan.id,
+        "bytes": config.bytes,
+        "tokens": config.dictionary_tokens,
+        "seed": config.seed,
+        "dtype": name_of_dtype(teacher),
+    } | Reading.of(config, teacher).settings()
+    if job.stored is not None:
+        request["hidden"] = job.stored.store.target_id
+    name = f"{Path(teacher.name).name}-l{layer}-pq{config.bytes}"
+    directory = named_by_content(config.output / "codebooks", name, fingerprint(request))
+    work = directory.with_name(f".{directory.name.rpartition('-')[2]}.learning")
+    if not directory.is_dir():
+        with workplace(work, (SAMPLE, f"{PART}*.npy")) as place:
+            if not directory.is_dir():  # another process may have finished while this one waited
+                (hidden_Nd,) = sample_hidden(executor, teacher, [(_WantedStates(layer), place)])
+                publish_directory(directory, Codebook.train(hidden_Nd, config.bytes, config.seed).save)
+    discard(work)
+    return Codebook.load(directory)
+
+
+def _load_codebook(config, teacher):
+    codebook = Codebook.load(config.codebook)
+    pieces, _, length = codebook.centroids.shape
+    if (pieces, pieces * length) != (config.bytes, teacher.hidden_size):
+        raise EncodeError(
+            f"--codebook {config.codebook} quantises {pieces * length} values to {pieces} bytes, but --bytes is "
+            f"{config.bytes} and {teacher.name} has hidden states of {teacher.hidden_size} values."
+        )
+    return codebook

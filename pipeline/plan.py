@@ -5,7 +5,7 @@ each source, decides by content which documents are held out and which are left 
 follows from the tokenizer, the windowing, the source's bytes, the record range and the records in it that are left out,
 so the output does not depend on the worker count, on retries or on order, and an LSP store and an ids store of one plan
 pair exactly. Where a source is cut does not depend on what is left out: a text that turns up in an earlier file changes
-the unit it is left out of, and no other. Left out: encoding a unit (units.py).
+the unit it is left out of, and no other. Not handled here: encoding a unit (encode.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ def windowing(
     }
     if whole_documents and packing == "packed":
         rules["text"] = "document"
-    if held_out_by != "document":  # only then, so that other plans keep the id that they had in earlier versions
+    if held_out_by != "document":  # left out otherwise, so that plans keep their ids
         rules["held_out_by"] = held_out_by
     return rules
 
@@ -325,7 +325,7 @@ def _unit(rules, source, content, span, max_windows=None):
         "split": span["split"],
         "max_windows": max_windows,
     }
-    if span["dropped"]:  # other units keep the id that they had in earlier versions
+    if span["dropped"]:  # left out otherwise, so that units keep their ids
         address["dropped"] = span["dropped"]
     return PlannedUnit(
         fingerprint(address),

@@ -1,9 +1,9 @@
-"""The sample that dictionaries are learned from: hidden states of training windows, chosen uniformly by a hash.
+"""The sample that dictionaries and codebooks are learned from: hidden states of training windows, chosen by a hash.
 
     hidden_Nd, ... = sample_hidden(executor, teacher, places)
 
-Windows at which the teacher fails, or a worker dies, do not count. Left out: which dictionaries are learned (learn.py),
-the learning (dictionary/).
+Windows at which the teacher fails, or a worker dies, do not count. Not handled here: which dictionaries are learned
+(learn.py), the learning (dictionary/).
 
 Shapes: N vectors of the sample, n of a part of it, d hidden width.
 """
@@ -21,16 +21,13 @@ from common import disk
 from common.durable import explain_link
 from common.errors import EncodeError, describe
 from pipeline import plan as planning
-from pipeline.coding.batch import Reading
-from pipeline.coding.failures import SOME_WINDOWS, isolate, may_be_the_texts_fault
-from pipeline.coding.hidden import hidden_rows
+from pipeline.batch import Reading, hidden_rows
 from pipeline.corpus import Window
 from pipeline.dictionary.centering import HiddenSums
-from pipeline.executors.base import KILLED, PART, Context, Executor, unpack
-from pipeline.executors.killers import REASON, TOO_LITTLE_MEMORY, find_killers
+from pipeline.executor import KILLED, PART, Context, Executor, unpack
+from pipeline.failures import REASON, SOME_WINDOWS, TOO_LITTLE_MEMORY, find_killers, isolate, may_be_the_texts_fault
 from pipeline.files import growing_rows
-from pipeline.job import Job, check_same_teacher, load_teacher
-from pipeline.units import read_windows
+from pipeline.job import Job, check_same_teacher, load_teacher, name_of_dtype
 
 if TYPE_CHECKING:
     from pipeline.teacher import Teacher
@@ -41,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class SamplesFor(Protocol):
-    """What is asked here of a WantedOfLayer of learn.py."""
+    """What is asked here of what learn.py learns from a layer."""
 
     @property
     def layer(self) -> int: ...
@@ -179,7 +176,7 @@ def _read_hidden(executor, teacher, batches, layers, place):
     place    directory for the files of other processes, which are removed at the end
     Yields   lists of rows as the sample holds them (sample_dtype), one for a layer
     """
-    expected = teacher.fingerprint, str(teacher.dtype).removeprefix("torch.")
+    expected = teacher.fingerprint, name_of_dtype(teacher)
     starts = range(0, len(batches), executor.grain)
     items = [(number, batches[i : i + executor.grain]) for number, i in enumerate(starts)]
     read = partial(read_hidden, layers=layers, place=place, expected=expected)
@@ -235,7 +232,7 @@ def find_candidates(
     """Windows of units for the sample, as `plan.candidates`; items are (number of a unit, bound)."""
     for number, bound in items:
         unit = context.job.plan.units[number]
-        yield list(planning.candidates(unit, read_windows(context, unit), seed, bound))
+        yield list(planning.candidates(unit, context.windows(unit), seed, bound))
 
 
 def read_hidden(

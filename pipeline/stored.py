@@ -6,8 +6,8 @@ when --hidden names one.
     for window in stored.windows(unit): ...        # with their numbers, by which `read` finds their hidden states
 
 Windows are those of the store's plan, so what is coded from them pairs with the store. Windows that its record names as
-failed have no hidden states, and fail again. Left out: what is done with the states (coding/, sample.py), --hidden with
-a .npy file (learn.py).
+failed have no hidden states, and fail again. Not handled here: what is done with the states (batch.py, sample.py),
+--hidden with a .npy file (learn.py).
 
 Shapes: W windows, N coded tokens, d hidden width.
 """
@@ -32,7 +32,7 @@ from shards.reader import Store, is_url, plan_of
 from shards.windows import WindowReader
 
 # Settings of text and teacher that have a meaning with --hidden all the same.
-FREE = {"output", "seed", "workers", "scheduler", "device", "batch_tokens"}
+FREE = {"output", "workers", "scheduler", "device", "batch_tokens"}
 # Those that come from the store: all others.
 FROM_STORE = {field.name for field in fields(TeacherConfig)} - FREE | {"layer", "center"}
 
@@ -95,14 +95,12 @@ class StoredHidden:
         Raises  ValueError on a setting that says something else than the store, or that would change nothing
         """
         settings, windowing = self.store.settings, self.store.plan.windowing
-        packing = windowing["packing"]
         own = {
             "layer": (self.layer,),
             "max_length": self.store.max_length,
-            "packing": packing,
+            "packing": windowing["packing"],
             "held_out_by": windowing.get("held_out_by", "document"),
             "documents_apart": settings.get("documents_apart", False),
-            "segments": "auto" if self.segments or packing != "pairs" else "never",
             "dtype": settings["dtype"],
         }
         settled = copy(config)

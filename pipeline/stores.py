@@ -1,17 +1,19 @@
 """A store that units of a job are written into, and what a command keeps beside them.
 
-    store = TargetStore(job, name, target, command, dictionary)   # in the command's process: made, or found
+    store = TargetStore(job, target, command)                        # in the command's process: made, or found
     with OpenStore(job, store.files.path).writer(unit, environment) as writer: ...   # in every process that encodes
 
-Left out: the content of the units (units.py), what a store of each kind needs (kinds.py).
+Not handled here: the content of the units (encode.py), what a store of each kind needs (targets/).
 """
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 from common.durable import publish_directory, replace_json
 from common.errors import EncodeError, StoreError
@@ -20,16 +22,31 @@ from shards import copies
 from shards.files import StoreFiles
 from shards.manifest import PlannedUnit, UnitRecord
 from shards.reader import Store
-from shards.schema import ShardMeta
+from shards.schema import LSP_OCTAVES, HiddenLayout, ShardMeta, ids_dtype, index_bits
 from shards.writer import UnitWriter
-
-if TYPE_CHECKING:
-    from pipeline.coding.quantise import Codebook
-    from pipeline.dictionary import Dictionary
 
 logger = logging.getLogger(__name__)
 QUARANTINE_SHARE = 0.01  # of a plan's documents; when more fail, the fault is not the documents'
 QUARANTINE_LEAST = 10  # documents that may fail, however small the plan
+USUAL_ENTRIES = 30  # of a token, whatever n is: more than real codes keep at the usual penalty
+FISTA_ENTRIES = 75  # the same for codes of 100 FISTA steps
+
+
+class Record(NamedTuple):
+    """What is particular about a store.
+
+    name      begins the name of its directory
+    settings  what names it: where they differ, the content does
+    lineage   what else its target.json says
+    k         entries of a distribution; 0 where there is none
+    octaves   of the stored weights
+    """
+
+    name: str
+    settings: dict
+    lineage: dict
+    k: int
+    octaves: int = LSP_OCTAVES
 
 
 class OpenStore:
@@ -82,32 +99,23 @@ class OpenStore:
 class TargetStore(OpenStore):
     """A store that a command adds to, and makes where it is not there: which units it wants, and what was done.
 
-    command  {verb: settings}, kept beside the plan, so that verify-shards can name the command again
+    command  {verb: settings}, kept with the plan, so that verify-shards can name the command again
     wanted   ids of the units that it lacks, or that are to be tried again
     done     tokens of the units that are finished;  new_tokens  of those that this command finished
     """
 
-    def __init__(
-        self,
-        job: Job,
-        name: str,
-        target: dict,
-        command: dict,
-        dictionary: "Dictionary | None" = None,
-        codebook: "Codebook | None" = None,
-    ):
-        files = StoreFiles(named_by_content(job.config.output / "stores", name, target["target"]))
-        files.create(target)
+    def __init__(self, job: Job, target: Any, command: dict):
+        name, *described = target.record(job)
+        content = job.target(*described)
+        files = StoreFiles(named_by_content(job.config.output / "stores", name, content["target"]))
+        files.create(content)
         super().__init__(job, files.path)
-        _keep_copy(
+        keep_copy(
             files.tokenizer,
             lambda: copies.read_tokenizer(files),
             lambda directory: copies.save_tokenizer(job.tokenizer, directory),
         )
-        if dictionary is not None:
-            _keep_copy(files.dictionary, lambda: copies.read_dictionary(files), dictionary.save)
-        if codebook is not None:
-            _keep_copy(files.codebook, lambda: copies.read_codebook(files), codebook.save)
+        target.save_copies(files)
         files.publish_plan(job.plan)
         # What trains on the store starts from that recipe. A command that finds the store by flags does not change it.
         kept = command | {"recipe": job.config.recipe or files.command(job.plan.id).get("recipe")}
@@ -143,8 +151,8 @@ class TargetStore(OpenStore):
         }
 
 
-def _keep_copy(directory: Path, read: Callable, write: Callable):
-    """Write a store's copy of a tokenizer or dictionary, unless the one that its target names is there.
+def keep_copy(directory: Path, read: Callable, write: Callable) -> None:
+    """Write a store's copy of a tokenizer, dictionary or codebook, unless the one that its target names is there.
 
     read   raises StoreError unless the copy is the right one
     write  called with a directory to fill
@@ -157,3 +165,38 @@ def _keep_copy(directory: Path, read: Callable, write: Callable):
         except StoreError as error:
             logger.warning("%s It is restored now.", error)
     publish_directory(directory, write, replace=there)
+
+
+# -- disk --------------------------------------------------------------------------------------------------
+
+
+def warn_of_disk(output: str | Path, needed: float) -> None:
+    """Warn when about so many bytes will not fit; the encoding begins all the same."""
+    free = free_bytes(output)
+    if needed > free:
+        warnings.warn(
+            f"about {needed / 1e9:,.1f} GB are to be written under {output}, where {free / 1e9:,.1f} GB are free. "
+            "A full disk loses nothing: the same command goes on once there is room. --dry-run measures it.",
+            stacklevel=2,
+        )
+
+
+def free_bytes(path: str | Path) -> int:
+    """Free bytes of the disk that a path is on, or will be on."""
+    path = Path(path).absolute()
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def likely_bytes(target: Mapping) -> float:
+    """Bytes of a token in a store, rather too many than too few."""
+    size = 2 if ids_dtype(target["vocab_size"]) == "uint16" else 4
+    if layout := HiddenLayout.of_settings(target["settings"]):
+        return size + layout.bytes + (4 if layout.quantise == "int8" else 1)
+    if not target["k"]:
+        return size
+    kept = target["settings"].get("top_n", "all")
+    usual = USUAL_ENTRIES if target["settings"].get("kind") == "lsp" else 255
+    usual = FISTA_ENTRIES if "solver" in target["settings"] else usual
+    return size + 2 + (usual if kept == "all" else min(kept, usual)) * (index_bits(target["k"]) / 8 + 1)

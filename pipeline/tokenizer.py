@@ -19,7 +19,7 @@ from common.durable import publish_directory
 from common.errors import TeacherError
 from common.invocation import program
 from pipeline import plan as planning
-from pipeline.config import TokenizerConfig
+from pipeline.config import UNIT_TOKENS, CorpusConfig, TokenizerConfig
 from pipeline.corpus import open_sources
 from pipeline.corpus.documents import Selection
 from pipeline.job import named_by_content, refuse_foreign_output
@@ -43,11 +43,9 @@ def run(config: TokenizerConfig, progress: Callable[..., None]) -> list[Path]:
     """
     refuse_foreign_output(config.output)
     sources = open_sources(config)
-    rules = planning.windowing(None, config.max_length)
+    rules = planning.windowing(None, CorpusConfig.max_length)  # of no effect on the documents
     selection = Selection.of(config)
-    plan = planning.scan(
-        sources, None, None, rules, unit_tokens=config.unit_tokens, selection=selection, progress=progress
-    )
+    plan = planning.scan(sources, None, None, rules, unit_tokens=UNIT_TOKENS, selection=selection, progress=progress)
     by_name = {source.name: source for source in sources}
     request = {
         "version": _VERSION,

@@ -40,9 +40,9 @@ def recipe_settings(recipe: str, verb: str, settings_class: type, is_asked_for: 
         known = {field.name for field in dataclasses.fields(settings_class) if field.init}
         shared = sections.get("encode-lsp") or {}
         section = {key: value for key, value in shared.items() if _field(key) in known} | section
-    if path.parent.name == "plans":  # of a store, which keeps every setting, also those that have no effect
-        without_effect = getattr(settings_class, "without_effect", ())
-        section = {key: value for key, value in section.items() if _field(key) not in without_effect}
+    if path.parent.name == "plans":  # of a store: it may keep a setting that the command no longer has
+        known = {field.name for field in dataclasses.fields(settings_class) if field.init}
+        section = {key: value for key, value in section.items() if _field(key) in known}
     return convert_section(section, verb, settings_class, path)
 
 

@@ -52,8 +52,6 @@ def encoding_command(files: StoreFiles, target: Mapping, plan_id: str, sources: 
         if "dictionary" in settings and copies.read_dictionary(files):
             own += ["--dictionary", files.dictionary.absolute()]
     packing = settings.get("windowing", {}).get("packing")
-    if packing == "pairs" and kind_of(target) != "ids" and not settings.get("segments"):
-        own += ["--segments", "never"]
     recipe = files.plans / f"{plan_id}.yaml"
     if recipe.is_file():
         if "dtype" in settings:  # the recipe may say auto, which depends on the machine

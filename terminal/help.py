@@ -100,7 +100,7 @@ def flags_of(name: str, verb: "Verb", settings_class: type, values: dict, why: s
     Returns  a parser with the flags in groups, whose format_help() is the text
     """
     fields = {field.name: field for field in settable(settings_class)}
-    docs, hidden = _docs(settings_class), getattr(settings_class, "without_effect", ())
+    docs = _docs(settings_class)
     words = " ".join(
         f"[{field.name.upper()}{' ...' if takes_several(field) else ''}]" for field in fields.values() if is_word(field)
     )
@@ -114,7 +114,7 @@ def flags_of(name: str, verb: "Verb", settings_class: type, values: dict, why: s
     )
     for group, names in GROUPS.items():
         shown = parser.add_argument_group(TITLES[group])
-        for setting in [setting for setting in names.split() if setting in fields and setting not in hidden]:
+        for setting in [setting for setting in names.split() if setting in fields]:
             choices = [f"`{name}` {text}" for name, text in fields[setting].metadata.get("choices", {}).items()]
             text = f"{docs.get(setting, '')} {', '.join(choices)} {_default(fields[setting], values)}"
             text = " ".join(text.split())

@@ -108,8 +108,8 @@ def as_yaml(name: str, verb: "Verb", parsed: Parsed) -> str:
     from pipeline.config import plain
 
     settings = _settle(verb, parsed)
-    values, without_effect = plain(settings), getattr(settings, "without_effect", ())
-    shown = {key: values[key] for key in values if key in names_of(settings) and key not in without_effect}
+    values = plain(settings)
+    shown = {key: values[key] for key in values if key in names_of(settings)}
     return yaml.safe_dump({name: shown}, sort_keys=False)
 
 

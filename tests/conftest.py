@@ -63,7 +63,7 @@ def forked_workers():
     from distributed.utils import get_mp_context
 
     with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
-        used = ["distributed.nanny", "pipeline.coding.coder", "transformers.models.bert.modeling_bert"]
+        used = ["distributed.nanny", "pipeline.encode", "transformers.models.bert.modeling_bert"]
         get_mp_context().set_forkserver_preload(used)
         yield
 

@@ -125,9 +125,9 @@ def test_every_setting_is_in_one_group_and_described(verb, capsys):
     grouped = [name for names in GROUPS.values() for name in names.split()]
     assert len(grouped) == len(set(grouped))
     settings = load(cli.VERBS[verb].settings)
-    shown, hidden = help_of(capsys, verb), getattr(settings, "without_effect", ())
+    shown = help_of(capsys, verb)
     for field in settable(settings):
         assert field.name in grouped
-        if field.name not in hidden and field.type is not bool:
+        if field.type is not bool:
             assert flag_of(field) in shown
     assert dataclasses.is_dataclass(settings)

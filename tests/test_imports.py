@@ -24,41 +24,6 @@ ALLOWED = {
     "terminal": OURS - {"cli", "mlsm", "benchmarks"},
     "mlsm": OURS - {"benchmarks"},
 }
-# The floors of pipeline/, from the ground up: a module imports only from its own floor and from those before it.
-FLOORS = (
-    "bundled_text",  # the script that made it
-    "config",
-    "files",
-    "corpus",  # sources, documents, windows
-    "plan",
-    "solvers",
-    "teacher",
-    "dictionary",
-    "stored",
-    "job",
-    "coding",
-    "announcement",
-    "executors",  # which know no step
-    "stores",
-    "units",
-    "sample",
-    "codebooks",
-    "kinds",
-    "learn",
-    "imported",
-    "images",
-    "estimate",
-    "encode",
-    "tokenizer",
-)
-SHARDS_USERS = {"encode", "estimate", "job", "kinds", "learn", "plan", "stores", "units"}  # who writes, names or plans
-SHARDS_USERS |= {"batch"}  # which tells the teacher a pair's segments, as shards derives them from the ids
-SHARDS_USERS |= {"masked"}  # which hides tokens by counted randomness
-SHARDS_USERS |= {"atoms", "centering", "tokenizer"}  # of what stores keep copies, and compare with fingerprints
-SHARDS_USERS |= {"distributions"}  # which a GPU quantises as the codec does
-SHARDS_USERS |= {"stored", "quantise", "codebooks"}  # stored hidden states, read and written
-SHARDS_USERS |= {"images"}  # which names vectors by a fingerprint
-SHARDS_USERS |= {"worker"}  # which leaves no temporary files behind
 SOLVER_LIBRARIES = {"numpy", "numba", "llvmlite", "threadpoolctl", "torch", "pipeline"} | set(sys.stdlib_module_names)
 SOLVER_LIBRARIES |= {"common"}  # oneDNN
 
@@ -97,7 +62,7 @@ def import_graph(package):
                 found = {full if full in files else node.module for full in named.values()}
             else:
                 continue
-            graph[name] |= found & files.keys()
+            graph[name] |= (found & files.keys()) - {name}  # dask_workers asks for itself in another process
     return graph
 
 
@@ -110,23 +75,10 @@ def test_no_circle_in_the_pipeline():
         pytest.fail(" <- ".join(error.args[1]))
 
 
-def test_the_pipeline_imports_downward_only():
-    height = {f"pipeline.{name}": number for number, name in enumerate(FLOORS)}
-
-    def floor_of(module):
-        return height[".".join(module.split(".")[:2])]
-
-    graph = {name: found for name, found in import_graph("pipeline").items() if name != "pipeline"}
-    assert {".".join(name.split(".")[:2]) for name in graph} == height.keys(), "FLOORS names every module, and no other"
-    wrong = [(name, other) for name, found in graph.items() for other in found if floor_of(other) > floor_of(name)]
-    assert not wrong
-
-
-def test_executors_know_no_step():
-    known = {"pipeline.executors"}
+def test_workers_know_no_step():
     graph = import_graph("pipeline")
-    found = {other for name in graph if name.startswith("pipeline.executors") for other in graph[name]}
-    assert {".".join(name.split(".")[:2]) for name in found} <= known
+    assert graph["pipeline.executor"] == set() and graph["pipeline.dask_workers"] == {"pipeline.executor"}
+    assert graph["pipeline.workers"] == {"pipeline.executor", "pipeline.dask_workers"}
 
 
 @pytest.mark.parametrize("package", [name for name in ALLOWED if (ROOT / name).is_dir()])
@@ -140,13 +92,6 @@ def test_packages_import_only_what_they_may(package):
         if name.split(".")[0] in OURS - ALLOWED[package]
     ]
     assert not wrong
-
-
-def test_only_some_of_the_pipeline_knows_shards():
-    users = {
-        path.stem for path in python_files("pipeline") for name in imported(path) if name.split(".")[0] == "shards"
-    }
-    assert users <= SHARDS_USERS
 
 
 def test_solvers_know_arrays_only():

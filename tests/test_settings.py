@@ -4,7 +4,6 @@ import io
 import json
 import re
 import shlex
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ import cli
 import mlsm
 from evaluation.studies.sweeps.config import SweepConfig
 from evaluation.tasks.finetuning.config import FinetuneConfig
-from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig, LearnConfig, TokenizerConfig
+from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
 from recipes.reading import recipe_of_store, recipe_to_keep
 from shards.config import ShowConfig
 from shards.reader import Store
@@ -278,39 +277,33 @@ def test_a_flag_of_another_program_is_understood(verb, flag, meant):
         parse(verb, cli.VERBS[verb], [flag, "3"])
 
 
-# -- flags without effect, JSON, progress ------------------------------------------------------------------
+# -- settings that a command does not have, JSON, progress -------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("verb", "flag", "value"),
     [
-        ("train-tokenizer", "--max-tokens", "9"),
-        ("train-tokenizer", "--seed", "42"),
+        *(("train-tokenizer", flag, "9") for flag in ("--max-tokens", "--max-length", "--unit-tokens", "--seed")),
         ("train-tokenizer", "--packing", "pairs"),
+        ("train-tokenizer", "--held-out-by", "file"),
         ("encode-ids", "--seed", "1"),
         ("encode-logits", "--seed", "1"),
     ],
 )
-def test_flags_without_effect_are_taken_with_a_warning_and_not_shown(verb, flag, value, capsys):
-    with pytest.warns(UserWarning, match=f"{flag} has no effect here and will be gone in the next version"):
+def test_a_command_has_no_flag_that_means_nothing_to_it(verb, flag, value):
+    with pytest.raises(ValueError, match=rf"{flag}.*All flags:"):
         parse(verb, cli.VERBS[verb], [flag, value])
-    with pytest.raises(SystemExit):
-        parse(verb, cli.VERBS[verb], ["--help"])
-    assert flag not in capsys.readouterr().out
-    with pytest.raises(ValueError, match=f"{flag} takes"):
-        parse(verb, cli.VERBS[verb], [flag, "x"])
 
 
-def test_what_an_earlier_store_keeps_of_them_is_no_reason_to_warn(tmp_path):
+def test_a_setting_that_a_store_kept_and_the_command_no_longer_has_is_passed_over(tmp_path):
     (tmp_path / "plans").mkdir()
-    kept = tmp_path / "plans" / "0a.yaml"
-    kept.write_text(json.dumps({"encode-ids": {"seed": 42, "tokenizer": "bundled", "corpus": ["bundled"]}}))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        settings = parse("encode-ids", cli.VERBS["encode-ids"], [], str(kept)).settings
-    assert settings.recipe == "quickstart"
-    for config in (TokenizerConfig(), EncodeIdsConfig(), EncodeLogitsConfig()):
-        assert config.seed is None
+    kept = {"encode-ids": {"seed": None, "tokenizer": "bundled", "corpus": ["bundled"]}}
+    for name in ("plans/0a.yaml", "of-a-user.yaml"):
+        (tmp_path / name).write_text(json.dumps(kept))
+    settings = parse("encode-ids", cli.VERBS["encode-ids"], [], str(tmp_path / "plans/0a.yaml")).settings
+    assert settings.recipe == "quickstart" and settings.tokenizer == "bundled"
+    with pytest.raises(ValueError, match="encode-ids has no setting seed"):
+        parse("encode-ids", cli.VERBS["encode-ids"], [], str(tmp_path / "of-a-user.yaml"))
 
 
 def test_encoding_answers_in_json_and_keeps_its_recipe(tmp_path, capsys, monkeypatch):

@@ -49,7 +49,7 @@ class TeacherSource:
     """
 
     def __init__(self, store: Store, teacher: str | None = None):
-        from pipeline.coding.hidden import center_on
+        from pipeline.batch import center_on
         from pipeline.teacher import Teacher
 
         if store.kind != "lsp":
@@ -85,8 +85,7 @@ class TeacherSource:
         return [found[number] for number in range(len(texts))]
 
     def _read_batch(self, texts: list) -> Iterator[Tokens]:
-        from pipeline.coding.batch import make_batch
-        from pipeline.coding.hidden import raw_rows
+        from pipeline.batch import make_batch, raw_rows
         from pipeline.dictionary.centering import centred_unit_rows
 
         special = self.store.special_ids

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from common.errors import CorpusError
 from common.invocation import program
-from pipeline.config import CorpusConfig
+from pipeline.config import TextConfig
 from pipeline.corpus.hub import PREFIX, HubFile, hub_files
 from pipeline.corpus.json_lines import JsonLines
 from pipeline.corpus.parquet import Parquet
@@ -73,7 +73,7 @@ def open_corpus(
     return [_open(file, text_field, boundary, invalid_utf8) for file in files]
 
 
-def open_sources(config: CorpusConfig) -> list[Source]:
+def open_sources(config: TextConfig) -> list[Source]:
     """The corpus of the settings as a list of sources; `bundled` is the text in this package."""
     if not config.corpus:
         raise CorpusError("no corpus given. Name files with --corpus, or omit it to use the bundled text.")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.config import CorpusConfig
+from pipeline.config import TextConfig
 from pipeline.corpus.source import PIECE_CHARACTERS, Piece
 
 _RECENT = 1 << 17  # keys in a Python set, before they join an array
@@ -50,7 +50,7 @@ class Selection:
     """Those whose text an earlier one has that was not left out."""
 
     @classmethod
-    def of(cls, config: CorpusConfig) -> "Selection":
+    def of(cls, config: TextConfig) -> "Selection":
         """What the settings leave out."""
         return cls(config.invalid_utf8 == "skip", config.min_characters, not config.keep_duplicates)
 

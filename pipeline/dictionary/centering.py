@@ -16,7 +16,7 @@ atoms are spent on these two, and so are the distributions that a student learns
 which is the usual estimate of random effects (one-way analysis of variance; Searle, Casella and McCulloch 1992, chapter
 3), with n the tokens at p. Positions with fewer than LEAST_TOKENS tokens, and those beyond the last one, have the mean
 of all. Positions are counted as the teacher counts them. Left out: where the hidden states come from
-(coding/hidden.py).
+(batch.py).
 
 Shapes: N tokens, P positions, d hidden width.
 """

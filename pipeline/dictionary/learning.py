@@ -117,7 +117,9 @@ def learn_dictionary(
 
 def _request(settings: DictionarySettings, schedule: LearningSchedule, batch: int) -> dict:
     """The settings as dictionary.json and the checkpoint hold them; names and order are part of these formats."""
-    atoms = {} if settings.atoms == "learned" else {"atoms": settings.atoms}  # earlier versions lack it
+    atoms = (
+        {} if settings.atoms == "learned" else {"atoms": settings.atoms}
+    )  # left out otherwise, so that dictionaries keep their names
     return {
         "k": settings.k,
         "lam": settings.lam,

@@ -382,7 +382,7 @@ def torch_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """What --dtype means on a device. Raises TeacherError.
 
     "auto" is float16 on a GPU: its codes are nearer to those of float32 than bfloat16's by an order of magnitude,
-    because it rounds hidden states to 11 bits and not to 8. Numbers beyond 65,504 overflow; coding/ refuses them.
+    because it rounds hidden states to 11 bits and not to 8. Numbers beyond 65,504 overflow; batch.py refuses them.
     """
     if dtype == "auto":
         return torch.float16 if device.type == "cuda" else torch.float32

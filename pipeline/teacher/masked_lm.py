@@ -3,7 +3,7 @@
     teacher = MaskedLm.load("google-bert/bert-base-cased")
     logits_CV = teacher.logits(rows_Cd)
 
-Left out: the distributions that its logits give (coding/logits.py).
+Left out: the distributions that its logits give (targets/logits.py).
 
 Shapes: C tokens, d hidden width, V entries of the vocabulary.
 """

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from pipeline.coding.batch import Output
-from pipeline.coding.lsp import LspCoder
 from pipeline.config import EncodeConfig
 from pipeline.corpus import Window
 from pipeline.dictionary import Dictionary
+from pipeline.encode import Coder
+from pipeline.targets.lsp import Lsp
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
 
 
@@ -19,7 +19,7 @@ def test_a_measurement_of_a_few_windows(teacher_directory, tmp_path, monkeypatch
     dictionary = Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), [], "test", {})
     monkeypatch.setattr(encode, "MAX_LENGTH", 32)
     config = EncodeConfig(layer=2, lam=0.1, top_n=8, max_length=32, batch_tokens=256)
-    coder = LspCoder(teacher, [Output(2, dictionary)], config, special)
+    coder = Coder(teacher, [Lsp(config, teacher, 2, dictionary)], config, special)
     ids = [special["cls"], *range(5, 35), special["sep"]]
     row = encode.measure([Window(ids, [0], [0])] * 20, coder, tmp_path / "store")
     assert row["encode"] > 0 and row["teacher"] > 0 and row["solver"] > 0 and row["nnz"] == pytest.approx(8, abs=8)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from benchmarks import pack, shard_reader, stores
-from pipeline.coding.distributions import distributions
+from pipeline.targets.distributions import distributions
 from shards.reader import Store
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
-from pipeline.encode import encode_lsp
 from shards.reader import Store
 
 

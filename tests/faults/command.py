@@ -42,7 +42,7 @@ def fork_workers():
 
 if __name__ == "__main__":
     if layout := os.environ.get("MLSM_TEST_LAYOUT"):
-        from pipeline.coding.coder import LAYOUTS
+        from pipeline.encode import LAYOUTS
 
         LAYOUTS["cpu"] = LAYOUTS[layout]
     if "MLSM_TEST_SAVE_ALWAYS" in os.environ:

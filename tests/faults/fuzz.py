@@ -90,9 +90,9 @@ from evaluation.tasks.finetuning.suite import finetune
 from evaluation.tasks.finetuning.trials import load as suite_load
 from evaluation.tasks.scoring import models as masked_lms
 from evaluation.tasks.scoring.scorer import Scorer
+from pipeline.commands import encode_ids, encode_logits
 from pipeline.config import EncodeIdsConfig, EncodeLogitsConfig
 from pipeline.dictionary import Dictionary
-from pipeline.encode import encode_ids, encode_logits
 from pipeline.imported import ImportConfig, import_dictionary
 from pipeline.teacher import load_tokenizer, read_config
 from shards.clean import clean

@@ -16,8 +16,8 @@ from pathlib import Path
 from faulty_disk import forked, killed_at, raising_at, recorded
 from soak import check_visible, prepare  # sets paths and threads first
 
+from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
-from pipeline.encode import encode_lsp
 
 
 def main(directory, cases):

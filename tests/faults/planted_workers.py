@@ -59,7 +59,7 @@ class AfterCommit(Patched):
         self._mark = Path(mark)
 
     def where(self):
-        from pipeline import units
+        from pipeline import encode as units
 
         return units, "encode_units"
 

@@ -33,10 +33,10 @@ from tiny_teacher import standard_text, tiny_teacher
 
 from common.disk import file_sha256
 from pipeline import teacher  # noqa: F401
-from pipeline.coding.coder import LAYOUTS
+from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
-from pipeline.encode import encode_lsp
+from pipeline.encode import LAYOUTS
 from shards.files import StoreFiles
 
 

@@ -10,8 +10,8 @@ import pytest
 from kinds import KINDS, LINES_AS_RECORDS, write
 
 from common.errors import CorpusError
+from pipeline.commands import encode_ids
 from pipeline.config import EncodeIdsConfig
-from pipeline.encode import encode_ids
 from shards.reader import Store
 
 pytestmark = [
@@ -124,7 +124,7 @@ ENCODE = """
 import json, resource, sys
 from pathlib import Path
 from pipeline.config import EncodeIdsConfig
-from pipeline.encode import encode_ids
+from pipeline.commands import encode_ids
 import pipeline.teacher, pyarrow.parquet
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 corpus, tokenizer, output = sys.argv[1:]

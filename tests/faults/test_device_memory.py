@@ -11,9 +11,9 @@ import torch
 from stored import shards
 from test_quarantine import clean, place, plant, rows_of  # noqa: F401  (fixtures)
 
-from pipeline.coding import lsp
-from pipeline.coding.coder import LAYOUTS
-from pipeline.encode import encode_lsp
+from pipeline.commands import encode_lsp
+from pipeline.encode import LAYOUTS
+from pipeline.targets import lsp
 from pipeline.teacher import Teacher
 from shards.reader import Store
 

@@ -41,7 +41,7 @@ ASCII = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0",
 ALL = """
     import os, sys
     from pathlib import Path
-    import cli, pipeline.encode, student.train    # so that the processes of the commands have not to
+    import cli, pipeline.commands, student.train    # so that the processes of the commands have not to
 
     def run(words):
         if not (process := os.fork()):

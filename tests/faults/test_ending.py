@@ -15,17 +15,17 @@ from terminal.progress import Progress
 
 SLOW = """
 import sys, time
-import pipeline.coding.coder as coder
+import pipeline.encode as coder
 from terminal.progress import Progress
 Progress.SECONDS_OF_SILENCE, Progress.SECONDS_BETWEEN_LOOKS = 0.3, 0.05
-teach = coder.TeacherCoder._teach
+teach = coder.Coder._teach
 def slowly(self, batches):
     if not hasattr(self, "slow"):
         self.slow = True
         print("the slow batch", file=sys.stderr, flush=True)
         time.sleep(2.5)  # as a forward pass of a large teacher; Python's sleep in a thread is not interrupted
     return teach(self, batches)
-coder.TeacherCoder._teach = slowly
+coder.Coder._teach = slowly
 import cli
 cli.main()
 """

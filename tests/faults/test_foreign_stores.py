@@ -26,14 +26,14 @@ from common.errors import DictionaryError, Interrupted, RecordError, ShardError,
 from evaluation import records
 from evaluation.inspection.lsps.view import StoreView
 from evaluation.inspection.stores import token_texts
+from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
-from pipeline.encode import encode_lsp
-from pipeline.executors.base import Context
+from pipeline.encode import open_coder
+from pipeline.executor import Context
 from pipeline.job import teacher_job
-from pipeline.kinds import KINDS
 from pipeline.learn import load_dictionary
-from pipeline.stores import OpenStore
+from pipeline.targets import Lsp
 from shards import copies, writer
 from shards.codec import block_windows
 from shards.derive import derive
@@ -216,7 +216,7 @@ def test_a_resume_never_codes_with_another_dictionary(encoding):
         load_dictionary(config, str(files.dictionary), None)  # as `--dictionary` of such a store
     job = teacher_job(config, lambda *args, **figures: None)
     with pytest.raises(StoreError, match="is not the dictionary of this store"):
-        KINDS["lsp"].open_coder(Context(job), [OpenStore(job, files.path)])  # what every worker process calls
+        open_coder(Context(job), [files.path], Lsp)  # what every worker process calls
     record = files.record(Store.open(files.path).plan.units[0].id)
     files.record_file(record.unit).unlink()
     (files.units / record.file).unlink()

@@ -15,12 +15,12 @@ from stored import shards
 
 from common.errors import EncodeError
 from pipeline import stores
-from pipeline.coding import lsp
-from pipeline.coding.coder import LAYOUTS
+from pipeline.commands import encode_ids, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
 from pipeline.dictionary import Dictionary
-from pipeline.encode import encode_ids, encode_lsp
+from pipeline.encode import LAYOUTS
 from pipeline.learn import learn_dictionary
+from pipeline.targets import lsp
 from pipeline.teacher import Teacher
 from shards.reader import Store
 

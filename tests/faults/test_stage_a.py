@@ -21,9 +21,9 @@ from test_interruption import start
 
 from common.errors import CorpusError, StoreError
 from pipeline import encode as encoding
+from pipeline.commands import encode_ids, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig
 from pipeline.dictionary import Dictionary
-from pipeline.encode import encode_ids, encode_lsp
 from shards.reader import Store
 from shards.writer import UnitWriter
 
@@ -226,7 +226,7 @@ def test_a_document_of_50_mb_on_one_line_takes_bounded_memory(place, tmp_path):
     text.write_text("word after word " * (50_000_000 // 16))
     code = (
         "import resource, sys\nfrom pathlib import Path\nfrom pipeline.config import EncodeIdsConfig\n"
-        "from pipeline.encode import encode_ids\nimport pipeline.teacher\n"
+        "from pipeline.commands import encode_ids\nimport pipeline.teacher\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         f"report = encode_ids(EncodeIdsConfig(corpus=({str(text)!r},), tokenizer={place.teacher!r}, max_length=128, "
         f"max_tokens=300_000, output=Path({str(tmp_path / 'runs')!r})))[0]\n"

@@ -26,11 +26,11 @@ from test_quarantine import plant, rows_of, shards
 
 from common.errors import EncodeError
 from common.progress import silent
+from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
+from pipeline.dask_workers import event_loop, local_cluster, quiet
 from pipeline.dictionary import Dictionary
-from pipeline.encode import encode_lsp
-from pipeline.executors.cluster import event_loop, local_cluster, quiet
-from pipeline.executors.killers import REASON, find_killers
+from pipeline.failures import REASON, find_killers
 from pipeline.stores import QUARANTINE_SHARE
 from shards.reader import Store
 

@@ -5,8 +5,8 @@ import re
 import pytest
 
 import cli
+from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
-from pipeline.encode import encode_lsp
 
 
 @pytest.fixture

@@ -16,17 +16,16 @@ from evaluation.inspection.lsps.texts import teacher_lsps
 from evaluation.studies.word_senses.word_vectors import Reading as WordReading
 from evaluation.studies.word_senses.word_vectors import word_vectors
 from pipeline import sample as sampling
-from pipeline.coding.batch import Reading
-from pipeline.coding.hidden import hidden_rows
+from pipeline.batch import Reading, hidden_rows
+from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig, LearnConfig
 from pipeline.dictionary import Dictionary
 from pipeline.dictionary import checkpoint as learning_checkpoint
 from pipeline.dictionary.centering import LEAST_TOKENS, HiddenSums
-from pipeline.encode import encode_lsp
-from pipeline.executors import open_executor
 from pipeline.job import load_teacher, teacher_job
 from pipeline.learn import learn_dictionary
 from pipeline.teacher import check_position_means
+from pipeline.workers import open_executor
 from shards.reader import Store
 
 SETTINGS = ("mean", "position")

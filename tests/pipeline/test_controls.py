@@ -19,10 +19,10 @@ from evaluation.inspection.stores import statistics
 from evaluation.studies.flops.solver import correlation_flops
 from evaluation.studies.flops.stores import store_flops
 from pipeline import estimate as estimating
+from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig, LearnConfig
 from pipeline.dictionary import Dictionary, DictionarySettings, learn_dictionary
 from pipeline.dictionary.vectors import TrainingVectors
-from pipeline.encode import encode_lsp
 from pipeline.learn import learn_dictionary as learn_dictionaries
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.nearest import ROWS, nearest_atoms

@@ -259,7 +259,7 @@ WITHOUT_MATERIAL = [
 ]
 ENCODE_EACH = """
 import json, os, sys
-import cli, pipeline.encode
+import cli, pipeline.commands
 
 for number, arguments in enumerate(json.loads(sys.argv[1])):
     if not os.fork():

@@ -27,11 +27,10 @@ from threadpoolctl import threadpool_limits
 import pipeline.teacher.cut
 from common.errors import CorpusError, EncodeError
 from common.progress import silent
+from pipeline.commands import encode_ids, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
+from pipeline.dask_workers import THREADS, WorkerPool, event_loop, gpu_of, local_cluster, quiet, visible_gpus
 from pipeline.dictionary import Dictionary
-from pipeline.encode import encode_ids, encode_lsp
-from pipeline.executors.cluster import THREADS, event_loop, gpu_of, local_cluster, quiet, visible_gpus
-from pipeline.executors.dask import WorkerPool
 from pipeline.job import check_same_teacher, load_teacher, teacher_job
 from pipeline.learn import learn_dictionary
 from shards.reader import Store
@@ -168,7 +167,7 @@ def test_a_source_that_changes_is_the_drivers_error(alone, spread, reports, tmp_
 def test_what_workers_log_warn_of_and_raise_is_the_drivers(spread, tmp_path, caplog):
     def chatty(context, items):
         for item in items:
-            logging.getLogger("pipeline.coding.coder").warning("a batch of %s", len(context.job.plan.units))
+            logging.getLogger("pipeline.encode").warning("a batch of %s", len(context.job.plan.units))
             warnings.warn("workers warn of this", stacklevel=1)
             yield f"{item} is well"
 
@@ -264,7 +263,7 @@ def test_a_scheduler_that_goes(spread, tmp_path, monkeypatch):
 
 
 def test_no_scheduler_there(spread, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.executors.dask.SECONDS_TO_ANSWER", 0.5)
+    monkeypatch.setattr("pipeline.dask_workers.SECONDS_TO_ANSWER", 0.5)
     with pytest.raises(EncodeError, match="no scheduler answers there"):
         encode_lsp(replace(spread, scheduler="tcp://127.0.0.1:9", output=tmp_path))
 
@@ -304,7 +303,7 @@ def copy_of_packages(place, change):
     """Our packages as a worker of another version has them."""
     for name in ("common", "pipeline", "shards", "recipes"):
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__", "bundled_*"))
-    with open(place / "pipeline" / "coding" / "coder.py", "a") as file:
+    with open(place / "pipeline" / "encode.py", "a") as file:
         file.write(change)
     return place
 
@@ -332,7 +331,7 @@ def test_a_worker_without_the_package_or_with_another_version_is_named_at_once(
     (tmp_path / "site").mkdir()
     if not lacking:
         copy_of_packages(tmp_path / "site", "\n# changed\n")
-    monkeypatch.setattr("pipeline.executors.dask.perform", no_tasks)
+    monkeypatch.setattr("pipeline.dask_workers.perform", no_tasks)
     given = replace(alone, scheduler=empty_scheduler, output=tmp_path / "runs")
     with joined_by(empty_scheduler, lacking, tmp_path / "site", tmp_path), pytest.raises(EncodeError, match=message):
         list(WorkerPool(teacher_job(given, silent)).__enter__().map(print, [()]))

@@ -15,9 +15,9 @@ from preloaded import Preloaded, run_python
 
 from common.errors import CorpusError, EncodeError, StoreError, TeacherError
 from pipeline import plan as planning
+from pipeline.commands import encode_ids, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig
 from pipeline.dictionary import Dictionary
-from pipeline.encode import encode_ids, encode_lsp
 from shards.reader import Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,13 +67,13 @@ def test_a_new_store_beside_one_of_another_tolerance_says_so(place, report, tmp_
     before = encode_lsp(replace(given, tolerance=1e-3))[0]["store"]
     (tmp_path / "stores" / "damaged").mkdir()
     (tmp_path / "stores" / "damaged" / "target.json").write_text("{")
-    with caplog.at_level("INFO", "pipeline.encode"):
+    with caplog.at_level("INFO", "pipeline.announcement"):
         first = encode_lsp(given)[0]["store"]
         again = encode_lsp(given)[0]["store"]
-    lines = [record.getMessage() for record in caplog.records if record.name == "pipeline.encode"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "pipeline.announcement"]
     (line,) = [line for line in lines if "differs only" in line]
     assert first == again != before and f"{before} differs only" in line
-    assert "0.001 instead of 0.0001; --tolerance 0.001 goes on with it" in line
+    assert "0.001 instead of 0.0001; --tolerance 0.001 adds to it" in line
 
 
 def test_stored_rows_equal_the_full_model_and_scikit_learn(place, report):

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from pipeline import estimate
-from pipeline.coding.lsp import LspCoder
+from pipeline.commands import encode_ids, encode_logits, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
-from pipeline.encode import encode_ids, encode_logits, encode_lsp
+from pipeline.encode import Coder
 from terminal.encoding import encoding, show_estimate
 
 
@@ -65,7 +65,7 @@ def test_a_store_of_logits(common):
 
 def test_a_small_disk_is_said_before_the_encoding(common, teacher_directory, monkeypatch):
     config = EncodeIdsConfig(tokenizer=str(teacher_directory), **common)
-    monkeypatch.setattr(estimate, "free_bytes", lambda path: 1000)
+    monkeypatch.setattr("pipeline.stores.free_bytes", lambda path: 1000)
     with pytest.warns(UserWarning, match=r"about 0\.\d GB are to be written under .*/runs, where 0\.0 GB are free"):
         encode_ids(config)
     with warnings.catch_warnings():
@@ -145,13 +145,13 @@ def test_forward_passes_that_are_not_full_count(common, teacher_directory, monke
     """
     passed = [0.0]
     monkeypatch.setattr(estimate.time, "perf_counter", lambda: passed[0])
-    read_states = LspCoder.read_states
+    states = Coder.states
 
-    def read(self, teacher, batch, outputs):
+    def read(self, teacher, batch, numbers):
         passed[0] += 1e-3 * len(batch.ids_WL)
-        return read_states(self, teacher, batch, outputs)
+        return states(self, teacher, batch, numbers)
 
-    monkeypatch.setattr(LspCoder, "read_states", read)
+    monkeypatch.setattr(Coder, "states", read)
     config = EncodeConfig(
         teacher=str(teacher_directory), layer=(2,), k=(48,), lam=0.1, dictionary_tokens=4_000, batch_tokens=2048,
         device="cpu", max_tokens=40_000, **common | {"unit_tokens": unit_tokens},

@@ -23,18 +23,18 @@ from stored import shards
 from transformers import AutoModel
 
 from common.errors import EncodeError, RequestError, RunError, StoreError
-from pipeline.coding.coder import LAYOUTS
-from pipeline.coding.precision import total_variation
-from pipeline.coding.quantise import Codebook
+from pipeline.commands import encode_hidden, encode_lsp
 from pipeline.config import EncodeConfig, EncodeHiddenConfig, LearnConfig
 from pipeline.dictionary import Dictionary
-from pipeline.encode import encode_hidden, encode_lsp
-from pipeline.executors.inline import Inline
+from pipeline.encode import LAYOUTS
 from pipeline.job import load_teacher, stored_job, teacher_job
 from pipeline.learn import learn_dictionary
+from pipeline.precision import total_variation
 from pipeline.sample import sample_hidden, sample_windows
 from pipeline.solvers import nonneg_lasso
+from pipeline.targets.hidden import Codebook
 from pipeline.teacher import Teacher
+from pipeline.workers import Inline
 from shards.derive import derive
 from shards.reader import Store
 from shards.verify import verify
@@ -521,9 +521,7 @@ def test_damage_names_the_command_that_repairs_it(place, store, pq, coded, tmp_p
 # ---- other ways to read
 
 
-@pytest.mark.parametrize(
-    "how", [{"documents_apart": True}, {"packing": "pairs"}, {"packing": "pairs", "segments": "never"}]
-)
+@pytest.mark.parametrize("how", [{"documents_apart": True}, {"packing": "pairs"}])
 def test_the_way_of_reading_passes_on_to_the_codes(place, dictionary, tmp_path, how, teacher_directory):
     (report,) = encode_hidden(replace(place, layer=2, max_tokens=8_000, output=tmp_path, **how))
     (lsps,) = encode_lsp(codes_of(place, dictionary, hidden=report["store"], output=tmp_path))

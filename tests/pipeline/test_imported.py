@@ -9,9 +9,9 @@ from scipy.sparse import csr_array
 
 import cli
 from common.errors import DictionaryError
+from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
-from pipeline.encode import encode_lsp
 from pipeline.imported import ImportConfig, import_dictionary
 from pipeline.solvers import nonneg_lasso
 from shards.reader import Store

@@ -12,14 +12,14 @@ from planted import planted
 
 from cli import VERBS
 from common.errors import EncodeError
-from pipeline.coding import kept
-from pipeline.coding.distributions import distributions
-from pipeline.coding.kept import CHOICES, entries_kept, expected_mass
+from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary, DictionarySettings, learn_dictionary
 from pipeline.dictionary.vectors import TrainingVectors
-from pipeline.encode import encode_lsp
 from pipeline.solvers import nonneg_lasso
+from pipeline.targets import lsp as kept
+from pipeline.targets.distributions import distributions
+from pipeline.targets.lsp import CHOICES, entries_kept, expected_mass
 from recipes.reading import recipe_settings
 from shards.reader import Store
 from terminal.encoding import encoding

@@ -17,12 +17,11 @@ from tiny_families import LAYERS, edit_weights, tiny_model, windows
 from transformers import AutoModelForMaskedLM
 
 from common.errors import EncodeError, RunError, TeacherError
-from pipeline.coding import logits as logits_module
-from pipeline.coding.coder import LAYOUTS
-from pipeline.coding.logits import most_probable
-from pipeline.coding.masked import PASSES, assign_passes
+from pipeline.commands import encode_ids, encode_logits
 from pipeline.config import EncodeIdsConfig, EncodeLogitsConfig
-from pipeline.encode import encode_ids, encode_logits
+from pipeline.encode import LAYOUTS
+from pipeline.targets import logits as logits_module
+from pipeline.targets.logits import PASSES, assign_passes, most_probable
 from pipeline.teacher import FAMILIES, Teacher, teacher_fingerprint
 from pipeline.teacher.masked_lm import MaskedLm
 from shards.derive import derive
@@ -400,12 +399,12 @@ def test_failing_windows_lose_their_rows_and_nothing_else_changes(place, report,
 def test_a_killed_run_goes_on_to_the_same_bytes(place, report, tmp_path):
     """SIGKILL in the second or third unit: what was committed stays, and nothing of it is done again."""
     code = (
-        "import os, signal, sys\nimport cli\nfrom pipeline.coding.coder import TeacherCoder\n"
-        "works, calls = TeacherCoder._finish, []\n"
+        "import os, signal, sys\nimport cli\nfrom pipeline.encode import Coder\n"
+        "works, calls = Coder._finish, []\n"
         "def dies(coder, batch):\n"
         "    calls.append(1)\n"
         "    return works(coder, batch) if len(calls) < 15 else os.kill(os.getpid(), signal.SIGKILL)\n"
-        "TeacherCoder._finish = dies\ncli.main(sys.argv[1:])"
+        "Coder._finish = dies\ncli.main(sys.argv[1:])"
     )
     flags = ["encode-logits", "--teacher", place.teacher, "--corpus", *place.corpus, "--top-n", 12, "--max-length", 32]
     flags += ["--max-tokens", 40_000, "--unit-tokens", 10_000, "--batch-tokens", 2048, "--device", "cpu"]

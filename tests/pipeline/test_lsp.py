@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.coding import distributions as module
-from pipeline.coding.distributions import distributions
 from pipeline.solvers import Codes
+from pipeline.targets import distributions as module
+from pipeline.targets.distributions import distributions
 from shards.codec import encode_weights
 from shards.schema import LSP_OCTAVES
 

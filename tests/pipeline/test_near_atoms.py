@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from planted import planted, unit_rows
 
-from pipeline.coding.precision import total_variation
+from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig, LearnConfig
 from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule, learn_dictionary, learning
 from pipeline.dictionary import checkpoint as learning_checkpoint
 from pipeline.dictionary.cpu import CpuLearner, kept_share
 from pipeline.dictionary.near import NEAR, count_near, far_rows, near_atoms
 from pipeline.dictionary.torch import TorchLearner
-from pipeline.encode import encode_lsp
 from pipeline.learn import learn_dictionary as learn_dictionaries
+from pipeline.precision import total_variation
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.problem import objective
 

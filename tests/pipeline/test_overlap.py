@@ -16,23 +16,20 @@ import torch
 from stored import shards
 
 from common.errors import CorpusError, EncodeError, ShardError, TeacherError
-from pipeline import encode as encoding
-from pipeline import units
-from pipeline.coding import coder as coding
-from pipeline.coding import lsp
-from pipeline.coding.batch import Output, make_batch
-from pipeline.coding.coder import LAYOUTS
-from pipeline.coding.distributions import distributions
-from pipeline.coding.hidden import centred_rows, hidden_rows
-from pipeline.coding.lanes import HostLane
-from pipeline.coding.lsp import LspCoder
+from pipeline import commands as encoding
+from pipeline import encode as coding
+from pipeline.batch import centred_rows, hidden_rows, make_batch
+from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
 from pipeline.corpus import Window
 from pipeline.dictionary import Dictionary
-from pipeline.encode import encode_lsp
+from pipeline.encode import LAYOUTS, Coder
 from pipeline.job import Job, teacher_job
+from pipeline.overlap import HostLane
 from pipeline.solvers import Codes
 from pipeline.stores import TargetStore
+from pipeline.targets import lsp
+from pipeline.targets.distributions import distributions
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
 from shards.reader import Store
 from shards.writer import UnitWriter
@@ -101,7 +98,7 @@ def test_the_same_bytes_and_figures_whatever_overlaps(place, alone, layout, tmp_
 
 def test_several_blocks_and_a_unit_without_windows(place, tmp_path, monkeypatch):
     """Blocks of four windows: the last of a unit is short, and one unit has none at all."""
-    monkeypatch.setattr(units, "windows_per_block", lambda max_length: 100)
+    monkeypatch.setattr(coding, "windows_per_block", lambda max_length: 100)
     windows = Job.windows
     bytes_of = {}
     for name, layout in {"alone": ALONE, "gpu": GPU_LAYOUT, "cpu": LAYOUTS["cpu"]}.items():
@@ -174,7 +171,7 @@ def test_an_error_of_any_stage_is_the_callers(place, alone, layout, tmp_path, mo
     with monkeypatch.context() as patch:
         job = teacher_job(given, lambda *_, **__: None)  # the scan reads windows, too: before it fails
         times = fail_in(patch, stage, error, in_the_third_unit(job.plan, alone, stage))
-        patch.setattr(encoding, "teacher_job", lambda *_: job)
+        patch.setattr(encoding, "open_job", lambda *_: job)
         with pytest.raises(type(error)) as caught:
             encode_lsp(given)
         assert caught.value is error and time.monotonic() - times[0] < 10
@@ -228,13 +225,13 @@ def test_a_full_disk_at_the_last_moment(place, layout, tmp_path, monkeypatch):
 
     job = teacher_job(replace(place, output=tmp_path), lambda *_, **__: None)
     teacher = Teacher.load(place.teacher, 2)
-    outputs = [Output(2, Dictionary.load(place.dictionary))]
-    coder = LspCoder(teacher, outputs, place, job.special_ids)
-    store = TargetStore(job, "store", job.target({}, {}, k=48), {})
+    target = lsp.Lsp(place, teacher, 2, Dictionary.load(place.dictionary))
+    coder = Coder(teacher, [target], place, job.special_ids)
+    store = TargetStore(job, target, {})
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         list(
-            units.write_units(
+            coding.write_units(
                 [(unit, [0]) for unit in job.plan.units],
                 job.windows,
                 coder,
@@ -288,13 +285,13 @@ def test_every_stage_waits_for_the_one_before(place, alone, tmp_path, monkeypatc
     monkeypatch.setattr(lsp, "distributions", of_tensors)
     monkeypatch.setattr(coding, "make_batch", lambda *args: make_batch(*args[:5], False, *args[6:]))  # no pinning here
     monkeypatch.setitem(LAYOUTS, "cpu", GPU_LAYOUT)
-    works = LspCoder.__init__
+    works = Coder.__init__
 
     def as_on_a_gpu(coder, *args):
         works(coder, *args)
         coder._on_gpu = True
 
-    monkeypatch.setattr(LspCoder, "__init__", as_on_a_gpu)
+    monkeypatch.setattr(Coder, "__init__", as_on_a_gpu)
     report = encode_lsp(replace(place, output=tmp_path))[0]
     assert shards(report["store"]) == shards(alone.path)
     teach, solve, finish = lanes
@@ -307,7 +304,7 @@ def test_every_stage_waits_for_the_one_before(place, alone, tmp_path, monkeypatc
 def test_device_memory_is_bounded_by_the_layout(place, tmp_path, monkeypatch):
     """Batches that hold hidden states: as many as the layout says, ready or in the making, and the solver's."""
     held, most = set(), []
-    teach, solve = LspCoder._teach, LspCoder._solve
+    teach, solve = Coder._teach, Coder._code
 
     def watched_teach(coder, batches):
         held.update(map(id, batches))
@@ -321,8 +318,8 @@ def test_device_memory_is_bounded_by_the_layout(place, tmp_path, monkeypatch):
         assert batch.hidden is None
         return batch
 
-    monkeypatch.setattr(LspCoder, "_teach", watched_teach)
-    monkeypatch.setattr(LspCoder, "_solve", watched_solve)
+    monkeypatch.setattr(Coder, "_teach", watched_teach)
+    monkeypatch.setattr(Coder, "_code", watched_solve)
     monkeypatch.setitem(LAYOUTS, "cpu", GPU_LAYOUT)
     encode_lsp(replace(place, output=tmp_path))
     assert max(most) <= GPU_LAYOUT["teach"] + 1

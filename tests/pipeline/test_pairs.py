@@ -9,11 +9,11 @@ from kinds import write
 from transformers import AutoTokenizer
 
 from pipeline import plan as planning
+from pipeline.commands import encode_ids
 from pipeline.config import EncodeIdsConfig
 from pipeline.corpus import Window
 from pipeline.corpus.source import PIECE_CHARACTERS, Piece, parts
 from pipeline.corpus.windows import pair_windows, windows
-from pipeline.encode import encode_ids
 from pipeline.teacher import load_tokenizer
 from shards.reader import Store
 

@@ -12,8 +12,8 @@ from common.progress import silent
 from pipeline import plan as planning
 from pipeline.corpus import JsonLines, TextFile
 from pipeline.corpus.documents import Selection
-from pipeline.executors.inline import Inline
 from pipeline.sample import sample_windows
+from pipeline.workers import Inline
 from shards.manifest import Plan, PlannedUnit
 
 pytestmark = pytest.mark.promise("odd, blank and no …")

@@ -9,8 +9,8 @@ from transformers import AutoModel
 import pipeline.teacher.cut
 from common.onednn import available
 from common.products import TORCH, USUAL
+from pipeline.commands import encode_logits, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
-from pipeline.encode import encode_logits, encode_lsp
 from pipeline.teacher import Teacher
 from shards.reader import Store
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from stored import shards
 
-from pipeline.coding import lsp
-from pipeline.coding.coder import LAYOUTS
+from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
-from pipeline.encode import encode_lsp
+from pipeline.encode import LAYOUTS
+from pipeline.targets import lsp
 from pipeline.teacher import Teacher
 from shards.reader import Store
 

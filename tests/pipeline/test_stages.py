@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.coding.stages import Stages, Stopped
+from pipeline.overlap import Stages, Stopped
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -207,7 +207,7 @@ def test_after_the_block_a_stage_says_that_it_was_stopped():
 
 def test_ctrl_c_ends_a_consumer_that_waits():
     code = (
-        "import time\nfrom pipeline.coding.stages import Stages\n"
+        "import time\nfrom pipeline.overlap import Stages\n"
         "def slow():\n    while True:\n        time.sleep(0.1)\n        yield 1\n"
         "def never(items):\n    for _ in items:\n        pass\n    yield\n"
         "with Stages() as stages:\n"

@@ -24,18 +24,17 @@ from evaluation.studies.flops.solver import fista_flops, solver_flops
 from evaluation.studies.flops.stores import store_flops
 from evaluation.studies.sweeps.config import SweepConfig
 from pipeline import estimate as estimating
-from pipeline.coding import lsp
-from pipeline.coding.batch import Output
-from pipeline.coding.precision import total_variation
+from pipeline.commands import encode_logits, encode_lsp
 from pipeline.config import EncodeConfig, EncodeLogitsConfig, LearnConfig
 from pipeline.dictionary import Dictionary
-from pipeline.encode import encode_logits, encode_lsp
-from pipeline.executors.base import Context
+from pipeline.encode import open_coder
+from pipeline.executor import Context
 from pipeline.job import teacher_job
-from pipeline.kinds import KINDS
 from pipeline.learn import learn_dictionary
+from pipeline.precision import total_variation
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.problem import kkt_violation
+from pipeline.targets import lsp
 from pipeline.teacher.cut import Teacher, torch_dtype
 from shards.derive import derive
 from shards.reader import Store
@@ -111,7 +110,7 @@ def common(place):
 
 
 def test_settings_of_before_name_what_they_named(plain):
-    """Nothing that 1837c65 made is renamed: no key of a later setting is in the target's settings or the plan's."""
+    """At its usual value, a setting that was added later is in neither the target's settings nor the plan's."""
     assert set(plain.fingerprinted) == {
         "kind",
         "format",
@@ -283,13 +282,10 @@ def test_settings_that_contradict_each_other(place, change, message):
 def test_a_resume_with_other_settings_is_refused(place, plain):
     """As a worker would find it that was given other settings than the store's."""
 
-    class Given:
-        files, target = plain.files, plain.files.target()
-
     for change in ({"solver": "fista"}, {"documents_apart": True}, {"lam": 0.2}, {"top_n": 4}, {"tolerance": 1e-5}):
         job = teacher_job(replace(place, **change), lambda *_, **__: None)
         with pytest.raises(EncodeError, match="made with other settings than those of this command: "):
-            KINDS["lsp"].open_coder(Context(job), [Given])
+            open_coder(Context(job), [plain.files.path], lsp.Lsp)
 
 
 # ---- every non-zero
@@ -542,9 +538,10 @@ def test_precisions_are_compared_by_codes_more_exact_than_the_stored_ones(place,
     atoms, rows = unit_rows(rng.normal(size=(64, 32))), unit_rows(rng.normal(size=(20, 32)))
     teacher = Teacher.load(place.teacher, 2)
     config = replace(place, tolerance=tolerance)
-    coder = lsp.LspCoder(teacher, [Output(2, Dictionary(atoms, [], "given", {}))], config, {})
+    target = lsp.Lsp(config, teacher, 2, Dictionary(atoms, [], "given", {}))
+    target.prepare()
     pair = rows, unit_rows(rows + 1e-3 * rng.normal(size=rows.shape))
-    variation = coder.measure_variation(*map(torch.from_numpy, pair), teacher, 0)
+    variation = target.variation(*map(torch.from_numpy, pair), teacher)
     assert found == [used, used]
     exact = (nonneg_lasso(of, atoms, config.lam, tol=1e-6).dense(64) for of in pair)
     np.testing.assert_allclose(variation, total_variation(*exact), atol=1e-3)

@@ -12,10 +12,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from pipeline import plan as planning
+from pipeline.commands import encode_ids
 from pipeline.config import EncodeIdsConfig
 from pipeline.corpus import windows as packing
 from pipeline.corpus.windows import drops_white_space, packed_tokens
-from pipeline.encode import encode_ids
 from pipeline.teacher import load_tokenizer
 from shards.reader import Store
 

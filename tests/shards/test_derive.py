@@ -8,7 +8,7 @@ import pytest
 from make_store import make_store, random_block
 
 from common.errors import ShardError, StoreError
-from pipeline.coding.distributions import distributions
+from pipeline.targets.distributions import distributions
 from shards.derive import derive
 from shards.files import StoreFiles
 from shards.manifest import Plan, PlannedUnit, fingerprint

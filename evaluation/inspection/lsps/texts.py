@@ -24,7 +24,7 @@ from shards.reader import Store
 EMBEDDED_AT_ONCE = 256
 
 if TYPE_CHECKING:
-    from pipeline.coding.distributions import Distributions
+    from pipeline.targets.distributions import Distributions
     from pipeline.teacher import Teacher
     from student.lsp_model import LspModel
 
@@ -51,8 +51,7 @@ def teacher_lsps(store: Store, dictionary: Dictionary, text: str, teacher: str |
     """
     import torch
 
-    from pipeline.coding.batch import make_batch
-    from pipeline.coding.hidden import center_on, centred_rows
+    from pipeline.batch import center_on, centred_rows, make_batch
 
     tokenizer, ids_T = _read(store, text)
     framed_T = np.array([store.special_ids["cls"], *ids_T, store.special_ids["sep"]])
@@ -67,9 +66,9 @@ def teacher_lsps(store: Store, dictionary: Dictionary, text: str, teacher: str |
 
 def code_rows(store: Store, dictionary: Dictionary, hidden_Nd: np.ndarray) -> "Distributions":
     """The LSPs of unit-length hidden states, found and cut off as those in the store were."""
-    from pipeline.coding.distributions import distributions
     from pipeline.solvers import nonneg_lasso
     from pipeline.solvers.nearest import nearest_atoms
+    from pipeline.targets.distributions import distributions
 
     settings = store.settings
     solver, how = settings.get("solver"), {"tol": settings.get("tolerance")}

@@ -21,7 +21,7 @@ from evaluation.studies.protocol.description import SETTINGS, Arm, StoreRecipe, 
 from evaluation.studies.word_senses.choose_layer import choose_layer
 from evaluation.tasks.blimp.evaluate import evaluate
 from evaluation.tasks.finetuning.suite import finetune
-from pipeline.encode import encode_hidden, encode_ids, encode_logits, encode_lsp
+from pipeline.commands import encode_hidden, encode_ids, encode_logits, encode_lsp
 from shards.tools import derive_shards
 from student.config import StudentConfig
 from student.objectives import LSP_OBJECTIVES, WITHOUT_WORDS

@@ -94,7 +94,7 @@ def sweep(settings: SweepConfig, progress: Callable[..., None] = silent) -> dict
 
 
 def _rows(settings, parts, f1_of, progress):
-    from pipeline.encode import encode_lsp
+    from pipeline.commands import encode_lsp
     from student.train import train
 
     reports = encode_lsp(settings.encoding(), progress)

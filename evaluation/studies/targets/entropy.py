@@ -28,11 +28,10 @@ from common.progress import silent
 from evaluation.inspection.lsps.sample import SEED, WINDOWS_AT_ONCE, draw
 from evaluation.inspection.lsps.texts import load_store_teacher
 from evaluation.studies.targets.config import MatchEntropyConfig
-from pipeline.coding.batch import make_batch
-from pipeline.coding.distributions import distributions
-from pipeline.coding.hidden import center_on, centred_rows
+from pipeline.batch import center_on, centred_rows, make_batch
 from pipeline.dictionary import Dictionary
 from pipeline.solvers import nonneg_lasso, prepare
+from pipeline.targets.distributions import distributions
 from shards.codec import SparseRows
 from shards.copies import check_dictionary
 from shards.reader import Store

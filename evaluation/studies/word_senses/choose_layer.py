@@ -40,12 +40,12 @@ from evaluation.studies.word_senses.labels import name_lsps
 from evaluation.studies.word_senses.sense_scores import answer, normalise, npmi, sense_sums
 from evaluation.studies.word_senses.word_vectors import Centers, Readings, word_vectors
 from pipeline.announcement import announcement
-from pipeline.coding.hidden import center_on
+from pipeline.batch import center_on
 from pipeline.dictionary import Dictionary
-from pipeline.executors import open_executor
 from pipeline.job import Job, load_teacher, named_by_content, teacher_job
 from pipeline.learn import batch_key, minibatch_of_sample, provide_dictionaries, wanted_dictionaries
 from pipeline.solvers import describe_missing_kernels, nonneg_lasso
+from pipeline.workers import open_executor
 from shards.manifest import fingerprint
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from preloaded import run_command
 
 from evaluation.studies.targets.config import MatchEntropyConfig
 from evaluation.studies.targets.entropy import match_entropy
+from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
-from pipeline.encode import encode_lsp
 from shards.reader import Store
 from terminal.targets import entropies
 

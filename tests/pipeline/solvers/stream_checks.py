@@ -26,7 +26,7 @@ from fake_device import DEVICE, OnDevice, Stream
 
 lockstep.install()  # before kernels are made
 
-from pipeline.coding.lanes import open_lane  # noqa: E402
+from pipeline.overlap import open_lane  # noqa: E402
 from pipeline.solvers import (  # noqa: E402
     cd_cuda,
     cuda_products,

@@ -21,7 +21,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE))
 
 import instruction_budget  # noqa: E402
+import kernels_changed  # noqa: E402
 import sass  # noqa: E402
+
+pytestmark = kernels_changed.only_if_changed("budgets")
 
 # Instructions a token on four rows of the bench data at width 768, for every capability that we compile for. Who makes
 # a kernel cheaper lowers its budget: python tests/pipeline/solvers/instruction_budget.py --tokens 4 --capability ...

@@ -18,6 +18,11 @@ pytest.importorskip("cuda.bindings", reason='no numba-cuda: pip install "mlsm[te
 pytest.importorskip("numba.cuda")
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE))
+
+import kernels_changed  # noqa: E402
+
+pytestmark = kernels_changed.only_if_changed("streams")
 NAMES = re.findall(r"^@check\ndef (\w+)", (HERE / "stream_checks.py").read_text(), re.M)
 
 

@@ -1,6 +1,6 @@
 """What a teacher of low precision changes, against the same teacher in float32, on the first windows of every unit.
 
-Left out: numbers that float16 cannot hold, which end the run (failures.py).
+Not handled here: numbers that float16 cannot hold, which end the run (failures.py).
 """
 
 import logging
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.coding.batch import Batch, add_amounts
-from pipeline.coding.failures import ran_out_of_memory
+from pipeline.batch import Batch, add_amounts
+from pipeline.failures import ran_out_of_memory
 
 COMPARED_WINDOWS = 8  # of every unit
 logger = logging.getLogger(__name__)
 
 
 class Comparison:
-    """Compares the teacher of a TeacherCoder with itself in float32, which it loads when it first needs it.
+    """Compares the teacher of a Coder with itself in float32, which it loads when it first needs it.
 
     wanted  whether the teacher computes in another precision, and there is memory for both
     """
@@ -42,10 +42,10 @@ class Comparison:
                 if self._in_float32 is None:
                     self._in_float32 = coder.teacher.in_float32()
                 teachers = coder.teacher, self._in_float32
-                rows_Nd, exact_Nd = (coder.read_states(each, sample, [output])[output].rows_Nd for each in teachers)
+                rows_Nd, exact_Nd = (coder.states(each, sample, [output])[0].rows_Nd for each in teachers)
                 lengths_N = torch.linalg.vector_norm(exact_Nd, dim=1).clamp_min(1e-12)
                 distance_N = (torch.linalg.vector_norm(rows_Nd - exact_Nd, dim=1) / lengths_N).cpu()
-                variation_N = coder.measure_variation(rows_Nd, exact_Nd, self._in_float32, output)
+                variation_N = coder.targets[output].variation(rows_Nd, exact_Nd, self._in_float32)
         except Exception as error:
             if not ran_out_of_memory(error):
                 raise

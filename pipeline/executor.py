@@ -1,12 +1,13 @@
-"""What an executor is: it applies a function to items, in this process or in others, and knows nothing else.
+"""What an executor is, and what a process that works for one keeps.
 
     for item, result in executor.map(function, items): ...
 
-A function takes a Context and an iterator over items, and yields one result for each of them, in order. Whether it is
-given all items or one at a time is the executor's choice: given all, it can begin the next item before it has finished
-the one at hand; given one at a time, the items can go to several processes. A function is one of a module, or a
-`partial` of one, so that it can be pickled by name.
-Left out: what the functions do (units.py, sample.py).
+An executor applies a function to items, in this process or in others, and knows nothing else. A function takes a
+Context and an iterator over items, and yields one result for each of them, in order. Whether it gets all items or one
+at a time is the executor's choice: with all, it can begin the next item before it has finished the current one; one at
+a time, the items can go to several processes. A function is one of a module, or a `partial` of one, so that it can be
+pickled by name. Not handled here: which processes there are (workers.py, dask_workers.py), what the functions do
+(encode.py, sample.py).
 """
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
@@ -48,6 +49,12 @@ class Context:
 
     def check_wanted(self) -> None:
         """End the item at hand, by an exception, when nobody waits for its result any more."""
+
+    def windows(self, unit: Any) -> Iterator[Any]:
+        """The windows of a planned unit, as long as somebody waits for what becomes of them."""
+        for window in self.job.windows(unit):
+            self.check_wanted()
+            yield window
 
     def pack(self, array: np.ndarray, place: Path) -> np.ndarray | Path:
         """An array as part of a result; `unpack` gives it back. From another process it comes in a file in `place`."""

@@ -1,9 +1,11 @@
-"""What travels through the stages of a coder: blocks of windows, and the batches of a forward pass.
+"""What travels from the text to the shard: blocks of windows, the batches of a forward pass, and their hidden states.
 
-Shapes: W windows, L window length, T tokens end to end, N coded tokens, d hidden width.
+Hidden states are those of the coded tokens, as the teacher gives them, or centred and scaled to unit length.
+
+Shapes: W windows, L window length, T tokens end to end, N coded tokens, d hidden width, P positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,8 +13,11 @@ import numpy as np
 import torch
 
 from common.documents import positions_in_documents
+from common.errors import EncodeError, PrecisionError
 from pipeline.config import TeacherConfig
 from pipeline.corpus import Window, join_windows
+from pipeline.dictionary import Dictionary
+from pipeline.dictionary.centering import centred_unit_rows
 from shards.segments import segment_ids
 
 if TYPE_CHECKING:
@@ -33,10 +38,8 @@ class Reading(NamedTuple):
 
     @classmethod
     def of(cls, config: TeacherConfig, teacher: "Teacher") -> "Reading":
-        """How a command reads: with segments where windows are pairs and the teacher has two token types, unless the
-        settings say never."""
-        tells_segments = config.segments == "auto" and config.packing == "pairs" and teacher.segments >= 2
-        return cls(config.documents_apart, tells_segments)
+        """How a command reads: with segments if windows are pairs and the teacher has two token types."""
+        return cls(config.documents_apart, config.packing == "pairs" and teacher.segments >= 2)
 
     def settings(self) -> dict[str, bool]:
         """What this adds to the settings that name a store or a dictionary: nothing for windows read as one text."""
@@ -46,19 +49,12 @@ class Reading(NamedTuple):
 AS_ONE_TEXT = Reading()
 
 
-class Output(NamedTuple):
-    """What a store wants of the hidden states."""
-
-    layer: int
-    dictionary: Any  # a Dictionary, or the Codebook of hidden states; None where there is neither
-
-
 @dataclass(eq=False)
 class Block:
     """What becomes one block of a shard.
 
     columns     name to array, as `UnitWriter.write_block` takes them; complete when the last stage is done
-    output      number of the output that it is for
+    output      number of the target that it is for
     batches     how many forward passes it takes
     parts       columns of the batches that are done; this and what follows belongs to the last stage
     statistics  sums over the block, for the unit's statistics, and its largest KKT violation
@@ -108,9 +104,9 @@ class Batch:
     coded_T    bool, which of the tokens end to end are coded
     windows    how many of the W count, the others being copies
     first      number of the first window in its block
-    blocks     those that it is part of, one an output; from the teacher on, each has a Batch of its own
-    hidden     Hidden (hidden.py) between teacher and solver
-    codes      what the coder made of the hidden states: Codes, or MostProbable of logits.py
+    blocks     those that it is part of, one per target; from the teacher on, each has a Batch of its own
+    hidden     Hidden between teacher and solver
+    codes      what the target made of the hidden states
     marks      beginning and end of "teacher" and of "solver", or what stands in the solver's place
     sharing    how many batches share the teacher's pass
     documents_WL, segments_WL  int64 tensors as `Teacher` takes them, or None: see Reading
@@ -256,3 +252,118 @@ def add_amounts(totals: dict[str, Any], amounts: dict[str, Any]) -> None:
     """Add numbers, or arrays, to those of the same names."""
     for name, amount in amounts.items():
         totals[name] = totals.get(name, 0) + amount
+
+
+# -- hidden states -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Hidden:
+    """Unit-length hidden states of a layer, on the teacher's device.
+
+    layer       its number
+    rows_Nd     float32 tensor
+    not_finite  int64 tensor without axes: rows that hold NaN or infinity
+    """
+
+    layer: int
+    rows_Nd: torch.Tensor
+    not_finite: torch.Tensor
+
+    def check(self, teacher: "Teacher") -> None:
+        """Raise EncodeError if a row is not finite. Waits for the device."""
+        if count := int(self.not_finite):
+            raise not_finite(teacher, f"{teacher.name}, layer {self.layer}: {count} hidden states")
+
+
+@torch.inference_mode()
+def raw_rows(teacher: "Teacher", batch: Batch, layers: Iterable[int]) -> dict[int, torch.Tensor]:
+    """Hidden states of a batch's coded tokens as the teacher gives them: dict of layer to a new (N, d) tensor."""
+    wanted = sorted(set(layers))
+    inputs, reading = (batch.ids_WL, batch.real_WL, batch.tokens_N), batch.reading
+    last_alone = wanted == [teacher.layer]
+    states = [teacher(*inputs, **reading)] if last_alone else teacher(*inputs, layers=wanted, **reading)
+    return dict(zip(wanted, states, strict=True))
+
+
+@torch.inference_mode()
+def centred_rows(teacher: "Teacher", batch: Batch, wanted: Sequence[tuple[int, torch.Tensor | None]]) -> list[Hidden]:
+    """Hidden states of a batch's coded tokens, centred and scaled to unit length.
+
+    wanted   pairs (layer, what `center_on` gives for the dictionary that they are coded with)
+    Returns  list of Hidden, one for each pair; those of one layer without a centre are the same
+    """
+    raw, found = raw_rows(teacher, batch, [layer for layer, _ in wanted]), {}
+    if any(center_Pd is not None for _, center_Pd in wanted):
+        position_N = batch.position_N.to(teacher.device, non_blocking=True)
+    for number, (layer, center_Pd) in enumerate(wanted):
+        if center_Pd is not None:
+            found[number] = Hidden(layer, *centred_unit_rows(raw[layer].clone(), center_Pd, position_N))
+    uncentred = {layer for layer, center_Pd in wanted if center_Pd is None}  # last: these are scaled in place
+    plain = {layer: Hidden(layer, *centred_unit_rows(raw[layer], None, None)) for layer in uncentred}
+    return [found.get(number) or plain[layer] for number, (layer, _) in enumerate(wanted)]
+
+
+class HiddenRows(NamedTuple):
+    """Raw hidden states with the positions of their tokens, as the teacher counts them."""
+
+    rows_Nd: np.ndarray
+    position_N: np.ndarray
+
+
+def hidden_rows(
+    teacher: Any,
+    windows: Sequence,
+    batch: int,
+    max_length: int,
+    special_ids: dict,
+    layers: Sequence[int],
+    reading: Reading = AS_ONE_TEXT,
+    raw: bool = False,
+) -> tuple[list, np.ndarray]:
+    """Unit-length hidden states of the non-special tokens of some windows, on the host.
+
+    batch    windows in a forward pass; fewer are filled up with copies of the first, so that shapes are fixed
+    raw      as the teacher gives them instead, with their positions
+    Returns  list of hidden_Nd float32 (raw: of HiddenRows), one for every layer; coded_T bool over the windows' tokens
+             end to end
+    Raises   EncodeError on a hidden state that is not finite
+    """
+    columns = join_windows(windows)
+    documents_T = documents_of(columns) if reading.documents_apart else None
+    prepared = make_batch(
+        columns["ids"],
+        columns["lengths"],
+        batch,
+        max_length,
+        special_ids,
+        documents_T=documents_T,
+        segments=reading.segments,
+    )
+    if windows[0].number is not None:
+        prepared.rows_Nd = teacher.read(prepared, np.array([window.number for window in windows]))
+    if raw:
+        found = raw_rows(teacher, prepared, layers)
+        for layer, rows_Nd in found.items():
+            Hidden(layer, rows_Nd, (~rows_Nd.isfinite().all(1)).sum()).check(teacher)
+        position_N = prepared.position_N.numpy()
+        return [HiddenRows(found[layer].cpu().numpy(), position_N) for layer in layers], prepared.coded_T
+    found = dict(zip(layers, centred_rows(teacher, prepared, [(layer, None) for layer in layers]), strict=True))
+    for hidden in found.values():
+        hidden.check(teacher)
+    return [found[layer].rows_Nd.cpu().numpy() for layer in layers], prepared.coded_T
+
+
+def center_on(device: torch.device | str, dictionary: Dictionary) -> torch.Tensor | None:
+    """The rows that a dictionary subtracts at each position, on a device; None for one that is not centred."""
+    return None if dictionary.center is None else torch.from_numpy(dictionary.center.rows_Pd).to(device)
+
+
+def not_finite(teacher: "Teacher", what: str) -> EncodeError:
+    """The error that says that something is not finite; of float16, that the dtype cannot hold it."""
+    if teacher.dtype != torch.float16:
+        return EncodeError(f"{what} are not finite. Try --dtype float32.")
+    return PrecisionError(
+        f"{what} are not finite in float16, which holds numbers up to 65,504. Give --dtype bfloat16, which has the "
+        "range of float32, or --dtype float32; either makes a store of its own."
+    )

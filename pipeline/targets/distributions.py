@@ -1,4 +1,4 @@
-"""Sparse codes to distributions over latent semantic properties (LSPs).
+"""Sparse codes to distributions over latent semantic properties (LSPs), and any distributions to columns of a block.
 
 A code a gives P = a / sum(a). The largest n entries are kept as they are; the mass of the others is the
 row's tail. A code of all zeros has no distribution: its row stays empty, and the token carries no loss (the
@@ -6,7 +6,7 @@ official code lets it in as a row of zeros). Codes that lie on a GPU are cut, di
 is kept comes to the host: the same bytes, as sums and quotients are float64. Not run on a GPU yet. Left out:
 renormalising for the loss (student/objectives/), packing (shards/codec.py).
 
-Shapes: N tokens, n of them at once, w the most entries of one, E entries.
+Shapes: N tokens, n of them at once, w the most entries of one, E entries; T tokens of a batch end to end.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from pipeline.batch import Batch, add_amounts
 from pipeline.solvers.parallel import inlined, kernel
 from pipeline.solvers.problem import Codes
 from shards.codec import ratio_bounds
@@ -68,6 +69,19 @@ def distributions(codes: Codes, top_n: int | Literal["all"]) -> Distributions:
     tail_N = np.zeros(len(found_N), np.float32)
     _fill(codes.indptr, codes.indices, codes.values, codes.values.view(np.int32), indptr, indices, weights, tail_N)
     return Distributions(indptr, indices, weights, tail_N, int((found_N > limit).sum()))
+
+
+def columns_of(rows: Distributions | None, batch: Batch) -> dict[str, np.ndarray]:
+    """Columns over all tokens of a batch; special tokens get no entries, and with None no token gets one."""
+    tokens = len(batch.coded_T)
+    nnz, tail = np.zeros(tokens, np.int64), np.zeros(tokens, np.float32)
+    if rows is None:
+        return {"nnz": nnz, "indices": np.zeros(0, np.int32), "weights": np.zeros(0, np.float32), "tail": tail}
+    add_amounts(batch.block.statistics, {"truncated_tokens": int(rows.truncated_tokens)})
+    nnz[batch.coded_T] = np.diff(rows.indptr)
+    tail[batch.coded_T] = rows.tail
+    columns = {"nnz": nnz, "indices": rows.indices, "weights": rows.weights, "tail": tail}
+    return columns if rows.lsp_codes is None else columns | {"lsp_codes": rows.lsp_codes}
 
 
 def _fill_on_gpu(codes, limit):

@@ -1,4 +1,6 @@
-"""Stages that overlap: an iterator that runs ahead in a thread of its own, at most so many items.
+"""What runs at the same time: stages in threads of their own, and the lanes of a device that their work is queued in.
+
+A stage is an iterator that runs ahead in a thread, at most so many items.
 
     with Stages() as stages:
         batches = stages.ahead(read(), depth=4)
@@ -10,12 +12,24 @@ What the loop sees is what it would see without threads: the same items in the s
 items before it, the same exception with its traceback. So an error waits for at most `depth` items, and
 work that was finished before it is not lost. In the other direction nothing waits: whatever ends the `with`
 block, an exception, an early exit or Ctrl-C, stops every stage at its next item, closes its iterator in its
-own thread and leaves no thread behind. Left out: what the stages do; items that finish out of order.
+own thread and leaves no thread behind.
+
+On a GPU every stage has a lane, a CUDA stream, so that teacher, solver and copies overlap; order between them is by
+events, and memory that crosses over is not used again before its reader is done. How torch sums products of float16 is
+a setting of the process: all lanes have the solver's, or the last bits of a teacher's states would depend on whether
+the solver works at the same time. On a CPU a call returns when its work is done, and a lane only reads the clock. Not
+run on a GPU yet. Not handled here: what the stages do (encode.py); items that finish out of order.
 """
 
+import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable
+
+import torch
+
+from pipeline.solvers.cuda_products import sums_in_float32
 
 
 class Stopped(BaseException):
@@ -126,3 +140,64 @@ class _Stage:
             self._closing_error = error
         finally:
             self._items = None
+
+
+# -- lanes -------------------------------------------------------------------------------------------------
+
+
+def open_lane(device: torch.device) -> "GpuLane | HostLane":
+    """A new lane of the device; use it as `with lane:` around the calls that queue work."""
+    return GpuLane(device) if device.type == "cuda" else HostLane()
+
+
+class HostLane:
+    """Work is done when the call returns: nothing to order."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def mark(self) -> float:
+        """A point in the lane's work, for `after` and `seconds`."""
+        return time.perf_counter()
+
+    def after(self, mark: float, *tensors: torch.Tensor) -> None:
+        """Let this lane's next work wait for a mark of another lane, from which it takes over tensors."""
+
+    @staticmethod
+    def seconds(begin: float, end: float) -> float:
+        """Time between two marks of one lane; waits until the second is reached."""
+        return end - begin
+
+
+class GpuLane:
+    """A CUDA stream, for the thread of one stage."""
+
+    def __init__(self, device: torch.device):
+        self._stream = torch.cuda.Stream(device)
+        self._entered = contextlib.ExitStack()
+
+    def __enter__(self):
+        self._entered.enter_context(torch.cuda.stream(self._stream))  # the device as well: both belong to the thread
+        self._entered.enter_context(sums_in_float32())
+        return self
+
+    def __exit__(self, *_):
+        self._entered.close()
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
+
+    def after(self, mark: torch.cuda.Event, *tensors: torch.Tensor) -> None:
+        self._stream.wait_event(mark)
+        for tensor in tensors:
+            tensor.record_stream(self._stream)  # else freed memory would go back to the other stream at once
+
+    @staticmethod
+    def seconds(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        end.synchronize()
+        return begin.elapsed_time(end) / 1000

@@ -1,4 +1,4 @@
-"""What happens when the coding of a batch fails: second passes over the same text.
+"""What happens when the coding of text fails: second passes over the same text.
 
 A stage only marks a batch with the error that it met. `mend`, the stage after the solver, codes such a batch again:
 
@@ -9,10 +9,10 @@ A stage only marks a batch with the error that it met. `mend`, the stage after t
   equal within tolerance, and the unit's record counts it (`out_of_memory`).
 - Any other error, also that of a precision that cannot hold the numbers, ends the run: no document is to blame for it.
 
-Left out: what becomes of a document whose windows failed (units.py names it in the record, stores.py limits how many
-may), and text that kills the process. executors/killers.py has a search of its own for that, since the two share only
-the recursion: `isolate` keeps the results of the parts that work, whereas a death leaves no result, costs the loading
-of a teacher and may be chance.
+Text may also kill the process. `find_killers` has a search of its own for that, since the two share only the recursion:
+`isolate` keeps the results of the parts that work, whereas a death leaves no result, costs the loading of a teacher and
+may be chance. Not handled here: what becomes of a document whose windows failed (encode.py names it in the record,
+stores.py limits how many may).
 """
 
 import logging
@@ -23,12 +23,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.errors import PrecisionError, describe
-from pipeline.coding.batch import UNIT_END, add_amounts
+from common.errors import EncodeError, PrecisionError, describe
+from pipeline.batch import UNIT_END, add_amounts
 
 SOME_WINDOWS = 4  # may fail in any batch; beyond half of a batch's windows the fault is not theirs
 # In the messages of errors that have no class of their own.
 MACHINE_SIGNS = ("allocate memory", "ALLOC_FAILED", "CUDA error", "OUT_OF_MEMORY")
+REASON = "kills the worker process"
+MOST_KILLERS = 32  # windows of a unit; each costs several workers
+RANGES = 32  # into which a range of windows is cut; not two, because each death costs the loading of a teacher
+TOO_LITTLE_MEMORY = "Do they have too little memory? Use fewer --workers or a smaller --batch-tokens."
 logger = logging.getLogger(__name__)
 
 
@@ -68,7 +72,7 @@ def isolate(windows: Sequence | np.ndarray, attempt: Callable) -> Iterator[tuple
 
 
 def mend(coder: Any, batches: Iterable) -> Iterator:
-    """The batches of a TeacherCoder, each with its codes: those that a stage marked or passed over are coded here."""
+    """The batches of a Coder, each with its codes: those that a stage marked or passed over are coded here."""
     for batch in batches:
         if batch is UNIT_END or batch.idle or batch.codes is not None:
             yield batch
@@ -84,7 +88,7 @@ def mend(coder: Any, batches: Iterable) -> Iterator:
             yield mended
             continue
         batch.hidden = batch.codes = batch.error = None  # their memory is needed
-        yield from mend(coder, coder.solve(coder.teach(_divide(coder, batch))))
+        yield from mend(coder, coder.code(coder.teach(_divide(coder, batch))))
 
 
 def _code_without_failing(coder, batch):
@@ -133,3 +137,38 @@ def _divide(coder, batch):
         part = coder.cut(block, start, min(start + size, stop), size)
         part.blocks, part.first, part.compared = batch.blocks, start, batch.compared and start == batch.first
         yield part.without_known_failures()
+
+
+# -- text that kills the process ---------------------------------------------------------------------------
+
+
+def find_killers(survives: Callable[[int, int, int], bool], count: int, progress: Callable[..., None]) -> list[int]:
+    """Numbers of the windows at which workers die; the search is for `count` windows that killed one together.
+
+    survives  function of (first, stop, trials): whether a worker survives this range, in one of so many trials. A
+              window that is alone must kill twice: the first time may have been chance
+    progress  called as progress("search", windows, of how many, unit="windows", found=how many killers)
+    Raises    EncodeError when workers die without any text, or at more than MOST_KILLERS windows
+    """
+    if not survives(0, 0, 2):
+        raise EncodeError(f"workers die before they code any text. {TOO_LITTLE_MEMORY}")
+    found: list[int] = []
+
+    def search(first, stop):
+        step = max(1, -(-(stop - first) // RANGES))
+        for begin in range(first, stop, step):
+            end = min(begin + step, stop)
+            progress("search", begin, stop, unit="windows", found=len(found))
+            if survives(begin, end, 2 if step == 1 else 1):
+                continue
+            if step > 1:
+                search(begin, end)
+                continue
+            found.append(begin)
+            if len(found) > MOST_KILLERS:
+                raise EncodeError(
+                    f"workers die at more than {MOST_KILLERS} windows, so it is hardly their fault. {TOO_LITTLE_MEMORY}"
+                )
+
+    search(0, count)
+    return found

@@ -1,0 +1,474 @@
+"""A job's work shared among Dask workers. Imported only when there are some, as Dask takes half a second to import.
+
+    with WorkerPool(job) as pool:
+        for item, result in pool.map(function, items): ...
+
+Workers are processes of this machine (--workers: a cluster that stops quickly and prints nothing) or those of a running
+scheduler (--scheduler). Each item is one task, which a worker does on what it keeps from item to item. A task may run
+twice or die anywhere, so it must do no harm to apply a function to an item again. Errors come back to the driver, and
+what our code logs or warns of during a task comes back with its result.
+
+In order: the pool, the cluster of this machine, what a worker does. Not handled here: what follows when an item kills
+workers (encode.py, sample.py) and how the text that does it is found (failures.py); clusters of several machines
+(docs/clusters.md).
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+import dask
+import numpy as np
+from distributed import Client, Nanny, Scheduler, SpecCluster, Status, WorkerPlugin, as_completed, get_worker
+from distributed.comm import CommClosedError
+from distributed.scheduler import KilledWorker
+from distributed.utils import LoopRunner
+
+from common import disk
+from common.durable import appearing_whole, make_directories
+from common.errors import EncodeError, describe
+from common.progress import silent
+from pipeline.executor import KILLED, PART, Context, Executor, Function, Results
+
+if TYPE_CHECKING:
+    from tornado.ioloop import IOLoop
+
+SECONDS_TO_ANSWER = 10  # in which a scheduler must answer
+SECONDS_TO_STOP = 2  # in which workers can hear that they are no longer needed
+SECONDS_BETWEEN_LOOKS = 0.02
+NAMED_WORKERS = 5
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS")
+LOGGERS = ("distributed", "distributed.client", "distributed.gc", "bokeh", "tornado", "tornado.application", "asyncio")
+OTHER_VERSION = "has another version of mlsm than this command. Install the same one there, and restart the worker."
+OURS = ("pipeline", "shards")  # loggers whose lines are passed on
+Note: TypeAlias = tuple[str | None, Any, str]  # (logger's name, level, text) or (None, class of a warning, text)
+_PACKAGES = ("common", "pipeline", "shards")  # what a worker runs
+_one_task = threading.Lock()  # in a process: its directory, its loggers and its coders serve one at a time
+logger = logging.getLogger(__name__)
+
+
+def _digest_of_code() -> str:
+    """Of the source files of the packages that a worker runs."""
+    root, digest = Path(__file__).resolve().parent.parent, hashlib.sha256()
+    for file in sorted(file for package in _PACKAGES for file in (root / package).rglob("*.py")):
+        digest.update(f"{file.relative_to(root).as_posix()} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+CODE = _digest_of_code()  # when this process imported it: a worker keeps its code when the files change
+
+
+class WorkerPool(Executor):
+    """The workers of one command, which are started for the first item and gone after the `with` block."""
+
+    grain = 8
+
+    def __init__(self, job: Any):
+        super().__init__(job)
+        self._name = f"mlsm-{uuid.uuid4().hex}"
+        self._client: Any = None
+        self._cluster: Any = None  # only if this process started it
+
+    def __enter__(self) -> Self:
+        self._opened = ExitStack()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._opened:
+            if self._client:
+                with suppress(Exception):  # it may be the cluster's loss that brought us here
+                    forget = self._client._unregister_worker_plugin  # workers end what they do and forget the job
+                    self._client.sync(forget, self._name, callback_timeout=SECONDS_TO_STOP)
+
+    def map(
+        self, function: Function, items: Iterable[Any], *, trials: int = 2, report: Callable[..., None] = silent
+    ) -> Results:
+        """As of Executor, in the order in which workers end. What functions report on their way is not heard."""
+        try:
+            yield from self._map_as_they_end(function, iter(items), trials)
+        except (CancelledError, CommClosedError) as error:
+            raise ConnectionError(
+                "the scheduler is gone; finished units are kept. Run the same command to go on"
+            ) from error
+
+    def _map_as_they_end(self, function, items, trials):
+        first = list(islice(items, 1))
+        if not first:
+            return  # without an item no worker is started
+        client = self._start()
+        running, ended = {}, as_completed(loop=client.loop)
+
+        def submit(item, trial=1):
+            future = client.submit(perform, self._name, function, item, pure=False)
+            running[future] = item, trial
+            ended.add(future)
+
+        def fill():
+            room = 2 * sum(client.nthreads().values()) + 4
+            for item in islice(items, max(0, room - len(running))):
+                submit(item)
+
+        submit(*first)
+        fill()
+        while running:
+            future = self._next(ended)
+            item, trial = running.pop(future)
+            try:
+                notes, result = future.result()
+            except KilledWorker:
+                if trial < trials:
+                    submit(item, trial + 1)
+                    continue
+                result = KILLED
+            except Exception as error:
+                _pass_on(getattr(error, "worker_notes", ()))
+                raise
+            else:
+                _pass_on(notes)
+            yield item, result
+            fill()
+
+    def _start(self):
+        """The client of the workers, which are started at the first call."""
+        if self._client is None:
+            self._client = self._connect()
+            if self._cluster is None:
+                _check_workers(self._client, Path(self.job.config.output))
+            self._client.register_plugin(Work(self.job), name=self._name)
+            logger.info("workers at %s, dashboard %s", self._client.scheduler.address, self._client.dashboard_link)
+        return self._client
+
+    def _connect(self):
+        config, enter = self.job.config, self._opened.enter_context
+        enter(quiet())
+        loop, address = enter(event_loop()), config.scheduler
+        if address is None:
+            self._cluster = enter(local_cluster(config.workers, getattr(config, "device", "cpu"), loop))
+            address = self._cluster.scheduler_address
+        try:
+            return enter(Client(address, loop=loop, set_as_default=False, timeout=SECONDS_TO_ANSWER))
+        except (OSError, ValueError) as error:
+            raise EncodeError(
+                f"--scheduler {address}: no scheduler answers there ({error}). Start one with: dask scheduler"
+            ) from error
+
+    def _next(self, ended):
+        """The next future that ends. Raises ChildProcessError if no worker is left to end one."""
+        while not ended.has_ready():
+            if self._cluster and is_lost(self._cluster):
+                raise ChildProcessError("no worker is left and none can be started; finished units are kept")
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        return next(ended)
+
+
+def _check_workers(client, output):
+    """Raise EncodeError naming the workers that lack our package, have another version of it, or see other files."""
+    make_directories(output)
+    shared, text = disk.temporary_name(output.absolute(), "seen-by-workers"), uuid.uuid4().hex
+    shared.write_text(text)
+    try:
+        found = client.run(_examination(), str(shared), on_error="return")
+    finally:
+        disk.discard(shared)
+    try:
+        release = f"mlsm {version('mlsm')}"
+    except PackageNotFoundError:  # a checkout that is not installed
+        release = "this version of mlsm"
+    trouble = []
+    for address, answer in sorted(found.items()):
+        if isinstance(answer, BaseException):
+            trouble.append(f"{address} cannot be examined ({describe(answer)}). Use the same version of Python there.")
+            continue
+        host, code, seen = answer
+        who = f"{address} on {host}"
+        if code is None:
+            trouble.append(f"{who} does not have mlsm. Install {release} there, and restart the worker.")
+        elif code != CODE:
+            trouble.append(f"{who} {OTHER_VERSION}")
+        elif seen != text:
+            trouble.append(
+                f"{who} does not see {output.absolute()}. Workers need this machine's files by the same names."
+            )
+    if trouble:
+        more = f" And {len(trouble) - NAMED_WORKERS} more workers." if len(trouble) > NAMED_WORKERS else ""
+        raise EncodeError(f"--scheduler: {' '.join(f'The worker {said}' for said in trouble[:NAMED_WORKERS])}{more}")
+
+
+def _examination():
+    """A function for a worker to run that may lack our package: an inner one is sent whole, not by its name."""
+
+    def examine(path):
+        import socket
+
+        try:
+            from pipeline import dask_workers
+
+            code = getattr(dask_workers, "CODE", "none")
+        except ImportError:  # there is no `pipeline`, or another one
+            code = None
+        try:
+            with open(path) as file:
+                seen = file.read()
+        except OSError:
+            seen = None
+        return socket.gethostname(), code, seen
+
+    return examine
+
+
+def _pass_on(notes):
+    """Log and warn in this process as the task did in its own."""
+    for name, kind, text in notes:
+        if name is None:
+            warnings.warn(text, kind, stacklevel=2)
+        else:
+            logging.getLogger(name).log(kind, "%s", text)
+
+
+# -- the cluster of this machine ---------------------------------------------------------------------------
+
+
+@contextmanager
+def local_cluster(workers: int, device: str, loop: "IOLoop") -> Iterator[SpecCluster]:
+    """A cluster of so many workers, until the block ends.
+
+    device  as the settings name it; for "cpu", workers are given no GPU of their own
+    loop    an event loop from `event_loop`
+    """
+    gpus = visible_gpus(device)
+    with _environment_kept(), dask.config.set(_settings(workers)):
+        with _environment_kept():  # so that the driver computes as before; a worker started anew changes it again
+            cluster = SpecCluster(
+                workers={
+                    number: {"cls": Nanny, "options": _NANNY | {"env": gpu_of(number, gpus)}}
+                    for number in range(workers)
+                },
+                scheduler={"cls": Scheduler, "options": _SCHEDULER},
+                loop=loop,
+                silence_logs=logging.CRITICAL,
+                shutdown_on_close=False,  # at exit, after Ctrl-C while it started: workers end with this process
+            )
+        try:
+            yield cluster
+        finally:
+            cluster.sync(_end, list(cluster.workers.values()))
+            with suppress(TimeoutError):
+                cluster.close(timeout=SECONDS_TO_STOP)
+
+
+async def _end(nannies):
+    """Kill the workers: an orderly end takes seconds, and what they must not leave behind is removed by now."""
+    await asyncio.gather(*(nanny.close(timeout=0.5) for nanny in nannies), return_exceptions=True)
+
+
+_ENDED = {Status.closing, Status.closed, Status.failed}
+_SCHEDULER = {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0", "allowed_failures": 0}
+_NANNY = {
+    "host": "127.0.0.1",
+    "nthreads": 1,
+    "memory_limit": 0,
+    "dashboard": False,
+    "silence_logs": logging.CRITICAL,
+}
+
+
+def _settings(workers):
+    """Dask's settings of scheduler, nannies and workers; the environment's own counts of threads take precedence."""
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    levels = {f"DASK_LOGGING__{name.upper()}": "critical" for name in LOGGERS if "." not in name}
+    return {
+        "distributed.nanny.pre-spawn-environ": dict.fromkeys(THREADS, threads) | levels,
+        "distributed.scheduler.worker-saturation": 1.0,  # one task a worker, on which its death is blamed
+        "distributed.deploy.lost-worker-timeout": "1 hour",  # a new worker may need a minute on a busy machine
+        "distributed.worker.profile.enabled": False,
+    }
+
+
+def visible_gpus(device: str) -> list[str]:
+    """Names of the GPUs that workers on a device may share, as CUDA_VISIBLE_DEVICES has them."""
+    if device == "cpu":
+        return []
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [gpu.strip() for gpu in named.split(",") if gpu.strip()]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def gpu_of(number: int, gpus: Sequence[str]) -> dict[str, str]:
+    """The environment that gives a worker its GPU."""
+    return {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}
+
+
+def is_lost(cluster: SpecCluster) -> bool:
+    """Whether no worker of a local cluster runs or will run, because none could be started in place of a dead one."""
+    return all(nanny.status in _ENDED for nanny in cluster.workers.values())
+
+
+@contextmanager
+def event_loop() -> Iterator["IOLoop"]:
+    """An event loop in a thread that Ctrl-C, SIGTERM and SIGHUP do not reach, nor the processes that it starts: the
+    driver ends those, and they must not die of a signal before that."""
+    ours = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # any may come to the whole process group
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)  # a thread inherits this, and a process
+    try:
+        # The tracker ignores Ctrl-C and SIGTERM by itself, but not SIGHUP. Starting it unblocks the former two here.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, ours)
+        runner = LoopRunner()
+        runner.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        yield runner.loop
+    finally:
+        runner.stop()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Dask's log lines off the terminal: where a dead worker matters, we report it.
+
+    After an error they stay off, because an interrupted start logs its complaints only when it is garbage collected.
+    Those of distributed.process always do: at the exit of this process it names each worker that has not ended yet.
+    """
+    logging.getLogger("distributed.process").setLevel(logging.CRITICAL)
+    levels = {name: logging.getLogger(name).level for name in LOGGERS}
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    yield
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+
+
+@contextmanager
+def _environment_kept():
+    """Restore this process's environment, where nannies set what their workers are to find in theirs."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+# -- what a worker does ------------------------------------------------------------------------------------
+
+
+class Dismissed(Exception):
+    """Ends a task whose driver has gone."""
+
+
+def perform(name: str, function: Function, item: Any) -> tuple[list[Note], Any]:
+    """Apply a function to an item with the Work of that name in this process. Returns its notes and its result."""
+    return get_worker().plugins[name].perform(function, item)
+
+
+class Work(WorkerPlugin):
+    """A job as a worker knows it; made by the driver, in whose working directory relative paths begin."""
+
+    def __init__(self, job: Any):
+        self._job, self._directory, self._code = job, os.getcwd(), CODE
+        self._is_ours = job.config.scheduler is None  # the driver started this process and nobody else uses it
+
+    def setup(self, worker: Any) -> None:
+        self._stopped = threading.Event()
+        self._context = WorkerContext(self._job, self._stopped)
+
+    def teardown(self, worker: Any) -> None:
+        """End the task in flight at its next window.
+
+        A process of ours may be killed before it gets there, so its temporary files are removed now.
+        """
+        self._stopped.set()
+        if self._is_ours:
+            disk.discard_all()
+
+    def perform(self, function: Function, item: Any) -> tuple[list[Note], Any]:
+        """The notes and the result of a task; an error carries its notes as `worker_notes`."""
+        with _one_task, _collect_notes() as notes:
+            try:
+                self._go_to_directory()
+                (result,) = function(self._context, iter([item]))
+                return notes, result
+            except Exception as error:
+                vars(error)["worker_notes"] = notes
+                raise
+
+    def _go_to_directory(self):
+        if self._code != CODE:  # it joined after the driver had looked at the workers
+            raise EncodeError(f"a worker on {socket.gethostname()} {OTHER_VERSION}")
+        try:
+            os.chdir(self._directory)  # each time: the process may serve other commands as well
+        except OSError as error:
+            raise EncodeError(
+                f"a worker on {socket.gethostname()} does not see {self._directory} ({error.strerror}). Workers "
+                "need the driver's files under the same names."
+            ) from None
+        disk.follow_no_links_below(self._job.config.output)  # as in the driver, by its settings
+
+
+class WorkerContext(Context):
+    """A worker's Context: its arrays travel in files, and it stops when the driver has gone."""
+
+    def __init__(self, job: Any, stopped: threading.Event):
+        super().__init__(job)
+        self._stopped = stopped
+
+    def check_wanted(self) -> None:
+        if self._stopped.is_set():
+            raise Dismissed
+
+    def pack(self, array: np.ndarray, place: Path) -> Path:
+        path = place / f"{PART}{uuid.uuid4().hex}.npy"
+        with appearing_whole(path) as file:
+            np.save(file, array)
+        return path
+
+
+class _NotesHandler(logging.Handler):
+    """Adds what is logged to a list of notes."""
+
+    def __init__(self, notes: list[Note]):
+        super().__init__(logging.INFO)
+        self._notes = notes
+
+    def emit(self, record):
+        self._notes.append((record.name, record.levelno, record.getMessage()))
+
+
+@contextmanager
+def _collect_notes() -> Iterator[list[Note]]:
+    """A list to which what is logged and warned of in the block is added."""
+    notes: list[Note] = []
+    handler = _NotesHandler(notes)
+    loggers = [logging.getLogger(name) for name in OURS]
+    for ours in loggers:
+        ours.setLevel(logging.INFO)
+        ours.propagate = False
+        ours.addHandler(handler)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default", UserWarning)
+            yield notes
+        notes += [(None, w.category, str(w.message)) for w in caught if issubclass(w.category, UserWarning)]
+    finally:
+        for ours in loggers:
+            ours.removeHandler(handler)

@@ -1,0 +1,89 @@
+"""What stores can hold of a text. A target is one store in the making: what names it, and how a batch becomes rows.
+
+    target = Lsp(config, teacher, layer, dictionary)
+    target.record(job)                              # what names the store, and what else its target.json says
+    target.prepare()
+    hidden, = target.states(teacher, batch, [target])
+    codes = target.code(hidden.rows_Nd)             # on the teacher's device
+    columns = target.columns(codes, batch)          # on the host, as a shard holds them
+
+To add a kind of store, write a class with what `Target` and `CodedTarget` name, and its line in `KINDS`. Not handled
+here: the stages in which this happens (encode.py), the commands (commands.py), the stores themselves (stores.py).
+
+Shapes: N coded tokens, d hidden width.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+
+from pipeline.batch import Batch, Hidden
+from pipeline.job import Job
+from pipeline.stores import Record
+from pipeline.targets.hidden import HiddenStates
+from pipeline.targets.ids import Ids
+from pipeline.targets.logits import Logits
+from pipeline.targets.lsp import Lsp
+from shards.files import StoreFiles
+
+
+class Target(Protocol):
+    """What every target has: what it is made of, and what names its store."""
+
+    @staticmethod
+    def load_teacher(job: Job) -> Any:
+        """The teacher that reads the text, or None."""
+
+    @classmethod
+    def open(cls, job: Job, teacher: Any, files: StoreFiles, settings: dict) -> Self:
+        """The target that a store was made for.
+
+        settings  of its target.json
+        Raises    StoreError when the store holds another dictionary or codebook than these name
+        """
+
+    def record(self, job: Job) -> Record:
+        """What is particular about its store."""
+
+    def save_copies(self, files: StoreFiles) -> None:
+        """Keep a copy of its dictionary or codebook in its store."""
+
+
+class CodedTarget(Target, Protocol):
+    """What a target that a teacher reads for has in addition.
+
+    layer        of the teacher
+    work         what `code` is called in a unit's environment
+    environment  what a unit's environment says of it
+    """
+
+    layer: int
+    work: str
+    environment: dict
+
+    def prepare(self) -> None:
+        """Bring to the device what coding needs, before the first batch."""
+
+    @staticmethod
+    def states(teacher: Any, batch: Batch, targets: Sequence[Any]) -> list[Hidden]:
+        """The hidden states that `code` takes, for several targets of this class, from one pass of the teacher."""
+
+    def code(self, rows_Nd: torch.Tensor) -> Any:
+        """The codes of hidden states, on the teacher's device."""
+
+    def tensors(self, codes: Any) -> tuple:
+        """The tensors of codes that are on a GPU, for the lane that takes them over."""
+
+    def columns(self, codes: Any, batch: Batch) -> dict[str, np.ndarray]:
+        """Columns over all tokens of a batch, on the host; its block's statistics get what the codes say.
+
+        codes  may be on a GPU; None if none of the batch's windows is coded
+        """
+
+    def variation(self, rows_Nd: torch.Tensor, exact_Nd: torch.Tensor, exact_teacher: Any) -> np.ndarray | None:
+        """Total variation between the distributions that two teachers' hidden states give, on the host: (N,)."""
+
+
+KINDS: dict[str, type[Target]] = {"ids": Ids, "logits": Logits, "lsp": Lsp, "hidden": HiddenStates}

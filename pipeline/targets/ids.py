@@ -1,0 +1,31 @@
+"""Token ids alone: what the `mlm` objective needs."""
+
+from typing import Self
+
+from pipeline.config import EncodeIdsConfig
+from pipeline.job import Job
+from pipeline.stores import Record
+from shards.files import StoreFiles
+from shards.schema import FORMAT_VERSION
+
+
+class Ids:
+    """Token ids alone."""
+
+    def __init__(self, config: EncodeIdsConfig):
+        self.config = config
+
+    @staticmethod
+    def load_teacher(job: Job) -> None:
+        return None
+
+    @classmethod
+    def open(cls, job: Job, teacher: None, files: StoreFiles, settings: dict) -> Self:
+        return cls(job.config)
+
+    def record(self, job: Job) -> Record:
+        settings = {"kind": "ids", "format": FORMAT_VERSION, "windowing": job.rules}
+        return Record(f"ids-L{self.config.max_length}", settings, {"tokenizer_name": self.config.tokenizer}, k=0)
+
+    def save_copies(self, files: StoreFiles) -> None:
+        pass

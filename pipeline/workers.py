@@ -1,0 +1,57 @@
+"""Who does the work: this process alone, or Dask workers (dask_workers.py).
+
+with open_executor(job, teacher) as executor:
+    for item, result in executor.map(function, items): ...
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+from common.errors import EncodeError
+from common.progress import silent
+from pipeline.executor import Context, Executor, Function, Results
+
+
+class Inline(Executor):
+    """Applies functions in the caller's thread. A process that dies here is the caller's: nothing is ever KILLED."""
+
+    def __init__(self, job: Any, teacher: Any = None):
+        super().__init__(job)
+        self._context = Context(job, teacher)
+
+    def map(
+        self, function: Function, items: Iterable[Any], *, trials: int = 2, report: Callable[..., None] = silent
+    ) -> Results:
+        """As of Executor, in the order of the items."""
+        taken: deque[Any] = deque()
+
+        def take():
+            for item in items:
+                taken.append(item)
+                yield item
+
+        self._context.report = report
+        with closing(function(self._context, take())) as results:
+            for result in results:
+                yield taken.popleft(), result
+
+
+def open_executor(job: Any, teacher: Any = None) -> Executor:
+    """The executor that the settings ask for, as a context manager.
+
+    teacher  the teacher of the job, where it is loaded already: workers take the library of each product from it
+    Raises   EncodeError if the work is for several processes and Dask is not installed
+    """
+    if teacher is not None:
+        job = replace(job, products=teacher.products)
+    if job.config.workers == 1 and job.config.scheduler is None:
+        return Inline(job, teacher)
+    if find_spec("distributed") is None:
+        raise EncodeError('--workers and --scheduler need Dask. Run:  pip install "mlsm[cluster]"')
+    from pipeline.dask_workers import WorkerPool  # takes half a second to import
+
+    return WorkerPool(job)
