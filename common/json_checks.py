@@ -30,6 +30,7 @@ _PLAIN_NAME, _DIGITS_64, _DIGITS_32 = r"\A\w[\w.-]{0,199}\Z", r"\A[0-9a-f]{64}\Z
 
 Count = Annotated[int, Meta(ge=0, le=LARGEST)]
 Number = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+Text = Annotated[str, Meta(min_length=1)]
 Name = Annotated[str, Meta(pattern=_PLAIN_NAME)]
 Digest = Annotated[str, Meta(pattern=_DIGITS_64)]
 Fingerprint = Annotated[str, Meta(pattern=_DIGITS_32)]
@@ -38,6 +39,8 @@ _WORDS = {  # msgspec's terms -> ours
     f"`str` matching regex {_PLAIN_NAME!r}": "a plain name (letters, digits, '._-'), nothing outside its own directory",
     f"`str` matching regex {_DIGITS_64!r}": "64 hexadecimal digits",
     f"`str` matching regex {_DIGITS_32!r}": "32 hexadecimal digits",
+    "`str` of length >= 1": "text",
+    "`array` of length >= 1": "a list with something in it",
     "`int` >= 0": "a whole number from 0",
     "`int` <= 9223372036854775807": "a whole number of 64 bits",
     f"`float` >= {-sys.float_info.max!r}": "a finite number",

@@ -1,7 +1,6 @@
 """Where a model comes from: what its export and the run around it say, as the fields of a record.
 
-An export carries lineage.json (student/runs/export.py). Exports of earlier versions lack the floating-point operations
-of pre-training; these are then read from the log of the run that the export lies in. The lineage of a probe is that of
+An export carries lineage.json (student/runs/export.py). The lineage of a probe is that of
 its student; its identity holds the probe's own settings beside the student's. Nothing is known of a stock model.
 
 A checkpoint of step 0 is of no objective yet: runs of one encoder and seed begin with the same weights, whatever they
@@ -21,7 +20,7 @@ from typing import Any
 
 from common.disk import read_file
 from common.errors import LineageError
-from common.json_checks import Count, Number, find_problem, is_number, object_of, optional
+from common.json_checks import Count, Number, find_problem, object_of, optional
 from common.json_lines import damage, read_json_lines
 from common.model_checks import open_config
 from student import objectives
@@ -123,7 +122,6 @@ def lineage(directory: Path | str) -> dict:
     if "student" in known:  # a probe
         probing, known = known.get("flops") or 0.0, known["student"]
         directory = Path(known.get("name", directory))
-    _name_weights_by_content(known, directory)
     _fill_in_dropout(known, export)  # that of a probe, too: it holds its student's encoder, which lies elsewhere
     settings, target = known.get("settings", {}), known.get("store", {}).get("settings", {})
     step, steps = known.get("step"), settings.get("max_steps")
@@ -147,20 +145,6 @@ def lineage(directory: Path | str) -> dict:
     }
 
 
-def _name_weights_by_content(known, directory):
-    """Replace a path in `continue_from` by the fingerprint of the weights, which the run's config.json holds.
-
-    Commit 1837c65 wrote the path into lineage.json.
-    """
-    settings = known.get("settings", {})
-    if settings.get("continue_from") is None or is_content(settings["continue_from"]):
-        return
-    for run in directory.absolute().parents[:2]:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            settings["continue_from"] = json.loads(read_file(run / "config.json"))["settings"]["continue_from"]
-            return
-
-
 def _fill_in_dropout(known, directory):
     """Fill in a dropout that the settings leave open: the encoder's own, which the export's config.json says."""
     settings = known.get("settings", {})
@@ -182,10 +166,9 @@ def identity(known: dict) -> dict:
     known    a whole lineage.json
     Returns  objective; settings (of the run, those that name it); plan (fingerprint of the text as windows); windowing;
              target (fingerprint of the store's targets) and target_settings (teacher, layer, dtype and so on, with what
-             the store knows of its dictionary); tail (mean mass kept and dropped, None where the export is of a version
-             that did not write it). Of a student of several stores these are of the first, and `other_targets` has the
-             target and its settings of each of the others. Of a probe these are its student's, and its own are in
-             `probe`
+             the store knows of its dictionary); tail (mean mass kept and dropped, None of a store without). Of a
+             student of several stores these are of the first, and `other_targets` has the target and its settings of
+             each of the others. Of a probe these are its student's, and its own are in `probe`
     """
     if "student" in known:
         own = {name: value for name, value in known.items() if name != "student"}
@@ -215,21 +198,10 @@ def flops_until(directory: Path, known: dict, probing: float = 0.0) -> dict[str,
              where unknown
     """
     flops = known.get("flops")
-    if flops is None:
-        flops = _read_from_log(directory, known.get("step"))
     return {
         "pretraining": None if flops is None else flops + probing,
         "teacher": _count_teacher(known),
     }
-
-
-def _read_from_log(directory, step):
-    """Operations up to a step by the log of the run that an export or a checkpoint lies in; None without a log."""
-    log = find_log(directory)
-    if step is None or log is None:
-        return None
-    counted = (line for line in read_log(log) if is_number(line.get("flops")) and line["step"] > 0)
-    return next((line["flops"] / line["step"] * step for line in counted if line["flops"]), None)
 
 
 def find_log(directory: Path) -> Path | None:

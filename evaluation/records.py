@@ -21,8 +21,7 @@ it was scored on: `entities_tuning`, `entities_dev`, `entities_test`. Its settin
 holds what the tuning split decided.
 
 Values are fractions: 0.86, not 86. A record is written as a whole and stands for itself, so files may be moved and
-mixed. Records of schema mlsm-record-1 are converted while they are read: they lack the identity, which becomes null,
-and they call a training diverged if all its predictions are the same, which is now called collapsed.
+mixed.
 Left out: where a model comes from (lineage.py), what is measured, comparing.
 """
 
@@ -30,16 +29,19 @@ import hashlib
 import json
 import platform
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
 
 from common import disk
 from common.disk import file_sha256
 from common.durable import make_directories, replace_json
 from common.errors import LineageError, RecordError
 from common.invocation import program
-from common.json_checks import Number, find_problem, is_number, object_of, optional
+from common.json_checks import Count, Digest, Number, Text, find_problem, object_of, one_of, optional
 from evaluation.lineage import TAIL, lineage
 from shards.manifest import canonical_json
 
@@ -47,7 +49,6 @@ if TYPE_CHECKING:
     import torch
 
 SCHEMA = "mlsm-record-2"
-_FIRST_SCHEMA = "mlsm-record-1"
 
 # The fourteen figures of the fine-tuning suite (MLSM paper, section 4.2): task -> metrics, in a record's order.
 METRICS = {
@@ -155,7 +156,7 @@ def read_file(file: Path) -> dict:
         record = json.loads(disk.read_file(file))
     except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{file}: expected a record as JSON: {error}. Delete it and evaluate again.") from None
-    return _fill_in(check(_convert_first_schema(record), file))
+    return _fill_in(check(record, file))
 
 
 def _fill_in(record):
@@ -163,16 +164,6 @@ def _fill_in(record):
     if record["suite"] == "finetune":
         record["settings"] = {"warmup": 0.0, "grad_clip": 0.0} | record["settings"]
     return record
-
-
-def _convert_first_schema(record):
-    """Convert a record of the first schema to the second; return any other as it is."""
-    if not isinstance(record, dict) or record.get("schema") != _FIRST_SCHEMA:
-        return record
-    why = record.get("diverged")
-    collapsed = why if isinstance(why, str) and why.startswith("every prediction is ") else False
-    failed = {"diverged": False, "collapsed": collapsed} if collapsed else {"collapsed": False}
-    return record | failed | {"schema": SCHEMA, "identity": None}
 
 
 def _find_files(path):
@@ -194,68 +185,34 @@ def check(record: Any, where: Path | str) -> dict:
             f"{where}: field schema: expected {SCHEMA!r}, found {found!r}. Give records that finetune or"
             " evaluate-blimp wrote."
         )
-    for name, (holds, expected) in _FIELDS.items():
-        if name not in record:
-            raise RecordError(f"{where}: field {name} is missing, expected {expected}. Evaluate again.")
-        _require(holds(record[name]), where, name, expected, record[name])
-    for place, figure in enumerate(record["figures"]):
-        field = f"figures[{place}]"
-        _require(isinstance(figure, dict), where, field, "an object with metric, value and n", figure)
-        for name, (holds, expected) in _FIGURE_FIELDS.items():
-            _require(holds(figure.get(name)), where, f"{field}.{name}", expected, figure.get(name))
-        _require(_is_count(figure.get("ties", 0)), where, f"{field}.ties", "a whole number", figure.get("ties"))
-    if record["suite"] == "finetune":
-        task = record["task"]
-        _require(task in METRICS, where, "task", f"one of {', '.join(METRICS)}", task)
-        metrics = [figure["metric"] for figure in record["figures"]]
-        _require(metrics == list(METRICS[task]), where, "figures", f"the metrics {', '.join(METRICS[task])}", metrics)
-        _require(record["seed"] is not None, where, "seed", "a whole number", record["seed"])
-    if record["suite"] == "frozen":
-        task = record["task"]
-        _require(task in FROZEN, where, "task", f"one of {', '.join(FROZEN)}", task)
-        names = [f"{metric}_{part}" for metric in FROZEN[task] for part in PARTS]
-        metrics = [figure["metric"] for figure in record["figures"]]
-        unknown = set(metrics) - set(names) or len(set(metrics)) < len(metrics)
-        _require(not unknown, where, "figures", f"each once, some of {', '.join(names)}", metrics)
-        _require(record["settings"].get("frozen") is True, where, "settings.frozen", "true", record["settings"])
-    if "lr_choice" in record and (problem := find_problem(record["lr_choice"], _LR_CHOICE, "lr_choice.")):
-        raise RecordError(f"{where}: {problem}. Evaluate again.")
-    if record["identity"] is not None and (problem := find_problem(record["identity"], _IDENTITY, "identity.")):
+    if problem := find_problem(record, _RECORD) or _find_contradiction(record):
         raise RecordError(f"{where}: {problem}. Evaluate again.")
     return record
 
 
-def _require(holds, where, field, expected, found):
-    if not holds:
-        raise RecordError(f"{where}: field {field}: expected {expected}, found {found!r}. Evaluate again.")
+def _find_contradiction(record: dict) -> str | None:
+    """What is wrong between the fields of a record, each of which is right for itself."""
+    for name in ("diverged", "collapsed"):
+        if record[name] is True:
+            return f"field {name}: expected false or a sentence, found True"
+    suite, task, metrics = record["suite"], record["task"], [figure["metric"] for figure in record["figures"]]
+    known = {"finetune": METRICS, "frozen": FROZEN}.get(suite)
+    if known is not None and task not in known:
+        return f"field task: expected one of {', '.join(known)}, found {task!r}"
+    if suite == "finetune":
+        if metrics != list(METRICS[task]):
+            return f"field figures: expected the metrics {', '.join(METRICS[task])}, found {metrics}"
+        if record["seed"] is None:
+            return "field seed: expected a whole number, found None"
+    if suite == "frozen":
+        names = [f"{metric}_{part}" for metric in FROZEN[task] for part in PARTS]
+        if set(metrics) - set(names) or len(set(metrics)) < len(metrics):
+            return f"field figures: expected each once, some of {', '.join(names)}, found {metrics}"
+        if record["settings"].get("frozen") is not True:
+            return f"field settings.frozen: expected true, found {record['settings'].get('frozen')!r}"
+    return None
 
 
-def _is_count(value):
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_digest(value):
-    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
-
-
-def _or_null(holds, expected):
-    return lambda value: value is None or holds(value), f"{expected} or null"
-
-
-def _is_data(value):
-    files = value.get("files", {}) if isinstance(value, dict) else None
-    return isinstance(files, dict) and all(isinstance(digest, str) for digest in files.values())
-
-
-def _are_flops(value):
-    return isinstance(value, dict) and all(
-        name in value and (value[name] is None or is_number(value[name]) and value[name] >= 0)
-        for name in ("pretraining", "teacher")
-    )
-
-
-_TEXT = (lambda value: isinstance(value, str) and value != "", "text")
-_OBJECT = (lambda value: isinstance(value, dict), "an object")
 _IDENTITY = object_of(  # lineage.identity
     {
         "objective": str | None,
@@ -269,41 +226,40 @@ _IDENTITY = object_of(  # lineage.identity
         "probe": optional(object_of({"settings": dict})),
     }
 )
-_FIELDS = {
-    "suite": (lambda value: value in ("finetune", "frozen", "blimp"), "finetune, frozen or blimp"),
-    "task": _TEXT,
-    "seed": _or_null(_is_count, "a whole number"),
-    "figures": (lambda value: isinstance(value, list) and len(value) > 0, "a list of figures"),
-    "diverged": (lambda value: value is False or _TEXT[0](value), "false or a sentence"),
-    "collapsed": (lambda value: value is False or _TEXT[0](value), "false or a sentence"),
-    "model": _TEXT,
-    "path": _TEXT,
-    "weights": (_is_digest, "64 hexadecimal digits"),
-    "objective": _or_null(*_TEXT),
-    "kappa": _or_null(is_number, "a number"),
-    "run_seed": _or_null(_is_count, "a whole number"),
-    "step": _or_null(_is_count, "a whole number"),
-    "fraction": _or_null(lambda value: is_number(value) and 0 <= value <= 1, "a number from 0 to 1"),
-    "layer": _or_null(_is_count, "a whole number"),
-    "k": _or_null(_is_count, "a whole number"),
-    "lambda": _or_null(is_number, "a number"),
-    "dictionary": _or_null(*_TEXT),
-    "encoder": _or_null(*_TEXT),
-    "teacher": _or_null(*_TEXT),
-    "identity": _or_null(*_OBJECT),
-    "flops": (_are_flops, "an object with pretraining and teacher, each a number or null"),
-    "head": _or_null(_is_digest, "64 hexadecimal digits"),
-    "data": (_is_data, "an object whose files, if it has them, are an object of names and hashes"),
-    "settings": _OBJECT,
-    "env": _OBJECT,
-    "wall": (lambda value: is_number(value) and value >= 0, "seconds"),
-}
-_LR_CHOICE = object_of({"lr": Number, "tried": list[object_of({"lr": Number})]})  # type: ignore[misc]
-_FIGURE_FIELDS = {
-    "metric": _TEXT,
-    "value": (lambda value: is_number(value) and -1 <= value <= 1, "a fraction in [-1, 1]"),
-    "n": (_is_count, "a whole number"),
-}
+_Positive = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+_Figure = object_of({"metric": Text, "value": Annotated[float, Meta(ge=-1, le=1)], "n": Count, "ties": optional(Count)})
+_RECORD = object_of(
+    {
+        "suite": one_of("finetune", "frozen", "blimp"),
+        "task": Text,
+        "seed": Count | None,
+        "figures": Annotated[list[_Figure], Meta(min_length=1)],  # type: ignore[valid-type]
+        "diverged": bool | Text,  # false or a sentence
+        "collapsed": bool | Text,
+        "model": Text,
+        "path": Text,
+        "weights": Digest,
+        "objective": Text | None,
+        "kappa": Number | None,
+        "run_seed": Count | None,
+        "step": Count | None,
+        "fraction": Annotated[float, Meta(ge=0, le=1)] | None,
+        "layer": Count | None,
+        "k": Count | None,
+        "lambda": Number | None,
+        "dictionary": Text | None,
+        "encoder": Text | None,
+        "teacher": Text | None,
+        "identity": _IDENTITY | None,
+        "flops": object_of({"pretraining": _Positive | None, "teacher": _Positive | None}),
+        "head": Digest | None,
+        "data": object_of({"files": optional(dict[str, str])}),
+        "settings": dict,
+        "env": dict,
+        "wall": _Positive,
+        "lr_choice": optional(object_of({"lr": Number, "tried": list[object_of({"lr": Number})]})),  # type: ignore[misc]
+    }
+)
 
 
 def describe_differences(record: Mapping, facts: Mapping, prefix: str = "") -> str:

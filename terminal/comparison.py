@@ -271,7 +271,7 @@ def _difference_lines(differences, numbers):
         for name, values in differences["settings"].items()
     ]
     if unknown := differences["unknown"]:
-        lines.append(f"other settings are unknown: {of(unknown)} (no lineage, or records of an earlier version)")
+        lines.append(f"other settings are unknown: {of(unknown)} (they have no lineage)")
     several = [pair for pair in differences["pairs"] if len(pair["differ_in"]) > 1]
     mixed = [
         f"{numbers[pair['model']]} and {numbers[pair['against']]}: {', '.join(pair['differ_in'])}" for pair in several

@@ -6,11 +6,11 @@
 
 A record's identity (evaluation/lineage.py) is sorted into groups of settings, and two models are compared in the groups
 that both have. What necessarily follows from the objective is therefore no difference: an mlm student has no layer, k
-or dictionary, a kd student's top-n counts tokens and not LSPs, only mtl has kappa. A key that is absent because commit
-1837c65 did not know the setting has the value that was that version's behaviour. The fingerprint of a dictionary
-follows from the layer, k and what else it was learned with, and counts only between models that agree in all of that.
+or dictionary, a kd student's top-n counts tokens and not LSPs, only mtl has kappa. A key that an identity leaves out
+has its usual value. The fingerprint of a dictionary follows from the layer, k and what else it was learned with, and
+counts only between models that agree in all of that.
 
-A model without identity (a stock model, a record of 1837c65) is compared in the few fields that its record has. What is
+A model without identity, such as a stock model, is compared in the few fields that its record has. What is
 not known is called unknown, never equal. Left out: fine-tuning settings, which decide what is a pair (models.py).
 """
 
@@ -42,7 +42,7 @@ _SKIPPED = (
     "derived_from",
     "dictionary_settings",
 )
-_DEFAULTS: Groups = {  # what an absent key meant in commit 1837c65
+_DEFAULTS: Groups = {  # what an absent key means
     "run": UNNAMED | {"segments": False, "mask_weights": "uniform", "wordnet": None},
     "teacher": {"teacher documents_apart": False, "teacher segments": False},
     "lsp": {"solver": "cd", "dictionary atoms": "learned", "hidden": None},

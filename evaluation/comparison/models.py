@@ -29,7 +29,6 @@ SUITE = tuple((task, metric) for task, metrics in METRICS.items() for metric in 
 PARADIGMS = 67
 OBJECTIVES = {name: facts.label for name, facts in objectives.OBJECTIVES.items()}
 FACTS = ("objective", "encoder", "teacher", "layer", "k", "lambda", "kappa", "run_seed")
-_RECORDED_LATE = ("dropout", "segments", "unread_words")  # settings that records of 1837c65 do not have
 _SHORT = {
     "objective": "{}",
     "encoder": "{}",
@@ -204,10 +203,8 @@ def _facts(record):
 def _require_same_facts(model, facts):
     if model.cost is None:  # elsewhere the teacher may have been at hand
         model.facts["flops"] = facts["flops"]
-    if model.facts["identity"] is None:  # of a record of an earlier version
-        model.facts["identity"] = facts["identity"]
     for name, value in facts.items():
-        if name not in ("path", "flops", "identity") and value != model.facts[name]:
+        if name not in ("path", "flops") and value != model.facts[name]:
             raise ComparisonError(
                 f"records of {model.label} ({model.facts['weights'][:8]}) contradict each other: {name} is "
                 f"{model.facts[name]!r} in one and {value!r} in another. Evaluate that model again."
@@ -290,8 +287,6 @@ def _find_disagreements(record, other):
 def _describe_setting(name, record, other):
     """A setting that two records do not agree on, for people."""
     values = [found["settings"].get(name, "not recorded") for found in (record, other)]
-    if name in _RECORDED_LATE and "not recorded" in values:
-        return f"{name} not recorded by an earlier version: fine-tune again"
     return f"{name}: {text(values[0])} and {text(values[1])}"
 
 

@@ -66,22 +66,6 @@ def test_a_record_that_names_neither_warm_up_nor_clipping_was_made_without_them(
         assert len(match_trainings(one, two)[0]) == pairs
 
 
-def test_records_of_the_first_schema_are_read(tmp_path):
-    """Their identity is unknown; one class for all they called a divergence."""
-    old = {name: value for name, value in record().items() if name not in ("identity", "collapsed")}
-    old |= {"schema": "mlsm-record-1"}
-    said = ("the loss was not finite at step 3", "every prediction is 0", False)
-    for seed, why in enumerate(said):
-        (tmp_path / f"mrpc-seed{seed}.json").write_text(json.dumps(old | {"seed": seed, "diverged": why}))
-    found = records.read([tmp_path])
-    assert [(r["diverged"], r["collapsed"]) for r in found] == [(said[0], False), (False, said[1]), (False, False)]
-    assert {r["identity"] for r in found} == {None}
-    assert records.path_of(tmp_path, found[0]).name == "mrpc-seed0.json"
-    (tmp_path / "mrpc-seed0.json").write_text(json.dumps(old | {"diverged": True}))
-    with pytest.raises(RecordError, match="field diverged"):
-        records.read([tmp_path])
-
-
 def test_blimp_has_one_record_a_model():
     blimp = record(suite="blimp", task="blimp", seed=None, figures=[{"metric": "x", "value": 1, "n": 10, "ties": 1}])
     records.check(blimp, "here")
@@ -102,7 +86,7 @@ MALFORMED = [
     ({"figures": []}, "figures"),
     ({"diverged": True}, "diverged"),
     ({"weights": "xyz"}, "weights"),
-    ({"flops": {"pretraining": 1.0}}, "flops"),
+    ({"flops": {"pretraining": 1.0}}, "flops.teacher is missing,"),
     ({"fraction": 10}, "fraction"),
     ({"data": None}, "data"),
     ({"wall": "a minute"}, "wall"),
@@ -115,7 +99,7 @@ def test_a_malformed_record_names_file_and_field(tmp_path, changes, field):
     file.write_text(json.dumps(record(**changes)))
     with pytest.raises(RecordError) as caught:
         records.read([tmp_path])
-    assert str(file) in str(caught.value) and f"field {field}:" in str(caught.value)
+    assert str(file) in str(caught.value) and f"field {field}" in str(caught.value)
     with pytest.raises(RecordError):
         records.write(tmp_path / "new", record(**changes))
     assert not (tmp_path / "new").exists()
@@ -203,18 +187,6 @@ def test_the_identity_is_all_that_named_the_run_and_its_store(run):
     assert half["identity"] == known and half["step"] == 4
 
 
-def test_an_export_of_1837c65_has_no_tail_and_a_probe_its_own_settings(run, tmp_path):
-    known = json.loads((run[0] / "export" / "lineage.json").read_text())
-    del known["store"]["tail"]
-    (tmp_path / "lineage.json").write_text(json.dumps(known))
-    whole = lineage(tmp_path)["identity"]
-    assert whole["tail"] is None
-    probe = {"student": known, "settings": {"probe_input": "softmax"}, "store": {"target": "t", "plan": "p"}}
-    (tmp_path / "lineage.json").write_text(json.dumps(probe))
-    found = lineage(tmp_path)["identity"]
-    assert found == whole | {"probe": found["probe"]} and found["probe"]["settings"] == {"probe_input": "softmax"}
-
-
 def test_a_probe_adds_its_operations_to_those_of_its_student(run, tmp_path):
     directory, result = run
     shutil.copytree(directory / "export", tmp_path / "probe")
@@ -225,17 +197,10 @@ def test_a_probe_adds_its_operations_to_those_of_its_student(run, tmp_path):
     assert (found["objective"], found["step"]) == ("mlsm", 8)
 
 
-def test_an_export_keeps_its_flops_when_it_is_moved_and_older_ones_find_them_in_the_log(run, tmp_path):
+def test_an_export_keeps_its_flops_when_it_is_moved(run, tmp_path):
     directory, result = run
     shutil.copytree(directory / "export", tmp_path / "moved")
     assert lineage(tmp_path / "moved")["flops"]["pretraining"] == result["flops"]
-    shutil.copytree(directory, tmp_path / "old")
-    for part in ("export", "checkpoints/step-00000004"):
-        file = tmp_path / "old" / part / "lineage.json"
-        known = json.loads(file.read_text())
-        file.write_text(json.dumps({name: value for name, value in known.items() if name != "flops"}))
-    old = {part: lineage(tmp_path / "old" / part) for part in ("export", "checkpoints/step-00000004")}
-    assert [said["flops"]["pretraining"] / result["flops"] for said in old.values()] == pytest.approx([1, 0.5])
 
 
 def test_of_a_stock_model_nothing_is_known(tmp_path):

@@ -10,7 +10,7 @@ Every paradigm becomes a file as soon as it is scored, <output>/evaluations/<mod
 with the scores of all its sentences, so an interrupted command continues after the last of them; the record is written
 at the end. A task is `blimp`, or, where only a part is scored or in another way, `blimp-100`, `blimp-within-word-l2r`,
 `blimp-of-2-<digits>` and so on. Records also hold the fingerprint of the model's tokenizer: with another one the same
-weights are scored again, and the record is replaced. Records of earlier versions lack it, and count as finished.
+weights are scored again, and the record is replaced.
 """
 
 import math
@@ -109,7 +109,7 @@ def _begin_record(directory: Path, config: BlimpConfig, paradigms: list[Paradigm
     """The fields of a record that are known before anything is scored."""
     settings: dict[str, Any] = {"metric": config.metric, "per_paradigm": config.per_paradigm}
     parts: list[str | int | None] = [config.metric if config.metric != "original" else None, config.per_paradigm]
-    if config.paradigms:  # a record of all 67 does not say so: those of 1837c65 do not
+    if config.paradigms:  # a record of all 67 does not say so
         names = [paradigm.name for paradigm in paradigms]
         settings |= {"paradigms": names}
         parts.append(f"of-{len(names)}-{fingerprint(names)[:8]}")
@@ -128,15 +128,12 @@ def _begin_record(directory: Path, config: BlimpConfig, paradigms: list[Paradigm
 
 
 def _find_finished(record: dict, config: BlimpConfig) -> tuple[Path, dict] | None:
-    """Path and record of an earlier command with the same model, settings and data; None where there is none.
-
-    Records of earlier versions do not say which tokenizer the model had.
-    """
+    """Path and record of an earlier command with the same model, settings and data; None where there is none."""
     path = records.path_of(config.output, record)
     if not path.is_file():
         return None
     there = records.read_file(path)
-    same = all(there.get(name, record[name]) == record[name] for name in ("weights", "settings", "data", "tokenizer"))
+    same = all(there.get(name) == record[name] for name in ("weights", "settings", "data", "tokenizer"))
     return (path, there) if same and "averages" in there else None
 
 

@@ -7,9 +7,7 @@ unbroken one, and several processes may share the work (--tasks) and an output. 
 that a task's data is read once.
 
 What must be alike for all models of a command is settled before anything is trained: the dropout, the longest input,
-and whether segments are used (`settle`). A record of commit 1837c65 or before says nothing of dropout, segments and
-unread words. What that version did with the model is known, so such a record is kept where the present settings are
-the same, and is then written again with what it lacked.
+and whether segments are used (`settle`).
 
 Left out: a training (trials.py), comparing models (evaluation/comparison).
 """
@@ -18,7 +16,6 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,16 +24,15 @@ from common.errors import StudyError
 from common.progress import silent
 from evaluation import records
 from evaluation.models import directories
-from evaluation.tasks.finetuning.batches import choose, encode
+from evaluation.tasks.finetuning.batches import choose
 from evaluation.tasks.finetuning.config import TENTH, FinetuneConfig
 from evaluation.tasks.finetuning.data import hold_out_tenth, load_task
-from evaluation.tasks.finetuning.heads import dropouts, positions_of, read_config, takes_types
+from evaluation.tasks.finetuning.heads import read_config, takes_types
 from evaluation.tasks.finetuning.metrics import check_installed
 from evaluation.tasks.finetuning.miniature import write_miniatures
 from evaluation.tasks.finetuning.tasks import TASKS
-from evaluation.tasks.finetuning.trials import UNREAD_WORDS, Candidate, Prepared, Trial, load
+from evaluation.tasks.finetuning.trials import Candidate, Prepared, Trial, load
 from evaluation.tasks.frozen.suite import measure_frozen
-from pipeline.teacher import load_tokenizer
 from student.memory import forget_peak
 
 logger = logging.getLogger(__name__)
@@ -178,24 +174,12 @@ def _find_missing(trial, settings, tally):
     if settings.overwrite == "always":
         return list(range(settings.seeds))
     missing, facts = [], trial.facts(settings)
-
-    @cache
-    def unread_before(max_length: int) -> float:
-        tokenizer = load_tokenizer(trial.candidate.directory)
-        length = min(max_length, positions_of(trial.candidate.config))
-        parts = trial.data.evaluation.values()
-        return max(encode(tokenizer, p, True, max_length=length, takes_types=False).unread or 0.0 for p in parts)
-
     for seed in range(settings.seeds):
         file = records.path_of(settings.output, trial.key(seed))
         if not file.is_file():
             missing.append(seed)
             continue
-        record = records.read_file(file)
-        is_old = "dropout" not in record["settings"]
-        if is_old:
-            record |= {"settings": record["settings"] | _settings_of_1837c65(trial, record, settings, unread_before)}
-        if differing := records.describe_differences(record, facts):
+        if differing := records.describe_differences(records.read_file(file), facts):
             if settings.overwrite == "missing":
                 raise StudyError(
                     f"{file} was made with other settings: {differing}. Nothing was changed. Give the settings"
@@ -204,27 +188,8 @@ def _find_missing(trial, settings, tally):
                 )
             tally["differing"].append(str(file))
             continue
-        if is_old:
-            records.write(settings.output, record | {"identity": trial.candidate.facts["identity"]})
         tally["kept"] += 1
     return missing
-
-
-def _settings_of_1837c65(trial, record, settings, unread_before):
-    """The settings that records of commit 1837c65 and before lack, as that version had them for this model and task.
-
-    unread_before  function from max_length to the share of the words of the development sets that were not read
-    """
-    config, task = trial.candidate.config, trial.task
-    own = {name: getattr(config, name, None) for name in dropouts(config, settings.dropout)}
-    found = {
-        "dropout": settings.dropout if own == dropouts(config, settings.dropout) else f"of config.json: {own}",
-        "segments": task.has_pairs and takes_types(config),
-    }
-    if task.labels_words:
-        unread = unread_before(record["settings"]["max_length"])
-        found |= UNREAD_WORDS if unread == 0 else {"unread_words": "O"}
-    return found
 
 
 def _report(candidate, settings):

@@ -34,7 +34,7 @@ from pipeline.teacher import load_tokenizer
 from student.memory import peak_memory
 
 LONGEST = 512  # tokens: what stock encoders are pre-trained on at most, whatever their positions allow
-UNREAD_WORDS = {"unread_words": "errors"}  # of records whose words have labels; 1837c65 took unread words as O
+UNREAD_WORDS = {"unread_words": "errors"}  # of records whose words have labels
 
 
 class Candidate(NamedTuple):

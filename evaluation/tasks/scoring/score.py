@@ -12,7 +12,7 @@ Every model and file get a file of JSON lines under <output>/scores, one line a 
 CHUNK of them become a file of their own as soon as they are scored, in the directory <name>, so an interrupted command
 continues after the last of them. The record <name>.json, with the figures and how they were made, is written last. The
 name ends in a digest of the model's weights, its tokenizer, the metric and the file's content: another of them is
-another file. The names of earlier versions leave out the tokenizer; what is finished under such a name is found.
+another file.
 """
 
 import json
@@ -75,13 +75,10 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
             record = {"schema": SCHEMA, **known, **kind, "file": str(path), "digest": material.digest}
             record["tokenizer"] = tokenizer
             model = records.directory_of(config.output, known | {"suite": "scores"}).parent.name
-            identity = [known["weights"], *kind.values(), material.digest]
-            for digits in (fingerprint(identity)[:8], fingerprint([*identity, tokenizer])[:8]):  # the first: as before
-                base = config.output / "scores" / model / f"{path.name}-{config.metric}-{digits}"
-                scores, commit = (base.with_name(base.name + suffix) for suffix in (".jsonl", ".json"))
-                finished = scores.is_file() and commit.is_file()
-                if finished:
-                    break
+            digits = fingerprint([known["weights"], *kind.values(), material.digest, tokenizer])[:8]
+            base = config.output / "scores" / model / f"{path.name}-{config.metric}-{digits}"
+            scores, commit = (base.with_name(base.name + suffix) for suffix in (".jsonl", ".json"))
+            finished = scores.is_file() and commit.is_file()
             if finished:
                 record = json.loads(commit.read_text(encoding="utf-8"))
                 rows = _read_lines(scores) if config.pairs else []  # sentences are summed up in their record

@@ -59,7 +59,7 @@ def of_layer(layer, **changes):
 
 
 def models(**identities):
-    """Models by name, with the records' facts that follow from their identities; None: a record of 1837c65."""
+    """Models by name, with the records' facts that follow from their identities; None: a stock model."""
     records = []
     for name, known in identities.items():
         facts = {}
@@ -173,7 +173,7 @@ def test_the_targets_of_several_stores_and_their_weights_count():
     assert [model.label for _, model in sweep(of_layers, "layer")] == ["l8", "l10"]
 
 
-def test_an_absent_key_is_what_1837c65_did():
+def test_an_absent_key_is_the_usual_value():
     explicit = identity(segments=False, target_temperature=1.0, mask_later=0)
     assert named(a=identity(), b=explicit).settings == {}
     mtl = {"objective": "mtl", "kappa": 1.0}
@@ -344,8 +344,6 @@ def test_fine_tunings_with_and_without_segments_are_no_pairs(tmp_path):
     told = {"settings": {"dropout": 0.1, "segments": True}}
     records = [a_record("a", "rte", 0, [0.5], **told)]
     records += [a_record("b", "rte", 0, [0.6], settings={"dropout": 0.1, "segments": False})]
-    records += [a_record("old", "rte", 0, [0.6], settings={})]
     result, settings, _ = compared(tmp_path, records)
     reasons = {(found["model"], found["against"]): found["why"] for found in result["left_out"]}
     assert reasons["a", "b"] == "settings differ (segments: true and false)"
-    assert "segments not recorded by an earlier version: fine-tune again" in reasons["a", "old"]

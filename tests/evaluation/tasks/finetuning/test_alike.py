@@ -154,51 +154,6 @@ def test_all_models_are_told_segments_or_none_is(
     assert ("--segments always" in caplog.text) == (segments == "auto" and not told)
 
 
-# -- records of commit 1837c65 -------------------------------------------------------------------------------
-
-
-def make_old(settings, told_segments=True):
-    """Turn the records of an output into what 1837c65 would have written."""
-    for file in settings.output.glob("evaluations/*/finetune/*.json"):
-        record = json.loads(file.read_text())
-        new = ("dropout", "segments", "unread_words")
-        old = {name: value for name, value in record["settings"].items() if name not in new}
-        record = {name: value for name, value in record.items() if name not in ("identity", "collapsed", "cut")}
-        file.write_text(json.dumps(record | {"schema": "mlsm-record-1", "settings": old}))
-
-
-def test_an_old_record_that_agrees_is_kept_and_completed(settings):
-    settings = replace(settings, tasks=("rte", "cola", "conll2003"), segments="always")
-    finetune(settings)
-    before = recorded(settings)
-    make_old(settings)
-    again = finetune(settings)
-    assert (again["made"], again["kept"]) == (0, 3)
-    after = recorded(settings)
-    for key, record in before.items():
-        assert after[key]["figures"] == record["figures"] and after[key]["settings"] == record["settings"]
-
-
-def test_an_old_record_that_does_not_agree_is_named_and_left(settings, teacher_directory, tmp_path):
-    finetune(settings)
-    make_old(settings)
-    files = {file: file.read_bytes() for file in settings.output.rglob("*.json")}
-    with pytest.raises(StudyError, match=r"rte-seed0.json was made with other.* segments \(there True, now False\)"):
-        finetune(settings)
-    student = replace(settings, models=(copied(teacher_directory, tmp_path / "tiny", WITHOUT_DROPOUT),))
-    with pytest.raises(StudyError, match=r"settings dropout \(there of config.json: .*0.0.*, now 0.1\)"):
-        finetune(replace(student, segments="always"))
-    assert files == {file: file.read_bytes() for file in settings.output.rglob("*.json")}
-
-
-def test_an_old_record_with_unread_words_took_them_as_o(settings):
-    settings = replace(settings, tasks=("conll2003",), max_length=8)
-    finetune(settings)
-    make_old(settings)
-    with pytest.raises(StudyError, match=r"settings unread_words \(there O, now errors\)"):
-        finetune(settings)
-
-
 # -- small settings ------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,6 @@ from evaluation.tasks.scoring.config import ScoreTextConfig
 from evaluation.tasks.scoring.models import load
 from evaluation.tasks.scoring.score import score_text
 from evaluation.tasks.scoring.scorer import Scorer
-from shards.manifest import fingerprint
 from terminal import verb
 from terminal.scoring import scores as summary
 
@@ -155,20 +154,6 @@ def test_another_tokenizer_on_the_same_weights_is_other_work(config, model, tmp_
     assert rows_of(first) != rows_of(second)
     monkeypatch.setattr(scoring, "load", None)
     assert [result["already_finished"] for result in score_text(both)["results"]] == [True, True]
-
-
-def test_scores_under_the_name_of_earlier_versions_are_found(config, monkeypatch):
-    """Those named by weights, metric and sentences alone."""
-    (made,) = score_text(config)["results"]
-    identity = [made["weights"], True, "original", made["digest"]]
-    old = Path(made["scores"]).with_name(f"pairs.jsonl-original-{fingerprint(identity)[:8]}.jsonl")
-    record = {name: value for name, value in made.items() if name not in ("tokenizer", "scores", "already_finished")}
-    Path(made["scores"]).rename(old)
-    Path(made["scores"]).with_suffix(".json").unlink()
-    old.with_suffix(".json").write_text(json.dumps(record), encoding="utf-8")
-    monkeypatch.setattr(scoring, "load", None)
-    (found,) = score_text(config)["results"]
-    assert found == record | {"scores": str(old), "already_finished": True}
 
 
 def test_a_killed_command_goes_on_behind_its_last_part(config, monkeypatch):
