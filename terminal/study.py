@@ -34,7 +34,7 @@ def _parts(parts, with_all):
     shown = [part for part in parts if with_all or part["state"] != "done"]
     width = max((len(part["part"]) for part in parts), default=0)
     lines = [
-        f"  {part['part']:<{width}}  {part['state']:<8} {(part['commit'] or '')[:12]:<13}"
+        f"  {part['part']:<{width}}  {part['state']:<8} {_short(part['commit'] or ''):<19}"
         + ("" if part["finished"] else _cost(part["seconds"], part["bytes"]))
         for part in shown
     ]
@@ -43,6 +43,11 @@ def _parts(parts, with_all):
         total = _cost(sum(part["seconds"] for part in left), sum(part["bytes"] for part in left))
         lines += ["", f"  {'all that is left':<{width}}  {total}, from measurements of some seconds"]
     return [*lines, "", "parts: " + ", ".join(f"{counts[state]} {state}" for state in counts), ""]
+
+
+def _short(commit):
+    """The first digits of a commit, and whether files differed from it; a version as it is."""
+    return commit if commit.startswith("version ") else commit[:12] + ("-dirty" if "-dirty" in commit else "")
 
 
 def _composite(composite):

@@ -24,10 +24,15 @@ def keep_withheld(records: Path, primary: tuple[str, str] | None) -> None:
 
 
 def refuse_withheld(results: Iterable[Path]) -> None:
-    """Raise ComparisonError where the records of a directory are of a study that is not through."""
-    for directory in results:
-        if (directory / NAME).exists():
+    """Raise ComparisonError where the records, of more than one model, are of a study that is not through."""
+    models: dict[Path, set[str]] = {}  # below a directory that withholds
+    for path in map(Path.resolve, results):
+        for place in (path, *path.parents):
+            if (place / NAME).exists():
+                models.setdefault(place, set()).update(path.relative_to(place).parts[:1] or ("all", "of them"))
+    for directory, names in models.items():
+        if len(names) > 1:
             raise ComparisonError(
                 f"{directory} has the records of a study whose primary hypothesis is withheld until all of its seeds"
-                f" are scored. Finish the study; or, to look at single models, give their directories one by one."
+                f" are scored. Finish the study; or, to look at single models, give the directory of one at a time."
             )

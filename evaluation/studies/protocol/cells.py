@@ -9,6 +9,7 @@ a process is at work on it. What two commits did halves of would be nobody's res
 a finished part is not run again. Left out: what is finished, which the part's own files say (costs.py).
 """
 
+import hashlib
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,13 +35,18 @@ class State(NamedTuple):
 
 
 def this_commit() -> str:
-    """The commit of this code, with `-dirty` where files differ from it; outside a checkout the package's version."""
+    """The commit of this code, with `-dirty` and digits of the changes where files differ from it; outside a checkout
+    the package's version."""
     root = Path(__file__).parents[3]
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         tracked = subprocess.run([*command[:3], "ls-files", "--error-unmatch", __file__], capture_output=True)
         if tracked.returncode == 0:
-            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+            commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+            if not commit.endswith("-dirty"):
+                return commit
+            changes = subprocess.run([*command[:3], "diff", "HEAD", "--binary"], capture_output=True, check=True).stdout
+            return f"{commit}-{hashlib.sha256(changes).hexdigest()[:12]}"
     except (OSError, subprocess.CalledProcessError):
         pass
     return f"version {version('mlsm')}"
@@ -68,7 +74,10 @@ def at_work(directory: Path, part: str, commit: str) -> Iterator[None]:
                 f"{part} was begun by the code of {begun}, this is {commit}, and a part is the work of one. Use a"
                 f" checkout of that commit, or remove {file} and what the part has made."
             )
-        yield
+        try:
+            yield
+        finally:
+            locks.release(lock)
 
 
 def state_of(directory: Path, part: str, finished: bool) -> State:

@@ -19,7 +19,7 @@ Shapes: S seeds.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from typing import NamedTuple
 from common.errors import StudyError
 from evaluation import records
 from evaluation.comparison.significance import holm
+from evaluation.studies.protocol.costs import name_in_records
 from evaluation.studies.protocol.description import Arm, Composite, Study
 
 LEVEL = 0.05
@@ -55,29 +56,35 @@ def compose(study: Study, directory: Path) -> dict:
     """
     assert study.composite is not None
     scored = read_scores(study, directory)
-    found: dict = {"arms": {}, "anchors": _anchors(scored), "gate": gate(study, scored), "hypotheses": []}
+    lower = study.arms[study.composite.untrained]
+    # A score is a share of the way between the anchors, so it is the planned one only when these are.
+    has_anchors = scored.untrained.keys() >= set(lower.seeds)
+    is_open = has_anchors and all(_is_scored(study.arms[name], study.seeds, scored.students) for name in study.primary)
+    hidden = () if is_open else study.primary
+    found: dict = {"arms": {}, "anchors": _anchors(scored), "gate": gate(study, scored, hidden), "hypotheses": []}
     if scored.teacher is None or not scored.untrained:
         return found
     values = {
         arm: {seed: _composite(study.composite, scores, scored) for seed, scores in by_seed.items()}
         for arm, by_seed in scored.students.items()
     }
-    is_open = all(_is_scored(study.arms[name], study.seeds, values) for name in study.primary)
-    hidden = () if is_open else study.primary
     for name, by_seed in values.items():
         found["arms"][name] = None if name in hidden else _summary(by_seed, scored.students[name])
     contrasts: list[dict] = []
     for pair in (study.primary, *study.secondary):
         seeds = study.seeds_of(pair)
         missing = [name for name in pair if not _is_scored(study.arms[name], seeds, values)]
-        if missing or any(name in hidden for name in pair):
+        if missing or not has_anchors or any(name in hidden for name in pair):
             counts = ", ".join(f"{len(values[name].keys() & set(seeds))} of {len(seeds)} of {name}" for name in pair)
+            if not has_anchors:
+                counts += f", {len(scored.untrained)} of {len(lower.seeds)} untrained"
             contrasts.append({"pair": pair, "withheld": f"scored are {counts}"})
             continue
         contrasts.append(_contrast(pair, seeds, values, scored.students))
     if contrasts[0].get("paired") and study.composite.margin is not None:
         contrasts[0]["equivalence"] = _equivalence(contrasts[0], study.composite.margin)
-    adjusted = holm([one.get("paired", {}).get("p") for one in contrasts[1:]])
+    # One that is not known yet counts among the planned ones, as if nothing were found.
+    adjusted = holm([1.0 if "withheld" in one else one.get("paired", {}).get("p") for one in contrasts[1:]])
     for one, p in zip(contrasts[1:], adjusted, strict=True):
         if "paired" in one:
             one["paired"]["p_adjusted"] = p
@@ -118,17 +125,17 @@ def read_scores(study: Study, directory: Path) -> Scored:
     for seed in lower.seeds:
         if (scores := whole(f"{lower.name}-seed{seed}-step-{0:08}")) is not None:
             untrained[seed] = scores
-    teacher = whole(records.shown_name(Path(composite.teacher)))
+    teacher = whole(name_in_records(composite.teacher))
     return Scored(students, untrained, teacher)
 
 
-def gate(study: Study, scored: Scored) -> list[dict]:
+def gate(study: Study, scored: Scored, hidden: Collection[str] = ()) -> list[dict]:
     """Whether each measure tells a trained student from the teacher and from an untrained one, by the arm of the lower
     anchor: it stays if the teacher is 5 standard errors and 3 points above the arm, and the arm 2 standard errors above
-    the untrained. Points; None for what takes two seeds."""
+    the untrained. Points; None for what takes two seeds, and for an arm among the hidden ones."""
     assert study.composite is not None
     rows = []
-    arm = scored.students[study.composite.untrained]
+    arm = {} if study.composite.untrained in hidden else scored.students[study.composite.untrained]
     for measure in study.composite.measures:
         low, high = ([one[measure] for one in of.values()] for of in (scored.untrained, arm))
         row: dict = {"measure": measure, "untrained": _mean(low), "trained": _mean(high), "seeds": len(high)}
@@ -219,6 +226,8 @@ def _contrast(pair: tuple[str, str], seeds: tuple[int, ...], values, students) -
         ):
             interval = test.confidence_interval(1 - LEVEL)
             found[name] = {"low": float(interval.low), "high": float(interval.high), "p": float(test.pvalue)}
+        if not any(found["differences"]):  # where a t test divides by nothing
+            found["paired"] = {"low": 0.0, "high": 0.0, "p": 1.0}
     return found
 
 

@@ -32,7 +32,7 @@ from evaluation.tasks.finetuning.batches import encode
 from evaluation.tasks.finetuning.config import FROZEN_EXAMPLES
 from evaluation.tasks.finetuning.data import load_task
 from evaluation.tasks.finetuning.tasks import TASKS
-from pipeline.config import CorpusConfig, DictionaryConfig, TeacherConfig
+from pipeline.config import CorpusConfig, DictionaryConfig, EncodeHiddenConfig, TeacherConfig
 from pipeline.teacher import BUNDLED, load_tokenizer
 from shards.reader import Store
 from student.config import StudentConfig
@@ -96,20 +96,22 @@ def is_finished(part: Part, parts: list[Part]) -> bool:
 
 
 def _has_records(part: Part, output: Path, checkpoints: int) -> bool:
-    settings, model = part.settings(), _name_in_records(part.values["models"][0])
+    settings, model = part.settings(), name_in_records(part.values["models"][0])
     suite = "blimp" if part.verb == "evaluate-blimp" else "frozen" if settings.frozen else "finetune"
-    wanted = checkpoints
+    wanted = {"blimp.json"}
     if suite == "frozen":
-        wanted *= len(settings.chosen_tasks())
+        wanted = {f"{task}.json" for task in settings.chosen_tasks()}
     elif suite == "finetune":
-        wanted *= len(settings.chosen_tasks()) * (1 if settings.smoke else settings.seeds)
+        seeds = range(1 if settings.smoke else settings.seeds)
+        wanted = {f"{task}-seed{seed}.json" for task in settings.chosen_tasks() for seed in seeds}
         output = output / "smoke" if settings.smoke else output
     directory = records.directory_of(output, {"model": model, "weights": "", "suite": suite}).parent
     digits = "step-????????-????????" if part.values.get("step") == "all" else "????????"
-    return len(list(directory.parent.glob(f"{directory.name}{digits}/{suite}/*.json"))) >= wanted
+    found = directory.parent.glob(f"{directory.name}{digits}/{suite}")
+    return sum(wanted <= {file.name for file in place.iterdir()} for place in found) >= checkpoints
 
 
-def _name_in_records(model: str) -> str:
+def name_in_records(model: str) -> str:
     """What records call a model, which may not be there yet."""
     if model == "bundled" and not Path(model).is_dir():
         return BUNDLED.name
@@ -140,10 +142,13 @@ def _store_cost(part: Part, parts: list[Part], progress) -> dict[str, Any]:
     if part.verb == "derive-shards":  # copies a store that may not be there yet; small beside the others
         return {"seconds": 0.0, "bytes": 0}
     values = {name: value for name, value in part.values.items() if not _is_missing(value)}
-    if "hidden" in part.values and "hidden" not in values:  # measured from text, with a pass of the teacher too many
-        maker = next(other for other in parts if other.name == part.values["hidden"].part)
-        values = {field.name: maker.values[field.name] for field in fields(TeacherConfig) if field.name in maker.values}
-        values |= {"layer": maker.values["layer"]} | {n: v for n, v in part.values.items() if n != "hidden"}
+    if "hidden" in part.values and not _is_whole_store(part.values["hidden"]):
+        maker = part  # measured from text, with a pass of the teacher too many
+        while "hidden" in maker.values:
+            maker = next(other for other in parts if other.name == maker.values["hidden"].part)
+        names = {field.name for field in fields(TeacherConfig)} | {"layer"}
+        given = {name: value for name, value in maker.values.items() if name in names}
+        values = {"layer": EncodeHiddenConfig.layer} | given | {n: v for n, v in values.items() if n != "hidden"}
     if "dictionary" in part.values and "dictionary" not in values:
         return _dry_run(part._replace(values=values), progress) | {"learning_seconds": 0.0}
     return _dry_run(part._replace(values=values), progress)
@@ -158,6 +163,15 @@ def _is_missing(value: Any) -> bool:
     except StudyError:
         return True
     return False
+
+
+def _is_whole_store(value: Made) -> bool:
+    """Whether a store that another part makes is there, and finished."""
+    try:
+        Store.open(value.find())
+    except (MlsmError, OSError):
+        return False
+    return True
 
 
 def _dry_run(part: Part, progress) -> dict[str, Any]:
@@ -293,7 +307,7 @@ def _maker_of(training: Part, parts: list[Part]) -> Maker:
     while part.verb in ("train-student", "derive-shards"):
         part = next(other for other in parts if other.name == part.values["store"].part)
     k = max(part.values.get("k", DictionaryConfig.k))  # of several the most, as the head is a small part
-    if "hidden" in part.values:
+    while "hidden" in part.values:
         part = next(other for other in parts if other.name == part.values["hidden"].part)
     teacher = part.values.get("teacher")
     vocabulary, width = CASED_VOCABULARY, BASE_WIDTH

@@ -323,7 +323,7 @@ def _list(path: Path, name: str, value: object) -> list:
 
 def _read_seeds(path: Path, where: str, value: object) -> tuple[int, ...]:
     seeds = value if isinstance(value, list) else []
-    if not seeds or len(set(seeds)) < len(seeds) or not all(type(seed) is int and seed >= 0 for seed in seeds):
+    if not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds) or len(set(seeds)) < len(seeds):
         raise StudyError(
             f"recipe {path}: {where}: seeds are different whole numbers from 0 on, such as [0, 1, 2], found {value!r}"
         )
@@ -334,7 +334,7 @@ def _read_stores(path: Path, described: Mapping, common: Mapping) -> Iterator[tu
     for name, own in described.items():
         own = dict(own)
         verb = own.pop("command", "encode-lsp")
-        if verb not in STORES:
+        if not isinstance(verb, str) or verb not in STORES:
             raise StudyError(f"recipe {path}: store {name}: {verb} makes none. Those: {', '.join(STORES)}")
         of, dictionary, hidden = own.pop("store", None), own.pop("dictionary", None), own.pop("hidden", None)
         each_seed = own.get("seed") == "each"
@@ -343,7 +343,7 @@ def _read_stores(path: Path, described: Mapping, common: Mapping) -> Iterator[tu
             if verb != "encode-lsp" or dictionary is not None:
                 raise StudyError(f"recipe {path}: store {name}: `seed: each` is for encode-lsp, which learns by it.")
         for other in (of, dictionary, hidden):
-            if other is not None and other not in described:
+            if other is not None and (not isinstance(other, str) or other not in described):
                 raise StudyError(f"recipe {path}: store {name} needs {other}, which is no store of the study.")
         if dictionary is not None and verb != "encode-lsp":
             raise StudyError(f"recipe {path}: store {name}: `dictionary` is for encode-lsp alone, found {verb}.")
@@ -429,7 +429,7 @@ def _variants(settings_class: type, described: Mapping) -> Iterator[tuple[str, d
     hints = {field.name: plain_hint(field.type) for field in dataclasses.fields(settings_class)}
     varied = []
     for name, value in described.items():
-        hint = hints.get(name.replace("-", "_"))
+        hint = hints.get(str(name).replace("-", "_"))
         takes_several = any(get_origin(kind) is tuple for kind in (hint, *get_args(hint)))
         if isinstance(value, list) and not takes_several:
             varied.append(name)
@@ -443,8 +443,10 @@ def _convert(path: Path, verb: str, section: Mapping) -> dict[str, Any]:
     settings = convert_section(dict(section), verb, SECTIONS[verb], path)
     if "corpus" in settings:
         settings["corpus"] = tuple(map(os.path.expandvars, settings["corpus"]))  # $MLSM_DATA
-    if "teacher" in settings:
+    if settings.get("teacher") is not None:
         settings["teacher"] = os.path.expandvars(settings["teacher"])
+    if settings.get("k", ...) is None:
+        del settings["k"]
     for name in CHOSEN_HERE:
         if name in settings and not (name == "seed" and verb not in ("train-student", "train-probe")):
             raise StudyError(f"recipe {path}: {verb}: the study itself says {name.replace('_', '-')}. Leave it out.")

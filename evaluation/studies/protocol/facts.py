@@ -4,7 +4,7 @@ Costs are kept in <output>/costs.json when they are first estimated, since what 
 out: the page (evaluation/comparison/report), and the estimates (costs.py).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from evaluation.comparison.report import StudyFacts
 from evaluation.comparison.report.curves import quiet_step_seconds
 from evaluation.studies.protocol.costs import Cost, is_finished
 from evaluation.studies.protocol.description import NEEDED, Arm, Study
-from evaluation.studies.protocol.parts import Part, Plan
+from evaluation.studies.protocol.parts import Part, Plan, name_of
 from student.config import StudentConfig
 from student.runs.identity import read_or_none
 
@@ -90,14 +90,16 @@ def _account(study: Study, arm: Arm, kept: dict[str, dict]) -> dict[str, float] 
     """What an arm's training needed beside itself; None where it was not estimated."""
     if arm.settings.get("objective", StudentConfig.objective) not in NEEDED:
         return {}  # which needs ids alone, whatever else its store holds
-    recipe = study.stores[arm.store]
-    recipes = [recipe]
-    while before := recipe.of or recipe.dictionary:
-        recipe = study.stores[before]
-        recipes.append(recipe)
-    costs = [kept.get(f"{one.verb}/{one.name}") for one in recipes]
+    recipes = [study.stores[name] for name in dict.fromkeys(_with_those_before(study, arm.store))]
+    costs = [kept.get(name_of(one, arm.seeds[0])) for one in recipes]  # those of other seeds cost as much
     known = [cost["seconds"] for cost in costs if cost is not None]
     return {"encoding": sum(known)} if len(known) == len(costs) else None
+
+
+def _with_those_before(study: Study, store: str) -> Iterator[str]:
+    yield store
+    for before in study.stores[store].before:
+        yield from _with_those_before(study, before)
 
 
 def _spent(part: Part, expected: dict | None) -> Spent:

@@ -183,9 +183,9 @@ class _Planner:
                 other = self.study.stores[recipe.dictionary]
                 place = self._place(other, None) / "dictionaries"
                 which = f"*-l{'*' if layer is None else layer}-k{k}-*"
-                values["dictionary"] = Made(place / which, _name_of(other))
-            needs = tuple(_name_of(self.study.stores[name]) for name in recipe.before)
-            yield Part(_name_of(recipe, seed), recipe.verb, recipe.settings | values, needs)
+                values["dictionary"] = Made(place / which, name_of(other))
+            needs = tuple(name_of(self.study.stores[name]) for name in recipe.before)
+            yield Part(name_of(recipe, seed), recipe.verb, recipe.settings | values, needs)
 
     def student(self, arm: Arm, seed: int) -> Iterator[Part]:
         """A student with its store, and its first evaluation: by frozen measures, or else all of them."""
@@ -196,7 +196,7 @@ class _Planner:
             f"train-student/{name}",
             "train-student",
             arm.settings | {"store": self._made_store(recipe, arm.layer, arm.k, seed), "seed": seed, "output": run},
-            (_name_of(recipe, seed),),
+            (name_of(recipe, seed),),
         )
         yield train
         if self.frozen is not None:
@@ -237,9 +237,9 @@ class _Planner:
         if self.senses is not None:
             assert self.data is not None
             # beside the store, so that dictionaries are learned once
-            store = self.study.arms[self.study.primary[0]].store
-            values = {"wsd_data": self.data / "wsd", "output": self.directory / "stores" / store}
-            needs = (_name_of(self.study.stores[store]),)
+            recipe, seed = self.study.stores[self.study.arms[self.study.primary[0]].store], self.study.seeds[0]
+            values = {"wsd_data": self.data / "wsd", "output": self._place(recipe, seed)}
+            needs = (name_of(recipe, seed),)
             yield Part("choose-layer", "choose-layer", self.senses | values, needs)
 
     def _frozen(self, name, model, needs, step=None):
@@ -272,8 +272,9 @@ class _Planner:
         if recipe.verb in ("encode-lsp", "encode-hidden") and (layer, k) != (None, None):
             layer_k = f"-l{'*' if layer is None else layer}" + (f"-k{k}" if k is not None else "")
             which = ("lsp" if k is not None else "hidden") + f"-*{layer_k}-*"
-        return Made(self._place(recipe, seed) / "stores" / which, _name_of(recipe, seed))
+        return Made(self._place(recipe, seed) / "stores" / which, name_of(recipe, seed))
 
 
-def _name_of(recipe: StoreRecipe, seed: int | None = None) -> str:
+def name_of(recipe: StoreRecipe, seed: int | None = None) -> str:
+    """The name of the part that makes a store, of those made for every seed that of one seed."""
     return f"{recipe.verb}/{recipe.name}" + (f"-seed{seed}" if recipe.each_seed else "")

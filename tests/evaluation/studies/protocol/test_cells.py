@@ -7,7 +7,9 @@ import pytest
 from preloaded import ROOT
 
 from common.errors import StudyError
+from evaluation.studies.protocol import cells
 from evaluation.studies.protocol.cells import State, at_work, state_of, this_commit
+from terminal.study import _short
 
 HOLD = """
 import sys, time
@@ -16,6 +18,20 @@ from evaluation.studies.protocol.cells import at_work
 with at_work(Path(sys.argv[1]), "train-student/mlm-seed0", "one"):
     print("held", flush=True)
     time.sleep(60)
+"""
+
+
+FORK = """
+import os, signal, sys, time
+from pathlib import Path
+from evaluation.studies.protocol.cells import at_work, state_of
+with at_work(Path(sys.argv[1]), "a", "one"):
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+print(state_of(Path(sys.argv[1]), "a", False).name)
+os.kill(child, signal.SIGKILL)
 """
 
 
@@ -65,4 +81,34 @@ def test_the_commit_is_that_of_the_checkout():
     if git.returncode:
         assert this_commit().startswith("version ")
     else:
-        assert this_commit().removesuffix("-dirty") == git.stdout.strip()
+        assert this_commit().split("-dirty")[0] == git.stdout.strip()
+
+
+def test_a_part_that_ended_is_not_running_though_a_process_that_it_began_lives_on(tmp_path):
+    found = subprocess.run([sys.executable, "-c", FORK, tmp_path], cwd=ROOT, capture_output=True, text=True)
+    assert found.stdout == "begun\n"
+
+
+def test_two_states_of_a_changed_checkout_are_two_commits(tmp_path, monkeypatch):
+    file = tmp_path / "evaluation/studies/protocol/cells.py"
+    file.parent.mkdir(parents=True)
+    git = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b.invalid"]
+    file.write_text("one\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(cells, "__file__", str(file))
+    clean = this_commit()
+    found = []
+    for text in ("two\n", "three\n", "two\n"):
+        file.write_text(text)
+        found.append(this_commit())
+    assert len(clean) == 40 and all(one.startswith(f"{clean}-dirty-") for one in found)
+    assert found[0] == found[2] != found[1]
+    file.write_text("one\n")
+    assert this_commit() == clean
+
+
+def test_the_table_says_of_a_commit_that_files_differed():
+    digits = "0123456789abcdef" * 2 + "01234567"
+    assert _short(digits) == digits[:12] and _short(f"{digits}-dirty-00aa") == f"{digits[:12]}-dirty"
+    assert _short("version 0.10.12") == "version 0.10.12" and _short("") == ""

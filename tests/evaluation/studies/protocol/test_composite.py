@@ -2,6 +2,7 @@
 primary arms is shown before all of their seeds are scored."""
 
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -148,6 +149,67 @@ def test_compare_refuses_records_that_a_study_withholds(described, tmp_path):
         compare(settings, silent)
     keep_withheld(tmp_path / "evaluations", None)
     assert len(compare(settings, silent)["models"]) == 13
+
+
+def test_compare_refuses_models_that_are_withheld_unless_it_is_one(described, tmp_path):
+    """A pattern of the shell gives the same models as their directory."""
+    fill(tmp_path)
+    keep_withheld(tmp_path / "evaluations", described.primary)
+    places = sorted((tmp_path / "evaluations").glob("*-seed0-*"))
+    with pytest.raises(ComparisonError, match="withheld until all of its seeds are scored"):
+        compare(CompareConfig(results=tuple(places), output=tmp_path / "comparison"), silent)
+    single = compare(CompareConfig(results=(places[0], places[0] / "frozen"), output=tmp_path / "comparison"), silent)
+    assert len(single["models"]) == 1
+
+
+def test_the_gate_withholds_a_primary_arm_too(described, tmp_path):
+    described = described._replace(primary=("mlsm", "mlm"), secondary=())
+    fill(tmp_path, mlsm=(0.6, None, 0.65))
+    found = compose(described, tmp_path)
+    assert found["arms"]["mlm"] is None
+    assert all((row["trained"], row["stays"]) == (None, None) for row in found["gate"])
+    assert "gate" not in "\n".join(shown(found))
+    fill(tmp_path)
+    assert all(row["stays"] is not None for row in compose(described, tmp_path)["gate"])
+
+
+def test_nothing_is_concluded_before_all_untrained_students_are_scored(described, tmp_path):
+    """The lower anchor is their mean, by which every composite would change."""
+    fill(tmp_path)
+    for place in (tmp_path / "evaluations").glob(f"mlm-seed2-step-{0:08}-*"):
+        shutil.rmtree(place)
+    found = compose(described, tmp_path)
+    assert found["arms"]["mlsm"] is None and found["arms"]["mlm"]
+    assert found["hypotheses"][0]["withheld"] == "scored are 3 of 3 of mlsm, 3 of 3 of regress, 2 of 3 untrained"
+    assert all("withheld" in one for one in found["hypotheses"])
+
+
+def test_a_hypothesis_that_waits_counts_among_those_that_are_adjusted(described, tmp_path):
+    described = described._replace(secondary=(("regress", "mlm"), ("few", "mlm")))
+    few = described.arms["mlm"]._replace(name="few")
+    described = described._replace(arms=described.arms | {"few": few})
+    fill(tmp_path)
+    tested, waiting = compose(described, tmp_path)["hypotheses"][1:]
+    assert "withheld" in waiting
+    assert tested["paired"]["p_adjusted"] == pytest.approx(2 * tested["paired"]["p"])
+
+
+def test_arms_without_any_difference_are_no_evidence(described, tmp_path):
+    """A t test divides nothing by nothing; what is no number would adjust the other hypotheses to 1."""
+    same = (0.5, 0.52, 0.58)
+    fill(tmp_path, mlsm=same, regress=same)
+    primary, *secondary = compose(described, tmp_path)["hypotheses"]
+    assert primary["paired"] == {"low": 0.0, "high": 0.0, "p": 1.0}
+    assert primary["unpaired"]["p"] == pytest.approx(1.0) and primary["equivalence"]["equivalent"]
+    assert all(one["paired"]["p_adjusted"] == pytest.approx(2 * one["paired"]["p"]) for one in secondary)
+
+
+@pytest.mark.parametrize(("given", "recorded"), [("bundled", "bundled_teacher"), ("owner/model", "owner/model")])
+def test_a_teacher_that_is_no_directory_is_found_in_the_records(given, recorded, described, tmp_path):
+    fill(tmp_path)
+    score(tmp_path, recorded, TEACHER)
+    described = described._replace(models=(given,), composite=described.composite._replace(teacher=given))
+    assert compose(described, tmp_path)["anchors"]["teacher"]["conll2003/pos"] == pytest.approx(90.0)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 import pytest
 import yaml
 
+from evaluation import records
 from evaluation.studies.protocol import costs
 from evaluation.studies.protocol.description import read_study
+from evaluation.studies.protocol.facts import facts_of
 from evaluation.studies.protocol.parts import plan
 
 STEPS, BATCH, WINDOW = 10, 8, 32
@@ -133,3 +135,75 @@ def test_the_diagnostic_costs_the_same_whatever_else_is_measured_and_however_man
     }
     found = {cost.part: cost.seconds for cost in costs_of(recipe, tmp_path, verbs)}
     assert found["choose-layer"] == costs.SEMCOR_TOKENS * (1 + 2 * 2) + 2 * 7
+
+
+HIDDEN = {
+    "command": "encode-hidden", "teacher": "bundled", "corpus": ["a.txt"], "max-length": WINDOW,
+}  # fmt: skip
+OF_HIDDEN = RECIPE | {
+    "study": RECIPE["study"]
+    | {
+        "stores": {
+            "hidden": HIDDEN,
+            "pq": {"command": "encode-hidden", "hidden": "hidden", "quantise": "pq"},
+            "lsp": {"hidden": "pq", "seed": "each"},
+        }
+    },
+    "encode-lsp": {"k": 64},
+}
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_store_of_hidden_states_that_are_not_there_or_not_whole_is_measured_from_text(
+    is_begun, tmp_path, monkeypatch
+):
+    """Also where the hidden states are made from others, of the layer that no one named."""
+    measured = {}
+
+    def measure(part, progress):
+        measured[part.name] = part.settings()
+        return {"seconds": 1.0, "bytes": 1}
+
+    monkeypatch.setattr(costs, "_dry_run", measure)
+    if is_begun:
+        (tmp_path / "made/stores/pq/stores" / f"hidden-a-l10-{'0' * 12}").mkdir(parents=True)
+    costs_of(OF_HIDDEN, tmp_path, ("encode-hidden", "encode-lsp"))
+    found = measured["encode-lsp/lsp-seed0"]
+    assert (found.hidden, found.layer, found.corpus, found.teacher) == (None, (10,), ("a.txt",), "bundled")
+    assert (found.k, found.seed, found.max_length) == ((64,), 0, WINDOW)
+
+
+def test_an_arm_s_encoding_has_the_hidden_states_of_its_store_and_a_dictionary(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(OF_HIDDEN))
+    study = read_study(str(path))
+    kept = {
+        name: {"seconds": seconds, "bytes": 1}
+        for name, seconds in (
+            ("encode-hidden/hidden", 100.0),
+            ("encode-hidden/pq", 10.0),
+            ("encode-lsp/lsp-seed0", 1.0),
+        )
+    }
+    facts = facts_of(study, plan(study, tmp_path / "made", None), kept)
+    assert facts.accounts["half"] == {"encoding": 111.0}
+
+
+def test_an_evaluation_is_finished_when_one_model_has_the_records_of_all_its_tasks(tmp_path):
+    """Not when there are as many files: of another task, or half of them of other weights."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(RECIPE | {"frozen": {"tasks": ["cola", "stsb"]}}))
+    parts = plan(read_study(str(path)), tmp_path, tmp_path).parts
+    (part,) = (part for part in parts if part.name == "frozen/half-seed0")
+
+    def score(task, weights):
+        record = {"model": "half-seed0", "weights": weights, "suite": "frozen", "task": task, "seed": None}
+        file = records.path_of(tmp_path, record)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
+
+    for task, weights, is_whole in (
+        ("cola", "0" * 8, False), ("mrpc", "0" * 8, False), ("stsb", "1" * 8, False), ("stsb", "0" * 8, True),
+    ):  # fmt: skip
+        score(task, weights)
+        assert costs.is_finished(part, parts) == is_whole

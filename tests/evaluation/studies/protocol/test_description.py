@@ -133,6 +133,21 @@ def test_a_store_of_each_seed_is_coded_from_hidden_states_with_a_dictionary_of_t
     ]  # fmt: skip
 
 
+def test_the_diagnostic_of_layers_waits_for_a_store_of_each_seed_that_there_is(read, tmp_path):
+    """Its directory is that of the store, where the dictionary of the seed is."""
+    (tmp_path / "wsd").mkdir()
+    senses = {"teacher": "bundled", "corpus": ["a.txt"]}
+    study = read({"study.stores": {"lsp": {"seed": "each"}}, "choose-layer": senses})
+    parts = {part.name: part for part in plan(study, tmp_path, tmp_path).parts}
+    assert parts["choose-layer"].needs == ("encode-lsp/lsp-seed1",)
+    assert parts["choose-layer"].values["output"] == tmp_path / "stores/lsp-seed1"
+
+
+def test_an_empty_k_or_teacher_is_one_that_is_not_given(read):
+    study = read({"study.stores.lsp": {"command": "encode-lsp", "teacher": None, "k": None, "corpus": ["bundled"]}})
+    assert study.arms["mlsm"].k == 3072
+
+
 def test_frozen_measures_come_with_the_student_and_all_else_at_the_end(read, tmp_path):
     study = read({"frozen": {}, "finetune": {"tasks": ["cola"]}, "study.tuned": ["mlsm"]})
     names = [part.name for part in plan(study, tmp_path, tmp_path).parts]
@@ -192,6 +207,10 @@ def test_the_corpus_may_be_named_by_an_environment_variable(read, monkeypatch):
         ({"study.seeds": [0, 0]}, "seeds are different"),
         ({"study.arms.mlm.seeds": [True]}, "arm mlm: seeds are different"),
         ({"study.arms.mlm.seeds": None, "study.arms.mlm": {"store": "lsp", "seeds": None}}, "arm mlm: seeds are"),
+        ({"study.seeds": [[0], [1]]}, "seeds are different"),
+        ({"study.stores.lsp.command": ["encode-lsp"]}, r"store lsp: \['encode-lsp'\] makes none"),
+        ({"study.stores.more": {"hidden": ["lsp"]}}, r"store more needs \['lsp'\], which is no store"),
+        ({"study.arms.mlm": {"store": "lsp", 5: 5}}, "train-student has no setting 5"),
         ({"study.primary": "mlsm"}, "a hypothesis names two arms"),
         ({"study.primary": ["mlsm", "mlsm"]}, "names two different arms"),
         ({"study.secondary": ["mlsm", "mlm"]}, "a hypothesis names two arms"),
