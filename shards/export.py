@@ -36,6 +36,7 @@ from common.errors import RequestError, ShardError
 from common.json_checks import parse_json
 from common.paths import utf8
 from common.progress import silent
+from common.text import code_span, without_directories
 from shards import codec, copies
 from shards.manifest import UnitRecord
 from shards.reader import Store
@@ -68,7 +69,8 @@ def export(
     store = Store.open(path)
     output = EXPORTS / f"{str(store.path).rstrip('/').rpartition('/')[2]}-parquet" if output is None else Path(output)
     splits, digests = _facts(store)
-    lineage = {"target": store.files.target(), "plan": store.plan_id, "shards": digests}
+    target = without_directories(store.files.target())  # the files may be published
+    lineage = {"target": target, "plan": store.plan_id, "shards": digests}
     finished_before = _is_there(output, lineage)
     if not finished_before:
         tokenizer = store.read_tokenizer()
@@ -235,7 +237,7 @@ _COLUMNS = {
 
 
 def _card(store, splits):
-    """The README.md of the directory. A store may be somebody else's, so its names are quoted."""
+    """The README.md of the directory. A store may be somebody else's, so what it says is quoted."""
     facts = [(name, store.settings[name]) for name in _SHOWN if name in store.settings]
     facts += [("target", store.target_id), ("plan", store.plan_id)]
     names = _schema(store, store.record(store.plan.units[0].id)).names
@@ -281,7 +283,7 @@ def _card(store, splits):
         "",
         "| what made it | |",
         "|---|---|",
-        *(f"| {name.replace('_', ' ')} | {_quote(value)} |" for name, value in facts),
+        *(f"| {name.replace('_', ' ')} | {code_span(without_directories(value))} |" for name, value in facts),
         "",
         f"All settings are in `{LINEAGE_FILE}`.",
         "",
@@ -292,7 +294,3 @@ def _card(store, splits):
 def _title(store):
     names = {"lsp": "LSP distributions", "logits": "teacher distributions", "hidden": "hidden states"}
     return f"Windows of text with {names[store.kind]}" if store.kind in names else "Windows of text as token ids"
-
-
-def _quote(value):
-    return f"`{json.dumps(value, ensure_ascii=False)}`".replace("|", "\\|") if "`" not in str(value) else "(not shown)"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from http_store import serving
 from make_store import make_store, random_block, truth_windows
-from preloaded import Preloaded, run_command
+from preloaded import Preloaded, run_command, run_python
 from tiny_store import write_store, write_tokenizer
 
 from common.disk import writer_of_temporary
@@ -141,6 +142,19 @@ def test_logits_and_the_dataset_of_torch(monkeypatch, tmp_path):
     assert "vocabulary ids" in (tmp_path / "parquet" / "README.md").read_text()
 
 
+def test_a_row_group_is_a_block(exported):
+    """So that no more than a block is in memory, here or in a program that reads row by row."""
+    from pyarrow.parquet import read_metadata
+
+    store, _, directory = exported
+    for split in SPLITS:
+        files = sorted((directory / "data").glob(f"{split}-*"))
+        for file, record in zip(files, store.records(split), strict=True):
+            found = read_metadata(file)
+            rows = [found.row_group(number).num_rows for number in range(found.num_row_groups)]
+            assert rows == [block["windows"] for block in record.blocks] and len(rows) == 2
+
+
 def test_the_names_alone_tell_the_splits(exported, monkeypatch, tmp_path):
     """Without the card, as where somebody copies data/ only."""
     _, _, directory = exported
@@ -230,6 +244,26 @@ def test_damage_is_an_error_and_leaves_nothing(tmp_path):
     with pytest.raises(ShardError, match="does not match its hash"):
         export(store.path, tmp_path / "out" / "parquet")
     assert not any((tmp_path / "out").iterdir())
+
+
+def test_a_file_that_cannot_be_written_ends_with_74_and_leaves_nothing(exported, tmp_path):
+    """A real limit of the size of files, reached in the data."""
+    store, _, _ = exported
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); import cli; cli.main()"
+    words = ["export-store", store.path, "--output", tmp_path / "out" / "parquet"]
+    run = run_python(["-c", code, *words], env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert run.returncode == 74 and "File too large" in run.stderr and "Traceback" not in run.stderr, run.stderr
+    assert not any((tmp_path / "out").iterdir())
+
+
+def test_a_store_behind_a_url(monkeypatch, tmp_path):
+    monkeypatch.setenv("MLSM_CACHE", str(tmp_path / "cache"))
+    store, _ = store_of(tmp_path / "served" / "lsp", blocks=1)
+    export(store.path, tmp_path / "from-disk")
+    with serving(tmp_path / "served") as web:
+        export(f"{web.url}/lsp", tmp_path / "from-web")
+    for path in (tmp_path / "from-disk").rglob("*.*"):
+        assert (tmp_path / "from-web" / path.relative_to(tmp_path / "from-disk")).read_bytes() == path.read_bytes()
 
 
 def test_what_is_there_is_found_or_left_alone(exported, tmp_path):
