@@ -10,8 +10,8 @@
 
 `datasets.load_dataset` recognises names of this form without a card, whatever the split is called. A split is a set of
 files and not a column, because then load_dataset returns the splits by name and nobody trains on held-out windows by
-omission. What belongs to a token is a list in a list: datasets, pandas and DuckDB index it as `row[t][i]`, whereas
-offsets into a flat list would need code in each of them.
+omission. What belongs to a token is a list in a list: datasets, pandas and DuckDB index it as `column[t][i]` (DuckDB
+counts from 1), whereas offsets into a flat list would need code in each of them.
 
 The directory appears whole (common/durable.py); an export that was interrupted starts from scratch. A row group is a
 block, or a part of one if hidden states are wide, and one of them is in memory at a time.
