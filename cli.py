@@ -218,6 +218,15 @@ VERBS = {
         recipes=False,
         chooses="terminal.choice:stores_with_entries",
     ),
+    "export-store": Verb(
+        "a store as Parquet files with a dataset card, for load_dataset, pandas and DuckDB",
+        "shards.config:ExportStoreConfig",
+        "shards.tools:export_store",
+        "terminal.stores:exporting",
+        recipes=False,
+        chooses="terminal.choice:stores",
+        downloads=False,
+    ),
     "verify-shards": Verb(
         "is a store whole? names what is damaged and what encodes it again",
         "shards.config:VerifyConfig",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mlsm.functions import encode_logits as encode_logits
     from mlsm.functions import encode_lsp as encode_lsp
     from mlsm.functions import evaluate_blimp as evaluate_blimp
+    from mlsm.functions import export_store as export_store
     from mlsm.functions import export_student as export_student
     from mlsm.functions import finetune as finetune
     from mlsm.functions import import_dictionary as import_dictionary
@@ -67,9 +68,10 @@ if TYPE_CHECKING:
 ROOMS = ("cli", "common", "evaluation", "pipeline", "recipes", "shards", "student", "terminal")
 COMMANDS = (
     "choose_layer", "clean", "compare", "count_flops", "derive_shards", "docs", "doctor", "encode_hidden", "encode_ids",
-    "encode_images", "encode_logits", "encode_lsp", "evaluate_blimp", "export_student", "finetune", "import_dictionary",
-    "learn_dictionary", "make_mask_weights", "match_entropy", "prepare_data", "score_text", "show_lsp", "show_shards",
-    "similarity", "study", "sweep", "track", "train_probe", "train_student", "train_tokenizer", "verify_shards",
+    "encode_images", "encode_logits", "encode_lsp", "evaluate_blimp", "export_store", "export_student", "finetune",
+    "import_dictionary", "learn_dictionary", "make_mask_weights", "match_entropy", "prepare_data", "score_text",
+    "show_lsp", "show_shards", "similarity", "study", "sweep", "track", "train_probe", "train_student",
+    "train_tokenizer", "verify_shards",
 )  # fmt: skip
 HOME = {
     "BlimpConfig": "evaluation.tasks.blimp.config",

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     )
     from pipeline.images import ImagesConfig
     from pipeline.imported import ImportConfig
-    from shards.config import CleanConfig, DeriveConfig, ShowConfig, VerifyConfig
+    from shards.config import CleanConfig, DeriveConfig, ExportStoreConfig, ShowConfig, VerifyConfig
     from student.config import ProbeConfig, StudentConfig
     from student.masks.config import MaskWeightsConfig
     from student.runs.export_config import ExportConfig
@@ -93,6 +93,11 @@ def derive_shards(
 ) -> EncodedStore:
     """Make a store with fewer entries a token from a stored one, without the teacher."""
     return EncodedStore.of(_run("derive-shards", config, settings, None, progress)[0])
+
+
+def export_store(config: "ExportStoreConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
+    """Write a store as Parquet files with a dataset card: datasets.load_dataset(exported["output"]) reads them."""
+    return Report.of(_run("export-store", config, settings, None, progress))
 
 
 def learn_dictionary(

@@ -69,6 +69,19 @@ class DeriveConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExportStoreConfig:
+    """Write a store as Parquet files, one row per window, with a dataset card and the tokenizer."""
+
+    store: Positional[str | None] = None
+    """Store directory or URL; the newest finished one under ./runs when not given."""
+    output: Path | None = None
+    """Directory to write; runs/exports/<store>-parquet when not given."""
+
+    def __post_init__(self):
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CleanConfig:
     """Remove what killed processes left behind."""
 

@@ -2,7 +2,7 @@
 
     report = verify_shards(VerifyConfig(store="runs/stores/lsp-..."))
 
-Left out: the work itself (verify.py, derive.py, clean.py).
+Left out: the work itself (verify.py, derive.py, export.py, clean.py).
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.progress import silent
-from shards.config import CleanConfig, DeriveConfig, VerifyConfig
+from shards.config import CleanConfig, DeriveConfig, ExportStoreConfig, VerifyConfig
 
 
 def verify_shards(settings: VerifyConfig, progress: Callable[..., None] = silent) -> dict:
@@ -25,6 +25,13 @@ def derive_shards(settings: DeriveConfig, progress: Callable[..., None] = silent
     from shards.derive import derive
 
     return [derive(store_of(settings), settings.top_n, settings.output, progress)]
+
+
+def export_store(settings: ExportStoreConfig, progress: Callable[..., None] = silent) -> dict:
+    """Write a store as Parquet files. Returns and raises what shards.export.export does."""
+    from shards.export import export
+
+    return export(store_of(settings), settings.output, progress)
 
 
 def clean(settings: CleanConfig, progress: Callable[..., None] = silent) -> dict:

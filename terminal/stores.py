@@ -1,4 +1,4 @@
-"""What verify-shards, show-shards and clean say: the reports of shards/ and evaluation/inspection/stores.py as text."""
+"""What the tools for stores say: the reports of shards/ and evaluation/inspection/stores.py as text."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from common.invocation import program
 from common.text import shell_quote
 from shards.config import VerifyConfig
-from terminal.tables import entries_name, quantity, store_rows, table
+from terminal.tables import entries_name, quantity, size, store_rows, table
 
 _LONGEST_LIST = 50
 _LINEAGE = (
@@ -94,6 +94,17 @@ def _list(title, entries):
         return []
     more = [f"... and {len(entries) - _LONGEST_LIST:,} more (--json lists all)"] if len(entries) > _LONGEST_LIST else []
     return [f"\n{title}:", *(f"  {entry}" for entry in [*entries[:_LONGEST_LIST], *more])]
+
+
+def exporting(report: dict, settings: object) -> str:
+    """Show the files that export-store made, and the line of Python that reads them."""
+    rows = [("directory", report["output"]), ("store", report["store"]), ("size", size(report["bytes"]))]
+    for split, counts in report["splits"].items():
+        lacking = f", {counts['quarantined']:,} with quarantined documents" if counts["quarantined"] else ""
+        rows.append((split, f"{quantity(counts['windows'], 'window')} in {quantity(counts['files'], 'file')}{lacking}"))
+    state = "was finished already" if report["finished_before"] else "is finished"
+    lines = ["", f"The export {state}.", table(rows), "\nTo read it in Python:"]
+    return "\n".join([*lines, f"  datasets.load_dataset({report['output']!r})"])
 
 
 def cleaning(report: dict, settings: object) -> str:

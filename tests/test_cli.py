@@ -67,6 +67,7 @@ TOOLS = (
     "compare",
     "show-lsp",
     "derive-shards",
+    "export-store",
     "verify-shards",
     "show-shards",
     "clean",

@@ -10,6 +10,7 @@ from tiny_store import write_store
 
 import cli
 from shards import remote
+from shards.export import export
 from shards.manifest import with_checksum
 from shards.reader import Store
 from student.config import StudentConfig
@@ -65,6 +66,17 @@ def test_a_card_tells_foreign_text_as_text(store, tmp_path):
     text = re.sub(r"\\.|(`+)(?!`).+?(?<!`)\1(?!`)", "", text)  # escaped characters and code spans
     assert "script" in text and not re.search("[<>`]|\\]\\(", text)
     assert json.loads((tmp_path / "lineage.json").read_text())["store"]["settings"]["teacher_name"] == HOSTILE
+
+
+def test_the_card_of_an_export_too(store, tmp_path):
+    pytest.importorskip("pyarrow", reason='Parquet files need pyarrow: pip install "mlsm[corpora]"')
+    export(store.path, tmp_path / "parquet")
+    card = (tmp_path / "parquet" / "README.md").read_text(encoding="utf-8")
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", card)
+    _, body = card.split("\n---\n", 1)
+    assert len([line for line in body.splitlines() if line.startswith("#")]) == 1
+    assert not [line for line in card.splitlines() if line.strip().startswith(("curl", "Next:"))]
+    assert "owned" in body and "script" not in re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", "", body)
 
 
 @pytest.mark.promise("line breaks, Markdown …")

@@ -151,6 +151,7 @@ for command in (["encode-lsp", "--layer", "2", "--max-tokens", "5_000", "--worke
                 ["encode-lsp", "--layer", "2", "--corpus", "a.parquet", "--teacher", "bundled"],
                 ["encode-lsp", "--layer", "2", "--corpus", "a.txt.zst", "--teacher", "bundled"],
                 ["show-lsp", "--intruders"],
+                ["export-store"],
                 ["show-shards", "http://127.0.0.1:9/lsp"]):
     sys.argv[1:] = command
     with contextlib.suppress(SystemExit):
@@ -166,7 +167,7 @@ def test_the_demonstration_needs_no_extra_and_errors_name_those_of_other_command
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     needs = re.findall(r"needs? .*?\. Run: +pip install \"mlsm\[(\w+)\]\"", run.stderr)
-    assert needs == ["cluster", "corpora", "corpora", "eval", "remote"], run.stderr
+    assert needs == ["cluster", "corpora", "corpora", "eval", "corpora", "remote"], run.stderr
 
 
 LIGHT = ("cli", "mlsm", "pipeline.config", "shards.config", "student.config")

@@ -135,5 +135,7 @@ def test_tools_over_a_store(tmp_path):
     assert mlsm.show_shards(store=store)["store"] == store.store
     derived = mlsm.derive_shards(store=store, top_n=2)
     assert derived.kind == "lsp" and derived.store != store.store
+    exported = mlsm.export_store(store=derived, output=tmp_path / "parquet")
+    assert exported["store"] == derived.store and exported["splits"]["train"]["windows"] > 0
     assert "removed=<0 entries>" in repr(mlsm.clean(path=tmp_path))
     assert len(mlsm.LspDataset(derived, seed=1)) > 0
