@@ -25,6 +25,7 @@ from pipeline.precision import total_variation
 from pipeline.solvers import choose_backend, nonneg_lasso, onednn, prepare
 from pipeline.solvers.nearest import nearest_atoms
 from pipeline.solvers.parallel import one_blas_thread
+from pipeline.solvers.problem import Codes
 from pipeline.stores import Record, keep_copy
 from pipeline.targets.distributions import columns_of, distributions
 from shards import copies
@@ -118,7 +119,7 @@ class Lsp:
         self._center_Pd = center_on(self.teacher.device, self.dictionary)
         self._prepared = _load_dictionary(self.teacher.device, self.dictionary.atoms_Kd, self._backend)
 
-    def code(self, rows_Nd: torch.Tensor, tolerance: float | None = None):
+    def code(self, rows_Nd: torch.Tensor, tolerance: float | None = None) -> Codes:
         atoms_Kd, gram_KK = self._prepared
         config = self.config
         if config.solver == "nearest":
@@ -128,10 +129,10 @@ class Lsp:
             how = {"backend": "fista", "steps": config.solver_steps, "tol": None}
         return nonneg_lasso(rows_Nd if rows_Nd.is_cuda else rows_Nd.numpy(), atoms_Kd, config.lam, **how)
 
-    def tensors(self, codes) -> tuple:
+    def tensors(self, codes: Codes) -> tuple:
         return codes.indptr, codes.indices, codes.values, codes.kkt
 
-    def columns(self, codes, batch: Batch) -> dict[str, np.ndarray]:
+    def columns(self, codes: Codes | None, batch: Batch) -> dict[str, np.ndarray]:
         if codes is None:
             return columns_of(None, batch)
         rows, statistics = distributions(codes, self.top_n), batch.block.statistics
