@@ -22,7 +22,7 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
 
-INVERSE_PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)  # C
+INVERSE_PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # C. Weaker ones change no slope by TOLERANCE, so no prediction
 RIDGE_PENALTIES = (1e6, 1e5, 1e4, 1e3, 1e2, 1e1, 1.0)  # alpha
 PATIENCE = 2  # penalties
 MOST_ITERATIONS = 400  # of lbfgs
