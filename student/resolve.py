@@ -1,6 +1,6 @@
-"""All of a run's settings, settled once: what is left open follows from the store, its recipe and the device.
+"""What a run's settings leave open follows from the store, its recipe and the width of the encoder.
 
-One answer for Python and for the command line, with where each value comes from. Everything else reads it:
+One answer for Python and for the command line, with where each value comes from:
 
     config, origins = resolve(StudentConfig(store=path, encoder="bert-2x128"), Store.open(path))
     config.max_steps, origins["max_steps"]      # 2000, "store: 4 epochs would be 262 steps, fewer than 2,000"
@@ -15,7 +15,8 @@ Otherwise it follows from the size of the store and the width of the encoder:
                 (continue_from); 1e-3 up to width 256; between the two, log(rate) is linear in log(width)
     a probe's   batch as a student's; a tenth of a student's steps, the paper's 10,000 to 100,000, and at least 1,000
 
-The demonstration's recipe is not for weights that were trained before. Left out: what the settings mean (config.py).
+The demonstration's recipe is not for weights that were trained before. Left out: what the settings mean
+(config.py), dtype and compilation (opening.py).
 """
 
 import math
