@@ -25,6 +25,7 @@ from common.errors import ShardError
 T = TypeVar("T")
 MAX_DEPTH = 64  # brackets inside one another; the files of this project have fewer than ten
 LARGEST = 2**63 - 1  # what an int64 holds
+_NOT_UNICODE = "expected texts of Unicode, found half of a surrogate pair"
 _SHOWN = 60  # characters of a wrong value
 _PLAIN_NAME, _DIGITS_64, _DIGITS_32 = r"\A\w[\w.-]{0,199}\Z", r"\A[0-9a-f]{64}\Z", r"\A[0-9a-f]{32}\Z"
 
@@ -88,6 +89,8 @@ def convert(values: object, kind: type[T], where: object) -> T:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise ShardError(f"{where}: {_describe(str(error), values)}") from None
+    except UnicodeEncodeError:
+        raise ShardError(f"{where}: {_NOT_UNICODE}") from None
 
 
 def find_problem(values: object, kind: Any, place: str = "") -> str | None:
@@ -99,6 +102,8 @@ def find_problem(values: object, kind: Any, place: str = "") -> str | None:
         msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         return _describe(str(error), values, place)
+    except UnicodeEncodeError:
+        return _NOT_UNICODE
     return None
 
 

@@ -47,6 +47,12 @@ def describe_foreign_settings(config: "PretrainedConfig") -> str | None:
             f"config.json asks for position_embedding_type {positions!r}, which transformers no longer computes: it "
             "would take absolute positions instead. Take a model with absolute positions."
         )
+    spread = getattr(config, "initializer_range", 0.0)
+    if not (isinstance(spread, int | float) and 0 <= spread < math.inf):
+        return (
+            f"config.json has initializer_range {spread!r}, and a number from 0 on is expected. "
+            "New weights are drawn with it. Correct it."
+        )
     named = getattr(config, "auto_map", None) or {}
     entries = [
         str(entry) for entry in _flat(named.values() if isinstance(named, dict) else [named]) if entry is not None

@@ -60,15 +60,16 @@ _OF_TARGET = {
     "masked_passes": Count,
     "windowing": object_of({"max_length": optional(Count)}),
 }
+TAIL = object_of({"mass_kept": Number | None}) | None
 _STORE = object_of(
     {
         "plan": optional(str | None),
         "target": optional(str | None),
         "windowing": optional(dict),
         "settings": optional(_table(_OF_TARGET)),
+        "tail": optional(TAIL),
     }
 )
-TAIL = object_of({"mass_kept": Number | None}) | None
 LINEAGE = object_of(  # the fields of lineage.json that are read here
     {
         "objective": optional(str | None),

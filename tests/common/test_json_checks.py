@@ -97,3 +97,10 @@ def test_hostile_json_is_refused_in_one_line(raw):
 def test_names_of_files_that_are_not_utf8_stay_readable():
     assert parse_json(b'{"file": "\\udcff"}', "x.json") == {"file": "\udcff"}
     assert parse_json(b"[" * 64 + b"]" * 64, "x.json")
+
+
+def test_half_a_surrogate_pair_as_a_name_is_a_problem_like_any_other():
+    values, kind = {"\ud800": 1}, object_of({"name": optional(str)})
+    assert find_problem(values, kind) == "expected texts of Unicode, found half of a surrogate pair"
+    with pytest.raises(ShardError, match="a.json: expected texts of Unicode"):
+        convert(values, kind, "a.json")

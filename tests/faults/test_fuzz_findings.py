@@ -24,6 +24,7 @@ from common.errors import (
     FlopsError,
     InspectionError,
     ModelError,
+    PlaceError,
     RecordError,
     RunError,
     ShardError,
@@ -521,6 +522,7 @@ def test_what_is_no_file_in_an_export_is_not_waited_for(subjects, name, put):
         '{"step": "three"}',
         '{"settings": []}',
         '{"store": {"settings": {"k": -1}}}',
+        '{"store": {"tail": [{"mass_kept": 1.0}]}}',
         '{"student": 3}',
         '{"student": {"student": {}}}',
         '{"flops": 1' + "0" * 400 + "}",
@@ -794,7 +796,7 @@ def test_what_is_no_file_in_a_run_is_not_waited_for(run, name, put):
     with within_seconds(60):
         try:
             assert train(run)["steps"] == 4
-        except (RunError, OSError) as error:
+        except (RunError, PlaceError, OSError) as error:
             assert name in str(error)
             assert max(path.name for path in run.output.glob("checkpoints/*")) >= "step-00000003"
 

@@ -381,6 +381,14 @@ def test_missing_weight_is_refused(bert_dir, weight):
         Teacher.load(bert_dir, 1)  # not needed there
 
 
+@pytest.mark.parametrize("spread", [-0.98, "much", float("nan")])
+def test_a_spread_of_new_weights_that_cannot_be_is_refused(bert_dir, spread):
+    config = json.loads((bert_dir / "config.json").read_text())
+    (bert_dir / "config.json").write_text(json.dumps(config | {"initializer_range": spread}))
+    with pytest.raises(TeacherError, match="initializer_range"):
+        Teacher.load(bert_dir, 1)
+
+
 def test_foreign_weights_are_refused(bert_dir):
     edit_weights(bert_dir, lambda weights: {f"other.{name}": tensor for name, tensor in weights.items()})
     with pytest.raises(TeacherError, match="lacks"):
