@@ -64,13 +64,7 @@ def directory(path: str | Path, root: str | Path | None = None) -> Iterator[int]
     """
     whole = _absolute(path)
     top = _absolute(root or next((place for place in (whole, *whole.parents) if place in _roots), whole))
-    try:
-        descriptor, here = os.open(top, _DIRECTORY), top
-    except NotADirectoryError:
-        wrong = next((place for place in reversed((top, *top.parents)) if place.exists() and not place.is_dir()), top)
-        raise PlaceError(
-            f"{wrong} is not a directory, and one is expected there. Nothing was changed. Move it elsewhere."
-        ) from None
+    descriptor, here = os.open(top, _DIRECTORY), top
     try:
         for part in whole.relative_to(top).parts:
             here = here / part
@@ -226,13 +220,9 @@ def unlink(path: Path) -> None:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Replaces a file, or by a directory an empty one, that has the new name. PlaceError for a file in the place of a
-    directory."""
+    """Replaces a file, or an empty directory, that has the new name."""
     with _parent(old) as (place, name), _parent(new) as (other_place, other), _named(old, new):
-        try:
-            os.rename(name, other, src_dir_fd=place, dst_dir_fd=other_place)
-        except IsADirectoryError:
-            raise PlaceError(f"{new} is a directory, and a file is expected there. Move it elsewhere.") from None
+        os.rename(name, other, src_dir_fd=place, dst_dir_fd=other_place)
     _temporaries.discard((os.getpid(), old))
 
 

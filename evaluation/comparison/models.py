@@ -204,7 +204,7 @@ def _require_same_facts(model, facts):
     if model.cost is None:  # elsewhere the teacher may have been at hand
         model.facts["flops"] = facts["flops"]
     for name, value in facts.items():
-        if name not in ("path", "flops") and value != model.facts[name]:
+        if name not in ("path", "flops", "identity") and value != model.facts[name]:
             raise ComparisonError(
                 f"records of {model.label} ({model.facts['weights'][:8]}) contradict each other: {name} is "
                 f"{model.facts[name]!r} in one and {value!r} in another. Evaluate that model again."

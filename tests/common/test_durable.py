@@ -7,8 +7,7 @@ import os
 import pytest
 
 from common import disk
-from common.durable import publish_json, replace_bytes
-from common.errors import PlaceError
+from common.durable import publish_json
 
 
 @pytest.mark.parametrize(
@@ -41,18 +40,3 @@ def test_a_name_of_another_is_neither_replaced_nor_withdrawn(tmp_path, monkeypat
     with pytest.raises(OSError, match="broken"):
         publish_json(final, "ours", withdraw=True)
     assert json.loads(final.read_text()) == "theirs"
-
-
-def test_a_directory_in_the_place_of_a_file_is_said(tmp_path):
-    (tmp_path / "report.html").mkdir()
-    with pytest.raises(PlaceError, match="report.html is a directory, and a file is expected there"):
-        replace_bytes(tmp_path / "report.html", b"new")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html"]
-
-
-def test_a_file_in_the_place_of_a_directory_is_said(tmp_path):
-    (tmp_path / "comparison").write_bytes(b"somebody's")
-    for path in (tmp_path / "comparison" / "report.html", tmp_path / "comparison" / "more" / "report.html"):
-        with pytest.raises(PlaceError, match="comparison is not a directory, and one is expected there"):
-            replace_bytes(path, b"new")
-    assert (tmp_path / "comparison").read_bytes() == b"somebody's"
