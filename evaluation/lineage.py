@@ -1,7 +1,7 @@
 """Where a model comes from: what its export and the run around it say, as the fields of a record.
 
-An export carries lineage.json (student/runs/export.py). The lineage of a probe is that of
-its student; its identity holds the probe's own settings beside the student's. Nothing is known of a stock model.
+An export carries lineage.json (student/runs/export.py). The lineage of a probe is that of its student; its identity
+holds the settings of both. Nothing is known of a stock model.
 
 A checkpoint of step 0 is of no objective yet: runs of one encoder and seed begin with the same weights, whatever they
 learn. So its objective is `untrained`, and of targets it has none; its identity is that of the run it is from.
@@ -122,7 +122,6 @@ def lineage(directory: Path | str) -> dict:
     probing = 0.0
     if "student" in known:  # a probe
         probing, known = known.get("flops") or 0.0, known["student"]
-        directory = Path(known.get("name", directory))
     _fill_in_dropout(known, export)  # that of a probe, too: it holds its student's encoder, which lies elsewhere
     settings, target = known.get("settings", {}), known.get("store", {}).get("settings", {})
     step, steps = known.get("step"), settings.get("max_steps")
@@ -141,7 +140,7 @@ def lineage(directory: Path | str) -> dict:
         "dictionary": target.get("dictionary"),
         "encoder": settings.get("encoder"),
         "teacher": target.get("teacher_name"),
-        "flops": flops_until(directory, known, probing),
+        "flops": flops_until(known, probing),
         "identity": identity(whole),
     }
 
@@ -167,9 +166,9 @@ def identity(known: dict) -> dict:
     known    a whole lineage.json
     Returns  objective; settings (of the run, those that name it); plan (fingerprint of the text as windows); windowing;
              target (fingerprint of the store's targets) and target_settings (teacher, layer, dtype and so on, with what
-             the store knows of its dictionary); tail (mean mass kept and dropped, None of a store without). Of a
-             student of several stores these are of the first, and `other_targets` has the target and its settings of
-             each of the others. Of a probe these are its student's, and its own are in `probe`
+             the store knows of its dictionary); tail (mean mass kept and dropped, None where the store
+             drops none). A student of several stores has those of its first store here, and in `other_targets` the
+             target and settings of each other one. A probe has those of its student here, and its own in `probe`
     """
     if "student" in known:
         own = {name: value for name, value in known.items() if name != "student"}
@@ -189,7 +188,7 @@ def identity(known: dict) -> dict:
     return found
 
 
-def flops_until(directory: Path, known: dict, probing: float = 0.0) -> dict[str, float | None]:
+def flops_until(known: dict, probing: float = 0.0) -> dict[str, float | None]:
     """Floating-point operations spent up to a checkpoint.
 
     known    its lineage.json

@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from tiny_store import log_of
 
 from common.errors import RunError
-from evaluation.lineage import flops_until
 from student.config import StudentConfig
 from student.runs import tracking
 from student.runs.export_config import ExportConfig
@@ -158,16 +157,13 @@ def test_a_checkpoint_of_another_run_is_not_gone_on_with(run, begun, tmp_path):
 
 
 def test_readers_of_a_damaged_log(run, begun, monkeypatch, caplog):
-    """Trackers, exports and the lineage of evaluations."""
+    """Trackers and exports."""
     log = run.output / "log.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join([b"\xff\n", b'{"event": "start"}\n', b'{"step": 0, "flops": 5}\n', *lines]))
-    checkpoint = max(run.output.glob("checkpoints/*"))
-    expected = json.loads((checkpoint / "state.json").read_text())["flops"]
-    assert flops_until(checkpoint, {"step": 5, "objective": "mlm"})["pretraining"] == pytest.approx(expected)
     export_run(ExportConfig(run=run.output, output=run.output.parent / "export"))
     assert json.loads((run.output.parent / "export" / "lineage.json").read_text())["baseline"]["loss"] > 0
-    assert caplog.text.count("2 damaged lines are passed over (line 1, 2)") == 2
+    assert caplog.text.count("2 damaged lines are passed over (line 1, 2)") == 1
     told = []
     monkeypatch.setattr(tracking, "_start", lambda *_: (Tracker(told), 0))
     (run.output / "tracking").mkdir()

@@ -1,6 +1,6 @@
 """The composite of a study's students, and what it says of the hypotheses.
 
-    result = compose(study, directory, done)
+    result = compose(study, directory)
 
 Of a student, over the measures of the recipe,
 
@@ -14,8 +14,6 @@ little in common, unpaired too (Welch's). The secondary ones are adjusted by Hol
 equivalent within a margin where the 90 % interval of their paired difference lies inside it: two one-sided tests at
 5 % (Schuirmann 1987). Nothing is said of the primary arms before all of their planned seeds are scored.
 Left out: how the measures are taken (evaluation/tasks/frozen), the report on fine-tuning (evaluation/comparison).
-
-Shapes: S seeds.
 """
 
 import math
@@ -28,7 +26,7 @@ from common.errors import StudyError
 from evaluation import records
 from evaluation.comparison.significance import holm
 from evaluation.studies.protocol.costs import name_in_records
-from evaluation.studies.protocol.description import Arm, Composite, Study
+from evaluation.studies.protocol.description import Arm, Study
 
 LEVEL = 0.05
 GATE = {"standard_errors": 5.0, "points": 3.0, "learned_standard_errors": 2.0}  # see `gate`
@@ -64,8 +62,9 @@ def compose(study: Study, directory: Path) -> dict:
     found: dict = {"arms": {}, "anchors": _anchors(scored), "gate": gate(study, scored, hidden), "hypotheses": []}
     if scored.teacher is None or not scored.untrained:
         return found
+    ends = _ends(found["anchors"])
     values = {
-        arm: {seed: _composite(study.composite, scores, scored) for seed, scores in by_seed.items()}
+        arm: {seed: _composite(scores, ends) for seed, scores in by_seed.items()}
         for arm, by_seed in scored.students.items()
     }
     for name, by_seed in values.items():
@@ -175,18 +174,20 @@ def _anchors(scored: Scored) -> dict:
     return {"untrained": untrained, "untrained_seeds": len(scored.untrained), "teacher": scored.teacher}
 
 
-def _composite(composite: Composite, scores: Scores, scored: Scored) -> float:
-    parts = []
-    assert scored.teacher is not None
-    for measure in composite.measures:
-        low, high = fmean(one[measure] for one in scored.untrained.values()), scored.teacher[measure]
+def _ends(anchors: dict) -> dict[str, tuple[float, float]]:
+    """Of each measure the scores that are 0 and 100 points of the composite."""
+    ends = {measure: (low, anchors["teacher"][measure]) for measure, low in anchors["untrained"].items()}
+    for measure, (low, high) in ends.items():
         if high <= low:
             raise StudyError(
                 f"{measure}: the teacher has {high:.1f}, an untrained student {low:.1f}, so nothing lies between them."
                 f" Leave it out of the composite."
             )
-        parts.append(100 * (scores[measure] - low) / (high - low))
-    return fmean(parts)
+    return ends
+
+
+def _composite(scores: Scores, ends: dict[str, tuple[float, float]]) -> float:
+    return fmean(100 * (scores[measure] - low) / (high - low) for measure, (low, high) in ends.items())
 
 
 def _is_scored(arm: Arm, seeds, values) -> bool:

@@ -41,7 +41,7 @@ from pipeline.config import (
 from recipes.reading import convert_section, read_recipe
 from shards.config import DeriveConfig
 from student.config import ProbeConfig, StudentConfig
-from student.objectives import OF_LSP_STORES
+from student.objectives import OBJECTIVES
 
 STORES: dict[str, type] = {
     "encode-lsp": EncodeConfig,
@@ -68,8 +68,8 @@ CHOSEN_HERE = (
     *("store", "output", "json", "models", "student", "data_dir", "wsd_data", "step", "dry_run"),
     *("seed", "probe_input", "smoke", "split", "hidden", "frozen"),
 )
-# Objective -> the command that makes its store:
-NEEDED = dict.fromkeys(OF_LSP_STORES, "encode-lsp") | {"kd": "encode-logits", "regress": "encode-hidden"}
+# Objective -> the command that makes its store, for those that learn more than words:
+NEEDED = {name: f"encode-{facts.kinds[0]}" for name, facts in OBJECTIVES.items() if len(facts.kinds) == 1}
 # What a store of hidden states settles for those that are made from it: text, teacher, and how they are read.
 OF_TEXT = {field.name.replace("_", "-") for field in dataclasses.fields(TeacherConfig)} | {"layer"}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # of stores and arms: of directories, patterns and makefiles, too
