@@ -13,7 +13,6 @@ Left out: counting a student's operations (student/encoders/flops.py does, while
 
 import json
 import logging
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -153,11 +152,6 @@ def _fill_in_dropout(known, directory):
 
         with suppress(Exception):  # of a damaged configuration transformers raises many classes; the dropout stays open
             settings["dropout"] = own_dropout(open_config(directory))
-
-
-def is_content(value: object) -> bool:
-    """Whether a setting is a fingerprint, not a path."""
-    return bool(re.fullmatch(r"[0-9a-f]{32}", str(value)))
 
 
 def identity(known: dict) -> dict:

@@ -152,10 +152,9 @@ class Trainer:
         of_steps: dict[str, Any] = {"by_token": is_adaptive, "short_steps": config.short_steps(config.max_steps)}
         of_steps |= {"pieces": store.max_length // (config.short_windows or store.max_length)}
         windows = training_windows(store)
-        # One process after the other: the first keeps what it makes, which the others then find.
+        # Of objective and averages by position the first process keeps what it makes, and the others then find it.
         ranks.first_then_all(partial(objective.prepare, windows, run.marginals_directory))
         self.loader = Loader(windows, read_targets=objective.read_targets, **of_steps, **reading)
-        # One process after the other: the first keeps the averages by position, which the others then find.
         reading |= {"windows": config.eval_windows, "marginals": run.marginals_directory}
         self.held_out = ranks.first_then_all(partial(HeldOut, store, self.loader.windows, objective, **reading))
         self.trackers = Trackers([])

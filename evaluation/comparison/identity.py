@@ -20,7 +20,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from evaluation.lineage import UNTRAINED, WITHOUT_TARGETS, is_content
+from evaluation.lineage import UNTRAINED, WITHOUT_TARGETS
 from student.config import UNNAMED
 from student.masks.config import ADAPTIVE
 from student.objectives import OF_LSP_STORES, OVER_VOCABULARY, is_untied
@@ -130,7 +130,7 @@ class Differences:
 def differences(models: Sequence[HasOrigin]) -> Differences:
     """What differs between some models."""
     sorted_settings = {model.label: groups(model.facts) for model in models}
-    known = {model.label: _is_whole(model.facts["identity"]) for model in models}
+    known = {model.label: model.facts["identity"] is not None for model in models}
     # What these do not have they are known to lack; of an untrained student nothing but its weights' origin counts.
     lacks = {model.label for model in models if known[model.label] and model.facts["objective"] != UNTRAINED}
     found: dict[str, dict[str, list[str]]] = {}
@@ -162,14 +162,6 @@ def _follows(by_text, causes):
             of_causes = tuple(cause for values in causes for cause, having in values.items() if label in having)
             found.setdefault(of_causes, set()).add(value)
     return all(len(values) == 1 for values in found.values())
-
-
-def _is_whole(identity):
-    """Whether an identity is complete: of a model trained further it may hold only the path of its first weights."""
-    if identity is None:
-        return False
-    first = identity["settings"].get("continue_from")
-    return first is None or is_content(first)
 
 
 def family_key(facts: dict) -> str:

@@ -229,8 +229,6 @@ def test_weights_to_begin_with_are_compared_by_content():
     assert named(a=of_layer(8, continue_from=first), b=of_layer(10, continue_from=first)).alone
     found = named(a=of_layer(8, continue_from=first), b=of_layer(10, continue_from=second))
     assert list(found.settings) == ["continue_from", "layer"]
-    places = named(a=of_layer(8, continue_from="runs/x"), b=of_layer(10, continue_from="runs/x"))
-    assert places.unknown == ["a", "b"] and not places.alone and "alone" not in places.sentence({"layer"})
 
 
 def test_runs_of_other_settings_are_other_families():

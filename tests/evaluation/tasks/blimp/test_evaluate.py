@@ -137,17 +137,6 @@ def test_another_tokenizer_on_the_same_weights_is_scored_again(config, model, tm
     assert evaluate(config)["already_finished"] == [True]
 
 
-def test_a_record_of_an_earlier_version_is_found(config, monkeypatch):
-    """It does not say which tokenizer the model had."""
-    result = evaluate(config)
-    (record,), (path,) = result["records"], result["paths"]
-    del record["tokenizer"]
-    Path(path).write_text(json.dumps(record))
-    monkeypatch.setattr(evaluating, "load", None)
-    again = evaluate(config)
-    assert again["already_finished"] == [True] and again["records"] == [record]
-
-
 def test_another_metric_or_part_is_another_record(config):
     whole = evaluate(config)["records"][0]
     parts = [
