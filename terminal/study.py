@@ -14,7 +14,7 @@ def summary(result: dict, settings: StudyConfig) -> str:
         return result["commands"]
     lines = [f"\n{result['title']}", result["question"], ""]
     lines += _parts(result["parts"], settings.dry_run)
-    lines += [f"Left out: {sentence}" for sentence in result["left_out"]]
+    lines += result["left_out"]
     if result["composite"] is not None:
         lines += ["", *_composite(result["composite"])]
     if result["comparison"] is not None:
