@@ -26,8 +26,8 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from benchmarks.data import ROOT, conditions
-from evaluation.tasks.blimp.data import read, subset
-from evaluation.tasks.scoring.scorer import Scorer, StockMaskedLm
+from mlsm.evaluation.tasks.blimp.data import read, subset
+from mlsm.evaluation.tasks.scoring.scorer import Scorer, StockMaskedLm
 from pipeline.teacher import load_tokenizer
 
 PAIRS, ROUNDS, BATCH_SIZES, TRIED = 50, 7, (1, 2, 8, 32), 32  # the last: sentences to find the best batch size with

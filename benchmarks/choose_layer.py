@@ -24,13 +24,13 @@ import numpy as np
 import torch
 
 from benchmarks.data import ROOT, conditions, minilm_directory
-from common.progress import silent
-from common.wordnet import WordNet
-from evaluation.studies.word_senses.choose_layer import WordVectors, diagnose_layer
-from evaluation.studies.word_senses.config import ChooseLayerConfig
-from evaluation.studies.word_senses.data import WsdData
-from evaluation.studies.word_senses.framework import SEMCOR, SENSE_INDEX, TEST_SETS, read_annotated
-from evaluation.studies.word_senses.word_vectors import batches
+from mlsm.common.progress import silent
+from mlsm.common.wordnet import WordNet
+from mlsm.evaluation.studies.word_senses.choose_layer import WordVectors, diagnose_layer
+from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
+from mlsm.evaluation.studies.word_senses.data import WsdData
+from mlsm.evaluation.studies.word_senses.framework import SEMCOR, SENSE_INDEX, TEST_SETS, read_annotated
+from mlsm.evaluation.studies.word_senses.word_vectors import batches
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
 

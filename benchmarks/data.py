@@ -8,7 +8,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from common.machine import processor
+from mlsm.common.machine import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 

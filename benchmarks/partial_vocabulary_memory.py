@@ -86,10 +86,10 @@ def measure(task: str, data_dir: Path, partial: bool) -> dict:
     import torch
     from transformers import AutoTokenizer, BertConfig, BertModel
 
-    from common.device import choose_device
-    from evaluation import records
-    from evaluation.tasks.finetuning.config import FinetuneConfig
-    from evaluation.tasks.finetuning.suite import finetune
+    from mlsm.common.device import choose_device
+    from mlsm.evaluation import records
+    from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
+    from mlsm.evaluation.tasks.finetuning.suite import finetune
     from student.memory import forget_peak, peak_memory
 
     device = choose_device("auto")

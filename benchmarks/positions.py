@@ -4,15 +4,15 @@
 
 One pass of the teacher gives raw hidden states; each --center is then applied to them as encode-lsp does, with a
 dictionary of its own, at a penalty at which codes have as many non-zeros as those without a centre at 0.05. Gains are
-cross-fitted between every other window and the others (common/gains.py), in nats a token, special tokens left out:
+cross-fitted between every other window and the others (mlsm/common/gains.py), in nats a token, special tokens left out:
 
     position, shuffled   knowing the position; knowing a permutation of the positions of all tokens (the null)
     word                 knowing the id of the token;  word_and_position: both, as a product of the two
     total                the mean divergence of a token's distribution from the marginal: what a perfect one gains
     entropy, conditional of the marginal, and the mean of the tokens' distributions; total is their difference
 
-`dropped` are the targets without a centre whose positional LSPs (evaluation/inspection/lsps/positions.py) were taken
-away and whose rows were renormalised. Prints JSON last. Left out: word senses (mlsm choose-layer --center).
+`dropped` are the targets without a centre whose positional LSPs (mlsm/evaluation/inspection/lsps/positions.py) were
+taken away and whose rows were renormalised. Prints JSON last. Left out: word senses (mlsm choose-layer --center).
 """
 
 import argparse
@@ -27,9 +27,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from common.gains import cross_fitted_gain, gain, mass_by_group, shrunk_marginals
-from evaluation.inspection.lsps.positions import position_profiles
-from evaluation.inspection.lsps.sample import Sample
+from mlsm.common.gains import cross_fitted_gain, gain, mass_by_group, shrunk_marginals
+from mlsm.evaluation.inspection.lsps.positions import position_profiles
+from mlsm.evaluation.inspection.lsps.sample import Sample
 from pipeline.batch import Reading, hidden_rows
 from pipeline.config import CENTERS, LearnConfig
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.data import conditions
 from benchmarks.student_step import CONFIG, interleave, our_step, write_store
 from benchmarks.whole_run import encode
-from common.onednn import multiplies_bfloat16
+from mlsm.common.onednn import multiplies_bfloat16
 from student.config import StudentConfig
 from student.train import train
 

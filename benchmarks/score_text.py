@@ -23,9 +23,9 @@ import torch
 
 from benchmarks.blimp import compare, data_directory, minicons, random_bert, spread, timed
 from benchmarks.data import conditions
-from evaluation.tasks.finetuning.data import load_task
-from evaluation.tasks.finetuning.tasks import TASKS
-from evaluation.tasks.scoring.scorer import Scorer, StockMaskedLm
+from mlsm.evaluation.tasks.finetuning.data import load_task
+from mlsm.evaluation.tasks.finetuning.tasks import TASKS
+from mlsm.evaluation.tasks.scoring.scorer import Scorer, StockMaskedLm
 from pipeline.teacher import load_tokenizer
 
 TRIED = 32  # sentences to find minicons' best batch size with

@@ -29,10 +29,10 @@ from sklearn.preprocessing import StandardScaler
 
 from benchmarks.blimp import data_directory
 from benchmarks.data import conditions
-from evaluation.tasks.finetuning.batches import choose
-from evaluation.tasks.finetuning.data import load_task
-from evaluation.tasks.finetuning.metrics import figures
-from evaluation.tasks.finetuning.tasks import ENTITIES, TASKS
+from mlsm.evaluation.tasks.finetuning.batches import choose
+from mlsm.evaluation.tasks.finetuning.data import load_task
+from mlsm.evaluation.tasks.finetuning.metrics import figures
+from mlsm.evaluation.tasks.finetuning.tasks import ENTITIES, TASKS
 
 
 def main():

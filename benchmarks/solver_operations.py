@@ -1,6 +1,6 @@
 """Operations of the solver's coordinate updates on real hidden states.
 
-The constants of evaluation/studies/flops/solver.py are these.
+The constants of mlsm/evaluation/studies/flops/solver.py are these.
 
     python -m benchmarks.solver_operations
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.data import conditions
 from benchmarks.student_step import CONFIG, write_store
-from common.errors import Interrupted
+from mlsm.common.errors import Interrupted
 from student.config import StudentConfig
 from student.encoders.model import build_student
 from student.objectives import OBJECTIVES

@@ -32,8 +32,8 @@ import torch
 import transformers
 from transformers import DebertaConfig
 
-from common.device import choose_device
-from common.machine import processor
+from mlsm.common.device import choose_device
+from mlsm.common.machine import processor
 from shards.files import StoreFiles
 from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.reader import Store

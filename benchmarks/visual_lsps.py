@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.data import conditions
-from common.progress import silent
-from evaluation.inspection.lsps.vectors import VectorView
+from mlsm.common.progress import silent
+from mlsm.evaluation.inspection.lsps.vectors import VectorView
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.images import ImagesConfig, encode_images
 
@@ -104,7 +104,7 @@ def purity(weights_N: np.ndarray, classes_N: np.ndarray, digit_N: np.ndarray) ->
 
 def draw(shares: dict, path: Path) -> None:
     """Every feature a point, by kind, and the means."""
-    from evaluation.plots import new_figure, save_figure
+    from mlsm.evaluation.plots import new_figure, save_figure
 
     figure, panels = new_figure(width=1.6, columns=2)
     rng, rows = np.random.default_rng(0), []

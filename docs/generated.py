@@ -19,12 +19,12 @@ sys.path.insert(0, str(ROOT))
 
 import cli  # noqa: E402
 import mlsm  # noqa: E402
-from common.settings import flag_of  # noqa: E402
-from evaluation.inspection.pages import text_of, title_of  # noqa: E402
-from recipes.reading import read_recipe, recipe_settings  # noqa: E402
-from terminal.choice import load  # noqa: E402
-from terminal.flags import settable  # noqa: E402
-from terminal.help import COMMON, RECIPES, flags_of  # noqa: E402
+from mlsm.common.settings import flag_of  # noqa: E402
+from mlsm.evaluation.inspection.pages import text_of, title_of  # noqa: E402
+from mlsm.recipes.reading import read_recipe, recipe_settings  # noqa: E402
+from mlsm.terminal.choice import load  # noqa: E402
+from mlsm.terminal.flags import settable  # noqa: E402
+from mlsm.terminal.help import COMMON, RECIPES, flags_of  # noqa: E402
 
 COMMANDS = {name: f"reference/{name}.md" for name in sorted(cli.VERBS)}
 TUTORIALS = sorted(f"tutorials/{path.stem}" for path in (ROOT / "docs" / "tutorials").glob("*.ipynb"))
@@ -35,7 +35,7 @@ FORMATS = {
     "Dictionaries": "pipeline.dictionary.atoms",
     "Runs": "student.runs.directory",
     "Checkpoints of a run": "student.runs.checkpoint",
-    "Records of evaluations": "evaluation.records",
+    "Records of evaluations": "mlsm.evaluation.records",
 }
 
 
@@ -90,7 +90,7 @@ def command_page(name, verb):
 
 def _recipes_with(name, settings):
     """The recipes that say something of a command, with the values that they give its settings."""
-    for path in sorted((ROOT / "recipes").glob("*.yaml")):
+    for path in sorted((ROOT / "mlsm" / "recipes").glob("*.yaml")):
         recipe = path.stem.replace("_", "-")
         sections = read_recipe(recipe)[1]
         if name in sections and "study" not in sections:

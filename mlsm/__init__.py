@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from evaluation.tasks.blimp.config import BlimpConfig as BlimpConfig
-    from evaluation.tasks.finetuning.config import FinetuneConfig as FinetuneConfig
+    from mlsm.evaluation.tasks.blimp.config import BlimpConfig as BlimpConfig
+    from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig as FinetuneConfig
     from mlsm.functions import choose_layer as choose_layer
     from mlsm.functions import clean as clean
     from mlsm.functions import compare as compare
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from student.lsp_model import LspModel as LspModel
     from student.probe import ProbedLspModel as ProbedLspModel
 
-ROOMS = ("cli", "common", "evaluation", "pipeline", "recipes", "shards", "student", "terminal")
+ROOMS = ("cli", "pipeline", "shards", "student")
 COMMANDS = (
     "choose_layer", "clean", "compare", "count_flops", "derive_shards", "docs", "doctor", "encode_hidden", "encode_ids",
     "encode_images", "encode_logits", "encode_lsp", "evaluate_blimp", "export_store", "export_student", "finetune",
@@ -74,10 +74,10 @@ COMMANDS = (
     "train_tokenizer", "verify_shards",
 )  # fmt: skip
 HOME = {
-    "BlimpConfig": "evaluation.tasks.blimp.config",
+    "BlimpConfig": "mlsm.evaluation.tasks.blimp.config",
     "Dictionary": "pipeline.dictionary",
     "EncodeConfig": "pipeline.config",
-    "FinetuneConfig": "evaluation.tasks.finetuning.config",
+    "FinetuneConfig": "mlsm.evaluation.tasks.finetuning.config",
     "LspDataset": "shards.torch_dataset",
     "LspModel": "student.lsp_model",
     "ProbeConfig": "student.config",

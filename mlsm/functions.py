@@ -7,9 +7,9 @@ Each takes the settings of its command as keyword arguments (`mlsm help encode-l
               line, no recipe applies by itself, except that a training starts from the one that made its store
     progress  called as progress(stage, done, total, unit=..., **figures); nothing is shown without it
 
-All raise ValueError on settings that do not fit, TypeError on an unknown one, and what common/errors.py lists: each
-class says what went wrong, its message what to do next. Where a command works on a store, a student or a run and none
-is named, it takes the newest that fits, as on the command line, and logs which.
+All raise ValueError on settings that do not fit, TypeError on an unknown one, and what mlsm/common/errors.py lists:
+each class says what went wrong, its message what to do next. Where a command works on a store, a student or a run and
+none is named, it takes the newest that fits, as on the command line, and logs which.
 """
 
 import logging
@@ -18,24 +18,24 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.progress import silent
+from mlsm.common.progress import silent
 from mlsm.results import EncodedStore, Estimate, Exported, LearnedDictionary, Report, Result, TrainedStudent, Verified
 
 if TYPE_CHECKING:
-    from evaluation.comparison.config import CompareConfig
-    from evaluation.inspection.lsps.config import LspConfig
-    from evaluation.inspection.machine import DoctorConfig
-    from evaluation.inspection.pages import DocsConfig
-    from evaluation.inspection.tracking.config import TrackConfig
-    from evaluation.preparation.config import PrepareDataConfig
-    from evaluation.studies.flops.config import CountFlopsConfig
-    from evaluation.studies.protocol.config import StudyConfig
-    from evaluation.studies.sweeps.config import SweepConfig
-    from evaluation.studies.targets.config import MatchEntropyConfig
-    from evaluation.studies.word_senses.config import ChooseLayerConfig
-    from evaluation.tasks.blimp.config import BlimpConfig
-    from evaluation.tasks.finetuning.config import FinetuneConfig
-    from evaluation.tasks.scoring.config import ScoreTextConfig
+    from mlsm.evaluation.comparison.config import CompareConfig
+    from mlsm.evaluation.inspection.lsps.config import LspConfig
+    from mlsm.evaluation.inspection.machine import DoctorConfig
+    from mlsm.evaluation.inspection.pages import DocsConfig
+    from mlsm.evaluation.inspection.tracking.config import TrackConfig
+    from mlsm.evaluation.preparation.config import PrepareDataConfig
+    from mlsm.evaluation.studies.flops.config import CountFlopsConfig
+    from mlsm.evaluation.studies.protocol.config import StudyConfig
+    from mlsm.evaluation.studies.sweeps.config import SweepConfig
+    from mlsm.evaluation.studies.targets.config import MatchEntropyConfig
+    from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
+    from mlsm.evaluation.tasks.blimp.config import BlimpConfig
+    from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
+    from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig
     from pipeline.config import (
         EncodeConfig,
         EncodeHiddenConfig,
@@ -264,7 +264,7 @@ def docs(config: "DocsConfig | None" = None, /, *, progress: Progress = None, **
 
 def read_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
     """The records of evaluations in files and directories, checked. Raises RecordError, which names what is wrong."""
-    from evaluation import records
+    from mlsm.evaluation import records
 
     return records.read(paths)
 
@@ -278,7 +278,7 @@ def _stores(reports) -> list[Any]:
 def _run(name, config, settings, recipe, progress):
     """The report of a command, from its entry in the table of the command line."""
     from cli import VERBS
-    from terminal.choice import choose, load
+    from mlsm.terminal.choice import choose, load
 
     verb = VERBS[name]
     if config is not None and (settings or recipe is not None):
@@ -292,8 +292,8 @@ def _run(name, config, settings, recipe, progress):
 
 
 def _configured(name, settings_class, settings, recipe):
-    from recipes.reading import recipe_settings, recipe_to_keep
-    from terminal.flags import meant_by, settable
+    from mlsm.recipes.reading import recipe_settings, recipe_to_keep
+    from mlsm.terminal.flags import meant_by, settable
 
     fields = {field.name: field for field in settable(settings_class)}
     for unknown in settings.keys() - fields.keys():

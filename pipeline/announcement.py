@@ -14,8 +14,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.errors import ShardError
-from common.text import settings_table
+from mlsm.common.errors import ShardError
+from mlsm.common.text import settings_table
 from pipeline.config import DictionaryConfig
 from pipeline.job import Job, name_of_dtype
 from pipeline.targets.logits import PASSES

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from common.documents import positions_in_documents
-from common.errors import EncodeError, PrecisionError
+from mlsm.common.documents import positions_in_documents
+from mlsm.common.errors import EncodeError, PrecisionError
 from pipeline.config import TeacherConfig
 from pipeline.corpus import Window, join_windows
 from pipeline.dictionary import Dictionary

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from common.progress import silent
+from mlsm.common.progress import silent
 from pipeline.announcement import (
     announcement,
     mention_kept_mass,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from common.settings import check
+from mlsm.common.settings import check
 
 PLACES = (
     "corpus",

@@ -39,10 +39,10 @@ from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 from distributed.utils import LoopRunner
 
-from common import disk
-from common.durable import appearing_whole, make_directories
-from common.errors import EncodeError, describe
-from common.progress import silent
+from mlsm.common import disk
+from mlsm.common.durable import appearing_whole, make_directories
+from mlsm.common.errors import EncodeError, describe
+from mlsm.common.progress import silent
 from pipeline.executor import KILLED, PART, Context, Executor, Function, Results
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ LOGGERS = ("distributed", "distributed.client", "distributed.gc", "bokeh", "torn
 OTHER_VERSION = "has another version of mlsm than this command. Install the same one there, and restart the worker."
 OURS = ("pipeline", "shards")  # loggers whose lines are passed on
 Note: TypeAlias = tuple[str | None, Any, str]  # (logger's name, level, text) or (None, class of a warning, text)
-_PACKAGES = ("common", "pipeline", "shards")  # what a worker runs
+_PACKAGES = ("mlsm/common", "pipeline", "shards")  # what a worker runs
 _one_task = threading.Lock()  # in a process: its directory, its loggers and its coders serve one at a time
 logger = logging.getLogger(__name__)
 

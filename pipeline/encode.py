@@ -42,8 +42,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from common.errors import EncodeError
-from common.progress import silent
+from mlsm.common.errors import EncodeError
+from mlsm.common.progress import silent
 from pipeline.batch import UNIT_END, Batch, Block, Hidden, Reading, add_amounts, documents_of, make_batch
 from pipeline.config import TeacherConfig
 from pipeline.corpus import Window

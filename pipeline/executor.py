@@ -16,8 +16,8 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 
-from common import disk
-from common.progress import silent
+from mlsm.common import disk
+from mlsm.common.progress import silent
 
 KILLED = object()  # in place of a result: every process that tried the item died
 PART = ".part-"  # in the names of the files in which arrays come from other processes

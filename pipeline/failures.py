@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.errors import EncodeError, PrecisionError, describe
+from mlsm.common.errors import EncodeError, PrecisionError, describe
 from pipeline.batch import UNIT_END, add_amounts
 
 SOME_WINDOWS = 4  # may fail in any batch; beyond half of a batch's windows the fault is not theirs

@@ -1,4 +1,4 @@
-"""A .npy file that grows by rows and appears whole or not at all (common/durable.py)."""
+"""A .npy file that grows by rows and appears whole or not at all (mlsm/common/durable.py)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike
 
-from common.durable import appearing_whole
+from mlsm.common.durable import appearing_whole
 
 
 @contextmanager

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from common.errors import EncodeError, TeacherError, describe
-from common.progress import silent
-from common.settings import check
+from mlsm.common.errors import EncodeError, TeacherError, describe
+from mlsm.common.progress import silent
+from mlsm.common.settings import check
 
 IMAGES_AT_ONCE = 16
 MOST_EXTRA = 16  # vectors in front of those of the patches: class, distillation, registers
@@ -70,9 +70,9 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
     Raises   EncodeError where there are no images, one cannot be read, or they have patches in different numbers;
              TeacherError where the encoder cannot be loaded, or has no such layer or not one vector a patch
     """
-    from common.device import choose_device
-    from common.disk import file_sha256, read_file
-    from common.durable import publish_directory
+    from mlsm.common.device import choose_device
+    from mlsm.common.disk import file_sha256, read_file
+    from mlsm.common.durable import publish_directory
     from pipeline.job import named_by_content, refuse_foreign_output
     from shards.manifest import fingerprint
 
@@ -138,7 +138,7 @@ def _load(config):
         raise EncodeError('reading images needs Pillow:  pip install "mlsm[vision]"') from None
     from transformers import MODEL_MAPPING, AutoImageProcessor, AutoModel
 
-    from common.model_checks import check_size, open_config, quiet_transformers
+    from mlsm.common.model_checks import check_size, open_config, quiet_transformers
 
     try:
         with quiet_transformers():

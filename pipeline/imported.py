@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from common.errors import DictionaryError
-from common.invocation import program
-from common.progress import silent
-from common.settings import Positional, check
+from mlsm.common.errors import DictionaryError
+from mlsm.common.invocation import program
+from mlsm.common.progress import silent
+from mlsm.common.settings import Positional, check
 
 ROUNDING = 1e-3  # by which the norm of an atom may miss 1
 

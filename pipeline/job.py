@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from common.errors import CorpusError, EncodeError, StoreError
-from common.progress import silent
+from mlsm.common.errors import CorpusError, EncodeError, StoreError
+from mlsm.common.progress import silent
 from pipeline import plan as planning
 from pipeline.config import CorpusConfig, DictionaryConfig
 from pipeline.corpus import TextFile, Window, open_sources

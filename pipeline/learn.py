@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common.durable import publish_directory
-from common.errors import EncodeError
-from common.invocation import program
-from common.progress import silent
-from common.workplaces import discard, workplace
+from mlsm.common.durable import publish_directory
+from mlsm.common.errors import EncodeError
+from mlsm.common.invocation import program
+from mlsm.common.progress import silent
+from mlsm.common.workplaces import discard, workplace
 from pipeline.announcement import announcement
 from pipeline.batch import Reading
 from pipeline.config import DictionaryConfig, LearnConfig
@@ -156,7 +156,7 @@ def atoms_key(config: DictionaryConfig) -> dict[str, str]:
 
 def _provide_from_file(config, hidden, progress):
     """Reports of the dictionaries of the vectors in a .npy file; no teacher and no corpus is loaded."""
-    from common.device import choose_device
+    from mlsm.common.device import choose_device
     from pipeline.dictionary import minibatch_size
     from pipeline.dictionary.vectors import file_digest, file_stamp, open_vectors, refuse_unusable
 

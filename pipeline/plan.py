@@ -15,8 +15,8 @@ from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from common.errors import CorpusError, NotUtf8Error
-from common.progress import silent
+from mlsm.common.errors import CorpusError, NotUtf8Error
+from mlsm.common.progress import silent
 from pipeline.corpus import windows as packing
 from pipeline.corpus.documents import DEFAULT_SELECTION, Seen, Selection, documents, split_key_of, take_head
 from pipeline.corpus.source import Source

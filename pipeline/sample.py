@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from common import disk
-from common.durable import explain_link
-from common.errors import EncodeError, describe
+from mlsm.common import disk
+from mlsm.common.durable import explain_link
+from mlsm.common.errors import EncodeError, describe
 from pipeline import plan as planning
 from pipeline.batch import Reading, hidden_rows
 from pipeline.corpus import Window

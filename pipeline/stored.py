@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.device import choose_device
-from common.errors import RequestError
-from common.invocation import program
+from mlsm.common.device import choose_device
+from mlsm.common.errors import RequestError
+from mlsm.common.invocation import program
 from pipeline.config import TeacherConfig
 from pipeline.corpus import Window
 from shards.manifest import PlannedUnit

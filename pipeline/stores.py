@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.durable import publish_directory, replace_json
-from common.errors import EncodeError, StoreError
+from mlsm.common.durable import publish_directory, replace_json
+from mlsm.common.errors import EncodeError, StoreError
 from pipeline.job import Job, named_by_content
 from shards import copies
 from shards.files import StoreFiles

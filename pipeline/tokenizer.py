@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.disk import file_sha256, read_file
-from common.durable import publish_directory
-from common.errors import TeacherError
-from common.invocation import program
+from mlsm.common.disk import file_sha256, read_file
+from mlsm.common.durable import publish_directory
+from mlsm.common.errors import TeacherError
+from mlsm.common.invocation import program
 from pipeline import plan as planning
 from pipeline.config import UNIT_TOKENS, CorpusConfig, TokenizerConfig
 from pipeline.corpus import open_sources

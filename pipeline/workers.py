@@ -11,8 +11,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from common.errors import EncodeError
-from common.progress import silent
+from mlsm.common.errors import EncodeError
+from mlsm.common.progress import silent
 from pipeline.executor import Context, Executor, Function, Results
 
 

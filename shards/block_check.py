@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from common.errors import ShardError
+from mlsm.common.errors import ShardError
 from shards import codec
 from shards.members import check_columns
 from shards.schema import ShardMeta, index_bits

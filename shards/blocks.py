@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from common import disk
-from common.errors import ShardError, StoreError, WriteError
+from mlsm.common import disk
+from mlsm.common.errors import ShardError, StoreError, WriteError
 from shards.files import StoreFiles
 from shards.manifest import UnitRecord
 

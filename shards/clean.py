@@ -4,9 +4,9 @@
 
 Three kinds are recognised, none of them by the form of its name alone:
 
-    temporaries     .<name>.<pid>.<12 hex digits>.tmp, where six of the digits follow from the rest (common/disk.py):
-                    files, and directories that were being filled or replaced
-    work places     directories that a file `lock` marks as such (common/workplaces.py), with what an interrupted
+    temporaries     .<name>.<pid>.<12 hex digits>.tmp, where six of the digits follow from the rest
+                    (mlsm/common/disk.py): files, and directories that were being filled or replaced
+    work places     directories that a file `lock` marks as such (mlsm/common/workplaces.py), with what an interrupted
                     command would go on from: removing one costs the work it holds
     unrecorded      units/<unit>-<12 hex digits>.tar of a store, when no record names it and the digits are those of
                     its SHA-256
@@ -31,11 +31,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import disk
-from common.disk import file_sha256, writer_of_temporary
-from common.errors import ShardError
-from common.invocation import program
-from common.workplaces import is_part, lock_if_free, read_mark
+from mlsm.common import disk
+from mlsm.common.disk import file_sha256, writer_of_temporary
+from mlsm.common.errors import ShardError
+from mlsm.common.invocation import program
+from mlsm.common.workplaces import is_part, lock_if_free, read_mark
 from shards.files import StoreFiles
 
 SAFE_SECONDS = 3600

@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 
-from common.errors import ShardError
+from mlsm.common.errors import ShardError
 from shards.members import decode_block
 from shards.schema import (
     LSP_OCTAVES,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from common.settings import Positional, check
+from mlsm.common.settings import Positional, check
 
 
 @dataclass(frozen=True, kw_only=True)

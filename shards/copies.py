@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 import numpy as np
 from msgspec import Meta
 
-from common import disk
-from common.disk import OF_THE_MACHINE
-from common.errors import ShardError, StoreError
-from common.json_checks import Count, Digest, Number, find_problem, parse_json
-from common.model_checks import describe_special_tokens, open_tokenizer, special_tokens
-from common.paths import utf8_name
+from mlsm.common import disk
+from mlsm.common.disk import OF_THE_MACHINE
+from mlsm.common.errors import ShardError, StoreError
+from mlsm.common.json_checks import Count, Digest, Number, find_problem, parse_json
+from mlsm.common.model_checks import describe_special_tokens, open_tokenizer, special_tokens
+from mlsm.common.paths import utf8_name
 from shards.files import StoreFiles
 from shards.members import read_array
 

@@ -23,11 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
-from common import disk
-from common.durable import publish_directory, replace_json
-from common.errors import RequestError, StoreError
-from common.invocation import program
-from common.progress import silent
+from mlsm.common import disk
+from mlsm.common.durable import publish_directory, replace_json
+from mlsm.common.errors import RequestError, StoreError
+from mlsm.common.invocation import program
+from mlsm.common.progress import silent
 from shards import codec, copies
 from shards.files import StoreFiles
 from shards.manifest import fingerprint

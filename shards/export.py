@@ -13,9 +13,9 @@ files and not a column, because then load_dataset returns the splits by name and
 omission. What belongs to a token is a list in a list: datasets, pandas and DuckDB index it as `column[t][i]` (DuckDB
 counts from 1), whereas offsets into a flat list would need code in each of them.
 
-The directory appears whole (common/durable.py); an export that was interrupted starts from scratch. A row group is a
-block, or a part of one if hidden states are wide, and one of them is in memory at a time.
-Not handled here: pushing to the Hub.
+The directory appears whole (mlsm/common/durable.py); an export that was interrupted starts from scratch. A row group is
+a block, or a part of one if hidden states are wide, and one of them is in memory at a time. Not handled here: pushing
+to the Hub.
 
 Shapes: W windows, T tokens, d hidden width.
 """
@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common import disk
-from common.durable import make_directories, publish_directory, replace_bytes, replace_json
-from common.errors import RequestError, ShardError
-from common.json_checks import parse_json
-from common.paths import utf8
-from common.progress import silent
-from common.text import code_span, without_directories
+from mlsm.common import disk
+from mlsm.common.durable import make_directories, publish_directory, replace_bytes, replace_json
+from mlsm.common.errors import RequestError, ShardError
+from mlsm.common.json_checks import parse_json
+from mlsm.common.paths import utf8
+from mlsm.common.progress import silent
+from mlsm.common.text import code_span, without_directories
 from shards import codec, copies
 from shards.manifest import UnitRecord
 from shards.reader import Store

@@ -3,7 +3,7 @@
     files = StoreFiles("runs/stores/lsp-...")
     files.record(unit_id)                        # UnitRecord, or None when the unit is not finished
 
-Each file appears whole or not at all, by a link, which never replaces (common/durable.py).
+Each file appears whole or not at all, by a link, which never replaces (mlsm/common/durable.py).
 Not handled here: what the bytes mean (manifest.py), arrays (members.py), stores behind a URL (remote.py).
 """
 
@@ -15,10 +15,10 @@ from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
-from common import disk
-from common.durable import make_directories, publish_json
-from common.errors import RequestError, ShardError, StoreError
-from common.invocation import program
+from mlsm.common import disk
+from mlsm.common.durable import make_directories, publish_json
+from mlsm.common.errors import RequestError, ShardError, StoreError
+from mlsm.common.invocation import program
 from shards.manifest import (
     Plan,
     PlannedUnit,

@@ -19,8 +19,8 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 from msgspec import Meta
 
-from common.errors import ShardError
-from common.json_checks import (
+from mlsm.common.errors import ShardError
+from mlsm.common.json_checks import (
     Count,
     Digest,
     Fingerprint,
@@ -33,7 +33,7 @@ from common.json_checks import (
     one_of,
     parse_json,
 )
-from common.paths import utf8
+from mlsm.common.paths import utf8
 from shards.schema import BLOCK_TOKENS, FORMAT_VERSION, MAX_OCTAVES
 
 MAX_WIDTH = 1 << 24  # of a vocabulary, or LSPs: ten times the largest that there are; arrays are made of this size

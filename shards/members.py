@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import ShardError, describe
+from mlsm.common.errors import ShardError, describe
 from shards.schema import HiddenLayout, ShardMeta, ids_dtype, index_bits
 
 WINDOW_COLUMNS = {"ids": ("<u2", "<u4"), "lengths": ("<u2",), "run_starts": ("<u4",), "run_records": ("<u4",)}

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import StoreError
+from mlsm.common.errors import StoreError
 from shards.manifest import differing
 from shards.windows import StoreFacts
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.errors import RequestError, ShardError, StoreError
-from common.invocation import program
+from mlsm.common.errors import RequestError, ShardError, StoreError
+from mlsm.common.invocation import program
 from shards import copies
 from shards.files import StoreFiles
 from shards.manifest import Plan, UnitRecord, differing

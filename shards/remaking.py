@@ -6,9 +6,9 @@ Left out: what is damaged (verify.py).
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from common.errors import StoreError
-from common.invocation import program
-from common.text import shell_join
+from mlsm.common.errors import StoreError
+from mlsm.common.invocation import program
+from mlsm.common.text import shell_join
 from shards import copies
 from shards.files import StoreFiles
 from shards.manifest import Plan

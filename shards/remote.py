@@ -36,9 +36,9 @@ from typing import Any
 
 import fsspec
 
-from common import disk, locks
-from common.durable import make_directories, publish_directory
-from common.errors import (
+from mlsm.common import disk, locks
+from mlsm.common.durable import make_directories, publish_directory
+from mlsm.common.errors import (
     AnswerError,
     BlockError,
     PlaceError,
@@ -49,10 +49,10 @@ from common.errors import (
     StoreError,
     WriteError,
 )
-from common.invocation import program
-from common.json_checks import parse_json
-from common.machine import cache_directory
-from common.text import redacted, without_credentials
+from mlsm.common.invocation import program
+from mlsm.common.json_checks import parse_json
+from mlsm.common.machine import cache_directory
+from mlsm.common.text import redacted, without_credentials
 from shards.copies import CODEBOOK_FILES, DICTIONARY_FILES, TOKENIZER_FILES
 from shards.files import StoreFiles, describe_no_store
 from shards.manifest import Plan, PlannedUnit, UnitRecord, fingerprint, parse_target

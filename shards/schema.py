@@ -51,8 +51,8 @@ Left out: how bytes become arrays (codec.py), how files become visible (writer.p
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from common.invocation import program
-from common.text import shell_quote
+from mlsm.common.invocation import program
+from mlsm.common.text import shell_quote
 
 FORMAT_VERSION = 1
 BLOCK_TOKENS = 65_536

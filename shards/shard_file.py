@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from common.disk import OF_THE_MACHINE
-from common.errors import BlockError, ShardError
-from common.json_checks import parse_json
+from mlsm.common.disk import OF_THE_MACHINE
+from mlsm.common.errors import BlockError, ShardError
+from mlsm.common.json_checks import parse_json
 from shards.files import StoreFiles
 from shards.manifest import Group, UnitRecord
 from shards.members import check_columns, group_columns

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.progress import silent
+from mlsm.common.progress import silent
 from shards.config import CleanConfig, DeriveConfig, ExportStoreConfig, VerifyConfig
 
 

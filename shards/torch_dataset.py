@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from common.errors import StoreError
+from mlsm.common.errors import StoreError
 from shards.codec import HiddenRows
 from shards.manifest import differing
 from shards.position import STATE_FORMAT, Share, check_identity, identity

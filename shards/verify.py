@@ -30,11 +30,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from common import disk
-from common.disk import OF_THE_MACHINE
-from common.errors import BlockError, ShardError, StoreError
-from common.progress import silent
-from common.text import redacted
+from mlsm.common import disk
+from mlsm.common.disk import OF_THE_MACHINE
+from mlsm.common.errors import BlockError, ShardError, StoreError
+from mlsm.common.progress import silent
+from mlsm.common.text import redacted
 from shards import copies
 from shards.block_check import check_block
 from shards.files import StoreFiles, is_plan_file, read_small

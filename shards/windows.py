@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import ShardError, StoreError
+from mlsm.common.errors import ShardError, StoreError
 from shards import codec, counter
 from shards.blocks import KEPT, Blocks, BlockTable, Mapping
 from shards.codec import HiddenRows, SparseRows

@@ -8,7 +8,7 @@ Each block becomes tar members in memory, as webdataset's writer makes them, is 
 file, so that offsets and hashes are exact. Leaving the `with` block commits: shard first, record last.
 An exception inside publishes nothing. Of a sample of the tokens the record says how far what is stored is from what
 was given: Kullback-Leibler divergence, total variation, dropped mass. Layout: schema.py; names and fsync:
-common/durable.py.
+mlsm/common/durable.py.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from common import disk
-from common.durable import explain_link, publish_json, replace_json
-from common.machine import cpu_model
+from mlsm.common import disk
+from mlsm.common.durable import explain_link, publish_json, replace_json
+from mlsm.common.machine import cpu_model
 from shards import codec
 from shards.files import StoreFiles
 from shards.manifest import Group, Quarantined, UnitRecord

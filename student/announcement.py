@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from common.onednn import multiplies_bfloat16
-from common.text import settings_table
+from mlsm.common.onednn import multiplies_bfloat16
+from mlsm.common.text import settings_table
 from shards.reader import Store
 from student.batches import Loader
 from student.config import ResolvedConfig

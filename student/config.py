@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from common.settings import check, require
+from mlsm.common.settings import check, require
 from student.masks.config import ADAPTIVE, UNIFORM
 from student.objectives import OBJECTIVES
 

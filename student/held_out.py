@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.errors import StoreError
+from mlsm.common.errors import StoreError
 from shards.reader import Store
 from shards.windows import WindowReader
 from student.batches import Batch, Loader, MicroBatch, to_device

@@ -30,11 +30,11 @@ from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AutoModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from common.disk import open_to_read, read_file
-from common.errors import RunError
-from common.invocation import program
-from common.json_checks import Count, find_problem, object_of, optional, within
-from common.model_checks import (
+from mlsm.common.disk import open_to_read, read_file
+from mlsm.common.errors import RunError
+from mlsm.common.invocation import program
+from mlsm.common.json_checks import Count, find_problem, object_of, optional, within
+from mlsm.common.model_checks import (
     catch_panics,
     check_size,
     describe_special_tokens,
@@ -44,8 +44,8 @@ from common.model_checks import (
     open_tokenizer,
     quiet_transformers,
 )
-from common.paths import utf8_name
-from common.text import shell_quote
+from mlsm.common.paths import utf8_name
+from mlsm.common.text import shell_quote
 from shards.manifest import MAX_WIDTH
 from shards.reader import Store
 from student.encoders.build import without_pooler

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from common.errors import TrainingError, describe
+from mlsm.common.errors import TrainingError, describe
 
 
 def peak_memory(device: torch.device) -> int:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from common.errors import RunError
-from common.invocation import program
+from mlsm.common.errors import RunError
+from mlsm.common.invocation import program
 from shards.reader import Store
 from student.config import StudentConfig
 from student.encoders.products import choose_products, contradicts

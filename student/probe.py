@@ -29,13 +29,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import MaskedLMOutput
 
-from common.disk import read_file
-from common.errors import RunError
-from common.invocation import program
-from common.json_checks import find_problem, object_of, optional
-from common.model_checks import max_positions, quiet_transformers
-from common.products import USUAL
-from common.progress import silent
+from mlsm.common.disk import read_file
+from mlsm.common.errors import RunError
+from mlsm.common.invocation import program
+from mlsm.common.json_checks import find_problem, object_of, optional
+from mlsm.common.model_checks import max_positions, quiet_transformers
+from mlsm.common.products import USUAL
+from mlsm.common.progress import silent
 from shards.reader import Store, is_url
 from student.batches import store_has_pairs
 from student.config import ProbeConfig, StudentConfig

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.errors import PeerError, RunError
+from mlsm.common.errors import PeerError, RunError
 from student.batches import Batch
 
 TIMEOUT = timedelta(minutes=30)  # longer than the first process takes over a checkpoint, which the others await

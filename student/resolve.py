@@ -24,8 +24,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from common.errors import RunError
-from recipes.reading import DEMONSTRATION, recipe_of_store, recipe_settings
+from mlsm.common.errors import RunError
+from mlsm.recipes.reading import DEMONSTRATION, recipe_of_store, recipe_settings
 from shards.reader import Store
 from shards.windows import WindowReader
 from student.config import FOLLOWING, ProbeConfig, ResolvedConfig, StudentConfig

@@ -27,11 +27,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.device import choose_device, own_randomness
-from common.durable import publish_directory
-from common.errors import Interrupted, RunError, TrainingError
-from common.products import USUAL
-from common.progress import silent
+from mlsm.common.device import choose_device, own_randomness
+from mlsm.common.durable import publish_directory
+from mlsm.common.errors import Interrupted, RunError, TrainingError
+from mlsm.common.products import USUAL
+from mlsm.common.progress import silent
 from shards.counter import hash_u64
 from shards.manifest import fingerprint
 from shards.reader import Store

@@ -110,7 +110,7 @@ TABLE = (  # area, modules, files of tests/ that mirror them, then their neighbo
     ("shards", "shards/segments.py", "shards/test_segments.py student/test_segments.py"),
     ("shards", "shards/remote.py", f"shards/test_remote.py shards/test_hostile_server.py {READING}"),
     ("shards", "shards/copies.py", f"faults/test_foreign_stores.py {READING}"),
-    ("shards", "common/json_checks.py", f"{READING} faults/test_foreign_stores.py"),
+    ("shards", "mlsm/common/json_checks.py", f"{READING} faults/test_foreign_stores.py"),
     ("shards", "shards/members.py", f"{READING} faults/test_foreign_stores.py"),
     ("shards", "shards/manifest.py", f"{READING} pipeline/test_plan.py faults/test_commit.py"),
     ("shards", "shards/writer.py", f"{READING} shards/test_codec.py faults/test_commit.py"),
@@ -143,22 +143,30 @@ TABLE = (  # area, modules, files of tests/ that mirror them, then their neighbo
     ("masking", "student/masks/masking.py", f"{MASKS} student/test_short_windows.py student/test_segments.py"),
     ("masking", "student/masks/words.py", f"student/test_words.py {MASKS}"),
     ("masking", "student/masks/*.py", f"{MASKS} student/test_adaptive_masks.py"),
-    ("statistics", "common/gains.py", "student/test_position_baseline.py evaluation/studies/test_match_entropy.py"),
-    ("statistics", "evaluation/comparison/significance.py", "evaluation/comparison/test_significance.py"),
     (
         "statistics",
-        "evaluation/comparison/report/effects.py",
+        "mlsm/common/gains.py",
+        "student/test_position_baseline.py evaluation/studies/test_match_entropy.py",
+    ),
+    ("statistics", "mlsm/evaluation/comparison/significance.py", "evaluation/comparison/test_significance.py"),
+    (
+        "statistics",
+        "mlsm/evaluation/comparison/report/effects.py",
         "evaluation/comparison/report/test_effects.py evaluation/comparison/report/test_conclusion.py",
     ),
-    ("statistics", "evaluation/inspection/tracking/*ing.py", "evaluation/inspection/tracking/test_matching.py"),
     (
         "statistics",
-        "evaluation/inspection/tracking/correlation.py",
+        "mlsm/evaluation/inspection/tracking/*ing.py",
+        "evaluation/inspection/tracking/test_matching.py",
+    ),
+    (
+        "statistics",
+        "mlsm/evaluation/inspection/tracking/correlation.py",
         "evaluation/inspection/tracking/test_matching.py evaluation/inspection/tracking/test_track.py",
     ),
     (
         "statistics",
-        "evaluation/similarity/[ms][ec]*.py",  # measures, scores
+        "mlsm/evaluation/similarity/[ms][ec]*.py",  # measures, scores
         "evaluation/similarity/test_measures.py evaluation/similarity/test_zero_shot.py"
         " evaluation/similarity/test_compare.py",
     ),

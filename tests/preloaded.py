@@ -30,19 +30,19 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_REQUEST = 1 << 17  # bytes
 IMPORTED = (  # by one command or another
-    "evaluation.comparison.compare",
-    "evaluation.inspection.lsps.show",
-    "evaluation.studies.sweeps.sweep",
-    "evaluation.studies.word_senses.choose_layer",
-    "evaluation.tasks.blimp.evaluate",
-    "evaluation.tasks.finetuning.suite",
+    "mlsm.evaluation.comparison.compare",
+    "mlsm.evaluation.inspection.lsps.show",
+    "mlsm.evaluation.studies.sweeps.sweep",
+    "mlsm.evaluation.studies.word_senses.choose_layer",
+    "mlsm.evaluation.tasks.blimp.evaluate",
+    "mlsm.evaluation.tasks.finetuning.suite",
     "pipeline.encode",
     "pipeline.commands",
     "pipeline.dask_workers",
     "student.runs.export_run",
     "student.train",
-    "terminal.training",
-    "terminal.verb",
+    "mlsm.terminal.training",
+    "mlsm.terminal.verb",
     "transformers.generation",
     "transformers.models.bert.modeling_bert",
 )
@@ -211,7 +211,7 @@ if __name__ == "__main__":
     exit_codes = []
     atexit.register(end_at_once, exit_codes)  # before anything else is, so that it comes last
     sys.path.insert(1, str(ROOT))
-    from terminal.process import quiet_libraries
+    from mlsm.terminal.process import quiet_libraries
 
     quiet_libraries(downloads=False)
     connection = socket.socket(fileno=int(sys.argv[1]))

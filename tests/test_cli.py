@@ -14,8 +14,8 @@ import yaml
 from preloaded import Preloaded, Python, run_python
 
 import cli
+from mlsm.terminal.settings import parse
 from shards.verify import verify
-from terminal.settings import parse
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -11,10 +11,10 @@ from preloaded import run_command
 from tiny_store import write_store
 
 import cli
-from common.disk import temporary_name
-from common.errors import EXIT_INPUT, EXIT_STORE
-from evaluation.inspection.stores import show
-from terminal.settings import parse
+from mlsm.common.disk import temporary_name
+from mlsm.common.errors import EXIT_INPUT, EXIT_STORE
+from mlsm.evaluation.inspection.stores import show
+from mlsm.terminal.settings import parse
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -14,16 +14,16 @@ import pytest
 
 import cli
 import mlsm
-from evaluation.comparison.models import OBJECTIVES as LABELS
-from evaluation.inspection.pages import text_of
+from mlsm.evaluation.comparison.models import OBJECTIVES as LABELS
+from mlsm.evaluation.inspection.pages import text_of
+from mlsm.terminal.choice import load
+from mlsm.terminal.flags import read_flags, take_flag, take_value
 from student.objectives import OBJECTIVES
-from terminal.choice import load
-from terminal.flags import read_flags, take_flag, take_value
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.ipynb")])
 TABLES = ("training.md", "commands.md")
-ROOMS = {"common", "evaluation", "pipeline", "recipes", "shards", "student", "terminal"}
+ROOMS = {"pipeline", "shards", "student"}
 
 
 def markdown(page):

@@ -9,6 +9,7 @@ from http_store import serving
 from tiny_store import write_store
 
 import cli
+from mlsm.terminal import training
 from shards import remote
 from shards.export import export
 from shards.manifest import with_checksum
@@ -18,7 +19,6 @@ from student.runs.export import CardText, write_papers
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.train import train
-from terminal import training
 
 pytestmark = pytest.mark.promise("43 text of others in cards, pages, terminals")
 

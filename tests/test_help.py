@@ -8,11 +8,11 @@ import pytest
 from tiny_store import write_store
 
 import cli
-from common.settings import flag_of
-from terminal.choice import load
-from terminal.flags import read_flags, settable
-from terminal.help import GROUPS, TITLES
-from terminal.settings import parse
+from mlsm.common.settings import flag_of
+from mlsm.terminal.choice import load
+from mlsm.terminal.flags import read_flags, settable
+from mlsm.terminal.help import GROUPS, TITLES
+from mlsm.terminal.settings import parse
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -59,7 +59,7 @@ def test_the_module_is_the_command_line(tmp_path):
         assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("name", ["pipeline", "student", "shards", "common", "evaluation", "cli"])
+@pytest.mark.parametrize("name", ["pipeline", "student", "shards", "cli"])
 @pytest.mark.parametrize("is_package", [True, False])
 def test_a_package_that_shadows_ours_is_named(name, is_package, tmp_path):
     other = tmp_path / "elsewhere" / (f"{name}/__init__.py" if is_package else f"{name}.py")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from terminal.progress import Progress
+from mlsm.terminal.progress import Progress
 
 HOSTILE = "[Errno 2] runs/[v2]/x :smile: [MASK] [/bold]"
 

@@ -15,21 +15,21 @@ from tiny_store import write_store
 
 import cli
 import mlsm
-from evaluation.studies.sweeps.config import SweepConfig
-from evaluation.tasks.finetuning.config import FinetuneConfig
+from mlsm.evaluation.studies.sweeps.config import SweepConfig
+from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
+from mlsm.recipes.reading import recipe_of_store, recipe_to_keep
+from mlsm.terminal.dictionaries import dictionaries
+from mlsm.terminal.encoding import encoding
+from mlsm.terminal.progress import Progress
+from mlsm.terminal.settings import parse
+from mlsm.terminal.training import training
 from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
-from recipes.reading import recipe_of_store, recipe_to_keep
 from shards.config import ShowConfig
 from shards.reader import Store
 from student.config import ProbeConfig, StudentConfig
 from student.resolve import batch_for, rate_for_width, resolve
 from student.runs.directory import Run
 from student.task import student_task
-from terminal.dictionaries import dictionaries
-from terminal.encoding import encoding
-from terminal.progress import Progress
-from terminal.settings import parse
-from terminal.training import training
 
 
 @pytest.fixture(scope="module")

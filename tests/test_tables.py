@@ -2,7 +2,7 @@
 
 import pytest
 
-from terminal.tables import duration, quantity, size
+from mlsm.terminal.tables import duration, quantity, size
 
 
 @pytest.mark.parametrize(

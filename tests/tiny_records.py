@@ -3,8 +3,8 @@
 import hashlib
 import json
 
-from evaluation.comparison import published
-from evaluation.records import METRICS, SCHEMA, path_of
+from mlsm.evaluation.comparison import published
+from mlsm.evaluation.records import METRICS, SCHEMA, path_of
 
 SPREAD = (-0.02, -0.01, 0.0, 0.01, 0.02)  # of five seeds around a score; its mean is 0
 

@@ -1,6 +1,6 @@
 """Sense-annotated miniatures on disk, and the diagnostic of specs/evaluation.md section 1 once more, slow and plain.
 
-The slow one shares no code with evaluation/studies/word_senses: ElementTree, dicts and loops, dense codes.
+The slow one shares no code with mlsm/evaluation/studies/word_senses: ElementTree, dicts and loops, dense codes.
 """
 
 import math

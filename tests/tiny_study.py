@@ -4,7 +4,7 @@ import json
 
 from tiny_records import a_record, digest
 
-from evaluation.records import METRICS
+from mlsm.evaluation.records import METRICS
 
 TARGETS = {"mlm": {"layer": None, "k": None, "lambda": None, "dictionary": None, "teacher": None}}
 

@@ -36,8 +36,8 @@ import torch
 from benchmarks.data import conditions
 from benchmarks.gpu_check import solve, train  # noqa: F401  (they enter their items)
 from benchmarks.gpu_check.items import ITEMS, PARTS, Setting, Skip
-from common.device import choose_device
-from common.durable import replace_json
+from mlsm.common.device import choose_device
+from mlsm.common.durable import replace_json
 
 PART_SECONDS = 9 * 60
 LEAST_SECONDS = 5  # with less left, an item is not begun

@@ -21,8 +21,8 @@ from benchmarks import encode, official_step, student_step
 from benchmarks.gpu_check.items import Setting, item, needs_gpu
 from benchmarks.gpu_check.solve import TINY_BERT, states
 from benchmarks.student_step import our_step, take_turn, write_store
-from common.device import own_randomness
-from common.errors import Interrupted, TrainingError
+from mlsm.common.device import own_randomness
+from mlsm.common.errors import Interrupted, TrainingError
 from pipeline.dictionary import cpu as cpu_learner
 from pipeline.dictionary import torch as torch_learner
 from shards.reader import Store

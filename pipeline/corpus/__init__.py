@@ -14,8 +14,8 @@ import glob
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.errors import CorpusError
-from common.invocation import program
+from mlsm.common.errors import CorpusError
+from mlsm.common.invocation import program
 from pipeline.config import TextConfig
 from pipeline.corpus.hub import PREFIX, HubFile, hub_files
 from pipeline.corpus.json_lines import JsonLines

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import BinaryIO
 from urllib.parse import unquote
 
-from common.errors import CorpusError
+from mlsm.common.errors import CorpusError
 from pipeline.corpus.source import KINDS, is_hidden, kind_of
 
 PREFIX = "hf://datasets/"

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from common.errors import CorpusError
+from mlsm.common.errors import CorpusError
 from pipeline.corpus.source import Piece, Source, parts, reading, stored_hash
 
 

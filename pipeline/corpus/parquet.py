@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from common.errors import CorpusError
+from mlsm.common.errors import CorpusError
 from pipeline.corpus.source import Piece, Source, needs_pyarrow, parts, stored, stored_hash, unreadable
 
 _ROWS, _BYTES = 256, 16 << 20  # of a batch in memory, at most, as far as the row group's average says

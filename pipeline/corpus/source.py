@@ -23,7 +23,7 @@ from itertools import chain
 from pathlib import PurePath
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
-from common.errors import CorpusError, NotUtf8Error
+from mlsm.common.errors import CorpusError, NotUtf8Error
 
 PIECE_CHARACTERS = 65_536
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")

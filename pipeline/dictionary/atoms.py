@@ -17,10 +17,10 @@ from typing import Self
 
 import numpy as np
 
-from common.disk import read_file
-from common.durable import appearing_whole, publish_directory
-from common.errors import DictionaryError
-from common.invocation import program
+from mlsm.common.disk import read_file
+from mlsm.common.durable import appearing_whole, publish_directory
+from mlsm.common.errors import DictionaryError
+from mlsm.common.invocation import program
 from pipeline.dictionary.centering import Center
 from shards.copies import dictionary_fingerprint, parse_dictionary
 from shards.members import read_array

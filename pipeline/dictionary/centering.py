@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from common.disk import read_file
-from common.durable import appearing_whole
-from common.errors import CenteringError
+from mlsm.common.disk import read_file
+from mlsm.common.durable import appearing_whole
+from mlsm.common.errors import CenteringError
 from shards.members import read_array
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What an interrupted dictionary learning leaves: its state, in one file of its work place (common/workplaces.py).
+"""What an interrupted dictionary learning leaves: its state, in one file of its work place (mlsm/common/workplaces.py).
 
     checkpoint = Checkpoint(directory, request)
     state = checkpoint.load() or {...}
@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from common import disk
-from common.arrays import read_npz
-from common.durable import appearing_whole, make_directories
+from mlsm.common import disk
+from mlsm.common.arrays import read_npz
+from mlsm.common.durable import appearing_whole, make_directories
 
 FORMAT = 1
 SECONDS_BETWEEN = 60  # of work between two saves: one is 66 MB at k = 3072, d = 768, and took 0.2 to 0.7 s

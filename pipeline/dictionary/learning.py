@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from common.progress import silent
+from mlsm.common.progress import silent
 from pipeline.dictionary.atoms import Dictionary
 from pipeline.dictionary.checkpoint import Checkpoint
 from pipeline.dictionary.cpu import CpuLearner
@@ -166,7 +166,7 @@ def _check(settings, vectors):
 def _device(device):
     if device == "cpu":
         return device  # without torch
-    from common.device import choose_device
+    from mlsm.common.device import choose_device
 
     if choose_device(device).type == "cpu":
         return "cpu"

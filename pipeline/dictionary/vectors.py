@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import describe
+from mlsm.common.errors import describe
 
 HELD_OUT_VECTORS = 2048  # at most a tenth of the vectors
 IDENTITY_ROWS = 512  # that a checkpoint compares

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from common.errors import describe
+from mlsm.common.errors import describe
 from pipeline.solvers import cuda_products, fista
 from pipeline.solvers.cuda_products import PreparedOnGpu
 from pipeline.solvers.fista import STEPS

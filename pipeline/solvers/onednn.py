@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from threadpoolctl import ThreadpoolController
 
-from common.onednn import available, multiplies_bfloat16, multiply
+from mlsm.common.onednn import available, multiplies_bfloat16, multiply
 
 
 def linear(rows_nd: torch.Tensor, weight_Kd: torch.Tensor, bias_K: torch.Tensor | None = None) -> torch.Tensor:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from common.onednn import multiply
+from mlsm.common.onednn import multiply
 from pipeline.solvers import onednn
 from pipeline.solvers.parallel import kernel, run_in_threads, thread_count
 from pipeline.solvers.problem import Array, check_gram, numpy_rows

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from common.disk import read_file
-from common.errors import EncodeError, describe
+from mlsm.common.disk import read_file
+from mlsm.common.errors import EncodeError, describe
 from pipeline.batch import Batch, Hidden, Reading, add_amounts, centred_rows
 from pipeline.config import EncodeHiddenConfig
 from pipeline.job import Job, load_teacher, name_of_dtype

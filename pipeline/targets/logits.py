@@ -32,7 +32,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from common.errors import EncodeError
+from mlsm.common.errors import EncodeError
 from pipeline.batch import Batch, Hidden, Reading, not_finite
 from pipeline.config import EncodeLogitsConfig
 from pipeline.job import Job, check_teacher, name_of_dtype

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 import torch
 
-from common.errors import EncodeError
+from mlsm.common.errors import EncodeError
 from pipeline.batch import Batch, Hidden, Reading, add_amounts, center_on, centred_rows
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary

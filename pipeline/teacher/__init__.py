@@ -14,7 +14,7 @@ tokenizer of five words).
 Left out: tokenizing text (corpus/), unit length and dropping specials (batch.py).
 """
 
-from common.model_checks import max_positions
+from mlsm.common.model_checks import max_positions
 from pipeline.teacher.cut import (
     FAMILIES,
     FINAL_NORM,

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import MODEL_MAPPING
 
-from common.device import choose_device
-from common.disk import read_file
-from common.documents import accept_pairwise_mask, attention_inputs, why_not_apart
-from common.errors import TeacherError, describe
-from common.model_checks import (
+from mlsm.common.device import choose_device
+from mlsm.common.disk import read_file
+from mlsm.common.documents import accept_pairwise_mask, attention_inputs, why_not_apart
+from mlsm.common.errors import TeacherError, describe
+from mlsm.common.model_checks import (
     check_size,
     describe_foreign_settings,
     describe_unused_weights,
@@ -30,8 +30,8 @@ from common.model_checks import (
     open_config,
     quiet_transformers,
 )
-from common.paths import utf8_name
-from common.products import TORCH, USUAL, Shape, find_way, measure_products
+from mlsm.common.paths import utf8_name
+from mlsm.common.products import TORCH, USUAL, Shape, find_way, measure_products
 from pipeline.teacher.location import fingerprint, locate, require_weight_files
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Teacher:
         tokens_N      int64, places in ids_WL counted row by row; the others are neither converted nor returned
         layers        numbers of layers from 1 to l; only l when not given
         documents_WL  int64, number of each token's document in its window, -1 at padding: the documents are read as
-                      if each stood alone (common/documents.py). None: a window is read as one text
+                      if each stood alone (mlsm/common/documents.py). None: a window is read as one text
         segments_WL   int64, token types below `segments`, as in transformers' token_type_ids; all 0 when not given
         Returns       hidden_WLd, meaningless at padding, or hidden_Nd; float32 on self.device, in inference mode. A
                       list of them, in the order of `layers`, when these are given: the same numbers, bit for bit, as
@@ -368,7 +368,7 @@ def check_report(report: dict, model: "PreTrainedModel", name: str | Path) -> No
 
 
 class _FastLinear(torch.nn.Linear):
-    """A linear layer on a CPU, for inference, by the library that `products` names (common/products.py)."""
+    """A linear layer on a CPU, for inference, by the library that `products` names (mlsm/common/products.py)."""
 
     products: Mapping[str, str] = USUAL
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from common.disk import file_sha256, read_file
-from common.errors import TeacherError, describe
+from mlsm.common.disk import file_sha256, read_file
+from mlsm.common.errors import TeacherError, describe
 
 BUNDLED = Path(__file__).parents[1] / "bundled_teacher"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -17,10 +17,10 @@ import torch
 from transformers import MODEL_FOR_MASKED_LM_MAPPING
 from transformers.modeling_outputs import BaseModelOutput
 
-from common.device import choose_device
-from common.errors import TeacherError
-from common.invocation import program
-from common.products import Shape
+from mlsm.common.device import choose_device
+from mlsm.common.errors import TeacherError
+from mlsm.common.invocation import program
+from mlsm.common.products import Shape
 from pipeline.teacher.cut import Teacher, check_report, cut_config, load_weights, read_config, torch_dtype
 from pipeline.teacher.location import locate, teacher_fingerprint
 

@@ -1,6 +1,6 @@
 """Which encoder a student is: a fresh one of a name or a Hugging Face config, or one to be trained further.
 
-Left out: head and output matrix (model.py), how documents of a window are kept apart (common/documents.py).
+Left out: head and output matrix (model.py), how documents of a window are kept apart (mlsm/common/documents.py).
 """
 
 import difflib
@@ -22,10 +22,10 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
-from common.documents import why_not_apart
-from common.errors import RunError, describe
-from common.invocation import program
-from common.model_checks import (
+from mlsm.common.documents import why_not_apart
+from mlsm.common.errors import RunError, describe
+from mlsm.common.invocation import program
+from mlsm.common.model_checks import (
     check_size,
     describe_foreign_settings,
     describe_unused_weights,
@@ -33,8 +33,8 @@ from common.model_checks import (
     open_tokenizer,
     quiet_transformers,
 )
-from common.paths import utf8_name
-from common.text import shell_quote
+from mlsm.common.paths import utf8_name
+from mlsm.common.text import shell_quote
 from shards.reader import Store
 from student.config import StudentConfig
 from student.encoders.mask_later import set_mask_later

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.deberta.modeling_deberta import DebertaLayerNorm, DisentangledSelfAttention
 
-from common.documents import accept_pairwise_mask
+from mlsm.common.documents import accept_pairwise_mask
 from student.encoders.dropout import attend
 
 

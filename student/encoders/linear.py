@@ -1,7 +1,7 @@
 """Linear layers on a CPU, forward and backward, each product by the faster of torch's two libraries.
 
-common/products.py measures which that is, and says why it differs between machines. Without oneDNN, on a GPU, under
-autocast or torch.compile, layers are torch's own.
+mlsm/common/products.py measures which that is, and says why it differs between machines. Without oneDNN, on a GPU,
+under autocast or torch.compile, layers are torch's own.
 
 Shapes: N rows, d inputs, K outputs.
 """
@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.onednn import available
-from common.products import USUAL, find_way
+from mlsm.common.onednn import available
+from mlsm.common.products import USUAL, find_way
 
 
 def linear(

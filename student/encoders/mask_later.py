@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 
-from common.documents import attention_inputs, padding_mask
-from common.errors import RunError
-from common.json_checks import find_problem, object_of, within
+from mlsm.common.documents import attention_inputs, padding_mask
+from mlsm.common.errors import RunError
+from mlsm.common.json_checks import find_problem, object_of, within
 from student.encoders.deberta import PackedPositions, adapt_deberta
 
 FAMILIES = ("bert", "deberta", "deberta-v2", "electra", "modernbert", "roberta", "xlm-roberta")

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.documents import attention_inputs
-from common.products import USUAL
+from mlsm.common.documents import attention_inputs
+from mlsm.common.products import USUAL
 from shards.counter import hash_u64
 from shards.reader import Store
 from student.config import StudentConfig

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from common.products import TORCH, USUAL, Shape, measure_products
+from mlsm.common.products import TORCH, USUAL, Shape, measure_products
 from student.config import ResolvedConfig
 
 _STRAYING = (0.8, 1.25)  # how far the number of masked tokens in a micro-batch strays from its mean, generously

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 
-from common.errors import RunError, describe
-from common.model_checks import quiet_transformers
-from common.paths import utf8_name
+from mlsm.common.errors import RunError, describe
+from mlsm.common.model_checks import quiet_transformers
+from mlsm.common.paths import utf8_name
 from student.encoders.model import Student
 from student.objectives.base import Objective
 

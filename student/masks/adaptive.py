@@ -30,7 +30,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from common.paths import utf8_name
+from mlsm.common.paths import utf8_name
 from shards.reader import Store
 from student.batches import MicroBatch
 from student.masks.table import LONGEST, MaskTable, vocabulary_fingerprint

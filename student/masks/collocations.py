@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.progress import silent
+from mlsm.common.progress import silent
 from shards.windows import WindowReader
 from student.masks.masking import begins_run, maskable_positions
 from student.masks.table import LONGEST, ngram_keys

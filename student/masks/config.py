@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from common.settings import Positional, check, require
+from mlsm.common.settings import Positional, check, require
 
 WeightsKind = Literal["frequency", "common", "domain", "pmi"]
 KINDS: tuple[str, ...] = get_args(WeightsKind)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from common.arrays import read_npz
-from common.durable import appearing_whole
-from common.errors import RunError
+from mlsm.common.arrays import read_npz
+from mlsm.common.durable import appearing_whole
+from mlsm.common.errors import RunError
 from shards.counter import hash_u64
 from shards.manifest import fingerprint
 from shards.reader import Store

@@ -25,10 +25,10 @@ from typing import cast
 
 import numpy as np
 
-from common.disk import file_sha256
-from common.durable import make_directories
-from common.errors import RunError
-from common.progress import silent
+from mlsm.common.disk import file_sha256
+from mlsm.common.durable import make_directories
+from mlsm.common.errors import RunError
+from mlsm.common.progress import silent
 from shards.manifest import fingerprint
 from shards.reader import Store
 from student.config import StudentConfig

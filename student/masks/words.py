@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from common.disk import read_file
-from common.errors import RunError, describe
+from mlsm.common.disk import read_file
+from mlsm.common.errors import RunError, describe
 
 _BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # space, line feed, tab, carriage return in GPT-2's alphabet of bytes
 _SENTENCEPIECE_SPACE = "▁"

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from common.errors import RunError
-from common.invocation import program
+from mlsm.common.errors import RunError
+from mlsm.common.invocation import program
 from shards.codec import HiddenRows, SparseRows
 from shards.reader import Store
 from shards.windows import WindowBatch, WindowReader

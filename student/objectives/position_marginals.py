@@ -2,8 +2,8 @@
 
     marginals_PK = position_marginals(windows, Path("runs/.marginals"))
 
-Averages of at most TOKENS training tokens, shrunk towards the average of all positions (common/gains.py). Reading so
-many tokens takes a while, so the sums are kept in a file, which the next run on the same targets reads: in
+Averages of at most TOKENS training tokens, shrunk towards the average of all positions (mlsm/common/gains.py). Reading
+so many tokens takes a while, so the sums are kept in a file, which the next run on the same targets reads: in
 `<directory>/<12 digits>.npz`, named by target, plan, temperature and TOKENS. A file that cannot be written or is
 damaged costs the reading, no more. Left out: what held-out rows cost under these averages (objectives/).
 
@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
-from common.arrays import keep_npz, read_npz
-from common.gains import GroupMass, cross_fitted_gain, mass_by_group, shrunk_marginals
+from mlsm.common.arrays import keep_npz, read_npz
+from mlsm.common.gains import GroupMass, cross_fitted_gain, mass_by_group, shrunk_marginals
 from shards.codec import SparseRows
 from shards.manifest import fingerprint
 from shards.positions import teacher_positions

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from common.errors import RunError, StoreError
+from mlsm.common.errors import RunError, StoreError
 from shards.manifest import differing
 from shards.reader import Store, plan_of
 from shards.windows import WindowReader

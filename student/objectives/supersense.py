@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
-from common.errors import RunError
-from common.wordnet import LEXNAMES, WordNet
+from mlsm.common.errors import RunError
+from mlsm.common.wordnet import LEXNAMES, WordNet
 from shards.reader import Store
 from student.masks.words import continuation_flags
 from student.objectives.token_tables import TokenTable

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
-from common.arrays import keep_npz, read_npz
-from common.gains import mass_by_group
+from mlsm.common.arrays import keep_npz, read_npz
+from mlsm.common.gains import mass_by_group
 from shards.manifest import fingerprint
 from shards.reader import Store
 from shards.windows import WindowReader

@@ -25,12 +25,12 @@ from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
 from torch import nn
 
-from common import disk
-from common.disk import file_sha256
-from common.durable import publish_directory
-from common.errors import RunError, WriteError
-from common.json_checks import Count, Number, find_problem, object_of, parse_json
-from common.paths import utf8, utf8_name
+from mlsm.common import disk
+from mlsm.common.disk import file_sha256
+from mlsm.common.durable import publish_directory
+from mlsm.common.errors import RunError, WriteError
+from mlsm.common.json_checks import Count, Number, find_problem, object_of, parse_json
+from mlsm.common.paths import utf8, utf8_name
 from shards.manifest import canonical_json
 
 logger = logging.getLogger(__name__)
@@ -219,7 +219,7 @@ def remove_leftovers(directory: Path) -> None:
 
 
 class _DiskFile:
-    """A file for torch.save that is written through common/disk.py, whose calls tests can make fail."""
+    """A file for torch.save that is written through mlsm/common/disk.py, whose calls tests can make fail."""
 
     def __init__(self, file):
         self.file, self.error = file, None

@@ -26,14 +26,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from common import disk, locks
-from common.durable import make_directories, replace_bytes, replace_json
-from common.errors import RunError, WriteError
-from common.json_checks import Count, find_problem, object_of, optional
-from common.json_lines import damage, read_json_lines
-from common.paths import utf8
-from common.products import USUAL
-from common.text import redacted
+from mlsm.common import disk, locks
+from mlsm.common.durable import make_directories, replace_bytes, replace_json
+from mlsm.common.errors import RunError, WriteError
+from mlsm.common.json_checks import Count, find_problem, object_of, optional
+from mlsm.common.json_lines import damage, read_json_lines
+from mlsm.common.paths import utf8
+from mlsm.common.products import USUAL
+from mlsm.common.text import redacted
 from shards.manifest import fingerprint
 from shards.reader import Store
 from student.config import StudentConfig

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from common.model_checks import EXPORTED, quiet_transformers
-from common.paths import utf8
-from common.text import code_span, hub_id, markdown_text, printable, without_directories
+from mlsm.common.model_checks import EXPORTED, quiet_transformers
+from mlsm.common.paths import utf8
+from mlsm.common.text import code_span, hub_id, markdown_text, printable, without_directories
 from shards.copies import TOKENIZER_FILES, without_code, write_files
 from shards.reader import Store
 from student.encoders import modeling_mlsm

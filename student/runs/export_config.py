@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.settings import Positional, check
+from mlsm.common.settings import Positional, check
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,14 +20,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from transformers import MODEL_MAPPING, AutoConfig
 
-from common.disk import read_file
-from common.durable import publish_directory
-from common.errors import RunError, ShardError, StoreError, WriteError, describe
-from common.invocation import program
-from common.json_checks import is_number, parse_json
-from common.json_lines import damage, read_json_lines
-from common.model_checks import check_counts, check_size
-from common.progress import silent
+from mlsm.common.disk import read_file
+from mlsm.common.durable import publish_directory
+from mlsm.common.errors import RunError, ShardError, StoreError, WriteError, describe
+from mlsm.common.invocation import program
+from mlsm.common.json_checks import is_number, parse_json
+from mlsm.common.json_lines import damage, read_json_lines
+from mlsm.common.model_checks import check_counts, check_size
+from mlsm.common.progress import silent
 from shards.copies import write_files
 from shards.reader import Store
 from student.config import ProbeConfig, StudentConfig

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, cast
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
-from common.disk import read_file
-from common.errors import RunError
-from common.json_checks import parse_json
-from common.paths import utf8
-from common.text import without_directories
+from mlsm.common.disk import read_file
+from mlsm.common.errors import RunError
+from mlsm.common.json_checks import parse_json
+from mlsm.common.paths import utf8
+from mlsm.common.text import without_directories
 from student.runs.export import LINEAGE_FILE
 
 PRIVATE_FILES = ["resume/*", "state.json"]  # of a checkpoint: for going on with a run, not for users

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common import disk
-from common.disk import file_sha256
-from common.errors import RunError
-from common.json_checks import find_problem, object_of, optional
+from mlsm.common import disk
+from mlsm.common.disk import file_sha256
+from mlsm.common.errors import RunError
+from mlsm.common.json_checks import find_problem, object_of, optional
 from shards.manifest import fingerprint
 from shards.reader import Store
 from student.config import StudentConfig

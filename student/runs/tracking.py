@@ -21,10 +21,10 @@ from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 
-from common import disk
-from common.durable import make_directories, replace_bytes
-from common.errors import RunError
-from common.json_lines import read_json_lines
+from mlsm.common import disk
+from mlsm.common.durable import make_directories, replace_bytes
+from mlsm.common.errors import RunError
+from mlsm.common.json_lines import read_json_lines
 from student.runs.directory import Run
 
 logger = logging.getLogger(__name__)

@@ -3,8 +3,8 @@
 import numpy as np
 
 from benchmarks.simple_rules import constant, lookup, overlap, words
-from evaluation.tasks.finetuning.formats import Example
-from evaluation.tasks.finetuning.tasks import ENTITIES
+from mlsm.evaluation.tasks.finetuning.formats import Example
+from mlsm.evaluation.tasks.finetuning.tasks import ENTITIES
 
 
 def tags(*names):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from common.arrays import read_npz
+from mlsm.common.arrays import read_npz
 
 ARRAYS = {"rows": np.arange(6, dtype=np.float32).reshape(2, 3), "name": np.array("a name")}
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from common import disk
-from common.durable import publish_json
+from mlsm.common import disk
+from mlsm.common.durable import publish_json
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from common.errors import MOST_CHARACTERS, RecordError
+from mlsm.common.errors import MOST_CHARACTERS, RecordError
 
 pytestmark = pytest.mark.promise("checkpoints behind …")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.invocation import program
+from mlsm.common.invocation import program
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,7 +31,7 @@ def test_it_is_what_the_user_typed(called, on_the_path, said, monkeypatch):
 
 def test_no_message_says_it_otherwise():
     """Outside of docstrings, comments and usage lines, commands are never spelled out."""
-    packages = ("common", "evaluation", "mlsm", "pipeline", "recipes", "shards", "student", "terminal")
+    packages = ("mlsm", "pipeline", "shards", "student")
     pattern = re.compile(
         r"""["' (](mlsm|python cli\.py) +"""
         r"(?:[a-z]+-(?:lsp|shards|student|layer|dictionary|probe|ids|logits|flops|blimp)|finetune|compare|clean|sweep)\b"
@@ -42,4 +42,4 @@ def test_no_message_says_it_otherwise():
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
                 if pattern.search(line) and "`mlsm" not in line and "made_by" not in line:
                     found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
-    assert [line for line in found if "common/invocation.py" not in line] == []
+    assert [line for line in found if "mlsm/common/invocation.py" not in line] == []

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from common.errors import ShardError
-from common.json_checks import (
+from mlsm.common.errors import ShardError
+from mlsm.common.json_checks import (
     Count,
     Digest,
     Name,

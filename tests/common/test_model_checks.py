@@ -10,7 +10,7 @@ from tokenizers.models import WordPiece
 from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
-from common.model_checks import check_counts, check_size, describe_unfit_tokenizer, open_config, refuse_irregular
+from mlsm.common.model_checks import check_counts, check_size, describe_unfit_tokenizer, open_config, refuse_irregular
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from preloaded import run_python
 
-import common.products
-from common.onednn import available
-from common.products import TORCH, USUAL, WAYS, find_way, measure_products
+import mlsm.common.products
+from mlsm.common.onednn import available
+from mlsm.common.products import TORCH, USUAL, WAYS, find_way, measure_products
 
 pytestmark = pytest.mark.skipif(not available(), reason="this torch lacks the operator, so there is nothing to choose")
 WIDE = (2000, 256, 512)  # a product worth measuring
@@ -29,7 +29,7 @@ def timed(monkeypatch):
         calls.append((operation, *shape))
         return "torch" if operation == "weight_gradient" else "onednn"
 
-    monkeypatch.setattr(common.products, "_fastest", fastest)
+    monkeypatch.setattr(mlsm.common.products, "_fastest", fastest)
     return calls
 
 
@@ -95,14 +95,14 @@ def test_what_was_measured_is_looked_up_next_time(timed, cache):
 )
 def test_callers_may_let_torch_round_in_any_of_its_ways(setting, precision):
     """In a process of its own: torch refuses to be asked again once a caller has used both of its interfaces."""
-    code = f"import torch; {setting}; from common.products import _machine; print(_machine())"
+    code = f"import torch; {setting}; from mlsm.common.products import _machine; print(_machine())"
     run = run_python(["-c", code])
     assert run.stdout.strip().endswith(f"precision {precision}"), run.stdout + run.stderr
 
 
 def test_the_number_of_threads_changes_nothing_and_stays(monkeypatch, one_thread):
     used = []
-    monkeypatch.setattr(common.products, "_fastest", lambda *_: used.append(torch.get_num_threads()) or "onednn")
+    monkeypatch.setattr(mlsm.common.products, "_fastest", lambda *_: used.append(torch.get_num_threads()) or "onednn")
     torch.set_num_threads(2)
     measure_products([WIDE])
     assert used == [1, 1, 1] and torch.get_num_threads() == 2
@@ -144,7 +144,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(timed, cache, monkeypatc
 
 
 def test_without_the_operator_everything_is_torchs(timed, monkeypatch):
-    monkeypatch.setattr(common.products, "available", lambda: False)
+    monkeypatch.setattr(mlsm.common.products, "available", lambda: False)
     assert measure_products([WIDE]) == {} and not timed
     assert find_way("forward", WIDE, USUAL) is WAYS["forward"]["torch"]
 
@@ -153,7 +153,7 @@ def test_where_nobody_has_a_home_it_is_measured_again(timed, monkeypatch):
     def homeless():
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(common.products, "cache_directory", homeless)
+    monkeypatch.setattr(mlsm.common.products, "cache_directory", homeless)
     measure_products([WIDE])
     measure_products([WIDE])
     assert len(timed) == 6
@@ -163,5 +163,5 @@ def test_large_vocabularies_are_timed_at_a_smaller_size(monkeypatch):
     sizes = []
     ways = {"onednn": lambda rows, weight, bias: sizes.append((*rows.shape, len(weight))) or torch.zeros(1)}
     monkeypatch.setitem(WAYS, "forward", ways)
-    common.products._fastest("forward", 4096, 1024, 250_000)
+    mlsm.common.products._fastest("forward", 4096, 1024, 250_000)
     assert set(sizes) == {(256, 1024, 2**15)}

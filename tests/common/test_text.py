@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.markdown import Markdown
 
-from common.text import (
+from mlsm.common.text import (
     code_span,
     printable,
     printable_values,

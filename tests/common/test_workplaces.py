@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 
-from common.disk import temporary_name
-from common.workplaces import LOCK, discard, is_part, lock_if_free, read_mark, workplace
+from mlsm.common.disk import temporary_name
+from mlsm.common.workplaces import LOCK, discard, is_part, lock_if_free, read_mark, workplace
 
 FILES = ["something", "part-*.npz"]
 
@@ -40,7 +40,7 @@ def test_a_workplace_is_for_one_and_goes_when_done(tmp_path):
 
 
 def test_a_file_system_without_locks_is_worked_on_with_a_note(monkeypatch, tmp_path, caplog):
-    caplog.set_level(logging.INFO, "common")
+    caplog.set_level(logging.INFO, "mlsm.common")
 
     def no_locks(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

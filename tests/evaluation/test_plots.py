@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from common.errors import PlotError
-from evaluation.plots import new_figure, save_figure
+from mlsm.common.errors import PlotError
+from mlsm.evaluation.plots import new_figure, save_figure
 
 
 def draw(stem):

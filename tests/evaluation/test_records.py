@@ -9,10 +9,10 @@ import pytest
 from tiny_store import write_store
 from tiny_teacher import standard_text, tiny_teacher
 
-from common.errors import RecordError
-from evaluation import records
-from evaluation.comparison.models import match_trainings, models_of
-from evaluation.lineage import FIELDS, lineage
+from mlsm.common.errors import RecordError
+from mlsm.evaluation import records
+from mlsm.evaluation.comparison.models import match_trainings, models_of
+from mlsm.evaluation.lineage import FIELDS, lineage
 from pipeline.teacher import teacher_fingerprint
 from student.config import StudentConfig
 from student.train import train

@@ -1,10 +1,10 @@
-"""Stand-ins for common.disk: record its calls, fail at the i-th, die at the i-th. And forks that die."""
+"""Stand-ins for mlsm.common.disk: record its calls, fail at the i-th, die at the i-th. And forks that die."""
 
 import os
 import signal
 from contextlib import contextmanager
 
-from common import disk
+from mlsm.common import disk
 
 
 class Died(BaseException):

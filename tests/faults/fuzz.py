@@ -40,7 +40,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from common.errors import (
+from mlsm.common.errors import (
     ComparisonError,
     CorpusError,
     DictionaryError,
@@ -78,18 +78,22 @@ from tiny_teacher import tiny_teacher
 from yaml import safe_dump as as_yaml
 
 from cli import VERBS
-from common.progress import silent
-from evaluation import records
-from evaluation.comparison import compare as comparison_report
-from evaluation.comparison.config import CompareConfig
-from evaluation.inspection.lsps import show as lsps_show
-from evaluation.inspection.lsps.config import LspConfig
-from evaluation.inspection.stores import show as show_shards
-from evaluation.tasks.finetuning.config import FinetuneConfig
-from evaluation.tasks.finetuning.suite import finetune
-from evaluation.tasks.finetuning.trials import load as suite_load
-from evaluation.tasks.scoring import models as masked_lms
-from evaluation.tasks.scoring.scorer import Scorer
+from mlsm.common.progress import silent
+from mlsm.evaluation import records
+from mlsm.evaluation.comparison import compare as comparison_report
+from mlsm.evaluation.comparison.config import CompareConfig
+from mlsm.evaluation.inspection.lsps import show as lsps_show
+from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.stores import show as show_shards
+from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
+from mlsm.evaluation.tasks.finetuning.suite import finetune
+from mlsm.evaluation.tasks.finetuning.trials import load as suite_load
+from mlsm.evaluation.tasks.scoring import models as masked_lms
+from mlsm.evaluation.tasks.scoring.scorer import Scorer
+from mlsm.terminal import lsps
+from mlsm.terminal.settings import parse
+from mlsm.terminal.stores import verification, view
+from mlsm.terminal.training import training as training_summary
 from pipeline.commands import encode_ids, encode_logits
 from pipeline.config import EncodeIdsConfig, EncodeLogitsConfig
 from pipeline.dictionary import Dictionary
@@ -106,10 +110,6 @@ from student.probe import train_probe, with_student_and_store
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.train import train
-from terminal import lsps
-from terminal.settings import parse
-from terminal.stores import verification, view
-from terminal.training import training as training_summary
 
 SECONDS = 20  # of one use; those of a server that drips take most
 TICK = 0.5  # seconds

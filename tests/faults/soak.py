@@ -31,7 +31,7 @@ import transformers.models.bert.modeling_bert  # noqa: F401
 from faulty_disk import forked
 from tiny_teacher import standard_text, tiny_teacher
 
-from common.disk import file_sha256
+from mlsm.common.disk import file_sha256
 from pipeline import teacher  # noqa: F401
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig

@@ -18,10 +18,10 @@ from faulty_disk import forked, raising_at, recorded, watched
 from make_store import SPECIAL, make_store, random_block
 from preloaded import Python, run_python
 
-from common import disk
-from common.disk import file_sha256
-from common.durable import publish_directory
-from common.errors import StoreError, exit_code
+from mlsm.common import disk
+from mlsm.common.disk import file_sha256
+from mlsm.common.durable import publish_directory
+from mlsm.common.errors import StoreError, exit_code
 from shards.files import StoreFiles
 from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.reader import Store

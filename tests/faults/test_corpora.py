@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kinds import KINDS, LINES_AS_RECORDS, write
 
-from common.errors import CorpusError
+from mlsm.common.errors import CorpusError
 from pipeline.commands import encode_ids
 from pipeline.config import EncodeIdsConfig
 from shards.reader import Store

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from make_store import make_store
 from test_commit import write
 
-from common.disk import file_sha256
-from common.errors import ShardError, StoreError
+from mlsm.common.disk import file_sha256
+from mlsm.common.errors import ShardError, StoreError
 from shards.files import StoreFiles
 from shards.manifest import UnitRecord
 from shards.reader import Store, finished_stores

@@ -18,8 +18,8 @@ from preloaded import Preloaded, Python, run_command, run_python
 from test_training import checkpoint_steps, steps_logged
 from tiny_store import log_of, write_store
 
-from evaluation.inspection.lsps.config import LspConfig
-from evaluation.inspection.lsps.show import show
+from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.show import show
 from shards.reader import Store
 from student.lsp_model import LspModel
 

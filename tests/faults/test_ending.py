@@ -10,13 +10,13 @@ import time
 import pytest
 from preloaded import ROOT, Preloaded
 
-from terminal.process import Terminated, end_on_signals, passing_on_notes
-from terminal.progress import Progress
+from mlsm.terminal.process import Terminated, end_on_signals, passing_on_notes
+from mlsm.terminal.progress import Progress
 
 SLOW = """
 import sys, time
 import pipeline.encode as coder
-from terminal.progress import Progress
+from mlsm.terminal.progress import Progress
 Progress.SECONDS_OF_SILENCE, Progress.SECONDS_BETWEEN_LOOKS = 0.3, 0.05
 teach = coder.Coder._teach
 def slowly(self, batches):
@@ -57,7 +57,7 @@ def test_the_batch_that_is_finished_first_is_named(english_text, teacher_directo
 
 def test_ctrl_c_that_a_shell_has_ignored_stays_ignored():
     """As for a background job; SIGTERM ends it all the same."""
-    code = "from signal import *; from terminal.process import end_on_signals as f; f()\n"
+    code = "from signal import *; from mlsm.terminal.process import end_on_signals as f; f()\n"
     code += "print(getsignal(SIGINT) == SIG_IGN, getsignal(SIGTERM) == SIG_IGN)"
     shell = ["sh", "-c", "trap '' INT HUP TERM; exec \"$@\"", "sh", sys.executable, "-c", code]
     run = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -21,11 +21,11 @@ import webdataset as wds
 from faulty_disk import forked
 from transformers import AutoTokenizer
 
-from common import disk
-from common.errors import DictionaryError, Interrupted, RecordError, ShardError, StoreError
-from evaluation import records
-from evaluation.inspection.lsps.view import StoreView
-from evaluation.inspection.stores import token_texts
+from mlsm.common import disk
+from mlsm.common.errors import DictionaryError, Interrupted, RecordError, ShardError, StoreError
+from mlsm.evaluation import records
+from mlsm.evaluation.inspection.lsps.view import StoreView
+from mlsm.evaluation.inspection.stores import token_texts
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary

@@ -19,7 +19,7 @@ from mutations import Pickle, member, members, write_sealed, write_shard
 from safetensors.torch import load_file, save_file
 from test_foreign_stores import within_seconds
 
-from common.errors import (
+from mlsm.common.errors import (
     DictionaryError,
     FlopsError,
     InspectionError,
@@ -31,18 +31,19 @@ from common.errors import (
     TeacherError,
     TrainingError,
 )
-from common.progress import silent
-from evaluation import models, records
-from evaluation.inspection.lsps.config import LspConfig
-from evaluation.inspection.lsps.show import show as show_lsps
-from evaluation.inspection.stores import document_tokens, show
-from evaluation.studies.flops.encoders import Encoder
-from evaluation.tasks.finetuning import trials
-from evaluation.tasks.finetuning.heads import Backbone
-from evaluation.tasks.scoring import models as masked_lms
+from mlsm.common.progress import silent
+from mlsm.evaluation import models, records
+from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.show import show as show_lsps
+from mlsm.evaluation.inspection.stores import document_tokens, show
+from mlsm.evaluation.studies.flops.encoders import Encoder
+from mlsm.evaluation.tasks.finetuning import trials
+from mlsm.evaluation.tasks.finetuning.heads import Backbone
+from mlsm.evaluation.tasks.scoring import models as masked_lms
+from mlsm.recipes.reading import read_recipe
+from mlsm.terminal.training import training
 from pipeline.dictionary import Dictionary
 from pipeline.teacher import load_tokenizer
-from recipes.reading import read_recipe
 from shards.derive import derive
 from shards.files import StoreFiles
 from shards.reader import Store
@@ -57,7 +58,6 @@ from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.hub import Revision, push
 from student.train import train
-from terminal.training import training
 
 pytestmark = pytest.mark.promise(
     "a run whose checkpoint is of another model, whose optimiser is damaged under a right hash, whose "

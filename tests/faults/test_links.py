@@ -17,17 +17,18 @@ from test_foreign_stores import named_store, within_seconds
 from tiny_store import write_store
 
 import cli
-from common import disk
-from common.arrays import read_npz
-from common.durable import make_directories, publish_directory, publish_json, replace_bytes, replace_json
-from common.errors import InspectionError, PlaceError, RunError, TeacherError
-from common.workplaces import workplace
-from evaluation.inspection.lsps import vector_pages
-from evaluation.plots import save_table
+from mlsm.common import disk
+from mlsm.common.arrays import read_npz
+from mlsm.common.durable import make_directories, publish_directory, publish_json, replace_bytes, replace_json
+from mlsm.common.errors import InspectionError, PlaceError, RunError, TeacherError
+from mlsm.common.workplaces import workplace
+from mlsm.evaluation.inspection.lsps import vector_pages
+from mlsm.evaluation.plots import save_table
+from mlsm.recipes.reading import recipe_of_store, recipe_settings
+from mlsm.terminal.settings import parse
 from pipeline.dictionary import Dictionary
 from pipeline.imported import ImportConfig, import_dictionary
 from pipeline.teacher import read_config
-from recipes.reading import recipe_of_store, recipe_settings
 from shards.derive import derive
 from shards.reader import Store
 from shards.verify import verify
@@ -35,7 +36,6 @@ from student.config import StudentConfig
 from student.objectives.position_marginals import position_marginals
 from student.resolve import resolve
 from student.train import train
-from terminal.settings import parse
 
 pytestmark = pytest.mark.promise(
     "links to a user's files, pipes and devices in place of any file or directory that a command writes in or reads: "

@@ -13,7 +13,7 @@ import torch
 from preloaded import run_command, run_python
 from stored import shards
 
-from common.errors import EncodeError
+from mlsm.common.errors import EncodeError
 from pipeline import stores
 from pipeline.commands import encode_ids, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig

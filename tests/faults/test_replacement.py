@@ -8,8 +8,8 @@ import pytest
 from faulty_disk import killed_at, raising_at, recorded
 from make_store import SPECIAL, random_block
 
-from common import disk
-from common.disk import file_sha256
+from mlsm.common import disk
+from mlsm.common.disk import file_sha256
 from shards import writer
 from shards.files import StoreFiles
 from shards.manifest import Plan, PlannedUnit, fingerprint

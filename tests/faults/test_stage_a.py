@@ -19,7 +19,7 @@ from stored import shards
 from test_commit import temporaries
 from test_interruption import start
 
-from common.errors import CorpusError, StoreError
+from mlsm.common.errors import CorpusError, StoreError
 from pipeline import encode as encoding
 from pipeline.commands import encode_ids, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig

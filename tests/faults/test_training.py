@@ -20,11 +20,11 @@ from tiny_store import log_of, write_store
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import cli
-from common.errors import RunError
+from mlsm.common.errors import RunError
+from mlsm.terminal.settings import parse
 from shards.reader import Store
 from shards.torch_dataset import LspDataset
 from student.train import train
-from terminal.settings import parse
 
 SETTINGS = {
     "encoder": "bert-1x32",

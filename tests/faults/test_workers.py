@@ -24,8 +24,8 @@ from test_commit import temporaries, visible_units_are_whole
 from test_interruption import CODES, SECONDS_TO_EXIT, start
 from test_quarantine import plant, rows_of, shards
 
-from common.errors import EncodeError
-from common.progress import silent
+from mlsm.common.errors import EncodeError
+from mlsm.common.progress import silent
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
 from pipeline.dask_workers import event_loop, local_cluster, quiet

@@ -10,11 +10,11 @@ import pytest
 from sklearn.linear_model import Lasso
 from tiny_families import tiny_model
 
-from common.errors import CenteringError, DictionaryError, EncodeError, TeacherError
-from common.workplaces import is_part, read_mark
-from evaluation.inspection.lsps.texts import teacher_lsps
-from evaluation.studies.word_senses.word_vectors import Reading as WordReading
-from evaluation.studies.word_senses.word_vectors import word_vectors
+from mlsm.common.errors import CenteringError, DictionaryError, EncodeError, TeacherError
+from mlsm.common.workplaces import is_part, read_mark
+from mlsm.evaluation.inspection.lsps.texts import teacher_lsps
+from mlsm.evaluation.studies.word_senses.word_vectors import Reading as WordReading
+from mlsm.evaluation.studies.word_senses.word_vectors import word_vectors
 from pipeline import sample as sampling
 from pipeline.batch import Reading, hidden_rows
 from pipeline.commands import encode_lsp

@@ -14,10 +14,12 @@ from planted import planted, unit_rows
 from sklearn.cluster import KMeans
 from test_targets import hidden_of, rows_of
 
-from evaluation.inspection.lsps.texts import teacher_lsps
-from evaluation.inspection.stores import statistics
-from evaluation.studies.flops.solver import correlation_flops
-from evaluation.studies.flops.stores import store_flops
+from mlsm.evaluation.inspection.lsps.texts import teacher_lsps
+from mlsm.evaluation.inspection.stores import statistics
+from mlsm.evaluation.studies.flops.solver import correlation_flops
+from mlsm.evaluation.studies.flops.stores import store_flops
+from mlsm.terminal.encoding import encoding
+from mlsm.terminal.stores import view
 from pipeline import estimate as estimating
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig, LearnConfig
@@ -31,8 +33,6 @@ from shards.reader import Store
 from shards.verify import verify
 from student.config import StudentConfig
 from student.train import train
-from terminal.encoding import encoding
-from terminal.stores import view
 
 # -- atoms ------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kinds import documents
 from preloaded import Python, run_python
 
-from common.errors import CorpusError
+from mlsm.common.errors import CorpusError
 from pipeline import plan as planning
 from pipeline.config import CorpusConfig, with_absolute_paths
 from pipeline.corpus import BUNDLED_TEXT, JsonLines, TextFile, join_windows, open_corpus, open_sources

@@ -9,7 +9,7 @@ import pytest
 from data import bench_file
 from planted import planted, unit_rows
 
-from common.errors import DictionaryError
+from mlsm.common.errors import DictionaryError
 from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.dictionary.vectors import refuse_unusable, unit_length
 from pipeline.solvers import nonneg_lasso

@@ -25,8 +25,8 @@ from preloaded import ROOT
 from threadpoolctl import threadpool_limits
 
 import pipeline.teacher.cut
-from common.errors import CorpusError, EncodeError
-from common.progress import silent
+from mlsm.common.errors import CorpusError, EncodeError
+from mlsm.common.progress import silent
 from pipeline.commands import encode_ids, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
 from pipeline.dask_workers import THREADS, WorkerPool, event_loop, gpu_of, local_cluster, quiet, visible_gpus
@@ -301,7 +301,7 @@ def joined_by(scheduler, lacking, python_path, cwd):
 
 def copy_of_packages(place, change):
     """Our packages as a worker of another version has them."""
-    for name in ("common", "pipeline", "shards", "recipes"):
+    for name in ("mlsm", "pipeline", "shards"):
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__", "bundled_*"))
     with open(place / "pipeline" / "encode.py", "a") as file:
         file.write(change)
@@ -321,7 +321,7 @@ def no_tasks(*_):
 @pytest.mark.parametrize(
     ("lacking", "message"),
     [
-        (("common", "pipeline", "shards"), r"The worker tcp://\S+ on \S+ does not have mlsm\. Install .*mlsm.* there"),
+        (("mlsm", "pipeline", "shards"), r"The worker tcp://\S+ on \S+ does not have mlsm\. Install .*mlsm.* there"),
         ((), r"The worker tcp://\S+ on \S+ has another version of mlsm than this command\. Install"),
     ],
 )
@@ -342,7 +342,7 @@ def test_a_worker_that_does_not_see_the_output_is_named_at_once(spread, tmp_path
     """As if on another machine: the file that the driver writes for the workers is written elsewhere."""
     away = tmp_path / "away"
     away.mkdir()
-    monkeypatch.setattr("common.disk.temporary_name", lambda directory, stem: away / stem)
+    monkeypatch.setattr("mlsm.common.disk.temporary_name", lambda directory, stem: away / stem)
     monkeypatch.setattr("pathlib.Path.write_text", lambda path, text: None)
     with pytest.raises(EncodeError, match=r"The worker tcp://\S+ on \S+ does not see .*runs.*by the same names"):
         list(WorkerPool(teacher_job(replace(spread, output=tmp_path / "runs"), silent)).__enter__().map(print, [()]))

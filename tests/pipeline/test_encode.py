@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from preloaded import Preloaded, run_python
 
-from common.errors import CorpusError, EncodeError, StoreError, TeacherError
+from mlsm.common.errors import CorpusError, EncodeError, StoreError, TeacherError
 from pipeline import plan as planning
 from pipeline.commands import encode_ids, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig
@@ -224,8 +224,8 @@ def test_the_same_teacher_elsewhere_finds_the_same_store(place, report, tmp_path
 
 def test_the_bundled_teacher_reads_the_quickstart_windows():
     from cli import VERBS
+    from mlsm.terminal.settings import parse
     from pipeline.teacher import BUNDLED, Teacher
-    from terminal.settings import parse
 
     settings, recipe = parse("encode-lsp", VERBS["encode-lsp"], [])[:2]
     assert recipe == "quickstart" and settings.layer == (10,)

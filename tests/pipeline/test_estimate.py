@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from mlsm.terminal.encoding import encoding, show_estimate
 from pipeline import estimate
 from pipeline.commands import encode_ids, encode_logits, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
 from pipeline.encode import Coder
-from terminal.encoding import encoding, show_estimate
 
 
 @pytest.fixture(autouse=True)

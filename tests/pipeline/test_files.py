@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common import disk
-from common.durable import appearing_whole
+from mlsm.common import disk
+from mlsm.common.durable import appearing_whole
 from pipeline.files import growing_rows
 
 

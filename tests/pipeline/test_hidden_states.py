@@ -22,7 +22,7 @@ from preloaded import run_command, run_python
 from stored import shards
 from transformers import AutoModel
 
-from common.errors import EncodeError, RequestError, RunError, StoreError
+from mlsm.common.errors import EncodeError, RequestError, RunError, StoreError
 from pipeline.commands import encode_hidden, encode_lsp
 from pipeline.config import EncodeConfig, EncodeHiddenConfig, LearnConfig
 from pipeline.dictionary import Dictionary

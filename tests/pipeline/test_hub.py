@@ -10,7 +10,7 @@ from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled, Rep
 from kinds import documents, write
 from test_plan import RULES, SPECIAL, WordTokenizer
 
-from common.errors import CorpusError
+from mlsm.common.errors import CorpusError
 from pipeline import plan as planning
 from pipeline.corpus import open_corpus
 

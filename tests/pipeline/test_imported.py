@@ -8,7 +8,7 @@ import pytest
 from scipy.sparse import csr_array
 
 import cli
-from common.errors import DictionaryError
+from mlsm.common.errors import DictionaryError
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary

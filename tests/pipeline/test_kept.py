@@ -11,7 +11,10 @@ import pytest
 from planted import planted
 
 from cli import VERBS
-from common.errors import EncodeError
+from mlsm.common.errors import EncodeError
+from mlsm.recipes.reading import recipe_settings
+from mlsm.terminal.encoding import encoding
+from mlsm.terminal.settings import parse
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary, DictionarySettings, learn_dictionary
@@ -20,10 +23,7 @@ from pipeline.solvers import nonneg_lasso
 from pipeline.targets import lsp as kept
 from pipeline.targets.distributions import distributions
 from pipeline.targets.lsp import CHOICES, entries_kept, expected_mass
-from recipes.reading import recipe_settings
 from shards.reader import Store
-from terminal.encoding import encoding
-from terminal.settings import parse
 
 
 def knowing(atoms, mass, lam=0.05):

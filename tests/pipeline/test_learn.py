@@ -9,9 +9,9 @@ import pytest
 import torch
 from planted import planted
 
-from common import workplaces
-from common.errors import DeviceError, EncodeError
-from common.workplaces import is_part, read_mark
+from mlsm.common import workplaces
+from mlsm.common.errors import DeviceError, EncodeError
+from mlsm.common.workplaces import is_part, read_mark
 from pipeline.config import EncodeConfig, LearnConfig
 from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule, minibatch_size
 from pipeline.dictionary import checkpoint as learning_checkpoint

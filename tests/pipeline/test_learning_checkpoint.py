@@ -11,7 +11,7 @@ import pytest
 from planted import planted
 from preloaded import Python, run_python
 
-from common import disk
+from mlsm.common import disk
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary, learning
 from pipeline.dictionary import checkpoint as learning_checkpoint
 
@@ -102,7 +102,7 @@ def test_killed_and_resumed_equals_unbroken(tmp_path):
     np.save(tmp_path / "hidden.npy", planted()[0])
     code = """
 import os, signal, sys
-from common import disk
+from mlsm.common import disk
 from pipeline.dictionary import checkpoint as learning_checkpoint
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 learning_checkpoint.SECONDS_BETWEEN = 0

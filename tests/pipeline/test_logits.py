@@ -16,7 +16,7 @@ from stored import shards
 from tiny_families import LAYERS, edit_weights, tiny_model, windows
 from transformers import AutoModelForMaskedLM
 
-from common.errors import EncodeError, RunError, TeacherError
+from mlsm.common.errors import EncodeError, RunError, TeacherError
 from pipeline.commands import encode_ids, encode_logits
 from pipeline.config import EncodeIdsConfig, EncodeLogitsConfig
 from pipeline.encode import LAYOUTS

@@ -15,7 +15,7 @@ import pytest
 import torch
 from stored import shards
 
-from common.errors import CorpusError, EncodeError, ShardError, TeacherError
+from mlsm.common.errors import CorpusError, EncodeError, ShardError, TeacherError
 from pipeline import commands as encoding
 from pipeline import encode as coding
 from pipeline.batch import centred_rows, hidden_rows, make_batch

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from kinds import KINDS, opened, write, write_bytes
 
-from common.errors import CorpusError, NotUtf8Error
-from common.progress import silent
+from mlsm.common.errors import CorpusError, NotUtf8Error
+from mlsm.common.progress import silent
 from pipeline import plan as planning
 from pipeline.corpus import JsonLines, TextFile
 from pipeline.corpus.documents import Selection

@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModel
 
 import pipeline.teacher.cut
-from common.onednn import available
-from common.products import TORCH, USUAL
+from mlsm.common.onednn import available
+from mlsm.common.products import TORCH, USUAL
 from pipeline.commands import encode_logits, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
 from pipeline.teacher import Teacher

@@ -14,7 +14,7 @@ import pytest
 from kinds import COMPRESS, KINDS, LINES_AS_RECORDS, documents, joined, opened, write, write_bytes
 from pyarrow import parquet
 
-from common.errors import CorpusError
+from mlsm.common.errors import CorpusError
 from pipeline.corpus import JsonLines, Parquet, TextFile, open_corpus
 from pipeline.corpus import source as source_module
 

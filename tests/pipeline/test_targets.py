@@ -17,12 +17,14 @@ from stored import shards
 from tiny_families import tiny_model
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
-from common.errors import EncodeError, PrecisionError, TeacherError
-from evaluation.inspection.lsps.texts import teacher_lsps
-from evaluation.inspection.stores import statistics
-from evaluation.studies.flops.solver import fista_flops, solver_flops
-from evaluation.studies.flops.stores import store_flops
-from evaluation.studies.sweeps.config import SweepConfig
+from mlsm.common.errors import EncodeError, PrecisionError, TeacherError
+from mlsm.evaluation.inspection.lsps.texts import teacher_lsps
+from mlsm.evaluation.inspection.stores import statistics
+from mlsm.evaluation.studies.flops.solver import fista_flops, solver_flops
+from mlsm.evaluation.studies.flops.stores import store_flops
+from mlsm.evaluation.studies.sweeps.config import SweepConfig
+from mlsm.terminal.encoding import encoding
+from mlsm.terminal.stores import view
 from pipeline import estimate as estimating
 from pipeline.commands import encode_logits, encode_lsp
 from pipeline.config import EncodeConfig, EncodeLogitsConfig, LearnConfig
@@ -41,8 +43,6 @@ from shards.reader import Store
 from shards.verify import verify
 from student.config import StudentConfig
 from student.task import student_task
-from terminal.encoding import encoding
-from terminal.stores import view
 
 COMMON = ("teacher", "corpus", "max_length", "max_tokens", "unit_tokens", "batch_tokens", "device", "output")
 

@@ -13,7 +13,7 @@ from tiny_families import LAYERS, LAYOUTS, VOCABULARY, edit_weights, tiny_model,
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 
-from common.errors import DeviceError, TeacherError
+from mlsm.common.errors import DeviceError, TeacherError
 from pipeline.teacher import (
     FAMILIES,
     Teacher,

@@ -10,8 +10,8 @@ import pytest
 from preloaded import ROOT, run_command
 from tokenizers import Tokenizer
 
-from common.errors import CorpusError, TeacherError
-from common.progress import silent
+from mlsm.common.errors import CorpusError, TeacherError
+from mlsm.common.progress import silent
 from pipeline.config import TokenizerConfig
 from pipeline.tokenizer import run
 

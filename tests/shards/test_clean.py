@@ -11,8 +11,8 @@ from unittest import mock
 import pytest
 from make_store import make_store
 
-from common.disk import temporary_name
-from common.workplaces import LOCK, MARK, workplace
+from mlsm.common.disk import temporary_name
+from mlsm.common.workplaces import LOCK, MARK, workplace
 from shards import clean as module
 from shards.clean import clean
 from shards.reader import Store

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from make_store import make_store, random_block
 
-from common.errors import ShardError, StoreError
+from mlsm.common.errors import ShardError, StoreError
 from pipeline.targets.distributions import distributions
 from shards.derive import derive
 from shards.files import StoreFiles

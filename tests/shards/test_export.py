@@ -13,8 +13,8 @@ from make_store import make_store, random_block, truth_windows
 from preloaded import Preloaded, run_command, run_python
 from tiny_store import write_store, write_tokenizer
 
-from common.disk import writer_of_temporary
-from common.errors import RequestError, ShardError
+from mlsm.common.disk import writer_of_temporary
+from mlsm.common.errors import RequestError, ShardError
 from shards import export as export_module
 from shards.clean import clean
 from shards.export import export

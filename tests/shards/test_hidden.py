@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make_store import make_store
 
-from common.errors import RequestError, ShardError, StoreError
+from mlsm.common.errors import RequestError, ShardError, StoreError
 from shards import codec
 from shards.derive import derive
 from shards.manifest import fingerprint, with_checksum

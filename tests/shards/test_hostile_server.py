@@ -11,7 +11,7 @@ import pytest
 from http_store import HOSTILE, serving
 from make_store import make_store
 
-from common.errors import RemoteError, StoreError
+from mlsm.common.errors import RemoteError, StoreError
 from shards import remote
 from shards.reader import Store
 from shards.remote import Remote, Server, gopen

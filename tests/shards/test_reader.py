@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make_store import make_store
 
-from common.errors import ShardError, StoreError
+from mlsm.common.errors import ShardError, StoreError
 from shards import codec
 from shards.codec import block_windows
 from shards.reader import Store

@@ -26,8 +26,8 @@ from make_store import make_store
 from torch.utils.data import DataLoader
 from webdataset.gopen import gopen_schemes
 
-from common.disk import writer_of_temporary
-from common.errors import RemoteError, ShardError, StoreError
+from mlsm.common.disk import writer_of_temporary
+from mlsm.common.errors import RemoteError, ShardError, StoreError
 from shards.clean import clean
 from shards.codec import block_windows
 from shards.derive import derive

@@ -13,7 +13,7 @@ import pytest
 import webdataset as wds
 from make_store import make_store, truth_windows
 
-from common.errors import ShardError, StoreError
+from mlsm.common.errors import ShardError, StoreError
 from shards import codec, writer
 from shards.files import StoreFiles
 from shards.manifest import with_checksum

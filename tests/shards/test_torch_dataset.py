@@ -19,7 +19,7 @@ from scipy.sparse import csr_array
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from common.errors import ShardError, StoreError
+from mlsm.common.errors import ShardError, StoreError
 from shards.codec import block_windows
 from shards.reader import Store
 from shards.torch_dataset import LspDataset

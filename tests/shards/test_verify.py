@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_store import make_store
 
-from common.errors import ShardError, StoreError
+from mlsm.common.errors import ShardError, StoreError
 from shards import block_check, codec, tools, verify
 from shards.config import DeriveConfig, VerifyConfig
 from shards.files import StoreFiles

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import student.ranks
-from common.errors import Interrupted
+from mlsm.common.errors import Interrupted
 from student.config import StudentConfig
 from student.train import Stepper, train
 

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from scipy.special import log_softmax, rel_entr
 from tiny_store import SPECIAL, log_of
 
-from common.errors import RunError
+from mlsm.common.errors import RunError
 from student.batches import Loader
 from student.config import StudentConfig
 from student.masks.adaptive import PARTS, PRIOR, AdaptiveWeights

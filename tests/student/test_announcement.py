@@ -6,7 +6,7 @@ import json
 import pytest
 
 import student.announcement
-from common.errors import Interrupted
+from mlsm.common.errors import Interrupted
 from student.config import StudentConfig
 from student.train import train
 

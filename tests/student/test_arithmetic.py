@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 from tiny_store import log_of
 
 import student.encoders.products
-from common.errors import Interrupted, RunError
-from common.onednn import available
-from common.products import TORCH, USUAL, WAYS
+from mlsm.common.errors import Interrupted, RunError
+from mlsm.common.onednn import available
+from mlsm.common.products import TORCH, USUAL, WAYS
 from student.config import StudentConfig
 from student.encoders.products import choose_products, contradicts, recorded_products
 from student.train import train

@@ -9,7 +9,7 @@ from faulty_disk import killed_at, raising_at, recorded
 from safetensors import SafetensorError
 from torch import nn
 
-from common.errors import WriteError
+from mlsm.common.errors import WriteError
 from student.runs.checkpoint import Checkpoints, publish_directory, remove_leftovers, restore
 
 STATE = {"tokens": 0, "seconds": 0.0, "held_out": {}, "flops": 0, "run": "r", "plan": "p", "target": "t", "shards": "s"}

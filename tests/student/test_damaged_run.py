@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_store import log_of
 
-from common.errors import RunError
+from mlsm.common.errors import RunError
 from student.config import StudentConfig
 from student.runs import tracking
 from student.runs.export_config import ExportConfig

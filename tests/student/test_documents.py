@@ -19,8 +19,8 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-from common.documents import attention_inputs, padding_mask
-from common.errors import RunError
+from mlsm.common.documents import attention_inputs, padding_mask
+from mlsm.common.errors import RunError
 from student.batches import Loader
 from student.config import StudentConfig
 from student.encoders.build import build_encoder, encoder_config

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from scipy import stats
 from transformers import AutoConfig, BertConfig
 
-from common.documents import attention_inputs
+from mlsm.common.documents import attention_inputs
 from student.encoders.build import build_encoder
 from student.encoders.dropout import Dropout, attend, drop, use_fast_dropout
 

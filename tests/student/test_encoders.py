@@ -13,7 +13,7 @@ from transformers import (
     T5Config,
 )
 
-from common.errors import RunError
+from mlsm.common.errors import RunError
 from student.config import StudentConfig
 from student.encoders.build import NAMED_ENCODERS, build_encoder, encoder_config
 from student.encoders.model import Student

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from tiny_exports import ATTENTION, IDS, LINEAGE, WHERE, exported
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
-from common.errors import RunError
+from mlsm.common.errors import RunError
 from student.config import StudentConfig
 from student.encoders.model import build_student
 from student.encoders.stock import HEAD_LAYOUTS, stock_model

@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from tiny_exports import ATTENTION, IDS, WHERE, exported, scrambled
 from transformers import AutoModel, BertConfig
 
-from common.durable import replace_json
-from common.errors import RunError, WriteError
-from evaluation.lineage import lineage
+from mlsm.common.durable import replace_json
+from mlsm.common.errors import RunError, WriteError
+from mlsm.evaluation.lineage import lineage
+from mlsm.terminal.training import exporting as show_export
 from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import encoder_config
 from student.encoders.model import build_student
@@ -29,7 +30,6 @@ from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.identity import read_json
 from student.train import train
-from terminal.training import exporting as show_export
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 

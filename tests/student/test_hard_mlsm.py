@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from tiny_store import log_of
 
+from mlsm.terminal.training import training
 from shards.codec import SparseRows
 from student.batches import Loader
 from student.config import StudentConfig
@@ -16,7 +17,6 @@ from student.objectives.hard_mlsm import HardMlsm
 from student.objectives.mlsm import Mlsm
 from student.objectives.sparse_rows import temper
 from student.train import train
-from terminal.training import training
 
 LSPS = 24
 

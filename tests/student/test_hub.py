@@ -6,8 +6,8 @@ import pytest
 from huggingface_hub import HfApi, errors
 from transformers import BertConfig
 
-from common.errors import RunError
-from evaluation.lineage import lineage
+from mlsm.common.errors import RunError
+from mlsm.evaluation.lineage import lineage
 from student.config import StudentConfig
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run

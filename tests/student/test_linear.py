@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import student.encoders.linear
-from common.products import TORCH, USUAL
+from mlsm.common.products import TORCH, USUAL
 from student.encoders.linear import FastLinear, linear, use_fast_linear
 
 pytestmark = pytest.mark.skipif(not student.encoders.linear.available(), reason="this torch lacks the operator")

@@ -6,7 +6,7 @@ import torch
 from huggingface_hub import constants
 from tiny_exports import ATTENTION, IDS, WHERE, exported
 
-from common.errors import RunError
+from mlsm.common.errors import RunError
 from student.config import StudentConfig
 from student.lsp_model import LspModel
 from student.objectives.mlm import Mlm

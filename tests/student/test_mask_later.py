@@ -28,11 +28,11 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-from common.documents import first_position, positions_in_documents
-from common.durable import replace_json
-from common.errors import ModelError, RunError
-from evaluation.tasks.scoring.models import check_family, load
-from evaluation.tasks.scoring.scorer import Scorer
+from mlsm.common.documents import first_position, positions_in_documents
+from mlsm.common.durable import replace_json
+from mlsm.common.errors import ModelError, RunError
+from mlsm.evaluation.tasks.scoring.models import check_family, load
+from mlsm.evaluation.tasks.scoring.scorer import Scorer
 from student.batches import Loader
 from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import build_encoder, encoder_config, without_pooler

@@ -15,7 +15,8 @@ from preloaded import run_command, run_python
 from tiny_store import SPECIAL, log_of, write_store
 
 import student.masks.collocations
-from common.errors import RunError
+from mlsm.common.errors import RunError
+from mlsm.terminal.masks import weights as view
 from shards.reader import Store
 from student.config import StudentConfig
 from student.masks.collocations import collocations, count_ngrams
@@ -25,7 +26,6 @@ from student.masks.weights import make_mask_weights
 from student.objectives import OBJECTIVES
 from student.runs.identity import read_json
 from student.train import train
-from terminal.masks import weights as view
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_store import log_of
 
-from common.errors import TrainingError
+from mlsm.common.errors import TrainingError
 from student.config import StudentConfig
 from student.encoders.model import Student
 from student.held_out import HeldOut

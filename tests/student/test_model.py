@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from tiny_store import write_tokenizer
 from transformers import BertConfig, GPT2Config
 
-from common.errors import RunError
+from mlsm.common.errors import RunError
 from student.config import StudentConfig
 from student.encoders.build import build_encoder, encoder_config, weights_fingerprint
 from student.encoders.model import Student, build_student

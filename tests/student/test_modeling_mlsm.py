@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_exports import ATTENTION, IDS, exported, scrambled
 from transformers import AutoModel, AutoTokenizer
 
-from common.errors import RunError
+from mlsm.common.errors import RunError
 from student.config import StudentConfig
 from student.encoders.build import encoder_config
 from student.encoders.model import build_student
@@ -29,7 +29,7 @@ from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.train import train
 
-OURS = ("cli", "common", "evaluation", "mlsm", "pipeline", "recipes", "shards", "student", "terminal")
+OURS = ("cli", "mlsm", "pipeline", "shards", "student")
 ALONE = """
 import sys
 from importlib.abc import MetaPathFinder

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_store import teacher_says, write_store
 
-from common.errors import RunError
+from mlsm.common.errors import RunError
 from shards.codec import SparseRows
 from student.batches import Loader
 from student.config import StudentConfig

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from tiny_store import LENGTH, SPECIAL, WORDS, write_tokenizer
 
-from common.gains import NO_GAIN, cross_fitted_gain, mass_by_group, shrunk_marginals
+from mlsm.common.gains import NO_GAIN, cross_fitted_gain, mass_by_group, shrunk_marginals
+from mlsm.terminal.training import training
 from shards.files import StoreFiles
 from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.positions import teacher_positions
@@ -22,7 +23,6 @@ from student.objectives.mtl import Mtl
 from student.objectives.position_marginals import position_marginals
 from student.objectives.sparse_rows import temper
 from student.train import train
-from terminal.training import training
 
 K = 8
 

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
-from common.documents import attention_inputs
+from mlsm.common.documents import attention_inputs
 from student.config import StudentConfig
 from student.encoders import build as encoders
 from student.encoders.build import build_encoder, encoder_config

@@ -13,9 +13,10 @@ from tiny_store import log_of, write_store
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from cli import VERBS
-from common.durable import replace_json
-from common.errors import RunError
-from evaluation.tasks.scoring.models import load as load_scored
+from mlsm.common.durable import replace_json
+from mlsm.common.errors import RunError
+from mlsm.evaluation.tasks.scoring.models import load as load_scored
+from mlsm.terminal.settings import parse
 from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import weights_fingerprint
 from student.encoders.stock import HEAD_LAYOUTS
@@ -27,7 +28,6 @@ from student.probe import ProbedLspModel, ProbedStudent, merge, probe_task, trai
 from student.resolve import rate_for_probe
 from student.runs.identity import read_json
 from student.train import train
-from terminal.settings import parse
 
 CURVE = ("loss", "grad_norm", "lr", "tokens", "batch", "held_out")
 

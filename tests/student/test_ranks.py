@@ -18,7 +18,7 @@ from preloaded import Preloaded
 from safetensors.torch import load_file
 from tiny_store import log_of
 
-from common.errors import Interrupted
+from mlsm.common.errors import Interrupted
 from student.config import StudentConfig
 from student.ranks import Ranks
 from student.train import train

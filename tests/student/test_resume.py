@@ -14,7 +14,7 @@ from preloaded import run_command
 from safetensors.torch import load_file
 from tiny_store import log_of
 
-from common.errors import Interrupted, RunError
+from mlsm.common.errors import Interrupted, RunError
 from student.config import StudentConfig
 from student.encoders.model import build_student
 from student.objectives import OBJECTIVES

@@ -7,7 +7,7 @@ import torch
 from faulty_disk import raising_at
 from tiny_store import write_store
 
-from common.errors import RunError, StoreError, WriteError
+from mlsm.common.errors import RunError, StoreError, WriteError
 from student.config import StudentConfig
 from student.resolve import resolve_dtype
 from student.runs.directory import Run

@@ -15,8 +15,10 @@ from preloaded import run_python
 from safetensors.torch import load_file
 from tiny_store import log_of, write_store
 
-from common.errors import Interrupted, RunError, StoreError
-from evaluation.lineage import lineage
+from mlsm.common.errors import Interrupted, RunError, StoreError
+from mlsm.evaluation.lineage import lineage
+from mlsm.terminal.flags import read_flags
+from mlsm.terminal.training import training
 from shards.manifest import Plan
 from shards.reader import Store
 from student.batches import Loader, to_device
@@ -33,8 +35,6 @@ from student.runs.export_run import export_run
 from student.runs.identity import read_json
 from student.task import student_task
 from student.train import term_scales, train
-from terminal.flags import read_flags
-from terminal.training import training
 
 WEIGHTS, WIDTHS = (1.0, 0.5), (24, 16)
 

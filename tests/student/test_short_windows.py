@@ -9,7 +9,7 @@ from tiny_exports import scrambled
 from tiny_store import LENGTH, log_of, write_store
 from torch._dynamo.utils import counters
 
-from common.errors import RunError
+from mlsm.common.errors import RunError
 from student.batches import Loader
 from student.config import ProbeConfig, StudentConfig
 from student.encoders.flops import forward_flops

@@ -14,8 +14,9 @@ from tiny_store import log_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModel, PreTrainedTokenizerFast
 
-from common.errors import RunError, WsdDataError
-from common.wordnet import LEXNAMES, WordNet
+from mlsm.common.errors import RunError, WsdDataError
+from mlsm.common.wordnet import LEXNAMES, WordNet
+from mlsm.terminal.training import training
 from student.batches import Loader
 from student.config import StudentConfig
 from student.masks.masking import Masking
@@ -23,7 +24,6 @@ from student.objectives import OBJECTIVES
 from student.objectives.supersense import Supersense, supersense_table
 from student.runs.identity import read_json
 from student.train import train
-from terminal.training import training
 
 INDEX = """\
 dog%1:05:00:: 02084071 1 42

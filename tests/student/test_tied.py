@@ -8,7 +8,7 @@ from tiny_exports import ATTENTION, IDS, WHERE, exported, scrambled
 from tiny_store import log_of
 from transformers import AutoModelForMaskedLM
 
-from common.errors import RunError
+from mlsm.common.errors import RunError
 from student.config import StudentConfig
 from student.encoders.build import weights_fingerprint
 from student.encoders.model import build_student

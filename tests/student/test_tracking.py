@@ -14,7 +14,7 @@ from preloaded import run_python
 from tiny_store import log_of
 
 import student.runs.tracking
-from common.errors import RunError
+from mlsm.common.errors import RunError
 from student.config import TRACKERS, StudentConfig
 from student.runs.tracking import Trackers, _id, _tensorboard, figures_of
 from student.train import train

@@ -14,9 +14,9 @@ from tiny_store import log_of, write_store
 from transformers import AutoModel, get_scheduler, get_wsd_schedule
 
 import student.train
-from common.errors import DeviceError, Interrupted, RunError, TrainingError
-from evaluation.lineage import lineage
-from evaluation.models import directories
+from mlsm.common.errors import DeviceError, Interrupted, RunError, TrainingError
+from mlsm.evaluation.lineage import lineage
+from mlsm.evaluation.models import directories
 from student.config import StudentConfig
 from student.encoders.build import weights_fingerprint
 from student.encoders.model import build_student

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tiny_store import WIDTH, log_of
 from transformers import AutoModel
 
-from common.errors import RunError, StoreError
+from mlsm.common.errors import RunError, StoreError
 from student.batches import Loader
 from student.config import StudentConfig
 from student.masks.masking import Masking

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from common.errors import RunError
+from mlsm.common.errors import RunError
 from student.masks.words import continuation_flags
 
 TEXT = ["the lowest newest widest rivers", "lower new wide rivers flowing slowly", "banking bankers bank the slow"]

@@ -11,16 +11,16 @@ from scipy import stats
 from test_cli import error_line, mlsm
 from tiny_records import a_blimp_record, a_record, digest, layer_study, paper_study, store
 
-from common.errors import ComparisonError, RecordError, WsdDataError
-from common.progress import silent
-from evaluation.comparison import published
-from evaluation.comparison.compare import compare
-from evaluation.comparison.config import CompareConfig
-from evaluation.comparison.drawing import tick_values
-from evaluation.comparison.models import SUITE
-from evaluation.plots import new_figure
-from evaluation.records import METRICS
-from terminal.comparison import comparison
+from mlsm.common.errors import ComparisonError, RecordError, WsdDataError
+from mlsm.common.progress import silent
+from mlsm.evaluation.comparison import published
+from mlsm.evaluation.comparison.compare import compare
+from mlsm.evaluation.comparison.config import CompareConfig
+from mlsm.evaluation.comparison.drawing import tick_values
+from mlsm.evaluation.comparison.models import SUITE
+from mlsm.evaluation.plots import new_figure
+from mlsm.evaluation.records import METRICS
+from mlsm.terminal.comparison import comparison
 
 TEACHER = {"name": "a teacher", "fingerprint": "f"}
 F1 = {8: 0.60, 10: 0.66, 12: 0.64}
@@ -165,7 +165,7 @@ def test_a_study_of_two_tasks_has_no_empty_panels(tmp_path):
     records = [record for record in paper_study(layers=(10,), ks=(), kappas=(), seeds=1) if record["task"] in tasks]
     drawn = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evaluation.comparison.figures.save_figure", lambda figure, *_: drawn.append(figure) or [])
+        patch.setattr("mlsm.evaluation.comparison.figures.save_figure", lambda figure, *_: drawn.append(figure) or [])
         compared(tmp_path, records)
     panels = {len(figure.axes): [axes.get_title() for axes in figure.axes] for figure in drawn}
     assert {4} == {count for count, titles in panels.items() if "RTE (accuracy)" in titles}  # 3 figures and 1 more
@@ -215,7 +215,7 @@ def test_tables_of_p_that_can_show_nothing_are_left_out(tmp_path):
 
 def test_many_models_fit_a_narrow_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("evaluation.comparison.compare.draw_all", lambda *_: [])
+    monkeypatch.setattr("mlsm.evaluation.comparison.compare.draw_all", lambda *_: [])
     records = [
         a_record(f"model-{i}", task, 0, [0.5 + i / 100] * len(METRICS[task]), layer=i)
         for i in range(15)

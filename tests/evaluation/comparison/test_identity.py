@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from tiny_records import a_record, layer_study, of_table, store
 
-from common.errors import ComparisonError
-from common.progress import silent
-from evaluation.comparison import published
-from evaluation.comparison.compare import compare
-from evaluation.comparison.config import CompareConfig
-from evaluation.comparison.identity import KEPT, differences
-from evaluation.comparison.models import families, models_of
-from evaluation.comparison.sweeps import sweep
-from terminal.comparison import comparison
+from mlsm.common.errors import ComparisonError
+from mlsm.common.progress import silent
+from mlsm.evaluation.comparison import published
+from mlsm.evaluation.comparison.compare import compare
+from mlsm.evaluation.comparison.config import CompareConfig
+from mlsm.evaluation.comparison.identity import KEPT, differences
+from mlsm.evaluation.comparison.models import families, models_of
+from mlsm.evaluation.comparison.sweeps import sweep
+from mlsm.terminal.comparison import comparison
 
 LEARNED = {"k": 3072, "lam": 0.05, "seed": 0, "epochs": 1, "vectors": 1000}
 TARGET = {
@@ -301,7 +301,7 @@ def judgements(path, judge="a judge", **aucs):
 
 
 def test_how_interpretable_the_lsps_are_stands_beside_who_learned_them(tmp_path, monkeypatch):
-    monkeypatch.setattr("evaluation.comparison.compare.draw_all", lambda *_: [])
+    monkeypatch.setattr("mlsm.evaluation.comparison.compare.draw_all", lambda *_: [])
     eight, ten, twelve = (of_layer(layer) for layer in (8, 10, 12))
     untold = a_record("old", "rte", 0, [0.5])
     words = identity("mlm", target=eight["target_settings"])  # reads words of the store, not its LSPs

@@ -10,10 +10,10 @@ from data import data_path
 from scipy import stats
 from tiny_records import a_record, layer_study, of_table
 
-from evaluation.comparison import published
-from evaluation.comparison.models import SUITE, models_of
-from evaluation.comparison.significance import LEVELS, bootstrap_interval, holm, matrices, wilcoxon, win_rates
-from evaluation.records import METRICS
+from mlsm.evaluation.comparison import published
+from mlsm.evaluation.comparison.models import SUITE, models_of
+from mlsm.evaluation.comparison.significance import LEVELS, bootstrap_interval, holm, matrices, wilcoxon, win_rates
+from mlsm.evaluation.records import METRICS
 
 
 def random_study(models=3, seeds=5, decimals=3):

@@ -5,9 +5,9 @@ import pytest
 from scipy import stats
 from tiny_records import a_blimp_record, a_record, digest, of_table
 
-from common.errors import ComparisonError
-from evaluation.comparison import published
-from evaluation.comparison.models import (
+from mlsm.common.errors import ComparisonError
+from mlsm.evaluation.comparison import published
+from mlsm.evaluation.comparison.models import (
     SUITE,
     average,
     blimp_average,
@@ -20,7 +20,7 @@ from evaluation.comparison.models import (
     out_of,
     scored_alike,
 )
-from evaluation.comparison.significance import compare_on_blimp, matrices
+from mlsm.evaluation.comparison.significance import compare_on_blimp, matrices
 
 SCORES = published.scores(1)[10]
 

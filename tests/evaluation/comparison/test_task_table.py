@@ -1,6 +1,6 @@
 """The table of scores by task."""
 
-from terminal.comparison import _task_table
+from mlsm.terminal.comparison import _task_table
 
 
 def test_tasks_that_no_model_has_are_left_out():

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import cli
-from evaluation.inspection import machine
-from evaluation.inspection.machine import DoctorConfig, examine
-from terminal.choice import load
-from terminal.doctor import examination
-from terminal.flags import read_flags, take_value
+from mlsm.evaluation.inspection import machine
+from mlsm.evaluation.inspection.machine import DoctorConfig, examine
+from mlsm.terminal.choice import load
+from mlsm.terminal.doctor import examination
+from mlsm.terminal.flags import read_flags, take_value
 
 
 @pytest.fixture

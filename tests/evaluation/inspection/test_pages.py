@@ -9,11 +9,11 @@ import pytest
 
 import cli
 import mlsm
-from evaluation.inspection.pages import DocsConfig
-from terminal import pages as view
+from mlsm.evaluation.inspection.pages import DocsConfig
+from mlsm.terminal import pages as view
 
 ROOT = Path(__file__).resolve().parents[3]
-PACKAGES = ("common", "evaluation", "mlsm", "pipeline", "recipes", "shards", "student", "terminal")
+PACKAGES = ("mlsm", "pipeline", "shards", "student")
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 NAMES = [entry["page"] for entry in mlsm.docs()["pages"]]
 
@@ -40,7 +40,7 @@ def test_a_terminal_gets_it_laid_out(monkeypatch):
 
 
 def test_a_notebook_reads_like_a_page(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("evaluation.inspection.pages.PAGES", tmp_path)
+    monkeypatch.setattr("mlsm.evaluation.inspection.pages.PAGES", tmp_path)
     (tmp_path / "tutorials").mkdir()
     cells = [{"cell_type": "markdown", "source": ["# Own\n", "text"]}, {"cell_type": "code", "source": ["import mlsm"]}]
     (tmp_path / "tutorials" / "own.ipynb").write_text(json.dumps({"cells": cells}))

@@ -8,14 +8,14 @@ import pytest
 from make_store import SPECIAL, make_store, truth_windows
 from tiny_store import write_store
 
-from common.errors import StoreError
-from evaluation.inspection import stores as inspection
+from mlsm.common.errors import StoreError
+from mlsm.evaluation.inspection import stores as inspection
+from mlsm.terminal import stores
 from shards.files import StoreFiles
 from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta
 from shards.writer import UnitWriter
-from terminal import stores
 
 
 @pytest.fixture(scope="module")

@@ -11,16 +11,16 @@ import pytest
 from data import data_path
 from tiny_senses import write_miniature
 
-from common.errors import DataError
-from evaluation.preparation import archives
-from evaluation.preparation.config import PrepareDataConfig
-from evaluation.preparation.prepare import prepare
-from evaluation.preparation.sets import SETS
-from evaluation.tasks.blimp.data import PARADIGMS
-from evaluation.tasks.blimp.data import read as read_blimp
-from evaluation.tasks.finetuning.data import load_task
-from evaluation.tasks.finetuning.tasks import TASKS
-from terminal.preparation import preparation
+from mlsm.common.errors import DataError
+from mlsm.evaluation.preparation import archives
+from mlsm.evaluation.preparation.config import PrepareDataConfig
+from mlsm.evaluation.preparation.prepare import prepare
+from mlsm.evaluation.preparation.sets import SETS
+from mlsm.evaluation.tasks.blimp.data import PARADIGMS
+from mlsm.evaluation.tasks.blimp.data import read as read_blimp
+from mlsm.evaluation.tasks.finetuning.data import load_task
+from mlsm.evaluation.tasks.finetuning.tasks import TASKS
+from mlsm.terminal.preparation import preparation
 
 
 @pytest.fixture

@@ -12,16 +12,16 @@ from tiny_exports import exported
 from transformers import AutoModel
 
 import mlsm
-from common.errors import InspectionError
-from evaluation.inspection.lsps.texts import teacher_lsps
-from evaluation.similarity.compare import compare
-from evaluation.similarity.config import SimilarityConfig
-from evaluation.similarity.sources import open_source
+from mlsm.common.errors import InspectionError
+from mlsm.evaluation.inspection.lsps.texts import teacher_lsps
+from mlsm.evaluation.similarity.compare import compare
+from mlsm.evaluation.similarity.config import SimilarityConfig
+from mlsm.evaluation.similarity.sources import open_source
+from mlsm.terminal.similarity import similarity as summary
 from pipeline.dictionary import Dictionary
 from shards.copies import load_tokenizer
 from student.lsp_model import LspModel
 from student.objectives.mlsm import Mlsm
-from terminal.similarity import similarity as summary
 
 TEXTS = ["The function returns a list of values.", "A list is returned.", "Raises an error if it is not found."]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist, jensenshannon
 
-from evaluation.similarity.measures import cosine, greedy_f1, jensen_shannon, match, overlap, pairs_of
+from mlsm.evaluation.similarity.measures import cosine, greedy_f1, jensen_shannon, match, overlap, pairs_of
 
 
 def rows(count, seed, k=12):

@@ -9,12 +9,12 @@ from statistics import fmean
 import pytest
 from scipy.stats import sem, t, ttest_1samp
 
-from common.progress import silent
-from evaluation.comparison.compare import compare
-from evaluation.comparison.config import CompareConfig
-from evaluation.studies.protocol.description import read_study
-from evaluation.studies.protocol.facts import facts_of
-from evaluation.studies.protocol.parts import plan
+from mlsm.common.progress import silent
+from mlsm.evaluation.comparison.compare import compare
+from mlsm.evaluation.comparison.config import CompareConfig
+from mlsm.evaluation.studies.protocol.description import read_study
+from mlsm.evaluation.studies.protocol.facts import facts_of
+from mlsm.evaluation.studies.protocol.parts import plan
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 COMMITTED = DOCS / "studies" / "cpu"
@@ -38,7 +38,7 @@ def computed(tmp_path_factory, request):
     if request.param == "secondary":  # mlm reads no LSPs, so its students of the first part are those of these seeds
         results += COMMITTED.glob("evaluations/mlm-seed?-step-*")
     with pytest.MonkeyPatch.context() as patch:  # the figures of the paper, which nothing here looks at, take time
-        patch.setattr("evaluation.comparison.compare.draw_all", lambda *_: [])
+        patch.setattr("mlsm.evaluation.comparison.compare.draw_all", lambda *_: [])
         compare(CompareConfig(results=tuple(results), output=directory), silent, facts)
     return directory, COMMITTED / page
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from preloaded import run_command
 
-from evaluation.studies.targets.config import MatchEntropyConfig
-from evaluation.studies.targets.entropy import match_entropy
+from mlsm.evaluation.studies.targets.config import MatchEntropyConfig
+from mlsm.evaluation.studies.targets.entropy import match_entropy
+from mlsm.terminal.targets import entropies
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
 from shards.reader import Store
-from terminal.targets import entropies
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,9 @@
 
 from tiny_study import arm
 
-from evaluation.comparison.models import models_of
-from evaluation.comparison.report.arms import find_arms
-from evaluation.comparison.report.facts import StudyFacts
+from mlsm.evaluation.comparison.models import models_of
+from mlsm.evaluation.comparison.report.arms import find_arms
+from mlsm.evaluation.comparison.report.facts import StudyFacts
 from pipeline.teacher import BUNDLED
 
 SCORES = {1: {"rte": 0.5}, 2: {"rte": 0.6}}

@@ -8,9 +8,9 @@ from scipy import stats
 from tiny_records import a_blimp_record, digest
 from tiny_study import TARGETS, arm, identity, pair
 
-from evaluation.comparison.models import SUITE, models_of
-from evaluation.comparison.report.arms import find_arms
-from evaluation.comparison.report.effects import (
+from mlsm.evaluation.comparison.models import SUITE, models_of
+from mlsm.evaluation.comparison.report.arms import find_arms
+from mlsm.evaluation.comparison.report.effects import (
     adjust,
     blimp_effect,
     bootstrap,
@@ -18,7 +18,7 @@ from evaluation.comparison.report.effects import (
     interval,
     smallest_detectable,
 )
-from evaluation.comparison.significance import bootstrap_interval
+from mlsm.evaluation.comparison.significance import bootstrap_interval
 
 DIFFERENCES = [[0.02, 0.01, 0.00], [0.01, 0.03, 0.02], [0.03, -0.01, 0.01], [0.02, 0.02, 0.03], [0.00, 0.01, 0.01]]
 HYPOTHESIS = ("mlsm", "mlm")

@@ -17,23 +17,23 @@ from tiny_records import a_blimp_record, store
 from tiny_store import write_store
 from tiny_study import arm, pair, write_log
 
-from common.progress import silent
-from evaluation import records
-from evaluation.comparison import compare as comparing
-from evaluation.comparison.compare import compare
-from evaluation.comparison.config import CompareConfig
-from evaluation.comparison.models import models_of
-from evaluation.comparison.report import Part, StudyFacts, drawings, write_report
-from evaluation.comparison.report.arms import find_arms
-from evaluation.comparison.report.costs import table_of_parts
-from evaluation.comparison.report.curves import quiet_step_seconds, read_courses
-from evaluation.comparison.report.tables import escape_latex
-from evaluation.tasks.finetuning.config import FinetuneConfig
-from evaluation.tasks.finetuning.miniature import write_miniatures
-from evaluation.tasks.finetuning.suite import finetune
+from mlsm.common.progress import silent
+from mlsm.evaluation import records
+from mlsm.evaluation.comparison import compare as comparing
+from mlsm.evaluation.comparison.compare import compare
+from mlsm.evaluation.comparison.config import CompareConfig
+from mlsm.evaluation.comparison.models import models_of
+from mlsm.evaluation.comparison.report import Part, StudyFacts, drawings, write_report
+from mlsm.evaluation.comparison.report.arms import find_arms
+from mlsm.evaluation.comparison.report.costs import table_of_parts
+from mlsm.evaluation.comparison.report.curves import quiet_step_seconds, read_courses
+from mlsm.evaluation.comparison.report.tables import escape_latex
+from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
+from mlsm.evaluation.tasks.finetuning.miniature import write_miniatures
+from mlsm.evaluation.tasks.finetuning.suite import finetune
+from mlsm.terminal.comparison import comparison
 from student.config import StudentConfig
 from student.train import train
-from terminal.comparison import comparison
 
 HOSTILE = '<script>alert("x")</script> $\\frac{1}$ & "q" \u202e_'
 DIFFERENCES = [[0.02, 0.01, 0.00], [0.01, 0.03, 0.02], [0.03, -0.01, 0.01], [0.02, 0.02, 0.03]]
@@ -151,8 +151,8 @@ def test_csv_files_hold_what_is_drawn(reported, tmp_path, monkeypatch):
         drawings, "save_figure", lambda figure, stem, header, rows, png: drawn.update({stem.name: (figure, rows)}) or []
     )
     _, directory, models, result = reported
-    monkeypatch.setattr("evaluation.comparison.report.page.inline_svg", lambda path, title: "")
-    monkeypatch.setattr("evaluation.comparison.report.page._render", lambda **content: "")
+    monkeypatch.setattr("mlsm.evaluation.comparison.report.page.inline_svg", lambda path, title: "")
+    monkeypatch.setattr("mlsm.evaluation.comparison.report.page._render", lambda **content: "")
     write_report(result, models, tmp_path, STUDY)
     assert len(drawn) == 9
     for name, (_, rows) in drawn.items():

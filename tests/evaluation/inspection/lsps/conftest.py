@@ -8,7 +8,7 @@ from tiny_store import SPECIAL, write_store
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from evaluation.inspection.lsps.view import StoreView
+from mlsm.evaluation.inspection.lsps.view import StoreView
 from pipeline.dictionary import Dictionary
 
 WORDS = 60

@@ -15,10 +15,10 @@ from tiny_exports import LINEAGE, exported
 from tiny_store import write_store
 from transformers import AutoTokenizer
 
-from common.errors import InspectionError, RunError
-from common.progress import silent
-from evaluation.inspection.lsps.config import LspConfig
-from evaluation.inspection.lsps.editing import (
+from mlsm.common.errors import InspectionError, RunError
+from mlsm.common.progress import silent
+from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.editing import (
     AMPLIFIED,
     EDITED_AT_ONCE,
     EXAMPLE_WORDS,
@@ -28,12 +28,12 @@ from evaluation.inspection.lsps.editing import (
     edit_sample,
     load_probe_of,
 )
-from evaluation.inspection.lsps.show import show
-from evaluation.inspection.lsps.view import StoreView
+from mlsm.evaluation.inspection.lsps.show import show
+from mlsm.evaluation.inspection.lsps.view import StoreView
+from mlsm.terminal.lsps import summary
 from student.lsp_model import LspModel
 from student.objectives.mlsm import Mlsm
 from student.probe import ProbedStudent, export_probe
-from terminal.lsps import summary
 
 
 def export_as_if_probed(store, export, directory, probe_input="softmax"):

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.progress import silent
-from evaluation.inspection.lsps import statistics, words
-from evaluation.inspection.lsps.neighbours import TokenIndex, nearest_atoms
-from evaluation.inspection.lsps.view import StoreView
+from mlsm.common.progress import silent
+from mlsm.evaluation.inspection.lsps import statistics, words
+from mlsm.evaluation.inspection.lsps.neighbours import TokenIndex, nearest_atoms
+from mlsm.evaluation.inspection.lsps.view import StoreView
 
 
 @pytest.fixture(scope="module")

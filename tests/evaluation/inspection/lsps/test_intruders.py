@@ -9,15 +9,15 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel, AutoTokenizer
 
-from common.errors import InspectionError
-from common.progress import silent
-from evaluation.inspection.lsps.config import LspConfig
-from evaluation.inspection.lsps.intruders import TOP, IntruderTest, summarise
-from evaluation.inspection.lsps.sample import Sample, by_lsp
-from evaluation.inspection.lsps.show import show
-from evaluation.inspection.lsps.texts import embed, load_judge
+from mlsm.common.errors import InspectionError
+from mlsm.common.progress import silent
+from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.intruders import TOP, IntruderTest, summarise
+from mlsm.evaluation.inspection.lsps.sample import Sample, by_lsp
+from mlsm.evaluation.inspection.lsps.show import show
+from mlsm.evaluation.inspection.lsps.texts import embed, load_judge
+from mlsm.terminal.lsps import summary
 from pipeline.teacher import Teacher
-from terminal.lsps import summary
 
 TOKENS, ENTRIES, TOPICS, WIDTH = 40_000, 600, 12, 24
 
@@ -143,8 +143,8 @@ def test_a_teacher_may_have_more_embeddings_than_the_vocabulary_has_words(teache
 
 
 def test_the_view_of_a_store(coded_store, hostile_store, teacher_directory, monkeypatch):
-    monkeypatch.setattr("evaluation.inspection.lsps.intruders.LEAST_TAKEN_OUT", 1)
-    monkeypatch.setattr("evaluation.inspection.lsps.intruders.NEAR", 1)
+    monkeypatch.setattr("mlsm.evaluation.inspection.lsps.intruders.LEAST_TAKEN_OUT", 1)
+    monkeypatch.setattr("mlsm.evaluation.inspection.lsps.intruders.NEAR", 1)
     path = str(coded_store.path)
     settings = LspConfig(store=path, intruders=True, against=(path, path), samples=8_000)
     result = show(settings, silent)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from common import disk
-from common.disk import file_sha256
-from common.errors import InspectionError
-from evaluation.inspection.lsps import pages
+from mlsm.common import disk
+from mlsm.common.disk import file_sha256
+from mlsm.common.errors import InspectionError
+from mlsm.evaluation.inspection.lsps import pages
 from shards import clean
 
 pytestmark = pytest.mark.promise("43 text of others …")

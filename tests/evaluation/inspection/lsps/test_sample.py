@@ -5,10 +5,10 @@ import pytest
 from make_store import make_store
 from tiny_store import write_store
 
-from common.errors import InspectionError
-from common.progress import silent
-from evaluation.inspection.lsps.sample import by_lsp, draw
-from evaluation.inspection.stores import window_tokens
+from mlsm.common.errors import InspectionError
+from mlsm.common.progress import silent
+from mlsm.evaluation.inspection.lsps.sample import by_lsp, draw
+from mlsm.evaluation.inspection.stores import window_tokens
 from shards.reader import Store
 
 

@@ -8,16 +8,16 @@ from http_store import serving
 from preloaded import run_command
 from tiny_exports import exported
 
-from common.errors import InspectionError
-from common.progress import silent
-from evaluation.inspection.lsps.config import LspConfig
-from evaluation.inspection.lsps.labels import find_labels, require_labels
-from evaluation.inspection.lsps.show import show
-from evaluation.inspection.stores import show_shards
+from mlsm.common.errors import InspectionError
+from mlsm.common.progress import silent
+from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.labels import find_labels, require_labels
+from mlsm.evaluation.inspection.lsps.show import show
+from mlsm.evaluation.inspection.stores import show_shards
+from mlsm.terminal.lsps import summary
 from pipeline.dictionary import Dictionary
 from shards.config import ShowConfig
 from student.objectives.mlsm import Mlsm
-from terminal.lsps import summary
 
 
 def shown(**settings):
@@ -58,7 +58,7 @@ def test_an_error_is_one_line(coded_store, tmp_path):
 
 
 def test_an_lsp_that_is_not_there_is_refused_before_the_store_is_read(coded_store, monkeypatch):
-    monkeypatch.setattr("evaluation.inspection.lsps.view.draw", None)
+    monkeypatch.setattr("mlsm.evaluation.inspection.lsps.view.draw", None)
     with pytest.raises(InspectionError, match="no LSP 48: they are numbered from 0 to 47"):
         shown(store=str(coded_store.path), lsp=(3, 48))
 

@@ -9,15 +9,15 @@ from scipy.sparse import csr_array
 from scipy.stats import entropy
 from tiny_exports import exported
 
-from common.errors import InspectionError
-from common.progress import silent
-from evaluation.inspection.lsps import texts
-from evaluation.inspection.lsps.config import LspConfig
-from evaluation.inspection.lsps.show import show
+from mlsm.common.errors import InspectionError
+from mlsm.common.progress import silent
+from mlsm.evaluation.inspection.lsps import texts
+from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.show import show
+from mlsm.terminal.lsps import summary
 from pipeline.dictionary import Dictionary
 from student.lsp_model import lsp_facts, save_lsp_head
 from student.objectives.mlsm import Mlsm
-from terminal.lsps import summary
 
 
 @pytest.fixture(scope="module")

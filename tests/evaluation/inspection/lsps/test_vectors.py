@@ -12,15 +12,15 @@ import torch
 import transformers
 from sklearn.datasets import load_digits, load_sample_images
 
-from common.errors import EncodeError, InspectionError, TeacherError
-from common.progress import silent
-from evaluation.inspection.lsps.config import LspConfig
-from evaluation.inspection.lsps.show import show
-from evaluation.inspection.lsps.vectors import VectorView
+from mlsm.common.errors import EncodeError, InspectionError, TeacherError
+from mlsm.common.progress import silent
+from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.show import show
+from mlsm.evaluation.inspection.lsps.vectors import VectorView
+from mlsm.terminal.lsps import summary
 from pipeline.dictionary import Dictionary
 from pipeline.dictionary.centering import Center
 from pipeline.images import ImagesConfig, encode_images
-from terminal.lsps import summary
 
 Image = pytest.importorskip("PIL.Image")
 EpsImagePlugin = pytest.importorskip("PIL.EpsImagePlugin")

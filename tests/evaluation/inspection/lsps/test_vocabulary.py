@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from evaluation.inspection.lsps.vocabulary import Vocabulary
+from mlsm.evaluation.inspection.lsps.vocabulary import Vocabulary
 
 TEXT = "the bank raised its rates, and (as rates rise) the river's bank floods. naïve été"
 SPECIAL = ["[PAD]", "[UNK]", "[MASK]"]

@@ -5,9 +5,9 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 from scipy.sparse import csr_array
 
-from evaluation.inspection.lsps.sample import Sample
-from evaluation.inspection.tracking.correlation import LEAST_TOKENS, Activations, correlate
-from evaluation.inspection.tracking.matching import AFTER, BEFORE, GAIN, match
+from mlsm.evaluation.inspection.lsps.sample import Sample
+from mlsm.evaluation.inspection.tracking.correlation import LEAST_TOKENS, Activations, correlate
+from mlsm.evaluation.inspection.tracking.matching import AFTER, BEFORE, GAIN, match
 
 TOKENS, LSPS, OF_A_TOKEN = 12_000, 200, 8
 

@@ -8,11 +8,11 @@ from data import data_path
 from preloaded import run_command
 from transformers import BertConfig, DebertaConfig, DistilBertConfig, ElectraConfig, ModernBertConfig, RobertaConfig
 
-from common.errors import FlopsError
-from evaluation.studies.flops.config import CountFlopsConfig
-from evaluation.studies.flops.count import as_printed, count_flops, short_flops
-from evaluation.studies.flops.encoders import Encoder, measure_head, measure_student
-from evaluation.studies.flops.pretraining import (
+from mlsm.common.errors import FlopsError
+from mlsm.evaluation.studies.flops.config import CountFlopsConfig
+from mlsm.evaluation.studies.flops.count import as_printed, count_flops, short_flops
+from mlsm.evaluation.studies.flops.encoders import Encoder, measure_head, measure_student
+from mlsm.evaluation.studies.flops.pretraining import (
     FISTA,
     Setting,
     dictionary_flops,
@@ -22,8 +22,8 @@ from evaluation.studies.flops.pretraining import (
     table,
     teacher_flops,
 )
-from evaluation.studies.flops.solver import correlation_flops, fista_flops
-from terminal.flops import PAPER_TOTALS, summary
+from mlsm.evaluation.studies.flops.solver import correlation_flops, fista_flops
+from mlsm.terminal.flops import PAPER_TOTALS, summary
 
 PAPER = {  # table 3; the totals apart
     "trained encoder": ("9.06e12", "9.06e12", "9.06e12", "9.06e12", "9.06e12"),

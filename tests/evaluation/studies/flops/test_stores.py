@@ -2,9 +2,9 @@
 
 import pytest
 
-from evaluation.studies.flops.encoders import Encoder
-from evaluation.studies.flops.solver import solver_flops
-from evaluation.studies.flops.stores import store_flops
+from mlsm.evaluation.studies.flops.encoders import Encoder
+from mlsm.evaluation.studies.flops.solver import solver_flops
+from mlsm.evaluation.studies.flops.stores import store_flops
 from pipeline.commands import encode_ids, encode_logits, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
 from shards.reader import Store

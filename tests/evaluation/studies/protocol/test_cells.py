@@ -6,15 +6,15 @@ import sys
 import pytest
 from preloaded import ROOT
 
-from common.errors import StudyError
-from evaluation.studies.protocol import cells
-from evaluation.studies.protocol.cells import State, at_work, state_of, this_commit
-from terminal.study import _short
+from mlsm.common.errors import StudyError
+from mlsm.evaluation.studies.protocol import cells
+from mlsm.evaluation.studies.protocol.cells import State, at_work, state_of, this_commit
+from mlsm.terminal.study import _short
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from evaluation.studies.protocol.cells import at_work
+from mlsm.evaluation.studies.protocol.cells import at_work
 with at_work(Path(sys.argv[1]), "train-student/mlm-seed0", "one"):
     print("held", flush=True)
     time.sleep(60)
@@ -24,7 +24,7 @@ with at_work(Path(sys.argv[1]), "train-student/mlm-seed0", "one"):
 FORK = """
 import os, signal, sys, time
 from pathlib import Path
-from evaluation.studies.protocol.cells import at_work, state_of
+from mlsm.evaluation.studies.protocol.cells import at_work, state_of
 with at_work(Path(sys.argv[1]), "a", "one"):
     child = os.fork()
     if child == 0:
@@ -90,7 +90,7 @@ def test_a_part_that_ended_is_not_running_though_a_process_that_it_began_lives_o
 
 
 def test_two_states_of_a_changed_checkout_are_two_commits(tmp_path, monkeypatch):
-    file = tmp_path / "evaluation/studies/protocol/cells.py"
+    file = tmp_path / "mlsm/evaluation/studies/protocol/cells.py"
     file.parent.mkdir(parents=True)
     git = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b.invalid"]
     file.write_text("one\n")

@@ -10,15 +10,15 @@ import yaml
 from scipy import stats
 from tiny_records import a_record, digest
 
-from common.errors import ComparisonError, StudyError
-from common.progress import silent
-from evaluation import records
-from evaluation.comparison.compare import compare
-from evaluation.comparison.config import CompareConfig
-from evaluation.comparison.withheld import keep_withheld
-from evaluation.studies.protocol.composite import compose
-from evaluation.studies.protocol.description import read_study
-from terminal.study import _composite as shown
+from mlsm.common.errors import ComparisonError, StudyError
+from mlsm.common.progress import silent
+from mlsm.evaluation import records
+from mlsm.evaluation.comparison.compare import compare
+from mlsm.evaluation.comparison.config import CompareConfig
+from mlsm.evaluation.comparison.withheld import keep_withheld
+from mlsm.evaluation.studies.protocol.composite import compose
+from mlsm.evaluation.studies.protocol.description import read_study
+from mlsm.terminal.study import _composite as shown
 
 SEEDS = (0, 1, 2)
 STEPS = 10

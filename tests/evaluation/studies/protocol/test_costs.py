@@ -3,11 +3,11 @@
 import pytest
 import yaml
 
-from evaluation import records
-from evaluation.studies.protocol import costs
-from evaluation.studies.protocol.description import read_study
-from evaluation.studies.protocol.facts import facts_of
-from evaluation.studies.protocol.parts import plan
+from mlsm.evaluation import records
+from mlsm.evaluation.studies.protocol import costs
+from mlsm.evaluation.studies.protocol.description import read_study
+from mlsm.evaluation.studies.protocol.facts import facts_of
+from mlsm.evaluation.studies.protocol.parts import plan
 
 STEPS, BATCH, WINDOW = 10, 8, 32
 

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 import yaml
 
-from evaluation.studies.protocol.description import read_study
-from evaluation.studies.protocol.parts import plan
+from mlsm.evaluation.studies.protocol.description import read_study
+from mlsm.evaluation.studies.protocol.parts import plan
 
 RECIPE = {
     "study": {

@@ -15,19 +15,19 @@ import yaml
 from preloaded import ROOT, Preloaded, run_command
 
 from cli import VERBS
-from common.errors import StudyError
-from common.progress import silent
-from evaluation import records
-from evaluation.studies.protocol.config import StudyConfig
-from evaluation.studies.protocol.costs import is_finished
-from evaluation.studies.protocol.description import SETTINGS, read_study
-from evaluation.studies.protocol.facts import facts_of
-from evaluation.studies.protocol.parts import FUNCTIONS, Made, plan
-from evaluation.studies.protocol.printing import command_line
-from evaluation.studies.protocol.study import study
-from terminal.choice import load
-from terminal.settings import parse
-from terminal.study import summary
+from mlsm.common.errors import StudyError
+from mlsm.common.progress import silent
+from mlsm.evaluation import records
+from mlsm.evaluation.studies.protocol.config import StudyConfig
+from mlsm.evaluation.studies.protocol.costs import is_finished
+from mlsm.evaluation.studies.protocol.description import SETTINGS, read_study
+from mlsm.evaluation.studies.protocol.facts import facts_of
+from mlsm.evaluation.studies.protocol.parts import FUNCTIONS, Made, plan
+from mlsm.evaluation.studies.protocol.printing import command_line
+from mlsm.evaluation.studies.protocol.study import study
+from mlsm.terminal.choice import load
+from mlsm.terminal.settings import parse
+from mlsm.terminal.study import summary
 
 PLACE_AND_TIME = ("path", "file", "wall", "cost", "env")  # of a record
 
@@ -43,7 +43,7 @@ def no_data():
 @pytest.fixture
 def without_figures(monkeypatch):
     """Those of the paper, which every end of a study draws anew, are the matter of other tests, and take time."""
-    monkeypatch.setattr("evaluation.comparison.compare.draw_all", lambda *_: [])
+    monkeypatch.setattr("mlsm.evaluation.comparison.compare.draw_all", lambda *_: [])
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def finished(recipe, tmp_path_factory):
     """The settings and the result of the study, unbroken."""
     settings = StudyConfig(recipe=recipe, output=tmp_path_factory.mktemp("study"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evaluation.comparison.compare.draw_all", lambda *_: [])  # as `without_figures`
+        patch.setattr("mlsm.evaluation.comparison.compare.draw_all", lambda *_: [])  # as `without_figures`
         return settings, study(settings)
 
 
@@ -152,7 +152,7 @@ def test_a_study_that_goes_on_does_not_measure_again(recipe, tmp_path, monkeypat
     def measured_again(*_):
         raise AssertionError("measured again")
 
-    monkeypatch.setattr("evaluation.studies.protocol.costs._measure", measured_again)
+    monkeypatch.setattr("mlsm.evaluation.studies.protocol.costs._measure", measured_again)
     again = {cost["part"]: cost["seconds"] for cost in study(settings)["parts"]}
     assert again == {"encode-lsp/lsp": 0.0, "train-student/mlm-seed0": first["train-student/mlm-seed0"]}
     assert first["train-student/mlm-seed0"] > 0

@@ -12,18 +12,18 @@ import pytest
 from preloaded import run_command, run_python
 from tiny_store import log_of
 
-from common.errors import EXIT_QUARANTINE, SweepError, TeacherError, WsdDataError
-from common.progress import silent
-from evaluation.inspection.lsps.config import LspConfig
-from evaluation.inspection.lsps.show import show
-from evaluation.studies.sweeps import sweep as sweeping
-from evaluation.studies.sweeps.config import SweepConfig
-from evaluation.studies.sweeps.full_scale import full_scale
-from evaluation.studies.sweeps.sweep import sweep
+from mlsm.common.errors import EXIT_QUARANTINE, SweepError, TeacherError, WsdDataError
+from mlsm.common.progress import silent
+from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.show import show
+from mlsm.evaluation.studies.sweeps import sweep as sweeping
+from mlsm.evaluation.studies.sweeps.config import SweepConfig
+from mlsm.evaluation.studies.sweeps.full_scale import full_scale
+from mlsm.evaluation.studies.sweeps.sweep import sweep
+from mlsm.terminal.results import code_of_sweep
+from mlsm.terminal.sweeps import summary
 from pipeline.teacher import Teacher, teacher_fingerprint
 from shards.reader import Store
-from terminal.results import code_of_sweep
-from terminal.sweeps import summary
 
 VARYING = ("store", "run", "tokens_per_second", "finished_before")
 
@@ -125,8 +125,8 @@ def test_given_again_it_is_finished_and_the_diagnostic_goes_beside(settings, res
 
 
 def test_intruders_are_judged_in_every_store_as_show_lsp_does(settings, result, tmp_path, monkeypatch):
-    monkeypatch.setattr("evaluation.inspection.lsps.intruders.LEAST_TAKEN_OUT", 1)
-    monkeypatch.setattr("evaluation.inspection.lsps.intruders.NEAR", 1)
+    monkeypatch.setattr("mlsm.evaluation.inspection.lsps.intruders.LEAST_TAKEN_OUT", 1)
+    monkeypatch.setattr("mlsm.evaluation.inspection.lsps.intruders.NEAR", 1)
     judged = sweep(replace(settings, intruders=True))
     assert judged["directory"] == result["directory"] and judged["finished_before"]
     first, second = (row["store"] for row in judged["rows"])
@@ -195,8 +195,8 @@ def test_other_sizes_share_the_plan_and_the_pass(settings, tmp_path):
 KILLED = """
 import os, signal
 from pathlib import Path
-from evaluation.studies.sweeps.config import SweepConfig
-from evaluation.studies.sweeps.sweep import sweep
+from mlsm.evaluation.studies.sweeps.config import SweepConfig
+from mlsm.evaluation.studies.sweeps.sweep import sweep
 
 def kill(stage, done, total, **figures):
     if stage.startswith({stage!r}) and {when}:
@@ -241,7 +241,7 @@ def test_the_cost_is_said_before_it_starts(settings, tmp_path, monkeypatch, capl
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sweeping, "_rows", stop)
-    with caplog.at_level("INFO", logger="evaluation"), pytest.raises(KeyboardInterrupt):
+    with caplog.at_level("INFO", logger="mlsm.evaluation"), pytest.raises(KeyboardInterrupt):
         sweep(settings)
     assert "At full scale" in caplog.text and "hours" in caplog.text
 

@@ -12,18 +12,18 @@ from scipy import sparse
 from tiny_senses import SETS, all_instances, plain_vectors, slow_candidates, slow_phi, write_miniature
 
 import cli
-from common.errors import TeacherError, WsdDataError
-from common.progress import silent
-from common.workplaces import is_part, read_mark
-from evaluation.studies.word_senses import choose_layer as module
-from evaluation.studies.word_senses.choose_layer import choose_layer
-from evaluation.studies.word_senses.config import ChooseLayerConfig
-from evaluation.studies.word_senses.data import WsdData
+from mlsm.common.errors import TeacherError, WsdDataError
+from mlsm.common.progress import silent
+from mlsm.common.workplaces import is_part, read_mark
+from mlsm.evaluation.studies.word_senses import choose_layer as module
+from mlsm.evaluation.studies.word_senses.choose_layer import choose_layer
+from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
+from mlsm.evaluation.studies.word_senses.data import WsdData
+from mlsm.terminal.layers import layers
+from mlsm.terminal.settings import parse
 from pipeline.config import DictionaryConfig
 from pipeline.dictionary import Dictionary
 from pipeline.solvers import nonneg_lasso
-from terminal.layers import layers
-from terminal.settings import parse
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* in this data")
 
@@ -119,8 +119,8 @@ def test_finished_layers_are_found_and_new_ones_added(settings, result, monkeypa
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from evaluation.studies.word_senses import choose_layer as module
-from evaluation.studies.word_senses.config import ChooseLayerConfig
+from mlsm.evaluation.studies.word_senses import choose_layer as module
+from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
 
 def dying(function, name, times):
     def call(*arguments):

@@ -8,11 +8,11 @@ import pytest
 from data import data_path
 from tiny_senses import SETS, write_miniature
 
-from common.errors import WsdDataError
-from common.progress import silent
-from common.wordnet import WordNet
-from evaluation.studies.word_senses.data import WsdData, data_fingerprint
-from evaluation.studies.word_senses.framework import SEMCOR, read_annotated
+from mlsm.common.errors import WsdDataError
+from mlsm.common.progress import silent
+from mlsm.common.wordnet import WordNet
+from mlsm.evaluation.studies.word_senses.data import WsdData, data_fingerprint
+from mlsm.evaluation.studies.word_senses.framework import SEMCOR, read_annotated
 
 
 def test_the_real_data_has_the_published_counts():

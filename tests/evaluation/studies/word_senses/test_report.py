@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from common.errors import WsdDataError
-from evaluation.studies.word_senses.conclusions import (
+from mlsm.common.errors import WsdDataError
+from mlsm.evaluation.studies.word_senses.conclusions import (
     GROUPS,
     correlate,
     finetuning_averages,
@@ -15,7 +15,7 @@ from evaluation.studies.word_senses.conclusions import (
     recommend,
     write_report,
 )
-from terminal.layers import layers
+from mlsm.terminal.layers import layers
 
 QUESTIONS = 400
 

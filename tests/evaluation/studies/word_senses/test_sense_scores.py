@@ -9,11 +9,11 @@ from data import data_path
 from scipy import sparse
 from tiny_senses import all_instances, slow_diagnostic, write_miniature, write_part
 
-from common.progress import silent
-from evaluation.studies.word_senses.choose_layer import diagnose_layer
-from evaluation.studies.word_senses.config import ChooseLayerConfig
-from evaluation.studies.word_senses.data import WsdData
-from evaluation.studies.word_senses.sense_scores import Questions, answer, normalise, npmi, sense_sums
+from mlsm.common.progress import silent
+from mlsm.evaluation.studies.word_senses.choose_layer import diagnose_layer
+from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
+from mlsm.evaluation.studies.word_senses.data import WsdData
+from mlsm.evaluation.studies.word_senses.sense_scores import Questions, answer, normalise, npmi, sense_sums
 from pipeline.solvers import nonneg_lasso
 
 

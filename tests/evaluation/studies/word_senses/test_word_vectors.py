@@ -6,9 +6,9 @@ import torch
 from minilm import minilm_dir
 from tiny_senses import plain_vectors
 
-from common.errors import EncodeError
-from evaluation.studies.word_senses.framework import Instance, Sentence
-from evaluation.studies.word_senses.word_vectors import Readings, batches, word_vectors
+from mlsm.common.errors import EncodeError
+from mlsm.evaluation.studies.word_senses.framework import Instance, Sentence
+from mlsm.evaluation.studies.word_senses.word_vectors import Readings, batches, word_vectors
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
 
 SENTENCES = [

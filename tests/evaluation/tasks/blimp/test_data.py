@@ -7,8 +7,8 @@ import shutil
 import pytest
 from data import data_path
 
-from common.errors import BlimpError
-from evaluation.tasks.blimp.data import PARADIGMS, PHENOMENA, Paradigm, read, subset
+from mlsm.common.errors import BlimpError
+from mlsm.evaluation.tasks.blimp.data import PARADIGMS, PHENOMENA, Paradigm, read, subset
 
 
 @pytest.fixture

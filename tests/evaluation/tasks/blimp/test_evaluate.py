@@ -18,19 +18,19 @@ from tiny_store import write_store, write_tokenizer
 from transformers import AutoModel, AutoModelForMaskedLM
 
 import cli
-from common.errors import BlimpError, ModelError, RunError
-from evaluation import records
-from evaluation.tasks.blimp import evaluate as evaluating
-from evaluation.tasks.blimp.config import BlimpConfig
-from evaluation.tasks.blimp.data import PARADIGMS, PHENOMENA
-from evaluation.tasks.blimp.evaluate import evaluate
+from mlsm.common.errors import BlimpError, ModelError, RunError
+from mlsm.evaluation import records
+from mlsm.evaluation.tasks.blimp import evaluate as evaluating
+from mlsm.evaluation.tasks.blimp.config import BlimpConfig
+from mlsm.evaluation.tasks.blimp.data import PARADIGMS, PHENOMENA
+from mlsm.evaluation.tasks.blimp.evaluate import evaluate
+from mlsm.terminal import verb
+from mlsm.terminal.blimp import blimp
 from student.config import ProbeConfig, StudentConfig
 from student.objectives.mlm import Mlm
 from student.objectives.mlsm import Mlsm
 from student.probe import train_probe
 from student.train import train
-from terminal import verb
-from terminal.blimp import blimp
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +160,8 @@ def test_a_killed_evaluation_goes_on_behind_the_last_whole_paradigm(config, monk
     code = textwrap.dedent(f"""
         import os, signal
         from pathlib import Path
-        from evaluation.tasks.blimp.config import BlimpConfig
-        from evaluation.tasks.blimp.evaluate import evaluate
+        from mlsm.evaluation.tasks.blimp.config import BlimpConfig
+        from mlsm.evaluation.tasks.blimp.evaluate import evaluate
 
         def progress(stage, done, total, unit="tokens", **figures):
             if done == 20 * 8:

@@ -3,7 +3,7 @@ from tiny_teacher import tiny_teacher
 from tokenizers import normalizers
 from transformers import AutoTokenizer
 
-from evaluation.tasks.finetuning.miniature import write_miniatures
+from mlsm.evaluation.tasks.finetuning.miniature import write_miniatures
 
 
 @pytest.fixture(scope="session")

@@ -8,13 +8,13 @@ import pytest
 import torch
 from tiny_families import tiny_model
 
-from common.errors import StudyError
-from evaluation import records
-from evaluation.tasks.finetuning.config import FinetuneConfig
-from evaluation.tasks.finetuning.heads import Backbone
-from evaluation.tasks.finetuning.suite import finetune
-from evaluation.tasks.finetuning.tasks import TASKS
-from terminal.finetuning import summary
+from mlsm.common.errors import StudyError
+from mlsm.evaluation import records
+from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
+from mlsm.evaluation.tasks.finetuning.heads import Backbone
+from mlsm.evaluation.tasks.finetuning.suite import finetune
+from mlsm.evaluation.tasks.finetuning.tasks import TASKS
+from mlsm.terminal.finetuning import summary
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_all_models_are_told_segments_or_none_is(
         copied(directory, tmp_path / name, lineage=lineage)
         for name, directory, lineage in zip("ab", (teacher_directory, other_directory), lineages, strict=True)
     ]
-    with caplog.at_level("INFO", logger="evaluation"):
+    with caplog.at_level("INFO", logger="mlsm.evaluation"):
         finetune(replace(settings, models=tuple(models), segments=segments, tasks=("rte", "cola"), limit_train=8))
     assert any(read) == told
     found = recorded(settings)

@@ -5,9 +5,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from evaluation.tasks.finetuning.batches import IGNORED, batches_by_length, encode, order, order_digest
-from evaluation.tasks.finetuning.data import load_task
-from evaluation.tasks.finetuning.tasks import TASKS
+from mlsm.evaluation.tasks.finetuning.batches import IGNORED, batches_by_length, encode, order, order_digest
+from mlsm.evaluation.tasks.finetuning.data import load_task
+from mlsm.evaluation.tasks.finetuning.tasks import TASKS
 from pipeline.teacher import load_tokenizer
 
 

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 from data import data_path
 
-from common.errors import DataError
-from evaluation.tasks.finetuning.config import FinetuneConfig
-from evaluation.tasks.finetuning.data import hold_out_tenth, load_task
-from evaluation.tasks.finetuning.formats import Tsv, conll, json_pairs, wic
-from evaluation.tasks.finetuning.miniature import DEV, TRAIN
-from evaluation.tasks.finetuning.tasks import ENTITIES, TASKS
+from mlsm.common.errors import DataError
+from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
+from mlsm.evaluation.tasks.finetuning.data import hold_out_tenth, load_task
+from mlsm.evaluation.tasks.finetuning.formats import Tsv, conll, json_pairs, wic
+from mlsm.evaluation.tasks.finetuning.miniature import DEV, TRAIN
+from mlsm.evaluation.tasks.finetuning.tasks import ENTITIES, TASKS
 
 # Of the data's README: examples of training and development sets; 226 of BiMPM's 10,000 are in QQP's training part.
 COUNTS = {
@@ -226,7 +226,7 @@ def test_pairs_of_the_training_part_are_no_test_of_qqp(tmp_path):
 
 @pytest.mark.parametrize("directory", [True, False])
 def test_a_task_without_test_labels_is_refused_and_the_hub_not_asked(miniatures, monkeypatch, directory):
-    monkeypatch.setattr("evaluation.tasks.finetuning.data._from_hub", None)
+    monkeypatch.setattr("mlsm.evaluation.tasks.finetuning.data._from_hub", None)
     known = r"wic has no labelled test set here.*conll2003 \(test.txt or eng.testb\) and qqp"
     with pytest.raises(DataError, match=known):
         load_task(TASKS["wic"], miniatures if directory else None, "test")

@@ -6,9 +6,9 @@ from safetensors.torch import load_file
 from tiny_families import edit_weights, tiny_model, windows
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from common.errors import ModelError, TeacherError
-from evaluation.tasks.finetuning.heads import Backbone
-from evaluation.tasks.finetuning.tasks import TASKS
+from mlsm.common.errors import ModelError, TeacherError
+from mlsm.evaluation.tasks.finetuning.heads import Backbone
+from mlsm.evaluation.tasks.finetuning.tasks import TASKS
 
 pytestmark = pytest.mark.promise("a checkpoint of which …")
 

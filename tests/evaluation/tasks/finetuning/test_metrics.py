@@ -5,9 +5,9 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 from seqeval.metrics import f1_score as entity_f1
 
-from evaluation import records
-from evaluation.tasks.finetuning.metrics import UNREAD, constant, figures, uninformed
-from evaluation.tasks.finetuning.tasks import ENTITIES, TASKS
+from mlsm.evaluation import records
+from mlsm.evaluation.tasks.finetuning.metrics import UNREAD, constant, figures, uninformed
+from mlsm.evaluation.tasks.finetuning.tasks import ENTITIES, TASKS
 
 
 def values(task, gold, predicted):

@@ -16,19 +16,19 @@ from tiny_families import edit_weights, tiny_model
 from tiny_store import write_store
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-from common.errors import DataError, ModelError, RecordError, StudyError, TeacherError
-from common.progress import silent
-from evaluation import records
-from evaluation.comparison.compare import compare
-from evaluation.comparison.config import CompareConfig
-from evaluation.comparison.identity import differences
-from evaluation.comparison.models import match_trainings, models_of
-from evaluation.tasks.finetuning import training
-from evaluation.tasks.finetuning.config import TASKS, FinetuneConfig
-from evaluation.tasks.finetuning.suite import finetune
+from mlsm.common.errors import DataError, ModelError, RecordError, StudyError, TeacherError
+from mlsm.common.progress import silent
+from mlsm.evaluation import records
+from mlsm.evaluation.comparison.compare import compare
+from mlsm.evaluation.comparison.config import CompareConfig
+from mlsm.evaluation.comparison.identity import differences
+from mlsm.evaluation.comparison.models import match_trainings, models_of
+from mlsm.evaluation.tasks.finetuning import training
+from mlsm.evaluation.tasks.finetuning.config import TASKS, FinetuneConfig
+from mlsm.evaluation.tasks.finetuning.suite import finetune
+from mlsm.terminal.finetuning import summary
 from student.config import StudentConfig
 from student.train import train
-from terminal.finetuning import summary
 
 
 @pytest.fixture
@@ -370,7 +370,7 @@ def test_a_model_of_the_hub_brings_its_lineage(settings, monkeypatch, tmp_path):
         asked[name] = allow_patterns
         return settings.models[0]
 
-    monkeypatch.setattr("evaluation.models.snapshot_download", fetched)
+    monkeypatch.setattr("mlsm.evaluation.models.snapshot_download", fetched)
     finetune(replace(settings, models=("someone/student",), tasks=("rte",), seeds=1))
     assert {"lineage.json", "lsp_head.safetensors", "probe.safetensors"} <= set(asked["someone/student"])
 

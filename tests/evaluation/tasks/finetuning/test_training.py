@@ -5,14 +5,14 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
 
-from common.progress import silent
-from evaluation.tasks.finetuning import training
-from evaluation.tasks.finetuning.batches import encode, order
-from evaluation.tasks.finetuning.config import FinetuneConfig
-from evaluation.tasks.finetuning.data import load_task
-from evaluation.tasks.finetuning.heads import Backbone
-from evaluation.tasks.finetuning.metrics import UNREAD, figures
-from evaluation.tasks.finetuning.tasks import TASKS
+from mlsm.common.progress import silent
+from mlsm.evaluation.tasks.finetuning import training
+from mlsm.evaluation.tasks.finetuning.batches import encode, order
+from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
+from mlsm.evaluation.tasks.finetuning.data import load_task
+from mlsm.evaluation.tasks.finetuning.heads import Backbone
+from mlsm.evaluation.tasks.finetuning.metrics import UNREAD, figures
+from mlsm.evaluation.tasks.finetuning.tasks import TASKS
 from pipeline.teacher import load_tokenizer
 
 

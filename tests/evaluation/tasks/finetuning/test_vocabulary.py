@@ -10,13 +10,13 @@ import torch
 from tiny_families import tiny_model
 from transformers import AutoTokenizer
 
-from common.errors import ModelError
-from evaluation import records
-from evaluation.tasks.finetuning import training, trials
-from evaluation.tasks.finetuning.config import FinetuneConfig
-from evaluation.tasks.finetuning.heads import Backbone
-from evaluation.tasks.finetuning.suite import finetune
-from evaluation.tasks.finetuning.vocabulary import PartialEmbedding
+from mlsm.common.errors import ModelError
+from mlsm.evaluation import records
+from mlsm.evaluation.tasks.finetuning import training, trials
+from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
+from mlsm.evaluation.tasks.finetuning.heads import Backbone
+from mlsm.evaluation.tasks.finetuning.suite import finetune
+from mlsm.evaluation.tasks.finetuning.vocabulary import PartialEmbedding
 
 FAMILIES = ("bert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "roberta")
 

@@ -1,6 +1,6 @@
 import pytest
 
-from evaluation.tasks.finetuning.miniature import write_miniatures
+from mlsm.evaluation.tasks.finetuning.miniature import write_miniatures
 
 
 @pytest.fixture(scope="session")

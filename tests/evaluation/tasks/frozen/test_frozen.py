@@ -24,24 +24,24 @@ from tiny_families import tiny_model
 from tiny_senses import plain_vectors, slow_diagnostic, write_miniature
 from transformers import AutoModel, AutoTokenizer
 
-from common.errors import DataError, ModelError, RecordError, StudyError, WsdDataError
-from common.progress import silent
-from evaluation import records
-from evaluation.comparison.compare import compare
-from evaluation.comparison.config import CompareConfig
-from evaluation.studies.word_senses.data import WsdData
-from evaluation.studies.word_senses.framework import TEST_SETS
-from evaluation.tasks.finetuning.config import FinetuneConfig
-from evaluation.tasks.finetuning.data import load_task, split_tenth
-from evaluation.tasks.finetuning.suite import finetune
-from evaluation.tasks.finetuning.tasks import TASKS
-from evaluation.tasks.frozen import measures, senses
-from evaluation.tasks.frozen.features import Encoder, kept, pair_features
-from evaluation.tasks.frozen.linear import INVERSE_PENALTIES, RIDGE_PENALTIES, tune_and_fit
+from mlsm.common.errors import DataError, ModelError, RecordError, StudyError, WsdDataError
+from mlsm.common.progress import silent
+from mlsm.evaluation import records
+from mlsm.evaluation.comparison.compare import compare
+from mlsm.evaluation.comparison.config import CompareConfig
+from mlsm.evaluation.studies.word_senses.data import WsdData
+from mlsm.evaluation.studies.word_senses.framework import TEST_SETS
+from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
+from mlsm.evaluation.tasks.finetuning.data import load_task, split_tenth
+from mlsm.evaluation.tasks.finetuning.suite import finetune
+from mlsm.evaluation.tasks.finetuning.tasks import TASKS
+from mlsm.evaluation.tasks.frozen import measures, senses
+from mlsm.evaluation.tasks.frozen.features import Encoder, kept, pair_features
+from mlsm.evaluation.tasks.frozen.linear import INVERSE_PENALTIES, RIDGE_PENALTIES, tune_and_fit
+from mlsm.terminal.comparison import comparison
+from mlsm.terminal.finetuning import summary
 from pipeline.dictionary import DictionarySettings, learn_dictionary
 from pipeline.solvers import nonneg_lasso
-from terminal.comparison import comparison
-from terminal.finetuning import summary
 
 CPU = torch.device("cpu")
 
@@ -304,9 +304,9 @@ KILLED = """
     import json, os, signal, sys
     from pathlib import Path
     import torch
-    from evaluation.tasks.finetuning.config import FinetuneConfig
-    from evaluation.tasks.finetuning.suite import finetune
-    from evaluation.tasks.frozen import measures
+    from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
+    from mlsm.evaluation.tasks.finetuning.suite import finetune
+    from mlsm.evaluation.tasks.frozen import measures
 
     torch.set_num_threads(1)
     measures.tune_and_fit = lambda *given: os.kill(os.getpid(), signal.SIGKILL)

@@ -7,8 +7,8 @@ import lzma
 
 import pytest
 
-from common.errors import CorpusError, ScoringError
-from evaluation.tasks.scoring.files import read
+from mlsm.common.errors import CorpusError, ScoringError
+from mlsm.evaluation.tasks.scoring.files import read
 
 SENTENCES = ["Cats sleep.", 'He said, "no".', "Zürich\u2028is one line."]
 WRITERS = {

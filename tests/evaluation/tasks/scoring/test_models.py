@@ -7,8 +7,8 @@ import torch
 from tiny_families import edit_weights, tiny_model
 from tiny_store import write_tokenizer
 
-from common.errors import ModelError
-from evaluation.tasks.scoring.models import load
+from mlsm.common.errors import ModelError
+from mlsm.evaluation.tasks.scoring.models import load
 
 pytestmark = pytest.mark.promise("a checkpoint of which …")
 

@@ -18,14 +18,14 @@ from tokenizers import Tokenizer
 from tokenizers.normalizers import BertNormalizer
 
 import cli
-from common.errors import ScoringError
-from evaluation.tasks.scoring import score as scoring
-from evaluation.tasks.scoring.config import ScoreTextConfig
-from evaluation.tasks.scoring.models import load
-from evaluation.tasks.scoring.score import score_text
-from evaluation.tasks.scoring.scorer import Scorer
-from terminal import verb
-from terminal.scoring import scores as summary
+from mlsm.common.errors import ScoringError
+from mlsm.evaluation.tasks.scoring import score as scoring
+from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig
+from mlsm.evaluation.tasks.scoring.models import load
+from mlsm.evaluation.tasks.scoring.score import score_text
+from mlsm.evaluation.tasks.scoring.scorer import Scorer
+from mlsm.terminal import verb
+from mlsm.terminal.scoring import scores as summary
 
 RECORDED = json.loads(Path(__file__).with_name("minicons_scores.json").read_text(encoding="utf-8"))
 PAIRS = [("w1 w2 w3", "w1 w9 w3"), ("w4 w5 w6 w7", "w4 w7 w6"), ("w8 w8", "w8 w8"), ("w9", "w3 w9 w3"), ("w2", "w1")]
@@ -160,8 +160,8 @@ def test_a_killed_command_goes_on_behind_its_last_part(config, monkeypatch):
     config = sentences_of(config)
     code = textwrap.dedent(f"""
         import os, signal
-        from evaluation.tasks.scoring import score
-        from evaluation.tasks.scoring.config import ScoreTextConfig
+        from mlsm.evaluation.tasks.scoring import score
+        from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig
 
         def progress(stage, done, total, unit="tokens", **figures):
             if done == 6:

@@ -14,8 +14,8 @@ from tiny_store import write_store, write_tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForMaskedLM
 
-from evaluation.tasks.scoring import scorer as scorer_module
-from evaluation.tasks.scoring.scorer import ProbedMaskedLm, Scorer, StockMaskedLm
+from mlsm.evaluation.tasks.scoring import scorer as scorer_module
+from mlsm.evaluation.tasks.scoring.scorer import ProbedMaskedLm, Scorer, StockMaskedLm
 from pipeline.teacher import BUNDLED, FAMILIES, load_tokenizer
 from student.lsp_model import LspModel
 from student.objectives.mlsm import Mlsm

@@ -1,0 +1,45 @@
+"""Arrays that are kept in .npz files for the next run: read although somebody may have damaged them."""
+
+import errno
+import logging
+from io import BufferedReader
+from pathlib import Path
+
+import numpy as np
+
+from mlsm.common.disk import open_to_read
+from mlsm.common.durable import appearing_whole, make_directories
+from mlsm.common.errors import describe
+
+logger = logging.getLogger(__name__)
+
+
+def read_npz(path: str | Path) -> dict[str, np.ndarray]:
+    """All arrays of a .npz file, by name; objects are refused.
+
+    Raises  FileNotFoundError where there is none; ValueError, in one line, where it is damaged: NumPy lets through
+            whatever zipfile, zlib and Python's parser, which reads an array's header, make of such a file
+    """
+    try:
+        with open_to_read(path) as file, np.load(BufferedReader(file), allow_pickle=False) as stored:
+            # its zip entries carry a CRC
+            return {name: stored[name] for name in stored.files}
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read as arrays ({describe(error)})") from error
+
+
+def keep_npz(path: Path, what: str, **arrays: np.ndarray) -> None:
+    """Write arrays for the next run. If that fails they are made again, so it is only logged.
+
+    what  the arrays are, for the log
+    """
+    try:
+        if path.parent.is_symlink():
+            raise OSError(errno.ELOOP, "its directory is a link, which is not followed")
+        make_directories(path.parent)
+        with appearing_whole(path) as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    except OSError as error:
+        logger.info("%s are not kept: %s could not be written (%s)", what, path, error)

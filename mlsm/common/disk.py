@@ -1,0 +1,315 @@
+"""The file-system calls by which files appear whole, one function each, and the temporaries that wait for a name.
+
+    file = disk.create(temporary)
+    disk.write(file, raw)
+
+What this project writes goes through these names (`disk.link(...)`, never an imported `link`), so that a test can stand
+in for any of them: record their order, raise at the i-th, kill the process at the i-th. None does more than it says.
+Files are unbuffered: an error of the disk comes from the call that met it, and closing a file writes nothing. Files are
+opened for reading here too, by `open_to_read`, which never waits for a pipe.
+
+The door for what we write: a store, a run or an output directory may come from somebody else, with a link to the
+user's own files in place of any directory or file in it. `follow_no_links_below(root)` names such a directory. From
+then on every call above reaches what is below it from an open descriptor of the root, one component after the other,
+and opens none that is a link (openat with O_NOFOLLOW, the others with dir_fd), so that nothing can be exchanged between
+a check and its use. The root itself may be a link or be reached through links: that is the user's own choice. The last
+component is never followed either: files are created, linked, renamed or removed by name, and `append` refuses
+whatever is not a regular file. What other libraries write goes into a new directory of ours, which then gets its name.
+Not handled here: the order of the calls (durable.py, shards/writer.py).
+"""
+
+import atexit
+import errno
+import hashlib
+import os
+import re
+import shutil
+import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO, IOBase
+from pathlib import Path
+
+from mlsm.common.errors import PlaceError
+
+CALLS = ("create", "append", "write", "fsync", "close", "link", "unlink", "rename", "mkdir", "fsync_path")
+OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # errors that say nothing of the file that was opened
+_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_TEMPORARY_NAME = re.compile(r"\.(?P<rest>.+\.(?P<pid>\d+)\.[0-9a-f]{6})(?P<check>[0-9a-f]{6})\.tmp")
+_DIRECTORY = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)  # O_PATH needs no permission to list
+_temporaries: set[tuple[int, Path]] = set()
+_roots: set[Path] = set()
+
+
+def follow_no_links_below(root: str | Path) -> None:
+    """From now on, this process writes nothing below a directory by way of a link. It may not exist yet."""
+    _roots.add(_absolute(root))
+
+
+@contextmanager
+def directory(path: str | Path, root: str | Path | None = None) -> Iterator[int]:
+    """A descriptor of a directory, as the dir_fd of calls of the system.
+
+    root    below which no link is followed; by default the nearest of `follow_no_links_below`
+    Raises  PlaceError if something below the root is a link or not a directory; OSError
+    """
+    whole = _absolute(path)
+    top = _absolute(root or next((place for place in (whole, *whole.parents) if place in _roots), whole))
+    descriptor, here = os.open(top, _DIRECTORY), top
+    try:
+        for part in whole.relative_to(top).parts:
+            here = here / part
+            try:
+                below = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
+            except OSError as error:
+                if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                    raise _not_entered(here, top, descriptor) from None
+                raise OSError(error.errno, error.strerror, str(here)) from None
+            os.close(descriptor)
+            descriptor = below
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _absolute(path: str | Path) -> Path:
+    """The path from / on, as it is written; a working directory that is gone matters only to a relative one."""
+    return Path(path) if os.path.isabs(path) else Path.cwd() / path
+
+
+def _not_entered(path, root, parent):
+    status = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        return PlaceError(
+            f"{path} is a link, and no link is followed inside {root}. Nothing was changed. Move what it leads to here,"
+            f" in the place of the link, or remove the link."
+        )
+    return PlaceError(
+        f"{path} is {kind_of_file(status)}, and a directory is expected there. Nothing was changed. Move it elsewhere."
+    )
+
+
+@contextmanager
+def _parent(path):
+    """Descriptor of the directory of a path, and the name in it."""
+    path = Path(path)
+    with directory(path.parent) as descriptor:
+        yield descriptor, path.name
+
+
+def is_directory(path: str | Path) -> bool:
+    """Whether there is a directory that we can write in; raises as `directory` does."""
+    try:
+        with directory(path):
+            return True
+    except FileNotFoundError:
+        return False
+
+
+def create(path: str | Path) -> FileIO:
+    """Open a new file for writing."""
+    with _parent(path) as (parent, name), _named(path):
+        return open(path, "xb", buffering=0, opener=lambda _, flags: os.open(name, flags, 0o666, dir_fd=parent))
+
+
+def append(path: str | Path, make: bool = True) -> FileIO:
+    """Open a file for writing at its end.
+
+    make    whether to make it if there is none
+    Raises  PlaceError if a link, a pipe or something else that is not a file has the name; OSError
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if make else 0)
+    with _parent(path) as (parent, name), _named(path):
+        with suppress(FileNotFoundError):
+            _refuse_place(os.stat(name, dir_fd=parent, follow_symlinks=False), path)
+        descriptor = os.open(name, flags, 0o666, dir_fd=parent)
+    try:
+        _refuse_place(os.fstat(descriptor), path)
+        return open(descriptor, "ab", buffering=0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _refuse_place(status, path):
+    if not stat.S_ISREG(status.st_mode):
+        raise PlaceError(f"{path} is {kind_of_file(status)}, and a file is expected there. Move it elsewhere.")
+
+
+def write(file: FileIO, raw: bytes | bytearray | memoryview) -> None:
+    """Write all of it; the system may take a part at a time."""
+    raw = memoryview(raw)
+    while len(raw):
+        raw = raw[file.write(raw) :]
+
+
+def fsync(file: IOBase) -> None:
+    os.fsync(file.fileno())
+
+
+def close(file: IOBase) -> None:
+    file.close()
+
+
+def open_to_read(path: str | Path) -> FileIO:
+    """A regular file, or a link that ends at one, open for reading.
+
+    Raises  OSError, of whatever has the name and is no file: a pipe is not waited for, a device not touched
+    """
+    _refuse_irregular(os.stat(path), path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _refuse_irregular(os.fstat(descriptor), path)
+        return open(descriptor, "rb", buffering=0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _refuse_irregular(status, path):
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, f"it is {kind_of_file(status)}, not a file", str(path))
+
+
+def kind_of_file(status: os.stat_result) -> str:
+    """What kind of thing a status is of, in words."""
+    return _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+
+
+def read_file(path: str | Path) -> bytes:
+    """All bytes of a regular file. Raises as `open_to_read`."""
+    with open_to_read(path) as file:
+        return file.readall()
+
+
+def read_below(root: str | Path, path: str | Path) -> bytes:
+    """All bytes of a regular file below a directory, no link being followed on the way. OSError, PlaceError"""
+    with directory(Path(path).parent, root) as parent, _named(path):
+        name = Path(path).name
+        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    with open(descriptor, "rb", buffering=0) as file:
+        _refuse_irregular(os.fstat(descriptor), path)
+        return file.readall()
+
+
+def file_sha256(path: str | Path) -> str:
+    """SHA-256 of a file's bytes, hexadecimal. Raises OSError, also of what is no file."""
+    with open_to_read(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def link(old: Path, new: Path) -> None:
+    """A second name for a file; FileExistsError if there is one of that name."""
+    with _parent(old) as (place, name), _parent(new) as (other_place, other), _named(old, new):
+        os.link(name, other, src_dir_fd=place, dst_dir_fd=other_place, follow_symlinks=False)
+
+
+def unlink(path: Path) -> None:
+    with _parent(path) as (parent, name), _named(path):
+        os.unlink(name, dir_fd=parent)
+    _temporaries.discard((os.getpid(), path))
+
+
+def rename(old: Path, new: Path) -> None:
+    """Replaces a file, or an empty directory, that has the new name."""
+    with _parent(old) as (place, name), _parent(new) as (other_place, other), _named(old, new):
+        os.rename(name, other, src_dir_fd=place, dst_dir_fd=other_place)
+    _temporaries.discard((os.getpid(), old))
+
+
+def mkdir(path: Path) -> None:
+    with _parent(path) as (parent, name), _named(path):
+        os.mkdir(name, dir_fd=parent)
+
+
+def fsync_path(path: Path) -> None:
+    """Make a file's bytes, or a directory's names, survive a power cut."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    if _roots.isdisjoint(_absolute(path).parents):
+        descriptor = os.open(path, flags)
+    else:
+        with _parent(path) as (parent, name), _named(path):
+            descriptor = os.open(name, flags | os.O_NOFOLLOW, dir_fd=parent)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a directory with all that is in it. FileNotFoundError if there is none."""
+    with _parent(path) as (parent, name), _named(path):
+        if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            shutil.rmtree(name, dir_fd=parent)  # follows no links, wherever they are
+        else:
+            os.unlink(name, dir_fd=parent)
+
+
+@contextmanager
+def _named(*paths):
+    """Let an OSError of a call by descriptor name the whole paths."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise PlaceError(f"{paths[-1]} is a link, which is not followed. Move it elsewhere.") from None
+        first, *second = map(str, paths)
+        raise OSError(error.errno, error.strerror, first, None, *second) from None
+
+
+def temporary_name(directory: str | Path, stem: str) -> Path:
+    """A name no other process uses; it begins with a dot, so that no reader takes it for finished.
+
+    Until `discard` it is remembered: what an interruption left behind goes when the process ends, unless it is
+    killed. There is no moment between two instructions at which Ctrl-C could leave a file for good.
+    """
+    rest = f"{stem}.{os.getpid()}.{uuid.uuid4().hex[:6]}"
+    path = Path(directory) / f".{rest}{_check_digits(rest)}.tmp"
+    _temporaries.add((os.getpid(), path))
+    return path
+
+
+def writer_of_temporary(name: str) -> int | None:
+    """The id of the process that `temporary_name` made a name for; None if the name only looks like such a one.
+
+    The last six digits follow from the rest, so that a file of somebody else's does not count by accident.
+    """
+    found = _TEMPORARY_NAME.fullmatch(name)
+    return int(found["pid"]) if found and found["check"] == _check_digits(found["rest"]) else None
+
+
+def _check_digits(rest):
+    return hashlib.sha256(b"mlsm " + os.fsencode(rest)).hexdigest()[:6]
+
+
+def discard(temporary: Path) -> None:
+    """Remove a temporary, file or directory, if it still has its name. Never raises OSError."""
+    if (os.getpid(), temporary) not in _temporaries:
+        return
+    try:
+        if temporary.is_dir() and not temporary.is_symlink():
+            remove(temporary)
+        else:
+            unlink(temporary)
+    except FileNotFoundError:
+        pass
+    except (OSError, PlaceError):
+        return  # the error that led here tells more; the end of the process tries again
+    _temporaries.discard((os.getpid(), temporary))
+
+
+@atexit.register
+def discard_all() -> None:
+    """Remove the temporaries of this process: when it ends, or when what it is about to write is no longer wanted."""
+    for process, path in list(_temporaries):
+        if process == os.getpid():  # those of a parent that forked this process are not ours
+            discard(path)

@@ -1,0 +1,192 @@
+"""Files and directories that appear whole or not at all, and survive a power cut once they have appeared.
+
+    with appearing_whole(path) as file:              # replaces a file
+        file.write(...)
+    publish_json(path, value)                        # never replaces one
+    publish_directory(path, fill)
+
+Every one of them takes the same way: a unique temporary name beside the final one, write, fsync, the final name by
+rename (or by link, which never replaces), fsync of the directory. A failure leaves things as they were and no
+temporary; a kill leaves at most a temporary, whose name says so (disk.temporary_name). Writes are plain writes, never
+through a memory map: on a full disk these raise OSError, a map kills the process.
+Nothing is written through a link below a directory that `disk.follow_no_links_below` names.
+Not handled here: the calls themselves, and how they keep from following links (disk.py).
+"""
+
+import errno
+import io
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from mlsm.common import disk
+from mlsm.common.errors import WriteError
+from mlsm.common.paths import utf8
+
+# what link(2) raises on a file system without hard links
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+@contextmanager
+def appearing_whole(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
+    """A buffered binary file to write to, which gets its name when the block ends well; else nothing stays.
+
+    sync  whether it survives a power cut once it has its name
+    """
+    with _temporary(path) as temporary:
+        file = io.BufferedWriter(disk.create(temporary))
+        try:
+            yield file
+            file.flush()
+            if sync:
+                disk.fsync(file)
+        except BaseException:
+            with suppress(OSError):  # closing tries once more to write what could not be written
+                disk.close(file)
+            raise
+        disk.close(file)
+        _rename(temporary, path, sync)
+
+
+def replace_bytes(path: Path, content: bytes, sync: bool = True) -> None:
+    """Write a file's content under a final name, in place of what has that name; `sync` as in `appearing_whole`."""
+    with _written(path, content, sync) as temporary:
+        _rename(temporary, path, sync)
+
+
+def replace_json(path: Path, value: object, allow_nan: bool = False) -> None:
+    """Write JSON under a final name, in place of what has that name."""
+    replace_bytes(path, _json_bytes(value, allow_nan))
+
+
+def publish_json(path: Path, value: object, withdraw: bool = False) -> bool:
+    """Write JSON under a final name, unless that name exists; result and `withdraw` as of `publish`."""
+    with _written(path, _json_bytes(value)) as temporary:
+        return publish(temporary, path, withdraw)
+
+
+def publish(temporary: Path, final: Path, withdraw: bool = False) -> bool:
+    """Give a written and fsynced file its final name, unless that name exists.
+
+    withdraw  whether to take the name back if it may not survive a power cut, because what follows the link failed
+    Returns   True when this call published it, False when another had; the temporary is gone either way
+    """
+    written = os.stat(temporary)
+    try:
+        disk.link(temporary, final)
+        published = True
+    except FileExistsError:
+        published = False
+    except OSError as error:
+        raise explain_link(error, final) from error
+    try:
+        disk.unlink(temporary)
+        disk.fsync_path(final.parent)
+    except OSError:
+        if published and withdraw:
+            with suppress(OSError):
+                if os.path.samestat(os.stat(final), written):  # nobody has replaced it meanwhile
+                    disk.unlink(final)
+        raise
+    return published
+
+
+def explain_link(error: OSError, final: Path) -> OSError:
+    """The error of a hard link that failed: a WriteError in words if the file system has none, else as it is."""
+    if error.errno is None or error.errno not in _NO_LINKS:
+        return error
+    return WriteError(
+        f"{final} could not be written: this disk does not make hard links ({os.strerror(error.errno)}), by which a "
+        "finished file gets its name without replacing another. Nothing was changed. Give --output a directory on "
+        "another disk; FAT, exFAT and some network and FUSE file systems have no hard links."
+    )
+
+
+def publish_directory(
+    final: Path,
+    fill: Callable[[Path], object],
+    replace: bool = True,
+    carry: Callable[[Path, Path], object] | None = None,
+) -> None:
+    """Let a directory appear whole: filled by `fill(path)` under a temporary name, fsynced, renamed.
+
+    replace  whether one that is already there is replaced, or stays and counts as this one
+    carry    called as carry(old, new) before a directory is replaced, when it has been moved out of everybody's way:
+             takes over into the new one what shall stay, without changing the old one, which is then removed
+    A failure leaves things as they were, and no temporary.
+    """
+    make_directories(final.parent)
+    with _temporary(final) as temporary:
+        disk.mkdir(temporary)
+        fill(temporary)
+        for path in temporary.rglob("*"):
+            disk.fsync_path(path)
+        disk.fsync_path(temporary)
+        try:
+            disk.rename(temporary, final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            if replace:
+                _replace_directory(temporary, final, carry)
+        disk.fsync_path(final.parent)
+
+
+def _replace_directory(temporary: Path, final: Path, carry: Callable[[Path, Path], object] | None) -> None:
+    replaced = disk.temporary_name(final.parent, final.name)
+    try:
+        disk.rename(final, replaced)
+        if carry is not None:
+            carry(replaced, temporary)
+        disk.rename(temporary, final)
+    except BaseException:  # Ctrl-C as well: the old one would go with the other temporaries
+        if not final.exists() and replaced.exists():
+            disk.rename(replaced, final)
+        raise
+    disk.discard(replaced)
+
+
+def make_directories(path: Path) -> None:
+    """Make a directory and its parents, each of them durable in the one above."""
+    if not disk.is_directory(path):
+        make_directories(path.parent)
+        with suppress(FileExistsError):
+            disk.mkdir(path)
+        disk.fsync_path(path.parent)
+
+
+@contextmanager
+def _temporary(path):
+    """A temporary name beside `path`, whose bearer is removed at the end if it still has it."""
+    temporary = disk.temporary_name(path.parent, path.name)
+    try:
+        yield temporary
+    finally:
+        disk.discard(temporary)
+
+
+@contextmanager
+def _written(path, content, sync=True):
+    """A temporary beside `path` that holds the content."""
+    with _temporary(path) as temporary:
+        file = disk.create(temporary)
+        try:
+            disk.write(file, content)
+            if sync:
+                disk.fsync(file)
+        finally:
+            disk.close(file)
+        yield temporary
+
+
+def _rename(temporary, path, sync):
+    disk.rename(temporary, path)
+    if sync:
+        disk.fsync_path(path.parent)
+
+
+def _json_bytes(value, allow_nan=False):
+    return utf8(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=allow_nan) + "\n")

@@ -1,0 +1,28 @@
+"""How this program was called, for the commands that messages tell the user to type.
+
+    f"Make one:  {program()} encode-lsp"    # "mlsm encode-lsp", "python cli.py encode-lsp", "python -m mlsm encode-lsp"
+
+Left out: the name in front of errors, which is always `mlsm`.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+from mlsm.common.text import shell_quote
+
+
+def program() -> str:
+    """What to type in front of a verb: as the user typed it where the command line runs, else `mlsm`.
+
+    The console script appears in sys.argv with its whole path even when the shell found it on the PATH; it is `mlsm`
+    there, and its path where the shell would not find it.
+    """
+    called = sys.argv[0] if sys.argv else ""
+    if Path(called).name == "cli.py":
+        return f"python {shell_quote(called)}"
+    if Path(called).parts[-2:] == ("mlsm", "__main__.py"):
+        return "python -m mlsm"
+    if Path(called).name == "mlsm" and shutil.which("mlsm") != called:
+        return shell_quote(called)
+    return "mlsm"

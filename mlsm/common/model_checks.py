@@ -1,0 +1,335 @@
+"""Whether transformers computes the model that a checkpoint was trained as, and can load its tokenizer.
+
+transformers warns, at most, of settings that it does not know and of weights that it has no place for, and computes
+another model than the checkpoint's. These functions name both, and what loads a model refuses it, while transformers
+is quiet. They look at names only. Left out: weights that the model lacks (the loading report of transformers names
+them as missing).
+"""
+
+import errno
+import json
+import math
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlsm.common.disk import kind_of_file, open_to_read, read_file
+from mlsm.common.errors import describe
+from mlsm.common.paths import utf8_name
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+# Families whose checkpoints were published with code of their own before transformers took that same code over.
+TAKEN_OVER = {"eurobert": ("configuration_eurobert", "modeling_eurobert")}
+EXPORTED = "modeling_mlsm"  # the code in our own exports, which adds LSPs to what transformers computes
+# Buffers that older versions of transformers saved; every model computes them anew.
+BUFFERS = ("position_ids", "token_type_ids", "rotary_emb.inv_freq", "rotary_emb.original_inv_freq")
+MOST_TOKEN_IDS = 1 << 24  # ten times the largest vocabulary that there is
+MOST_LABELS = 100_000  # four times as many as the largest set of classes that models are published for
+MOST_LAYERS = 1_024  # of a model whose weights are few, or elsewhere
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "encoder_layers", "decoder_layers")
+_LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
+
+
+def describe_foreign_settings(config: "PretrainedConfig") -> str | None:
+    """Which setting of a config.json stands for a model that transformers does not compute; None if there is none.
+
+    config  a configuration of transformers
+    """
+    positions = getattr(config, "position_embedding_type", None)
+    if positions not in (None, "absolute"):
+        return (
+            f"config.json asks for position_embedding_type {positions!r}, which transformers no longer computes: it "
+            "would take absolute positions instead. Take a model with absolute positions."
+        )
+    spread = getattr(config, "initializer_range", 0.0)
+    if not (isinstance(spread, int | float) and 0 <= spread < math.inf):
+        return (
+            f"config.json has initializer_range {spread!r}, and a number from 0 on is expected. "
+            "New weights are drawn with it. Correct it."
+        )
+    named = getattr(config, "auto_map", None) or {}
+    entries = [
+        str(entry) for entry in _flat(named.values() if isinstance(named, dict) else [named]) if entry is not None
+    ]
+    known = (EXPORTED, *TAKEN_OVER.get(config.model_type, ()))  # of an entry such as `owner/name--modeling_x.XModel`
+    own = [entry for entry in entries if entry.rpartition("--")[2].partition(".")[0] not in known]
+    if own:
+        return (
+            f"config.json names code of its own (auto_map: {', '.join(own[:3])}), which is not run, and "
+            f"transformers' own {config.model_type} may be another model. Take a model without auto_map; if you know "
+            "that this one is a plain one, remove auto_map from a copy of its config.json."
+        )
+    return None
+
+
+def _flat(values):
+    for value in values:
+        yield from value if isinstance(value, list | tuple) else (value,)
+
+
+def refuse_irregular(directory: str | Path) -> None:
+    """Raise OSError if something in a model's directory is a pipe, a socket or a device, for which libraries wait.
+
+    directory  or the name of a model on the Hub, where there is none
+    """
+    for path in sorted(Path(directory).iterdir()) if Path(directory).is_dir() else ():
+        status = path.stat() if path.exists() else path.lstat()
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+            raise OSError(errno.EINVAL, f"it is {kind_of_file(status)}, not a file", str(path))
+
+
+def open_config(source: str | Path, **options: Any) -> "PretrainedConfig":
+    """The configuration of a model, by transformers' AutoConfig; code that it brings is not run.
+
+    source   a directory or the name of a model on the Hub
+    options  of AutoConfig.from_pretrained
+    Raises   whatever transformers raises of a damaged file, always an Exception; ValueError if it describes more layers
+             than the weights beside it can belong to, for each of which transformers would make room
+    """
+    from transformers import AutoConfig  # here, since the rest of this file is light to import
+
+    refuse_irregular(source)
+    if (file := Path(source) / "config.json").is_file():
+        check_counts(json.loads(read_file(file)), Path(source))
+    return AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
+
+
+def check_counts(values: object, directory: Path) -> None:
+    """Raise ValueError if the values of a config.json have more layers than the weights in a directory can belong to,
+    or more labels than any model."""
+    if not isinstance(values, dict):
+        return
+    for name in ("num_labels", "id2label", "label2id"):
+        found = values.get(name)
+        count = len(found) if isinstance(found, dict) else found
+        if isinstance(count, int | float) and count > MOST_LABELS:
+            raise ValueError(f"config.json has {count:,} labels ({name}); at most {MOST_LABELS:,} are expected")
+    for name in _LAYERS:
+        layers = values.get(name)
+        if isinstance(layers, int | float) and layers > MOST_LAYERS and layers > (most := _tensors(directory)):
+            raise ValueError(f"config.json says {layers:,} layers ({name}), and the weights are {most:,} tensors")
+    for inner in values.values():
+        check_counts(inner, directory)
+
+
+def open_tokenizer(directory: str | Path, **options: Any) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a directory, by transformers' AutoTokenizer; code that it brings is not run.
+
+    options  of AutoTokenizer.from_pretrained
+    Raises   whatever transformers and tokenizers raise of a damaged file, always an Exception
+    """
+    from transformers import AutoTokenizer  # here, since the rest of this file is light to import
+
+    refuse_irregular(directory)
+    _check_token_ids(Path(directory))
+    with catch_panics(), utf8_name(directory) as place:
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
+
+
+@contextmanager
+def catch_panics() -> Iterator[None]:
+    """Turn a panic of a library that is written in Rust, which is no Exception, into a RuntimeError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(describe(error)) from None
+
+
+def _check_token_ids(directory):
+    """Raise ValueError where a tokenizer.json has a token id of MOST_TOKEN_IDS or more.
+
+    The tokenizers library makes room for every id up to the largest, and ends the whole process where memory runs out.
+    """
+    file = directory / "tokenizer.json"
+    if not file.is_file():
+        return
+    values = json.loads(read_file(file))
+    model = values.get("model") if isinstance(values, dict) else None
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+    ids += [added.get("id") for added in values.get("added_tokens") or [] if isinstance(added, dict)] if model else []
+    if largest := max((id for id in ids if isinstance(id, int) and id >= MOST_TOKEN_IDS), default=None):
+        raise ValueError(f"tokenizer.json has a token id of {largest:,}; at most {MOST_TOKEN_IDS - 1:,} is expected")
+
+
+def describe_unfit_tokenizer(tokenizer: "PreTrainedTokenizerBase", model: "PreTrainedModel") -> str | None:
+    """Why a model cannot read what a tokenizer makes of a text; None where it can.
+
+    Compared are all ids that the tokenizer can give, those that it frames a text with among them, with the token
+    embeddings, and its segments with the segment embeddings.
+    """
+    try:
+        with catch_panics():
+            pair = tokenizer("a", "\ue000", return_token_type_ids=True, verbose=False)  # hardly a known character
+            largest = max([*tokenizer.get_vocab().values(), *pair["input_ids"]], default=-1)
+            segment = max(pair["token_type_ids"], default=0)
+    except Exception as error:  # of tokenizers, Exception itself among them
+        return f"the tokenizer cannot read a text ({describe(error)})."
+    known = model.get_input_embeddings().num_embeddings
+    if largest >= known:
+        return f"the tokenizer's ids go up to {largest}, but the model knows {known} words."
+    segments = getattr(model.config, "type_vocab_size", 0)
+    if segment >= max(2, segments):
+        return f"the tokenizer's segments go up to {segment}, but the model knows {segments}."
+    return None
+
+
+def describe_special_tokens(tokenizer: "PreTrainedTokenizerBase") -> str | None:
+    """Why the special tokens of a tokenizer cannot do their work; None if they can.
+
+    Two tokens must not have one id: transformers gives a special token that the vocabulary lacks the id
+    `len(vocabulary)`, which is an ordinary word's if the ids have gaps. One token must not have two roles, except that
+    padding may be the token that ends a text (as in EuroBERT). A special token must not be a word that texts contain.
+    """
+    tokens_of: dict[int, list[str]] = {}
+    for token, number in tokenizer.get_vocab().items():
+        tokens_of.setdefault(number, []).append(token)
+    for number, same in sorted(tokens_of.items()):
+        if len(same) > 1:
+            first, second = sorted(same)[:2]
+            return f"the tokens {first!r} and {second!r} have the same id, {number}."
+    tokens = special_tokens(tokenizer)
+    for (role, token), (other, other_token) in combinations(tokens.items(), 2):
+        if token == other_token and (role, other) != ("sep", "pad"):
+            return f"the tokens for {role} and {other} are the same, {token!r}."
+    for role, token in tokens.items():
+        word = token.removeprefix("\u2581").removeprefix("\u0120")
+        if not word.isalnum():
+            continue
+        read = tokenizer(f"a {word} a", add_special_tokens=False, split_special_tokens=True, verbose=False)
+        if tokenizer.convert_tokens_to_ids(token) in read["input_ids"]:
+            return f"the token for {role} is an ordinary word, {word!r}, which texts contain."
+    return None
+
+
+def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[str, str]:
+    """Tokens by role (cls, sep, mask, pad, unk), without roles that no token has. A tokenizer without [CLS] or [SEP]
+    lends its begin- and end-of-sequence tokens."""
+    found = {
+        "cls": tokenizer.bos_token if tokenizer.cls_token is None else tokenizer.cls_token,
+        "sep": tokenizer.eos_token if tokenizer.sep_token is None else tokenizer.sep_token,
+        "mask": tokenizer.mask_token,
+        "pad": tokenizer.pad_token,
+        "unk": tokenizer.unk_token,
+    }
+    return {role: str(token) for role, token in found.items() if token is not None}
+
+
+def max_positions(model: "PreTrainedModel") -> float:
+    """The longest input that a model of transformers, with a head or without, reads: tokens with special ones."""
+    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+    if table is None:  # relative or rotary positions
+        return getattr(model.config, "max_position_embeddings", None) or math.inf
+    # RoBERTa and its kin number positions from padding_idx + 1 on
+    offset = 0 if table.padding_idx is None else table.padding_idx + 1
+    return table.num_embeddings - offset
+
+
+def check_size(
+    model_class: type | tuple[type, ...], config: "PretrainedConfig", directory: str | Path, **options: Any
+) -> None:
+    """Raise ValueError where a config.json describes more parameters than the files of weights have bytes.
+
+    transformers would make room for them, and fill it with random numbers, before it says that they are missing.
+
+    model_class, config, options  a class of transformers, and what it is built with
+    directory                     with model.safetensors, an index of several files, or a checkpoint's
+                                  student.safetensors; without, there is nothing to compare
+    """
+    import torch  # here, since the rest of this file is light to import
+
+    directory = Path(directory)
+    refuse_irregular(directory)
+    size = sum(file.stat().st_size for file in _weight_files(directory))
+    if not size:
+        return
+    build: Callable = model_class[0] if isinstance(model_class, tuple) else model_class  # the largest of several
+    check_counts(config.to_dict(), directory)
+    with torch.device("meta"):  # shapes without memory
+        parameters = sum(weight.numel() for weight in build(config, **options).parameters())
+    if parameters > size:
+        raise ValueError(f"config.json describes {parameters:,} parameters, and the weights have {size:,} bytes")
+
+
+def _weight_files(directory):
+    """The files that are loaded, by transformers or as a checkpoint; none if one is missing."""
+    try:
+        names = {name for name in ("model.safetensors", "student.safetensors") if (directory / name).is_file()}
+        if not names:
+            names = set(json.loads(read_file(directory / "model.safetensors.index.json"))["weight_map"].values())
+        files = [directory / name for name in sorted(names)]
+        return files if all(file.is_file() for file in files) else []
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return []
+
+
+def _tensors(directory):
+    """How many tensors the weights in a directory are, by the headers of their files."""
+    count = 0
+    for file in _weight_files(directory):
+        with open_to_read(file) as opened, suppress(ValueError, RecursionError):
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(length)) if length < file.stat().st_size else {}
+            count += len(header) if isinstance(header, dict) else 0
+    return count
+
+
+def unused_encoder_weights(unexpected: Iterable[str], model: "PreTrainedModel") -> list[str]:
+    """Names of weights that belong to the model's encoder, in the checkpoint, but have no place in it; sorted.
+
+    Left out are the weights of heads, of a pooler and of layers above the model's last, and buffers of older versions.
+
+    unexpected  names, as in the loading report of transformers
+    model       of transformers, with a head or without
+    """
+    encoder = model.base_model
+    parts = {name for name, _ in encoder.named_children()} - {"pooler"}
+    found = []
+    for name in unexpected:
+        path = name.removeprefix(f"{encoder.base_model_prefix}.")
+        layer = _LAYER.search(path)
+        above = layer is not None and int(layer[1]) >= encoder.config.num_hidden_layers
+        if path.partition(".")[0] in parts and not above and not path.endswith(BUFFERS):
+            found.append(name)
+    return sorted(found)
+
+
+def describe_unused_weights(unexpected: Iterable[str], model: "PreTrainedModel") -> str | None:
+    """What `unused_encoder_weights` found, in a sentence; None if nothing."""
+    if not (names := unused_encoder_weights(unexpected, model)):
+        return None
+    examples = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return (
+        f"the checkpoint holds {len(names)} weights that a {model.config.model_type} encoder of transformers has no "
+        f"place for ({examples}), so transformers would compute another model. Take a model that was saved by "
+        "transformers; adapters must be merged first (merge_and_unload of peft)."
+    )
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers from drawing progress bars and from printing a table of the weights that a model has no place
+    for: a cut teacher leaves many, and an encoder those of a head."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    bars, hub_bars = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+        if not hub_bars:  # transformers' switch moves the Hub's as well
+            disable_progress_bars()

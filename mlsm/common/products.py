@@ -1,0 +1,190 @@
+"""Which library computes the float32 products of linear layers on a CPU, as measured on this machine.
+
+torch carries two: its own (MKL) and oneDNN (onednn.py). Which is faster depends on the processor, the operation and the
+shape. On one AMD EPYC (Zen 5) oneDNN took half of MKL's time; on another it gained a tenth in the forward pass, while
+its gradients of wide layers took up to twice MKL's time, since it transposes their large factors. So each operation of
+each class of shapes is timed once on a machine, and the answer is kept in the user's cache. It is timed in one thread,
+so that results do not depend on how many threads a command has.
+
+    products = measure_products([(4096, 256, 1024)])        # {"weight_gradient 4096 256 1024": "torch"}
+    multiply = find_way("weight_gradient", (4096, 256, 1024), products)
+
+A dictionary of products names only what is not computed in the first way of `WAYS`, which is oneDNN's: the operation, a
+class of N, d and K; or "all", where everything is torch's (`TORCH`). The ways differ in the last bits, so whoever must
+repeat a computation keeps the dictionary (student/encoders/, the records of units). Left out: the layers themselves
+(student/encoders/linear.py, pipeline/teacher/cut.py).
+
+Shapes: N rows, d inputs, K outputs.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mlsm.common import disk
+from mlsm.common.durable import make_directories, replace_json
+from mlsm.common.machine import cache_directory, processor
+from mlsm.common.onednn import available, multiply
+
+logger = logging.getLogger(__name__)
+
+Shape = tuple[int, int, int]  # N, d, K
+WAYS: dict[str, dict[str, Callable[..., Tensor]]] = {
+    "forward": {  # rows (N, d), weight (K, d), bias (K) or None
+        "onednn": multiply,
+        "torch": F.linear,
+    },
+    "input_gradient": {  # gradient (N, K), weight (K, d)
+        "onednn": lambda gradient_NK, weight_Kd: multiply(gradient_NK, weight_Kd.t()),
+        "torch": torch.mm,
+    },
+    "weight_gradient": {  # gradient (N, K), rows (N, d)
+        "onednn": lambda gradient_NK, rows_Nd: multiply(gradient_NK.t(), rows_Nd.t()),
+        # a gradient whose rows lie apart, as those of a part of the outputs do, would be multiplied without vectors
+        "onednn_transposed": lambda gradient_NK, rows_Nd: multiply(rows_Nd.t(), gradient_NK.contiguous().t()).t(),
+        "torch": lambda gradient_NK, rows_Nd: gradient_NK.t() @ rows_Nd,
+    },
+}
+USUAL: Mapping[str, str] = {}  # everything by oneDNN; plain dictionaries, since models that hold them are copied
+TORCH: Mapping[str, str] = {"all": "torch"}
+WORTH_MEASURING = 2**24  # multiply-adds; of smaller products the call itself is a large part
+GAIN = 0.95  # another way must take at most this share of the usual one's time
+SECONDS, ROUNDS = 0.1, 3  # timed for a product, and times that each way is taken unless that takes ten times as long
+MOST_OUTPUTS, MOST_WORK = 2**15, 2**32  # of a product that is timed, and its multiply-adds: others are scaled down
+_ROW_CLASSES = (64, 256, 1024, 4096)  # those of N: the smallest that holds it, else the last
+
+
+def find_way(operation: str, shape: Shape, products: Mapping[str, str]) -> Callable[..., Tensor]:
+    """The function that computes an operation of WAYS for a shape.
+
+    products  as `measure_products` returns them, or TORCH; a name that is not one of WAYS means the usual way
+    """
+    ways = WAYS[operation]
+    if not available():
+        return ways["torch"]
+    way = products.get(_name(operation, *shape)) or products.get("all", "onednn")
+    return ways.get(way, ways["onednn"])
+
+
+def measure_products(shapes: Iterable[Shape], operations: Iterable[str] = tuple(WAYS)) -> dict[str, str]:
+    """The fastest way of each operation for each shape, where it is not the usual one.
+
+    What was measured on this machine before, with these libraries, is looked up. Measuring takes a tenth of
+    a second a product, more for those that take that long themselves.
+    """
+    if not available():
+        return {}
+    wanted = {
+        _name(operation, *shape): (operation, _row_class(shape[0]), *shape[1:])
+        for shape in shapes
+        for operation in operations
+        if _row_class(shape[0]) * shape[1] * shape[2] >= WORTH_MEASURING
+    }
+    known, machine = _read_cache(), _machine()
+    found = {name: way for name, way in known.get(machine, {}).items() if name in wanted}
+    if missing := wanted.keys() - found.keys():
+        logger.info(
+            "timing %d matrix products, once on this machine, to compute each by the faster library", len(missing)
+        )
+        with _one_thread():
+            found |= {name: _fastest(*wanted[name]) for name in sorted(missing)}
+        _write_cache(known | {machine: known.get(machine, {}) | found})
+    return {name: way for name, way in sorted(found.items()) if way != "onednn"}
+
+
+def _name(operation, rows, inputs, outputs) -> str:
+    return f"{operation} {_row_class(rows)} {inputs} {outputs}"
+
+
+def _row_class(rows: int) -> int:
+    return next((bound for bound in _ROW_CLASSES if rows <= bound), _ROW_CLASSES[-1])
+
+
+def _fastest(operation: str, rows: int, inputs: int, outputs: int) -> str:
+    """The way that takes the least time, by its best round, as other work on the machine only adds."""
+    generator = torch.Generator().manual_seed(0)
+    outputs = min(outputs, MOST_OUTPUTS)
+    rows = min(rows, max(_ROW_CLASSES[1], MOST_WORK // (inputs * outputs)))
+    sizes = {"forward": (inputs, outputs), "input_gradient": (outputs, inputs), "weight_gradient": (outputs, inputs)}
+    first, second = sizes[operation]
+    factors = [torch.randn(rows, first, generator=generator)]
+    if operation == "weight_gradient":
+        factors.append(torch.randn(rows, second, generator=generator))
+    else:
+        factors.append(torch.randn(outputs, inputs, generator=generator))
+    if operation == "forward":
+        factors.append(torch.randn(outputs, generator=generator))
+    best = dict.fromkeys(WAYS[operation], float("inf"))
+    with torch.inference_mode():
+        begun = None
+        for turn in range(1000):
+            for name, compute in WAYS[operation].items():
+                start = time.perf_counter()
+                compute(*factors).contiguous()  # as what is added to a gradient must be
+                if turn > 0:
+                    best[name] = min(best[name], time.perf_counter() - start)
+            begun = begun or time.perf_counter()  # after the first turn, in which memory is allocated
+            seconds = time.perf_counter() - begun
+            if (turn >= ROUNDS and seconds > SECONDS) or (turn > 0 and seconds > 10 * SECONDS):
+                break
+    fastest = min(best, key=lambda name: best[name])
+    return fastest if best[fastest] <= GAIN * best["onednn"] else "onednn"
+
+
+@contextmanager
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+# -- the cache -------------------------------------------------------------------------------------------------
+
+
+def _machine() -> str:
+    """What the times depend on."""
+    capability, rounding = torch.backends.cpu.get_cpu_capability(), torch.backends.mkldnn.matmul.fp32_precision
+    # torch.get_float32_matmul_precision() fails where a caller set the newer torch.backends.fp32_precision
+    precision = {"bf16": "medium", "tf32": "high"}.get(rounding, "highest")
+    return f"{processor()}, {capability}, torch {torch.__version__}, precision {precision}"
+
+
+def _cache_file():
+    return cache_directory() / "products.json"
+
+
+def _read_cache() -> dict[str, dict[str, str]]:
+    try:
+        known = json.loads(_cache_file().read_bytes())
+    except (OSError, ValueError, RecursionError, RuntimeError):  # the last one where nobody's home is known
+        return {}
+    if not isinstance(known, dict):
+        return {}
+    return {
+        machine: {
+            name: way
+            for name, way in ways.items()
+            if isinstance(way, str) and way in WAYS.get(name.partition(" ")[0], ())
+        }
+        for machine, ways in known.items()
+        if isinstance(ways, dict)
+    }
+
+
+def _write_cache(known: dict) -> None:
+    """Keep what was measured; where that cannot be written, it is measured again next time."""
+    try:
+        disk.follow_no_links_below(_cache_file().parent)  # which may lie in an --output, or behind links in it
+        make_directories(_cache_file().parent)
+        replace_json(_cache_file(), known)
+    except (OSError, RuntimeError) as error:
+        logger.debug("what was measured cannot be kept: %s", error)

@@ -1,0 +1,173 @@
+"""One check for settings, wherever they come from: a YAML file, flags, or Python.
+
+    class EncodeConfig:
+        def __post_init__(self):
+            check(self)                  # types and choices, by the annotations of the fields
+
+    convert(tuple[int, ...], "1e1", text=True)    # (10,): a value as a YAML file has it
+
+A mistake is a ValueError of one sentence that begins with the flag's name, wherever the value came from. Left out: the
+range that a number must keep, which each settings class checks itself by `require`, and the reading of flags
+(mlsm/terminal/flags.py) and of recipes (mlsm/recipes/reading.py).
+"""
+
+import dataclasses
+import difflib
+import numbers
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from operator import is_
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from mlsm.common.disk import follow_no_links_below
+
+_Value = TypeVar("_Value")
+WORD = "a word of the command line, not a flag"
+Positional = Annotated[_Value, WORD]  # store: Positional[str | None] is STORE on the command line, not --store
+
+
+def check(settings: Any) -> None:
+    """Check the types and choices of a settings dataclass, and give each field the type that it is annotated with.
+
+    A single value becomes a tuple of one where a tuple is meant, a string a Path where a path is meant; a number is not
+    changed, for its JSON names stores and runs. Fields that cannot be set (init=False) are left alone. Below the
+    directory that the field `output` names, this process writes through no link from now on (mlsm/common/disk.py).
+
+    Raises  ValueError naming the flag, what it takes and what was found
+    """
+    for field in dataclasses.fields(settings):
+        if not field.init:
+            continue
+        value = getattr(settings, field.name)
+        converted = convert_field(field, value)
+        if converted is not value:
+            object.__setattr__(settings, field.name, converted)
+    if (output := getattr(settings, "output", None)) is not None:
+        follow_no_links_below(output)
+
+
+def convert_field(field: dataclasses.Field, value: object, text: bool = False) -> Any:
+    """The value of a dataclass field as its annotation says. Arguments and errors as of `convert`, with the flag."""
+    parts: list | tuple = value if isinstance(value, list | tuple) else (value,)
+    if any("\0" in str(part) for part in parts if isinstance(part, str | os.PathLike)):
+        raise ValueError(f"{flag_of(field)} must not contain a NUL character, found {value!r}")
+    try:
+        return convert(field.type, value, text)
+    except (ValueError, OverflowError):
+        hint = plain_hint(field.type)
+        raise ValueError(f"{flag_of(field)} takes {describe(hint)}, found {value!r}{_advice(hint, value)}") from None
+
+
+def require(settings: Any, name: str, holds: Callable[[Any], bool], rule: str) -> None:
+    """Raise ValueError, with the flag's name, where a setting is given (not None) and a rule does not hold of it."""
+    value = getattr(settings, name)
+    if value is not None and not holds(value):
+        raise ValueError(f"--{name.replace('_', '-')} must be {rule}, found {value}")
+
+
+def flag_of(field: dataclasses.Field) -> str:
+    """What a field is called on the command line: --max-length, --from of the field from_, or STORE for a word without
+    a flag."""
+    return field.name.upper() if is_word(field) else f"--{field.name.rstrip('_').replace('_', '-')}"
+
+
+def is_word(field: dataclasses.Field) -> bool:
+    """Whether a setting is a word of its own on the command line, marked as Positional."""
+    return WORD in getattr(field.type, "__metadata__", ())
+
+
+def convert(hint: Any, value: object, text: bool = False) -> Any:
+    """The value as one of a type: int, float, bool, str, Path, None, a Literal, a tuple of these, or a union.
+
+    text    whether the value is from a YAML file, which reads 1e5 as a string: then numbers may be written as text,
+            and become the very type of the annotation
+    Raises  ValueError, without a message, where it is not of that type
+    """
+    hint = plain_hint(hint)
+    kinds = get_args(hint)
+    if get_origin(hint) is tuple:
+        values = value if isinstance(value, list | tuple) else [value]
+        converted = tuple(convert(kinds[0], one, text) for one in values)
+        return value if isinstance(value, tuple) and all(map(is_, value, converted)) else converted
+    if get_origin(hint) in (Union, UnionType):
+        # A text is the last thing that a string can be.
+        for kind in sorted(kinds, key=(str, Path).__contains__):
+            with suppress(ValueError, OverflowError):
+                return convert(kind, value, text)
+    elif get_origin(hint) is Literal:
+        if isinstance(value, str) and value in kinds:
+            return value
+    elif hint in (int, float):
+        return _number(hint, value, text)
+    elif hint is Path and isinstance(value, str | os.PathLike):
+        return value if isinstance(value, Path) else Path(value)
+    elif hint is str and isinstance(value, os.PathLike) and not text:
+        return os.fspath(value)
+    elif hint in (bool, str, NoneType) and isinstance(value, hint):
+        return value
+    raise ValueError
+
+
+def _number(hint, value, text):
+    if isinstance(value, bool) or not isinstance(value, (int, float, str) if text else numbers.Real):
+        raise ValueError
+    if not isinstance(value, int | float | str):  # NumPy's, which JSON does not know
+        value = int(value) if isinstance(value, numbers.Integral) else float(value)
+    if hint is float:
+        return float(value) if text else value
+    if isinstance(value, int):
+        return value
+    if not float(value).is_integer():
+        raise ValueError
+    return int(float(value))
+
+
+def plain_hint(hint: Any) -> Any:
+    """The annotation without the mark of Positional."""
+    while get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    return hint
+
+
+def describe(hint: Any) -> str:
+    """What a type takes, in words."""
+    hint = plain_hint(hint)
+    kinds = get_args(hint)
+    if get_origin(hint) is tuple:
+        return f"a list, each {describe(kinds[0])}"
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(kinds)}" if len(kinds) > 1 else kinds[0]
+    if kinds:
+        return " or ".join(map(describe, kinds))
+    return {
+        int: "a whole number",
+        float: "a number",
+        bool: "a switch, true or false",
+        str: "a text (quoted, maybe)",
+        Path: "a path",
+        NoneType: "null",
+    }[hint]
+
+
+def _advice(hint, value) -> str:
+    """What probably was meant, as the end of an error."""
+    choices = _choices(hint)
+    for one in value if isinstance(value, list | tuple) else [value]:
+        close = difflib.get_close_matches(one, choices, n=1, cutoff=0.4) if isinstance(one, str) else []
+        if close and one not in choices:
+            return f". Did you mean {close[0]}?"
+    with suppress(ValueError, OverflowError):
+        if isinstance(value, str):
+            convert(hint, value, text=True)
+            return ", a text. Leave out the quotation marks."
+    return ""
+
+
+def _choices(hint):
+    hint = plain_hint(hint)
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    return [choice for kind in get_args(hint) if kind is not Ellipsis for choice in _choices(kind)]

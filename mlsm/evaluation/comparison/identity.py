@@ -1,0 +1,270 @@
+"""In what models differ: every setting of their pre-training, less what a comparison studies and what follows from it.
+
+    found = differences(models)
+    found.settings                 # {"lr": {"0.0001": ["a", "b"], "0.001": ["c"]}}
+    found.sentence({"layer"})      # "The models differ in layer and also in lr (0.0001: a, b; 0.001: c)."
+
+A record's identity (mlsm/evaluation/lineage.py) is sorted into groups of settings, and two models are compared in the
+groups that both have. What necessarily follows from the objective is therefore no difference: an mlm student has no
+layer, k or dictionary, a kd student's top-n counts tokens and not LSPs, only mtl has kappa. A key that an identity
+leaves out has its usual value. The fingerprint of a dictionary follows from the layer, k and what else it was learned
+with, and counts only between models that agree in all of that.
+
+A model without identity, such as a stock model, is compared in the few fields that its record has. What is
+not known is called unknown, never equal. Left out: fine-tuning settings, which decide what is a pair (models.py).
+"""
+
+import json
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mlsm.evaluation.lineage import UNTRAINED, WITHOUT_TARGETS
+from student.config import UNNAMED
+from student.masks.config import ADAPTIVE
+from student.objectives import OF_LSP_STORES, OVER_VOCABULARY, is_untied
+
+Groups = dict[str, dict[str, Any]]  # group -> name of a setting -> its value
+
+KEPT = "mass kept of targets"
+SAME_MASS = 0.01  # mean mass kept that differs by less is taken as the same
+UNKNOWN = "unknown"
+_OF_TEACHER = ("dtype", "documents_apart", "segments")  # target settings that lsp and logits stores share
+_SKIPPED = (
+    "kind",
+    "format",
+    "windowing",
+    "teacher",
+    "teacher_name",
+    "teacher_layers",
+    "tokenizer_name",
+    "derived_from",
+    "dictionary_settings",
+)
+_DEFAULTS: Groups = {  # what an absent key means
+    "run": UNNAMED | {"segments": False, "mask_weights": "uniform", "wordnet": None},
+    "teacher": {"teacher documents_apart": False, "teacher segments": False},
+    "lsp": {"solver": "cd", "dictionary atoms": "learned", "hidden": None},
+    "logits": {"logits masked_passes": 0},
+}
+_NAMES = {"lam": "lambda", "seed": "run_seed"}
+_FOLLOW_FROM = {  # what need not be named where it differs only as these do
+    "dictionary": (
+        "layer",
+        "k",
+        "lambda",
+        "plan",
+        "teacher",
+        "teacher fingerprint",
+        "teacher dtype",
+        "teacher documents_apart",
+        "teacher segments",
+    ),
+    "tolerance": ("solver",),  # FISTA has none
+    "mask_update_steps": ("mask_weights",),  # only adaptive ones have it
+    "mask_weight_steps": ("mask_weights",),  # only several that take turns have it
+    "wordnet": ("objective",),  # only supersense has it
+    "short_share": ("short_windows",),  # only runs that begin with pieces of windows have it
+}
+
+
+class HasOrigin(Protocol):
+    """What is compared here: a models.Model, or whatever else has a name and the fields of a record."""
+
+    label: str
+    facts: dict
+
+
+@dataclass(frozen=True)
+class Differences:
+    """What differs between some models.
+
+    settings   name -> {value as text: labels of the models that have it}, of what differs
+    unknown    labels of the models whose settings are not recorded as a whole
+    own_masks  labels of the models whose masks followed their own loss: with no other model do they share masked tokens
+    """
+
+    settings: dict[str, dict[str, list[str]]]
+    unknown: list[str]
+    own_masks: list[str] = field(default_factory=list)
+
+    def beyond(self, studied: Collection[str]) -> list[str]:
+        """Names of what differs and is not studied."""
+        return [name for name in self.settings if name not in studied]
+
+    def sentence(self, studied: Collection[str]) -> str:
+        """Whether the models differ in what is studied alone, for a caption."""
+        found = [name for name in sorted(studied) if name in self.settings]
+        what, said = " and ".join(found or sorted(studied)), []
+        if others := self.beyond(studied):
+            values = {
+                name: "; ".join(f"{value}: {_some(labels)}" for value, labels in self.settings[name].items())
+                for name in others
+            }
+            named = ", ".join(f"{name} ({values[name]})" for name in others)
+            said.append(f"The models differ in {what} and also in {named}.")
+        if self.unknown:
+            said.append(
+                f"It is unknown in what else {_some(self.unknown)} may differ: the records do not hold all settings of "
+                f"pre-training."
+            )
+        return " ".join([*(said or [f"The models differ in {what} alone."]), *self.on_masks])
+
+    @property
+    def on_masks(self) -> list[str]:
+        """A sentence where masks followed a model, otherwise nothing."""
+        if not self.own_masks:
+            return []
+        return [
+            f"The masks of {_some(self.own_masks)} followed the model's own loss (mask_weights {ADAPTIVE}), so they are"
+            f" those of no other model: pairs with such a model are not paired in masks."
+        ]
+
+    @property
+    def alone(self) -> bool:
+        """Whether at most one thing differs and nothing is unknown."""
+        return len(self.settings) <= 1 and not self.unknown
+
+
+def differences(models: Sequence[HasOrigin]) -> Differences:
+    """What differs between some models."""
+    sorted_settings = {model.label: groups(model.facts) for model in models}
+    known = {model.label: model.facts["identity"] is not None for model in models}
+    # What these do not have they are known to lack; of an untrained student nothing but its weights' origin counts.
+    lacks = {model.label for model in models if known[model.label] and model.facts["objective"] != UNTRAINED}
+    found: dict[str, dict[str, list[str]]] = {}
+    for group in dict.fromkeys(group for of_model in sorted_settings.values() for group in of_model):
+        having = {label: of_model[group] for label, of_model in sorted_settings.items() if group in of_model}
+        for name in dict.fromkeys(name for values in having.values() for name in values):
+            values = {label: values.get(name) for label, values in having.items() if name in values or label in lacks}
+            if name == KEPT:
+                _add_mass(found, values, models)
+            elif len({_canonical(value) for value in values.values()}) > 1:
+                found[name] = _by_text(values)
+    of_teachers = [of_model["teacher"] for of_model in sorted_settings.values() if "teacher" in of_model]
+    if "teacher fingerprint" not in found and all(values.get("teacher fingerprint") for values in of_teachers):
+        found.pop("teacher", None)  # one teacher under several names or paths
+    for name, of_name in _FOLLOW_FROM.items():
+        causes = [values for other, values in found.items() if other in of_name or other.startswith(f"{name} ")]
+        if name in found and _follows(found[name], causes):
+            del found[name]
+    runs = {label: of_model.get("run", {}) for label, of_model in sorted_settings.items()}
+    own_masks = [label for label, run in runs.items() if run.get("mask_weights") == ADAPTIVE]
+    return Differences(found, [label for label, is_known in known.items() if not is_known], own_masks)
+
+
+def _follows(by_text, causes):
+    """Whether models that agree in all causes agree in a setting, too. All are given as {value as text: labels}."""
+    found: dict[tuple[str, ...], set[str]] = {}  # what the causes are -> values of the setting
+    for value, labels in by_text.items():
+        for label in labels:
+            of_causes = tuple(cause for values in causes for cause, having in values.items() if label in having)
+            found.setdefault(of_causes, set()).add(value)
+    return all(len(values) == 1 for values in found.values())
+
+
+def family_key(facts: dict) -> str:
+    """Text that is equal for checkpoints of one pre-training, as far as that is known."""
+    found = {name: value for values in groups(facts).values() for name, value in values.items()}
+    return _canonical({name: value for name, value in found.items() if name not in ("step", KEPT)})
+
+
+def groups(facts: dict) -> Groups:
+    """The settings of a model's pre-training: {group: {name: value}}; of a model of unknown origin none."""
+    identity, objective = facts["identity"], facts["objective"]
+    if identity is None:
+        return _of_record(facts) if objective else {}
+    settings, target = identity["settings"], identity["target_settings"]
+    run = {_NAMES.get(name, name): value for name, value in settings.items() if name not in ("kappa", "tied", "untied")}
+    found = {
+        "run": _DEFAULTS["run"] | run | {"objective": objective, "step": facts["step"]},
+        "text": {"plan": identity["plan"]} | {f"window {name}": v for name, v in identity["windowing"].items()},
+    }
+    if others := identity.get("other_targets"):  # of a student of several stores; those below are of the first one
+        named = {"teacher_name": "teacher", "layer": "layer", "k": "k", "lam": "lambda", "target": "target"}
+        found["run"]["other_targets"] = [
+            ", ".join(f"{name} {text(other[key])}" for key, name in named.items() if other.get(key) is not None)
+            for other in others
+        ]
+    if objective == UNTRAINED:  # its weights follow from these alone
+        kept = {"objective", "step", "encoder", "run_seed", *found["text"]} - {"plan"}
+        found = {group: {name: values[name] for name in values if name in kept} for group, values in found.items()}
+    if objective == "mtl" or settings.get("kappa"):
+        found["words beside"] = {"kappa": settings.get("kappa")}
+    if objective in OVER_VOCABULARY:
+        found["words"] = {"tied": not is_untied(settings | {"objective": objective})}
+    if objective not in WITHOUT_TARGETS:
+        names = {"teacher": target.get("teacher_name"), "teacher fingerprint": target.get("teacher")}
+        shared = {f"teacher {name}": target[name] for name in _OF_TEACHER if name in target}
+        found["teacher"] = _DEFAULTS["teacher"] | names | shared
+        found |= _of_targets(objective, target, identity["tail"])
+    if "probe" in identity:
+        found["probe"] = {f"probe {name}": value for name, value in identity["probe"]["settings"].items()}
+    return found
+
+
+def _of_record(facts: dict) -> Groups:
+    """What a record without identity says."""
+    found = {"run": {name: facts[name] for name in ("objective", "encoder", "run_seed", "step")}}
+    if facts["kappa"] is not None:
+        found["words beside"] = {"kappa": facts["kappa"]}
+    if facts["objective"] not in WITHOUT_TARGETS:
+        found["teacher"] = {"teacher": facts["teacher"]}
+    if facts["objective"] in OF_LSP_STORES:
+        found["lsp"] = {name: facts[name] for name in ("layer", "k", "lambda", "dictionary")}
+    return found
+
+
+def _of_targets(objective: str | None, target: dict, tail: dict | None) -> Groups:
+    own = {name: value for name, value in target.items() if name not in (*_SKIPPED, *_OF_TEACHER)}
+    if objective == "regress":
+        return {"hidden": {f"hidden {name}": value for name, value in own.items()}}
+    kept = {KEPT: tail["mass_kept"] if tail else UNKNOWN}
+    if objective not in OF_LSP_STORES:
+        return {"logits": _DEFAULTS["logits"] | {f"logits {name}": value for name, value in own.items()} | kept}
+    learned = target.get("dictionary_settings", {})
+    dictionary = {f"dictionary {name}": value for name, value in learned.items() if name not in ("k", "lam")}
+    own = {_NAMES.get(name, name): value for name, value in own.items()}
+    return {"lsp": _DEFAULTS["lsp"] | own | dictionary | kept}
+
+
+def _add_mass(found: dict[str, dict[str, list[str]]], values: dict[str, Any], models: Sequence[HasOrigin]) -> None:
+    """Name the mean mass kept where it differs, or where it is not known and the targets are not the same."""
+    identities = [model.facts["identity"] for model in models if model.label in values]
+    targets = {identity["target"] for identity in identities if identity}
+    numbers = [value for value in values.values() if isinstance(value, float | int)]
+    is_whole = len(numbers) == len(values)
+    same = is_whole and max(numbers) - min(numbers) < SAME_MASS
+    if len(targets) > 1 and not same:
+        found[KEPT] = _by_text(
+            {label: value if value == UNKNOWN or value is None else f"{value:.1%}" for label, value in values.items()}
+        )
+
+
+def _by_text(values: dict[str, Any]) -> dict[str, list[str]]:
+    texts: dict[str, list[str]] = {}
+    for label, value in values.items():
+        texts.setdefault(text(value), []).append(label)
+    if len(texts) == 1 and len({_canonical(value) for value in values.values()}) > 1:  # fingerprints cut too short
+        texts = {}
+        for label, value in values.items():
+            texts.setdefault(str(value), []).append(label)
+    return texts
+
+
+def text(value: object) -> str:
+    """A setting's value for people: fingerprints by their first eight digits."""
+    if value is None:
+        return "not set"
+    if isinstance(value, str):
+        return value[:8] if re.fullmatch(r"[0-9a-f]{16,}", value) else value
+    return f"{value:g}" if isinstance(value, float) else _canonical(value)
+
+
+def _canonical(value):
+    return json.dumps(value, sort_keys=True)
+
+
+def _some(labels):
+    return ", ".join(labels) if len(labels) <= 4 else f"{', '.join(labels[:3])} and {len(labels) - 3} more"

@@ -1,0 +1,65 @@
+"""How interpretable the LSPs are that models learned: what a test of intruders found of their stores.
+
+    judged = read_judgements([Path("judged.json"), Path("runs/sweeps/k-1a2b3c4d/sweep.json")])
+    judged.aucs["0f1e..."]          # by the fingerprint of a store's target
+
+A file is what `show-lsp --intruders --json` printed, or the sweep.json of `sweep --intruders`. Left out: the test
+(mlsm/evaluation/inspection/lsps/intruders.py), which store a model learned from (its record's identity).
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from mlsm.common.disk import read_file
+from mlsm.common.errors import ComparisonError, ShardError
+from mlsm.common.invocation import program
+from mlsm.common.json_checks import Count, Number, find_problem, object_of, parse_json
+
+_JUDGED = object_of({"target": str, "auc": Number | None})
+_FILE = object_of({"judge": str, "samples": Count, "dictionaries": list[_JUDGED]})  # type: ignore[valid-type]
+
+
+class Judgements(NamedTuple):
+    """What one judge found.
+
+    judge  what it is called
+    aucs   target of a store -> mean AUC over its LSPs, None where none of them could be judged
+    """
+
+    judge: str
+    aucs: dict[str, float | None]
+
+
+def read_judgements(paths: Iterable[Path]) -> Judgements:
+    """The judgements in some files.
+
+    Raises  ComparisonError where a file holds none, or their figures do not compare
+    """
+    aucs: dict[str, float | None] = {}
+    before: tuple | None = None
+    for path in paths:
+        try:
+            values = parse_json(read_file(path), path)
+            problem = find_problem(values, _FILE)
+        except (OSError, ShardError) as error:
+            problem = str(error)
+        if problem:
+            raise ComparisonError(
+                f"--intruders {path}: {problem}. Give sweep.json of a sweep with --intruders, or what"
+                f" `{program()} show-lsp STORE --intruders --json` printed."
+            )
+        how = values["judge"], values["samples"]
+        before = before or how
+        if how != before:
+            raise ComparisonError(
+                f"--intruders {path} was judged by {how[0]} with --samples {how[1]}, the files before it by {before[0]}"
+                f" with --samples {before[1]}: their figures do not compare. Judge all of them alike."
+            )
+        for one in values["dictionaries"]:
+            if aucs.setdefault(one["target"], one["auc"]) != one["auc"]:
+                raise ComparisonError(
+                    f"--intruders {path} has another AUC for the store of target {one['target'][:12]} than was read"
+                    " before; perhaps more text was encoded in between. Give one of them."
+                )
+    return Judgements(before[0] if before else "", aucs)

@@ -1,0 +1,370 @@
+"""Models and their scores, from the records of evaluations: who is compared, on what, and which scores are pairs.
+
+    models = models_of(records.read(paths))
+    trainings, left_out = match_trainings(models[0], models[1])
+
+A model is a digest of weights: a run's export and its last checkpoint are one. A family is what pre-trained it, with
+all settings that its records hold, whatever the step: its checkpoints. Two scores are a pair when they are of one task,
+metric and seed, and head, data and settings of fine-tuning agree; nothing else is paired, and what was evaluated twice
+but does not agree is named. Left out: in which settings of pre-training models differ (identity.py), tests
+(significance.py), figures (figures.py).
+
+A training is (task, seed); a figure of the suite is (task, metric), 14 in all; a score is (task, metric, seed).
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+
+from mlsm.common.errors import ComparisonError
+from mlsm.evaluation.comparison.identity import KEPT, differences, family_key, text
+from mlsm.evaluation.lineage import WITHOUT_TARGETS
+from mlsm.evaluation.records import FROZEN, METRICS, path_of
+from student import objectives
+
+SEEDS = 5  # the paper's trainings of a task
+SUITE = tuple((task, metric) for task, metrics in METRICS.items() for metric in metrics)
+PARADIGMS = 67
+OBJECTIVES = {name: facts.label for name, facts in objectives.OBJECTIVES.items()}
+FACTS = ("objective", "encoder", "teacher", "layer", "k", "lambda", "kappa", "run_seed")
+_SHORT = {
+    "objective": "{}",
+    "encoder": "{}",
+    "teacher": "of {}",
+    "layer": "l {}",
+    "k": "k {}",
+    "lambda": "λ {}",
+    "kappa": "κ {}",
+    "run_seed": "run seed {}",
+}
+
+Training = tuple[str, int]  # task, seed
+SuiteFigure = tuple[str, str]  # task, metric
+Score = tuple[str, str, int]  # task, metric, seed
+
+
+@dataclass
+class Model:
+    """One model: what its records say of it, and the records by (task, seed); scores are read once all are in.
+
+    label  its name, with digits of its weights where two models share the name
+    facts  of the pre-training (FACTS, dictionary, and its whole identity, None where unknown), and step, fraction,
+           flops, path, weights
+    frozen records of `finetune --frozen` by task, which never pair with those of fine-tuning
+    blimp  of its BLiMP records, one for each way of scoring, the one that most models of the comparison have
+    """
+
+    label: str
+    facts: dict
+    trainings: dict[Training, dict] = field(default_factory=dict)
+    blimps: dict = field(default_factory=dict)
+    frozen: dict[tuple[str, int | None], dict] = field(default_factory=dict)
+    blimp: dict | None = None
+
+    @cached_property
+    def scores(self) -> dict[Score, float]:
+        """(task, metric, seed) -> value."""
+        return {
+            (task, figure["metric"], seed): figure["value"]
+            for (task, seed), record in self.trainings.items()
+            for figure in record["figures"]
+        }
+
+    @cached_property
+    def figures(self) -> dict[SuiteFigure, float]:
+        """(task, metric) -> mean over the seeds there are, in the suite's order."""
+        scores = self.scores
+        by_figure = {
+            figure: [value for (task, metric, _), value in scores.items() if (task, metric) == figure]
+            for figure in SUITE
+        }
+        return {figure: fmean(values) for figure, values in by_figure.items() if values}
+
+    @property
+    def accuracies(self) -> dict[str, float]:
+        """BLiMP paradigm -> accuracy; empty without a BLiMP record."""
+        return {figure["metric"]: figure["value"] for figure in self.blimp["figures"]} if self.blimp else {}
+
+    @property
+    def failed(self) -> dict[Training, str]:
+        """(task, seed) -> why, of the trainings that diverged or collapsed. Their scores count like any other."""
+        return {
+            key: f"{how}: {record[how]}"
+            for key, record in self.trainings.items()
+            for how in ("diverged", "collapsed")
+            if record[how]
+        }
+
+    @property
+    def kept(self) -> float | None:
+        """Mean probability mass that top-n kept of the targets, a fraction; None where unknown or without targets."""
+        identity = self.facts["identity"] or {}
+        tail = identity.get("tail") if self.facts["objective"] not in WITHOUT_TARGETS else None
+        return tail["mass_kept"] if tail else None
+
+    @property
+    def target(self) -> str | None:
+        """The target of the store whose LSPs it learned, of several the first; None where unknown or without LSPs."""
+        learned = self.facts["identity"] and self.facts["objective"] not in WITHOUT_TARGETS
+        return self.facts["identity"]["target"] if learned else None
+
+    @property
+    def family(self) -> str:
+        """All that is known of its pre-training but for the step; a model of unknown origin is a family of its own."""
+        return family_key(self.facts) if self.facts["objective"] else self.label
+
+    @property
+    def cost(self) -> float | None:
+        """Floating-point operations of pre-training and teacher, None where one of them is not known."""
+        spent = self.facts["flops"]
+        return None if None in (spent["pretraining"], spent["teacher"]) else spent["pretraining"] + spent["teacher"]
+
+
+def out_of(counts: Collection[int], full: int) -> str:
+    """How complete something is, for people: its counts, of as many as in the paper."""
+    least, most = min(counts, default=0), max(counts, default=0)
+    n = f"n = {most}" if least == most else f"n = {least} to {most}"
+    return f"{n} (paper: {full})" if most > full else f"{n} of {full}"
+
+
+def average(model: Model, figures: Collection[SuiteFigure] | None = None) -> float:
+    """Unweighted mean over figures of the suite, each the mean over its seeds: all that the model has, or these.
+
+    Raises  StatisticsError where there are none
+    """
+    values = model.figures
+    return fmean(values[figure] for figure in (values if figures is None else figures))
+
+
+def common_figures(models: Sequence[Model]) -> list[SuiteFigure]:
+    """The figures of the suite that every one of some models has: only over these are averages comparable."""
+    return [figure for figure in SUITE if all(figure in model.figures for model in models)]
+
+
+def blimp_average(model: Model, paradigms: Collection[str] | None = None) -> float:
+    """Unweighted mean accuracy over paradigms: all that the model has, or these."""
+    values = model.accuracies
+    return fmean(values[name] for name in (values if paradigms is None else paradigms))
+
+
+def common_paradigms(models: Sequence[Model]) -> list[str]:
+    """Names of the paradigms that every one of some models was scored on."""
+    return sorted(set.intersection(*(set(model.accuracies) for model in models)))
+
+
+def models_of(records: Iterable[dict]) -> tuple[list[Model], list[str]]:
+    """Group records by model, in the order of family, step and name.
+
+    Returns  (models, notes): a note is a sentence on what was read twice
+    Raises   ComparisonError where two records of one model contradict each other, or some are of development sets and
+             others of test sets or of a tenth of train
+    """
+    models: dict[str, Model] = {}
+    notes: list[str] = []
+    splits: dict[str, dict] = {}
+    for record in records:
+        _require_one_split(splits, record)
+        facts = _facts(record)
+        model = models.setdefault(record["weights"], Model(record["model"], facts))
+        _require_same_facts(model, facts)
+        notes += _add(model, record)
+    notes = list(dict.fromkeys(notes))
+    ordered = sorted(models.values(), key=_sort_key)
+    names = [model.label for model in ordered]
+    for model in ordered:
+        if names.count(model.label) > 1:
+            model.label = f"{model.label} ({model.facts['weights'][:8]})"
+    _choose_blimp(ordered)
+    return ordered, notes
+
+
+def _require_one_split(splits, record):
+    """Raise ComparisonError at the first fine-tuning whose figures are of other examples than those before it."""
+    if record["suite"] != "finetune":
+        return
+    splits.setdefault(record["settings"].get("split", "validation"), record)
+    if len(splits) > 1:
+        found = ", ".join(
+            f"--split {split} (such as {first['task']} of {first['model']})" for split, first in splits.items()
+        )
+        raise ComparisonError(
+            f"the records are of different examples: {found}. Compare those of each split apart: records of "
+            "development sets lie in runs/evaluations, others in runs/<split>/evaluations."
+        )
+
+
+def _facts(record):
+    names = (*FACTS, "dictionary", "identity", "step", "fraction", "flops", "weights", "path")
+    return {name: record[name] for name in names}
+
+
+def _require_same_facts(model, facts):
+    if model.cost is None:  # elsewhere the teacher may have been at hand
+        model.facts["flops"] = facts["flops"]
+    for name, value in facts.items():
+        if name not in ("path", "flops", "identity") and value != model.facts[name]:
+            raise ComparisonError(
+                f"records of {model.label} ({model.facts['weights'][:8]}) contradict each other: {name} is "
+                f"{model.facts[name]!r} in one and {value!r} in another. Evaluate that model again."
+            )
+
+
+def _add(model, record):
+    """Give a model one more record, unless it has that one under another name. Returns notes."""
+    key = record["task"], record["seed"]
+    kept = {"blimp": model.blimps, "frozen": model.frozen, "finetune": model.trainings}[record["suite"]]
+    earlier = kept.setdefault(key, record)
+    if record["model"] != earlier["model"]:
+        return [
+            f"{record['model']} has the same weights as {model.label}: where both have a record, "
+            f"{earlier['model']}'s is used."
+        ]
+    if earlier is record:
+        return []
+    what = record["task"] if record["seed"] is None else f"{record['task']}, seed {record['seed']},"
+    if earlier["figures"] != record["figures"] or _find_disagreements(earlier, record):
+        raise ComparisonError(
+            f"two different records of {what} of {model.label}: the files called {path_of(Path(), record)}. "
+            "Give one of them."
+        )
+    return [f"{what} of {model.label} was given twice, with the same scores; one is used."]
+
+
+def _sort_key(model):
+    facts = model.facts
+    known = [name for name in OBJECTIVES if name == facts["objective"]]
+    rank = list(OBJECTIVES).index(known[0]) if known else len(OBJECTIVES)
+    numbers = [facts[name] if facts[name] is not None else -1 for name in ("layer", "k", "kappa", "step")]
+    return rank, facts["encoder"] or "", *numbers, model.label, facts["weights"]
+
+
+def _choose_blimp(models):
+    """Of each model the record that most have; where that is undecided, the whole set scored in the usual way."""
+    keys = [key for model in models for key in model.blimps]
+    ranked = sorted(set(keys), key=lambda key: (-keys.count(key), len(key[0]), key[0]))
+    for model in models:
+        model.blimp = next((model.blimps[key] for key in ranked if key in model.blimps), None)
+
+
+# -- pairs ------------------------------------------------------------------------------------------------
+
+
+def match_trainings(model: Model, other: Model) -> tuple[list[Training], dict[str, list[Training]]]:
+    """The trainings of two models that are pairs.
+
+    Returns  (sorted (task, seed) of the pairs, {why: (task, seed) of those that both have but that do not agree})
+    """
+    pairs: list[Training] = []
+    left_out: dict[str, list[Training]] = {}
+    for key in sorted(model.trainings.keys() & other.trainings.keys()):
+        mine, theirs = model.trainings[key], other.trainings[key]
+        why = _find_disagreements(mine, theirs)
+        if not why and not (mine["head"] and theirs["head"]):
+            why = "head not recorded"
+        if why:
+            left_out.setdefault(why, []).append(key)
+        else:
+            pairs.append(key)
+    return pairs, left_out
+
+
+def _find_disagreements(record, other):
+    """Why two records of one task and seed are no pair; empty where they are."""
+    reasons = []
+    if record["head"] != other["head"]:
+        reasons.append("heads differ")
+    if _content(record["data"]) != _content(other["data"]):
+        reasons.append("data differ")
+    names = record["settings"].keys() | other["settings"].keys()
+    differing = sorted(name for name in names if record["settings"].get(name) != other["settings"].get(name))
+    if differing:
+        reasons.append(f"settings differ ({', '.join(_describe_setting(name, record, other) for name in differing)})")
+    return ", ".join(reasons)
+
+
+def _describe_setting(name, record, other):
+    """A setting that two records do not agree on, for people."""
+    values = [found["settings"].get(name, "not recorded") for found in (record, other)]
+    return f"{name}: {text(values[0])} and {text(values[1])}"
+
+
+def _content(data):
+    """What was read, wherever it lay and whatever it was called."""
+    return sorted(data.get("files", {}).values()), {key: data[key] for key in data if key not in ("name", "files")}
+
+
+def scored_alike(models: Iterable[Model]) -> tuple[list[Model], dict[str, str]]:
+    """The models with BLiMP records of the same data and settings: the largest such set, for others do not compare.
+
+    Returns  (models, {label of one left out: why})
+    """
+    scored = [model for model in models if model.blimp]
+    sets = [[other for other in scored if not _find_disagreements(model.blimp, other.blimp)] for model in scored]
+    chosen = max(sets, key=len, default=[])
+    others = [model for model in scored if model not in chosen]
+    return chosen, {model.label: _find_disagreements(model.blimp, chosen[0].blimp) for model in others}
+
+
+def frozen_alike(models: Sequence[Model]) -> tuple[dict[str, list[Model]], list[str]]:
+    """By task of `finetune --frozen`, the models whose records agree in data and settings: the largest such set.
+
+    Returns  (task -> models, a sentence for each model that is left out)
+    """
+    alike, notes = {}, []
+    for task in FROZEN:
+        key = task, None
+        measured = [model for model in models if key in model.frozen]
+        sets = [[m for m in measured if not _find_disagreements(one.frozen[key], m.frozen[key])] for one in measured]
+        alike[task] = max(sets, key=len, default=[])
+        notes += [
+            f"The frozen scores of {task} of {model.label} cannot be compared with the others:"
+            f" {_find_disagreements(model.frozen[key], alike[task][0].frozen[key])}"
+            for model in measured
+            if model not in alike[task]
+        ]
+    return {task: found for task, found in alike.items() if found}, notes
+
+
+# -- families ---------------------------------------------------------------------------------------------
+
+
+def families(models: Iterable[Model]) -> dict[str, list[Model]]:
+    """Models by family, each family's by step: {name shown to people: models}."""
+    groups: dict[str, list[Model]] = {}
+    for model in sorted(models, key=_sort_key):
+        groups.setdefault(model.family, []).append(model)
+    return dict(zip(name_groups(list(groups.values())), groups.values(), strict=True))
+
+
+def name_groups(groups: Sequence[Sequence[Model]], ignored: Collection[str] = ("step", KEPT)) -> list[str]:
+    """Names of groups of models for people: their objective and whatever else tells those of that objective apart.
+
+    ignored  settings in which the models of one group differ
+    """
+    names = []
+    for group in groups:
+        first = group[0]
+        objective = first.facts["objective"]
+        rivals = [other[0] for other in groups if other[0].facts["objective"] == objective]
+        found = differences(rivals)
+        parts = [
+            _SHORT.get(name, f"{name} {{}}").format(value)
+            for name, values in found.settings.items()
+            for value, labels in values.items()
+            if first.label in labels and name not in ignored
+        ]
+        if first.label in found.unknown and len(found.unknown) < len(rivals):
+            parts.append("other settings unknown")
+        known = OBJECTIVES.get(objective, objective)
+        names.append(", ".join([known, *parts]) if known else first.label)
+    return names
+
+
+def checkpoint_name(model: Model) -> str:
+    """How far a model was pre-trained, for people: a fraction of the run's steps, a step, or final."""
+    fraction, step = model.facts["fraction"], model.facts["step"]
+    if fraction is not None:
+        return f"{100 * fraction:.4g}%"
+    return "final" if step is None else f"step {step:,}"

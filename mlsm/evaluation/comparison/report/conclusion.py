@@ -1,0 +1,165 @@
+"""What an effect allows to be said, in one sentence with its uncertainty; never more than its interval does.
+
+    conclude(effect, planned=5).sentence
+
+Left out: the figures of an effect (effects.py).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mlsm.evaluation.comparison.identity import Differences
+from mlsm.evaluation.comparison.report.effects import LEVEL, POWER, Effect, Interval
+
+Verdict = Literal["for", "against", "undecided", "too few", "equal", "missing"]
+FEWEST_PAIRS = 3  # of two, the interval rests on one difference between them
+VERDICTS: dict[Verdict, str] = {
+    "for": "supported",
+    "against": "contradicted",
+    "undecided": "undecided",
+    "too few": "too few pairs",
+    "equal": "no variation",
+    "missing": "no records",
+}
+EXPLORATORY: dict[Verdict, str] = {"for": "higher", "against": "lower"}  # where there was no hypothesis
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """A verdict on a hypothesis, the sentence that says it, and sentences that a reader must know beside it.
+
+    caveat  a word that belongs to the verdict: "so far" before all planned pairs are there, "exploratory" where nobody
+            planned the test
+    """
+
+    verdict: Verdict
+    sentence: str
+    beside: tuple[str, ...] = ()
+    caveat: str = ""
+
+    @property
+    def label(self) -> str:
+        """The verdict in two or three words, which claim no more than the sentence."""
+        words = VERDICTS | (EXPLORATORY if self.caveat == "exploratory" else {})
+        return ", ".join(filter(None, (words[self.verdict], self.caveat)))
+
+
+def conclude(
+    effect: Effect,
+    planned: int | None = None,
+    adjusted: float | None = None,
+    tests: int = 1,
+    beyond: Differences | None = None,
+) -> Conclusion:
+    """Word what the records say of a hypothesis.
+
+    planned   pairs of pre-trainings that were planned; with fewer the sentence says "so far". 0: their number was not
+              planned; None: neither was the test, so there is no hypothesis
+    adjusted  p adjusted for several tests, which then decides; None: the plain one does
+    tests     how many
+    beyond    in what the two differ
+    """
+    better, than = effect.better, effect.than
+    if effect.lacks:
+        return Conclusion("missing", f"Whether {better} is better than {than} is not known: {effect.lacks}.")
+    found = effect.mean
+    over = f"mean of {_tasks(effect)} over {_pairs(found.n)}"
+    is_early = planned is not None and found.n < planned
+    so_far, whether = ("So far, ", "whether") if is_early else ("", "Whether")
+    caveat = "exploratory" if planned is None else "so far" if is_early else ""
+    beside = tuple(_beside(effect, planned, beyond))
+    if found.n < FEWEST_PAIRS:
+        sentence = (
+            f"Whether {better} is better than {than} cannot be told from {_pairs(found.n)}: {better} "
+            f"{_direction(effect)} ({over}), and so few do not show how much that varies with the seed."
+        )
+        return Conclusion("too few", sentence, beside, caveat)
+    if found.p is None or found.low is None or found.high is None or found.detectable is None:
+        sentence = (
+            f"{so_far}{better} {_direction(effect)} in every one of {_pairs(found.n)}, to the last digit ({over}); "
+            f"nothing shows how that would vary, so there is no interval."
+        )
+        return Conclusion("equal", sentence, beside, caveat)
+    p = found.p if adjusted is None else adjusted
+    of_tests = "" if adjusted is None else f" after Holm's adjustment for {tests} hypotheses"
+    bounds = f"95 % interval {points(found.low)} to {points(found.high)} points"
+    if p < LEVEL:
+        contrary = "" if found.mean > 0 or planned is None else ", contrary to the hypothesis"
+        sentence = f"{so_far}{better} {_direction(effect)}{contrary} ({bounds}; {over}; p {p_value(p)}{of_tests})."
+        return Conclusion("for" if found.mean > 0 else "against", sentence, beside, caveat)
+    holds_zero = found.low <= 0 <= found.high
+    why = "holds 0" if holds_zero else f"leaves out 0, which{of_tests} (p {p_value(p)}) is not enough"
+    sentence = (
+        f"{so_far}{whether} {better} is better than {than} is undecided: it {_direction(effect)}, and "
+        f"the {bounds} {why} ({over}); {found.n} pairs of this spread would find a true difference of "
+        f"{points(found.detectable, sign=False)} points with a power of {100 * POWER:.0f} %."
+    )
+    return Conclusion("undecided", sentence, beside, caveat)
+
+
+def _beside(effect, planned, beyond):
+    found = effect.mean
+    if planned is not None and found.n < planned:
+        yield (
+            f"{found.n} of the {planned} planned pairs are there. Who looks at the interval now and again when all are "
+            f"there errs more often than its 5 % say."
+        )
+    if planned is None:
+        yield "No hypothesis was written down before the scores were seen, so this is exploratory."
+    failed, tunings = effect.failed
+    if failed:
+        yield f"Of the {tunings} fine-tunings compared, {failed} diverged or predict one class for all; they count."
+    if effect.incomplete:
+        seeds = ", ".join(map(str, effect.incomplete))
+        yield f"Left out, as fine-tunings are missing or do not agree: pre-training seed {seeds}."
+    if effect.unplanned:
+        yield f"Left out, as nobody planned it: pre-training seed {', '.join(map(str, effect.unplanned))}."
+    if found.low is not None and effect.resampled is not None:
+        yield _compare_intervals(found, effect.resampled)
+    if beyond is not None and (several := beyond.beyond({"step", "run_seed"})) and len(several) > 1:
+        yield f"They differ in {', '.join(several)}: the difference in score is not due to one of these alone."
+    if beyond is not None and beyond.unknown:
+        yield "In what else they differ is unknown, as their records do not hold all settings of pre-training."
+    if beyond is not None:
+        yield from beyond.on_masks
+
+
+def _compare_intervals(found: Interval, resampled: tuple[float, float]) -> str:
+    low, high = resampled
+    said = f"Drawn again over tasks and seeds, the 95 % interval is {points(low)} to {points(high)} points"
+    is_apart = found.low is not None and found.high is not None and (found.low > 0 or found.high < 0)
+    if is_apart and low <= 0 <= high:
+        return f"{said}, which holds 0: the difference is shown for these tasks, not for others like them."
+    return f"{said}."
+
+
+def _direction(effect):
+    mean, than = effect.mean.mean, effect.than
+    if round(mean, 9) == 0:
+        return f"scores the same as {than}"
+    return f"scores {points(abs(mean), sign=False)} points {'higher' if mean > 0 else 'lower'} than {than}"
+
+
+def _tasks(effect):
+    return effect.tasks[0] if len(effect.tasks) == 1 else f"{len(effect.tasks)} tasks"
+
+
+def _pairs(n):
+    return "one pair of pre-trainings" if n == 1 else f"{n} pairs of pre-trainings"
+
+
+def points(value: float, sign: bool = True) -> str:
+    """A difference of fractions in percentage points: two decimals, or more where these would be zeros."""
+    shown = 100 * value
+    text = f"{abs(shown):.2f}"
+    if float(text) == 0 and shown:
+        text = f"{abs(shown):.1g}"
+    return f"{'−' if shown < 0 else '+' if sign and shown else ''}{text}"
+
+
+def p_value(p: float) -> str:
+    """What p is, for people, as "= 0.012": never zero, and never rounded across the level."""
+    if p < 0.001:
+        return "< 0.001"
+    text = f"{p:.3f}"
+    return f"= {p:.6f}" if (float(text) < LEVEL) != (p < LEVEL) else f"= {text}"

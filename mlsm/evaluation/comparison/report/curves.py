@@ -1,0 +1,171 @@
+"""How runs came to their scores: held-out loss and fine-tuning scores against steps, tokens, operations and seconds.
+
+    for course in read_courses(found.arms): course.points      # of one run, from its log.jsonl
+
+Seconds are steps x the step time of a quiet machine: the mean over the fastest tenth of the run's logged steps. The
+clock of a run that was paused, or shared its machine, says nothing. Left out: drawing (drawings.py).
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from mlsm.common.json_checks import is_number
+from mlsm.evaluation.comparison.models import Model
+from mlsm.evaluation.comparison.report.arms import Arm, Seed, is_probe
+from mlsm.evaluation.lineage import find_log, read_log
+from mlsm.evaluation.records import METRICS
+
+logger = logging.getLogger(__name__)
+AXES = {  # what a curve is drawn against -> the axis's words
+    "steps": "optimiser steps",
+    "tokens": "tokens read",
+    "flops": "floating-point operations of the student's training",
+    "seconds": "seconds of training on a quiet machine",
+}
+
+
+class Point(NamedTuple):
+    """Held-out figures after some steps; what the log does not say is None.
+
+    loss   nats per token that carries loss
+    share  of the loss of a constant prediction: at 1 nothing was learned
+    """
+
+    steps: int
+    tokens: float | None
+    flops: float | None
+    seconds: float | None
+    loss: float | None
+    share: float | None
+
+
+@dataclass(frozen=True)
+class Course:
+    """One run of an arm.
+
+    run           its name
+    log           the file that all of this was read from
+    step_seconds  of a quiet machine; None where the log does not say
+    points        where held-out figures were taken, by step
+    """
+
+    arm: str
+    seed: Seed
+    run: str
+    log: Path
+    step_seconds: float | None
+    points: tuple[Point, ...]
+
+    def at(self, step: int) -> Point | None:
+        """What was spent until a step, with no held-out figures where none were taken; None after the log's end."""
+        last = self.points[-1]
+        if step > last.steps:
+            return None
+        known = next((point for point in self.points if point.steps == step), None)
+        tokens, flops, seconds = (None if value is None else value * step / last.steps for value in last[1:4])
+        return known or Point(step, tokens, flops, seconds, None, None)
+
+
+class Score(NamedTuple):
+    """The mean over some tasks of one checkpoint, and what was spent until then."""
+
+    arm: str
+    seed: Seed
+    model: str
+    spent: Point
+    value: float
+
+
+def read_courses(arms: Sequence[Arm]) -> list[Course]:
+    """The runs of the arms whose logs lie where their records say: one for each arm and seed."""
+    found: dict[tuple[str, Seed], Course] = {}
+    for arm in arms:
+        for model in arm.models:
+            seed = model.facts["run_seed"]
+            if (arm.name, seed) in found or is_probe(model):
+                continue
+            try:
+                log = find_log(Path(model.facts["path"]))
+                lines = [line for line in read_log(log) if "loss" in line and line["step"] > 0] if log else []
+            except OSError as error:  # a record may come from anywhere, and so may the path in it
+                logger.warning("no curves of %s: its run's log cannot be read: %s", model.label, error)
+                continue
+            points = _points(lines)
+            if log and points:
+                step_seconds = quiet_step_seconds(lines)
+                found[arm.name, seed] = Course(arm.name, seed, log.parent.name, log, step_seconds, points)
+    return list(found.values())
+
+
+def quiet_step_seconds(lines: Sequence[dict]) -> float | None:
+    """Seconds of the run's average step, at the rate of the fastest tenth of the logged steps, one at least; None where
+    no line tells them.
+
+    A line has the operations of all steps so far and those per second of its own step. Steps may differ in operations,
+    as those on short windows do from the others.
+    """
+    names = ("flops", "flops_per_second")
+    counted = [line for line in lines if all(is_number(line.get(name)) and line[name] > 0 for name in names)]
+    if not counted:
+        return None
+    seconds = sorted(1 / line["flops_per_second"] for line in counted)  # of an operation
+    last = max(counted, key=lambda line: line["step"])
+    return fmean(seconds[: max(1, len(seconds) // 10)]) * last["flops"] / last["step"]
+
+
+def _points(lines):
+    step_seconds = quiet_step_seconds(lines)
+    points = {}
+    for line in lines:
+        tokens, flops, share = (
+            line.get(name) if is_number(line.get(name)) else None
+            for name in ("tokens", "flops", "held_out_vs_baseline")
+        )
+        held_out = line.get("held_out")
+        loss = held_out.get("loss") if isinstance(held_out, dict) else None
+        seconds = None if step_seconds is None else line["step"] * step_seconds
+        if line is lines[-1] or is_number(loss):
+            loss = loss if is_number(loss) else None
+            points[line["step"]] = Point(line["step"], tokens, flops, seconds, loss, share)
+    return tuple(points[step] for step in sorted(points))
+
+
+def read_scores(arms: Sequence[Arm], courses: Sequence[Course], tasks: Sequence[str]) -> list[Score]:
+    """The fine-tuned checkpoints of arms that have them all: what was spent until then, and the mean over tasks."""
+    by_run = {(course.arm, course.seed): course for course in courses}
+    scores = []
+    for arm in arms if tasks else ():
+        for fraction in arm.fractions:
+            for seed, model in arm.at(fraction).models.items():
+                step, course = model.facts["step"], by_run.get((arm.name, seed))
+                if step is None or not tasks_of(model) >= set(tasks):
+                    continue
+                flops = model.facts["flops"]["pretraining"]
+                spent = (course and course.at(step)) or Point(step, None, flops, None, None, None)
+                scores.append(Score(arm.name, seed, model.label, spent, mean_score(model, tasks)))
+    return scores
+
+
+def tasks_of(model: Model) -> set[str]:
+    """The fine-tuning tasks that a model has scores of."""
+    return {task for task, _ in model.figures}
+
+
+def score_of_task(model: Model, task: str) -> float:
+    """Mean over the metrics and fine-tuning seeds of a task."""
+    return fmean(model.figures[task, metric] for metric in METRICS[task])
+
+
+def mean_score(model: Model, tasks: Sequence[str]) -> float:
+    """Mean over tasks."""
+    return fmean(score_of_task(model, task) for task in tasks)
+
+
+def arm_average(arm: Arm, tasks: Sequence[str]) -> float | None:
+    """Mean over tasks of an arm's finished models that have them all; None without tasks or such a model."""
+    models = [model for model in arm.at().models.values() if tasks and tasks_of(model) >= set(tasks)]
+    return fmean(mean_score(model, tasks) for model in models) if models else None

@@ -1,0 +1,110 @@
+"""Settings of show-lsp. Imports nothing heavy."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlsm.common.settings import Positional, check
+
+
+@dataclass(frozen=True, kw_only=True)
+class LspConfig:
+    """Show what latent semantic properties (LSPs) stand for: an overview, single LSPs, a word, a text, similar tokens,
+    or all of it as static pages."""
+
+    store: Positional[str | None] = None
+    """A store (directory or URL), a dictionary, or a student (run or export); the newest finished store under ./runs
+    when not given."""
+    lsp: tuple[int, ...] = ()
+    """Show these LSPs, counted from 0: where they are heaviest, with what they fire, what their atoms are near to."""
+    word: str | None = None
+    """Show the LSPs of this word over its sampled occurrences, upper and lower case alike."""
+    text: str | None = None
+    """Show the LSPs that the teacher gives to the tokens of this text, and the student's predictions beside them when
+    there is a --student. It may hold the mask token."""
+    student: str | None = None
+    """Student to compare with the teacher, with --text: a finished run, an export or a Hub id. With --without or
+    --amplify: the probe. With --html: a softmax probe of a student of the store's LSPs; each page then shows which
+    words it predicts where the LSP is heaviest, with the LSP and without it."""
+    without: tuple[int, ...] = ()
+    """With --text: which words a softmax probe predicts when these LSPs are taken out of its student's prediction, at
+    the text's mask tokens or, if it has none, at every token masked in turn. The probe is --student, by default the
+    newest finished one of the store's LSPs under runs/probes."""
+    amplify: tuple[str, ...] = ()
+    """The same for LSPs whose probability is multiplied, such as 230=3: LSP 230 by three. Below 1 it is weakened."""
+    teacher: str | None = None
+    """Where the store's teacher lies now, with --text or --intruders; where the store says by default."""
+    intruders: bool = False
+    """Judge how interpretable the LSPs are: can words that do not belong to an LSP be told from those where it is
+    heaviest, by the teacher's word embeddings?"""
+    judge: str | None = None
+    """With --intruders: an encoder whose embeddings of words judge in place of the teacher's, such as
+    sentence-transformers/all-MiniLM-L6-v2: a directory or a Hub id."""
+    against: tuple[str, ...] = ()
+    """With --intruders: other stores of the same tokenizer whose LSPs are judged, too, by the same embeddings."""
+    similar_to: str | None = None
+    """Show tokens that share the LSP profile of a token: WINDOW:TOKEN of the store, as all views print it, or with
+    --text the number of one of its tokens, counted from 0."""
+    vectors: Path | None = None
+    """With a dictionary: show its LSPs in the vectors of this .npy file. Of one that encode-images made, patches of
+    images are shown; of any other, the numbers of its rows. Goes with --lsp and --html."""
+    html: Path | None = None
+    """Write all LSPs as pages into this directory, which opens from disk in any browser: DIR/index.html. An older view
+    there is replaced."""
+    samples: int = 2_000_000
+    """Most tokens to read of the store's training split, in windows spread over it; of --vectors, most vectors."""
+    diagnostic: Path | None = None
+    """Directory of a choose-layer diagnostic, whose word senses name the LSPs; looked for under DIR/diagnostics
+    when the store lies in DIR/stores."""
+    json: bool = False
+    """Print JSON."""
+
+    def __post_init__(self):
+        check(self)
+        views = {
+            "--lsp": bool(self.lsp),
+            "--word": self.word is not None,
+            "--intruders": self.intruders,
+            "--html": self.html is not None,
+            "--text or --similar-to": self.text is not None or self.similar_to is not None,
+        }
+        if sum(views.values()) > 1:
+            given = ", ".join(name for name, wanted in views.items() if wanted)
+            raise ValueError(f"{given} are different things to show. Give one of them")
+        if self.text is None and ((self.student and self.html is None) or (self.teacher and not self.intruders)):
+            raise ValueError(
+                '--student and --teacher are for a text. Add --text "...", or --html DIR for pages with the words of a'
+                " --student that is a probe"
+            )
+        if self.factors and (self.text is None or self.similar_to is not None or self.teacher is not None):
+            raise ValueError(
+                '--without and --amplify change a student\'s prediction for a text. Give --text "...", and neither'
+                " --teacher nor --similar-to"
+            )
+        if (self.against or self.judge) and not self.intruders:
+            raise ValueError("--against and --judge are for the judgement of LSPs. Add --intruders")
+        if self.judge and self.teacher:
+            raise ValueError("--judge takes the place of the teacher's embeddings. Give --judge or --teacher")
+        if self.samples < 1:
+            raise ValueError(f"--samples must be at least one, found {self.samples}")
+
+    @property
+    def factors(self) -> dict[int, float]:
+        """What the probability of an LSP is multiplied with, by LSP: 0 for those of --without.
+
+        Raises  ValueError where one is not LSP=FACTOR, its factor out of range, or an LSP named twice
+        """
+        found = [(lsp, 0.0) for lsp in self.without]
+        for entry in self.amplify:
+            lsp, _, factor = entry.partition("=")
+            try:
+                found.append((int(lsp), float(factor)))
+            except ValueError:
+                raise ValueError(f"--amplify takes LSP=FACTOR, such as 230=3, found {entry!r}") from None
+            if not 0 < found[-1][1] < 1e9:
+                raise ValueError(
+                    f"--amplify {entry}: expected a factor above 0 and below 1e9. To take it out: --without {lsp}"
+                )
+        if twice := [lsp for lsp, count in Counter(lsp for lsp, _ in found).items() if count > 1]:
+            raise ValueError(f"--without and --amplify name LSP {twice[0]} twice. Name it once")
+        return dict(found)

@@ -1,0 +1,126 @@
+"""What a sample says of single LSPs: where it is heaviest, samples of its quantiles, what it fires with.
+
+Left out: the atoms' own neighbours and searches by profile (neighbours.py), words (words.py), text (contexts.py).
+
+Shapes: N sampled tokens, n tokens that have an LSP, K LSPs.
+"""
+
+import numpy as np
+
+from mlsm.evaluation.inspection.lsps.sample import SEED, Sample
+from pipeline.solvers.parallel import kernel
+
+TOP_CONTEXTS = 20
+QUANTILES = 10
+OF_A_QUANTILE = 3
+SAME_CONTEXT = 4  # tokens to either side that make two contexts one
+COUNTED_TOGETHER = 200_000  # tokens of the sample in which pairs of LSPs are counted
+LEAST_SUPPORT = 10  # tokens with both LSPs, below which NPMI is chance
+_NO_TOKEN = -1
+
+
+def top_tokens(sample: Sample, tokens: np.ndarray, count: int = TOP_CONTEXTS) -> np.ndarray:
+    """The tokens on which an LSP is heaviest, one of a document, no two in the same words.
+
+    Where too few documents have it (of three novels no more than three do), more come from the same documents, one of
+    a window.
+
+    tokens   those that have it, heaviest first
+    Returns  token numbers, int64, at most `count`, heaviest first. Words are the same when the token and SAME_CONTEXT
+             tokens to either side are: boilerplate is shown once
+    """
+    found = np.full(count, _NO_TOKEN)
+    known = _fill_distinct(tokens, sample.document_N, sample.ids_N, found, 0)
+    if known < count:
+        _fill_distinct(tokens, sample.window_N, sample.ids_N, found, known)
+    return tokens[np.isin(tokens, found)]
+
+
+@kernel
+def _fill_distinct(tokens, group_N, ids_N, found, count):
+    """Fill `found`, which has `count` tokens, with the first that share neither group nor context with one in it.
+
+    Returns  how many it has then
+    """
+    for token in tokens:
+        if count == len(found):
+            break
+        fresh = True
+        for other in found[:count]:
+            if group_N[other] == group_N[token] or _same_context(ids_N, token, other):
+                fresh = False
+                break
+        if fresh:
+            found[count] = token
+            count += 1
+    return count
+
+
+def first_of_each(document_n: np.ndarray, window_n: np.ndarray, count: int) -> np.ndarray:
+    """Which of some tokens to show: the first of each document, and if these are fewer than `count`, others, at most
+    one of a window and evenly over all, until there are so many.
+
+    document_n, window_n  of the tokens
+    Returns               places of the tokens, int64, in their order
+    """
+    _, places = np.unique(document_n, return_index=True)
+    if len(places) < count:
+        _, others = np.unique(window_n, return_index=True)
+        others = others[~np.isin(window_n[others], window_n[places])]
+        wanted = min(count - len(places), len(others))
+        places = np.append(places, others[np.arange(wanted) * len(others) // max(1, wanted)])
+    return np.sort(places)
+
+
+@kernel
+def _same_context(ids_N, first, second):
+    if min(first, second) < SAME_CONTEXT or max(first, second) + SAME_CONTEXT >= len(ids_N):
+        return False
+    different = 0
+    for offset in range(-SAME_CONTEXT, SAME_CONTEXT + 1):
+        different += ids_N[first + offset] != ids_N[second + offset]
+    return different == 0
+
+
+def quantile_samples(
+    tokens: np.ndarray, weights: np.ndarray, lsp: int, count: int = OF_A_QUANTILE
+) -> list[tuple[float, float, np.ndarray]]:
+    """Random tokens from the ten tenths of an LSP's weights, the heaviest tenth first.
+
+    tokens, weights  of those that have it, heaviest first; tenths are shares of them, fewer than ten tokens give fewer
+    Returns          list of (least weight, largest weight, token numbers, heaviest first)
+    """
+    rng, found = np.random.default_rng([SEED, lsp]), []
+    for tenth in np.array_split(np.arange(len(tokens)), QUANTILES):
+        if len(tenth):
+            chosen = np.sort(rng.choice(tenth, min(count, len(tenth)), replace=False))
+            found.append((float(weights[tenth[-1]]), float(weights[tenth[0]]), tokens[chosen]))
+    return found
+
+
+def count_together(sample: Sample) -> tuple[np.ndarray, int]:
+    """How many tokens have two LSPs, over tokens spread over the sample.
+
+    Returns  counts int32 (K, K), an LSP's own tokens on the diagonal, and how many tokens with a code were looked at
+    """
+    from scipy.sparse import csr_array
+
+    indptr, lsps, _ = sample.rows(sample.spread(COUNTED_TOGETHER))
+    has = csr_array((np.ones(len(lsps), np.int32), lsps.astype(np.int32), indptr), (len(indptr) - 1, sample.k))
+    return (has.T @ has).toarray(), int((np.diff(indptr) > 0).sum())
+
+
+def co_firing(counts_KK: np.ndarray, total: int, lsp: int, top: int) -> list[tuple[int, float, int]]:
+    """The LSPs that fire together with one more often than chance: normalised pointwise mutual information,
+
+        ln(p_ij / (p_i p_j)) / -ln p_ij         (Bouma 2009), 1 where neither is without the other
+
+    Returns  list of (lsp, NPMI, support: tokens that have both), largest NPMI first; of at least LEAST_SUPPORT tokens
+    """
+    both_K, own_K = counts_KK[lsp], counts_KK.diagonal()
+    others = np.flatnonzero((both_K >= LEAST_SUPPORT) & (np.arange(len(both_K)) != lsp))
+    share = both_K[others] / total
+    information = np.log(share * total**2 / (own_K[lsp] * own_K[others].astype(np.float64)))
+    npmi = information / np.maximum(-np.log(share), np.finfo(float).tiny)
+    largest = np.argsort(-npmi, kind="stable")[:top]
+    return [(int(others[i]), float(min(1.0, npmi[i])), int(both_K[others[i]])) for i in largest if npmi[i] > 0]

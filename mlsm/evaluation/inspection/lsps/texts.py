@@ -1,0 +1,206 @@
+"""The LSPs of a text: the teacher's, as encode-lsp would store them, and a student's predictions.
+
+    rows = teacher_lsps(store, dictionary, text)
+    tokens = compare(load_student("runs/students/..."), text, rows)
+
+The teacher reads the text as it is; the student reads it once for every token, with that token masked, which is what it
+was trained for. A mask token in the text is read as one by both: the teacher says nothing of it, the student does.
+Their distance is KL(teacher || student) in nats, the training loss at that token less the teacher's entropy.
+
+Shapes: T tokens of the text without special ones, d hidden width, K LSPs.
+"""
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from mlsm.common.errors import InspectionError, RunError
+from mlsm.evaluation.inspection.lsps.sample import largest
+from pipeline.dictionary import Dictionary
+from shards.codec import SparseRows
+from shards.reader import Store
+
+EMBEDDED_AT_ONCE = 256
+
+if TYPE_CHECKING:
+    from pipeline.targets.distributions import Distributions
+    from pipeline.teacher import Teacher
+    from student.lsp_model import LspModel
+
+
+class TextRows(NamedTuple):
+    """Tokens of a text with the teacher's distributions, in CSR form; a mask token has an empty row."""
+
+    ids_T: np.ndarray
+    texts: list[str]
+    rows: SparseRows
+
+    def row(self, token: int) -> tuple[np.ndarray, np.ndarray]:
+        """LSPs and weights of a token."""
+        entries = slice(self.rows.indptr[token], self.rows.indptr[token + 1])
+        return self.rows.indices[entries], self.rows.weights[entries]
+
+
+def teacher_lsps(store: Store, dictionary: Dictionary, text: str, teacher: str | None = None) -> TextRows:
+    """The LSPs of every token of a text, as a store of these settings would hold them.
+
+    teacher  where it lies now; by default where the store says
+    Returns  TextRows
+    Raises   InspectionError when the text is too long or empty, or the teacher is not the store's; TeacherError
+    """
+    import torch
+
+    from pipeline.batch import center_on, centred_rows, make_batch
+
+    tokenizer, ids_T = _read(store, text)
+    framed_T = np.array([store.special_ids["cls"], *ids_T, store.special_ids["sep"]])
+    batch = make_batch(framed_T, np.array([len(framed_T)]), 1, store.max_length, store.special_ids)
+    with torch.inference_mode():
+        encoder = load_store_teacher(store, teacher)
+        (hidden,) = centred_rows(encoder, batch, [(encoder.layer, center_on(encoder.device, dictionary))])
+        hidden_Nd = hidden.rows_Nd.float().numpy()
+    rows = _spread_over_all(code_rows(store, dictionary, hidden_Nd), batch.coded_T[1:-1])
+    return TextRows(ids_T, tokenizer.convert_ids_to_tokens(ids_T.tolist()), rows)
+
+
+def code_rows(store: Store, dictionary: Dictionary, hidden_Nd: np.ndarray) -> "Distributions":
+    """The LSPs of unit-length hidden states, found and cut off as those in the store were."""
+    from pipeline.solvers import nonneg_lasso
+    from pipeline.solvers.nearest import nearest_atoms
+    from pipeline.targets.distributions import distributions
+
+    settings = store.settings
+    solver, how = settings.get("solver"), {"tol": settings.get("tolerance")}
+    if solver and solver["name"] == "nearest":
+        codes = nearest_atoms(hidden_Nd, dictionary.atoms_Kd)
+    else:
+        how |= {"backend": solver["name"], "steps": solver["steps"]} if solver else {}
+        codes = nonneg_lasso(hidden_Nd, dictionary.atoms_Kd, settings["lam"], **how)
+    return distributions(codes, settings["top_n"])
+
+
+def _read(store, text):
+    tokenizer = store.load_tokenizer()  # which knows "[MASK]", unlike an encoder's
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    if not 0 < len(ids) <= store.max_length - 2:
+        most = store.max_length - 2
+        raise InspectionError(f"--text has {len(ids)} tokens; expected 1 to {most}, one window. Give another text.")
+    return tokenizer, np.array(ids, np.int64)
+
+
+def load_store_teacher(store: Store, place: str | None) -> "Teacher":
+    """The teacher of a store, cut after its layer, in its precision; `place` is where it lies now, if not where it did.
+
+    Raises  InspectionError when it is another teacher; TeacherError
+    """
+    from pipeline.teacher import Teacher
+
+    settings = store.settings
+    teacher = Teacher.load(place or settings["teacher_name"], settings["layer"], dtype=settings["dtype"])
+    if teacher.fingerprint != settings["teacher"]:
+        raise InspectionError(
+            f"{teacher.name} is not the teacher of {store.path}: its weights are {teacher.fingerprint[:12]}, expected "
+            f"{settings['teacher'][:12]}. Say where that one lies with --teacher."
+        )
+    return teacher
+
+
+def load_judge(
+    store: Store, words: list[str], judge: str | None = None, teacher: str | None = None
+) -> tuple[str, np.ndarray]:
+    """What judges words in the test of intruders: an encoder, or by default the input embeddings of a store's teacher.
+
+    words    the texts of the vocabulary
+    teacher  where that of the store lies now
+    Returns  (what it is called, a vector for each word)
+    Raises   InspectionError when it is another teacher; TeacherError
+    """
+    if judge is not None:
+        return judge, embed(judge, words)
+    loaded = load_store_teacher(store, teacher)
+    embeddings_Vd = loaded.embeddings_Vd[: len(words)]  # some models have more rows than their tokenizer has ids
+    return f"input embeddings of the teacher {loaded.fingerprint[:12]}", embeddings_Vd
+
+
+def embed(place: str, texts: list[str]) -> np.ndarray:
+    """A vector for every text, read alone: the mean of the last hidden states of an encoder, float32 (texts, d).
+
+    So do sentence encoders such as MiniLM. Special tokens count, padding does not; a text without a token has zeros.
+    Raises TeacherError
+    """
+    from pipeline.teacher import Teacher, load_tokenizer, locate, read_config
+
+    tokenizer = load_tokenizer(place)
+    encoder = Teacher.load(place, read_config(locate(place), place).num_hidden_layers)
+    parts = []
+    for start in range(0, len(texts), EMBEDDED_AT_ONCE):
+        read = tokenizer(texts[start : start + EMBEDDED_AT_ONCE], padding=True, return_tensors="pt")
+        is_real_WL = read["attention_mask"].bool()
+        hidden_WLd = encoder(read["input_ids"], is_real_WL).masked_fill(~is_real_WL[:, :, None], 0)
+        parts.append((hidden_WLd.sum(1) / is_real_WL.sum(1, keepdim=True).clamp(min=1)).numpy())
+    return np.concatenate(parts)
+
+
+def _spread_over_all(rows, coded_T):
+    """Rows of the coded tokens to rows of all; those that are stored sum to one, as a reader decodes them."""
+    nnz_T = np.zeros(len(coded_T), np.int64)
+    nnz_T[coded_T] = np.diff(rows.indptr)
+    tail_T = np.zeros(len(coded_T), np.float32)
+    tail_T[coded_T] = rows.tail
+    weights = rows.weights / np.repeat(1 - tail_T, nnz_T)
+    return SparseRows(np.concatenate(([0], np.cumsum(nnz_T))), rows.indices, weights, tail_T)
+
+
+def load_student(source: str, fingerprint: str | None = None) -> "LspModel":
+    """The LSP outputs of a student, of one of several stores those of the dictionary that is given.
+
+    Raises  InspectionError where the student has none of that dictionary
+    """
+    from student.lsp_model import LspModel
+
+    model, head = LspModel.from_pretrained(source), 1
+    found = model.facts.get("dictionary")
+    while fingerprint is not None and found is not None and model.facts.get("dictionary") != fingerprint:
+        head += 1
+        try:
+            model = LspModel.from_pretrained(source, head=head)
+        except RunError:
+            raise InspectionError(
+                f"{source} predicts the LSPs of dictionary {found[:12]}, the store has those of {fingerprint[:12]}:"
+                f" their numbers mean different things. Give the store that the student was trained from."
+            ) from None
+    return model
+
+
+def compare(model: "LspModel | None", text: str, teacher: TextRows | None = None, top: int = 5) -> list[dict]:
+    """Every token of a text with its largest LSPs: the teacher's, the student's, and their distance.
+
+    model, teacher  LspModel and TextRows, one of them possibly None
+    Returns         list of dicts: "text", and "teacher" and "student", lists of [lsp, weight], "kl" in nats (None where
+                    one of the two says nothing)
+    """
+    predicted = model.lsp([text])[0] if model else None
+    if predicted and teacher and predicted.tokens != teacher.texts:
+        raise InspectionError(
+            "the student's tokenizer cuts the text into other tokens than the store's. Give the store "
+            "that the student was trained from."
+        )
+    names = teacher.texts if teacher else predicted.tokens if predicted else []
+    tokens: list[dict] = [{"text": name} for name in names]
+    for t, token in enumerate(tokens):
+        if teacher:
+            token["teacher"] = largest(*teacher.row(t), top)
+        if predicted:
+            q_K = predicted.distributions_Tk[t].numpy().astype(np.float64)
+            token["student"] = largest(np.arange(len(q_K)), q_K, top)
+            token["kl"] = _divergence(*teacher.row(t), q_K) if teacher else None
+    return tokens
+
+
+def _divergence(lsps, weights, q_K):
+    """KL(P || Q) in nats of a sparse P; None for an empty one."""
+    if not len(lsps):
+        return None
+    p = weights.astype(np.float64)
+    return float((p * (np.log(p) - np.log(np.maximum(q_K[lsps], math.ulp(0.0))))).sum())

@@ -1,0 +1,245 @@
+"""What this machine has, and what that means for speed or for what can be done here: the command doctor.
+
+    examine(DoctorConfig(output=Path("runs")))    # {"checks": [{"name": "cores", "found": "2 of ...", ...}, ...]}
+
+Nothing is changed, no network is asked. The disk is written to for about a second, in files that are gone at the end.
+Left out: which of two libraries computes a matrix product faster, which commands time themselves
+(mlsm/common/products.py).
+"""
+
+import math
+import os
+import platform
+import shutil
+import tempfile
+import time
+import webbrowser
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from mlsm.common.errors import describe
+from mlsm.common.machine import cpu_model
+from mlsm.common.progress import silent
+from mlsm.common.settings import check
+
+BYTES_PER_TOKEN = 70  # of a store with 32 LSPs a token, as measured in docs/benchmarks.md
+WRITTEN, SECONDS = 2**28, 1.0  # bytes written to the disk at most, and how long this goes on at most
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+INSTRUCTION_SETS = ("avx2", "avx512_f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorConfig:
+    """Say what this machine has, and what that means for speed or for what can be done."""
+
+    output: Path = Path("runs")
+    """Directory whose disk is looked at: the --output of other commands. It need not exist, and is not made."""
+    json: bool = False
+    """Print the report as JSON."""
+
+    def __post_init__(self):
+        check(self)
+
+
+def examine(settings: DoctorConfig, progress: Callable[..., None] = silent) -> dict:
+    """Look at the machine.
+
+    Returns  checks, a list of name, found (text), means (text), ok (False where something asks for action) and values
+    """
+    return {"checks": [*_processor(), *_gpu(), *_software(), *_packages(), *_disk(settings.output)]}
+
+
+def _check(name, found, means, ok=True, **values):
+    return {"name": name, "found": found, "means": means, "ok": ok, "values": values}
+
+
+def _processor():
+    """Cores, memory, and what matrix products are computed with."""
+    import torch
+
+    from mlsm.common.onednn import available, multiplies_bfloat16
+
+    threads = torch.get_num_threads()  # torch takes fewer by itself where two logical cores share a physical one
+    cores, memory = available_cores(), available_memory()
+    is_limited = threads < cores and "OMP_NUM_THREADS" in os.environ
+    found = f"{cores} of {cpu_model()}; matrix products use {threads}"
+    means = "Encoding and training use them without being told; --workers N shares them among N processes."
+    if is_limited:
+        means = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} leaves some of them idle: unset it, or set it higher."
+    yield _check("cores", found, means, not is_limited, cores=cores, threads=threads, model=cpu_model())
+    means = "Every worker process holds a teacher of its own: 0.5 GB for BERT-base in float32, besides its batches."
+    yield _check("memory", f"{memory / 1e9:.0f} GB", means, bytes=memory)
+    list_capabilities: Callable[[], Any] = getattr(torch.cpu, "get_capabilities", dict)  # torch 2.11 has none
+    sets = [name for name in INSTRUCTION_SETS if list_capabilities().get(name)]
+    torch_uses = torch.backends.cpu.get_cpu_capability()
+    found = (
+        f"{'there' if available() else 'not usable'}; processor: {', '.join(sets) or 'not known'}; torch: {torch_uses}"
+    )
+    means = (
+        "Commands time each matrix product once on this machine, and take the faster library: oneDNN or torch's own."
+        if available()
+        else "Matrix products use only torch's own library, which is slower on some processors."
+    )
+    yield _check("oneDNN", found, means, available(), instruction_sets=sets, torch_uses=torch_uses)
+    fast = multiplies_bfloat16()
+    means = "The default on a CPU is float32; train-student --dtype bfloat16 " + (
+        "is worth a try." if fast else "would not be faster."
+    )
+    yield _check("bfloat16", "multiplied by the processor" if fast else "emulated", means, fast=fast)
+
+
+def available_cores() -> int:
+    """Cores that this process may use: those of its affinity, or fewer if its control group has a quota."""
+    cores = len(os.sched_getaffinity(0))
+    v2 = _numbers("{group}/cpu.max")
+    v1 = _numbers("cpu/cpu.cfs_quota_us") + _numbers("cpu/cpu.cfs_period_us")
+    quotas = [math.ceil(found[0] / found[1]) for found in (v1, v2) if len(found) == 2 and found[0] > 0]
+    return min([cores, *quotas])
+
+
+def available_memory() -> int:
+    """Bytes of memory of this machine, or of the control group of this process if that has fewer."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = [_numbers(name) for name in ("memory/memory.limit_in_bytes", "{group}/memory.max", "{group}/memory.high")]
+    return min([machine, *(found[0] for found in limits if found)])
+
+
+def _numbers(name: str) -> list[int]:
+    """The numbers in a file of the control groups (versions 1 and 2); [] if it is missing or states no limit."""
+    try:
+        group = Path("/proc/self/cgroup").read_text().split(":")[-1].strip().strip("/")  # of version 2
+        return [int(word) for word in (CONTROL_GROUPS / name.format(group=group).strip("/")).read_text().split()]
+    except (OSError, ValueError):
+        return []
+
+
+def _gpu():
+    """The GPUs, and what codes on them."""
+    import torch
+
+    try:
+        version = metadata.version("numba-cuda")
+    except metadata.PackageNotFoundError:
+        version = None
+    if not torch.cuda.is_available():
+        is_unused = torch.version.cuda is None and torch.version.hip is None and shutil.which("nvidia-smi") is not None
+        found, means = (
+            "none that torch sees",
+            "CPU cores are enough for small teachers; encode-lsp --dry-run says how long a corpus takes here.",
+        )
+        if is_unused:
+            found = "a driver is there, but this torch is built for CPUs alone"
+            means = "Install a torch built for CUDA (pytorch.org/get-started) to use the GPU."
+        yield _check("GPU", found, means, not is_unused, devices=[])
+        means = "It codes on GPUs alone: not needed here."
+        yield _check("numba-cuda", version or "not installed", means, version=version, kernels=False)
+        return
+    from pipeline.solvers import describe_missing_kernels
+
+    devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    names = [f"{device.name}, {device.total_memory / 1e9:.0f} GB" for device in devices]
+    means = "Commands use the first one; --device cuda:1 takes another, --workers N gives each process one."
+    if not torch.cuda.is_bf16_supported(including_emulation=False):
+        means += " It does not multiply bfloat16 itself: give train-student --dtype float32."
+    yield _check("GPU", "; ".join(names), means, devices=names)
+    trouble = describe_missing_kernels(torch.device("cuda", 0))
+    means = "The kernels for sparse coding run on this GPU."
+    if trouble is not None:
+        means = (
+            'Coding takes torch\'s own operations, which need longer. Most often this helps:  pip install "mlsm[gpu]"'
+        )
+    found = version or "not installed"
+    found += f" ({trouble})" if trouble else ""
+    yield _check("numba-cuda", found, means, trouble is None, version=version, kernels=trouble is None)
+
+
+def _software():
+    """The build of faiss, and a browser."""
+    import faiss
+
+    has_gpu = hasattr(faiss, "StandardGpuResources")
+    found = f"{faiss.__version__}, {'GPU' if has_gpu else 'CPU'} build ({faiss.get_compile_options().strip()})"
+    means = "It begins dictionaries (k-means) and finds similar LSPs: a small part of the time on either build."
+    yield _check("faiss", found, means, version=faiss.__version__, gpu=has_gpu)
+    try:
+        name = getattr(webbrowser.get(), "name", "the system's own")
+        means = "The pages of show-lsp and compare open in it from the disk."
+    except webbrowser.Error:
+        name = None
+        means = "The pages of show-lsp and compare are plain files: copy their directory to where a browser is."
+    yield _check("browser", name or "none", means, browser=name)
+
+
+def _packages():
+    """Versions of Python and of the required packages, against the ranges that mlsm states."""
+    from packaging.requirements import Requirement  # which transformers requires
+
+    try:
+        stated = [Requirement(line) for line in metadata.requires("mlsm") or []]
+    except metadata.PackageNotFoundError:  # a checkout that is not installed
+        stated = []
+    versions, wrong = {}, []
+    for entry in stated:
+        if entry.marker is not None and not entry.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            versions[entry.name] = metadata.version(entry.name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{entry.name} is missing")
+            continue
+        if not entry.specifier.contains(versions[entry.name], prereleases=True):
+            wrong.append(f"{entry.name} {versions[entry.name]} is not {entry.specifier}")
+    main = [f"{name} {versions[name]}" for name in ("torch", "transformers", "numpy", "numba") if name in versions]
+    found = f"Python {platform.python_version()}, {', '.join(main)}" if main else f"Python {platform.python_version()}"
+    if wrong:
+        means = f"Outside of what mlsm states: {'; '.join(wrong)}. Mend it with:  pip install --upgrade mlsm"
+    elif stated:
+        means = f"All {len(versions)} required packages are within the ranges that mlsm states."
+    else:
+        means = "mlsm itself is not installed here, so no ranges are known. Install it with:  pip install --editable ."
+    yield _check("versions", found, means, bool(stated) and not wrong, packages=versions, wrong=wrong)
+
+
+def _disk(output):
+    """Room, speed and hard links of the disk on which `output` lies, or would lie."""
+    place = next(parent for parent in (output.absolute(), *output.absolute().parents) if parent.is_dir())
+    free = shutil.disk_usage(place).free
+    means = f"Room for about {free / BYTES_PER_TOKEN / 1e9:,.1f} billion tokens, at 70 bytes each."
+    yield _check("free disk", f"{free / 1e9:,.0f} GB at {place}", means, free > 1e9, bytes=free, directory=str(place))
+    chunk, written = os.urandom(2**22), 0  # random bytes, which no file system compresses
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            began = time.perf_counter()
+            while written < min(WRITTEN, free // 4) and time.perf_counter() - began < SECONDS:
+                written += file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())  # each time: what waits in memory could take a slow disk a minute at the end
+            rate = written / (time.perf_counter() - began)
+    except OSError as error:
+        means = "Nothing can be written there. Give --output a directory that you may write to, with room."
+        yield _check("disk speed", describe(error), means, False, bytes_per_second=None)
+        return
+    means = "Fast enough: encoding on a few cores writes about 1 MB/s."
+    if rate < 1e7:
+        means = "Slow: several encoding processes may wait for it. Give --output a directory on a local disk."
+    yield _check(
+        "disk speed",
+        f"about {rate / 1e6:,.0f} MB/s, synced, timed once for a second",
+        means,
+        rate >= 1e7,
+        bytes_per_second=rate,
+    )
+    trouble = None
+    with tempfile.TemporaryDirectory(dir=place, prefix=".doctor-") as directory:
+        try:
+            Path(directory, "a").touch()
+            os.link(Path(directory, "a"), Path(directory, "b"))
+        except OSError as error:
+            trouble = describe(error)
+    means = (
+        "Stores can be written here." if trouble is None else "Stores need them: give --output a directory elsewhere."
+    )
+    yield _check("hard links", trouble or "there", means, trouble is None, trouble=trouble)

@@ -1,0 +1,70 @@
+"""The pages of docs/ as they are installed, so that a page that a message cites can be read anywhere: the command docs.
+
+    list_or_read(DocsConfig(page="corpora"))    # {"page": "corpora", "title": "Corpora", "file": ".../corpora.md"}
+    text_of("tutorials/own-corpus")             # a notebook as Markdown: its text, its code between fences
+
+The pages lie in docs/ of a checkout and, by the link mlsm/pages, in every wheel. Left out: the site that is made of
+them (mkdocs.yml), printing (mlsm/terminal/pages.py).
+"""
+
+import difflib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlsm.common.progress import silent
+from mlsm.common.settings import Positional, check
+
+PAGES = Path(__file__).resolve().parents[2] / "pages"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocsConfig:
+    """Print a page of the documentation, or list all pages. They come with the program: no network is needed."""
+
+    page: Positional[str | None] = None
+    """The page's name, as messages and the list give it, such as corpora. Without one: the list."""
+    json: bool = False
+    """Print the names and files of the pages as JSON."""
+
+    def __post_init__(self):
+        check(self)
+
+
+def list_or_read(settings: DocsConfig, progress: Callable[..., None] = silent) -> dict:
+    """Find a page.
+
+    Returns  page (its name), title and file; without a name pages, a list of such
+    Raises   ValueError where there is no page of that name, with the names that come near
+    """
+    files = {
+        file.relative_to(PAGES).with_suffix("").as_posix(): file
+        for pattern in ("*.md", "tutorials/*.ipynb")
+        for file in sorted(PAGES.glob(pattern))
+    }
+    pages = [{"page": name, "title": title_of(name), "file": str(file.resolve())} for name, file in files.items()]
+    if settings.page is None:
+        return {"pages": pages}
+    wanted = settings.page.removeprefix("docs/").removesuffix(".md").removesuffix(".ipynb").lower()
+    for page in pages:
+        if page["page"].lower() in (wanted, f"tutorials/{wanted}"):
+            return page
+    near = difflib.get_close_matches(wanted, files, n=1)
+    meant = f" Did you mean {near[0]}?" if near else ""
+    raise ValueError(f"no page {settings.page!r}.{meant} There are: {', '.join(files)}")
+
+
+def text_of(name: str) -> str:
+    """The text of a page as Markdown."""
+    page = PAGES / f"{name}.md"
+    if page.is_file():
+        return page.read_text(encoding="utf-8")
+    notebook = json.loads((PAGES / f"{name}.ipynb").read_text(encoding="utf-8"))
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
+    return "\n\n".join(f"```python\n{text}\n```" if kind == "code" else text for kind, text in cells) + "\n"
+
+
+def title_of(name: str) -> str:
+    """The heading of a page."""
+    return text_of(name).partition("\n")[0].removeprefix("# ")

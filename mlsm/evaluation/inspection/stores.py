@@ -1,0 +1,261 @@
+"""Look into a store: its statistics, one document or window with its targets, how its settings differ from another's.
+
+    figures = statistics(Store.open(path))
+    view = document_tokens(store, "train", 7, top=5)
+
+Functions return dicts that JSON can hold; mlsm/terminal/stores.py makes them readable. Statistics come from the
+records and the sums that every shard ends with, so the blocks are not read. Left out: whether the store is whole
+(shards/verify.py).
+
+Shapes: T tokens, K atoms.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlsm.common.disk import read_file
+from mlsm.common.errors import RequestError, ShardError
+from shards import codec
+from shards.config import ShowConfig
+from shards.copies import foreign_errors, parse_dictionary
+from shards.reader import Store
+from shards.schema import ShardMeta
+from shards.shard_file import blocks, naming
+from shards.tools import store_of
+
+TOP_ATOMS = 10
+_DICTIONARY_FIGURES = ("objective", "explained_variance", "nnz", "dead_atoms", "largest_cosine", "epoch")
+
+
+def show_shards(settings: ShowConfig, progress: Callable[..., None] | None = None) -> dict:
+    """The view that a ShowConfig asks for. Raises RequestError where the store does not hold it."""
+    asked_for = {name: getattr(settings, name) for name in ("document", "window", "split", "top", "tokens", "against")}
+    return show(store_of(settings), **asked_for)
+
+
+def show(
+    path: str | Path,
+    *,
+    document: int | None = None,
+    window: int | None = None,
+    split: str = "train",
+    top: int = 5,
+    tokens: int = 512,
+    against: str | Path | None = None,
+) -> dict:
+    """The view that `mlsm show-shards` was asked for: a difference, a window, a document, or the statistics."""
+    store = Store.open(path)
+    if against is not None:
+        return difference(store, Store.open(against))
+    if window is not None:
+        return window_tokens(store, split, window, top)
+    if document is not None:
+        return document_tokens(store, split, document, top, tokens)
+    return statistics(store)
+
+
+# -- the whole store --------------------------------------------------------------------------------------
+
+
+def statistics(store: Store) -> dict:
+    """Counts, sizes, settings and, where there are distributions, how they are spread."""
+    records = store.records()
+    figures = {"store": str(store.path), "plan": store.plan_id, "splits": _splits(store), **store.report()}
+    figures |= {"settings": store.settings, "environments": _environments(records)}
+    if store.k:
+        figures |= _distribution(store, records)
+    if store.files.dictionary.is_dir():
+        figures["dictionary"] = _dictionary(store.files.dictionary)
+    return figures
+
+
+def _splits(store):
+    found = {}
+    for name in sorted({unit.split for unit in store.plan.units}, reverse=True):
+        records = store.records(name)
+        found[name] = {key: sum(getattr(record, key) for record in records) for key in ("windows", "tokens")}
+        found[name] |= {"units": len(records), "documents": sum(record.statistics["documents"] for record in records)}
+    return found
+
+
+def _environments(records):
+    """What made the units: distinct devices and library versions, with how many units each made."""
+    counted: dict[str, dict] = {}
+    for record in records:
+        own = {name for name in record.environment if name.endswith("_seconds") or name == "source_sha256"}
+        facts = {name: value for name, value in record.environment.items() if name not in own}
+        entry = counted.setdefault(json.dumps(facts, sort_keys=True), {"units": 0, **facts})
+        entry["units"] += 1
+    return list(counted.values())
+
+
+def _distribution(store, records):
+    mass_K = _mass(store)
+    mean_K = mass_K / max(mass_K.sum(), np.finfo(float).tiny)
+    used = np.argsort(-mean_K, kind="stable")[:TOP_ATOMS]
+    some = mean_K[mean_K > 0]
+    histogram = np.sum([record.statistics["nnz_histogram"] for record in records], axis=0)
+    return {
+        "nnz_histogram": histogram.tolist(),
+        "dead_words" if store.kind == "logits" else "dead_atoms": int((mean_K == 0).sum()),
+        "mean_entropy_nats": float(-(some * np.log(some)).sum()),
+        "tail_mass": 1 - store.report()["mass_kept"],
+        "most_used": [[label, float(mean_K[atom])] for label, atom in zip(_labels(store, used), used, strict=True)],
+    }
+
+
+def _labels(store, entries):
+    """What entries of a row stand for: numbers of LSPs, or the vocabulary's words."""
+    return token_texts(store, entries) if store.kind == "logits" else entries.tolist()
+
+
+def _mass(store):
+    """Sum of all stored distributions, float64 (K,)."""
+    mass_K = np.zeros(store.k)
+    for split in {unit.split for unit in store.plan.units}:
+        coded = sum(record.statistics["coded_tokens"] for record in store.records(split))
+        if coded:
+            mass_K += coded * store.split(split).mean_distribution()
+    return mass_K
+
+
+def _dictionary(directory):
+    """The figures that dictionary.json keeps of the evaluation that chose these atoms."""
+    try:
+        kept = parse_dictionary(read_file(directory / "dictionary.json"), "dictionary.json")
+        best: dict = min(kept["history"], key=lambda entry: entry["objective"], default={})
+        return {name: best[name] for name in _DICTIONARY_FIGURES if name in best} | {"settings": kept["settings"]}
+    except (OSError, ShardError) as error:
+        return {"problem": f"dictionary.json cannot be read ({error})"}
+
+
+def difference(store: Store, other: Store) -> dict:
+    """Which settings differ between two stores, and whether they pair: equal plans have equal windows."""
+    ours, theirs = _flatten(store.settings), _flatten(other.settings)
+    names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    return {
+        "stores": [str(store.path), str(other.path)],
+        "same_target": store.target_id == other.target_id,
+        "same_plan": store.plan_id == other.plan_id,
+        "differing": {name: [ours.get(name), theirs.get(name)] for name in names},
+        "counts": [{name: s.report()[name] for name in ("windows", "tokens", "bytes")} for s in (store, other)],
+    }
+
+
+def _flatten(settings, prefix=""):
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+# -- one window, one document -----------------------------------------------------------------------------
+
+
+def window_tokens(store: Store, split: str, number: int, top: int) -> dict:
+    """A window's tokens with their largest LSPs, or their teacher's most probable words."""
+    reader = store.split(split)
+    if not 0 <= number < len(reader):
+        raise RequestError(f"{store.path} has {len(reader):,} {split} windows, counted from 0; there is no {number}")
+    batch = reader.read(np.array([number]))
+    length = int(batch.lengths[0])
+    rows = None
+    if store.k:
+        rows = reader.targets(batch, np.zeros(length, np.int64), np.arange(length))
+    heading = f"window {number} of {len(reader):,} in {split}, {length} tokens"
+    return _view(store, heading, batch.ids[0, :length], rows, top)
+
+
+def document_tokens(store: Store, split: str, number: int, top: int, limit: int = 512) -> dict:
+    """A document's tokens with the same, windows joined; special tokens are left out.
+
+    limit  most tokens to show
+    """
+    records = store.records(split)
+    ends = np.cumsum([record.statistics["documents"] for record in records], dtype=np.int64)
+    if not 0 <= number < (ends[-1] if len(ends) else 0):
+        count = int(ends[-1]) if len(ends) else 0
+        raise RequestError(f"{store.path} has {count:,} {split} documents, counted from 0; there is no {number}")
+    at = int(np.searchsorted(ends, number, side="right"))
+    record, nth = records[at], int(number - (ends[at - 1] if at else 0))
+    row_of_source, ids, rows = _tokens_of_document(store, record, nth)
+    unit = next(unit for unit in store.plan.units if unit.id == record.unit)
+    heading = (
+        f"document {number} of {int(ends[-1]):,} in {split}: record {unit.start + row_of_source} of {unit.source}, "
+        f"{len(ids)} tokens" + (f", the first {limit}" if len(ids) > limit else "")
+    )
+    return _view(store, heading, ids[:limit], rows, top)
+
+
+def _tokens_of_document(store, record, nth):
+    """Record number in the unit, ids and SparseRows of the unit's nth document."""
+    wanted, last, before, ids, parts = None, -1, 0, [], []
+    special = store.special_ids["all"]
+    for group, columns in blocks(store.files, record):
+        records = columns["run_records"].astype(np.int64)
+        if wanted is None:
+            fresh = np.unique(records[records > last])  # as the writer counts documents
+            if nth >= before + len(fresh):
+                last, before = max([last, *fresh.tolist()]), before + len(fresh)
+                continue
+            wanted = int(fresh[nth - before])
+        elif wanted not in records:
+            break
+        run_T = np.searchsorted(columns["run_starts"], np.arange(len(columns["ids"])), side="right") - 1
+        chosen = np.flatnonzero((records[run_T] == wanted) & ~np.isin(columns["ids"], special))
+        ids.append(columns["ids"][chosen].astype(np.int32))
+        if store.k:
+            meta = ShardMeta.of_unit(store.files.target(), record.unit)
+            first_entry = np.concatenate(([0], np.cumsum(columns["nnz"], dtype=np.int64)))
+            with naming(store.files, record, group["name"]):
+                parts.append(codec.gather_rows(meta, columns, first_entry, chosen))
+    if not ids:
+        raise ShardError(
+            f"{store.files.record_file(record.unit)}: field statistics.documents: the shard has fewer than {nth + 1:,} "
+            f"documents. {store.files.repair_hint()}"
+        )
+    return wanted, np.concatenate(ids), _join_rows(parts) if parts else None
+
+
+def _join_rows(parts):
+    nnz = np.concatenate([np.diff(part.indptr) for part in parts])
+    columns = [np.concatenate([getattr(part, name) for part in parts]) for name in ("indices", "weights", "tail")]
+    return codec.SparseRows(np.concatenate(([0], np.cumsum(nnz))), *columns)
+
+
+def _view(store, heading, ids, rows, top):
+    """Tokens with their rows, which begin with theirs; None without rows."""
+    texts, name = token_texts(store, ids), {"logits": "words"}.get(store.kind, "lsps")
+    labels_E = [] if rows is None else _labels(store, rows.indices[: rows.indptr[len(ids)]])
+    tokens = []
+    for t, (token_id, text) in enumerate(zip(ids.tolist(), texts, strict=True)):
+        token = {"id": token_id, "text": text}
+        if rows is not None:
+            entries = slice(rows.indptr[t], rows.indptr[t + 1])
+            labels, weights = labels_E[entries], rows.weights[entries]
+            largest = np.argsort(-weights, kind="stable")[:top]
+            token |= {
+                "nnz": len(labels),
+                "tail": float(rows.tail[t]),
+                name: [[labels[i], float(weights[i])] for i in largest],
+            }
+        tokens.append(token)
+    return {"store": str(store.path), "heading": heading, "tokens": tokens}
+
+
+def token_texts(store: Store, ids: np.ndarray) -> list[str]:
+    """The tokens as the store's own tokenizer writes them; their numbers when it has none."""
+    files = store.read_tokenizer()
+    if "tokenizer.json" in files:
+        from tokenizers import Tokenizer
+
+        with foreign_errors(store.files):
+            vocabulary = Tokenizer.from_buffer(files["tokenizer.json"])
+        return [vocabulary.id_to_token(int(number)) or f"#{number}" for number in ids]
+    if files:
+        return store.load_tokenizer().convert_ids_to_tokens(ids.tolist())
+    return [f"#{number}" for number in ids]

@@ -1,0 +1,42 @@
+"""Settings of track. Imports nothing heavy."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mlsm.common.settings import Positional, check
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackConfig:
+    """Match the LSPs of two or more stores of the same text by the correlation of their weights over tokens, and say
+    which are kept, drift, split, merge, vanish and appear from each store to the next."""
+
+    stores: Positional[tuple[str, ...]] = ()
+    """Two or more stores of LSPs (directories or URLs) of one plan, in order: before and after fine-tuning, the
+    checkpoints of a run, layers, seeds or dictionaries."""
+    matching: Literal["hungarian", "mutual-best"] = "hungarian"
+    """How LSPs are paired: one to one so that the correlations of all pairs have the largest sum, or each with the one
+    that is its best and whose best it is."""
+    kept_from: float = 0.7
+    """Correlation from which a matched LSP is kept; below it, it has drifted. A split or a merge must reach it, too."""
+    matched_from: float = 0.3
+    """Correlation below which two LSPs are no match."""
+    samples: int = 2_000_000
+    """Most tokens to read of the stores' training split, in windows spread over it."""
+    output: Path = Path("runs/tracking")
+    """Directory of tracking.json, lsps.csv, paths.csv and the figure. Files of these names are replaced."""
+    json: bool = False
+    """Print the summary as JSON."""
+
+    def __post_init__(self):
+        check(self)
+        if len(self.stores) < 2:
+            raise ValueError(f"STORES takes two stores or more, found {len(self.stores)}: name them in order.")
+        if not 0 < self.matched_from <= self.kept_from <= 1:
+            raise ValueError(
+                f"--matched-from and --kept-from are correlations, 0 < matched <= kept <= 1; found {self.matched_from}"
+                f" and {self.kept_from}."
+            )
+        if self.samples < 2:
+            raise ValueError(f"--samples must be at least two tokens, found {self.samples}.")

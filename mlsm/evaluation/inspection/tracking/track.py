@@ -1,0 +1,223 @@
+"""The command track: what becomes of LSPs from each of several stores of one plan to the next.
+
+    summary = track(TrackConfig(stores=("runs/stores/lsp-before", "runs/stores/lsp-after")))
+    summary["steps"][0]["counts"]["kept"]
+
+It writes, into its --output:
+
+    tracking.json   the summary that is returned, and of every step a record of every LSP
+    lsps.csv        the records, one a row: of the older store, and those that appear in the newer one
+    paths.csv       the LSPs of the first store that fire there, and what each is called in every later store
+    tracking.svg    (.png, .csv) shares of the states, and how well LSPs correlate with the nearest one
+
+The stores must hold the same windows, and the sampled tokens are compared one by one. Left out: the correlations
+(correlation.py), what they make of an LSP (matching.py), the figure (figure.py). Two samples are held at a time.
+
+Shapes: K LSPs of a store, J of the next.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from mlsm.common.durable import make_directories, replace_json
+from mlsm.common.errors import InspectionError, StoreError
+from mlsm.common.progress import silent
+from mlsm.evaluation.inspection.lsps import words
+from mlsm.evaluation.inspection.lsps.sample import draw
+from mlsm.evaluation.inspection.lsps.vocabulary import Vocabulary
+from mlsm.evaluation.inspection.tracking.config import TrackConfig
+from mlsm.evaluation.inspection.tracking.correlation import LEAST_TOKENS, Activations, Correlations, correlate
+from mlsm.evaluation.inspection.tracking.figure import draw as draw_figure
+from mlsm.evaluation.inspection.tracking.matching import AFTER, BEFORE, GAIN, Matches, match
+from mlsm.evaluation.plots import drawn, save_table
+from shards.manifest import differing
+from shards.reader import Store, plan_of
+
+NAME_WORDS = 3
+COLUMNS = (
+    "from",
+    "to",
+    "lsp",
+    "state",
+    "into",
+    "correlation",
+    "nearest",
+    "nearest_correlation",
+    "density",
+    "density_into",
+    "words",
+    "words_into",
+)
+
+
+def track(config: TrackConfig, progress: Callable[..., None] = silent) -> dict:
+    """Follow the LSPs of a TrackConfig's stores.
+
+    progress  called as progress(stage, done, total, unit=..., **figures)
+    Returns   dict for JSON: stores (facts of each), tokens, thresholds; steps, one for each two stores in a row: counts
+              by state, counts_after, median_correlation of what is matched one to one, chance (how many LSPs would
+              reach matched_from if no tokens belonged together, and the largest such correlation); surviving (LSPs of
+              the first store that are left in each), files
+    Raises    InspectionError where the stores do not hold LSPs of the same tokens; StoreError, ShardError
+    """
+    stores = _open(config.stores)
+    stores[0].read_tokenizer()  # raises StoreError where it is another one
+    older = Activations(draw(stores[0], config.samples, progress))
+    found = words.find_words(older.sample, Vocabulary(stores[0].tokenizer_dir, stores[0].vocab_size))
+    older_names = _names(older, found)
+    facts, steps, records = [_facts(stores[0], older)], [], []
+    paths = [np.where(older.is_rare, -1, np.arange(older.sample.k))]
+    for number, store in enumerate(stores[1:]):
+        newer = Activations(draw(store, config.samples, progress))
+        _check_tokens(stores[number], older.sample, store, newer.sample)
+        newer_names = _names(newer, found)
+        pairs = correlate(older, newer, config.matched_from, progress)
+        chance = correlate(older.rotate(), newer, config.matched_from, progress)
+        matches = match(older, newer, pairs, config.kept_from, config.matching)
+        steps.append(_step(matches, chance))
+        own = _records(matches, pairs, (older, older_names), (newer, newer_names))
+        records += [{"from": number, "to": number + 1} | record for record in own]
+        main_K = np.array([into[0] if len(into) else -1 for into in matches.into])
+        paths.append(np.where(paths[-1] < 0, -1, main_K[paths[-1]]))
+        facts.append(_facts(store, newer))
+        older, older_names = newer, newer_names
+    summary: dict[str, Any] = {
+        "stores": facts,
+        "tokens": len(older.sample),
+        "matching": config.matching,
+        "thresholds": {
+            "kept_from": config.kept_from,
+            "matched_from": config.matched_from,
+            "gain": GAIN,
+            "least_tokens": LEAST_TOKENS,
+        },
+        "steps": steps,
+        "surviving": [int((path >= 0).sum()) for path in paths],
+    }
+    return summary | {"files": _write(config, summary, records, paths, progress)}
+
+
+def _open(places):
+    """The stores, each seen through the plan of the first."""
+    first, *stores = [Store.open(places[0])]
+    for place in places[1:]:
+        store = Store.open(place)
+        if plan_of(place)[1] is None and store.plan_id != first.plan_id:  # it may have grown since
+            with suppress(StoreError):
+                store = Store.open(place, first.plan_id)
+        if store.plan_id != first.plan_id or store.vocab_size != first.vocab_size:
+            windowing = differing(store.plan.windowing, first.plan.windowing)
+            what = f"there {windowing}" if windowing else "they hold other text or tokens, or in another order"
+            raise InspectionError(
+                f"{store.path} and {first.path} do not hold the same windows: {what}. LSPs are matched by what they do"
+                f" on the same tokens: encode the same corpus with the same tokenizer and window settings, or name a"
+                f" plan that all of the stores have, {first.path}/plans/<plan>.json ..."
+            )
+        stores.append(store)
+    return [first, *stores]
+
+
+def _check_tokens(first, sample, store, other):
+    """Raise InspectionError unless two samples are of the same tokens in the same places."""
+    columns = ("ids_N", "window_N", "position_N")
+    if not all(np.array_equal(getattr(sample, name), getattr(other, name)) for name in columns):
+        raise InspectionError(
+            f"{store.path} and {first.path} are of one plan, but other tokens came of it: one of them is damaged, or"
+            f" their tokenizers differ. Check both with verify-shards --full."
+        )
+
+
+def _names(activations, found):
+    """The most typical words of every LSP."""
+    typical = (words.typical(activations.entries, found, lsp, NAME_WORDS) for lsp in range(activations.sample.k))
+    return [" · ".join(found.texts[number] for number, _ in own) for own in typical]
+
+
+def _facts(store, activations):
+    names = ("teacher_name", "layer", "lam", "top_n")
+    return {
+        "store": str(store.path),
+        "k": store.k,
+        **{name: store.settings.get(name) for name in names},
+        "dictionary": store.settings.get("dictionary"),
+        "rare": int(activations.is_rare.sum()),
+    }
+
+
+def _step(matches: Matches, chance: Correlations) -> dict:
+    one_to_one = [r for r, state in zip(matches.r_K, matches.states, strict=True) if state in ("kept", "drifted")]
+    return {
+        "counts": {state: matches.states.count(state) for state in BEFORE},
+        "counts_after": {state: matches.states_after.count(state) for state in AFTER},
+        "median_correlation": float(np.median(one_to_one)) if one_to_one else None,
+        "chance": {
+            "lsps": len(np.unique(chance.first_P)),
+            "largest": max(0.0, float(chance.best_r_K.max(initial=0.0))),
+        },
+    }
+
+
+def _records(matches, pairs, older, newer):
+    """A dict of COLUMNS, but for the stores, of every LSP of the older store and of those that appear in the newer."""
+    (before, names), (after, names_after) = older, newer
+    density_K = before.entries.counts / max(1, before.sample.coded)
+    density_J = after.entries.counts / max(1, after.sample.coded)
+    for lsp, (state, into) in enumerate(zip(matches.states, matches.into, strict=True)):
+        yield {
+            "lsp": lsp,
+            "state": state,
+            "into": into.tolist(),
+            "correlation": float(matches.r_K[lsp]) if len(into) else None,
+            **_nearest(pairs.best_K[lsp], pairs.best_r_K[lsp]),
+            "density": float(density_K[lsp]),
+            "density_into": [float(density_J[other]) for other in into],
+            "words": names[lsp],
+            "words_into": [names_after[other] for other in into],
+        }
+    for other in np.flatnonzero(np.array(matches.states_after) == "appeared").tolist():
+        yield {
+            "lsp": None,
+            "state": "appeared",
+            "into": [other],
+            "correlation": None,
+            **_nearest(pairs.best_J[other], pairs.best_r_J[other]),
+            "density": None,
+            "density_into": [float(density_J[other])],
+            "words": "",
+            "words_into": [names_after[other]],
+        }
+
+
+def _nearest(lsp, r):
+    """The LSP of the other store that one correlates most with; of a rare one none."""
+    found = lsp >= 0
+    return {"nearest": int(lsp) if found else None, "nearest_correlation": float(r) if found else None}
+
+
+def _write(config, summary, records, paths, progress):
+    """Write the files of an --output. Returns their paths."""
+    progress("files", 0, None)
+    make_directories(config.output)
+    rows = [[_cell(record[name]) for name in COLUMNS] for record in records]
+    table = save_table(config.output / "lsps.csv", COLUMNS, rows)
+    followed = np.stack(paths, axis=1)
+    followed = followed[followed[:, 0] >= 0]
+    header = [f"store_{number}" for number in range(len(paths))]
+    ways = save_table(
+        config.output / "paths.csv", header, [["" if lsp < 0 else lsp for lsp in path] for path in followed.tolist()]
+    )
+    figure = drawn(draw_figure, summary, records, config.output)
+    files = [config.output / "tracking.json", table, ways, *figure]
+    replace_json(files[0], summary | {"lsps": records})
+    return [str(path) for path in files]
+
+
+def _cell(value):
+    """A value as CSV has it: a list joined by blanks or, of words, by bars; numbers to six digits."""
+    if isinstance(value, list):
+        texts = [_cell(part) for part in value]
+        return (" | " if value and isinstance(value[0], str) else " ").join(map(str, texts))
+    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else value

@@ -1,0 +1,80 @@
+"""The models that an evaluation is given: a word of the command line to the directories that hold them.
+
+    for directory in directories(("runs/students/<run>", "bundled"), step="all"):
+        ...
+
+One home for all evaluations, so that a model has the same files, and so the same digest and lineage in its records,
+whichever of them asked for it. Left out: loading (tasks/scoring/models.py, tasks/finetuning/heads.py).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+
+from mlsm.common.errors import ModelError
+from mlsm.common.invocation import program
+from mlsm.common.text import shell_quote
+from pipeline.teacher import BUNDLED
+from student.lsp_model import export_of
+from student.runs.checkpoint import checkpoints_in
+from student.runs.export import EXPORT_FILES
+
+
+def directories(names: Sequence[str], step: str | None = None) -> list[Path]:
+    """The directories that some names stand for, in their order.
+
+    names   runs, exports, kept checkpoints, any models' directories, `bundled`, Hub ids
+    step    of every run, not its export but the kept checkpoint of this optimiser step, or `all` of them; what is
+            not a run is taken as it is
+    Raises  ModelError where there is no such model or checkpoint; RunError where a run is not finished
+    """
+    if step is not None and step != "all" and not step.isdecimal():
+        raise ModelError(f"--step is an optimiser step or `all`, found {step}")
+    if step is not None and not any(_is_run(Path(name).expanduser()) for name in names):
+        raise ModelError(
+            f"--step {step} chooses a checkpoint of a run of train-student or train-probe, but"
+            f" {', '.join(names)} is none. Give the run's directory."
+        )
+    return [directory for name in names for directory in _find(name, step)]
+
+
+def _find(name: str, step: str | None) -> list[Path]:
+    path = Path(name).expanduser()
+    if name == "bundled" and not path.is_dir():
+        return [BUNDLED]
+    if step is not None and _is_run(path):
+        return _choose_checkpoints(path, step)
+    directory = Path(export_of(path if path.exists() else name))
+    return [directory if directory.is_dir() else _from_hub(name)]
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "checkpoints").is_dir()
+
+
+def _choose_checkpoints(run: Path, step: str) -> list[Path]:
+    """The kept checkpoints of a run that --step asks for."""
+    found = checkpoints_in(run / "checkpoints")
+    kept = {int(path.name[5:]): path for path in found if (path / "config.json").is_file()}
+    if step == "all" and kept:
+        return list(kept.values())
+    if step != "all" and int(step) in kept:
+        return [kept[int(step)]]
+    if step != "all" and int(step) in {int(path.name[5:]) for path in found}:
+        raise ModelError(
+            f"{run}: the checkpoint of step {step} can only be resumed from. Export it, and give the export:"
+            f"  {program()} export-student {shell_quote(run)} --checkpoint {step}"
+        )
+    there = ", ".join(map(str, kept)) or "none"
+    raise ModelError(f"{run} has no checkpoint of step {step}; those kept are: {there}. Give one of them as --step.")
+
+
+def _from_hub(name: str) -> Path:
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(EXPORT_FILES)))
+    except Exception as error:  # their classes change with huggingface_hub's versions
+        raise ModelError(
+            f"no such model: {name} is not a directory, and neither the Hub nor its cache has it"
+            f" ({type(error).__name__}). Give a directory, or where there is a network run: hf download {name}"
+        ) from error

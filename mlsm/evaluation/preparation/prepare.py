@@ -1,0 +1,104 @@
+"""prepare-data: evaluation data from the form in which they are published to the layout that the evaluations read.
+
+    report = prepare(PrepareDataConfig(dataset="glue", from_=Path("downloads"), output=Path("data")))
+    report["parts"], report["missing"]
+
+Every part is written to a temporary directory, read there as its evaluation will read it, and only then given its name,
+so that what is in the layout can be evaluated on. A part that is there stays: equal files count as done, others are an
+error. Left out: fetching (finetune and evaluate-blimp take from the Hub what --data-dir lacks).
+"""
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mlsm.common.disk import file_sha256
+from mlsm.common.durable import make_directories, publish_directory
+from mlsm.common.errors import DataError
+from mlsm.common.progress import silent
+from mlsm.evaluation.preparation.archives import File, Sources
+from mlsm.evaluation.preparation.config import PrepareDataConfig
+from mlsm.evaluation.preparation.sets import SETS, Part
+
+
+def prepare(settings: PrepareDataConfig, progress: Callable[..., None] = silent) -> dict:
+    """Find, write, check and publish the parts of a set.
+
+    Returns  dataset, output, parts (directory, files, counts, expected, finished_before), missing (directory, lacks,
+             published)
+    Raises   DataError where nothing of the set is found, an archive is damaged, or a directory holds something else;
+             what the evaluation raises on files that it cannot read
+    """
+    assert settings.dataset is not None and settings.from_ is not None  # the settings refuse them
+    parts, missing = [], []
+    wanted = SETS[settings.dataset]
+    with Sources(settings.from_) as sources:
+        for done, part in enumerate(wanted):
+            progress("preparing", done, len(wanted), unit="parts")
+            found, lacks = _collect(part, sources)
+            if found is not None:
+                parts.append(_publish(part, found, settings.output))
+            elif (settings.output / part.directory).is_dir():
+                counts = part.count_examples(settings.output)
+                parts.append(_report(part, settings.output / part.directory, counts, True))
+            else:
+                missing.append({"directory": part.directory, "lacks": lacks, "published": part.published})
+    if not parts:
+        lacking = missing[0]
+        raise DataError(
+            f"--from {settings.from_}: no {', '.join(lacking['lacks'][:3])} there, nor in an archive there. "
+            f"{lacking['directory']} is published at {lacking['published']}."
+        )
+    return {"dataset": settings.dataset, "output": str(settings.output), "parts": parts, "missing": missing}
+
+
+def _collect(part: Part, sources: Sources) -> tuple[Mapping[str, bytes | File] | None, list[str]]:
+    """The files of a part, or what they will hold, from the first way in which all are there; else None, and what is
+    lacking in the way of which most is there."""
+    lacking = []
+    for way in part.ways:
+        found = {name: sources.find(*names) for name, names in way.files.items()}
+        lacks = [way.files[name][0] for name, file in found.items() if file is None and name not in way.optional]
+        if not lacks:
+            there = {name: file for name, file in found.items() if file is not None}
+            if way.convert is None:
+                return there, []
+            return way.convert({name: file.read() for name, file in there.items()}), []
+        lacking.append((len(lacks) / len(way.files), lacks))
+    return None, min(lacking)[1]
+
+
+def _publish(part, contents, output):
+    make_directories(output)
+    final = output / part.directory
+    finished_before = final.is_dir()
+    with tempfile.TemporaryDirectory(dir=output, prefix=".prepare-data-") as staging:
+        staged = Path(staging, part.directory)
+        for name, raw in contents.items():
+            path = staged / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "wb") as file:
+                file.writelines([raw] if isinstance(raw, bytes) else raw.chunks())
+        counts = part.count_examples(Path(staging))
+        if not finished_before:
+            publish_directory(final, lambda place: shutil.copytree(staged, place, dirs_exist_ok=True), replace=False)
+    for name, raw in contents.items():
+        expected = hashlib.sha256(raw).hexdigest() if isinstance(raw, bytes) else raw.sha256()
+        if not (final / name).is_file() or file_sha256(final / name) != expected:
+            raise DataError(
+                f"{final} exists, and its {name} is not that of --from. Remove the directory, or give another --output."
+            )
+    return _report(part, final, counts, finished_before)
+
+
+def _report(part, directory, counts, finished_before):
+    files = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+    return {
+        "directory": str(directory),
+        "files": files,
+        "counts": counts,
+        "expected": part.expected,
+        "finished_before": finished_before,
+    }

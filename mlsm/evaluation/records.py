@@ -1,0 +1,286 @@
+"""Records of evaluations: one JSON file for one suite, task and seed of one model.
+
+    <output>/evaluations/<model>-<first 8 digits of its weights>/<suite>/<task>-seed<seed>.json   (blimp: blimp.json)
+
+    {"schema": "mlsm-record-2", "suite": "finetune", "task": "mrpc", "seed": 0, "wall": 61.3,
+     "diverged": false, or a sentence where the loss was not finite,
+     "collapsed": false, or a sentence if all predictions are the same, or the score is near the most frequent answer's,
+     "figures": [{"metric": "accuracy", "value": 0.86, "n": 408}, {"metric": "f1", "value": 0.9, "n": 408}],
+     "model": "mlsm-bert-mini", "path": ..., "weights": sha256, "head": sha256 or null, "objective": "mlsm",
+     "kappa", "run_seed", "step", "fraction", "layer", "k", "lambda", "dictionary", "encoder", "teacher": its lineage,
+     null where unknown,
+     "identity": all that decided its pre-training (lineage.identity), null where unknown,
+     "flops": {"pretraining": 4.3e12, "teacher": 1.1e12}, "data": {"name", "files", "n_train", "n_eval"},
+     "settings": {...}, "env": {...},
+     "cost": of a fine-tuning {"embedding_rows": 30522, "peak_memory_bytes": 8.1e8, "step_seconds": 0.3}, else missing,
+     "lr_choice": of a fine-tuning with several rates {"lr": 3e-4, "tried": [{"lr": 3e-4, "score": 0.71}, ...]}, null
+                  for the score of one that diverged; else missing}
+
+A record of `finetune --frozen` has the suite `frozen`, the seed null and the metrics of FROZEN, each with the part that
+it was scored on: `entities_tuning`, `entities_dev`, `entities_test`. Its settings say `"frozen": true`, and `chosen`
+holds what the tuning split decided.
+
+Values are fractions: 0.86, not 86. A record is written as a whole and stands for itself, so files may be moved and
+mixed.
+Left out: where a model comes from (lineage.py), what is measured, comparing.
+"""
+
+import hashlib
+import json
+import platform
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
+
+from mlsm.common import disk
+from mlsm.common.disk import file_sha256
+from mlsm.common.durable import make_directories, replace_json
+from mlsm.common.errors import LineageError, RecordError
+from mlsm.common.invocation import program
+from mlsm.common.json_checks import Count, Digest, Number, Text, find_problem, object_of, one_of, optional
+from mlsm.evaluation.lineage import TAIL, lineage
+from shards.manifest import canonical_json
+
+if TYPE_CHECKING:
+    import torch
+
+SCHEMA = "mlsm-record-2"
+
+# The fourteen figures of the fine-tuning suite (MLSM paper, section 4.2): task -> metrics, in a record's order.
+METRICS = {
+    "cola": ("matthews",),
+    "conll2003": ("f1",),
+    "mnli": ("accuracy_matched", "accuracy_mismatched"),
+    "mrpc": ("accuracy", "f1"),
+    "qnli": ("accuracy",),
+    "qqp": ("accuracy", "f1"),
+    "rte": ("accuracy",),
+    "sst2": ("accuracy",),
+    "stsb": ("pearson", "spearman"),
+    "wic": ("accuracy",),
+}
+
+# What `finetune --frozen` measures: task -> metrics, each on the parts `tuning`, `dev` and `test` that the task has.
+FROZEN = METRICS | {
+    "conll2003": ("entities", "pos", "chunks"),
+    "stsb": (*METRICS["stsb"], "cosine"),
+    "wsd": ("f1",),
+}
+PARTS = ("tuning", "dev", "test")
+
+
+def describe(path: Path | str, name: str | None = None) -> dict:
+    """What a record says of a model: model, path, weights and its lineage.
+
+    path  directory of an export, a kept checkpoint or any stock model
+    name  shown to people; when not given, the name of the run (of a checkpoint, with its step) or of the directory
+    Raises  RecordError where its weights or its lineage cannot be read
+    """
+    path = Path(path)
+    try:
+        known = lineage(path)
+    except LineageError as error:
+        raise RecordError(str(error)) from None
+    return {"model": name or shown_name(path), "path": str(path), "weights": weights_sha256(path)} | known
+
+
+def weights_sha256(directory: Path | str) -> str:
+    """SHA-256 over names and contents of all safetensors files of a directory, hexadecimal.
+
+    Raises  RecordError where there is none, or one cannot be read
+    """
+    files = sorted(Path(directory).glob("*.safetensors"))
+    if not files:
+        raise RecordError(f"{directory} holds no safetensors file. Expected an export, a kept checkpoint or a model.")
+    try:
+        content = {path.name: file_sha256(path) for path in files}
+    except OSError as error:
+        raise RecordError(f"{error.filename} cannot be read: {error.strerror}. Export the model again.") from None
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+
+
+def environment(device: "torch.device | str" = "cpu") -> dict[str, str | int]:
+    """Versions, device and threads that a record's figures were made with."""
+    import torch
+    import transformers
+
+    kind = torch.device(device).type
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "device": torch.cuda.get_device_name(device) if kind == "cuda" else kind,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def directory_of(output: Path | str, record: Mapping) -> Path:
+    """Where the records of one model and suite lie. `record`: its model, weights and suite suffice."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", record["model"]).strip(".-") or "model"
+    return Path(output) / "evaluations" / f"{name}-{record['weights'][:8]}" / record["suite"]
+
+
+def path_of(output: Path | str, record: Mapping) -> Path:
+    """The file of a record; of its fields model, weights, suite, task and seed are needed."""
+    seed = "" if record["seed"] is None else f"-seed{record['seed']}"
+    return directory_of(output, record) / f"{record['task']}{seed}.json"
+
+
+def write(output: Path | str, record: dict) -> Path:
+    """Write a record, whole, in place of an earlier one. Returns its path; RecordError where it is malformed."""
+    path = path_of(output, check(record, "this record"))
+    make_directories(path.parent)
+    replace_json(path, record)
+    return path
+
+
+def read(paths: Iterable[Path | str]) -> list[dict]:
+    """The records in some files and directories, which are searched recursively.
+
+    Returns  list of dicts, in the order of the arguments, within a directory by path; `file` says where each was read
+    Raises   RecordError naming file and field of what is malformed, or that there are none
+    """
+    files = [file for path in paths for file in _find_files(Path(path))]
+    if not files:
+        raise RecordError(f"no records in {', '.join(map(str, paths))}. Make some:  {program()} finetune MODEL")
+    return [read_file(file) | {"file": str(file)} for file in dict.fromkeys(files)]
+
+
+def read_file(file: Path) -> dict:
+    """One record; RecordError where it is malformed."""
+    try:
+        record = json.loads(disk.read_file(file))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecordError(f"{file}: expected a record as JSON: {error}. Delete it and evaluate again.") from None
+    return _fill_in(check(record, file))
+
+
+def _fill_in(record):
+    """Settings of fine-tuning that earlier versions did not record, as they were: no warm-up, no clipping."""
+    if record["suite"] == "finetune":
+        record["settings"] = {"warmup": 0.0, "grad_clip": 0.0} | record["settings"]
+    return record
+
+
+def _find_files(path):
+    if path.is_dir():  # a hidden file is the temporary file of another process
+        return sorted(file for file in path.rglob("*.json") if not file.name.startswith("."))
+    if not path.is_file():
+        raise RecordError(f"no such file or directory: {path}. Give records or directories of them.")
+    return [path]
+
+
+def check(record: Any, where: Path | str) -> dict:
+    """Return the record unchanged, or raise a RecordError that says what is wrong with it.
+
+    where  what the message begins with: the record's file
+    """
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        found = record.get("schema") if isinstance(record, dict) else type(record).__name__
+        raise RecordError(
+            f"{where}: field schema: expected {SCHEMA!r}, found {found!r}. Give records that finetune or"
+            " evaluate-blimp wrote."
+        )
+    if problem := find_problem(record, _RECORD) or _find_contradiction(record):
+        raise RecordError(f"{where}: {problem}. Evaluate again.")
+    return record
+
+
+def _find_contradiction(record: dict) -> str | None:
+    """What is wrong between the fields of a record, each of which is right for itself."""
+    for name in ("diverged", "collapsed"):
+        if record[name] is True:
+            return f"field {name}: expected false or a sentence, found True"
+    suite, task, metrics = record["suite"], record["task"], [figure["metric"] for figure in record["figures"]]
+    known = {"finetune": METRICS, "frozen": FROZEN}.get(suite)
+    if known is not None and task not in known:
+        return f"field task: expected one of {', '.join(known)}, found {task!r}"
+    if suite == "finetune":
+        if metrics != list(METRICS[task]):
+            return f"field figures: expected the metrics {', '.join(METRICS[task])}, found {metrics}"
+        if record["seed"] is None:
+            return "field seed: expected a whole number, found None"
+    if suite == "frozen":
+        names = [f"{metric}_{part}" for metric in FROZEN[task] for part in PARTS]
+        if set(metrics) - set(names) or len(set(metrics)) < len(metrics):
+            return f"field figures: expected each once, some of {', '.join(names)}, found {metrics}"
+        if record["settings"].get("frozen") is not True:
+            return f"field settings.frozen: expected true, found {record['settings'].get('frozen')!r}"
+    return None
+
+
+_IDENTITY = object_of(  # lineage.identity
+    {
+        "objective": str | None,
+        "settings": dict,
+        "plan": str | None,
+        "windowing": dict,
+        "target": str | None,
+        "target_settings": object_of({"dictionary_settings": optional(dict)}),
+        "tail": TAIL,
+        "other_targets": optional(list[dict]),
+        "probe": optional(object_of({"settings": dict})),
+    }
+)
+_Positive = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+_Figure = object_of({"metric": Text, "value": Annotated[float, Meta(ge=-1, le=1)], "n": Count, "ties": optional(Count)})
+_RECORD = object_of(
+    {
+        "suite": one_of("finetune", "frozen", "blimp"),
+        "task": Text,
+        "seed": Count | None,
+        "figures": Annotated[list[_Figure], Meta(min_length=1)],  # type: ignore[valid-type]
+        "diverged": bool | Text,  # false or a sentence
+        "collapsed": bool | Text,
+        "model": Text,
+        "path": Text,
+        "weights": Digest,
+        "objective": Text | None,
+        "kappa": Number | None,
+        "run_seed": Count | None,
+        "step": Count | None,
+        "fraction": Annotated[float, Meta(ge=0, le=1)] | None,
+        "layer": Count | None,
+        "k": Count | None,
+        "lambda": Number | None,
+        "dictionary": Text | None,
+        "encoder": Text | None,
+        "teacher": Text | None,
+        "identity": _IDENTITY | None,
+        "flops": object_of({"pretraining": _Positive | None, "teacher": _Positive | None}),
+        "head": Digest | None,
+        "data": object_of({"files": optional(dict[str, str])}),
+        "settings": dict,
+        "env": dict,
+        "wall": _Positive,
+        "lr_choice": optional(object_of({"lr": Number, "tried": list[object_of({"lr": Number})]})),  # type: ignore[misc]
+    }
+)
+
+
+def describe_differences(record: Mapping, facts: Mapping, prefix: str = "") -> str:
+    """In what a record differs from the facts that one made now would have, as text; empty if they agree."""
+    said = []
+    for name in {**facts, **(record if prefix else {})}:  # a record has more fields than these, but no other settings
+        found, value, full_name = record.get(name), facts.get(name), f"{prefix}{name}"
+        if isinstance(value, dict) and isinstance(found, dict):
+            said.append(describe_differences(found, value, f"{full_name} "))
+        elif found != value:
+            said.append(f"{full_name} (there {found}, now {value})")
+    return ", ".join(filter(None, said))
+
+
+def shown_name(path: Path) -> str:
+    """What records call the model of a directory, unless they are told another name."""
+    path = path.resolve()
+    if path.name == "export" and (path.parent / "log.jsonl").is_file():
+        return path.parent.name
+    if path.parent.name == "checkpoints":
+        return f"{path.parent.parent.name}-{path.name}"
+    if path.parent.name == "snapshots":  # of the Hub's cache: models--<owner>--<name>/snapshots/<commit>
+        return path.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return path.name

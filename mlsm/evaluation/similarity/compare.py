@@ -1,0 +1,69 @@
+"""The command `similarity`: texts of the user's, with what they share, or the tables of zero_shot.py.
+
+    compare(SimilarityConfig(store="runs/stores/lsp-...", texts_a=("A cat sat.",), texts_b=("A dog lay.",)))
+
+What two texts share is said in LSPs: an LSP's share is the smaller of its weights in the two mean distributions, and
+the shares sum to 1 - L1 / 2. Tokens are paired by their weighted overlap.
+
+Shapes: K LSPs.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mlsm.common.progress import silent
+from mlsm.evaluation.inspection.lsps.view import StoreView
+from mlsm.evaluation.similarity.config import SimilarityConfig
+from mlsm.evaluation.similarity.measures import overlap, pairs_of
+from mlsm.evaluation.similarity.scores import mean_distribution, text_scores
+from mlsm.evaluation.similarity.sources import TeacherSource, Tokens, open_source
+from mlsm.evaluation.similarity.zero_shot import evaluate
+from shards.tools import store_of
+
+MOST_SHARED = 8
+
+
+def compare(config: SimilarityConfig, progress: Callable[..., None] = silent) -> dict:
+    """What the settings ask for.
+
+    Returns  facts of what read the texts; cut, how many texts were longer than it reads; `tables` (zero_shot.py), or
+             `pairs`: {"a", "b", "scores": {measure: number}, "matches": [[token, token, overlap, LSP], ...],
+             "shared": [[LSP, share, weight in a, in b, typical words], ...]}
+    Raises   InspectionError, StoreError, DictionaryError, TeacherError, RunError, DataError
+    """
+    progress("load model", 0, None)
+    source = open_source(str(store_of(config)), config.teacher)
+    found: dict[str, Any] = source.facts()
+    if config.tasks:
+        found["tables"] = [evaluate(source, task, config.data_dir, progress) for task in config.tasks]
+        return found | {"cut": source.cut}
+    progress("read texts", 0, None)
+    pairs: list[dict[str, Any]] = [
+        {"a": a, "b": b, "scores": text_scores(first, second, source.atoms_Ke), **_explain(first, second)}
+        for a, b, first, second in zip(
+            config.texts_a, config.texts_b, source.read(config.texts_a), source.read(config.texts_b), strict=True
+        )
+    ]
+    view = None
+    if isinstance(source, TeacherSource) and config.samples:
+        view = StoreView(source.store, config.samples, None, progress)
+    for pair in pairs:
+        for row in pair["shared"]:
+            row.append(view.name(row[0]) if view else "")
+    return found | {"pairs": pairs, "cut": source.cut}
+
+
+def _explain(a: Tokens, b: Tokens) -> dict[str, list[list]]:
+    """The best pairs of tokens, in the order of the first text, and the LSPs that both texts have."""
+    similarity = overlap(a.lsps_TK, b.lsps_TK)
+    matches = []
+    for first, second in zip(*pairs_of(similarity), strict=True):
+        common_K = np.minimum(a.lsps_TK[first], b.lsps_TK[second])
+        lsp = int(common_K.argmax()) if common_K.any() else None
+        matches.append([a.names[first], b.names[second], float(similarity[first, second]), lsp])
+    p_K, q_K = mean_distribution(a), mean_distribution(b)
+    common_K = np.minimum(p_K, q_K)
+    most = [int(lsp) for lsp in np.argsort(-common_K, kind="stable")[:MOST_SHARED] if common_K[lsp] > 0]
+    return {"matches": matches, "shared": [[lsp, *(float(w_K[lsp]) for w_K in (common_K, p_K, q_K))] for lsp in most]}

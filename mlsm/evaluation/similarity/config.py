@@ -1,0 +1,41 @@
+"""Settings of similarity. Imports nothing heavy."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mlsm.common.settings import Positional, check
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimilarityConfig:
+    """How alike texts are by the LSPs of their tokens: pairs of texts of your own with what they share, or zero-shot
+    on STS-B and WiC beside the same measures of hidden states."""
+
+    store: Positional[str | None] = None
+    """A store of LSPs, whose teacher reads the texts and whose dictionary codes them, or a student that predicts LSPs
+    (run or export); the newest finished store under ./runs when not given."""
+    texts_a: tuple[str, ...] = ()
+    """The first text of each pair."""
+    texts_b: tuple[str, ...] = ()
+    """The second text of each pair, as many as --texts-a."""
+    tasks: tuple[Literal["stsb", "wic"], ...] = ()
+    """Sets to evaluate on, instead of texts: stsb, sentence similarity; wic, one word in two contexts."""
+    data_dir: Path | None = None
+    """Directory of the sets' upstream files, as `finetune` reads them; what it lacks comes from the Hub."""
+    teacher: str | None = None
+    """Where the store's teacher lies now; where the store says by default."""
+    samples: int = 300_000
+    """Most tokens to read of the store to name the LSPs that texts share; 0 leaves them without names."""
+    json: bool = False
+    """Print JSON."""
+
+    def __post_init__(self):
+        check(self)
+        if bool(self.texts_a) == bool(self.tasks) or len(self.texts_a) != len(self.texts_b):
+            raise ValueError(
+                f"similarity takes --tasks, or as many --texts-a as --texts-b; found {len(self.tasks)} tasks,"
+                f" {len(self.texts_a)} and {len(self.texts_b)} texts"
+            )
+        if self.samples < 0:
+            raise ValueError(f"--samples must be at least 0 tokens, found {self.samples}")

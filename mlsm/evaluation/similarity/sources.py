@@ -1,0 +1,172 @@
+"""Texts to tokens with their LSPs and hidden states: by the teacher and dictionary of a store, or by a student.
+
+    source = open_source("runs/stores/lsp-...")
+    for tokens in source.read(["The bank raised its rates."]):
+        tokens.names, tokens.lsps_TK, tokens.hidden["layer 10"]
+
+A teacher reads the text as it is. A student reads it once for every token, with that token masked, as it was trained;
+its hidden states are of the text as it is. [CLS] and [SEP] are left out, by a teacher all special tokens, [UNK] and a
+[MASK] of the text among them, which no store has a code of. A text that is longer than a window is cut, and `cut`
+counts how many were.
+
+Shapes: T tokens of a text, N of a batch, K LSPs, d width of a hidden state, e of an LSP's vector.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from mlsm.common.errors import InspectionError
+from mlsm.evaluation.inspection.lsps.texts import code_rows, load_store_teacher, load_student
+from pipeline.dictionary import Dictionary
+from shards.copies import check_dictionary
+from shards.reader import Store, is_url
+
+BATCH = 64  # texts in a forward pass
+
+
+class Tokens(NamedTuple):
+    """The tokens of one text."""
+
+    names: list[str]
+    spans: list[tuple[int, int]]
+    """where each stands in the text, in characters"""
+    lsps_TK: np.ndarray
+    """float32 distributions; a token without a code has a row of zeros"""
+    hidden: dict[str, np.ndarray]
+    """by layer: float32 (T, d)"""
+
+
+class TeacherSource:
+    """The LSPs that a store would hold of a text.
+
+    atoms_Ke  the vectors that LSPs stand for: the dictionary's
+    layers    what hidden states are called: the layer that is coded, and the last
+    cut       how many texts were longer than a window
+    """
+
+    def __init__(self, store: Store, teacher: str | None = None):
+        from pipeline.batch import center_on
+        from pipeline.teacher import Teacher
+
+        if store.kind != "lsp":
+            raise InspectionError(f"{store.path} holds {store.kind}, not LSPs. Give a store that encode-lsp made.")
+        self.store, self.cut = store, 0
+        self._dictionary = Dictionary.load(store.files.dictionary)
+        check_dictionary(store.files, self._dictionary.fingerprint)
+        self.atoms_Ke = self._dictionary.atoms_Kd
+        teacher_to_layer = load_store_teacher(store, teacher)
+        layer, last = teacher_to_layer.layer, teacher_to_layer.num_layers
+        whole = {"layer": last, "dtype": store.settings["dtype"]}
+        self._teacher = Teacher.load(teacher_to_layer.name, **whole) if last > layer else teacher_to_layer
+        self._layer, self._numbers = layer, sorted({layer, last})
+        self.layers = tuple(f"layer {number}" for number in self._numbers)
+        self._center_Pd = center_on(self._teacher.device, self._dictionary)
+        self._tokenizer = store.load_tokenizer()
+
+    def facts(self) -> dict:
+        """What reads the texts."""
+        names = ("teacher_name", "layer", "lam", "top_n", "dictionary")
+        settings = {name: self.store.settings.get(name) for name in names}
+        return {"store": str(self.store.path), "k": self.store.k, **settings}
+
+    def read(self, texts: Sequence[str]) -> list[Tokens]:
+        """The tokens of every text, in order. Raises InspectionError on a text without tokens."""
+        read = [_tokenise(self._tokenizer, text, self.store.max_length - 2) for text in texts]
+        self.cut += sum(was_cut for _, _, was_cut in read)
+        order = sorted(range(len(texts)), key=lambda number: len(read[number][0]))
+        found: dict[int, Tokens] = {}
+        for start in range(0, len(order), BATCH):
+            numbers = order[start : start + BATCH]
+            found.update(zip(numbers, self._read_batch([read[number][:2] for number in numbers]), strict=True))
+        return [found[number] for number in range(len(texts))]
+
+    def _read_batch(self, texts: list) -> Iterator[Tokens]:
+        from pipeline.batch import make_batch, raw_rows
+        from pipeline.dictionary.centering import centred_unit_rows
+
+        special = self.store.special_ids
+        framed = [[special["cls"], *ids, special["sep"]] for ids, _ in texts]
+        lengths = np.array([len(ids) for ids in framed])
+        batch = make_batch(np.concatenate(framed), lengths, len(framed), int(lengths.max()), special)
+        rows = raw_rows(self._teacher, batch, self._numbers)
+        hidden = {f"layer {number}": rows_Nd.cpu().numpy().copy() for number, rows_Nd in rows.items()}
+        coded, _ = centred_unit_rows(rows[self._layer].clone(), self._center_Pd, batch.position_N)
+        codes = code_rows(self.store, self._dictionary, coded.cpu().numpy())
+        lsps_NK = csr_array((codes.weights, codes.indices, codes.indptr), (len(codes), self.store.k)).toarray()
+        lsps_NK /= np.maximum(lsps_NK.sum(1, keepdims=True), 1e-12)  # without the tail, as a reader decodes rows
+        first = 0
+        for (ids, spans), is_coded in zip(texts, np.split(batch.coded_T, np.cumsum(lengths)[:-1]), strict=True):
+            places = np.flatnonzero(is_coded[1:-1])
+            rows_of_text = slice(first, first + len(places))
+            first += len(places)
+            names = self._tokenizer.convert_ids_to_tokens([ids[place] for place in places])
+            states = {name: rows_Nd[rows_of_text] for name, rows_Nd in hidden.items()}
+            yield Tokens(names, [spans[place] for place in places], lsps_NK[rows_of_text], states)
+
+
+class StudentSource:
+    """What a student predicts of every token from its context.
+
+    atoms_Ke  the vectors that LSPs stand for: the rows of its output matrix
+    layers    what hidden states are called: those of its encoder's last layer
+    cut       how many texts were longer than a window
+    """
+
+    layers = ("last layer",)
+
+    def __init__(self, source: str):
+        self._model = load_student(source)
+        self.source, self.cut = source, 0
+        self.atoms_Ke = self._model.student.output_matrix.detach().float().numpy()
+
+    def facts(self) -> dict:
+        """What reads the texts."""
+        known = self._model.facts
+        facts = {"dictionary": known.get("dictionary"), "trained_from": known.get("store")}
+        return {"student": self.source, "k": len(self.atoms_Ke), **facts}
+
+    def read(self, texts: Sequence[str]) -> list[Tokens]:
+        """The tokens of every text, in order. Raises InspectionError on a text without tokens."""
+        import torch
+
+        special, room = self._model.facts["special_ids"], self._model.facts["max_length"] - 2
+        found = []
+        for text in texts:
+            ids, spans, was_cut = _tokenise(self._model.tokenizer, text, room)
+            self.cut += was_cut
+            while was_cut:  # before a token: one character may be several, which the cut must not leave together
+                text = text[: spans[-1][0]].rstrip()
+                ids, spans, was_cut = _tokenise(self._model.tokenizer, text, room)
+            (predicted,) = self._model.lsp([text])
+            with torch.inference_mode():
+                ids_1L = torch.tensor([[special["cls"], *ids, special["sep"]]])
+                (states_Ld,) = self._model.student.encoder(input_ids=ids_1L).last_hidden_state
+            hidden = {"last layer": states_Ld[1:-1].numpy()}
+            found.append(Tokens(predicted.tokens, spans, predicted.distributions_Tk.numpy(), hidden))
+        return found
+
+
+def open_source(source: str, teacher: str | None = None) -> "TeacherSource | StudentSource":
+    """What reads texts: a store's teacher, or a student.
+
+    teacher  where the store's teacher lies now, if not where the store says
+    Raises   InspectionError, StoreError, DictionaryError, TeacherError, RunError
+    """
+    if is_url(source) or (Path(source) / "target.json").is_file():
+        return TeacherSource(Store.open(source), teacher)
+    if teacher is not None:
+        raise InspectionError(f"--teacher is for a store, and {source} is none. Leave it out.")
+    return StudentSource(source)
+
+
+def _tokenise(tokenizer, text: str, room: int) -> tuple[list[int], list[tuple[int, int]], bool]:
+    """Ids of a text without special ones, where they stand in it, and whether it was cut to `room` tokens."""
+    read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    ids, spans = read["input_ids"], read["offset_mapping"]
+    if not ids:
+        raise InspectionError(f"the text {text[:60]!r} has no tokens. Give another text.")
+    return ids[:room], spans[:room], len(ids) > room

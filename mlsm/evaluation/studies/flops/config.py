@@ -1,0 +1,59 @@
+"""Settings of count-flops; where nothing is given, the setting of the paper's table 3. Imports nothing heavy."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlsm.common.settings import check
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountFlopsConfig:
+    """Count the operations of pre-training, from configurations alone: no weights are read, nothing is computed."""
+
+    student: str = "deberta-base"
+    """Named encoder as of train-student (needs no network), directory with config.json, or Hub id."""
+    teacher: str = "bert-base"
+    """The same, or `bundled`."""
+    vocabulary: int | None = None
+    """Entries of the vocabulary; not given: the teacher's, or, where that is a named one, bert-base-cased's 28,996."""
+    k: int = 3072
+    """Number of latent semantic properties."""
+    layer: int = 10
+    """Layer of the teacher whose hidden states are coded; layers above it are not computed."""
+    mask_rate: float = 0.15
+    """Share of tokens that are masked and predicted."""
+    windows: int = 128
+    """Windows in the batch that the tables are of."""
+    length: int = 128
+    """Tokens of a window."""
+    reuse: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100)
+    """R: how often each encoded token is trained on, over the epochs of a run and over runs."""
+    steps: int = 100_000
+    """Optimiser steps of a run."""
+    batch_windows: int = 1024
+    """Windows of an optimiser step."""
+    dictionary_tokens: int = 2_000_000
+    """Hidden vectors that the dictionary is learned from."""
+    dictionary_epochs: float = 2.0
+    """Passes over them."""
+    output: Path = Path("runs")
+    """Directory whose `flops` gets the plot, with its data."""
+    json: bool = False
+    """Print the result as JSON, and draw nothing."""
+
+    def __post_init__(self):
+        check(self)
+        for name in ("k", "layer", "windows", "steps", "batch_windows", "dictionary_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be positive, found {getattr(self, name)}.")
+        if self.vocabulary is not None and self.vocabulary < 1:
+            raise ValueError(f"--vocabulary must be positive, found {self.vocabulary}.")
+        if self.length < 3:
+            raise ValueError(f"--length must be 3 or more, found {self.length}: [CLS] text [SEP].")
+        if not 0 < self.mask_rate < 1:
+            raise ValueError(f"--mask-rate is a share between 0 and 1, found {self.mask_rate}.")
+        if not 0 < self.dictionary_epochs < math.inf:
+            raise ValueError(f"--dictionary-epochs must be positive and finite, found {self.dictionary_epochs}.")
+        if not self.reuse or min(self.reuse) < 1:
+            raise ValueError(f"--reuse takes numbers from 1 on, found {' '.join(map(str, self.reuse)) or 'none'}.")

@@ -1,0 +1,141 @@
+"""The command count-flops: tables, check of the formulas, cost of a run against the reuse of its encoding.
+
+    result = count_flops(CountFlopsConfig())
+    result["percent_of_mlm"]["mlsm-10"]    # 103.2
+
+Needs configurations alone. Left out: the counting (encoders.py, solver.py, pretraining.py), the text
+(mlsm/terminal/flops.py).
+"""
+
+import math
+from collections.abc import Callable
+
+from mlsm.common.progress import silent
+from mlsm.evaluation.plots import drawn
+from mlsm.evaluation.studies.flops.config import CountFlopsConfig
+from mlsm.evaluation.studies.flops.encoders import measure_head, measure_student
+from mlsm.evaluation.studies.flops.pretraining import (
+    FISTA,
+    TRAINING,
+    Setting,
+    dictionary_flops,
+    encoding_flops,
+    full_table,
+    offline_flops,
+    table,
+)
+from mlsm.evaluation.studies.flops.solver import correlation_flops, fista_flops, solver_flops, update_flops
+from pipeline.config import plain
+
+
+def count_flops(settings: CountFlopsConfig, progress: Callable[..., None] = silent) -> dict:
+    """Count the operations of a CountFlopsConfig, per batch and per run.
+
+    Returns  setting; table3 (paradigm -> row -> operations), table3_as_printed, percent_of_mlm (paradigm -> per cent,
+             unrounded); in_full (as table3, by pretraining_flops), with_our_solver (online MLSM at the cut layer);
+             solver, encoding (one batch); dictionary; offline (R -> parts of a batch); run (operations of a run, in
+             full); measured (formula against torch's counter); figure (files, none with --json)
+    Raises   FlopsError
+    """
+    setting = Setting.of(settings)
+    result = _count(setting, settings)
+    result["measured"] = _measure(setting, progress)
+    result["figure"] = [] if settings.json else _figure(result, settings)
+    return result
+
+
+def _count(setting, settings):
+    columns, full = table(setting), full_table(setting)
+    run = settings.steps * settings.batch_windows / setting.windows
+    dictionary = dictionary_flops(setting, settings.dictionary_tokens, settings.dictionary_epochs)
+    cut, mlm = f"mlsm-{setting.layer}", full["mlm"]["total"]
+    ours = full[cut]["total"] - full[cut][FISTA] + solver_flops(setting.masked, setting.k, setting.teacher.width)
+    offline = {str(reuse): offline_flops(setting, reuse) for reuse in settings.reuse}
+    for parts in offline.values():
+        parts["percent_of_mlm"] = 100 * parts["total"] / mlm
+    return {
+        "setting": plain(settings)
+        | {
+            "vocabulary": setting.vocabulary,
+            "tokens": setting.tokens,
+            "masked": setting.masked,
+            "attention_apart": setting.teacher.is_analytic,
+        },
+        "table3": columns,
+        "table3_as_printed": {
+            name: {row: as_printed(row, flops) for row, flops in rows.items() if " " in row}
+            for name, rows in columns.items()
+        },
+        "percent_of_mlm": {name: rows["percent_of_mlm"] for name, rows in columns.items() if name != "mlm"},
+        "in_full": full,
+        "with_our_solver": {"total": ours, "percent_of_mlm": 100 * ours / mlm},
+        "solver": _solver(setting),
+        "encoding": encoding_flops(setting),
+        "offline": offline,
+        "dictionary": {"flops": dictionary, "share_of_run": dictionary / (run * columns[cut]["total"])},
+        "run": {name: run * rows["total"] for name, rows in full.items()},
+    }
+
+
+def as_printed(row: str, flops: float) -> str:
+    """A cell as in table 3: calflops prints forward passes with three digits, the paper triples these for training."""
+    passes = TRAINING if row.startswith("trained") else 1
+    forward = float(f"{flops / passes:.2e}")
+    return short_flops(passes * forward)
+
+
+def short_flops(flops: float | None) -> str:
+    """Operations in three digits, in units of 1e12 as table 3 has them, and smaller ones in the unit that fits; empty
+    for none."""
+    if not flops:
+        return ""
+    exponent = 12 if flops >= 1e10 else 3 * int(math.log10(max(flops, 1)) // 3)
+    return f"{flops / 10**exponent:.2f}e{exponent}"
+
+
+def _solver(setting):
+    """One batch, at masked positions and at all; by part for ours."""
+    k, d = setting.k, setting.teacher.width
+    found = {}
+    for where, tokens in (("masked", setting.masked), ("all", setting.tokens)):
+        found[where] = {
+            "fista_100": fista_flops(tokens, k, d),
+            "coordinate_descent": solver_flops(tokens, k, d),
+            "correlations": correlation_flops(tokens, k, d),
+            "coordinate_updates": update_flops(tokens, k),
+        }
+    return found
+
+
+def _measure(setting, progress):
+    """Rows of `what`, `formula` (None where there is none) and `measured`: operations of a forward pass on a batch."""
+    windows, length, tokens = setting.windows, setting.length, setting.tokens
+    encoders = [
+        (f"student {setting.student.name}", setting.student),
+        (f"teacher {setting.teacher.name}", setting.teacher),
+        (f"teacher, {setting.layer} layers", setting.teacher.cut(setting.layer)),
+    ]
+    rows = []
+    progress("measure", 0, len(encoders) + 1, unit="models")
+    for done, (what, encoder) in enumerate(encoders):
+        formula = encoder.forward(windows, length).total if encoder.is_analytic else None
+        rows.append({"what": what, "formula": formula, "measured": encoder.measure(windows, length)})
+        progress("measure", done + 1, len(encoders) + 1, unit="models")
+    head = setting.student.head(tokens, setting.k)
+    rows.append(
+        {
+            "what": f"head, {setting.k:,} logits",
+            "formula": head,
+            "measured": measure_head(setting.student, tokens, setting.k),
+        }
+    )
+    masked = windows * round(setting.mask_rate * (length - 2))
+    computed = measure_student(setting.student, windows, length, masked, setting.k)
+    rows.append({"what": "train-student: last layer and head where masked", "formula": None, "measured": computed})
+    return rows
+
+
+def _figure(result, settings):
+    from mlsm.evaluation.studies.flops.figure import draw
+
+    return [str(path) for path in drawn(draw, result, settings.output / "flops")]

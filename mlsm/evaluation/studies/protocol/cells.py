@@ -1,0 +1,105 @@
+"""Which commit began each part of a study, and how far it is.
+
+    with at_work(directory, part.name, commit):    # StudyError where another commit began it
+        part.run(progress)
+    state_of(directory, part.name, finished)       # State("running", "73185cf...")
+
+A part has a file <output>/cells/<part>, whose line is the commit of this code that began it, and which is locked while
+a process is at work on it. What two commits did halves of would be nobody's result, so only the first goes on with it;
+a finished part is not run again. Left out: what is finished, which the part's own files say (costs.py).
+"""
+
+import hashlib
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+from mlsm.common import disk, locks
+from mlsm.common.durable import make_directories
+from mlsm.common.errors import StudyError
+
+PLACE = "cells"
+MOST_BYTES = 200  # of a line
+
+
+class State(NamedTuple):
+    """How far a part is."""
+
+    name: str
+    """done, running, begun (and interrupted), or missing"""
+    commit: str | None
+    """that began it; None where this is not known, as of a store that another command made"""
+
+
+def this_commit() -> str:
+    """The commit of this code, with `-dirty` and digits of the changes where files differ from it; outside a checkout
+    the package's version."""
+    root = Path(__file__).parents[4]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        tracked = subprocess.run([*command[:3], "ls-files", "--error-unmatch", __file__], capture_output=True)
+        if tracked.returncode == 0:
+            commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+            if not commit.endswith("-dirty"):
+                return commit
+            changes = subprocess.run([*command[:3], "diff", "HEAD", "--binary"], capture_output=True, check=True).stdout
+            return f"{commit}-{hashlib.sha256(changes).hexdigest()[:12]}"
+    except (OSError, subprocess.CalledProcessError):
+        pass
+    return f"version {version('mlsm')}"
+
+
+@contextmanager
+def at_work(directory: Path, part: str, commit: str) -> Iterator[None]:
+    """Hold the lock of a part.
+
+    commit  of `this_commit`
+    Raises  StudyError where another commit began the part, or another process is at work on it
+    """
+    file = _file(directory, part)
+    make_directories(file.parent)
+    with disk.append(file) as lock:
+        if not locks.acquire(lock):
+            raise StudyError(f"{part}: another process is at work on it. Wait for its end.")
+        begun = _commit_in(file)
+        if begun is None:  # new, or of a process that was killed here
+            lock.truncate(0)
+            disk.write(lock, f"{commit}\n".encode())
+            disk.fsync(lock)
+        elif begun != commit:
+            raise StudyError(
+                f"{part} was begun by the code of {begun}, this is {commit}, and a part is the work of one. Use a"
+                f" checkout of that commit, or remove {file} and what the part has made."
+            )
+        try:
+            yield
+        finally:
+            locks.release(lock)
+
+
+def state_of(directory: Path, part: str, finished: bool) -> State:
+    """How far a part is.
+
+    finished  whether its own files say so
+    """
+    file = _file(directory, part)
+    try:
+        commit = _commit_in(file)
+        with disk.open_to_read(file) as lock:
+            running = not locks.acquire(lock, shared=True)
+    except FileNotFoundError:
+        return State("done" if finished else "missing", None)
+    return State("done" if finished else "running" if running else "begun", commit)
+
+
+def _file(directory: Path, part: str) -> Path:
+    return directory / PLACE / part
+
+
+def _commit_in(file: Path) -> str | None:
+    with disk.open_to_read(file) as stream:
+        line = stream.read(MOST_BYTES)
+    return line[:-1].decode(errors="replace") if line.endswith(b"\n") else None

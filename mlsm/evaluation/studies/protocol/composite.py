@@ -1,0 +1,244 @@
+"""The composite of a study's students, and what it says of the hypotheses.
+
+    result = compose(study, directory)
+
+Of a student, over the measures of the recipe,
+
+    composite = mean of 100 * (score - untrained) / (teacher - untrained),
+
+where a score is that of its frozen encoder, `untrained` the mean of the untrained students (step 0 of one arm), and
+`teacher` that of the teacher. So 0 is what random weights reach and 100 what the teacher reaches.
+
+A hypothesis is tested over seeds: paired by seed (a t test of the differences, two-sided), and, since pairs may have
+little in common, unpaired too (Welch's). The secondary ones are adjusted by Holm's method. Two arms are called
+equivalent within a margin where the 90 % interval of their paired difference lies inside it: two one-sided tests at
+5 % (Schuirmann 1987). Nothing is said of the primary arms before all of their planned seeds are scored.
+Left out: how the measures are taken (mlsm/evaluation/tasks/frozen), the report on fine-tuning
+(mlsm/evaluation/comparison).
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from mlsm.common.errors import StudyError
+from mlsm.evaluation import records
+from mlsm.evaluation.comparison.significance import holm
+from mlsm.evaluation.studies.protocol.costs import name_in_records
+from mlsm.evaluation.studies.protocol.description import Arm, Study
+
+LEVEL = 0.05
+GATE = {"standard_errors": 5.0, "points": 3.0, "learned_standard_errors": 2.0}  # see `gate`
+Scores = dict[str, float]  # measure -> score in points
+
+
+class Scored(NamedTuple):
+    """What is scored of a study."""
+
+    students: dict[str, dict[int, Scores]]
+    """arm -> seed -> scores of the finished student"""
+    untrained: dict[int, Scores]
+    """seed -> scores at step 0 of the lower anchor"""
+    teacher: Scores | None
+
+
+def compose(study: Study, directory: Path) -> dict:
+    """Composites and hypotheses, as far as they may be known.
+
+    directory  of the study
+    Returns    arms (name -> seeds, composite, deviation, measures: means in points; None for an arm that is withheld),
+               anchors (untrained, teacher: measure -> points), gate (of `gate`), hypotheses (of `_contrast`, or pair
+               and `withheld`: why nothing is said yet)
+    Raises     StudyError where two models have a student's name, or an anchor is not below the other
+    """
+    assert study.composite is not None
+    scored = read_scores(study, directory)
+    lower = study.arms[study.composite.untrained]
+    # A score is a share of the way between the anchors, so it is the planned one only when these are.
+    has_anchors = scored.untrained.keys() >= set(lower.seeds)
+    is_open = has_anchors and all(_is_scored(study.arms[name], study.seeds, scored.students) for name in study.primary)
+    hidden = () if is_open else study.primary
+    found: dict = {"arms": {}, "anchors": _anchors(scored), "gate": gate(study, scored, hidden), "hypotheses": []}
+    if scored.teacher is None or not scored.untrained:
+        return found
+    ends = _ends(found["anchors"])
+    values = {
+        arm: {seed: _composite(scores, ends) for seed, scores in by_seed.items()}
+        for arm, by_seed in scored.students.items()
+    }
+    for name, by_seed in values.items():
+        found["arms"][name] = None if name in hidden else _summary(by_seed, scored.students[name])
+    contrasts: list[dict] = []
+    for pair in (study.primary, *study.secondary):
+        seeds = study.seeds_of(pair)
+        missing = [name for name in pair if not _is_scored(study.arms[name], seeds, values)]
+        if missing or not has_anchors or any(name in hidden for name in pair):
+            counts = ", ".join(f"{len(values[name].keys() & set(seeds))} of {len(seeds)} of {name}" for name in pair)
+            if not has_anchors:
+                counts += f", {len(scored.untrained)} of {len(lower.seeds)} untrained"
+            contrasts.append({"pair": pair, "withheld": f"scored are {counts}"})
+            continue
+        contrasts.append(_contrast(pair, seeds, values, scored.students))
+    if contrasts[0].get("paired") and study.composite.margin is not None:
+        contrasts[0]["equivalence"] = _equivalence(contrasts[0], study.composite.margin)
+    # One that is not known yet counts among the planned ones, as if nothing were found.
+    adjusted = holm([1.0 if "withheld" in one else one.get("paired", {}).get("p") for one in contrasts[1:]])
+    for one, p in zip(contrasts[1:], adjusted, strict=True):
+        if "paired" in one:
+            one["paired"]["p_adjusted"] = p
+    return found | {"hypotheses": contrasts}
+
+
+def read_scores(study: Study, directory: Path) -> Scored:
+    """The scores of all students, from their records. Raises StudyError where two models have one name."""
+    composite = study.composite
+    assert composite is not None
+    by_name: dict[str, dict[str, Scores]] = {}
+    paths = sorted((directory / "evaluations").glob("*/frozen/*.json"))
+    for record in records.read(paths) if paths else []:
+        measured = {f"{record['task']}/{name}": value for name, value in _scores(record, composite.part).items()}
+        by_name.setdefault(record["model"], {}).setdefault(record["weights"], {}).update(measured)
+    for name, by_weights in by_name.items():
+        if len(by_weights) > 1:
+            raise StudyError(
+                f"{directory / 'evaluations'} has frozen records of {len(by_weights)} models called {name}. Move the"
+                f" directories away that the study shall not read."
+            )
+
+    def whole(name: str) -> Scores | None:
+        for scores in by_name.get(name, {}).values():
+            if all(measure in scores for measure in composite.measures):
+                return {measure: scores[measure] for measure in composite.measures}
+        return None
+
+    students: dict[str, dict[int, Scores]] = {arm: {} for arm in study.arms}
+    for arm in study.arms.values():
+        last = f"-step-{arm.settings['max_steps']:08}"
+        for seed in arm.seeds:
+            name = f"{arm.name}-seed{seed}"
+            if (scores := whole(name) or whole(name + last)) is not None:
+                students[arm.name][seed] = scores
+    lower = study.arms[composite.untrained]
+    untrained = {}
+    for seed in lower.seeds:
+        if (scores := whole(f"{lower.name}-seed{seed}-step-{0:08}")) is not None:
+            untrained[seed] = scores
+    teacher = whole(name_in_records(composite.teacher))
+    return Scored(students, untrained, teacher)
+
+
+def gate(study: Study, scored: Scored, hidden: Collection[str] = ()) -> list[dict]:
+    """Whether each measure tells a trained student from the teacher and from an untrained one, by the arm of the lower
+    anchor: it stays if the teacher is 5 standard errors and 3 points above the arm, and the arm 2 standard errors above
+    the untrained. Points; None for what takes two seeds, and for an arm among the hidden ones."""
+    assert study.composite is not None
+    rows = []
+    arm = {} if study.composite.untrained in hidden else scored.students[study.composite.untrained]
+    for measure in study.composite.measures:
+        low, high = ([one[measure] for one in of.values()] for of in (scored.untrained, arm))
+        row: dict = {"measure": measure, "untrained": _mean(low), "trained": _mean(high), "seeds": len(high)}
+        row |= {"teacher": None if scored.teacher is None else scored.teacher[measure], "stays": None}
+        if len(low) > 1 and len(high) > 1 and scored.teacher is not None:
+            error = stdev(high) / math.sqrt(len(high))
+            learned = math.hypot(error, stdev(low) / math.sqrt(len(low)))
+            above, gained = scored.teacher[measure] - fmean(high), fmean(high) - fmean(low)
+            row |= {"standard_error": error, "stays": _passes(above, error, gained, learned)}
+        rows.append(row)
+    return rows
+
+
+def _passes(above: float, error: float, gained: float, learned: float) -> bool:
+    far = above >= max(GATE["points"], GATE["standard_errors"] * error)
+    return far and gained >= GATE["learned_standard_errors"] * learned
+
+
+def _scores(record: Mapping, part: str) -> Scores:
+    """Metric -> points on the part, on dev where a test set is asked for and there is none."""
+    values = {figure["metric"]: 100 * figure["value"] for figure in record["figures"]}
+    names = {metric.rpartition("_")[0] for metric in values}
+    wanted = ("test", "dev") if part == "test" else (part,)
+    found = {}
+    for name in names:
+        for one in wanted:
+            if f"{name}_{one}" in values:
+                found[name] = values[f"{name}_{one}"]
+                break
+    return found
+
+
+def _anchors(scored: Scored) -> dict:
+    untrained = {}
+    for measure in next(iter(scored.untrained.values()), {}):
+        untrained[measure] = fmean(one[measure] for one in scored.untrained.values())
+    return {"untrained": untrained, "untrained_seeds": len(scored.untrained), "teacher": scored.teacher}
+
+
+def _ends(anchors: dict) -> dict[str, tuple[float, float]]:
+    """Of each measure the scores that are 0 and 100 points of the composite."""
+    ends = {measure: (low, anchors["teacher"][measure]) for measure, low in anchors["untrained"].items()}
+    for measure, (low, high) in ends.items():
+        if high <= low:
+            raise StudyError(
+                f"{measure}: the teacher has {high:.1f}, an untrained student {low:.1f}, so nothing lies between them."
+                f" Leave it out of the composite."
+            )
+    return ends
+
+
+def _composite(scores: Scores, ends: dict[str, tuple[float, float]]) -> float:
+    return fmean(100 * (scores[measure] - low) / (high - low) for measure, (low, high) in ends.items())
+
+
+def _is_scored(arm: Arm, seeds, values) -> bool:
+    return set(seeds) <= values[arm.name].keys()
+
+
+def _summary(by_seed: dict[int, float], scores: dict[int, Scores]) -> dict:
+    measures = next(iter(scores.values()), {})
+    return {
+        "seeds": sorted(by_seed),
+        "composite": _mean(list(by_seed.values())),
+        "deviation": stdev(by_seed.values()) if len(by_seed) > 1 else None,
+        "measures": {measure: fmean(one[measure] for one in scores.values()) for measure in measures},
+    }
+
+
+def _mean(values: list[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _contrast(pair: tuple[str, str], seeds: tuple[int, ...], values, students) -> dict:
+    """The difference of two arms over their planned seeds, in points of the composite: `paired` and `unpaired`, each
+    difference, low, high (95 %) and p, None with one seed; `measures`: mean difference of each in its own points."""
+    first, second = ([values[name][seed] for seed in seeds] for name in pair)
+    found: dict = {"pair": pair, "seeds": seeds, "difference": fmean(first) - fmean(second)}
+    found["differences"] = [one - other for one, other in zip(first, second, strict=True)]
+    found["measures"] = {
+        measure: fmean(students[pair[0]][seed][measure] - students[pair[1]][seed][measure] for seed in seeds)
+        for measure in students[pair[0]][seeds[0]]
+    }
+    if len(seeds) > 1:
+        from scipy import stats
+
+        for name, test in (
+            ("paired", stats.ttest_rel(first, second)),
+            ("unpaired", stats.ttest_ind(first, second, equal_var=False)),
+        ):
+            interval = test.confidence_interval(1 - LEVEL)
+            found[name] = {"low": float(interval.low), "high": float(interval.high), "p": float(test.pvalue)}
+        if not any(found["differences"]):  # where a t test divides by nothing
+            found["paired"] = {"low": 0.0, "high": 0.0, "p": 1.0}
+    return found
+
+
+def _equivalence(contrast: dict, margin: float) -> dict:
+    """Whether the 90 % interval of the paired difference lies within the margin."""
+    from scipy import stats
+
+    differences = contrast["differences"]
+    error = stdev(differences) / math.sqrt(len(differences))
+    reach = float(stats.t.ppf(1 - LEVEL, len(differences) - 1)) * error
+    low, high = contrast["difference"] - reach, contrast["difference"] + reach
+    return {"margin": margin, "low": low, "high": high, "equivalent": -margin < low and high < margin}

@@ -1,0 +1,52 @@
+"""Settings of `study`. Imports nothing heavy."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mlsm.common.settings import check
+from mlsm.evaluation.comparison.config import CompareConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyConfig:
+    """Run a study: all that its recipe says, from the corpus to the report, as far as it is not finished."""
+
+    recipe: str = "study-demo"
+    """A study's recipe: study-demo, study-cpu, study-masks, paper-objectives, paper-layers, paper-k, paper-kappa, or a
+    YAML file of your own (mlsm docs study)."""
+    output: Path | None = None
+    """Directory of everything the study makes; unset: runs/studies/<recipe>."""
+    data_dir: Path | None = None
+    """Directory of evaluation data, with glue/, wic/, conll2003/, blimp/ and wsd/; unset: $MLSM_DATA/data. Without it,
+    models are fine-tuned on miniature data, whose scores mean nothing."""
+    only: tuple[str, ...] = ()
+    """Do these parts alone, by name or pattern, such as train-student/mlm-seed0 or 'finetune/*'; what they need must
+    be there. The names are those that --dry-run lists."""
+    dry_run: bool = False
+    """Say what would be done and what it costs, from short measurements, and stop."""
+    print_commands: Literal["make", "slurm"] | None = None
+    """Print the commands of all parts with what each needs, as a makefile or as a script for Slurm, and stop."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    def __post_init__(self):
+        check(self)
+
+    @property
+    def directory(self) -> Path:
+        """Where the study's stores, students and records are."""
+        return self.output or Path("runs/studies") / Path(self.recipe).stem
+
+    @property
+    def comparison(self) -> CompareConfig:
+        """The settings of the comparison of all that has been evaluated."""
+        records = self.directory if self.data is not None else self.directory / "smoke"
+        return CompareConfig(results=(records / "evaluations",), output=self.directory / "comparison")
+
+    @property
+    def data(self) -> Path | None:
+        """The directory of evaluation data, None where there is none."""
+        data_dir = self.data_dir or (Path(os.environ["MLSM_DATA"]) / "data" if os.environ.get("MLSM_DATA") else None)
+        return data_dir if data_dir is not None and (self.data_dir or data_dir.is_dir()) else None

@@ -1,0 +1,466 @@
+"""What a study compares, as its recipe says.
+
+    study = read_study("study-demo")
+    study.arms["mlsm"].seeds    # (0, 1, 2)
+
+A recipe of a study has, beside the sections that any recipe has (the common settings of every command), a section
+`study`: its question, the hypotheses, the stores that are made, and the arms. An arm is a way of pre-training, of
+which one student is trained for each seed. The arms differ in what is written under their names and in the store; all
+else is common, so that a comparison of two arms studies that difference alone.
+
+A list where a setting takes a single value stands for several: `kappa: [0.1, 1]` makes the arms mtl-kappa0.1 and
+mtl-kappa1. A store with several layers or k is encoded in one pass of the teacher, and makes an arm of each. A store
+of `seed: each` is made once for every seed of the arms on it, with a dictionary of that seed.
+Left out: what has to be done for it, and in which order (parts.py).
+"""
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_origin
+
+from mlsm.common.errors import StudyError
+from mlsm.common.invocation import program
+from mlsm.common.settings import plain_hint
+from mlsm.evaluation.records import FROZEN
+from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
+from mlsm.evaluation.tasks.blimp.config import BlimpConfig
+from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
+from mlsm.recipes.reading import convert_section, read_recipe
+from pipeline.config import (
+    CorpusConfig,
+    DictionaryConfig,
+    EncodeConfig,
+    EncodeHiddenConfig,
+    EncodeIdsConfig,
+    EncodeLogitsConfig,
+    TeacherConfig,
+)
+from shards.config import DeriveConfig
+from student.config import ProbeConfig, StudentConfig
+from student.objectives import OBJECTIVES
+
+STORES: dict[str, type] = {
+    "encode-lsp": EncodeConfig,
+    "encode-ids": EncodeIdsConfig,
+    "encode-logits": EncodeLogitsConfig,
+    "encode-hidden": EncodeHiddenConfig,
+    "derive-shards": DeriveConfig,
+}
+SETTINGS: dict[str, type] = STORES | {
+    "train-student": StudentConfig,
+    "train-probe": ProbeConfig,
+    "finetune": FinetuneConfig,
+    "evaluate-blimp": BlimpConfig,
+    "choose-layer": ChooseLayerConfig,
+}
+SECTIONS = SETTINGS | {"frozen": FinetuneConfig}  # `frozen`: of finetune --frozen, beside fine-tuning
+OF_STUDY = (
+    *("title", "question", "primary", "secondary", "seeds", "learned-by", "curves", "models", "stores", "arms"),
+    *("tuned", "composite"),
+)
+FIXED = ("max_steps", "batch_windows", "lr", "dropout")  # would otherwise follow from store, recipe or encoder
+# by the study, which finds the records of finetune where they lie without --smoke and --split
+CHOSEN_HERE = (
+    *("store", "output", "json", "models", "student", "data_dir", "wsd_data", "step", "dry_run"),
+    *("seed", "probe_input", "smoke", "split", "hidden", "frozen"),
+)
+# Objective -> the command that makes its store, for those that learn more than words:
+NEEDED = {name: f"encode-{facts.kinds[0]}" for name, facts in OBJECTIVES.items() if len(facts.kinds) == 1}
+# What a store of hidden states settles for those that are made from it: text, teacher, and how they are read.
+OF_TEXT = {field.name.replace("_", "-") for field in dataclasses.fields(TeacherConfig)} | {"layer"}
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # of stores and arms: of directories, patterns and makefiles, too
+
+
+class StoreRecipe(NamedTuple):
+    """A store that the study makes, or several in one pass of the teacher."""
+
+    name: str
+    verb: str
+    """the command that makes it"""
+    settings: dict[str, Any]
+    """of that command, by field"""
+    of: str | None = None
+    """the store that it is derived from"""
+    dictionary: str | None = None
+    """the store whose dictionary it is encoded with"""
+    hidden: str | None = None
+    """the store of hidden states that is coded or quantised instead of text"""
+    each_seed: bool = False
+    """whether it is made for every seed, with a dictionary of that seed"""
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """The stores that it is made from."""
+        return tuple(name for name in (self.of, self.dictionary, self.hidden) if name is not None)
+
+    def choices(self) -> Iterator[tuple[str, int | None, int | None]]:
+        """Of every store that it makes: what tells an arm on it from the others, the layer and k (of LSPs)."""
+        if self.verb not in ("encode-lsp", "encode-hidden"):
+            yield "", None, None
+            return
+        layers, ks = (self.settings.get(name, getattr(DictionaryConfig, name)) for name in ("layer", "k"))
+        if self.hidden is not None:
+            layers = (None,)  # that of the hidden states, which `*` matches
+        for layer, k in product(layers, ks if self.verb == "encode-lsp" else (None,)):
+            suffix = (f"-l{layer}" if len(layers) > 1 else "") + (f"-k{k}" if len(ks) > 1 else "")
+            yield suffix, layer, k
+
+
+class Arm(NamedTuple):
+    """A way of pre-training."""
+
+    name: str
+    store: str
+    layer: int | None
+    k: int | None
+    settings: dict[str, Any]
+    """of train-student, by field: the common ones with the arm's own"""
+    seeds: tuple[int, ...]
+
+
+class Composite(NamedTuple):
+    """The one figure of a student that the hypotheses are about: a mean over frozen measures,
+
+    100 * (score - untrained) / (teacher - untrained).
+    """
+
+    measures: tuple[str, ...]
+    """as `conll2003/entities`: tasks and metrics of `finetune --frozen`"""
+    part: str
+    """what they are scored on: `test`, or dev where a task has no test; `tuning` in a pilot"""
+    untrained: str
+    """the arm whose checkpoints of step 0 are the lower anchor"""
+    teacher: str
+    """the model that is the upper anchor, one of the study's `models`"""
+    margin: float | None
+    """the primary arms are equivalent where their difference is surely below it; None: not asked"""
+
+
+class Study(NamedTuple):
+    """A study, as its recipe says."""
+
+    title: str
+    question: str
+    primary: tuple[str, str]
+    """names of two arms: the hypothesis is that the first is better"""
+    secondary: tuple[tuple[str, str], ...]
+    """further hypotheses, tested by Holm's method; all other comparisons are exploratory"""
+    learned_by: str | None
+    """an arm that must be above its untrained students in a task for that to count in tested means; None: all count"""
+    curves: tuple[str, ...]
+    """arms of which every kept checkpoint is fine-tuned; of others only the finished students are"""
+    models: tuple[str, ...]
+    """models that are evaluated beside the students, such as the teacher"""
+    stores: dict[str, StoreRecipe]
+    arms: dict[str, Arm]
+    common: dict[str, dict[str, Any]]
+    """settings of frozen, finetune, evaluate-blimp, train-probe and choose-layer, those that are to be run"""
+    tuned: tuple[str, ...]
+    """the arms that are fine-tuned and take part in BLiMP"""
+    composite: Composite | None = None
+    """what the hypotheses are about; None: the means of fine-tuning, in the report"""
+
+    @property
+    def window(self) -> int:
+        """The students' window, in tokens: the same on all stores."""
+        encoded = [recipe.settings for recipe in self.stores.values() if recipe.of is None and recipe.hidden is None]
+        return min(settings.get("max_length", CorpusConfig.max_length) for settings in encoded)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Pre-training seeds of the primary comparison."""
+        return self.seeds_of(self.primary)
+
+    def seeds_of(self, hypothesis: tuple[str, str]) -> tuple[int, ...]:
+        """Pre-training seeds of a comparison: those that both arms have."""
+        better, than = (self.arms[name].seeds for name in hypothesis)
+        return tuple(seed for seed in better if seed in than)
+
+
+def read_study(recipe: str) -> Study:
+    """Read a study's recipe.
+
+    recipe  name of one that comes with the package, or path of a YAML file
+    Raises  ValueError where it is not readable or a setting does not fit; StudyError where arms, stores and hypotheses
+            do not belong together
+    """
+    path, sections = read_recipe(recipe)
+    own = sections.pop("study", None)
+    if own is None:
+        raise StudyError(f"recipe {path} has no section `study`, so it is no study's. Those that are: mlsm help study")
+    _check_names(path, "study", own, OF_STUDY)
+    _check_names(path, "a study's recipe", sections, tuple(SECTIONS))
+    for name in ("title", "question", "primary", "seeds", "stores", "arms"):
+        if not own.get(name):
+            raise StudyError(f"recipe {path}: study has no {name}. {program()} docs study describes what a study says.")
+    own = _give_shape(path, own)
+    common = {verb: section or {} for verb, section in sections.items()}
+    stores = dict(_read_stores(path, own["stores"], common))
+    _check_order(path, stores)
+    arms: dict[str, Arm] = {}
+    for arm in _read_arms(path, own, stores, common):
+        if arms.setdefault(arm.name, arm) is not arm:
+            raise StudyError(f"recipe {path}: two arms are called {arm.name}. Rename one of them.")
+    converted = {verb: _convert(path, verb, common[verb]) for verb in common if verb not in (*STORES, "train-student")}
+    hypotheses = [own["primary"], *own["secondary"]]
+    for pair in hypotheses:
+        if unknown := [name for name in pair if name not in arms]:
+            raise StudyError(f"recipe {path}: {unknown[0]} of a hypothesis is no arm. There are: {', '.join(arms)}")
+    study = Study(
+        title=str(own["title"]),
+        question=str(own["question"]),
+        primary=hypotheses[0],
+        secondary=tuple(hypotheses[1:]),
+        learned_by=own["learned-by"],
+        curves=own["curves"],
+        models=own["models"],
+        stores=stores,
+        arms=arms,
+        common=converted,
+        tuned=own["tuned"] if own["tuned"] else tuple(arms),
+        composite=own["composite"],
+    )
+    if unknown := [name for name in study.tuned if name not in arms]:
+        raise StudyError(f"recipe {path}: {unknown[0]} of `tuned` is no arm. There are: {', '.join(arms)}")
+    _check_composite(path, study)
+    if unknown := [name for name in study.curves if name not in arms]:
+        raise StudyError(f"recipe {path}: {unknown[0]} of `curves` is no arm. There are: {', '.join(arms)}")
+    if study.learned_by is not None:
+        learner = arms.get(study.learned_by)
+        if learner is None or study.learned_by not in study.curves or 0 not in learner.settings.get("checkpoints", ()):
+            raise StudyError(
+                f"recipe {path}: a task counts where the arm `learned-by` is above its untrained student, so it is"
+                f" among `curves` and has `checkpoints: [0, ...]`; found {study.learned_by!r}"
+            )
+    for pair in hypotheses:
+        if not study.seeds_of(pair):
+            raise StudyError(f"recipe {path}: the arms {' and '.join(pair)} have no seed in common, so no pair.")
+    return study
+
+
+def _give_shape(path: Path, own: Mapping) -> dict[str, Any]:
+    """The section `study` with lists as tuples, texts as texts, and what it leaves out empty."""
+    shaped = dict(own)
+    for name in ("stores", "arms"):
+        if not isinstance(own[name], Mapping):
+            raise StudyError(f"recipe {path}: study {name} is a mapping of names to settings, found {own[name]!r}")
+        for called, settings in own[name].items():
+            if not NAME.fullmatch(str(called)):
+                raise StudyError(
+                    f"recipe {path}: study {name}: {called!r} is no name. A name has letters, digits and . _ + - only,"
+                    f" and begins with a letter or a digit."
+                )
+            if not isinstance(settings, Mapping | None):
+                raise StudyError(f"recipe {path}: study {name}: {called} is a mapping of settings, found {settings!r}")
+        shaped[name] = {str(called): dict(settings or {}) for called, settings in own[name].items()}
+    shaped["composite"] = _read_composite(path, own.get("composite"))
+    for name in ("curves", "models", "tuned"):
+        shaped[name] = tuple(os.path.expandvars(str(one)) for one in _list(path, name, own.get(name)))
+    learner = own.get("learned-by")
+    shaped["learned-by"] = None if learner is None else str(learner)
+    shaped["seeds"] = _read_seeds(path, "study", own["seeds"])
+    pairs = (own["primary"], *_list(path, "secondary", own.get("secondary")))
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise StudyError(f"recipe {path}: a hypothesis names two arms, [better, than], found {pair!r}")
+        if pair[0] == pair[1]:
+            raise StudyError(f"recipe {path}: a hypothesis names two different arms, found {pair!r}")
+    shaped["primary"], *shaped["secondary"] = (tuple(map(str, pair)) for pair in pairs)
+    return shaped
+
+
+def _read_composite(path: Path, described: object) -> Composite | None:
+    if described is None:
+        return None
+    _check_names(path, "study composite", described, Composite._fields)
+    assert isinstance(described, Mapping)
+    measures = _list(path, "composite measures", described.get("measures"))
+    known = [f"{task}/{metric}" for task, metrics in FROZEN.items() for metric in metrics]
+    if unknown := [measure for measure in measures if measure not in known]:
+        raise StudyError(f"recipe {path}: no frozen measure is called {unknown[0]!r}. There are: {', '.join(known)}")
+    if not measures or len(set(measures)) < len(measures):
+        raise StudyError(f"recipe {path}: study composite has different measures, found {measures!r}")
+    part, margin = described.get("part", "test"), described.get("margin")
+    if part not in ("test", "tuning"):
+        raise StudyError(f"recipe {path}: study composite part is `test` or `tuning`, found {part!r}")
+    if margin is not None and (type(margin) not in (int, float) or not 0 < margin < 100):
+        raise StudyError(f"recipe {path}: study composite margin is a number of points above 0, found {margin!r}")
+    for name in ("untrained", "teacher"):
+        if not isinstance(described.get(name), str):
+            raise StudyError(f"recipe {path}: study composite names its {name}, found {described.get(name)!r}")
+    return Composite(tuple(measures), part, described["untrained"], os.path.expandvars(described["teacher"]), margin)
+
+
+def _check_composite(path: Path, study: Study) -> None:
+    """Raise StudyError where the composite's measures or anchors are not among what the study evaluates."""
+    composite = study.composite
+    if composite is None:
+        return
+    if "frozen" not in study.common:
+        raise StudyError(f"recipe {path}: a composite is a mean of frozen measures: give a section `frozen`.")
+    chosen = FinetuneConfig(**study.common["frozen"]).chosen_tasks()
+    if missing := [measure for measure in composite.measures if measure.split("/")[0] not in chosen]:
+        raise StudyError(f"recipe {path}: {missing[0]} of the composite is not among the tasks of `frozen`.")
+    if composite.teacher not in study.models:
+        raise StudyError(f"recipe {path}: the composite's teacher {composite.teacher} is none of the study's models.")
+    arm = study.arms.get(composite.untrained)
+    if arm is None or composite.untrained not in study.curves or 0 not in arm.settings.get("checkpoints", ()):
+        raise StudyError(
+            f"recipe {path}: the composite's lower anchor is an arm of `curves` with `checkpoints: [0, ...]`, found"
+            f" {composite.untrained!r}"
+        )
+
+
+def _list(path: Path, name: str, value: object) -> list:
+    if not isinstance(value, list | None):
+        raise StudyError(f"recipe {path}: study {name} is a list, found {value!r}. Write [{value}].")
+    return value or []
+
+
+def _read_seeds(path: Path, where: str, value: object) -> tuple[int, ...]:
+    seeds = value if isinstance(value, list) else []
+    if not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds) or len(set(seeds)) < len(seeds):
+        raise StudyError(
+            f"recipe {path}: {where}: seeds are different whole numbers from 0 on, such as [0, 1, 2], found {value!r}"
+        )
+    return tuple(seeds)
+
+
+def _read_stores(path: Path, described: Mapping, common: Mapping) -> Iterator[tuple[str, StoreRecipe]]:
+    for name, own in described.items():
+        own = dict(own)
+        verb = own.pop("command", "encode-lsp")
+        if not isinstance(verb, str) or verb not in STORES:
+            raise StudyError(f"recipe {path}: store {name}: {verb} makes none. Those: {', '.join(STORES)}")
+        of, dictionary, hidden = own.pop("store", None), own.pop("dictionary", None), own.pop("hidden", None)
+        each_seed = own.get("seed") == "each"
+        if each_seed:
+            del own["seed"]
+            if verb != "encode-lsp" or dictionary is not None:
+                raise StudyError(f"recipe {path}: store {name}: `seed: each` is for encode-lsp, which learns by it.")
+        for other in (of, dictionary, hidden):
+            if other is not None and (not isinstance(other, str) or other not in described):
+                raise StudyError(f"recipe {path}: store {name} needs {other}, which is no store of the study.")
+        if dictionary is not None and verb != "encode-lsp":
+            raise StudyError(f"recipe {path}: store {name}: `dictionary` is for encode-lsp alone, found {verb}.")
+        if (of is None) == (verb == "derive-shards"):
+            raise StudyError(f"recipe {path}: store {name}: `store` is for derive-shards, which needs it, alone.")
+        if hidden is not None and (
+            verb not in ("encode-lsp", "encode-hidden") or described[hidden].get("command") != "encode-hidden"
+        ):
+            raise StudyError(
+                f"recipe {path}: store {name}: `hidden` names a store of encode-hidden, for encode-lsp or encode-hidden"
+            )
+        section = common.get(verb, {}) | own
+        if hidden is not None:  # text and teacher are those of that store
+            section = {key: value for key, value in section.items() if key in own or key not in OF_TEXT}
+        settings = _convert(path, verb, section)
+        yield name, StoreRecipe(name, verb, settings, of, dictionary, hidden, each_seed)
+
+
+def _check_order(path: Path, stores: Mapping[str, StoreRecipe]) -> None:
+    """Raise StudyError where a store is made from itself, or where one store is needed and a recipe makes several."""
+    for recipe in stores.values():
+        _check_acyclic(path, stores, recipe, (recipe.name,))
+        if each := [name for name in recipe.before if stores[name].each_seed]:
+            raise StudyError(
+                f"recipe {path}: store {recipe.name}: {each[0]} is made for every seed, and is for arms alone."
+            )
+        of = recipe.of or recipe.hidden
+        several = recipe if recipe.dictionary is not None else stores[of] if of is not None else None
+        if several is not None and len(list(several.choices())) > 1:
+            raise StudyError(
+                f"recipe {path}: store {recipe.name}: {several.name} has several layers or k, which one dictionary or"
+                f" one derived store does not fit. Give {several.name} one layer and one k."
+            )
+
+
+def _check_acyclic(path: Path, stores: Mapping[str, StoreRecipe], recipe: StoreRecipe, seen: tuple[str, ...]) -> None:
+    for name in recipe.before:
+        if name in seen:
+            raise StudyError(f"recipe {path}: store {seen[0]} is made from itself: {' from '.join([*seen, name])}.")
+        _check_acyclic(path, stores, stores[name], (*seen, name))
+
+
+def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> Iterator[Arm]:
+    for name, described in own["arms"].items():
+        described = dict(described)
+        seeds = _read_seeds(path, f"arm {name}", described.pop("seeds")) if "seeds" in described else own["seeds"]
+        store = described.pop("store", None)
+        if not isinstance(store, str) or store not in stores:
+            raise StudyError(f"recipe {path}: arm {name}: store {store} is not among {', '.join(stores)}")
+        for suffix, values in _variants(StudentConfig, described):
+            settings = _convert(path, "train-student", common.get("train-student", {}) | values)
+            if open_ones := [field for field in FIXED if settings.get(field) is None]:
+                raise StudyError(
+                    f"recipe {path}: train-student lacks {', '.join(open_ones)}. A study says them itself, for"
+                    f" otherwise they follow from the store or the encoder, and arms may differ in them."
+                )
+            objective, maker = settings.get("objective", StudentConfig.objective), _maker_of(stores, store)
+            if NEEDED.get(objective, maker) != maker:
+                raise StudyError(
+                    f"recipe {path}: arm {name}: objective {objective} learns from a store of {NEEDED[objective]}, but"
+                    f" {store} is one of {maker}."
+                )
+            choices = list(stores[store].choices())
+            if objective not in NEEDED:  # learns of the words alone, which are those of every layer and k
+                choices = [("", *choices[0][1:])]
+            for of_store, layer, k in choices:
+                arm = f"{name}{of_store}{suffix}"
+                if not NAME.fullmatch(arm):
+                    raise StudyError(
+                        f"recipe {path}: {arm!r} cannot name an arm. Write its values as arms of their own."
+                    )
+                yield Arm(arm, store, layer, k, settings, seeds)
+
+
+def _maker_of(stores: Mapping[str, StoreRecipe], name: str) -> str:
+    """The command that made what a store holds, whatever was derived from it."""
+    of = stores[name].of
+    return stores[name].verb if of is None else _maker_of(stores, of)
+
+
+def _variants(settings_class: type, described: Mapping) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every combination of the values of settings that are lists though the command takes one value."""
+    hints = {field.name: plain_hint(field.type) for field in dataclasses.fields(settings_class)}
+    varied = []
+    for name, value in described.items():
+        hint = hints.get(str(name).replace("-", "_"))
+        takes_several = any(get_origin(kind) is tuple for kind in (hint, *get_args(hint)))
+        if isinstance(value, list) and not takes_several:
+            varied.append(name)
+    for values in product(*(described[name] for name in varied)):
+        chosen = dict(zip(varied, values, strict=True))
+        yield "".join(f"-{name}{value}" for name, value in chosen.items()), {**described, **chosen}
+
+
+def _convert(path: Path, verb: str, section: Mapping) -> dict[str, Any]:
+    """The settings of a command by field, checked with those that the study does not choose."""
+    settings = convert_section(dict(section), verb, SECTIONS[verb], path)
+    if "corpus" in settings:
+        settings["corpus"] = tuple(map(os.path.expandvars, settings["corpus"]))  # $MLSM_DATA
+    if settings.get("teacher") is not None:
+        settings["teacher"] = os.path.expandvars(settings["teacher"])
+    if settings.get("k", ...) is None:
+        del settings["k"]
+    for name in CHOSEN_HERE:
+        if name in settings and not (name == "seed" and verb not in ("train-student", "train-probe")):
+            raise StudyError(f"recipe {path}: {verb}: the study itself says {name.replace('_', '-')}. Leave it out.")
+    if verb == "frozen":
+        settings["frozen"] = True
+    try:
+        SECTIONS[verb](**settings)
+    except ValueError as error:
+        raise ValueError(f"recipe {path}, {verb}: {error}") from None
+    return settings
+
+
+def _check_names(path: Path, what: str, found: Any, known: tuple[str, ...]) -> None:
+    if not isinstance(found, Mapping):
+        raise StudyError(f"recipe {path}: {what} is a mapping of names to values, found {found!r}")
+    if unknown := sorted(str(name) for name in found if name not in known):
+        raise StudyError(f"recipe {path}: {what} has no {', '.join(unknown)}. It has: {', '.join(known)}")

@@ -1,0 +1,117 @@
+"""What a study tells its report that no record can: hypotheses, arms, costs, what was not run.
+
+Costs are kept in <output>/costs.json when they are first estimated, since what is finished is not measured again. Left
+out: the page (mlsm/evaluation/comparison/report), and the estimates (costs.py).
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from mlsm.common.durable import make_directories, replace_json
+from mlsm.common.json_checks import Count, Number, find_problem, object_of
+from mlsm.common.json_lines import read_json_lines
+from mlsm.evaluation.comparison.report import Part as Spent
+from mlsm.evaluation.comparison.report import StudyFacts
+from mlsm.evaluation.comparison.report.curves import quiet_step_seconds
+from mlsm.evaluation.studies.protocol.costs import Cost, is_finished
+from mlsm.evaluation.studies.protocol.description import NEEDED, Arm, Study
+from mlsm.evaluation.studies.protocol.parts import Part, Plan, name_of
+from student.config import StudentConfig
+from student.runs.identity import read_or_none
+
+KEPT = "costs.json"
+MINIATURE = (
+    "All models were fine-tuned on built-in miniature data, for lack of evaluation data: the scores mean nothing, and"
+    " neither does the conclusion."
+)
+COST = object_of({"seconds": Number, "bytes": Count})  # of a part, as it is kept
+
+
+def kept_costs(directory: Path) -> dict[str, dict]:
+    """The estimates that were kept: part -> seconds and bytes."""
+    return read_or_none(directory / KEPT, _are_costs) or {}
+
+
+def keep_costs(costs: Iterable[Cost], directory: Path) -> dict[str, dict]:
+    """Keep the first estimate of every part. Returns all that were kept."""
+    new = {cost.part: {"seconds": cost.seconds, "bytes": cost.bytes} for cost in costs if not cost.finished}
+    kept = new | kept_costs(directory)
+    make_directories(directory)
+    replace_json(directory / KEPT, kept)
+    return kept
+
+
+def _are_costs(found: object) -> bool:
+    return isinstance(found, dict) and all(find_problem(cost, COST) is None for cost in found.values())
+
+
+def facts_of(study: Study, planned: Plan, kept: dict[str, dict]) -> StudyFacts:
+    """The facts for the report.
+
+    kept  of `keep_costs`
+    """
+    named = {name for pair in (study.primary, *study.secondary) for name in pair}
+    explored = [name for name in study.arms if name not in named]
+    not_run = [*planned.left_out, *_not_run(planned.parts)]
+    arms = {  # an arm's students and their probes
+        name: tuple(f"{probe}{name}-seed{seed}" for seed in arm.seeds for probe in ("", "softmax-", "logits-"))
+        for name, arm in study.arms.items()
+    }
+    accounts = {name: _account(study, arm, kept) for name, arm in study.arms.items()}
+    return StudyFacts(
+        title=study.title,
+        question=study.question,
+        primary=study.primary,
+        secondary=study.secondary,
+        exploratory=(f"Also planned, without a hypothesis: {', '.join(explored)}.",) if explored else (),
+        arms=arms,
+        seeds=study.seeds,
+        learned_by=study.learned_by,
+        seeds_of={pair: study.seeds_of(pair) for pair in study.secondary},
+        parts=tuple(_spent(part, kept.get(part.name)) for part in planned.parts),
+        accounts={name: account for name, account in accounts.items() if account is not None},
+        warning=MINIATURE if any(part.values.get("smoke") for part in planned.parts) else "",
+        not_run=tuple(not_run),
+    )
+
+
+def _not_run(parts: list[Part]) -> list[str]:
+    """A sentence with the parts that can be run now and are not finished; of those that wait for these, the number."""
+    missing = {part.name: part for part in parts if not is_finished(part, parts)}
+    ready = [name for name, part in missing.items() if missing.keys().isdisjoint(part.needs)]
+    if not ready:
+        return []
+    waiting = len(missing) - len(ready)
+    return [f"Not run yet: {', '.join(ready)}{f'; and {waiting} parts that wait for these' if waiting else ''}."]
+
+
+def _account(study: Study, arm: Arm, kept: dict[str, dict]) -> dict[str, float] | None:
+    """What an arm's training needed beside itself; None where it was not estimated."""
+    if arm.settings.get("objective", StudentConfig.objective) not in NEEDED:
+        return {}  # which needs ids alone, whatever else its store holds
+    recipes = [study.stores[name] for name in dict.fromkeys(_with_those_before(study, arm.store))]
+    costs = [kept.get(name_of(one, arm.seeds[0])) for one in recipes]  # those of other seeds cost as much
+    known = [cost["seconds"] for cost in costs if cost is not None]
+    return {"encoding": sum(known)} if len(known) == len(costs) else None
+
+
+def _with_those_before(study: Study, store: str) -> Iterator[str]:
+    yield store
+    for before in study.stores[store].before:
+        yield from _with_those_before(study, before)
+
+
+def _spent(part: Part, expected: dict | None) -> Spent:
+    measured = None
+    if part.verb in ("train-student", "train-probe"):
+        with suppress(OSError):
+            lines, _ = read_json_lines(Path(part.values["output"]) / "log.jsonl")
+            step = quiet_step_seconds(lines)
+            measured = step and step * max(line["step"] for line in lines)
+    return Spent(
+        name=part.name,
+        predicted_seconds=expected["seconds"] if expected else None,
+        measured_seconds=measured,
+        bytes=(expected["bytes"] or None) if expected else None,
+    )

@@ -1,0 +1,280 @@
+"""What has to be done for a study: its parts, each one of our commands, in the order in which they are done.
+
+    for part in plan(study, directory, data):
+        part.run(progress)
+
+The order brings the first conclusion early: the stores of the primary hypothesis, then its pairs of students seed by
+seed, each evaluated as soon as it is trained; then the models that stand beside, the secondary hypotheses, and the
+rest. With a section `frozen` the frozen measures are the first evaluation, and all others come last. A part keeps no
+state of its own: its command finds finished work and goes on from there, so a study that was killed is given again.
+Left out: what parts cost (costs.py), printing them as command lines (printing.py).
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlsm.common.errors import StudyError
+from mlsm.evaluation.studies.protocol.description import SETTINGS, Arm, StoreRecipe, Study
+from mlsm.evaluation.studies.word_senses.choose_layer import choose_layer
+from mlsm.evaluation.tasks.blimp.evaluate import evaluate
+from mlsm.evaluation.tasks.finetuning.suite import finetune
+from pipeline.commands import encode_hidden, encode_ids, encode_logits, encode_lsp
+from shards.tools import derive_shards
+from student.config import StudentConfig
+from student.objectives import LSP_OBJECTIVES, WITHOUT_WORDS
+from student.probe import train_probe
+from student.train import train
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "encode-lsp": encode_lsp,
+    "encode-ids": encode_ids,
+    "encode-logits": encode_logits,
+    "encode-hidden": encode_hidden,
+    "derive-shards": derive_shards,
+    "train-student": train,
+    "train-probe": train_probe,
+    "finetune": finetune,
+    "evaluate-blimp": evaluate,
+    "choose-layer": choose_layer,
+}
+
+
+@dataclass(frozen=True)
+class Made:
+    """A directory that another part makes, whose name ends with the digits of its content."""
+
+    pattern: Path
+    part: str
+    """the part that makes it"""
+
+    def find(self) -> Path:
+        """The directory. Raises StudyError where it is not there, or not the only one."""
+        matching = self.pattern.parent.glob(self.pattern.name)  # temporaries among them, whose names end otherwise
+        found = sorted(path for path in matching if re.search("-[0-9a-f]{12}$", path.name))
+        if not found:
+            raise StudyError(f"there is no {self.pattern} yet. First:  --only {self.part}")
+        if len(found) > 1:
+            raise StudyError(
+                f"{len(found)} directories match {self.pattern}, maybe of other settings than today's. Move those away"
+                f" that the study shall not use, or give the study another --output: {', '.join(p.name for p in found)}"
+            )
+        return found[0]
+
+
+class Part(NamedTuple):
+    """One command of a study."""
+
+    name: str
+    verb: str
+    values: dict[str, Any]
+    """its settings by field; those of class Made are found when it is run"""
+    needs: tuple[str, ...] = ()
+    """names of the parts before it"""
+
+    def settings(self) -> Any:
+        """The settings of the command. Raises StudyError where a part that it needs has not been run."""
+        values = {name: _place(value) for name, value in self.values.items()}
+        return SETTINGS[self.verb](**values)
+
+    def run(self, progress: Callable[..., None]) -> Any:
+        """Do it, or find it finished. Returns and raises what its command does."""
+        return FUNCTIONS[self.verb](self.settings(), progress)
+
+
+class Plan(NamedTuple):
+    """The parts of a study."""
+
+    parts: list[Part]
+    first: int
+    """how many of them the primary hypothesis needs"""
+    left_out: list[str]
+    """what cannot be done here, a sentence each"""
+
+
+def plan(study: Study, directory: Path, data: Path | None) -> Plan:
+    """The parts of a study in their order.
+
+    directory  of everything that it makes
+    data       directory of evaluation data; None where there is none
+    """
+    planner = _Planner(study, directory, data)
+    primary = [study.arms[name] for name in study.primary]
+    parts: dict[str, Part] = {}
+    _add(parts, planner.stores({arm.store for arm in primary if not study.stores[arm.store].each_seed}))
+    for seed in study.seeds:
+        for arm in primary:
+            _add(parts, planner.student(arm, seed))
+    if study.composite is not None:  # whose anchors the first conclusion needs
+        _add(parts, planner.models())
+        lower = study.arms[study.composite.untrained]
+        for seed in lower.seeds:
+            _add(parts, planner.student(lower, seed))
+    first = len(parts)
+    _add(parts, planner.models())
+    _add(parts, planner.layers())
+    named = [study.arms[name] for pair in study.secondary for name in pair]
+    for arm in (*named, *study.arms.values()):
+        for seed in arm.seeds:
+            _add(parts, planner.student(arm, seed))
+    for arm in (*primary, *named, *study.arms.values()):
+        for seed in arm.seeds:
+            _add(parts, planner.later(arm, seed))
+    return Plan(list(parts.values()), first, planner.left_out)
+
+
+def _add(parts: dict[str, Part], more: Iterable[Part]) -> None:
+    for part in more:
+        if parts.setdefault(part.name, part) != part:
+            raise StudyError(
+                f"two parts of the study are called {part.name}: the names of its arms and the last words of its models"
+                " must differ. Rename an arm, or the directory of a model."
+            )
+
+
+def _place(value):
+    if isinstance(value, tuple):
+        return tuple(map(_place, value))
+    return value.find() if isinstance(value, Made) else value
+
+
+class _Planner:
+    """Parts of one study; what cannot be done with its data is left out, and said."""
+
+    def __init__(self, study: Study, directory: Path, data: Path | None):
+        self.study, self.directory, self.data = study, directory, data
+        self.left_out: list[str] = []
+        common = study.common
+        self.tunes, self.probes = common.get("finetune"), common.get("train-probe")
+        self.frozen = common.get("frozen")
+        self.blimp, self.senses = common.get("evaluate-blimp"), common.get("choose-layer")
+        if data is None and self.tunes is not None:
+            self.left_out.append(
+                "Fine-tuning is on built-in miniature data, whose scores mean nothing: no directory of evaluation data"
+                " was given (--data-dir or $MLSM_DATA)."
+            )
+        if data is None and self.frozen is not None:
+            self.frozen = None
+            self.left_out.append("The frozen measures are left out: no directory of evaluation data was given.")
+        for name, folder in (("evaluate-blimp", "blimp/data"), ("choose-layer", "wsd")):
+            if name in common and (data is None or not (data / folder).is_dir()):
+                setattr(self, "blimp" if name == "evaluate-blimp" else "senses", None)
+                where = "no directory of evaluation data was given" if data is None else f"{data} has no {folder}"
+                self.left_out.append(f"{name} is left out: {where}.")
+
+    def stores(self, names: Iterable[str], seed: int | None = None) -> Iterator[Part]:
+        """What makes some stores, those that they are made from first.
+
+        seed  of the dictionary, for stores that are made for every seed
+        """
+        for recipe in (self.study.stores[name] for name in sorted(names)):
+            yield from self.stores(recipe.before)
+            values: dict[str, Any] = {"output": self._place(recipe, seed)}
+            if recipe.each_seed:
+                values["seed"] = seed
+            if recipe.of is not None:
+                values["store"] = self._made_store(self.study.stores[recipe.of], None, None)
+            if recipe.hidden is not None:
+                values["hidden"] = self._made_store(self.study.stores[recipe.hidden], None, None)
+            if recipe.dictionary is not None:
+                ((_, layer, k),) = recipe.choices()  # of several, --dictionary would fit one
+                other = self.study.stores[recipe.dictionary]
+                place = self._place(other, None) / "dictionaries"
+                which = f"*-l{'*' if layer is None else layer}-k{k}-*"
+                values["dictionary"] = Made(place / which, name_of(other))
+            needs = tuple(name_of(self.study.stores[name]) for name in recipe.before)
+            yield Part(name_of(recipe, seed), recipe.verb, recipe.settings | values, needs)
+
+    def student(self, arm: Arm, seed: int) -> Iterator[Part]:
+        """A student with its store, and its first evaluation: by frozen measures, or else all of them."""
+        yield from self.stores({arm.store}, seed)
+        name = f"{arm.name}-seed{seed}"
+        run, recipe = self.directory / "students" / name, self.study.stores[arm.store]
+        train = Part(
+            f"train-student/{name}",
+            "train-student",
+            arm.settings | {"store": self._made_store(recipe, arm.layer, arm.k, seed), "seed": seed, "output": run},
+            (name_of(recipe, seed),),
+        )
+        yield train
+        if self.frozen is not None:
+            yield from self._frozen(name, run, (train.name,), "all" if arm.name in self.study.curves else None)
+        else:
+            yield from self.later(arm, seed)
+
+    def later(self, arm: Arm, seed: int) -> Iterator[Part]:
+        """The other evaluations of a student: fine-tuning, and BLiMP, through probes for those without words."""
+        if arm.name not in self.study.tuned:
+            return
+        name = f"{arm.name}-seed{seed}"
+        run, recipe = self.directory / "students" / name, self.study.stores[arm.store]
+        needs = (f"train-student/{name}",)
+        yield from self._fine_tuning(name, run, needs, "all" if arm.name in self.study.curves else None)
+        objective = arm.settings.get("objective", StudentConfig.objective)
+        if objective not in WITHOUT_WORDS:  # the others predict words themselves
+            yield from self._minimal_pairs(name, run, needs)
+        if objective in LSP_OBJECTIVES and self.probes is not None and self.blimp is not None:
+            for source in ("softmax", "logits"):
+                probe = self.directory / "probes" / f"{source}-{name}"
+                store = self._made_store(recipe, arm.layer, arm.k, seed)
+                values = {"probe_input": source, "student": str(run), "store": store, "seed": seed, "output": probe}
+                part = Part(f"train-probe/{probe.name}", "train-probe", self.probes | values, needs)
+                yield part
+                yield from self._minimal_pairs(probe.name, probe, (part.name,))
+
+    def models(self) -> Iterator[Part]:
+        """The evaluations of the models that stand beside the students."""
+        for model in self.study.models:
+            name = Path(model).name
+            yield from self._frozen(name, model, ())
+            yield from self._fine_tuning(name, model, ())
+            yield from self._minimal_pairs(name, model, ())
+
+    def layers(self) -> Iterator[Part]:
+        """The word-sense diagnostic of the teacher."""
+        if self.senses is not None:
+            assert self.data is not None
+            # beside the store, so that dictionaries are learned once
+            recipe, seed = self.study.stores[self.study.arms[self.study.primary[0]].store], self.study.seeds[0]
+            values = {"wsd_data": self.data / "wsd", "output": self._place(recipe, seed)}
+            needs = (name_of(recipe, seed),)
+            yield Part("choose-layer", "choose-layer", self.senses | values, needs)
+
+    def _frozen(self, name, model, needs, step=None):
+        if self.frozen is not None:
+            alike = {"max_length": self.study.window}
+            of = {"models": (str(model),), "step": step, "data_dir": self.data, "output": self.directory}
+            yield Part(f"frozen/{name}", "finetune", alike | self.frozen | of, needs)
+
+    def _fine_tuning(self, name, model, needs, step=None):
+        if self.tunes is not None:
+            # Alike for all models; otherwise both follow from the models of one command.
+            alike = {"max_length": self.study.window, "segments": "never"}
+            where = {"smoke": True} if self.data is None else {"data_dir": self.data}
+            of = {"models": (str(model),), "step": step, "output": self.directory}
+            values = alike | self.tunes | where | of
+            yield Part(f"finetune/{name}", "finetune", values, needs)
+
+    def _minimal_pairs(self, name, model, needs):
+        if self.blimp is not None:
+            assert self.data is not None
+            values = {"models": (str(model),), "data_dir": self.data / "blimp" / "data", "output": self.directory}
+            yield Part(f"evaluate-blimp/{name}", "evaluate-blimp", self.blimp | values, needs)
+
+    def _place(self, recipe: StoreRecipe, seed: int | None) -> Path:
+        return self.directory / "stores" / (f"{recipe.name}-seed{seed}" if recipe.each_seed else recipe.name)
+
+    def _made_store(self, recipe: StoreRecipe, layer: int | None, k: int | None, seed: int | None = None) -> Made:
+        # before the digits the name may say more, such as where the atoms come from
+        which = "*"
+        if recipe.verb in ("encode-lsp", "encode-hidden") and (layer, k) != (None, None):
+            layer_k = f"-l{'*' if layer is None else layer}" + (f"-k{k}" if k is not None else "")
+            which = ("lsp" if k is not None else "hidden") + f"-*{layer_k}-*"
+        return Made(self._place(recipe, seed) / "stores" / which, name_of(recipe, seed))
+
+
+def name_of(recipe: StoreRecipe, seed: int | None = None) -> str:
+    """The name of the part that makes a store, of those made for every seed that of one seed."""
+    return f"{recipe.verb}/{recipe.name}" + (f"-seed{seed}" if recipe.each_seed else "")

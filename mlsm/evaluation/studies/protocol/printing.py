@@ -1,0 +1,102 @@
+"""The parts of a study as command lines: a makefile, or a script that hands them to Slurm with what each waits for.
+
+    print(as_make(parts, settings))         # make -j4 -f study.mk
+    print(as_slurm(parts, settings))        # bash study.sh
+
+A name that another part makes and that ends with digits stands in a command as a pattern, which the shell that runs the
+command completes. The last command is the study itself, which finds all parts finished and writes the report. Left out:
+what a job needs of a cluster (partition, time, GPUs): Slurm takes it from the environment, SBATCH_PARTITION and the
+like.
+"""
+
+import dataclasses
+import re
+import shlex
+from typing import Any
+
+from mlsm.common.errors import EXIT_QUARANTINE
+from mlsm.common.invocation import program
+from mlsm.common.settings import is_word
+from mlsm.evaluation.studies.protocol.config import StudyConfig
+from mlsm.evaluation.studies.protocol.description import SETTINGS
+from mlsm.evaluation.studies.protocol.parts import Made, Part
+from student.config import OPERATIONAL
+
+TRAININGS = ("train-student", "train-probe")
+
+
+def command_line(part: Part) -> str:
+    """The command of a part as one types it."""
+    fields = {field.name: field for field in dataclasses.fields(SETTINGS[part.verb]) if field.init}
+    values = part.values
+    if part.verb in TRAININGS:  # all that decides the outcome; otherwise the recipe that made the store says some of it
+        values = {name: field.default for name, field in fields.items() if name not in OPERATIONAL} | values
+    words, flags = [], []
+    for name, value in values.items():
+        field = fields[name]
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
+        elif is_word(field):
+            words.append(_as_words(value))
+        else:
+            flags.append(f"--{name.replace('_', '-')} {_as_words(value)}")
+    return " ".join([program(), part.verb, *words, *flags])
+
+
+def report_line(settings: StudyConfig) -> str:
+    """The command that compares what all parts have made and writes the report."""
+    words = ["study", "--recipe", settings.recipe, "--output", settings.directory]
+    words += [] if settings.data is None else ["--data-dir", settings.data]
+    words += ["--only", *settings.only] if settings.only else []
+    return f"{program()} {_as_words(tuple(words))}"
+
+
+def as_make(parts: list[Part], settings: StudyConfig) -> str:
+    """A makefile. A part that ended well leaves a stamp in the study's directory, and is not begun again."""
+    files = {part.name: settings.directory / "done" / part.name for part in parts}
+    stamps = {name: re.sub(r"([\s#%:\\])", r"\\\1", str(file)).replace("$", "$$") for name, file in files.items()}
+    lines = [f"all: {' '.join(stamps.values())}", _in_make(report_line(settings)), ""]
+    for part in parts:
+        file = files[part.name]
+        needs = " ".join(stamps[name] for name in part.needs if name in stamps)
+        stamp = f"@mkdir -p {shlex.quote(str(file.parent))} && touch {shlex.quote(str(file))}"
+        lines += [f"{stamps[part.name]}: {needs}".rstrip(), _in_make(_tolerant(part)), _in_make(stamp), ""]
+    return "\n".join([*lines, ".PHONY: all"])
+
+
+def _tolerant(part):
+    """The command, for what goes on after a success alone. As in `study`, a store without some documents is one."""
+    return command_line(part) + (f" || test $? -eq {EXIT_QUARANTINE}" if part.verb.startswith("encode-") else "")
+
+
+def _in_make(command):
+    return "\t" + command.replace("$", "$$")
+
+
+def as_slurm(parts: list[Part], settings: StudyConfig) -> str:
+    """A shell script that gives every part to sbatch, to wait until those that it needs have ended well."""
+    jobs = {part.name: f"job{number}" for number, part in enumerate(parts, 1)}
+    lines = [
+        "#!/bin/sh",
+        "# The jobs' partition, time and GPUs come from SBATCH_PARTITION, SBATCH_TIMELIMIT, SBATCH_GPUS and the like.",
+        "# Run this again after a failure, when the jobs that wait in vain are cancelled: finished parts end at once.",
+        "set -e",
+    ]
+    for part in parts:
+        waits = ":".join(f"${jobs[name]}" for name in part.needs if name in jobs)
+        after = f" --dependency=afterok:{waits}" if waits else ""
+        wrap = f"--wrap={shlex.quote(_tolerant(part))}"
+        lines.append(f"{jobs[part.name]}=$(sbatch --parsable --job-name={shlex.quote(part.name)}{after} {wrap})")
+    after = ":".join(f"${job}" for job in jobs.values())
+    wrap = f"--wrap={shlex.quote(report_line(settings))}"
+    return "\n".join([*lines, f"sbatch --parsable --job-name=report --dependency=afterok:{after} {wrap}"])
+
+
+def _as_words(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(_as_words, value))
+    if isinstance(value, Made):
+        return f"{shlex.quote(str(value.pattern.parent))}/{value.pattern.name}"  # not quoted: the shell completes it
+    return shlex.quote(str(value))

@@ -1,0 +1,152 @@
+"""`study`: all parts of a study from its recipe, one after the other, and the report of what came out.
+
+    study(StudyConfig(recipe="study-demo"), progress)
+
+Says first what the parts will cost, then does them in the order of parts.py. After the parts of the primary hypothesis,
+and again at the end, the models are compared and the report is written. Every part is one of our commands, which finds
+what it has finished and goes on where it was interrupted; so does the study. A part is the work of one commit of this
+code (cells.py). Before a student is trained, its store is checked to have the plan of the first one: otherwise batches
+and masks of two arms would not be the same. Left out: what a study says (description.py), what is to be done
+(parts.py), the page (mlsm/evaluation/comparison/report).
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from mlsm.common.errors import MlsmError, StudyError
+from mlsm.common.progress import silent
+from mlsm.evaluation.comparison.compare import compare
+from mlsm.evaluation.comparison.withheld import keep_withheld
+from mlsm.evaluation.studies.protocol.cells import at_work, state_of, this_commit
+from mlsm.evaluation.studies.protocol.composite import compose
+from mlsm.evaluation.studies.protocol.config import StudyConfig
+from mlsm.evaluation.studies.protocol.costs import Cost, costs, is_finished
+from mlsm.evaluation.studies.protocol.description import Study, read_study
+from mlsm.evaluation.studies.protocol.facts import facts_of, keep_costs, kept_costs
+from mlsm.evaluation.studies.protocol.parts import Part, Plan, plan
+from mlsm.evaluation.studies.protocol.printing import as_make, as_slurm
+from shards.reader import Store
+
+logger = logging.getLogger(__name__)
+
+
+def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict:
+    """Run a study, as far as it is not finished.
+
+    progress  called as progress(stage, done, total, unit=..., **figures)
+    Returns   title, question, directory, parts (name, seconds and bytes expected, finished before, state and commit),
+              left_out (what could not be done here, sentences), composite (of `compose`; None where the recipe has
+              none), comparison (the result of `compare`, None where nothing has been evaluated, or where the primary
+              hypothesis is withheld). With print_commands only `commands`; with dry_run nothing is done
+    Raises    StudyError, ValueError before anything is done, and what the commands of the parts raise
+    """
+    described = read_study(settings.recipe)
+    planned = plan(described, settings.directory, settings.data)
+    chosen = choose(planned.parts, settings.only)
+    if settings.print_commands is not None:
+        lines = as_make if settings.print_commands == "make" else as_slurm
+        return {"commands": lines(chosen, settings)}
+    expected = list(costs(chosen, planned.parts, kept_costs(settings.directory), progress))
+    kept = {} if settings.dry_run else keep_costs(expected, settings.directory)
+    found: dict[str, Any] = {
+        "title": described.title,
+        "question": described.question,
+        "directory": str(settings.directory),
+        "parts": _with_states(expected, settings.directory),
+        "left_out": planned.left_out,
+        "composite": None,
+        "comparison": None,
+    }
+    if settings.dry_run:
+        return found | {"composite": _compose(described, settings.directory)}
+    if costly := [cost for cost in expected if not cost.finished]:
+        hours, gigabytes = sum(cost.seconds for cost in costly) / 3600, sum(cost.bytes for cost in costly) / 1e9
+        logger.info("%d parts are left, about %.2g hours and %.2g GB", len(costly), hours, gigabytes)
+    for sentence in planned.left_out:
+        logger.warning("%s", sentence)
+    _withhold(described, settings.directory)
+    last_of_primary = planned.parts[planned.first - 1]
+    plan_id, commit = _plan_of_primary(planned), this_commit()
+    for number, part in enumerate(chosen, 1):
+        logger.info("part %d of %d: %s", number, len(chosen), part.name)
+        if part.verb == "train-student":
+            plan_id = _check_pairing(part, plan_id)
+        # One that is finished is run all the same: its command finds out whether it is the work of these settings.
+        with nullcontext() if is_finished(part, planned.parts) else at_work(settings.directory, part.name, commit):
+            part.run(_name_stages(progress, part.name))
+        if part is last_of_primary and part is not chosen[-1]:
+            _compare(settings, described, planned, kept, progress)  # the first conclusion
+    done = [
+        cost._replace(finished=is_finished(part, planned.parts)) for cost, part in zip(expected, chosen, strict=True)
+    ]
+    return found | {
+        "parts": _with_states(done, settings.directory),
+        "composite": _compose(described, settings.directory),
+        "comparison": _compare(settings, described, planned, kept, progress),
+    }
+
+
+def _with_states(expected: Iterable[Cost], directory: Path) -> list[dict]:
+    states = [(cost, state_of(directory, cost.part, cost.finished)) for cost in expected]
+    return [cost._asdict() | {"state": state.name, "commit": state.commit} for cost, state in states]
+
+
+def _withhold(described: Study, directory: Path) -> bool:
+    """Note beside the records whether the primary hypothesis is withheld. Returns whether it is."""
+    if described.composite is None:
+        return False
+    found = compose(described, directory)["hypotheses"]
+    withheld = not found or "withheld" in found[0]
+    keep_withheld(directory / "evaluations", described.primary if withheld else None)
+    return withheld
+
+
+def _compose(described: Study, directory: Path) -> dict | None:
+    return None if described.composite is None else compose(described, directory)
+
+
+def choose(parts: list[Part], only: tuple[str, ...]) -> list[Part]:
+    """The parts whose names match some pattern; all where there is none. StudyError where a pattern matches nothing."""
+    for pattern in only:
+        if not any(fnmatch(part.name, pattern) for part in parts):
+            raise StudyError(
+                f"--only {pattern}: no part has such a name. There are: {', '.join(part.name for part in parts)}"
+            )
+    return [part for part in parts if not only or any(fnmatch(part.name, pattern) for pattern in only)]
+
+
+def _plan_of_primary(planned: Plan) -> str | None:
+    """The plan of the first student's store, None where that is not there yet."""
+    first = next(part for part in planned.parts if part.verb == "train-student")
+    with suppress(MlsmError):
+        return Store.open(first.settings().store).plan.id
+    return None
+
+
+def _check_pairing(part: Part, plan_id: str | None) -> str:
+    """The plan of a student's store; StudyError where an earlier student's store has another one."""
+    store = part.settings().store
+    own = Store.open(store).plan.id
+    if plan_id not in (None, own):
+        raise StudyError(
+            f"{part.name}: the store {store} has another plan than those before, so that batches and masks would differ"
+            f" from theirs. Give all stores of the study the same corpus, tokenizer, windows and max-tokens."
+        )
+    return own
+
+
+def _name_stages(progress, part):
+    """The callback with the name of the part added to its stages, so that each part has bars of its own."""
+    return lambda stage, *args, **kwargs: progress(f"{part}: {stage}", *args, **kwargs)
+
+
+def _compare(settings: StudyConfig, described: Study, planned: Plan, kept: dict, progress) -> dict | None:
+    """Compare what has been evaluated so far, and write the report. None where nothing has, or where the primary
+    hypothesis is withheld, of which the report would show the scores."""
+    if _withhold(described, settings.directory) or not any(settings.comparison.results[0].glob("*/*/*.json")):
+        return None
+    return compare(settings.comparison, progress, facts_of(described, planned, kept))

@@ -1,0 +1,164 @@
+"""`match-entropy`: the temperature and the penalty at which a store's targets are as flat as others.
+
+    found = match_entropy(MatchEntropyConfig(store="runs/stores/lsp-...", against="runs/stores/lsp-...-fista"))
+    found["temperature"], found["lam"]
+
+Exact codes are sharper than what the official code's 100 FISTA steps give (docs/sparse-coding.md). Whether a student
+gains from the flatness or from the values is asked with two other kinds of targets of the same mean entropy: the exact
+ones tempered (train-student --target-temperature), and exact ones of a smaller penalty (encode-lsp --lam).
+
+The entropy is that of what a student learns: the stored entries of each token that has some, renormalised to one, on
+the same sample of tokens throughout. The penalty is found by coding the sample's hidden states again, so that takes
+the teacher and the store's dictionary. Left out: encoding the store of that penalty (encode-lsp), what trains best.
+
+Shapes: N tokens with a code, d hidden width.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+from scipy.optimize import brentq
+
+from mlsm.common.errors import InspectionError
+from mlsm.common.progress import silent
+from mlsm.evaluation.inspection.lsps.sample import SEED, WINDOWS_AT_ONCE, draw
+from mlsm.evaluation.inspection.lsps.texts import load_store_teacher
+from mlsm.evaluation.studies.targets.config import MatchEntropyConfig
+from pipeline.batch import center_on, centred_rows, make_batch
+from pipeline.dictionary import Dictionary
+from pipeline.solvers import nonneg_lasso, prepare
+from pipeline.targets.distributions import distributions
+from shards.codec import SparseRows
+from shards.copies import check_dictionary
+from shards.reader import Store
+from student.objectives.sparse_rows import temper
+
+TEMPERATURES = 1 / 32, 32.0
+PENALTIES = 1e-3, 0.9
+NEAR = 1e-3  # of the solutions, relative
+
+
+def match_entropy(config: MatchEntropyConfig, progress: Callable[..., None] = silent) -> dict:
+    """Find the temperature and the penalty of a MatchEntropyConfig.
+
+    progress  called as progress(stage, done, total, unit=..., **figures)
+    Returns   dict for JSON: store, against (None where a number was given), tokens (sampled, with a code), entropy_nats
+              of the store's targets, wanted_nats; temperature and lam, each None where `unreachable` (name -> sentence)
+              says why, with temperature_nats and lam_nats, the entropies that they give
+    Raises    InspectionError, TeacherError, StoreError, ShardError
+    """
+    assert config.store is not None, "the command line or Python has chosen one"
+    store = Store.open(config.store)
+    rows = _sample(store, config, progress)
+    wanted = config.entropy
+    if config.against is not None:
+        wanted = entropy(_sample(Store.open(config.against), config, progress))
+    assert wanted is not None, "one of the two is given"
+    result: dict[str, Any] = {
+        "store": str(store.path),
+        "against": config.against,
+        "tokens": int((np.diff(rows.indptr) > 0).sum()),
+        "entropy_nats": entropy(rows),
+        "wanted_nats": wanted,
+    }
+
+    def tempered(temperature: float) -> float:
+        return entropy(replace(rows, weights=temper(rows, temperature)))
+
+    found = {"temperature": _solve(tempered, 1.0, TEMPERATURES, wanted, rises=True)}
+    if "solver" in store.settings:
+        name = store.settings["solver"]["name"]
+        found["lam"] = f"the store's solver is {name}; a penalty is looked for with exact codes (--solver cd)"
+    else:
+        progress("load teacher", 0, None)
+        recode = _recode(store, config, progress)
+        found["lam"] = _solve(recode, store.settings["lam"], PENALTIES, wanted, rises=False)
+    for name, answer in found.items():
+        value, nats = (None, None) if isinstance(answer, str) else answer
+        result |= {name: value, f"{name}_nats": nats}
+    return result | {"unreachable": {name: answer for name, answer in found.items() if isinstance(answer, str)}}
+
+
+def _solve(
+    measure: Callable[[float], float], start: float, limits: tuple[float, float], wanted: float, rises: bool
+) -> tuple[float, float] | str:
+    """Where `measure` is the wanted entropy, and what it is there; a sentence where it is that nowhere in the limits.
+
+    start  where the search begins, in steps of a factor of two
+    rises  whether the measure rises with its argument
+    """
+    value, found = start, measure(start)
+    factor = 2.0 if (wanted > found) == rises else 0.5
+    while True:
+        beyond = value * factor
+        if not limits[0] <= beyond <= limits[1]:
+            return f"at {value:g} the mean entropy is {found:.3f} nats; entries that are not stored would add to it"
+        reached = measure(beyond)
+        if (found - wanted) * (reached - wanted) <= 0:
+            break
+        value, found = beyond, reached
+    low, high = sorted((math.log(value), math.log(beyond)))
+    solved = math.exp(brentq(lambda x: measure(math.exp(x)) - wanted, low, high, xtol=NEAR))
+    return solved, measure(solved)
+
+
+def entropy(rows: SparseRows) -> float:
+    """Mean entropy of sparse rows, in nats, over those that are not empty; weights of such a row sum to one."""
+    weights_E = rows.weights[rows.weights > 0].astype(np.float64)  # one may vanish at a low temperature
+    return float(-(weights_E @ np.log(weights_E)) / max(1, int((np.diff(rows.indptr) > 0).sum())))
+
+
+def _sample(store, config, progress):
+    found = draw(store, config.samples, progress)
+    if not found.coded:
+        raise InspectionError(f"{store.path}: none of {len(found):,} sampled tokens has a code. Give more --samples.")
+    return SparseRows(found.indptr, found.lsps_E, found.weights_E, np.zeros(len(found), np.float32))
+
+
+def _recode(store, config, progress):
+    """Mean entropy of the sample's codes as a function of the penalty, with all else as the store has it."""
+    dictionary = Dictionary.load(store.files.dictionary)
+    check_dictionary(store.files, dictionary.fingerprint)
+    hidden_Nd = _hidden_states(store, dictionary, config, progress)
+    atoms_Kd = dictionary.atoms_Kd
+    gram_KK, codings = prepare(atoms_Kd, atoms_Kd @ atoms_Kd.T), count(1)
+
+    def measure(lam):
+        tolerance = min(store.settings["tolerance"], lam / 10)
+        codes = nonneg_lasso(hidden_Nd, atoms_Kd, float(lam), gram_KK=gram_KK, tol=tolerance)
+        rows = distributions(codes, store.settings["top_n"])
+        whole_E = np.repeat(1 - rows.tail, np.diff(rows.indptr))
+        found = entropy(SparseRows(rows.indptr, rows.indices, rows.weights / whole_E, rows.tail))
+        progress("penalty", next(codings), None, unit="codings", lam=float(lam), entropy=found)
+        return found
+
+    return measure
+
+
+def _hidden_states(store, dictionary, config, progress):
+    """Unit-length hidden states (N, d) of the sampled tokens, from the ids that the store holds."""
+    settings, teacher = store.settings, load_store_teacher(store, config.teacher)
+    reader = store.split("train")
+    total = min(len(reader), -(-config.samples * len(reader) // reader.tokens))  # the windows of `draw`
+    chosen, parts = np.sort(reader.order(SEED, 0, 0, total)), []
+    size = min(WINDOWS_AT_ONCE, max(1, 8192 // store.max_length))
+    for start in range(0, total, size):
+        windows = reader.read(chosen[start : start + size])
+        real_WL = windows.documents >= 0
+        batch = make_batch(
+            windows.ids[real_WL],
+            real_WL.sum(1),
+            len(real_WL),
+            store.max_length,
+            store.special_ids,
+            documents_T=windows.documents[real_WL] if settings.get("documents_apart") else None,
+            segments=settings.get("segments", False),
+        )
+        (hidden,) = centred_rows(teacher, batch, [(settings["layer"], center_on(teacher.device, dictionary))])
+        parts.append(hidden.rows_Nd.float().numpy())
+        progress("teacher", min(start + size, total), total, unit="windows")
+    return np.concatenate(parts)

@@ -1,0 +1,364 @@
+"""Compare a teacher's layers by word-sense disambiguation with their LSPs (MLSM paper, section 4.2.1).
+
+    result = choose_layer(ChooseLayerConfig(wsd_data=Path("wsd")), progress)
+
+1. a dictionary for every layer and k, learned on the corpus of the settings or found (pipeline/learn.py);
+2. one pass of the teacher over the annotated sentences, which gives the vector of every annotated word at every layer;
+3. for every layer and k: codes, Φ, NPMI, answers, F1; the names of its LSPs in WordNet.
+
+The vectors (float16, on disk, in parts that appear whole) and each finished layer survive an interruption, and the same
+command goes on from there; the vectors are removed when all layers are done. Left out: which layer to take and what
+is concluded (conclusions.py), names of LSPs (labels.py).
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from io import BufferedReader, BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import sparse
+
+from mlsm.common.disk import open_to_read, read_file
+from mlsm.common.durable import appearing_whole, publish_directory
+from mlsm.common.errors import WsdDataError
+from mlsm.common.invocation import program
+from mlsm.common.progress import silent
+from mlsm.common.workplaces import workplace
+from mlsm.evaluation.studies.word_senses.conclusions import finetuning_averages, summarise, write_report
+from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
+from mlsm.evaluation.studies.word_senses.data import WsdData, data_fingerprint
+from mlsm.evaluation.studies.word_senses.labels import name_lsps
+from mlsm.evaluation.studies.word_senses.sense_scores import answer, normalise, npmi, sense_sums
+from mlsm.evaluation.studies.word_senses.word_vectors import Centers, Readings, word_vectors
+from pipeline.announcement import announcement
+from pipeline.batch import center_on
+from pipeline.dictionary import Dictionary
+from pipeline.job import Job, load_teacher, named_by_content, teacher_job
+from pipeline.learn import batch_key, minibatch_of_sample, provide_dictionaries, wanted_dictionaries
+from pipeline.solvers import describe_missing_kernels, nonneg_lasso
+from pipeline.workers import open_executor
+from shards.manifest import fingerprint
+
+if TYPE_CHECKING:
+    from pipeline.teacher import Teacher
+
+
+FORMAT = 1  # of the files of a layer; raise it when equal settings give other figures
+PART_TOKENS = 65_536  # of a file of vectors
+logger = logging.getLogger(__name__)
+
+
+def choose_layer(config: ChooseLayerConfig, progress: Callable[..., None] = silent) -> dict:
+    """Diagnose every layer and k of the settings, and say which layer to take.
+
+    Returns  dict for JSON: directory, first_sense, layers (one dict for every layer and k), recommended, correlation
+    Raises   WsdDataError, CorpusError, TeacherError, DeviceError, EncodeError
+    """
+    started = time.perf_counter()
+    root = config.wsd_data
+    if root is None:
+        raise WsdDataError(
+            "choose-layer needs --wsd-data DIR: the unified evaluation framework of Raganato et al. 2017 with "
+            f"WordNet's index.sense. {program()} docs word-senses says where they are."
+        )
+    config = _number_layers(config)
+    averages = finetuning_averages(config.finetuning)
+    data_digits = data_fingerprint(root)
+    job = teacher_job(config, progress)
+    teacher = load_teacher(job)
+    directory = _directory(job, teacher, data_digits)
+    wanted = {
+        (entry.layer, entry.k): directory / f"layer-{entry.layer}-k{entry.k}"
+        for entry in wanted_dictionaries(job, teacher)
+    }
+    lacking = {key: path for key, path in wanted.items() if not path.is_dir()}
+    to_learn = [entry.directory for entry in wanted_dictionaries(job, teacher) if not entry.directory.is_dir()]
+    logger.info("%s", announcement("choose-layer", job, teacher, lacking=to_learn if lacking else ()))
+    if lacking:
+        _diagnose(job, teacher, directory, lacking)
+    layers = [json.loads(read_file(path / "layer.json")) for path in wanted.values()]
+    right = [np.load(BytesIO(read_file(path / "right.npy"))) for path in wanted.values()]
+    result = {
+        "directory": str(directory),
+        "teacher": {"name": teacher.name, "fingerprint": teacher.fingerprint, "layers": teacher.num_layers},
+        "lam": config.lam,
+        **summarise(layers, right, averages),
+        "finished_before": not lacking,
+        "seconds": time.perf_counter() - started,
+    }
+    write_report(result, directory)
+    return result
+
+
+def _number_layers(config):
+    """The settings with the numbers of the teacher's layers for `all`."""
+    from pipeline.teacher import locate, read_config
+
+    if config.layer != "all":
+        return config
+    depth = read_config(locate(config.teacher), config.teacher).num_hidden_layers
+    numbered = dataclasses.replace(config, layer=tuple(range(1, depth + 1)))
+    object.__setattr__(numbered, "origins", config.origins)
+    return numbered
+
+
+def _directory(job, teacher, data_digits):
+    """Where the diagnostics of these settings are; each layer and k has a directory of its own in it."""
+    config = job.config
+    request = {
+        "format": FORMAT,
+        "teacher": teacher.fingerprint,
+        "dtype": str(teacher.dtype).removeprefix("torch."),
+        "plan": job.plan.id,
+        "lam": config.lam,
+        "tolerance": config.tolerance,
+        "tokens": config.dictionary_tokens,
+        "epochs": config.dictionary_epochs,
+        "seed": config.seed,
+        "data": data_digits,
+        **batch_key(minibatch_of_sample(job)),
+        **({} if config.limit is None else {"limit": config.limit}),
+    }
+    if config.center != "none":
+        request["center"] = config.center
+    if config.atoms != "learned":
+        request["atoms"] = config.atoms
+    return named_by_content(config.output / "diagnostics", Path(teacher.name).name, fingerprint(request))
+
+
+def _diagnose(job, teacher, directory, lacking):
+    """Make the directories of the layers that are not there yet."""
+    data = WsdData.read(job.config.wsd_data, job.progress, job.config.limit)
+    data.warn_of_differences()
+    learned = _dictionaries(job, teacher, lacking)
+    with workplace(directory / "vectors", files=("part-*.npz",)) as place:
+        layers = sorted({layer for layer, _ in lacking})
+        centers = {
+            vectors_name(layer, dictionary): (layer, center_on("cpu", dictionary))
+            for (layer, _), (dictionary, _) in sorted(learned.items(), key=lambda item: item[0])
+        }
+        vectors = WordVectors(place, job, teacher, layers, data, centers)
+        vectors.make()
+        for done, ((layer, k), path) in enumerate(lacking.items()):
+            job.progress("layers", done, len(lacking), unit="layers")
+            dictionary, seconds = learned[layer, k]
+            found = diagnose_layer(vectors, vectors_name(layer, dictionary), dictionary.atoms_Kd, data, job.config)
+            found.costs = vectors.costs(layer) | {"dictionary_seconds": seconds} | found.costs
+            save = partial(_save, found, teacher, layer, dictionary, data)
+            publish_directory(path, save, replace=False)
+        job.progress("layers", len(lacking), len(lacking), unit="layers")
+
+
+def _dictionaries(job, teacher, lacking):
+    """(layer, k) to its Dictionary and the mean seconds of learning one; None for a dictionary that was there."""
+    started = time.perf_counter()
+    with open_executor(job, teacher) as executor:
+        reports = provide_dictionaries(executor, teacher)
+    seconds, new = time.perf_counter() - started, sum(not report["finished_before"] for report in reports)
+    return {
+        (report["layer"], report["k"]): (
+            Dictionary.load(report["dictionary"]),
+            None if report["finished_before"] else seconds / new,
+        )
+        for report in reports
+        if (report["layer"], report["k"]) in lacking
+    }
+
+
+# -- the pass over the annotated text ----------------------------------------------------------------------
+
+
+class WordVectors:
+    """Vectors of all annotated words at some layers, in files of a directory, in the order of the teacher's pass.
+
+    centers      name of the vectors to their layer and what is subtracted from them, as `word_vectors` takes it; by
+                 default every layer by its number, without a centre
+    chunks       pairs of word numbers and readings, one for each file
+    word_of_row  int64: which word a row is of, words counted from 0, training words first
+    solver       backend of the codes: where the teacher is, if that can run the solver's kernels
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        job: Job,
+        teacher: "Teacher",
+        layers: list[int],
+        data: WsdData,
+        centers: Centers | None = None,
+    ):
+        self.place, self.job, self.teacher, self.layers = place, job, teacher, layers
+        self._centers = centers or {layer: (layer, None) for layer in layers}
+        has_kernels = teacher.device.type == "cuda" and describe_missing_kernels(teacher.device) is None
+        self.solver = "cuda" if has_kernels else "cpu"
+        self.text = Readings(data.sentences, job.tokenizer, job.special_ids, teacher.max_positions)
+        self.chunks = list(self.text.chunks(PART_TOKENS))
+        self.word_of_row = np.concatenate([words for words, _ in self.chunks])
+
+    def make(self) -> None:
+        """Write the files that are not there yet."""
+        done = 0
+
+        def report(tokens):
+            self.job.progress("word vectors", done + tokens, self.text.tokens)
+
+        report(0)
+        for number, (words, readings) in enumerate(self.chunks):
+            if not self._is_whole(number):
+                self._write(number, len(words), readings, report)
+            done += sum(len(reading.ids) for reading in readings)
+            report(0)
+
+    def _write(self, number, words, readings, report):
+        clock = time.perf_counter()
+        pad, batch_tokens = self.job.special_ids["pad"], self.job.config.batch_tokens
+        found = word_vectors(self.teacher, words, readings, self.layers, batch_tokens, pad, self._centers, report)
+        seconds = time.perf_counter() - clock
+        with appearing_whole(self._path(number)) as file:
+            np.savez(
+                file,
+                seconds=seconds,
+                deepest=self.teacher.layer,
+                **{str(name): rows_nd.astype(np.float16) for name, rows_nd in found.items()},
+            )
+
+    def _path(self, number):
+        return self.place / f"part-{number:05}.npz"
+
+    @contextmanager
+    def _open(self, number):
+        with open_to_read(self._path(number)) as file, np.load(BufferedReader(file)) as part:
+            yield part
+
+    def _is_whole(self, number):
+        try:
+            with self._open(number) as part:
+                return set(map(str, self._centers)) <= set(part.files)
+        except (OSError, zipfile.BadZipFile, ValueError, EOFError):
+            return False
+
+    def layer(self, name: int | str) -> Iterator[np.ndarray]:
+        """The vectors of this name (without a centre, a layer), part by part: float16 (n, d)."""
+        for number in range(len(self.chunks)):
+            with self._open(number) as part:
+                yield part[str(name)]
+
+    def costs(self, layer: int) -> dict:
+        """Seconds of the teacher up to this layer, as its share of the pass, and the tokens that it read."""
+        seconds = 0.0
+        for number in range(len(self.chunks)):
+            with self._open(number) as part:
+                seconds += float(part["seconds"]) * layer / int(part["deepest"])
+        return {"teacher_seconds": seconds, "teacher_tokens": self.text.tokens, "coded_words": self.text.words}
+
+
+def vectors_name(layer: int, dictionary: Dictionary) -> int | str:
+    """What the vectors of a layer that a dictionary is to code are called: its centre, if it has one, is part of it."""
+    if dictionary.center is None:
+        return layer
+    rows_Pd = dictionary.center.rows_Pd
+    digest = hashlib.sha256(repr(rows_Pd.shape).encode() + np.ascontiguousarray(rows_Pd, "<f4").tobytes())
+    return f"{layer}-{digest.hexdigest()[:12]}"
+
+
+# -- one layer -----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class LayerFindings:
+    """What the diagnostic of one layer found.
+
+    phi     Φ of raw codes, CSR (synsets, K)
+    npmi    its NPMI
+    right   variant to bool (Q): which test words were answered right
+    scores  variant to F1 of every group of words, and the share of words answered by backing off
+    costs   seconds of coding and scoring, and non-zeros a word
+    """
+
+    phi: sparse.csr_array
+    npmi: sparse.csr_array
+    right: dict[str, np.ndarray]
+    scores: dict[str, dict]
+    costs: dict
+
+
+def diagnose_layer(
+    vectors: WordVectors, name: int | str, atoms_Kd: np.ndarray, data: WsdData, config: ChooseLayerConfig
+) -> LayerFindings:
+    """Codes, Φ, NPMI and answers of one layer.
+
+    vectors  WordVectors, or what has their `layer`, `word_of_row` and `solver`
+    name     of the vectors to take: see `vectors_name`
+    """
+    clock = time.perf_counter()
+    codes = _codes(vectors.layer(name), vectors.word_of_row, atoms_Kd, config, vectors.solver)
+    coded = time.perf_counter()
+    right, scores, phi, phi_npmi = {}, {}, None, None
+    learned_from = {"raw": codes[: data.training], "normalised": normalise(codes[: data.training])}
+    for kind, training in learned_from.items():
+        sums = sense_sums(training, data.training_words, data.training_rows, len(data.synsets))
+        association = npmi(sums)
+        if kind == "raw":
+            phi, phi_npmi = sums, association
+        for rule, found in answer(association, data.questions, codes[data.training :]).items():
+            right[f"{kind}-{rule}"] = right_Q = data.questions.are_right(found.chosen_Q)
+            scores[f"{kind}-{rule}"] = {
+                group: float(right_Q[in_group].mean()) if in_group.any() else None
+                for group, in_group in data.groups.items()
+            }
+            scores[f"{kind}-{rule}"]["back_off"] = float(found.backed_off_Q.mean())
+    costs = {
+        "coding_seconds": coded - clock,
+        "scoring_seconds": time.perf_counter() - coded,
+        "nnz_per_word": codes.nnz / codes.shape[0],
+    }
+    return LayerFindings(phi, phi_npmi, right, scores, costs)
+
+
+def _codes(parts, word_of_row, atoms_Kd, config, backend):
+    """Codes of all words in the order of their numbers: CSR (words, K)."""
+    gram_KK = atoms_Kd @ atoms_Kd.T
+    found = []
+    for rows_nd in parts:
+        codes = nonneg_lasso(rows_nd, atoms_Kd, config.lam, gram_KK=gram_KK, tol=config.tolerance, backend=backend)
+        found.append(sparse.csr_array((codes.values, codes.indices, codes.indptr), (len(rows_nd), len(atoms_Kd))))
+    return sparse.vstack(found, format="csr")[np.argsort(word_of_row)]
+
+
+def _save(found, teacher, layer, dictionary, data, directory):
+    """Write the files of a layer into a directory that is about to appear."""
+    k = len(dictionary.atoms_Kd)
+    record = {
+        "layer": layer,
+        "k": k,
+        "dictionary": dictionary.fingerprint,
+        "lsps_used": int((np.diff(found.phi.tocsc().indptr) > 0).sum()),
+        "scores": found.scores,
+        "first_sense": {
+            group: float(data.questions.first_sense_Q()[chosen].mean()) if chosen.any() else None
+            for group, chosen in data.groups.items()
+        },
+        "counts": data.counts() | {group: int(chosen.sum()) for group, chosen in data.groups.items()},
+        "costs": found.costs,
+    }
+    labels = {
+        "dictionary": dictionary.fingerprint,
+        "teacher": teacher.fingerprint,
+        "layer": layer,
+        "k": k,
+        "lsps": name_lsps(found.phi, found.npmi, data.synsets, data.wordnet),
+    }
+    sparse.save_npz(directory / "phi.npz", found.phi)
+    np.save(directory / "right.npy", np.array([found.right[name] for name in found.scores]))
+    (directory / "synsets.json").write_text(json.dumps(data.synsets))
+    (directory / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
+    (directory / "layer.json").write_text(json.dumps(record, indent=1))

@@ -1,0 +1,223 @@
+"""What the diagnostic of several layers concludes: which layer to take, correlations, tables, a figure.
+
+The headline is the paper's own (raw codes, npmi0) on ALL. The recommended layer is the one with the best headline; of
+the shallower ones, the first that the exact McNemar test (two-sided, on the words that one layer answers right and the
+other wrong) does not find worse at 5 % is named beside it, since it encodes at less cost. Left out: the
+scores themselves (choose_layer.py), and what is printed (mlsm/terminal/layers.py).
+
+Shapes: V variants, Q test words.
+"""
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from mlsm.common.disk import read_file
+from mlsm.common.durable import replace_json
+from mlsm.common.errors import WsdDataError
+from mlsm.common.invocation import program
+from mlsm.evaluation.plots import drawn, new_figure, save_figure, save_table
+from mlsm.evaluation.studies.word_senses.framework import TEST_SETS
+
+HEADLINE, DEVELOPMENT = "raw-npmi0", "semeval2007"
+SIGNIFICANT = 0.05
+LEAST_COVERAGE = 0.5  # of SemCor's annotated words: with fewer the diagnostic judges the data, not the layers
+GROUPS = ("ALL", *TEST_SETS, "NOUN", "VERB", "ADJ", "ADV")
+
+
+def summarise(layers: list[dict], right: list[np.ndarray], averages: dict[int, float] | None) -> dict:
+    """The result's parts that compare layers.
+
+    layers    records of layer.json;  right  their bool (V, Q), the headline's row first
+    averages  layer to fine-tuning average in per cent, or None
+    """
+    entries = [_entry(layer) for layer in layers]
+    highest = max(entry["costs"]["encoding_microseconds"] for entry in entries)
+    for entry in entries:
+        entry["costs"]["relative_encoding"] = entry["costs"]["encoding_microseconds"] / highest
+    sizes = sorted({entry["k"] for entry in entries})
+    correct = {(entry["layer"], entry["k"]): right_VQ[0] for entry, right_VQ in zip(entries, right, strict=True)}
+    by_size = {k: [entry for entry in entries if entry["k"] == k] for k in sizes}
+    return {
+        "headline": HEADLINE,
+        "first_sense": layers[0]["first_sense"],
+        "counts": layers[0]["counts"],
+        "layers": entries,
+        "recommended": [recommend(by_size[k], correct) for k in sizes],
+        "correlation": [correlate(by_size[k], averages) | {"k": k} for k in sizes] if averages else None,
+    }
+
+
+def _entry(layer):
+    """A layer's record with the headline, the variant that is best on the development set, and the cost of encoding."""
+    scores = layer["scores"]
+    best = max(scores, key=lambda name: scores[name][DEVELOPMENT] or 0)  # of equal ones the first, the headline
+    costs = layer["costs"]
+    per_token = costs["teacher_seconds"] / costs["teacher_tokens"] + costs["coding_seconds"] / costs["coded_words"]
+    return {name: value for name, value in layer.items() if name not in ("first_sense", "counts")} | {
+        "f1": scores[HEADLINE]["ALL"],
+        "best_on_development": {"variant": best, "f1": scores[best]["ALL"]},
+        "costs": costs | {"encoding_microseconds": 1e6 * per_token},
+    }
+
+
+def recommend(entries: list[dict], correct: dict[tuple[int, int], np.ndarray]) -> dict:
+    """The best layer of one k, and the shallowest that is not significantly worse.
+
+    correct  (layer, k) to bool (Q)
+    """
+    best = max(entries, key=lambda entry: (entry["f1"], -entry["layer"]))
+    k, right_Q = best["k"], correct[best["layer"], best["k"]]
+    for entry in sorted(entries, key=lambda entry: entry["layer"]):
+        p = mcnemar(right_Q, correct[entry["layer"], k])
+        if p >= SIGNIFICANT:
+            break
+    share = right_Q.mean()
+    standard_error = float(np.sqrt(share * (1 - share) / len(right_Q)))
+    return {
+        "k": k,
+        "layer": best["layer"],
+        "f1": best["f1"],
+        "standard_error": standard_error,
+        "cheapest_not_worse": {"layer": entry["layer"], "f1": entry["f1"], "p": p},
+    }
+
+
+def mcnemar(left_Q: np.ndarray, right_Q: np.ndarray) -> float:
+    """Exact two-sided p of McNemar's test for two lists of right and wrong answers to the same questions."""
+    only_left, only_right = int((left_Q & ~right_Q).sum()), int((right_Q & ~left_Q).sum())
+    if only_left + only_right == 0:
+        return 1.0
+    return float(stats.binomtest(only_left, only_left + only_right).pvalue)
+
+
+# -- fine-tuning averages ------------------------------------------------------------------------------------
+
+
+def finetuning_averages(path: Path | None) -> dict[int, float] | None:
+    """Layer to average in per cent, from a .csv file; None without one. Raises WsdDataError naming the line."""
+    if path is None:
+        return None
+    try:
+        rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig")), skipinitialspace=True))
+    except (OSError, UnicodeDecodeError) as error:
+        raise WsdDataError(f"--finetuning {path} cannot be read: {error}.") from None
+    found = {}
+    for number, row in enumerate(rows, 2):
+        try:
+            layer, average = int(row["layer"]), float(row["average"])
+        except (KeyError, TypeError, ValueError):
+            layer, average = 0, math.nan  # refused below
+        if not math.isfinite(average):
+            raise WsdDataError(
+                f"--finetuning {path}, line {number}: expected the columns layer, a whole number, and "
+                f"average, a number; found {dict(row)}."
+            )
+        if layer in found:
+            raise WsdDataError(
+                f"--finetuning {path}, line {number}: layer {layer} is listed a second time. Give one "
+                "average for each layer, of students of one k."
+            )
+        found[layer] = average
+    if not found:
+        raise WsdDataError(
+            f"--finetuning {path}: expected the heading layer,average and a line for each layer; found none."
+        )
+    scale = 1 if max(found.values()) > 1 else 100
+    return {layer: scale * average for layer, average in found.items()}
+
+
+def correlate(entries: list[dict], averages: dict[int, float]) -> dict:
+    """Spearman and Pearson between F1 and fine-tuning averages over the layers that have both.
+
+    As they are, and rounded to 0.1 of a per cent: the paper's Spearman needs ties.
+    """
+    layers = [entry["layer"] for entry in entries if entry["layer"] in averages]
+    if len(layers) < 3:
+        return {"layers": layers}
+    f1 = np.array([100 * entry["f1"] for entry in entries if entry["layer"] in averages])
+    average = np.array([averages[layer] for layer in layers])
+    return {"layers": layers, "raw": coefficients(f1, average), "rounded": coefficients(f1.round(1), average.round(1))}
+
+
+def coefficients(left: np.ndarray, right: np.ndarray) -> dict | None:
+    """Spearman's and Pearson's coefficients with p values; None where one of the lists is constant."""
+    if np.ptp(left) == 0 or np.ptp(right) == 0:
+        return None
+    found = {}
+    for name, test in (("spearman", stats.spearmanr), ("pearson", stats.pearsonr)):
+        result = test(left, right)
+        found[name] = {"coefficient": float(result.statistic), "p": float(result.pvalue)}
+    return found
+
+
+# -- a result that was written --------------------------------------------------------------------------------
+
+
+class Diagnosed(NamedTuple):
+    """What other commands take of a result.json: the teacher's name and fingerprint, (layer, k) to F1 on ALL."""
+
+    teacher: str
+    fingerprint: str
+    f1: dict[tuple[int, int], float]
+
+
+def read_result(path: str | Path) -> Diagnosed:
+    """The Diagnosed of a result.json. Raises WsdDataError where the file is none."""
+    try:
+        kept = json.loads(read_file(path))
+        f1 = {(entry["layer"], entry["k"]): float(entry["f1"]) for entry in kept["layers"]}
+        return Diagnosed(kept["teacher"]["name"], kept["teacher"]["fingerprint"], f1)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WsdDataError(
+            f"--diagnostic {path} is no result of choose-layer ({error!r}). Give its result.json, or make one:"
+            f"  {program()} choose-layer --wsd-data DIR"
+        ) from None
+
+
+# -- what is written -------------------------------------------------------------------------------------------
+
+
+def write_report(result: dict, directory: Path) -> None:
+    """result.json, table.csv with every variant and group of words, and a figure for every k."""
+    result["files"] = ["result.json", "table.csv"]
+    save_table(directory / "table.csv", ["layer", "k", "variant", *GROUPS, "back_off"], _full_table(result))
+    for recommended in result["recommended"]:
+        result["files"] += [path.name for path in drawn(_figure, result, recommended["k"], directory)]
+    replace_json(directory / "result.json", result)
+
+
+def _full_table(result):
+    for entry in result["layers"]:
+        for variant, scores in entry["scores"].items():
+            yield [entry["layer"], entry["k"], variant, *(scores[name] for name in (*GROUPS, "back_off"))]
+    yield ["", "", "first sense", *(result["first_sense"][name] for name in GROUPS), ""]
+
+
+def _figure(result, k, directory):
+    entries = [entry for entry in result["layers"] if entry["k"] == k]
+    layers = [entry["layer"] for entry in entries]
+    columns = {
+        "raw codes, npmi0 (the paper's)": [100 * entry["f1"] for entry in entries],
+        "variant best on semeval2007": [100 * entry["best_on_development"]["f1"] for entry in entries],
+        "raw codes, npmi0, semeval2007 only": [100 * entry["scores"][HEADLINE][DEVELOPMENT] for entry in entries],
+        "cost": [entry["costs"]["relative_encoding"] for entry in entries],
+    }
+    first_sense = 100 * result["first_sense"]["ALL"]
+    figure, (upper, lower) = new_figure(rows=2)
+    for (label, values), style in zip(list(columns.items())[:3], ("o-", "s--", ".:"), strict=True):
+        upper.plot(layers, values, style, label=label)
+    upper.axhline(first_sense, color="black", linewidth=1, label="first sense")
+    upper.set(xlabel="layer", ylabel="F1 (%)", xticks=layers, title=f"{Path(result['teacher']['name']).name}, k = {k}")
+    upper.legend()
+    lower.bar(layers, columns["cost"])
+    lower.set(xlabel="layer", ylabel="cost of encoding a token\n(relative to the costliest)", xticks=layers)
+    header = ["layer", "f1", "f1_best_on_development", "f1_semeval2007", "relative_encoding", "first_sense"]
+    rows = zip(layers, *columns.values(), [first_sense] * len(layers), strict=True)
+    return save_figure(figure, directory / f"layers-k{k}", header, rows)

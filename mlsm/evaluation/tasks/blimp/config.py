@@ -1,0 +1,43 @@
+"""Settings of evaluate-blimp. Imports nothing heavy."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mlsm.common.settings import Positional, check
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlimpConfig:
+    """Which models to score on which minimal pairs, and how. A special token written out in a sentence ("[MASK]") is
+    text, and is split like any other."""
+
+    models: Positional[tuple[str, ...]] = ()
+    """Masked language models: a run of train-student or train-probe, an export, a kept checkpoint, any directory or Hub
+    id that AutoModelForMaskedLM loads, or `bundled`."""
+    data_dir: Path | None = None
+    """Directory of BLiMP's 67 files, <paradigm>.jsonl; from the Hub (nyu-mll/blimp) when not given."""
+    step: str | None = None
+    """Of every run, not its final export but the kept checkpoint of this optimiser step; `all`: every kept one."""
+    metric: Literal["original", "within-word-l2r"] = "original"
+    """What is hidden while a token is predicted: `original` that token (Salazar et al. 2020); `within-word-l2r` also
+    the later tokens of its word (Kauf and Ivanova 2023)."""
+    paradigms: tuple[str, ...] = ()
+    """Score only these, named as paradigms (wh_island) or phenomena ("island effects"); all 67 when not given."""
+    per_paradigm: int | None = None
+    """Score only so many pairs of every paradigm, always the same ones; all 1,000 when not given."""
+    output: Path = Path("runs")
+    """Directory whose `evaluations` gets the records."""
+    batch_tokens: int | None = None
+    """Tokens in a forward pass; 1,024 on a CPU and 32,768 on a GPU when not given."""
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, cuda:1."""
+    json: bool = False
+    """Print the records as JSON."""
+
+    def __post_init__(self):
+        check(self)
+        for name in ("per_paradigm", "batch_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, found {value}")

@@ -1,0 +1,197 @@
+"""`evaluate-blimp`: of each minimal pair, does a masked language model find the acceptable sentence likelier?
+
+    evaluate(config)["records"]
+
+A sentence's score is the sum of ln p of its tokens (scoring/scorer.py). A pair is right when the acceptable sentence
+scores strictly higher; equal scores are wrong, and are counted as ties. The headline is the unweighted mean of the
+paradigms' accuracies, a phenomenon's that of its own.
+
+Every paradigm becomes a file as soon as it is scored, <output>/evaluations/<model>/blimp/<task>-scores/<paradigm>.npz
+with the scores of all its sentences, so an interrupted command continues after the last of them; the record is written
+at the end. A task is `blimp`, or, where only a part is scored or in another way, `blimp-100`, `blimp-within-word-l2r`,
+`blimp-of-2-<digits>` and so on. Records also hold the fingerprint of the model's tokenizer: with another one the same
+weights are scored again, and the record is replaced.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mlsm.common.arrays import read_npz
+from mlsm.common.device import choose_device
+from mlsm.common.durable import appearing_whole, make_directories
+from mlsm.common.errors import BlimpError
+from mlsm.common.invocation import program
+from mlsm.common.progress import silent
+from mlsm.evaluation import records
+from mlsm.evaluation.models import directories
+from mlsm.evaluation.tasks.blimp.config import BlimpConfig
+from mlsm.evaluation.tasks.blimp.data import PHENOMENA, Paradigm, read, select, subset
+from mlsm.evaluation.tasks.scoring.models import check_family, load
+from mlsm.evaluation.tasks.scoring.scorer import Scorer
+from pipeline.teacher import load_tokenizer
+from shards.copies import tokenizer_fingerprint
+from shards.manifest import fingerprint
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Scores(NamedTuple):
+    """Scores of a paradigm's sentences, in nats, pair by pair."""
+
+    good_N: np.ndarray
+    bad_N: np.ndarray
+    seconds: float
+
+    def figure(self, paradigm: str) -> dict:
+        """The paradigm's entry in a record: accuracy, pairs, ties."""
+        right, ties = int((self.good_N > self.bad_N).sum()), int((self.good_N == self.bad_N).sum())
+        return {"metric": paradigm, "value": right / len(self.good_N), "n": len(self.good_N), "ties": ties}
+
+
+def evaluate(config: BlimpConfig, progress: Callable[..., None] = silent) -> dict:
+    """Score every model that has not been scored in this way before.
+
+    Returns  records: one for every model, with `averages` added to what records.py says; of each record
+             already_finished (whether an earlier command scored it) and paths
+    Raises   BlimpError, ModelError, RunError, RecordError, DeviceError, TeacherError (a tokenizer): data or a model
+             cannot be used
+    """
+    progress("read data and models", 0, None)
+    device = choose_device(config.device)
+    places = _find_models(config)
+    paradigms, files = read(config.data_dir)
+    paradigms = select(paradigms, config.paradigms)
+    if config.per_paradigm is not None:
+        paradigms = [subset(paradigm, config.per_paradigm) for paradigm in paradigms]
+    headings = [_begin_record(directory, config, paradigms, files) for directory in places]
+    known = [_find_finished(heading, config) for heading in headings]
+    waiting = [heading for heading, there in zip(headings, known, strict=True) if there is None]
+    if len(waiting) > 1:
+        for heading in waiting:  # a model that cannot be loaded is found before hours are spent on the first
+            load(Path(heading["path"]), device)
+    found = []
+    for number, (heading, there) in enumerate(zip(headings, known, strict=True), 1):
+        stage = "blimp" if len(headings) == 1 else f"blimp {number}/{len(headings)}"
+        found.append(there or _evaluate(heading, paradigms, config, device, stage, progress))
+    return {
+        "records": [record for _, record in found],
+        "already_finished": [there is not None for there in known],
+        "paths": [str(path) for path, _ in found],
+    }
+
+
+def averages(figures: list[dict]) -> dict:
+    """headline and phenomena, unweighted means of the accuracies of the paradigms that were scored; ties, a count."""
+    accuracy = {figure["metric"]: figure["value"] for figure in figures}
+    scored = {name: [accuracy[member] for member in PHENOMENA[name] if member in accuracy] for name in PHENOMENA}
+    phenomena = {name: statistics.fmean(values) for name, values in scored.items() if values}
+    ties = sum(figure["ties"] for figure in figures)
+    return {"headline": statistics.fmean(accuracy.values()), "phenomena": phenomena, "ties": ties}
+
+
+def _find_models(config: BlimpConfig) -> list[Path]:
+    if not config.models:
+        raise BlimpError(f"no model to score. Give one or more:  {program()} evaluate-blimp MODEL --data-dir DIR")
+    found = directories(config.models, config.step)
+    for directory in found:
+        check_family(directory)
+    return found
+
+
+def _begin_record(directory: Path, config: BlimpConfig, paradigms: list[Paradigm], files: dict) -> dict:
+    """The fields of a record that are known before anything is scored."""
+    settings: dict[str, Any] = {"metric": config.metric, "per_paradigm": config.per_paradigm}
+    parts: list[str | int | None] = [config.metric if config.metric != "original" else None, config.per_paradigm]
+    if config.paradigms:  # a record of all 67 does not say so
+        names = [paradigm.name for paradigm in paradigms]
+        settings |= {"paradigms": names}
+        parts.append(f"of-{len(names)}-{fingerprint(names)[:8]}")
+    return {
+        "schema": records.SCHEMA,
+        "suite": "blimp",
+        "seed": None,
+        "diverged": False,
+        "collapsed": False,
+        "head": None,
+        "settings": settings,
+        "task": "-".join(["blimp", *(str(part) for part in parts if part is not None)]),
+        "data": {"name": "blimp", "files": files, "n_train": 0, "n_eval": sum(len(p.pairs) for p in paradigms)},
+        "tokenizer": tokenizer_fingerprint(load_tokenizer(directory)),
+    } | records.describe(directory)
+
+
+def _find_finished(record: dict, config: BlimpConfig) -> tuple[Path, dict] | None:
+    """Path and record of an earlier command with the same model, settings and data; None where there is none."""
+    path = records.path_of(config.output, record)
+    if not path.is_file():
+        return None
+    there = records.read_file(path)
+    same = all(there.get(name) == record[name] for name in ("weights", "settings", "data", "tokenizer"))
+    return (path, there) if same and "averages" in there else None
+
+
+def _evaluate(
+    record: dict,
+    paradigms: list[Paradigm],
+    config: BlimpConfig,
+    device: "torch.device",
+    stage: str,
+    progress: Callable[..., None],
+) -> tuple[Path, dict]:
+    """Score a model, writing each paradigm's scores and then the record. Returns its path and the record."""
+    place = records.directory_of(config.output, record) / f"{record['task']}-scores"
+    make_directories(place)
+    total = 2 * record["data"]["n_eval"]
+    scorer, done, figures, wall = None, 0, [], 0.0
+    for paradigm in paradigms:
+        file, identity = place / f"{paradigm.name}.npz", _identity(record, paradigm)
+        scores = _read(file, identity)
+        if scores is None:
+            progress(stage, done, total, unit="sentences", model=record["model"])
+            scorer = scorer or Scorer(*load(Path(record["path"]), device), config.metric, config.batch_tokens)
+            scores = _score(scorer, paradigm, record["model"])
+            _write(file, identity, scores)
+        done += 2 * len(paradigm.pairs)
+        wall += scores.seconds
+        figures.append(scores.figure(paradigm.name))
+    progress(stage, done, total, unit="sentences", model=record["model"])
+    record |= {"figures": figures, "averages": averages(figures), "env": records.environment(device), "wall": wall}
+    return records.write(config.output, record), record
+
+
+def _score(scorer: Scorer, paradigm: Paradigm, model: str) -> Scores:
+    clock = time.perf_counter()
+    tokens = scorer.score([sentence for pair in paradigm.pairs for sentence in pair])
+    # fsum rounds once, so sentences of the same tokens' scores in another order are equal
+    sums_N2 = np.array([math.fsum(row) for row in tokens]).reshape(-1, 2)
+    if not np.isfinite(sums_N2).all():
+        raise BlimpError(f"{model}: scores of {paradigm.name} are not finite: its weights, or its logits, are not.")
+    return Scores(sums_N2[:, 0], sums_N2[:, 1], time.perf_counter() - clock)
+
+
+def _identity(record: dict, paradigm: Paradigm) -> str:
+    """What two commands must share to have the same scores of a paradigm."""
+    return fingerprint([record["weights"], record["settings"]["metric"], paradigm.digest, record["tokenizer"]])
+
+
+def _write(file: Path, identity: str, scores: Scores) -> None:
+    with appearing_whole(file) as stream:
+        np.savez(stream, identity=identity, **scores._asdict())
+
+
+def _read(file: Path, identity: str) -> Scores | None:
+    """The scores in a file; None where it has none, or those of other pairs, weights or another metric."""
+    try:
+        arrays = read_npz(file)
+        if str(arrays["identity"]) != identity:
+            return None
+        return Scores(arrays["good_N"], arrays["bad_N"], float(arrays["seconds"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,200 @@
+"""Examples as token ids, and batches of them in an order that no model can change.
+
+Examples are tokenised once for a model and task. The order of the training examples is a function of (task, epoch)
+alone: not of the model, its tokenizer or the seed, so that all trainings of a task see the same batches, each padded to
+about its own longest. For evaluation they are sorted by length, and put back. Left out: the model (heads.py).
+
+Shapes: N examples, W of a batch, L positions, T tokens of all examples.
+"""
+
+import bisect
+import hashlib
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlsm.evaluation.tasks.finetuning.formats import Example
+from shards.counter import permutation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_ORDER_PURPOSE = 0x66744F72  # "ftOr"
+_CHOICE_PURPOSE = 0x66744368  # "ftCh"
+_TOKENIZED_AT_ONCE = 10_000  # examples: the tokenizer's own objects take kilobytes each
+IGNORED = -100  # torch's number of a label that carries no loss
+WIDTHS = 8  # batches are padded to a multiple: few shapes, so that the memory of one serves the next
+
+
+class Encoded:
+    """The examples of one part of a task as one model reads them.
+
+    words_N  where words have labels: of every example, the positions of its words' first tokens, -1 for a word that
+             was cut off or has no token; None where examples have labels
+    labels   of the examples (N), float32 scores or int64 labels; where words have labels (T), int64, the label of each
+             word at its first token, IGNORED elsewhere
+    pad_id   token that fills batches up
+    cut      share of the examples that were longer than max_length
+    """
+
+    def __init__(
+        self,
+        lengths_N: Sequence[int],
+        ids_T: np.ndarray,
+        types_T: np.ndarray | None,
+        words_N: list[np.ndarray] | None,
+        labels: Sequence,
+        pad_id: int,
+        cut: float,
+    ):
+        """labels: of every example a number, or the list of its words' labels."""
+        self.pad_id, self.cut = pad_id, cut
+        self.starts = np.concatenate(([0], np.cumsum(lengths_N)))
+        self.ids_T, self.types_T, self.words_N = ids_T, types_T, words_N
+        if words_N is None:
+            labels_N = np.array(labels)
+            self.labels = labels_N.astype(np.float32 if labels_N.dtype.kind == "f" else np.int64)
+        else:
+            self.labels = np.full(len(ids_T), IGNORED)
+            for start, first_tokens, of_words in zip(self.starts, words_N, labels, strict=False):
+                has_token = first_tokens >= 0
+                self.labels[start + first_tokens[has_token]] = np.asarray(of_words)[has_token]
+
+    def __len__(self):
+        return len(self.starts) - 1
+
+    @property
+    def unread(self) -> float | None:
+        """Where words have labels: the share of all words that were cut off or have no token. None elsewhere."""
+        if self.words_N is None:
+            return None
+        return float(np.mean(np.concatenate(self.words_N) < 0))
+
+    @property
+    def lengths_N(self) -> np.ndarray:
+        """Tokens of every example."""
+        return np.diff(self.starts)
+
+    def batch(self, rows: np.ndarray, device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], Tensor]:
+        """Some examples as a model's inputs, padded to about the longest, and their labels.
+
+        rows     int array of W examples
+        Returns  ({"input_ids", "attention_mask", perhaps "token_type_ids"}: int64 (W, L), labels (W) or (W, L))
+        """
+        width = -(-self.lengths_N[rows].max() // WIDTHS) * WIDTHS
+        place_L = np.arange(min(width, self.lengths_N.max()))  # never beyond what the model reads
+        real_WL = place_L < self.lengths_N[rows][:, None]
+        where_WL = np.where(real_WL, self.starts[rows][:, None] + place_L, 0)
+        inputs = {"input_ids": np.where(real_WL, self.ids_T[where_WL], self.pad_id), "attention_mask": real_WL}
+        if self.types_T is not None:
+            inputs["token_type_ids"] = np.where(real_WL, self.types_T[where_WL], 0)
+        inputs = {name: torch.from_numpy(array.astype(np.int64)).to(device) for name, array in inputs.items()}
+        labels = self.labels[rows] if self.words_N is None else np.where(real_WL, self.labels[where_WL], IGNORED)
+        return inputs, torch.from_numpy(labels).to(device)
+
+
+def encode(
+    tokenizer: "PreTrainedTokenizerFast",
+    examples: Sequence[Example],
+    labels_words: bool,
+    *,
+    max_length: int,
+    takes_types: bool,
+    mark_target: bool = False,
+) -> Encoded:
+    """Tokenise examples, cutting pairs at the longer sentence.
+
+    tokenizer    a fast one, as of pipeline.teacher.load_tokenizer
+    takes_types  whether the model sees which sentence of a pair a token belongs to
+    mark_target  whether the target word of a pair is put into quotation marks
+    Returns      Encoded
+    """
+    inner = tokenizer.backend_tokenizer
+    inner.no_padding()
+    inner.enable_truncation(max_length, strategy="longest_first")
+    lengths_N, ids, types, words_N, cut = [], [], [], [], 0
+    try:
+        for begin in range(0, len(examples), _TOKENIZED_AT_ONCE):
+            part = examples[begin : begin + _TOKENIZED_AT_ONCE]
+            encodings = inner.encode_batch([_text(example, mark_target) for example in part])
+            lengths_N += [len(encoding) for encoding in encodings]
+            cut += sum(bool(encoding.overflowing) for encoding in encodings)
+            ids.append(_join(encoding.ids for encoding in encodings))
+            types.append(_join(encoding.type_ids for encoding in encodings))
+            if labels_words:
+                words_N += [_first_tokens(e, example.first) for e, example in zip(encodings, part, strict=True)]
+    finally:
+        inner.no_truncation()
+    return Encoded(
+        lengths_N,
+        np.concatenate(ids),
+        np.concatenate(types) if takes_types else None,
+        words_N if labels_words else None,
+        [example.label for example in examples],
+        tokenizer.pad_token_id,
+        cut / len(examples),
+    )
+
+
+def order(task: str, epoch: int, count: int) -> np.ndarray:
+    """The order of a task's training examples in an epoch: int64 (N)."""
+    return permutation(count, _ORDER_PURPOSE, task_number(task), epoch)
+
+
+def choose(task: str, examples: list[Example], count: int | None) -> list[Example]:
+    """`count` of a task's training examples, always the same ones, in their order; all where that is None or more."""
+    if count is None or count >= len(examples):
+        return examples
+    return [examples[row] for row in sorted(permutation(len(examples), _CHOICE_PURPOSE, task_number(task))[:count])]
+
+
+def order_digest(task: str, epochs: int, count: int) -> str:
+    """SHA-256 of the orders of all epochs: equal where the batches are."""
+    digest = hashlib.sha256()
+    for epoch in range(epochs):
+        digest.update(order(task, epoch, count).astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def task_number(task: str) -> int:
+    """A number for a task's name, the same everywhere."""
+    return zlib.crc32(task.encode())
+
+
+def batches_by_length(encoded: Encoded, size: int) -> list[np.ndarray]:
+    """Rows of evaluation batches, long examples first, so that memory runs out at once or never."""
+    rows_N = np.argsort(-encoded.lengths_N, kind="stable")
+    return [rows_N[begin : begin + size] for begin in range(0, len(rows_N), size)]
+
+
+def _join(lists):
+    return np.concatenate([np.asarray(values, dtype=np.int32) for values in lists])
+
+
+def _text(example, mark_target):
+    if isinstance(example.first, list):
+        return " ".join(example.first)
+    sentences = (example.first,) if example.second is None else example[:2]
+    if mark_target and example.targets is not None:
+        sentences = [
+            f'{text[:begin]}"{text[begin:end]}"{text[end:]}'
+            for text, (begin, end) in zip(sentences, example.targets, strict=True)
+        ]
+    return sentences[0] if example.second is None else tuple(sentences)
+
+
+def _first_tokens(encoding, words):
+    """Of every word, the position of the first token that holds a character of it; -1 where there is none."""
+    begins = np.concatenate(([0], np.cumsum([len(word) + 1 for word in words])))[:-1].tolist()
+    first = np.full(len(words), -1)
+    for place, (begin, end) in enumerate(encoding.offsets):
+        if begin == end or encoding.special_tokens_mask[place]:
+            continue
+        word = bisect.bisect_right(begins, end - 1) - 1  # by its end: some tokens begin with the space before
+        if first[word] < 0:
+            first[word] = place
+    return first

@@ -1,0 +1,166 @@
+"""Settings of `finetune`. Imports nothing heavy."""
+
+import math
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from mlsm.common.invocation import program
+from mlsm.common.settings import Positional, check
+
+TaskName = Literal["cola", "conll2003", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wic"]
+TASKS: tuple[str, ...] = get_args(TaskName)
+SMOKE_MODEL = "bundled"
+TENTH = "train-tenth"
+FROZEN_EXAMPLES = 4_000  # training examples of a task with --frozen: a student takes minutes
+FROZEN_LENGTH = 128  # tokens
+
+_OF_TRAINING = (  # what --frozen has no use for
+    *("seeds", "mark_target", "epochs", "lr", "warmup", "grad_clip", "batch", "dropout", "segments"),
+    *("split", "max_steps", "partial_vocabulary"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig:
+    """Fine-tune models on ten tasks and record fourteen figures for every seed (MLSM paper, section 4.2).
+
+    What is trained is the paper's unless said otherwise: AdamW, learning rate falling linearly to zero, weight decay
+    0.01 on everything, float32, figures after the last epoch. Warm-up and clipping are ours, as fine-tuning without
+    them fails more often; `--warmup 0 --grad-clip 0` trains the paper's way.
+    """
+
+    models: Positional[tuple[str, ...]] = ()
+    """Runs of train-student, their exports or kept checkpoints, directories or Hub ids of other encoders, or
+    `bundled`."""
+    step: str | None = None
+    """Of every run, not its final export but the kept checkpoint of this optimiser step; `all`: every kept one."""
+    frozen: bool = False
+    """Do not fine-tune: linear models on the encoder's hidden states (embeddings and all layers), with the penalty
+    chosen on a tenth of train. CoNLL-2003 also with parts of speech and chunks, STS-B also without training; word
+    senses (wsd) as well. No seeds; records are kept apart from those of fine-tuning."""
+    tasks: tuple[Literal["all", TaskName, "wsd"], ...] = ("all",)
+    """Which tasks; wsd, word senses, only with --frozen."""
+    layers: tuple[int, ...] | None = None
+    """With --frozen: the layers whose hidden states are used, 0 for the embeddings; all of them when not given."""
+    seeds: int = 5
+    """How many trainings of each task and model; seed n has the same head and the same dropout seed for all models."""
+    data_dir: Path | None = None
+    """Directory with the tasks' upstream files (mlsm docs finetuning); what it lacks comes from the Hub."""
+    output: Path = Path("runs")
+    """Directory whose `evaluations` gets the records, and `heads` the heads."""
+    overwrite: Literal["missing", "always", "never"] = "missing"
+    """missing: train what has no record; a record made with other settings is an error. always: train all again.
+    never: as missing, but records made with other settings stay, are reported, and do not stop the rest."""
+    mark_target: bool = False
+    """WiC: put quotation marks around the target word in both sentences."""
+    epochs: int = 3
+    """Passes over the training set."""
+    lr: float | tuple[float, ...] = 2e-5
+    """Learning rate of the first step. Several: each training takes the one that does best when it is trained with each
+    on nine tenths of its examples and scored on the tenth (as --split train-tenth does, by the mean of the task's
+    metrics; of equal ones the smallest). No model is then favoured by a rate that suits it; N rates take about N + 1
+    times as long. A grid by factors of two, such as 1e-4 2e-4 4e-4 8e-4, rarely misses the best by much."""
+    warmup: float = 0.06
+    """Share of the optimiser steps in which the learning rate rises linearly from zero; 0: none, as in the paper."""
+    grad_clip: float = 1.0
+    """Largest norm of the gradient of all parameters, to which larger ones are scaled down; 0: none, as in the
+    paper."""
+    batch: int = 32
+    """Examples in an optimiser step."""
+    max_length: int | None = None
+    """Longest input in tokens, special ones included; longer ones are cut, for all models alike. When not given: the
+    longest window that all of the models were pre-trained on, which is the smallest of their windows; of a model
+    without a lineage.json of ours, the positions that it has, up to 512. With 512, the official code's length,
+    students read positions that their windows never trained."""
+    dropout: float = 0.1
+    """Probability of every dropout in the encoder, for all models alike and whatever their config.json says (a student
+    that was pre-trained without dropout says 0). 0.1 is what BERT, RoBERTa and DeBERTa themselves have, 0 what
+    ModernBERT has. The dropouts of the head stay those of the family."""
+    segments: Literal["auto", "never", "always"] = "auto"
+    """Whether encoders with segment embeddings (token_type_ids) see which sentence of a pair a token belongs to.
+    auto: all models do if the lineage of each says that its second segment was trained; otherwise none does. always:
+    all that have segments do, trained or not. never: none does."""
+    split: Literal["validation", "test", "train-tenth"] = "validation"
+    """Which examples the figures are of: the development sets; `test`: the labelled test sets of the tasks that have
+    one in files of --data-dir (conll2003, qqp); `train-tenth`: a tenth of the examples that would be trained on,
+    trained on the others, so that a learning rate is chosen without the development sets. Records of the latter two
+    are written to <output>/test and <output>/train-tenth."""
+    limit_train: int | None = None
+    """Train on so many examples of a task, always the same ones; when not given, on all, with --frozen on 4,000."""
+    max_steps: int | None = None
+    """Stop a training after so many optimiser steps, its learning rate then at zero; after --epochs when not given."""
+    partial_vocabulary: bool = False
+    """Train with the embeddings of those tokens alone that a task's examples use: less memory, the same scores. The
+    records count as those of a training with all embeddings."""
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, cuda:1."""
+    smoke: bool = False
+    """Does everything work here? Built-in miniature data, one seed, into <output>/smoke; needs no model or network."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    def __post_init__(self):
+        check(self)
+        least = {"seeds": 1, "epochs": 1, "batch": 1, "max_length": 8, "limit_train": 1, "max_steps": 1}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least {smallest}, found {value}")
+        if self.frozen:
+            self._check_frozen()
+        elif "wsd" in self.tasks or self.layers is not None:
+            raise ValueError(f"{'--tasks wsd' if 'wsd' in self.tasks else '--layers'} is only for --frozen")
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"--warmup is a share of the steps from 0 to below 1, found {self.warmup}")
+        if not (self.grad_clip >= 0 and math.isfinite(self.grad_clip)):
+            raise ValueError(f"--grad-clip is a norm of at least 0 (none), found {self.grad_clip}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"--dropout is a probability from 0 to below 1, found {self.dropout}")
+        rates = self.rates()
+        if not rates or len(set(rates)) < len(rates) or not all(lr > 0 and math.isfinite(lr) for lr in rates):
+            raise ValueError(f"--lr takes positive numbers, each once, found {' '.join(map(str, rates)) or 'none'}")
+        object.__setattr__(self, "lr", rates[0] if len(rates) == 1 else tuple(sorted(rates)))
+
+    def _check_frozen(self) -> None:
+        defaults = {entry.name: entry.default for entry in fields(self)}
+        if given := [name for name in _OF_TRAINING if getattr(self, name) != defaults[name]]:
+            raise ValueError(f"--frozen trains no encoder. Omit --{given[0].replace('_', '-')}.")
+        if self.layers is not None and (not self.layers or len(set(self.layers)) < len(self.layers)):
+            raise ValueError(f"--layers takes numbers, each once, found {' '.join(map(str, self.layers)) or 'none'}")
+
+    def chosen_tasks(self) -> list[str]:
+        """The tasks' names, in the table's order."""
+        known = (*TASKS, "wsd") if self.frozen and not (self.smoke and "all" in self.tasks) else TASKS
+        return [task for task in known if "all" in self.tasks or task in self.tasks]
+
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates to choose from."""
+        return self.lr if isinstance(self.lr, tuple) else (self.lr,)
+
+    def recipe(self) -> dict:
+        """The settings that decide the outcome of every training alike, as a record keeps them.
+
+        `segments` and `max_steps` are not among them: what they mean depends on model and task, too (suite.py).
+        """
+        names = ("epochs", "lr", "warmup", "grad_clip", "batch", "max_length", "mark_target", "dropout")
+        found = {name: getattr(self, name) for name in names}
+        return found | ({"lr": list(self.lr)} if isinstance(self.lr, tuple) else {})
+
+    def apply_smoke(self) -> "FinetuneConfig":
+        """These settings with what --smoke and --split imply. ValueError without a model, or where these contradict."""
+        if not self.smoke and not self.models:
+            raise ValueError(
+                f"no model given. Name runs, exports, directories or Hub ids:  {program()} finetune MODEL ..."
+            )
+        if self.smoke and self.split != "validation":
+            raise ValueError(f"--smoke has miniature development sets, found --split {self.split}. Leave --split out.")
+        if self.split == TENTH and isinstance(self.lr, tuple):
+            raise ValueError(
+                f"--split {TENTH} scores one --lr, found {len(self.lr)}: to choose among several for each training, "
+                "leave --split out."
+            )
+        if not self.smoke:
+            return self if self.split == "validation" else replace(self, output=self.output / self.split)
+        seeds = self.seeds if self.frozen else 1
+        return replace(self, models=self.models or (SMOKE_MODEL,), seeds=seeds, output=self.output / "smoke")

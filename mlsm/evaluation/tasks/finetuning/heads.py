@@ -1,0 +1,212 @@
+"""A model with a head for a task, the head drawn from a bank, so that models are compared in pairs.
+
+All parameters that are not the encoder's (the classifier, and the pooler, even of the few checkpoints that have one)
+are drawn once for (task, seed, their names and shapes) from a generator of their own, saved, hashed, and loaded into
+every model that has the same. Matrices are normal with deviation 0.02, norms one, biases zero, as BERT draws them.
+
+    <bank>/<task>-seed<seed>-<8 digits of names and shapes>.safetensors
+
+The encoder's weights must all be in the checkpoint. Left out: training (training.py).
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+from torch import nn
+from transformers import (
+    MODEL_MAPPING,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from mlsm.common.disk import read_file
+from mlsm.common.durable import make_directories, replace_bytes
+from mlsm.common.errors import ModelError, describe
+from mlsm.common.invocation import program
+from mlsm.common.model_checks import open_config, quiet_transformers
+from mlsm.evaluation.tasks.finetuning.batches import task_number
+from mlsm.evaluation.tasks.finetuning.tasks import Task
+from mlsm.evaluation.tasks.finetuning.vocabulary import PartialEmbedding, refuse_to_save
+from pipeline.teacher import check_report, check_settings, load_weights, max_positions
+from shards.counter import hash_u64
+from shards.manifest import fingerprint
+from student.encoders.build import without_pooler
+from student.encoders.deberta import adapt_deberta
+from student.encoders.dropout import use_fast_dropout
+from student.encoders.linear import use_fast_linear
+
+_HEAD_PURPOSE = 0x66744864  # "ftHd"
+DEVIATION = 0.02  # of BERT's initialiser
+NO_LIMIT = 1 << 30  # tokens that a model reads whose positions are not counted
+
+
+class Backbone:
+    """The encoder of a directory, from which models with heads are made.
+
+    Raises  ModelError, TeacherError where it cannot be loaded or lacks weights
+    """
+
+    def __init__(self, directory: Path | str):
+        self.directory = Path(directory)
+        self.config = read_config(self.directory)
+        model_class = MODEL_MAPPING[type(self.config)]
+        self.encoder, report = load_weights(
+            model_class, self.directory, self.config, torch.float32, self.directory, **without_pooler(self.config)
+        )
+        check_report(report, self.encoder, self.directory)
+
+    def with_head(self, task: Task, seed: int, bank: Path | str) -> tuple[PreTrainedModel, str]:
+        """The model for a task, on the CPU, and the SHA-256 of its head. torch's generator is left as it was.
+
+        bank  directory of the heads
+        """
+        auto_class = AutoModelForTokenClassification if task.labels_words else AutoModelForSequenceClassification
+        self.config.num_labels = task.outputs
+        with torch.random.fork_rng(devices=[]), quiet_transformers():  # every weight drawn here is replaced
+            model = auto_class.from_config(self.config, dtype=torch.float32)
+        if isinstance(table := self.encoder.get_input_embeddings(), PartialEmbedding):
+            rows = PartialEmbedding(model.base_model.get_input_embeddings(), table.ids_R)
+            rows.register_state_dict_pre_hook(refuse_to_save)
+            model.base_model.set_input_embeddings(rows)
+        head = _head_parameters(model)
+        self._fill_encoder(model, head)
+        digest = _fill_head(head, task.name, seed, Path(bank))
+        # the same results on a CPU in less time: DeBERTa without gathers, cheaper dropout, oneDNN's products
+        adapt_deberta(model.base_model)
+        use_fast_dropout(model.base_model)
+        use_fast_linear(model)
+        return model, digest
+
+    def _fill_encoder(self, model, head):
+        report = model.base_model.load_state_dict(self.encoder.state_dict(), strict=False)
+        prefix = f"{model.base_model_prefix}."
+        missing = [name for name in report.missing_keys if prefix + name not in head]
+        if missing or report.unexpected_keys:
+            raise ModelError(
+                f"{self.directory}: its encoder is not the one of {type(model).__name__}"
+                f" ({', '.join([*missing, *report.unexpected_keys][:3])}). It cannot be fine-tuned here."
+            )
+
+    def room(self) -> int:
+        """The longest input in tokens."""
+        return int(min(max_positions(self.encoder), NO_LIMIT))
+
+    def set_dropout(self, rate: float) -> None:
+        """Give the models that `with_head` makes from now on a dropout, see `dropouts`."""
+        for name, value in dropouts(self.config, rate).items():
+            setattr(self.config, name, value)
+
+    def keep_rows(self, *used: Sequence[int] | np.ndarray) -> None:
+        """Give the models that `with_head` makes from now on token embeddings for some ids only.
+
+        used    the ids, in any order and number
+        Raises  ModelError where the encoder does more with its token embeddings than look them up
+        """
+        table = self.encoder.get_input_embeddings()
+        of_modules = [weight for _, weight in self.encoder.named_parameters(remove_duplicate=False)]
+        if type(table) is not nn.Embedding or sum(weight is table.weight for weight in of_modules) > 1:
+            raise ModelError(
+                f"{self.directory}: a {self.config.model_type} does more with its token embeddings than look them up."
+                " Fine-tune it without --partial-vocabulary."
+            )
+        keeps_V = torch.zeros(table.num_embeddings, dtype=torch.bool)
+        for ids in used:
+            keeps_V[torch.as_tensor(ids)] = True
+        if table.padding_idx is not None:
+            keeps_V[table.padding_idx] = True
+        self.encoder.set_input_embeddings(PartialEmbedding(table, keeps_V.nonzero().flatten()))
+        # the file that the weights were read from stays mapped, as a whole, as long as one of them lies in it
+        for weight in self.encoder.parameters():
+            weight.data = weight.data.clone()
+
+
+def takes_types(config: PretrainedConfig) -> bool:
+    """Whether an encoder of a configuration can be told which sentence of a pair a token is of."""
+    return getattr(config, "type_vocab_size", 0) >= 2
+
+
+def dropouts(config: PretrainedConfig, rate: float) -> dict[str, float | None]:
+    """Name -> value of all dropouts of a configuration, with a rate in the encoder and the family's own in the head.
+
+    Those of the head are the classifier's and the pooler's; most families' own is None, which means the encoder's.
+    """
+    family = type(config)().to_dict()
+    names = [name for name in config.to_dict() if "dropout" in name]
+    parts_of_a_head = ("classif", "cls", "pooler", "qa", "summary")
+    return {name: family.get(name) if any(part in name for part in parts_of_a_head) else rate for name in names}
+
+
+def positions_of(config: PretrainedConfig) -> int:
+    """The longest input in tokens of a configuration's encoder, which is built on the meta device, without weights."""
+    with torch.device("meta"):
+        return int(min(max_positions(MODEL_MAPPING[type(config)](config)), NO_LIMIT))
+
+
+def read_config(directory: Path) -> PretrainedConfig:
+    """The configuration of a model. Raises ModelError where there is none, or none that transformers has a head for."""
+    if not (directory / "config.json").is_file():
+        raise ModelError(
+            f"{directory} has no config.json. Expected a run, an export, a kept checkpoint or the directory of a model."
+            f" Any other checkpoint of a run:  {program()} export-student RUN --checkpoint STEP"
+        )
+    try:
+        config = open_config(directory, local_files_only=True)
+    except Exception as error:  # transformers raises many classes for a damaged one
+        raise ModelError(f"{directory / 'config.json'} cannot be read: {describe(error)}.") from error
+    known = (MODEL_MAPPING, *(c._model_mapping for c in _AUTO_CLASSES))
+    if not all(type(config) in mapping for mapping in known):
+        raise ModelError(f"{directory}: models of type {config.model_type!r} have no classifier in transformers.")
+    check_settings(config, directory)
+    return config
+
+
+_AUTO_CLASSES = (AutoModelForSequenceClassification, AutoModelForTokenClassification)
+
+
+def _head_parameters(model):
+    """Name -> parameter of all that is not the encoder's: not under its name, or its pooler's."""
+    prefix = f"{model.base_model_prefix}."
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if not name.startswith(prefix) or name.startswith(f"{prefix}pooler.")
+    }
+
+
+def _fill_head(head, task, seed, bank):
+    """Load the head of (task, seed, names, shapes) from the bank, drawing it first if need be. Returns its SHA-256."""
+    shapes = {name: list(parameter.shape) for name, parameter in head.items()}
+    file = bank / f"{task}-seed{seed}-{fingerprint(shapes)[:8]}.safetensors"
+    if not file.exists():
+        make_directories(file.parent)
+        # where two processes write it, the last wins, with the same bytes
+        replace_bytes(file, save_safetensors(_draw(shapes, task, seed)))
+    raw = read_file(file)
+    try:
+        weights = load_safetensors(raw)
+        with torch.no_grad():
+            for name, parameter in head.items():
+                parameter.copy_(weights[name])
+    except (SafetensorError, KeyError, RuntimeError) as error:
+        raise ModelError(f"{file} is not the head that it should be ({error}). Delete it and run again.") from None
+    return hashlib.sha256(raw).hexdigest()
+
+
+def _draw(shapes, task, seed):
+    drawn = {}
+    for name, shape in shapes.items():
+        key = int(hash_u64(_HEAD_PURPOSE, task_number(task), seed, task_number(name)) >> 1)  # torch takes 63 bits
+        generator = torch.Generator().manual_seed(key)
+        if len(shape) > 1:
+            drawn[name] = DEVIATION * torch.randn(shape, generator=generator)
+        else:
+            drawn[name] = torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+    return drawn

@@ -1,0 +1,133 @@
+"""The figures of a task from its labels and a model's predictions.
+
+scikit-learn's, SciPy's and seqeval's. A correlation that does not exist, of predictions that are all the same, is 0.
+Left out: predicting (training.py). Which metrics a task has is in records.METRICS.
+"""
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from importlib.util import find_spec
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from scipy.stats import pearsonr, spearmanr
+
+from mlsm.common.errors import DataError
+from mlsm.evaluation.records import METRICS
+from mlsm.evaluation.tasks.finetuning.tasks import Task
+
+Predictions = np.ndarray | list[list[int]]  # of every example; where words have labels, of every example's words
+NEAR = 0.01  # above the most frequent answer: a training that learned no more has collapsed
+UNREAD = -1  # instead of a label, of a word that the model did not read
+
+
+def figures(task: Task, gold: dict[str, list], predicted: dict[str, Predictions]) -> list[dict]:
+    """A record's figures of a task.
+
+    gold, predicted  development set -> labels, scores, or lists of labels of every sentence's words; of words that the
+                     model did not read the predicted label is UNREAD
+    Returns          [{"metric", "value", "n"}], in the order of records.METRICS; MNLI's carry the set in their name
+    """
+    found = {}
+    for part in gold:
+        _, _, suffix = part.partition("_")  # of validation_matched
+        for metric in dict.fromkeys(name.partition("_")[0] for name in METRICS[task.name]):
+            value = _FUNCTIONS[metric](task, gold[part], predicted[part])
+            found["_".join(filter(None, (metric, suffix)))] = {"value": value, "n": len(gold[part])}
+    return [{"metric": metric} | found[metric] for metric in METRICS[task.name]]
+
+
+def constant(task: Task, predicted: dict[str, Predictions]) -> str | None:
+    """What all predictions are, as a sentence, where they are all the same; otherwise None."""
+    parts = [np.concatenate([np.ravel(values) for values in part]) for part in predicted.values()]
+    values = np.unique(np.concatenate(parts))
+    if task.labels_words:
+        values = values[values != UNREAD]  # no prediction
+    if len(values) != 1:
+        return None
+    said = task.labels[int(values[0])] if task.labels else f"{values[0]:.3g}"
+    return f"every prediction is {said}"
+
+
+def uninformed(task: Task, train: Sequence[Any], gold: dict[str, list], found: list[dict]) -> str | None:
+    """A sentence if figures are near those of always giving the most frequent answer of the training labels, or below.
+
+    found  the figures; the mean of them counts. A constant score has no correlation, which counts as 0
+    """
+    labels = [label for of_words in train for label in of_words] if task.labels_words else train
+    answer = int(Counter(labels).most_common(1)[0][0]) if task.labels else 0
+    predicted: dict[str, Predictions] = {
+        part: [[answer] * len(words) for words in of_part] if task.labels_words else np.full(len(of_part), answer)
+        for part, of_part in gold.items()
+    }
+    score, trivial = (mean(figure["value"] for figure in these) for these in (found, figures(task, gold, predicted)))
+    if score > trivial + NEAR:
+        return None
+    said = f"always answering {task.labels[answer]}" if task.labels else "a constant"
+    return f"the score is {score:.3f}, that of {said} {trivial:.3f}"
+
+
+def check_installed(task: Task) -> None:
+    """Raises DataError, which says what to install, if a package that computes the task's figures is missing."""
+    if find_spec("sklearn") is None:
+        raise DataError('fine-tuning needs scikit-learn. Run:  pip install "mlsm[eval]"   (or scikit-learn)')
+    if task.labels_words and find_spec("seqeval") is None:
+        raise DataError(f'{task.name} needs seqeval. Run:  pip install "mlsm[eval]"   (or seqeval)')
+
+
+def _f1(task, gold, predicted):
+    """Of the label 1; where words have labels, of entities (CoNLL's: type and both ends right), all sentences.
+
+    Words that the model did not read are errors, never correct: next to one another they count as one wrong entity, of
+    a type that nothing has. So an entity among them is missed, and where their gold label is O the wrong entity still
+    costs precision: if they were taken as O, a model with shorter input would be right about all that it did not read.
+    """
+    if not task.labels_words:
+        from sklearn.metrics import f1_score
+
+        return float(f1_score(gold, predicted, zero_division=0.0))
+    from seqeval.metrics import f1_score as entity_f1
+
+    tags = dict(enumerate(task.labels)) | {UNREAD: "I-unread"}
+    names = [[[tags[int(label)] for label in sentence] for sentence in part] for part in (gold, predicted)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of no entity at all, where it takes F1 as 0
+        return float(entity_f1(*names))
+
+
+def _matthews(task, gold, predicted):
+    from sklearn.metrics import matthews_corrcoef
+
+    return float(matthews_corrcoef(gold, predicted))
+
+
+def _accuracy(task, gold, predicted):
+    from sklearn.metrics import accuracy_score
+
+    return float(accuracy_score(gold, predicted))
+
+
+def spearman(gold: np.ndarray, predicted: np.ndarray) -> float:
+    """Spearman's correlation, 0 if there is none."""
+    return _correlation(spearmanr, gold, predicted)
+
+
+def _correlation(function, gold, predicted):
+    if not np.all(np.isfinite(predicted)):
+        return 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of constant input
+        value = float(function(gold, predicted)[0])
+    return value if math.isfinite(value) else 0.0
+
+
+_FUNCTIONS = {
+    "matthews": _matthews,
+    "accuracy": _accuracy,
+    "f1": _f1,
+    "pearson": lambda task, gold, predicted: _correlation(pearsonr, gold, predicted),
+    "spearman": lambda task, gold, predicted: _correlation(spearmanr, gold, predicted),
+}

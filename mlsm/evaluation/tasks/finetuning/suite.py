@@ -1,0 +1,224 @@
+"""The fine-tuning suite: every model on every task for every seed, one record each.
+
+    finetune(FinetuneConfig(models=("runs/students/<run>",), data_dir="../shared/data"))
+
+A training depends on its model, task, seed and settings alone, so the records of an interrupted study are those of an
+unbroken one, and several processes may share the work (--tasks) and an output. Task by task, all models on one, so
+that a task's data is read once.
+
+What must be alike for all models of a command is settled before anything is trained: the dropout, the longest input,
+and whether segments are used (`settle`).
+
+Left out: a training (trials.py), comparing models (mlsm/evaluation/comparison).
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mlsm.common.device import choose_device
+from mlsm.common.errors import StudyError
+from mlsm.common.progress import silent
+from mlsm.evaluation import records
+from mlsm.evaluation.models import directories
+from mlsm.evaluation.tasks.finetuning.batches import choose
+from mlsm.evaluation.tasks.finetuning.config import TENTH, FinetuneConfig
+from mlsm.evaluation.tasks.finetuning.data import hold_out_tenth, load_task
+from mlsm.evaluation.tasks.finetuning.heads import read_config, takes_types
+from mlsm.evaluation.tasks.finetuning.metrics import check_installed
+from mlsm.evaluation.tasks.finetuning.miniature import write_miniatures
+from mlsm.evaluation.tasks.finetuning.tasks import TASKS
+from mlsm.evaluation.tasks.finetuning.trials import Candidate, Prepared, Trial, load
+from mlsm.evaluation.tasks.frozen.suite import measure_frozen
+from student.memory import forget_peak
+
+logger = logging.getLogger(__name__)
+
+
+def finetune(settings: FinetuneConfig, progress: Callable[..., None] = silent) -> dict:
+    """Train what has no record yet.
+
+    progress  called as progress(task, steps, steps in all, unit="steps", model=..., seed=..., loss=...)
+    Returns   models: [{"model", "directory", "weights", "figures": metric of a task -> values by seed, "average": of
+              all fourteen or None, "diverged", "collapsed": sentences, "cut": task -> share of the development examples
+              that were longer than the longest input, "chosen_lr": task -> seed -> learning rate, where there were
+              several to choose from}], settings: those that were alike for all models, made, kept:
+              counts of records, differing: files of records made with other settings, finished_before: whether there
+              was nothing to do
+    Raises    StudyError, DataError, ModelError, RecordError, TeacherError, RunError, DeviceError: all ValueErrors
+    """
+    progress("read data and models", 0, None)
+    settings = settings.apply_smoke()
+    device = choose_device(settings.device)
+    candidates = _find_candidates(settings)
+    if settings.frozen:
+        with _data_dir(settings) as data_dir:
+            return measure_frozen(settings, candidates, data_dir and Path(data_dir), device, progress)
+    settings = settle(settings, candidates)
+    tally = {"made": 0, "kept": 0, "differing": []}
+    with _data_dir(settings) as data_dir:
+        # all that can be wrong with data, older records and models is said before hours are spent
+        plan = {}
+        for name in settings.chosen_tasks():
+            check_installed(TASKS[name])
+            data = _load_data(TASKS[name], data_dir, settings)
+            if len(settings.rates()) > 1:
+                hold_out_tenth(TASKS[name], data)  # can it be?
+            trials = [Trial(candidate, TASKS[name], data) for candidate in candidates]
+            plan[name] = [_find_missing(trial, settings, tally) for trial in trials]
+        waiting = [candidate for candidate, *seeds in zip(candidates, *plan.values(), strict=True) if any(seeds)]
+        for candidate in waiting if len(waiting) > 1 else ():
+            backbone, _ = load(candidate.directory)
+            if settings.partial_vocabulary:
+                backbone.keep_rows()  # none: is the encoder one that allows it?
+        for name, seeds in plan.items():
+            if any(seeds):
+                _run_task(TASKS[name], zip(candidates, seeds, strict=True), data_dir, settings, device, progress, tally)
+    return {
+        "models": [_report(candidate, settings) for candidate in candidates],
+        "output": str(settings.output),
+        "settings": {name: getattr(settings, name) for name in ("max_length", "dropout", "segments")},
+        "finished_before": tally["made"] == 0,
+    } | tally
+
+
+def _data_dir(settings):
+    """A context that gives the data directory; of --smoke, one that is written now and removed afterwards."""
+    if not settings.smoke:
+        return nullcontext(settings.data_dir)
+    temporary = TemporaryDirectory()
+    write_miniatures(temporary.name)
+    return temporary
+
+
+def _find_candidates(settings):
+    found: list[Candidate] = []
+    for directory in directories(settings.models, settings.step):
+        facts = records.describe(directory)
+        if twice := [other.directory for other in found if other.facts["weights"] == facts["weights"]]:
+            if facts["step"] == 0:  # several runs may begin with the same weights
+                logger.info("%s has the same weights as %s and is trained once", directory, twice[0])
+                continue
+            raise StudyError(f"{twice[0]} and {directory} are one model: the same weights. Give it once.")
+        found.append(Candidate(directory, facts, read_config(directory)))
+    return found
+
+
+def settle(settings: FinetuneConfig, candidates: Sequence[Candidate]) -> FinetuneConfig:
+    """The settings with what must be alike for all models: a number for max_length, never or always for segments.
+
+    The log says where inputs reach positions that a model's pre-training did not, and where segments are not used
+    although a model has them.
+    """
+    trained = {candidate.facts["model"]: candidate.trained_length for candidate in candidates}
+    length = settings.max_length or min(trained.values())
+    if short := [f"{name} ({most})" for name, most in trained.items() if most < length]:
+        logger.warning(
+            "--max-length %d is longer than the windows that these were pre-trained on: %s. What lies beyond is read "
+            "with positions that were never trained.",
+            length,
+            ", ".join(short),
+        )
+    segments = settings.segments
+    if segments == "auto":
+        segments = "always" if all(candidate.has_trained_segments for candidate in candidates) else "never"
+        paired = any(TASKS[name].has_pairs for name in settings.chosen_tasks())
+        if segments == "never" and paired and any(takes_types(candidate.config) for candidate in candidates):
+            untrained = [c.facts["model"] for c in candidates if not c.has_trained_segments]
+            logger.info(
+                "segments are used for no model, as no lineage says that the second segment of %s was trained. To use "
+                "them for all models that have them:  --segments always",
+                ", ".join(untrained),
+            )
+    return replace(settings, max_length=length, segments=segments)
+
+
+def _load_data(task, data_dir, settings):
+    """The examples of a task, of the training part as many as are asked for: the record's n_train says how many."""
+    data = load_task(task, data_dir, settings.split)
+    data = data._replace(train=choose(task.name, data.train, settings.limit_train))
+    return hold_out_tenth(task, data) if settings.split == TENTH else data
+
+
+def _run_task(task, wanted, data_dir, settings, device, progress, tally):
+    """All trainings of a task that are to be done.
+
+    wanted  (candidate, its seeds) of every candidate
+    """
+    progress(f"prepare {task.name}", 0, None)
+    data = _load_data(task, data_dir, settings)
+    wanted = [(Trial(candidate, task, data), seeds) for candidate, seeds in wanted]
+    trainings, done = sum(len(seeds) for _, seeds in wanted), 0
+    for trial, seeds in wanted:
+        if not seeds:
+            continue
+        forget_peak(device)
+        model = Prepared(trial, settings)
+        for seed in seeds:
+            facts = {"unit": "steps", "model": trial.candidate.facts["model"], "seed": seed}
+
+            def report(step, loss, begun=done, total=model.steps * trainings, facts=facts):
+                progress(task.name, begun + step, total, **facts, loss=loss)
+
+            records.write(settings.output, model.record(seed, device, report))
+            tally["made"] += 1
+            done += model.steps
+            progress(task.name, done, model.steps * trainings, **facts)
+
+
+def _find_missing(trial, settings, tally):
+    """The seeds without a record, or all where records are to be made anew; the others are counted in `tally`."""
+    if settings.overwrite == "always":
+        return list(range(settings.seeds))
+    missing, facts = [], trial.facts(settings)
+    for seed in range(settings.seeds):
+        file = records.path_of(settings.output, trial.key(seed))
+        if not file.is_file():
+            missing.append(seed)
+            continue
+        if differing := records.describe_differences(records.read_file(file), facts):
+            if settings.overwrite == "missing":
+                raise StudyError(
+                    f"{file} was made with other settings: {differing}. Nothing was changed. Give the settings"
+                    " that it was made with, another --output, --overwrite always to replace it, or --overwrite never"
+                    " to leave it and go on."
+                )
+            tally["differing"].append(str(file))
+            continue
+        tally["kept"] += 1
+    return missing
+
+
+def _report(candidate, settings):
+    """What the records say of a model, over the seeds and tasks that were asked for."""
+    figures: dict[str, list[float]] = {}
+    chosen: dict[str, dict[int, float]] = {}
+    failed: dict[str, list[str]] = {"diverged": [], "collapsed": []}
+    cut = {}
+    for task in settings.chosen_tasks():
+        for seed in range(settings.seeds):
+            key = candidate.facts | {"suite": "finetune", "task": task, "seed": seed}
+            record = records.read_file(records.path_of(settings.output, key))
+            for figure in record["figures"]:
+                figures.setdefault(f"{task} {figure['metric']}", []).append(figure["value"])
+            for how, sentences in failed.items():
+                if record[how]:
+                    sentences.append(f"{task}, seed {seed}: {record[how]}")
+            if "lr_choice" in record:
+                chosen.setdefault(task, {})[seed] = record["lr_choice"]["lr"]
+            if "cut" in record:
+                cut[task] = record["cut"]["evaluation"]
+    means = [sum(values) / len(values) for values in figures.values()]
+    complete = len(means) == sum(map(len, records.METRICS.values()))
+    return {
+        "model": candidate.facts["model"],
+        "weights": candidate.facts["weights"],
+        "directory": str(records.directory_of(settings.output, candidate.facts | {"suite": "finetune"})),
+        "figures": figures,
+        "average": sum(means) / len(means) if complete else None,
+        "chosen_lr": chosen,
+        "cut": cut,
+    } | failed

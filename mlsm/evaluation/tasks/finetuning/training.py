@@ -1,0 +1,129 @@
+"""One training of one model on one task, and its predictions.
+
+AdamW with torch's betas, decay on all parameters, learning rate falling linearly to zero, float32, the last incomplete
+batch included (MLSM paper, section 4.2); before that the learning rate rises linearly for a share of the steps, and
+gradients are clipped by their norm, unless the settings say 0 (as the paper has it). The loss is the mean over a batch:
+cross-entropy, of first tokens where words have labels, or squared error for a score. Dropout follows from (task, seed).
+Left out: which model and data (suite.py), figures (metrics.py).
+
+Shapes: N examples, W of a batch, L positions, C outputs.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from mlsm.common.device import own_randomness
+from mlsm.evaluation.tasks.finetuning.batches import IGNORED, Encoded, batches_by_length, order, task_number
+from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
+from mlsm.evaluation.tasks.finetuning.metrics import UNREAD, Predictions
+from mlsm.evaluation.tasks.finetuning.tasks import Task
+from shards.counter import hash_u64
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+WEIGHT_DECAY = 0.01
+EVALUATED_AT_ONCE = 64
+_DROPOUT_PURPOSE = 0x66744470  # "ftDp"
+_SECONDS_BETWEEN_REPORTS = 0.5
+
+
+def train(
+    model: "PreTrainedModel",
+    encoded: Encoded,
+    task: Task,
+    seed: int,
+    settings: FinetuneConfig,
+    report: Callable[[int, float], None],
+) -> int | None:
+    """Train a model in place.
+
+    encoded   the training part, an Encoded
+    settings  with epochs, one lr, warmup, grad_clip, batch and max_steps
+    report    called as report(steps, loss) now and then
+    Returns   the first step, counted from 1, whose loss was not finite; None if there was none
+    """
+    device, (lr,) = next(model.parameters()).device, settings.rates()
+    batches = [rows for epoch in range(settings.epochs) for rows in epoch_batches(task.name, epoch, encoded, settings)]
+    batches = batches[: settings.max_steps]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=WEIGHT_DECAY, fused=True)
+    model.train()
+    losses, reported = [], 0.0
+    with dropout_of(device, task.name, seed):
+        for step, rows in enumerate(batches):
+            loss = _loss(model, *encoded.batch(rows, device))
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            if settings.grad_clip:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip)
+            for group in optimizer.param_groups:
+                group["lr"] = lr * rate_factor(step, len(batches), settings.warmup)
+            optimizer.step()
+            losses.append(loss.detach())  # a GPU is not waited for
+            if time.monotonic() - reported > _SECONDS_BETWEEN_REPORTS:
+                report(step + 1, losses[-1].item())
+                reported = time.monotonic()
+    finite = torch.isfinite(torch.stack(losses)).tolist()
+    return None if all(finite) else finite.index(False) + 1
+
+
+def rate_factor(step: int, steps: int, warmup: float) -> float:
+    """The learning rate of a step, counted from 0, as a share of the highest."""
+    rising = math.ceil(warmup * steps)
+    return step / rising if step < rising else (steps - step) / (steps - rising)
+
+
+def epoch_batches(task: str, epoch: int, encoded: Encoded, settings: FinetuneConfig) -> list[np.ndarray]:
+    """Rows of the batches of an epoch."""
+    rows_N = order(task, epoch, len(encoded))
+    return [rows_N[begin : begin + settings.batch] for begin in range(0, len(rows_N), settings.batch)]
+
+
+def steps_of(count: int, settings: FinetuneConfig) -> int:
+    """Optimiser steps of a training on `count` examples."""
+    steps = settings.epochs * -(-count // settings.batch)
+    return steps if settings.max_steps is None else min(steps, settings.max_steps)
+
+
+def _loss(model, inputs, labels):
+    logits = model(**inputs).logits
+    if labels.is_floating_point():
+        return F.mse_loss(logits.squeeze(-1), labels)
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
+
+
+@torch.inference_mode()
+def predict(model: "PreTrainedModel", encoded: Encoded, task: Task) -> Predictions:
+    """What a model says of every example, in their order.
+
+    Returns  int labels or float scores (N); where words have labels, a list of labels of every example's words,
+             metrics.UNREAD for those that the model did not read: cut off, or without a token
+    """
+    device = next(model.parameters()).device
+    model.eval()
+    predictions: list[Any] = [None] * len(encoded)
+    for rows in batches_by_length(encoded, EVALUATED_AT_ONCE):
+        logits = model(**encoded.batch(rows, device)[0]).logits.float().cpu().numpy()
+        said = logits.argmax(-1) if task.labels else logits.squeeze(-1)
+        for row, values in zip(rows, said, strict=True):
+            predictions[row] = values
+    if encoded.words_N is None:
+        return np.array(predictions)
+    pairs = zip(predictions, encoded.words_N, strict=True)
+    return [np.where(words >= 0, values[words], UNREAD).tolist() for values, words in pairs]
+
+
+@contextmanager
+def dropout_of(device: torch.device, task: str, seed: int) -> Iterator[None]:
+    """torch's generators seeded by task and seed; given back as they were."""
+    key = int(hash_u64(_DROPOUT_PURPOSE, task_number(task), seed) >> 1)
+    with own_randomness(device):
+        torch.manual_seed(key)
+        yield

@@ -1,0 +1,247 @@
+"""A training of a model on a task: what decides it, and its record.
+
+    model = Prepared(Trial(candidate, task, data), settings)
+    records.write(output, model.record(seed, device))
+
+Where the settings have several learning rates, a training begins with choosing its own on a tenth of its examples: the
+choice is part of the training, and of its record. Left out: the loop over batches (training.py), which trainings there
+are to do (suite.py).
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
+
+from mlsm.common.errors import ModelError
+from mlsm.common.model_checks import describe_unfit_tokenizer
+from mlsm.common.progress import silent
+from mlsm.evaluation import records
+from mlsm.evaluation.tasks.finetuning import metrics, training
+from mlsm.evaluation.tasks.finetuning.batches import Encoded, encode, order_digest
+from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
+from mlsm.evaluation.tasks.finetuning.data import TaskData, hold_out_tenth
+from mlsm.evaluation.tasks.finetuning.heads import Backbone, positions_of, takes_types
+from mlsm.evaluation.tasks.finetuning.tasks import Task
+from pipeline.teacher import load_tokenizer
+from student.memory import peak_memory
+
+LONGEST = 512  # tokens: what stock encoders are pre-trained on at most, whatever their positions allow
+UNREAD_WORDS = {"unread_words": "errors"}  # of records whose words have labels
+
+
+class Candidate(NamedTuple):
+    """A model of the study."""
+
+    directory: Path
+    facts: dict
+    """what its records say of it: records.describe"""
+    config: PretrainedConfig
+
+    @property
+    def trained_length(self) -> int:
+        """The longest window that it was pre-trained on, in tokens; without lineage the positions it has, up to 512."""
+        known = (self.facts["identity"] or {}).get("windowing", {}).get("max_length")
+        return known or min(LONGEST, positions_of(self.config))
+
+    @property
+    def has_trained_segments(self) -> bool:
+        """Whether its lineage says that its second segment was trained."""
+        return (self.facts["identity"] or {}).get("settings", {}).get("segments", False) is True
+
+
+class Trial(NamedTuple):
+    """What one record is made from, but for the seed."""
+
+    candidate: Candidate
+    task: Task
+    data: TaskData
+
+    def facts(self, settings: FinetuneConfig) -> dict:
+        """Fields of its record that say what was trained; a record that is kept must have the same.
+
+        settings  as `settle` gives them
+        """
+        order = order_digest(self.task.name, settings.epochs, len(self.data.train))
+        more: dict[str, Any] = {
+            "weight_decay": training.WEIGHT_DECAY,
+            "segments": self.gets_segments(settings.segments),
+        }
+        steps = training.steps_of(len(self.data.train), settings)
+        if steps < training.steps_of(len(self.data.train), replace(settings, max_steps=None)):
+            more |= {"max_steps": steps}
+        if settings.split != "validation":
+            more |= {"split": settings.split}
+        return {
+            "weights": self.candidate.facts["weights"],
+            "data": self.data.facts() | {"order": order},
+            "settings": settings.recipe() | more | (UNREAD_WORDS if self.task.labels_words else {}),
+        }
+
+    def gets_segments(self, segments: str) -> bool:
+        """Whether the model sees the segments of this task's pairs; a single sentence is segment 0 anyway."""
+        return segments == "always" and self.task.has_pairs and takes_types(self.candidate.config)
+
+    def key(self, seed: int) -> dict:
+        """Fields that name its record's file."""
+        return self.candidate.facts | {"suite": "finetune", "task": self.task.name, "seed": seed}
+
+
+def load(directory: Path) -> tuple[Backbone, PreTrainedTokenizerFast]:
+    """The encoder of a directory and its tokenizer.
+
+    Raises  ModelError, TeacherError where they cannot be loaded or do not belong together
+    """
+    backbone, tokenizer = Backbone(directory), load_tokenizer(directory)
+    if trouble := describe_unfit_tokenizer(tokenizer, backbone.encoder):
+        raise ModelError(f"{directory}: {trouble} Give a model with the tokenizer that it was trained with.")
+    if tokenizer.pad_token_id is None:
+        raise ModelError(f"{directory}: its tokenizer has no token to pad with. Give it one, and save it.")
+    return backbone, tokenizer
+
+
+class Examples(NamedTuple):
+    """What a training learns from and is scored on, as a model reads it."""
+
+    train: Encoded
+    evaluation: dict[str, Encoded]
+    gold: dict[str, list]
+
+
+class Trained(NamedTuple):
+    """What came out of a training."""
+
+    figures: list[dict]
+    predicted: dict[str, Any]
+    bad_step: int | None
+    """the first step whose loss was not finite"""
+    head: str
+    step_seconds: float
+    rows: int
+    """of its embeddings"""
+
+
+class Prepared:
+    """A model and the examples of a task as it reads them, ready for any seed."""
+
+    def __init__(self, trial: Trial, settings: FinetuneConfig):
+        self.trial, self.settings = trial, settings
+        self.backbone, tokenizer = load(trial.candidate.directory)
+        self.backbone.set_dropout(settings.dropout)
+        room = self.backbone.room()
+
+        def read(data: TaskData) -> Examples:
+            train, *evaluation = (
+                encode(
+                    tokenizer,
+                    examples,
+                    trial.task.labels_words,
+                    max_length=min(settings.max_length or room, room),
+                    takes_types=trial.gets_segments(settings.segments),
+                    mark_target=settings.mark_target,
+                )
+                for examples in (data.train, *data.evaluation.values())
+            )
+            gold = {part: [example.label for example in examples] for part, examples in data.evaluation.items()}
+            return Examples(train, dict(zip(gold, evaluation, strict=True)), gold)
+
+        self.examples = read(trial.data)
+        self.tenth = read(hold_out_tenth(trial.task, trial.data)) if len(settings.rates()) > 1 else None
+        if settings.partial_vocabulary:
+            parts = (self.examples.train, *self.examples.evaluation.values())
+            self.backbone.keep_rows(tokenizer.all_special_ids, *(part.ids_T for part in parts))
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps for one seed, those of choosing a rate among them."""
+        steps = training.steps_of(len(self.examples.train), self.settings)
+        if self.tenth:
+            steps += training.steps_of(len(self.tenth.train), self.settings) * len(self.settings.rates())
+        return steps
+
+    def record(self, seed: int, device: torch.device, report: Callable[[int, float], None] = silent) -> dict:
+        """Train with a seed and evaluate; the record, which is not written."""
+        began, task = time.monotonic(), self.trial.task
+        lr, choice, done = self.choose_rate(seed, device, report)
+        found = self._train(self.examples, lr, seed, device, partial(_go_on, report, done))
+        labels = [example.label for example in self.trial.data.train]
+        diverged = False if found.bad_step is None else f"the loss was not finite at step {found.bad_step}"
+        return {
+            "schema": records.SCHEMA,
+            **self.trial.key(seed),
+            **self.trial.facts(self.settings),
+            **choice,
+            "figures": found.figures,
+            "diverged": diverged,
+            "collapsed": not diverged
+            and (
+                metrics.constant(task, found.predicted)
+                or metrics.uninformed(task, labels, self.examples.gold, found.figures)
+            )
+            or False,
+            "cut": self.cut(),
+            "head": found.head,
+            "env": records.environment(device),
+            "cost": {
+                "embedding_rows": found.rows,
+                "peak_memory_bytes": peak_memory(device),
+                "step_seconds": found.step_seconds,
+            },
+            "wall": time.monotonic() - began,
+        }
+
+    def choose_rate(
+        self, seed: int, device: torch.device, report: Callable[[int, float], None] = silent
+    ) -> tuple[float, dict, int]:
+        """The learning rate of a seed, what its record says of the choice, and how many steps the choice took."""
+        rates = self.settings.rates()
+        if self.tenth is None:
+            return rates[0], {}, 0
+        steps, tried, best, best_score = (
+            training.steps_of(len(self.tenth.train), self.settings),
+            [],
+            rates[0],
+            -math.inf,
+        )
+        for number, lr in enumerate(rates):
+            found = self._train(self.tenth, lr, seed, device, partial(_go_on, report, number * steps))
+            score = mean(figure["value"] for figure in found.figures) if found.bad_step is None else None
+            tried.append({"lr": lr, "score": score})
+            if score is not None and score > best_score:
+                best, best_score = lr, score
+        return best, {"lr_choice": {"lr": best, "tried": tried}}, steps * len(rates)
+
+    def _train(self, examples, lr, seed, device, report):
+        """A new head, a training with one rate, and what it has learned."""
+        task, settings = self.trial.task, replace(self.settings, lr=lr)
+        model, head = self.backbone.with_head(task, seed, settings.output / "heads")
+        model = model.to(device)
+        began = time.monotonic()
+        bad_step = training.train(model, examples.train, task, seed, settings, report)
+        seconds = (time.monotonic() - began) / training.steps_of(len(examples.train), settings)
+        predicted = {part: training.predict(model, encoded, task) for part, encoded in examples.evaluation.items()}
+        figures = metrics.figures(task, examples.gold, predicted)
+        rows = model.base_model.get_input_embeddings().num_embeddings
+        return Trained(figures, predicted, bad_step, head, seconds, rows)
+
+    def cut(self) -> dict[str, float]:
+        """Shares of the examples that were longer than the longest input; where words have labels, of unread ones."""
+        parts = self.examples.evaluation.values()
+        cut = {
+            "train": self.examples.train.cut,
+            "evaluation": sum(part.cut * len(part) for part in parts) / sum(map(len, parts)),
+        }
+        unread = [part.unread for part in parts if part.unread is not None]
+        return cut | ({"words": max(unread)} if unread else {})
+
+
+def _go_on(report, done, step, loss):
+    """Report a step of a training as one after others."""
+    report(done + step, loss)

@@ -1,0 +1,128 @@
+"""Hidden states of a frozen encoder, as features of words, texts and pairs of texts.
+
+    encoder = Encoder(directory, layers=(0, 1, 2), max_length=128, device=device)
+    words = encoder.words(sentences, report)    # the first piece of every word, float32 (T, D)
+
+Layer 0 is the output of the embeddings; the states are transformers' own `hidden_states`, float32, without dropout.
+A text is read alone, as the model's tokenizer frames it. The mean of a text is over all of its tokens, [CLS] and [SEP]
+among them, as sentence-transformers' mean pooling has it.
+Left out: what is done with the features (linear.py, measures.py), vectors of annotated words (senses.py).
+
+Shapes: N texts, T words that were read, L tokens, D = layers x d.
+"""
+
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from mlsm.common.disk import open_to_read
+from mlsm.common.durable import appearing_whole
+from mlsm.common.errors import ModelError
+from mlsm.common.model_checks import describe_unfit_tokenizer
+from mlsm.evaluation.tasks.finetuning.batches import Encoded, batches_by_length, encode
+from mlsm.evaluation.tasks.finetuning.formats import Example
+from pipeline.teacher import Teacher, load_tokenizer, read_config
+
+AT_ONCE = 64  # texts in a forward pass
+
+
+class Words(NamedTuple):
+    """The words of some sentences.
+
+    states_TD  features of the words that were read, in their order
+    read_N     bool arrays: which words of every sentence were read, the others are beyond the longest input
+    """
+
+    states_TD: np.ndarray
+    read_N: list[np.ndarray]
+
+    @property
+    def all_read(self) -> np.ndarray:
+        """read_N of all sentences end to end."""
+        return np.concatenate(self.read_N)
+
+
+class Encoder:
+    """A frozen encoder and its tokenizer.
+
+    layers      numbers of the layers whose hidden states are concatenated, None: all of them with the embeddings
+    max_length  longest input in tokens, at most what the encoder reads; longer ones are cut
+    Raises      ModelError, TeacherError if the model cannot be loaded, or has no such layer
+    """
+
+    def __init__(self, directory: Path, layers: Sequence[int] | None, max_length: int, device: torch.device):
+        depth = read_config(directory, directory).num_hidden_layers
+        self.layers = tuple(range(depth + 1)) if layers is None else tuple(layers)
+        if wrong := [layer for layer in self.layers if not 0 <= layer <= depth]:
+            raise ModelError(f"{directory} has layers 0 (its embeddings) to {depth}, found --layers {wrong[0]}.")
+        self.teacher = Teacher.load(directory, depth, device=device)
+        self.tokenizer = load_tokenizer(directory)
+        if trouble := describe_unfit_tokenizer(self.tokenizer, self.teacher._model):
+            raise ModelError(f"{directory}: {trouble} Give a model with the tokenizer that it was trained with.")
+        if self.tokenizer.pad_token_id is None:
+            raise ModelError(f"{directory}: its tokenizer has no token to pad with. Give it one, and save it.")
+        self.max_length = int(min(max_length, self.teacher.max_positions))
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return len(self.layers) * self.teacher.hidden_size
+
+    def words(self, sentences: Sequence[list[str]], report: Callable[[int], None]) -> Words:
+        """The first piece of every word of some sentences. `report` is told how many sentences are done."""
+        encoded = self._encode(sentences, labels_words=True)
+        assert encoded.words_N is not None
+        read_N = [places >= 0 for places in encoded.words_N]
+        starts = np.concatenate([[0], np.cumsum([read.sum() for read in read_N])])
+        states_TD = np.empty((starts[-1], self.width), np.float32)
+        for row, states_LD in self._read(encoded, report):
+            places = encoded.words_N[row]
+            states_TD[starts[row] : starts[row + 1]] = states_LD[places[places >= 0]]
+        return Words(states_TD, read_N)
+
+    def means(self, texts: Sequence[str], report: Callable[[int], None]) -> np.ndarray:
+        """The mean of every text, (N, D)."""
+        encoded = self._encode(texts, labels_words=False)
+        means_ND = np.empty((len(texts), self.width), np.float32)
+        for row, states_LD in self._read(encoded, report):
+            means_ND[row] = states_LD.mean(0)
+        return means_ND
+
+    def _encode(self, texts, labels_words) -> Encoded:
+        examples = [Example(text, None, [0] * len(text) if labels_words else 0) for text in texts]
+        return encode(self.tokenizer, examples, labels_words, max_length=self.max_length, takes_types=False)
+
+    def _read(self, encoded: Encoded, report) -> Iterator[tuple[int, np.ndarray]]:
+        """(number of a text, its hidden states (L, D)), the longest texts first."""
+        done = 0
+        for rows in batches_by_length(encoded, AT_ONCE):
+            inputs, _ = encoded.batch(rows)
+            states = self.teacher(inputs["input_ids"], inputs["attention_mask"].bool(), layers=self.layers)
+            states_WLD = torch.cat(states, dim=-1).cpu().numpy()
+            if not np.isfinite(states_WLD[inputs["attention_mask"].numpy() > 0]).all():
+                raise ModelError(f"{self.teacher.name}: a hidden state is not finite, so nothing can be measured.")
+            for states_LD, row in zip(states_WLD, rows, strict=True):
+                yield int(row), states_LD[: encoded.lengths_N[row]]
+            report(done := done + len(rows))
+
+
+def pair_features(first_ND: np.ndarray, second_ND: np.ndarray) -> np.ndarray:
+    """u, v, |u - v| and u v of every pair, (N, 4 D): Conneau and Kiela 2018 (SentEval)."""
+    return np.hstack([first_ND, second_ND, np.abs(first_ND - second_ND), first_ND * second_ND])
+
+
+def kept(file: Path, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The arrays in a file of a work place, which is written first if it is not there or not whole."""
+    unreadable = suppress(OSError, ValueError, EOFError, zipfile.BadZipFile)
+    with unreadable, open_to_read(file) as stream, np.load(BufferedReader(stream)) as arrays:
+        return dict(arrays)
+    made: dict[str, Any] = make()
+    with appearing_whole(file) as out:
+        np.savez(out, **made)
+    return made

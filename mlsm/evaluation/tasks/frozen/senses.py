@@ -1,0 +1,128 @@
+"""Word senses of a model of any kind by its own hidden states: the diagnostic of choose-layer, for a student too.
+
+A layer's codes need a dictionary. A student has none for its own layers, and its teacher's would not fit them, so a
+small one is learned from the layer's vectors of a sample of SemCor's annotated words, without their senses: with as
+many atoms, the same penalty and the same seed for every model. The rest is choose-layer's: codes, sums by synset, NPMI
+with zeros kept (`npmi0`), the first sense if nothing is known. The layer is the one that is best on semeval2007; the
+figure is the F1 on the other four sets together. Layer 0 has seen no context and takes no part.
+
+Shapes: n vectors of a part, K atoms, d width.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlsm.common.disk import file_sha256
+from mlsm.common.errors import ModelError, WsdDataError
+from mlsm.common.progress import silent
+from mlsm.evaluation.studies.word_senses.choose_layer import diagnose_layer
+from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
+from mlsm.evaluation.studies.word_senses.data import WsdData
+from mlsm.evaluation.studies.word_senses.framework import data_files
+from mlsm.evaluation.studies.word_senses.word_vectors import Readings, word_vectors
+from mlsm.evaluation.tasks.frozen.features import Encoder, kept
+from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
+from pipeline.teacher import special_ids
+
+ATOMS = 1_536
+LAM = 0.05
+SAMPLE = 50_000  # vectors that the dictionary is learned from
+TOLERANCE = 1e-3
+TUNING = "semeval2007"
+VARIANT = "raw-npmi0"
+PART_TOKENS = 65_536  # of a file of vectors
+BATCH_TOKENS = 8_192  # of a forward pass
+
+
+class _Vectors:
+    """What diagnose_layer reads of the vectors: those of the kept parts.
+
+    word_of_row  int64: which word a row is of
+    """
+
+    solver = "cpu"
+
+    def __init__(self, parts: list[Callable[[], dict[str, np.ndarray]]]):
+        self._parts = parts
+        self.word_of_row = np.concatenate([part()["words"] for part in parts])
+
+    def layer(self, name: int | str) -> Iterator[np.ndarray]:
+        """The vectors of a layer, part by part: float16 (n, d)."""
+        for part in self._parts:
+            yield part()[f"layer-{name}"]
+
+
+class Senses:
+    """As measures.Measure: the five test sets of Raganato et al. 2017, with SemCor."""
+
+    def __init__(self, data_dir: Path | None):
+        if data_dir is None:
+            raise WsdDataError(
+                "--frozen reads wsd from files: give --data-dir with a directory `wsd` (mlsm docs word-senses),"
+                " or choose other --tasks."
+            )
+        root = data_dir / "wsd" if (data_dir / "wsd").is_dir() else data_dir
+        files = data_files(root)
+        self._data = WsdData.read(root, silent)
+        digests = {file.relative_to(root).as_posix(): file_sha256(file) for file in files}
+        self._questions = len(self._data.groups["ALL"])
+        counts = {"n_train": self._data.training, "n_eval": self._questions}
+        self.data: dict[str, Any] = {"name": "wsd, local", "files": digests} | counts
+        self.settings: dict[str, Any] = {
+            "dictionary": {"k": ATOMS, "lam": LAM, "vectors": SAMPLE, "seed": 0},
+            "variant": VARIANT,
+            "tolerance": TOLERANCE,
+        }
+        self.total = sum(len(sentence.instances) > 0 for sentence in self._data.sentences)
+
+    def score(self, encoder: Encoder, place: Path, report: Callable[[int], None]) -> tuple[list[dict], dict]:
+        """As of Measure."""
+        layers = [layer for layer in encoder.layers if layer > 0]
+        if not layers:
+            raise ModelError("word senses need a layer that has seen context: give --layers of at least 1.")
+        vectors = _Vectors(self._keep(encoder, layers, place, report))
+        found = [self._diagnose(vectors, layer) for layer in layers]
+        best = max(found, key=lambda one: one["tuning"])
+        tuning = int(self._data.groups[TUNING].sum())
+        counts = {"tuning": tuning, "test": self._questions - tuning}
+        figures = [{"metric": f"f1_{part}", "value": best[part], "n": n} for part, n in counts.items()]
+        return figures, {"wsd": {"layer": best["layer"], "layers": found}}
+
+    def _keep(self, encoder, layers, place, report) -> list[Callable[[], dict[str, np.ndarray]]]:
+        """Functions that read the parts of the vectors, all of which are in files when this returns."""
+        special = special_ids(encoder.tokenizer)
+        text = Readings(self._data.sentences, encoder.tokenizer, special, encoder.max_length)
+        parts: list[Callable[[], dict[str, np.ndarray]]] = []
+        for number, (words, readings) in enumerate(text.chunks(PART_TOKENS)):
+
+            def make(words=words, readings=readings):
+                found = word_vectors(encoder.teacher, len(words), readings, layers, BATCH_TOKENS, special["pad"])
+                arrays = {f"layer-{layer}": rows_nd.astype(np.float16) for layer, rows_nd in found.items()}
+                return arrays | {"words": words}
+
+            def read(file=place / f"part-{number:05}.npz", make=make):
+                return kept(file, make)
+
+            read()
+            report(min(self.total, (number + 1) * self.total * PART_TOKENS // max(1, text.tokens)))
+            parts.append(read)
+        return parts
+
+    def _diagnose(self, vectors, layer) -> dict:
+        """A layer with its F1 on the tuning set and on the others."""
+        rows_nd = np.concatenate(list(vectors.layer(layer)))[np.argsort(vectors.word_of_row)]
+        sample_nd = rows_nd[: self._data.training]
+        if len(sample_nd) > SAMPLE:
+            chosen = np.random.default_rng(0).choice(len(sample_nd), SAMPLE, replace=False)
+            sample_nd = sample_nd[np.sort(chosen)]
+        sample_nd = sample_nd[np.any(sample_nd != 0, axis=1)]  # a word that the tokenizer drops has zeros
+        atoms = min(ATOMS, len(sample_nd) // 2)
+        dictionary = learn_dictionary(sample_nd, DictionarySettings(k=atoms, lam=LAM, seed=0), LearningSchedule())
+        right_Q = diagnose_layer(
+            vectors, layer, dictionary.atoms_Kd, self._data, ChooseLayerConfig(lam=LAM, tolerance=TOLERANCE)
+        ).right[VARIANT]
+        is_tuning = self._data.groups[TUNING]
+        return {"layer": layer, "tuning": float(right_Q[is_tuning].mean()), "test": float(right_Q[~is_tuning].mean())}

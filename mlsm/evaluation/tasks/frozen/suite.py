@@ -1,0 +1,133 @@
+"""`finetune --frozen`: every model on every task as it is, one record each.
+
+A record depends on the model, the task and the settings alone; what has one is kept, so an interrupted command goes on
+with the next task. Features lie in <output>/features until their record is written, in a directory that is named by the
+model, its tokenizer, the data and the settings. Left out: what is measured (measures.py).
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mlsm.common.errors import StudyError
+from mlsm.common.workplaces import workplace
+from mlsm.evaluation import records
+from mlsm.evaluation.tasks.finetuning.config import FROZEN_EXAMPLES, FROZEN_LENGTH, FinetuneConfig
+from mlsm.evaluation.tasks.frozen.features import Encoder
+from mlsm.evaluation.tasks.frozen.measures import Measure, read_measure
+from pipeline.teacher import tokenizer_fingerprint
+
+if TYPE_CHECKING:
+    from mlsm.evaluation.tasks.finetuning.trials import Candidate
+
+
+def measure_frozen(
+    settings: FinetuneConfig,
+    candidates: "Sequence[Candidate]",
+    data_dir: Path | None,
+    device: torch.device,
+    progress: Callable[..., None],
+) -> dict:
+    """Measure what has no record yet.
+
+    Returns  as `finetune`, of every model one value a figure, and `chosen`: task -> what the tuning split chose
+    Raises   as `finetune`; WsdDataError
+    """
+    length = settings.max_length or min(FROZEN_LENGTH, *(candidate.trained_length for candidate in candidates))
+    tally: dict[str, Any] = {"made": 0, "kept": 0, "differing": []}
+    plan = []
+    for name in settings.chosen_tasks():
+        measure = read_measure(name, data_dir, settings.limit_train or FROZEN_EXAMPLES)
+        trials = [(candidate, _facts(candidate, measure, settings, length)) for candidate in candidates]
+        plan.append((name, measure, [one for one in trials if _is_missing(*one, name, settings, tally)]))
+    for name, measure, trials in plan:
+        for candidate, facts in trials:
+            records.write(settings.output, _record(candidate, name, measure, facts, settings, length, device, progress))
+            tally["made"] += 1
+    return {
+        "models": [_report(candidate, settings) for candidate in candidates],
+        "output": str(settings.output),
+        "settings": {"frozen": True, "max_length": length, "layers": _layers(settings)},
+        "finished_before": tally["made"] == 0,
+    } | tally
+
+
+def _layers(settings):
+    return "all" if settings.layers is None else list(settings.layers)
+
+
+def _facts(candidate: "Candidate", measure: Measure, settings: FinetuneConfig, length: int) -> dict:
+    """Fields of a record that say what was measured."""
+    common = {"frozen": True, "max_length": length, "layers": _layers(settings)}
+    return {
+        "weights": candidate.facts["weights"],
+        "data": measure.data,
+        "settings": common | measure.settings,
+    }
+
+
+def _key(candidate, name):
+    return candidate.facts | {"suite": "frozen", "task": name, "seed": None}
+
+
+def _is_missing(candidate, facts, name, settings, tally) -> bool:
+    file = records.path_of(settings.output, _key(candidate, name))
+    if settings.overwrite == "always" or not file.is_file():
+        return True
+    if differing := records.describe_differences(records.read_file(file), facts):
+        if settings.overwrite == "missing":
+            raise StudyError(
+                f"{file} was made with other settings: {differing}. Nothing was changed. Use the settings that it was"
+                " made with, another --output, --overwrite always to replace it, or --overwrite never to leave it."
+            )
+        tally["differing"].append(str(file))
+    else:
+        tally["kept"] += 1
+    return False
+
+
+def _record(candidate, name, measure, facts, settings, length, device, progress) -> dict:
+    """Measure a model on a task; the record, which is not written."""
+    began = time.monotonic()
+    encoder = Encoder(candidate.directory, settings.layers, length, device)
+    request = facts | {"task": name, "tokenizer": tokenizer_fingerprint(encoder.tokenizer)}
+    digits = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+
+    def report(done):
+        progress(f"frozen {name}", done, measure.total, unit="texts", model=candidate.facts["model"])
+
+    with workplace(settings.output / "features" / digits, files=("*.npz",)) as place:
+        figures, chosen = measure.score(encoder, place, report)
+    return {
+        "schema": records.SCHEMA,
+        **_key(candidate, name),
+        **facts,
+        "figures": figures,
+        "diverged": False,
+        "collapsed": chosen.pop("constant", False),
+        "chosen": chosen,
+        "head": None,
+        "env": records.environment(device),
+        "wall": time.monotonic() - began,
+    }
+
+
+def _report(candidate, settings) -> dict:
+    figures: dict[str, float] = {}
+    chosen: dict[str, dict] = {}
+    for name in settings.chosen_tasks():
+        record = records.read_file(records.path_of(settings.output, _key(candidate, name)))
+        figures |= {f"{name} {figure['metric']}": figure["value"] for figure in record["figures"]}
+        chosen[name] = record["chosen"]
+    return {
+        "model": candidate.facts["model"],
+        "weights": candidate.facts["weights"],
+        "directory": str(records.directory_of(settings.output, candidate.facts | {"suite": "frozen"})),
+        "figures": figures,
+        "chosen": chosen,
+    }

@@ -1,0 +1,46 @@
+"""Settings of score-text. Imports nothing heavy."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mlsm.common.settings import Positional, check
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreTextConfig:
+    """Score the sentences, or the minimal pairs, of files with masked language models: how likely each token is when
+    it is hidden. A special token written out in a sentence ("[MASK]") is text, and is split like any other."""
+
+    models: Positional[tuple[str, ...]] = ()
+    """Masked language models: a run of train-student or train-probe, an export, a kept checkpoint, any directory or Hub
+    id that AutoModelForMaskedLM loads, or `bundled`."""
+    sentences: tuple[Path, ...] = ()
+    """Files of sentences: text with one on each line, CSV with a header, or JSON lines; also compressed (.gz, .xz,
+    .bz2, .zst)."""
+    pairs: tuple[Path, ...] = ()
+    """Files of minimal pairs instead, CSV or JSON lines, with the columns `good` and `bad`, `sentence_good` and
+    `sentence_bad` (as BLiMP has them), or `sent_more` and `sent_less` (CrowS-Pairs)."""
+    text_field: str = "text"
+    """Column of a CSV file, or field of JSON lines, that holds the sentence."""
+    step: str | None = None
+    """Of every run, not its final export but the kept checkpoint of this optimiser step; `all`: every kept one."""
+    metric: Literal["original", "within-word-l2r"] = "original"
+    """What is hidden while a token is predicted: `original` that token (Salazar et al. 2020); `within-word-l2r` also
+    the later tokens of its word (Kauf and Ivanova 2023)."""
+    output: Path = Path("runs")
+    """Directory whose `scores` gets a file of scores for each model and file."""
+    batch_tokens: int | None = None
+    """Tokens in a forward pass; 1,024 on a CPU and 32,768 on a GPU when not given."""
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, cuda:1."""
+    json: bool = False
+    """Print the results as JSON."""
+
+    def __post_init__(self):
+        check(self)
+        if self.batch_tokens is not None and self.batch_tokens < 1:
+            raise ValueError(f"--batch-tokens must be at least 1, found {self.batch_tokens}")
+        if bool(self.sentences) == bool(self.pairs):
+            given = "both were given" if self.pairs else "neither was given"
+            raise ValueError(f"score-text takes files of --sentences or of --pairs; {given}. Give one of them")

@@ -1,0 +1,121 @@
+"""The models that can be scored, and how they are loaded.
+
+    model, tokenizer = load(Path("runs/students/<run>/export"), torch.device("cpu"))
+
+Stock masked language models, exports with a masked-LM head (objectives mlm, kd and mtl, and logits probes), and softmax
+probes of an MLSM student. All in float32, in evaluation mode. Left out: where they lie
+(mlsm/evaluation/models.py), what is asked of them (scorer.py).
+"""
+
+from pathlib import Path
+
+import torch
+from transformers import (
+    MODEL_FOR_MASKED_LM_MAPPING,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from mlsm.common.errors import ModelError, describe
+from mlsm.common.invocation import program
+from mlsm.common.model_checks import (
+    check_size,
+    describe_foreign_settings,
+    describe_unfit_tokenizer,
+    describe_unused_weights,
+    open_config,
+    quiet_transformers,
+)
+from mlsm.common.text import shell_quote
+from mlsm.evaluation.tasks.scoring.scorer import MaskedLm, ProbedMaskedLm, StockMaskedLm
+from pipeline.teacher import load_tokenizer
+from student.encoders.mask_later import mask_later_of
+from student.encoders.modeling_mlsm import HEAD_FILE
+from student.probe import ProbedLspModel
+from student.runs.export import PROBE_FILE
+
+
+def load(directory: Path, device: torch.device) -> tuple[MaskedLm, PreTrainedTokenizerFast]:
+    """What scorer.Scorer takes, and its tokenizer.
+
+    Raises  ModelError where it is not a masked language model; the message says how an MLSM student becomes one
+    """
+    model: MaskedLm
+    if (directory / PROBE_FILE).is_file():
+        probed = ProbedLspModel.from_pretrained(directory).to(device)
+        model, encoder = ProbedMaskedLm(probed), probed.probed.encoder
+    else:
+        stock = _load_stock(directory).to(device)
+        model, encoder = StockMaskedLm(stock), stock
+    tokenizer = load_tokenizer(directory)
+    if trouble := describe_unfit_tokenizer(tokenizer, encoder):
+        raise ModelError(f"{directory}: {trouble} Give a model with the tokenizer that it was trained with.")
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= model.vocabulary:
+        raise ModelError(
+            f"{directory}: the tokenizer's ids go up to {largest}, but the model knows {model.vocabulary} words. Give"
+            f" a model with the tokenizer that it was trained with."
+        )
+    return model, tokenizer
+
+
+def check_family(directory: Path) -> PretrainedConfig:
+    """The configuration of a model. Raises ModelError where transformers has no masked language model of its type."""
+    try:
+        config = open_config(directory, local_files_only=True)
+    except Exception as error:  # transformers raises many classes for a damaged one
+        raise ModelError(f"{directory} holds no model: {describe(error)}. Give the directory of a model.") from None
+    if type(config) not in MODEL_FOR_MASKED_LM_MAPPING or getattr(config, "is_decoder", False):
+        raise ModelError(
+            f"{directory} is a model of type {config.model_type}, for which transformers has no masked language"
+            f" model. Give one that AutoModelForMaskedLM loads."
+        )
+    if trouble := describe_foreign_settings(config):
+        raise ModelError(f"{directory}: {trouble}")
+    try:
+        mask_later_of(config)
+    except ValueError as error:
+        raise ModelError(f"{directory}: {error}. Export the model again, or fetch it again.") from None
+    return config
+
+
+def _load_stock(directory: Path) -> PreTrainedModel:
+    """The *ForMaskedLM of a directory, float32, every weight from its files."""
+    config = check_family(directory)
+    model_class = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
+    try:
+        check_size(model_class, config, directory)
+        with quiet_transformers(), torch.random.fork_rng(devices=[]):
+            model, report = model_class.from_pretrained(
+                directory,
+                config=config,
+                dtype=torch.float32,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except Exception as error:  # safetensors and transformers raise many classes, Exception itself included
+        raise ModelError(
+            f"{directory}: its weights cannot be loaded: {describe(error)}. Give a model saved as safetensors."
+        ) from error
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(_explain_missing_head(directory, missing))
+    if trouble := describe_unused_weights(report["unexpected_keys"], model):
+        raise ModelError(f"{directory}: {trouble}")
+    return model
+
+
+def _explain_missing_head(directory: Path, missing: list[str]) -> str:
+    """Why a model whose weights are missing predicts no words, and what to do."""
+    if (directory / HEAD_FILE).is_file():
+        run = directory.parent if directory.name == "export" else directory
+        return (
+            f"{directory} predicts LSPs, not words: it has no masked-LM head. Train a probe, and score its run:"
+            f"  {program()} train-probe --student {shell_quote(run)}"
+        )
+    return (
+        f"{directory} has no whole masked-LM head: its weights lack {missing[0]}"
+        f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}. Give a model saved as a masked language model;"
+        f" of an MLSM student, a probe:  {program()} train-probe --student RUN"
+    )

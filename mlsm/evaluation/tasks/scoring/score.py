@@ -1,0 +1,201 @@
+"""`score-text`: how likely masked language models find the sentences of files, and which sentence of a minimal pair.
+
+    score_text(config)["results"]
+
+The pseudo-log-likelihood (PLL) of a sentence is the sum of ln p of its tokens, each predicted while it is hidden
+(scorer.py); its pseudo-perplexity (PPPL) is exp(-PLL / tokens), and that of a file exp(-sum of PLLs / sum of tokens)
+(Salazar et al. 2020). A pair is right when its first sentence has the strictly higher PLL; equal ones are wrong, and
+are counted as ties, as in evaluate-blimp. Beside it stands the measure of CrowS-Pairs (Nangia et al. 2020), which
+compares the PLL of those tokens alone that both sentences share. Intervals are Wilson's, at 95 %.
+
+Every model and file get a file of JSON lines under <output>/scores, one line a sentence or pair. Every
+CHUNK of them become a file of their own as soon as they are scored, in the directory <name>, so an interrupted command
+continues after the last of them. The record <name>.json, with the figures and how they were made, is written last. The
+name ends in a digest of the model's weights, its tokenizer, the metric and the file's content: another of them is
+another file.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from difflib import SequenceMatcher
+from pathlib import Path
+
+import numpy as np
+
+from mlsm.common import disk
+from mlsm.common.device import choose_device
+from mlsm.common.durable import make_directories, replace_bytes, replace_json
+from mlsm.common.errors import ScoringError
+from mlsm.common.invocation import program
+from mlsm.common.paths import utf8
+from mlsm.common.progress import silent
+from mlsm.evaluation import records
+from mlsm.evaluation.models import directories
+from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig
+from mlsm.evaluation.tasks.scoring.files import Material, read
+from mlsm.evaluation.tasks.scoring.models import check_family, load
+from mlsm.evaluation.tasks.scoring.scorer import Encoded, Scorer
+from pipeline.teacher import load_tokenizer
+from shards.copies import tokenizer_fingerprint
+from shards.manifest import fingerprint
+
+SCHEMA = "mlsm-scores-1"
+CHUNK = 1000  # rows that are scored together and written at once
+SHOWN = 5  # wrong pairs
+
+
+def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) -> dict:
+    """Score every file with every model, unless an earlier command did.
+
+    Returns  results: one for every model and file, as its record (<name>.json beside <name>.jsonl) holds it, with
+             already_finished and the path of its `scores`; of pairs also `wrong`: those that are furthest from right,
+             at most SHOWN of them, [{"good", "bad", "nats": by how much the bad one is likelier}]
+    Raises   ScoringError, CorpusError, ModelError, RunError, RecordError, DeviceError, TeacherError (a tokenizer):
+             a file or a model cannot be used
+    """
+    progress("read texts and models", 0, None)
+    device = choose_device(config.device)
+    if not config.models:
+        raise ScoringError(f"no model to score with. Give one or more:  {program()} score-text MODEL --sentences FILE")
+    places = directories(config.models, config.step)
+    for directory in places:
+        check_family(directory)
+    files = config.sentences or config.pairs
+    materials = [read(path, config.text_field, bool(config.pairs)) for path in files]
+    results = []
+    for directory in places:
+        known = records.describe(directory)
+        tokenizer = tokenizer_fingerprint(load_tokenizer(directory))
+        scorer = None
+        for path, material in zip(files, materials, strict=True):
+            kind = {"pairs": bool(config.pairs), "metric": config.metric}
+            record = {"schema": SCHEMA, **known, **kind, "file": str(path), "digest": material.digest}
+            record["tokenizer"] = tokenizer
+            model = records.directory_of(config.output, known | {"suite": "scores"}).parent.name
+            digits = fingerprint([known["weights"], *kind.values(), material.digest, tokenizer])[:8]
+            base = config.output / "scores" / model / f"{path.name}-{config.metric}-{digits}"
+            scores, commit = (base.with_name(base.name + suffix) for suffix in (".jsonl", ".json"))
+            finished = scores.is_file() and commit.is_file()
+            if finished:
+                record = json.loads(commit.read_text(encoding="utf-8"))
+                rows = _read_lines(scores) if config.pairs else []  # sentences are summed up in their record
+            else:
+                scorer = scorer or Scorer(*load(directory, device), config.metric, config.batch_tokens)
+                clock = time.perf_counter()
+                rows = _score_in_parts(scorer, material, base, known["model"], progress)
+                replace_bytes(scores, _json_lines(rows))
+                record |= summarise(rows) | {"env": records.environment(device), "wall": time.perf_counter() - clock}
+                replace_json(commit, record)
+            with suppress(OSError):
+                disk.remove(base)  # also what a command left that was killed right here
+            wrong = {"wrong": _furthest_wrong(rows)} if config.pairs else {}
+            results.append(record | {"scores": str(scores), "already_finished": finished} | wrong)
+    return {"results": results}
+
+
+def summarise(rows: Sequence[dict]) -> dict:
+    """The figures of a file: of sentences their number, tokens, PLL in nats and PPPL; of pairs those of `_judge`, for
+    all tokens and for those that both sentences share."""
+    if "shared_pll" in rows[0]:
+        return _judge([row["pll"] for row in rows]) | {"shared": _judge([row["shared_pll"] for row in rows])}
+    tokens, pll = sum(len(row["tokens"]) for row in rows), math.fsum(row["pll"] for row in rows)
+    return {"n": len(rows), "tokens": tokens, "pll": pll, "pppl": math.exp(-pll / tokens)}
+
+
+def _judge(scores: Sequence[Sequence[float]]) -> dict:
+    """How often the first of two scores is higher: pairs, right, ties, accuracy and its 95 % interval."""
+    from scipy.stats import binomtest
+
+    right, ties = sum(good > bad for good, bad in scores), sum(good == bad for good, bad in scores)
+    low, high = binomtest(right, len(scores)).proportion_ci(method="wilson")
+    figures = {"n": len(scores), "right": right, "ties": ties, "accuracy": right / len(scores)}
+    return figures | {"low": float(low), "high": float(high)}
+
+
+def _furthest_wrong(rows: Sequence[dict]) -> list[dict]:
+    """The pairs whose second sentence is likelier by the most nats, equal ones included, furthest first."""
+    furthest = sorted(rows, key=lambda row: row["pll"][0] - row["pll"][1])[:SHOWN]
+    found = []
+    for row in furthest:
+        good, bad, *_ = row.values()  # whatever their columns are called
+        if row["pll"][0] <= row["pll"][1]:
+            found.append({"good": good, "bad": bad, "nats": row["pll"][1] - row["pll"][0]})
+    return found
+
+
+def _score_in_parts(
+    scorer: Scorer, material: Material, place: Path, model: str, progress: Callable[..., None]
+) -> list[dict]:
+    """Rows of scores. Those of every CHUNK rows of the file become a part of their own, which is found again."""
+    for start in range(0, len(material.rows), CHUNK):  # a sentence that is too long is named before hours are spent
+        scorer.encode([sentence for row in material.rows[start : start + CHUNK] for sentence in row])
+    make_directories(place)
+    rows: list[dict] = []
+    for start in range(0, len(material.rows), CHUNK):
+        progress("score", start, len(material.rows), unit="rows", model=model)
+        part, chunk = place / f"{start:09}.jsonl", material.rows[start : start + CHUNK]
+        if part.is_file():  # whole: it appeared as one
+            rows += _read_lines(part)
+            continue
+        found = score_rows(scorer, chunk, material.columns)
+        replace_bytes(part, _json_lines(found))
+        rows += found
+    progress("score", len(material.rows), len(material.rows), unit="rows", model=model)
+    return rows
+
+
+def score_rows(scorer: Scorer, rows: Sequence[tuple[str, ...]], columns: tuple[str, ...] = ()) -> list[dict]:
+    """Score sentences, (sentence,), or minimal pairs, (good, bad).
+
+    columns  what the two sentences of a pair are called
+    Returns  of a sentence: {"sentence", "tokens": [[token, ln p], ...], "pll": nats, "pppl"}; of a pair its sentences
+             under their columns, "tokens": how many each has, "pll" and "shared_pll": those of both
+    Raises   ScoringError on a sentence without tokens or longer than the model reads, and on scores that are not finite
+    """
+    sentences = [sentence for row in rows for sentence in row]
+    encoded, scores = scorer.encode(sentences), scorer.score(sentences)
+    for sentence, values in zip(sentences, scores, strict=True):
+        if not len(values) or not np.isfinite(values).all():
+            problem = "its scores are not finite: the model's weights are not" if len(values) else "it has no tokens"
+            raise ScoringError(f"the sentence {sentence[:60]!r} cannot be scored: {problem}.")
+    # fsum rounds once, so sentences of the same tokens' scores in another order are equal
+    plls = [math.fsum(values) for values in scores]
+    if len(rows[0]) == 1:
+        found = []
+        for sentence, code, values, pll in zip(sentences, encoded, scores, plls, strict=True):
+            tokens = scorer.tokenizer.convert_ids_to_tokens([code.ids[place] for place in code.places])
+            each = [[token, float(value)] for token, value in zip(tokens, values, strict=True)]
+            found.append({"sentence": sentence, "tokens": each, "pll": pll, "pppl": math.exp(-pll / len(each))})
+        return found
+    found_pairs = []
+    for first, pair in zip(range(0, len(sentences), 2), rows, strict=True):
+        shared = [
+            math.fsum(values[token] for token in tokens)
+            for values, tokens in zip(scores[first : first + 2], _shared(*encoded[first : first + 2]), strict=True)
+        ]
+        lengths = [len(values) for values in scores[first : first + 2]]
+        named = dict(zip(columns, pair, strict=True))
+        found_pairs.append({**named, "tokens": lengths, "pll": plls[first : first + 2], "shared_pll": shared})
+    return found_pairs
+
+
+def _shared(good: Encoded, bad: Encoded) -> tuple[list[int], list[int]]:
+    """The tokens of each of two sentences that the other has, too, by difflib's matching of their ids, as in the code
+    of CrowS-Pairs."""
+    found: tuple[list[int], list[int]] = ([], [])
+    for block in SequenceMatcher(None, good.ids, bad.ids, autojunk=False).get_matching_blocks():
+        for side, sentence, start in ((0, good, block.a), (1, bad, block.b)):
+            inside = range(start, start + block.size)
+            found[side].extend(token for token, place in enumerate(sentence.places) if place in inside)
+    return found
+
+
+def _read_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n")]
+
+
+def _json_lines(rows: Sequence[dict]) -> bytes:
+    return utf8("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

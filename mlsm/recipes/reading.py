@@ -1,0 +1,186 @@
+"""Recipes read: a YAML file of settings, by command, to the values of a settings class.
+
+    values = recipe_settings("paper", "encode-lsp", EncodeConfig)
+    recipe = recipe_of_store(store, "train-student")    # "paper", if that made the store
+
+A recipe is one of this directory, by its name, or any YAML file. A store keeps the name of the recipe that made it, and
+a command that trains on the store starts from that one. Left out: flags, and which recipe applies without a store
+(mlsm/terminal/settings.py).
+"""
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+from mlsm.common.disk import read_file
+from mlsm.common.settings import convert_field
+
+logger = logging.getLogger(__name__)
+
+DEMONSTRATION = "quickstart"
+NAME = "recipe"  # in plans/<plan>.yaml of a store: which recipe made it, null where none did
+
+
+def recipe_settings(recipe: str, verb: str, settings_class: type, is_asked_for: bool) -> dict[str, Any]:
+    """The values that a recipe gives the settings of a command, by field.
+
+    recipe        name of a recipe of this directory, or path of a YAML file
+    is_asked_for  whether the user named the recipe; if so, it must have a section for the command
+    Raises        ValueError on a recipe that is not there or not readable, on settings and types that do not fit
+    """
+    path, sections = read_recipe(recipe)
+    if is_asked_for and verb not in sections and not (verb == "learn-dictionary" and "encode-lsp" in sections):
+        others = ", ".join(map(str, sections))
+        raise ValueError(f"recipe {path} has no section for {verb}. It has sections for: {others}")
+    section = sections.get(verb) or {}
+    if not is_asked_for:  # whoever made a store does not say where its user writes
+        section = {key: value for key, value in section.items() if _field(key) != "output"}
+    if verb == "learn-dictionary":  # the part of encode-lsp that it does
+        known = {field.name for field in dataclasses.fields(settings_class) if field.init}
+        shared = sections.get("encode-lsp") or {}
+        section = {key: value for key, value in shared.items() if _field(key) in known} | section
+    if path.parent.name == "plans":  # of a store: it may keep a setting that the command no longer has
+        known = {field.name for field in dataclasses.fields(settings_class) if field.init}
+        section = {key: value for key, value in section.items() if _field(key) in known}
+    return convert_section(section, verb, settings_class, path)
+
+
+def read_recipe(recipe: str) -> tuple[Path, dict[str, Any]]:
+    """The file of a recipe, and its sections as they stand there: settings by command.
+
+    Raises  ValueError where there is no such recipe, or it is not readable
+    """
+    path = _recipe_file(recipe)
+    return path, _sections(path)
+
+
+def convert_section(section: dict[str, Any], verb: str, settings_class: type, path: Path) -> dict[str, Any]:
+    """The settings of one command as they stand in a recipe, by field and with the fields' types.
+
+    path    the recipe, for errors
+    Raises  ValueError on a setting that the command does not have, and on a value that it does not take
+    """
+    known = {field.name: field for field in dataclasses.fields(settings_class) if field.init}
+    unknown = sorted(str(key) for key in section if _field(key) not in known)
+    if unknown:
+        raise ValueError(
+            f"recipe {path}: {verb} has no setting {', '.join(unknown)}. It has: {', '.join(sorted(known))}"
+        )
+    try:
+        return {_field(key): convert_field(known[_field(key)], value, text=True) for key, value in section.items()}
+    except ValueError as error:
+        raise ValueError(f"recipe {path}, {verb}: {error}") from None
+
+
+def recipe_of_store(store: Any, verb: str) -> str | None:
+    """The recipe that a command on a store starts from: the one that made the store, if it has a section for it.
+
+    A store that names no recipe counts as the demonstration's if it was made from the bundled text with the bundled
+    teacher or tokenizer. Stores of sweeps and of Python name no recipe.
+
+    Only the name of a recipe of this directory counts: a path would let whoever made the store choose the settings.
+
+    store    an open Store
+    Returns  a recipe's name; without one, the settings follow from the size of the store
+    """
+    recipe = store.command.get(NAME)
+    if recipe is None and _asks_for_the_demonstration(store.command):
+        recipe = DEMONSTRATION
+    if not isinstance(recipe, str):  # a store that somebody else made may hold anything
+        return None
+    if _is_file_name(recipe):
+        logger.warning(
+            "the store was made with the recipe file %s, which is not taken from a store: the settings of %s follow"
+            " from the store's size. To start from a recipe of your own, give --recipe FILE",
+            recipe,
+            verb,
+        )
+        return None
+    try:
+        return recipe if verb in _sections(_recipe_file(recipe)) else None
+    except ValueError:
+        logger.warning(
+            "the recipe %s, which made the store, is not readable now; the settings of %s follow from the store's size",
+            recipe,
+            verb,
+        )
+        return None
+
+
+def recipe_to_keep(recipe: str | None) -> str | None:
+    """What a store keeps of the recipe that makes it: a name as it is, the absolute path of a file; None for none.
+
+    The settings that a store has kept can be given as a recipe, to repair it: then the recipe that they name.
+    """
+    if recipe is None:
+        return None
+    path = _recipe_file(recipe)
+    if path.parent.name != "plans":
+        return str(path.absolute()) if _is_file_name(recipe) else recipe
+    kept = _read(path)
+    if NAME in kept:
+        return kept[NAME]
+    return DEMONSTRATION if _asks_for_the_demonstration(_sections(path)) else None
+
+
+def _asks_for_the_demonstration(command):
+    """Whether {verb: settings} name the bundled teacher or tokenizer and the bundled text."""
+    made = next(iter(command.values()), None)
+    if not isinstance(made, dict):
+        return False
+    return "bundled" in (made.get("teacher"), made.get("tokenizer")) and made.get("corpus") == ["bundled"]
+
+
+def _sections(path):
+    """The settings of a recipe by command."""
+    values = _read(path)
+    sections = {name: section for name, section in values.items() if name != NAME}
+    if not all(isinstance(section, dict | None) for section in sections.values()):
+        raise ValueError(f"recipe {path}: expected a mapping of settings under each command, such as encode-lsp:")
+    return sections
+
+
+def _read(path):
+    import yaml  # not at import: --help is to answer at once
+
+    try:
+        values = yaml.safe_load(read_file(path).decode("utf-8")) or {}
+    except RecursionError:
+        raise ValueError(
+            f"recipe {path}: nested too deep. A recipe has settings under the name of a command."
+        ) from None
+    except UnicodeDecodeError as error:
+        remedy = "Save the file as UTF-8, for example with: iconv -f latin1 -t utf-8"
+        raise ValueError(f"recipe {path}: not UTF-8 ({error.reason} at byte {error.start:,}). {remedy}") from None
+    except (OSError, yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: a date that there is not
+        raise ValueError(f"recipe {path}: not readable as YAML: {' '.join(str(error).split())}") from None
+    return values if isinstance(values, dict) else {None: values}
+
+
+def _field(key):
+    return str(key).replace("-", "_")
+
+
+def _is_file_name(recipe):
+    return recipe.endswith((".yaml", ".yml")) or "/" in recipe
+
+
+def _recipe_file(recipe):
+    if _is_file_name(recipe):
+        return Path(recipe)
+    from importlib.resources import files
+
+    directory = files("mlsm.recipes")
+    path = Path(str(directory / f"{recipe.replace('-', '_')}.yaml"))
+    if not path.is_file():
+        known = sorted(
+            entry.name[:-5].replace("_", "-") for entry in directory.iterdir() if entry.name.endswith(".yaml")
+        )
+        raise ValueError(f"no recipe {recipe!r}. There are: {', '.join(known)}; or give a YAML file")
+    return path
+
+
+def names_of(settings: Any) -> list[str]:
+    """Names of the fields of a settings dataclass that can be set; the others are fixed."""
+    return [field.name for field in dataclasses.fields(settings) if field.init]

@@ -1,0 +1,83 @@
+"""What the encoding commands and derive-shards say when they are done, and what --dry-run found out."""
+
+from mlsm.common.invocation import program
+from mlsm.common.text import shell_join, shell_quote
+from mlsm.terminal.tables import duration, quantity, size, store_rows, table
+
+
+def encoding(reports: list[dict], settings: object) -> str:
+    """Show the stores that were made, the command that trains on each, and the one that shows LSPs."""
+    if getattr(settings, "dry_run", False):
+        return show_estimate(reports[0])
+    lines = []
+    for report in reports:
+        lines.append(f"\nThe store {'was finished already' if report['finished_before'] else 'is finished'}.")
+        rows = store_rows(report["store"], report)
+        if "dictionary" in report:
+            rows.append(("dictionary", report["dictionary"]))
+        if report["new_units"]:
+            tokens, seconds = report["new_tokens"], report["seconds"]
+            rows.append(("this run", f"{tokens:,} tokens in {duration(seconds)} ({tokens / seconds:,.0f}/s)"))
+        lines.append(table(rows))
+    lines += corpus_lines(reports[0].get("corpus"))
+    if reports[0]["kind"] == "hidden":
+        places = [shell_quote(report["store"]) for report in reports]
+        lines += ["\nNext:", *(f"  {program()} encode-lsp --hidden {place} --k 1024" for place in places)]
+        return "\n".join(lines)
+    objective = {"lsp": [], "ids": ["--objective", "mlm"], "logits": ["--objective", "kd"]}[reports[0]["kind"]]
+    stores = [shell_join(["train-student", "--store", report["store"], *objective]) for report in reports]
+    lines += ["\nNext:", *(f"  {program()} {words}" for words in stores)]
+    if reports[0]["kind"] == "lsp":
+        show = shell_join(["show-lsp", reports[0]["store"], "--html", "lsps"])
+        lines.append(f"\nWhat its LSPs stand for:\n  {program()} {show}")
+    return "\n".join(lines)
+
+
+def show_estimate(report: dict) -> str:
+    """Show what --dry-run found out."""
+    rows = [
+        ("tokens", f"about {report['tokens']:,} in {quantity(report['units'], 'unit')}"),
+        ("size", f"about {size(report['bytes'])} ({report['bytes_per_token']:.1f} bytes per token and store)"),
+        ("disk", f"{size(report['disk_free'])} are free" + (": TOO LITTLE" * (report["bytes"] > report["disk_free"]))),
+        ("time", f"about {duration(report['seconds'])} at {report['tokens_per_second']:,.0f} tokens/s in one process"),
+    ]
+    if report.get("lacking"):
+        time = duration(report["learning_seconds"])
+        rows.append(("dictionaries", f"{report['lacking']} to be learned before, about {time}"))
+    if report["kept"]:
+        kept = ", ".join(f"{mass:.1%} of the mass in {n} entries a token" for n, mass in report["kept"])
+        rows.append(("kept", f"{kept} at most"))
+    slowest, fastest = (f"{report[name]:,.0f}" for name in ("slowest", "fastest"))
+    spread = f"{slowest} to {fastest}" if slowest != fastest else slowest
+    measured = (
+        f"{report['measured_tokens']:,} tokens of the corpus, encoded just now at {spread} tokens/s; nothing was kept"
+    )
+    return "\n".join(["\nAn estimate:", table([*rows, ("measured", measured)]), *corpus_lines(report.get("corpus"))])
+
+
+def corpus_lines(corpus: dict | None) -> list[str]:
+    """Show the documents of the corpus, in all and by file; nothing where the report has no such counts (None)."""
+    if corpus is None:
+        return []
+    listed = corpus["files_listed"]
+    one = f"{listed[0]['file']}" if corpus["files"] == 1 else f"{corpus['files']:,} files"
+    cut = ", before --max-tokens" if corpus["max_tokens"] else ""
+    lines = [f"\nThe text{cut}: {one}: {_documents(corpus)}"]
+    if corpus["files"] > 1:
+        rows = [(entry["file"], _documents(entry)) for entry in listed]
+        rest = {name: corpus[name] - sum(entry[name] for entry in listed) for name in listed[0] if name != "file"}
+        others = corpus["files"] - len(listed)
+        lines.append(table(rows + ([(f"{others:,} others", _documents(rest))] if others else [])))
+    if corpus["paragraphs"] is not None:
+        lines.append(
+            f"  An empty line ends a document, so that a text file has {corpus['paragraphs']:,.0f} of them on average. "
+            "If each file is one text, such as a novel, give --document-boundary file --held-out-by file."
+        )
+    return lines
+
+
+def _documents(counts):
+    more = [f"{quantity(counts['duplicates'], 'duplicate')} left out"] if counts["duplicates"] else []
+    left_out = {"too_short": "too short", "invalid": "not UTF-8"}
+    more += [f"{counts[name]:,} {words}" for name, words in left_out.items() if counts[name]]
+    return ", ".join([quantity(counts["documents"], "document"), f"{counts['held_out_documents']:,} held out", *more])

@@ -1,0 +1,159 @@
+"""What --help says: all commands, or the flags of one, in groups, each with the default that is in force.
+
+What a flag does is the docstring under its setting. Left out: reading flags (flags.py).
+"""
+
+import argparse
+import ast
+import dataclasses
+import difflib
+import inspect
+import textwrap
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from mlsm.common.invocation import program
+from mlsm.common.settings import is_word
+from mlsm.terminal.flags import Parser, add_flag, settable, takes_several
+
+if TYPE_CHECKING:
+    from mlsm.terminal.verb import Verb
+
+COMMON = """\
+  --json               print the result as JSON
+  --print-config       print the settings as YAML and stop
+  --debug              show the whole traceback of an error"""
+RECIPES = "  --recipe NAME|FILE   defaults from recipes/NAME.yaml or a YAML file; flags win"
+
+# Every setting of every command, the usual ones first. A setting means the same in all commands that have it.
+GROUPS = {
+    "what": """page dataset from_ file images orientation recipe store stores models results run path corpus teacher
+        tokenizer hidden layer k top_n quantise bytes dictionary codebook atoms objective encoder
+        wordnet student continue_from probe_input
+        vocab_size tasks seeds step checkpoint paradigms sentences pairs lsp word text texts_a texts_b without amplify
+        vectors intruders judge similar_to document window against split vocabulary windows length reuse steps""",
+    "where": "output data_dir wsd_data diagnostic finetuning html push_to_hub license language",
+    "how": """max_tokens max_length epochs max_steps lr batch_windows batch mask_rate dropout lam dictionary_tokens
+        packing document_boundary held_out_by kind power least_count general words most_frequent weight coverage
+        entropy frozen layers matching kept_from matched_from full repair only print_commands dry_run metric paper
+        smoke overwrite top tokens samples all masked private solver center seed json""",
+    "resources": """device dtype products workers scheduler micro_batch batch_tokens unit_tokens compile
+        activation_checkpointing partial_vocabulary gpu""",
+    "rare": """text_field invalid_utf8 min_characters keep_duplicates documents_apart segments dictionary_epochs
+        dictionary_batch tolerance solver_steps solver_backend retry_quarantine kappa regress_loss target_temperature
+        untied continue_head warmup schedule decay_share optimizer adam_beta1 adam_beta2 weight_decay decay_all
+        grad_clip positions mask_rate_end mask_schedule mask_rate_steps mask_weights mask_weight_steps
+        mask_update_steps mask_unit corruption mask_later short_windows short_share checkpoints store_weights
+        save_every keep_last eval_every eval_windows log_every track limit per_paradigm mark_target limit_train""",
+}
+TITLES = {
+    "what": "what it works on and makes",
+    "where": "where data come from and results go",
+    "how": "how",
+    "resources": "resources",
+    "rare": "rarely needed",
+}
+
+
+def greeting() -> str:
+    """Say where to begin, to somebody who typed the program's name alone."""
+    mlsm = program()
+    return (
+        f"Masked Latent Semantic Modeling: encode a corpus once, pre-train encoders from it many times.\n\n"
+        f"To try it in minutes, with all that comes with the package:\n"
+        f"  {mlsm} encode-lsp && {mlsm} train-student\n\n"
+        f"To pre-train on a corpus of your own (first how long it will take here):\n"
+        f"  {mlsm} encode-lsp --corpus 'wiki/*.txt' --teacher bert-base-cased --layer 10 --dry-run\n\n"
+        f"To compare pre-training objectives, from the corpus to a page of results:\n"
+        f"  {mlsm} study --recipe study-demo --dry-run\n\n"
+        f"What this machine can do: {mlsm} doctor. All commands: {mlsm} help"
+    )
+
+
+def overview(verbs: dict) -> str:
+    """List all commands, for `mlsm --help`."""
+    groups = [
+        "\n".join(f"  {name:<18} {verb.summary}" for name, verb in verbs.items() if verb.recipes is wanted)
+        for wanted in (True, False)
+    ]
+    return (
+        f"usage: mlsm COMMAND [FLAGS]      (or: python cli.py COMMAND [FLAGS])\n\n"
+        f"Masked Latent Semantic Modeling in two stages: encode a corpus once, train from it many times.\n\n"
+        f"{groups[0]}\n\n{groups[1]}\n\nEvery command has --help (or: mlsm help COMMAND), and:\n{COMMON}\n\n"
+        f"Those of the first group also:\n{RECIPES}\n\n"
+        f"Running a command again resumes it, or says that it is finished."
+    )
+
+
+def unknown_verb(name: str, verbs: Iterable[str]) -> str:
+    """Say that a command does not exist, and which one may have been meant."""
+    meant = difflib.get_close_matches(name.replace("_", "-"), verbs, n=1)
+    did_you_mean = f" Did you mean {meant[0]}?" if meant else ""
+    return f"no command {name!r}.{did_you_mean} There are: {', '.join(verbs)}"
+
+
+def flags_of(name: str, verb: "Verb", settings_class: type, values: dict, why: str) -> Parser:
+    """Describe one command and its flags, for `mlsm VERB --help` and for the command's page of the site.
+
+    values   what the recipe that applies says, by setting;  why  the recipe and the reason why it applies, or ""
+    Returns  a parser with the flags in groups, whose format_help() is the text
+    """
+    fields = {field.name: field for field in settable(settings_class)}
+    docs = _docs(settings_class)
+    words = " ".join(
+        f"[{field.name.upper()}{' ...' if takes_several(field) else ''}]" for field in fields.values() if is_word(field)
+    )
+    defaults = f"\n\nThe defaults are those of the {why}." if why else ""
+    generic = COMMON if "json" not in fields else COMMON.partition("\n")[2]
+    parser = Parser(
+        usage=" ".join(filter(None, [program(), name, words, "[FLAGS]"])),
+        description=f"{verb.summary}\n\n{' '.join((settings_class.__doc__ or '').split())}{defaults}",
+        epilog=f"as with every command:\n{RECIPES + chr(10) if verb.recipes else ''}{generic}",
+        formatter_class=_Format,
+    )
+    for group, names in GROUPS.items():
+        shown = parser.add_argument_group(TITLES[group])
+        for setting in [setting for setting in names.split() if setting in fields]:
+            choices = [f"`{name}` {text}" for name, text in fields[setting].metadata.get("choices", {}).items()]
+            text = f"{docs.get(setting, '')} {', '.join(choices)} {_default(fields[setting], values)}"
+            text = " ".join(text.split())
+            add_flag(shown, fields[setting], help=text.replace("%", "%%"))
+    return parser
+
+
+class _Format(argparse.HelpFormatter):
+    """A formatter that keeps the lines of indented lists and wraps everything else."""
+
+    def __init__(self, prog):
+        super().__init__(prog, max_help_position=28)
+
+    def _fill_text(self, text, width, indent):
+        return "\n".join(line if line.startswith("  ") else textwrap.fill(line, width) for line in text.splitlines())
+
+
+def _default(field, values):
+    """Write the default of a setting, to stand behind its description; nothing where the setting is left open."""
+    value = values.get(field.name, field.default)
+    if value is None or value == () or value is dataclasses.MISSING:
+        return ""
+    if isinstance(value, tuple):
+        value = " ".join(map(str, value))
+    return f"(default: {('off', 'on')[value] if isinstance(value, bool) else value})"
+
+
+def _docs(settings_class):
+    """Collect the docstrings under the fields of a settings class and of its bases, by field."""
+    docs = {}
+    bases: list[Any] = [base for base in reversed(settings_class.__mro__) if dataclasses.is_dataclass(base)]
+    for base in bases:
+        try:
+            source = textwrap.dedent(inspect.getsource(base))
+        except OSError:  # installed without sources
+            continue
+        definition = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+        for statement, following in pairwise(definition.body):
+            match statement, following:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=text):
+                    docs[name] = " ".join(str(ast.literal_eval(text)).split())
+    return docs

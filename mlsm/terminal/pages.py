@@ -1,0 +1,30 @@
+"""What docs prints: the list of pages, or a page, laid out on a terminal and as the Markdown it is elsewhere."""
+
+import shutil
+import sys
+from io import StringIO
+
+from mlsm.common.invocation import program
+from mlsm.evaluation.inspection.pages import DocsConfig, text_of
+from mlsm.terminal.tables import table
+
+WIDEST = 120  # columns
+
+
+def page(report: dict, settings: DocsConfig) -> str:
+    """Show a page, or all by name and title."""
+    if "pages" in report:
+        rows = [(entry["page"], entry["title"]) for entry in report["pages"]]
+        return f"{table(rows)}\n\nOne of them:  {program()} docs PAGE. They are files, too:  {program()} docs --json"
+    text = text_of(report["page"])
+    if report["file"].endswith(".ipynb"):
+        text += f"\nThis is a notebook. Open it in Jupyter, or copy it:  {report['file']}\n"
+    if not sys.stdout.isatty():
+        return text.rstrip("\n")
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    stream = StringIO()
+    width = min(shutil.get_terminal_size().columns, WIDEST)
+    Console(file=stream, width=width, color_system=None).print(Markdown(text))
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())

@@ -1,0 +1,153 @@
+"""How far long work has come: bars on a terminal, lines elsewhere.
+
+    with Progress(sys.stderr) as progress:
+        progress("load teacher", 0, None)    # a stage that counts nothing
+        progress("solver", done, total, unit="tokens", objective=0.31)
+
+While the work itself reports nothing, a thread writes a line from time to time: no command is silent for more than
+20 seconds, whatever its stages report. On a terminal the bars show the time that has passed.
+
+A display that fails (a terminal that was closed, a pipe whose reader died) is dropped, and the work goes on. Foreign
+text in stages, figures and notes cannot control the terminal. Left out: results (the other modules of mlsm/terminal/).
+"""
+
+import threading
+import time
+from typing import Any, TextIO
+
+from mlsm.common.text import printable, redacted
+from mlsm.terminal.tables import duration, quantity
+
+
+class Progress:
+    """Renders `progress(stage, done, total, unit=..., **figures)`: bars on a terminal, lines elsewhere."""
+
+    SECONDS_BETWEEN_LINES = 10
+    SECONDS_OF_SILENCE, SECONDS_BETWEEN_LOOKS = 15.0, 1.0
+
+    def __init__(self, stream: TextIO | None):
+        self._stream = stream
+        self._bars: Any = None  # rich's Progress, on a terminal
+        self._tasks: dict[str, Any] = {}  # its bars, by stage
+        self._stage: str | None = None
+        self._began, self._first, self._last_line = 0.0, 0, 0.0
+        self._is_counted = self._is_complete = False  # the stage: whether it counts anything, and has reached its total
+        self._last_report = self._last_shown = time.monotonic()
+        self._signal: str | None = None
+        self._is_over = threading.Event()
+        self._watch = threading.Thread(target=self._break_silence, name="progress", daemon=True)
+        if stream is not None and stream.isatty():
+            self._bars = _rich_bars(stream)
+
+    def __enter__(self):
+        if self._bars:
+            self._display(self._bars.start)
+        self._watch.start()
+        return self
+
+    def __exit__(self, *_):
+        self._is_over.set()
+        self._watch.join()
+        if self._bars:
+            self._display(self._bars.stop)
+
+    def end(self, signal_name: str) -> None:
+        """Say that a signal ends the command, and what it waits for. To be called by the signal's handler."""
+        self._signal, self._last_report = signal_name, time.monotonic()
+        at_work = f"{self._stage} finishes what it is in the middle of" if self._stage else "the command stops"
+        self.note(f"{signal_name}: {at_work}; work that is finished is kept")
+
+    def _break_silence(self):
+        while not self._is_over.wait(self.SECONDS_BETWEEN_LOOKS):
+            now = time.monotonic()
+            if now - self._last_shown >= self.SECONDS_OF_SILENCE and not (self._bars and self._tasks):
+                self.note(self._describe_silence(duration(now - self._last_report)))
+
+    def _describe_silence(self, elapsed):
+        if self._signal is not None:
+            return f"{self._signal}: still finishing, for {elapsed}"
+        if self._stage is None:
+            return f"starting, for {elapsed}"
+        if self._is_complete:
+            return f"{self._stage}: done; the next step has been running for {elapsed}"
+        if not self._is_counted:
+            return f"{self._stage}: running for {elapsed}"
+        return f"{self._stage}: still running, last progress {elapsed} ago"
+
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+        text, self._last_shown = printable(redacted(text)), time.monotonic()
+        if self._bars:
+            self._display(self._bars.console.print, text, highlight=False, markup=False, emoji=False)
+        elif self._stream is not None:
+            self._display(print, text, file=self._stream, flush=True)
+
+    def _display(self, action, *args, **kwargs):
+        try:
+            action(*args, **kwargs)
+        except (OSError, ValueError):  # the latter is what a closed stream raises, and one of another encoding
+            self._stream = self._bars = None
+        except RuntimeError:  # a signal's handler writes while its own thread writes: that one line is lost
+            pass
+
+    def __call__(self, stage: str, done: int, total: int | None, unit: str = "tokens", **figures: Any) -> None:
+        now, stage = time.monotonic(), printable(stage, keep="")
+        if stage != self._stage:
+            self._finish_bar()
+            self._stage, self._began, self._first, self._last_line = stage, now, done, -self.SECONDS_BETWEEN_LINES
+        self._last_report = now
+        self._is_counted, self._is_complete = bool(done or total), total is not None and done >= total
+        rate = (done - self._first) / max(1e-9, now - self._began)
+        facts = [f"{rate:,.0f} {unit}/s" if rate >= 9.5 else f"{rate:.2g} {unit}/s"] if rate else []
+        facts += [f"{name} {_figure(value)}" for name, value in figures.items()]
+        if self._bars:
+            self._display(self._bar, stage, done, total, printable(redacted(", ".join(facts)), keep=""))
+        elif now - self._last_line >= self.SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            count, left = quantity(done, unit.removesuffix("s")), []
+            if total is not None and total > done:
+                count = f"{done:,} of {quantity(total, unit.removesuffix('s'))}"
+                left = [f"{duration((total - done) / rate)} left"] if rate else []
+            counted = f"{stage}: {count}" if self._is_counted else stage
+            self.note(", ".join([counted, *left, *facts]))
+
+    def _finish_bar(self):
+        """Let the bar of a stage without a total, which moves to and fro, come to rest when the next stage begins."""
+        if self._bars and self._stage in self._tasks:
+            task = self._tasks[self._stage]
+            if self._bars.tasks[task].total is None:
+                self._display(self._bars.update, task, total=1, completed=1)
+
+    def _bar(self, stage, done, total, facts):
+        if stage not in self._tasks:
+            self._tasks[stage] = self._bars.add_task(stage, total=total, facts="")
+        self._bars.update(self._tasks[stage], completed=done, total=max(done, total) if total else None, facts=facts)
+
+
+def _figure(value):
+    """Write a figure for people: whole numbers in full, others to four digits."""
+    if isinstance(value, float) and abs(value) < 1000:
+        return f"{value:.4g}"
+    return f"{value:,.0f}" if isinstance(value, float | int) else str(value)
+
+
+def _rich_bars(stream):
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description:>10}", markup=False),
+        BarColumn(bar_width=30),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[facts]}", markup=False),
+        console=Console(file=stream),
+    )

@@ -1,0 +1,37 @@
+"""What track says when it is done: what became of the LSPs from each store to the next."""
+
+from mlsm.evaluation.inspection.tracking.config import TrackConfig
+from mlsm.evaluation.inspection.tracking.matching import BEFORE
+from mlsm.terminal.tables import table
+
+
+def tracking(result: dict, settings: TrackConfig) -> str:
+    """Show how many LSPs are kept, drift, split, merge, vanish and appear in every step."""
+    rows: list[tuple[str, object]] = [
+        (f"store {number}", f"{store['store']}: {store['k']:,} LSPs, {store['rare']:,} too rare to judge")
+        for number, store in enumerate(result["stores"])
+    ]
+    limits = result["thresholds"]
+    rows += [
+        ("tokens", f"{result['tokens']:,}, the same of every store"),
+        ("kept", f"from a correlation of {limits['kept_from']:g}; matched from {limits['matched_from']:g}"),
+    ]
+    lines = ["", table(rows), ""]
+    header: tuple[str, ...] = ("stores", *BEFORE, "appeared", "median r", "by chance")
+    cells = [header]
+    for number, step in enumerate(result["steps"]):
+        median, chance = step["median_correlation"], step["chance"]
+        cells.append(
+            (
+                f"{number} to {number + 1}",
+                *(f"{step['counts'][state]:,}" for state in BEFORE),
+                f"{step['counts_after']['appeared']:,}",
+                "–" if median is None else f"{median:.3f}",
+                f"{chance['lsps']:,} (largest {chance['largest']:.3f})",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines += ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+    left = ", ".join(f"{count:,}" for count in result["surviving"])
+    lines.append(f"\nOf store 0's LSPs there are, from store to store: {left}")
+    return "\n".join([*lines, "\nWritten:", *(f"  {path}" for path in result["files"])])
