@@ -2,8 +2,6 @@
 
 from collections import Counter
 
-from mlsm.common.invocation import program
-from mlsm.common.text import shell_quote
 from mlsm.evaluation.studies.protocol.config import StudyConfig
 from mlsm.terminal.tables import columns, duration, size
 
@@ -18,12 +16,11 @@ def summary(result: dict, settings: StudyConfig) -> str:
     if result["composite"] is not None:
         lines += ["", *_composite(result["composite"])]
     if result["comparison"] is not None:
-        records = settings.comparison.results[0]
         lines += [
             *result["comparison"]["conclusion"],
             "",
             f"Report:  {result['comparison']['report']}",
-            f"Tables here:  {program()} compare {shell_quote(records)}",
+            f"Tables here:  {result['tables']}",
         ]
     return "\n".join(lines)
 

@@ -9,6 +9,7 @@ beside the arms, and are in no test. Left out: tests (effects.py).
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
@@ -48,9 +49,16 @@ class Arm:
         return Contestant(name, _by_seed(found))
 
     def scored_on_blimp(self) -> dict[Seed, Model]:
-        """Its finished models with BLiMP scores, by seed: the model's own head where it has one, else a probe."""
+        """Its finished models with BLiMP scores, by seed: the model's own head where it has one, else a probe, the
+        first by name, after all of its steps."""
         found = [model for model in self.models if model.blimp and fraction_of(model) == 1]
-        return _by_seed(sorted(found, key=is_probe))
+        return _by_seed(sorted(found, key=_in_order_of_probes))
+
+
+def _in_order_of_probes(model):
+    """Students first, then probes by name; of one probe, all of whose models are of the finished student, the last."""
+    name = re.sub(r"-step-\d{8}\b.*", "", model.label)
+    return is_probe(model), name, -(model.facts["flops"]["pretraining"] or 0)
 
 
 def _by_seed(models):

@@ -40,6 +40,10 @@ _OURS = {f"report-{name}{suffix}" for name in _TABLES for suffix in (".csv", ".t
 }
 _SVG = "http://www.w3.org/2000/svg"
 _LINK = "{http://www.w3.org/1999/xlink}href"
+_OF_THE_PAPER = (
+    "Figures 3 to 10 of the MLSM paper as far as these records allow them, by their numbers there. Below each stands in"
+    " what its models differ."
+)
 Test = tuple[str, Effect, Conclusion, float | None]  # role, effect, conclusion, p by Holm's method
 
 
@@ -82,6 +86,13 @@ def write_report(
         "effect": [figure for effect in first for figure in drawn(drawings.draw_effect, effect, directory)],
         "losses": drawn(drawings.draw_losses, courses, found.arms, directory),
         "scores": drawn(drawings.draw_scores, scores, found.arms, ends, tasks, directory),
+        "paper": [
+            drawings.Drawn(
+                f"Figure {figure['figure']}, {figure['shows']}", _OF_THE_PAPER, list(map(Path, figure["files"]))
+            )
+            for figure in result["figures"]
+            if figure["files"]
+        ],
     }
     content = _render(
         study=study,

@@ -17,6 +17,7 @@ from typing import Any
 from mlsm.common.errors import EXIT_QUARANTINE
 from mlsm.common.invocation import program
 from mlsm.common.settings import is_word
+from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.studies.protocol.config import StudyConfig
 from mlsm.evaluation.studies.protocol.description import SETTINGS
 from mlsm.evaluation.studies.protocol.parts import Made, Part
@@ -50,6 +51,14 @@ def report_line(settings: StudyConfig) -> str:
     words = ["study", "--recipe", settings.recipe, "--output", settings.directory]
     words += [] if settings.data is None else ["--data-dir", settings.data]
     words += ["--only", *settings.only] if settings.only else []
+    return f"{program()} {_as_words(tuple(words))}"
+
+
+def compare_line(settings: CompareConfig) -> str:
+    """The command that prints the tables of the report."""
+    words = ["compare", *settings.results, *(["--paper"] if settings.paper else [])]
+    for flag, files in (("--diagnostic", [settings.diagnostic]), ("--intruders", settings.intruders)):
+        words += [flag, *files] if any(files) else []
     return f"{program()} {_as_words(tuple(words))}"
 
 

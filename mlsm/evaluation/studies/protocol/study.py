@@ -20,6 +20,8 @@ from typing import Any
 from mlsm.common.errors import MlsmError, StudyError
 from mlsm.common.progress import silent
 from mlsm.evaluation.comparison.compare import compare
+from mlsm.evaluation.comparison.config import CompareConfig
+from mlsm.evaluation.comparison.intruders import read_judgements
 from mlsm.evaluation.comparison.withheld import keep_withheld
 from mlsm.evaluation.studies.protocol.cells import at_work, state_of, this_commit
 from mlsm.evaluation.studies.protocol.composite import compose
@@ -27,8 +29,8 @@ from mlsm.evaluation.studies.protocol.config import StudyConfig
 from mlsm.evaluation.studies.protocol.costs import Cost, costs, is_finished
 from mlsm.evaluation.studies.protocol.description import Study, read_study
 from mlsm.evaluation.studies.protocol.facts import facts_of, keep_costs, kept_costs
-from mlsm.evaluation.studies.protocol.parts import Part, Plan, plan
-from mlsm.evaluation.studies.protocol.printing import as_make, as_slurm
+from mlsm.evaluation.studies.protocol.parts import Part, Plan, find_diagnostic, plan
+from mlsm.evaluation.studies.protocol.printing import as_make, as_slurm, compare_line
 from shards.reader import Store
 
 logger = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
         logger.info("%d parts are left, about %.2g hours and %.2g GB", len(costly), hours, gigabytes)
     for sentence in planned.left_out:
         logger.warning("%s", sentence)
+    read_judgements(described.common.get("compare", {}).get("intruders", ()))  # an error comes now, not at the end
     _withhold(described, settings.directory)
     last_of_primary = planned.parts[planned.first - 1]
     plan_id, commit = _plan_of_primary(planned), this_commit()
@@ -87,6 +90,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
         "parts": _with_states(done, settings.directory),
         "composite": _compose(described, settings.directory),
         "comparison": _compare(settings, described, planned, kept, progress),
+        "tables": compare_line(_comparison(settings, described, planned)),
     }
 
 
@@ -147,6 +151,16 @@ def _name_stages(progress, part):
 def _compare(settings: StudyConfig, described: Study, planned: Plan, kept: dict, progress) -> dict | None:
     """Compare what has been evaluated so far, and write the report. None where nothing has, or where the primary
     hypothesis is withheld, of which the report would show the scores."""
-    if _withhold(described, settings.directory) or not any(settings.comparison.results[0].glob("*/*/*.json")):
+    if _withhold(described, settings.directory) or not any(settings.evaluations.glob("*/*/*.json")):
         return None
-    return compare(settings.comparison, progress, facts_of(described, planned, kept))
+    return compare(_comparison(settings, described, planned), progress, facts_of(described, planned, kept))
+
+
+def _comparison(settings: StudyConfig, described: Study, planned: Plan) -> CompareConfig:
+    """The settings of the comparison of all that has been evaluated."""
+    return CompareConfig(
+        results=(settings.evaluations,),
+        output=settings.directory / "comparison",
+        diagnostic=find_diagnostic(planned.parts),
+        **described.common.get("compare", {}),
+    )

@@ -232,6 +232,8 @@ def test_the_corpus_may_be_named_by_an_environment_variable(read, monkeypatch):
         ({"study.arms.kd": {"store": "lsp", "objective": "kd"}}, "kd learns from a store of encode-logits, but lsp is"),
         ({"finetune": {"split": "test"}}, "the study itself says split"),
         ({"train-probe": {"seed": 1}}, "the study itself says seed"),
+        ({"compare": {"diagnostic": "result.json"}}, "the study itself says diagnostic"),
+        ({"compare": {"published": True}}, "compare has no setting published"),
         ({"frozen": {"frozen": True}}, "the study itself says frozen"),
         ({"frozen": {"epochs": 2}}, "--frozen trains no encoder. Omit --epochs"),
         ({"study.tuned": ["kd"]}, "kd of `tuned` is no arm"),
