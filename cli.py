@@ -120,19 +120,13 @@ VERBS = {
         "mlsm.evaluation.studies.word_senses.choose_layer:choose_layer",
         "mlsm.terminal.layers:layers",
     ),
-    "sweep": Verb(
-        "a student for every layer, or every k, from one pass of the teacher: --recipe sweep-layers | sweep-k",
-        "mlsm.evaluation.studies.sweeps.config:SweepConfig",
-        "mlsm.evaluation.studies.sweeps.sweep:sweep",
-        "mlsm.terminal.sweeps:summary",
-        exit_code="mlsm.terminal.results:code_of_sweep",
-    ),
     "study": Verb(
         "a whole study from one recipe: stores, students, evaluations, comparison: --recipe study-demo",
         "mlsm.evaluation.studies.protocol.config:StudyConfig",
         "mlsm.evaluation.studies.protocol.study:study",
         "mlsm.terminal.study:summary",
         recipes=False,
+        exit_code="mlsm.terminal.results:code_of_study",
     ),
     "export-student": Verb(
         "a checkpoint of a run as files that transformers loads; pushes it to the Hub",

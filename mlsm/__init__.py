@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from mlsm.functions import show_shards as show_shards
     from mlsm.functions import similarity as similarity
     from mlsm.functions import study as study
-    from mlsm.functions import sweep as sweep
     from mlsm.functions import track as track
     from mlsm.functions import train_probe as train_probe
     from mlsm.functions import train_student as train_student
@@ -70,7 +69,7 @@ COMMANDS = (
     "choose_layer", "clean", "compare", "count_flops", "derive_shards", "docs", "doctor", "encode_hidden", "encode_ids",
     "encode_images", "encode_logits", "encode_lsp", "evaluate_blimp", "export_store", "export_student", "finetune",
     "import_dictionary", "learn_dictionary", "make_mask_weights", "match_entropy", "prepare_data", "score_text",
-    "show_lsp", "show_shards", "similarity", "study", "sweep", "track", "train_probe", "train_student",
+    "show_lsp", "show_shards", "similarity", "study", "track", "train_probe", "train_student",
     "train_tokenizer", "verify_shards",
 )  # fmt: skip
 HOME = {

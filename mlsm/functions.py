@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from mlsm.evaluation.preparation.config import PrepareDataConfig
     from mlsm.evaluation.studies.flops.config import CountFlopsConfig
     from mlsm.evaluation.studies.protocol.config import StudyConfig
-    from mlsm.evaluation.studies.sweeps.config import SweepConfig
     from mlsm.evaluation.studies.targets.config import MatchEntropyConfig
     from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
     from mlsm.evaluation.tasks.blimp.config import BlimpConfig
@@ -184,13 +183,6 @@ def choose_layer(
 ) -> Report:
     """Which layer of a teacher to encode, by word-sense disambiguation with every layer's LSPs."""
     return Report.of(_run("choose-layer", config, settings, recipe, progress))
-
-
-def sweep(
-    config: "SweepConfig | None" = None, /, *, recipe: Recipe = None, progress: Progress = None, **settings: Any
-) -> Report:
-    """Train a student for every layer, or every k, from one pass of the teacher."""
-    return Report.of(_run("sweep", config, settings, recipe, progress))
 
 
 def study(config: "StudyConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:

@@ -60,10 +60,10 @@ def code_of_encoding(reports: list[dict]) -> int:
     return _code_of_quarantine(reports, "Run the same command with --retry-quarantine to try them again")
 
 
-def code_of_sweep(result: dict) -> int:
-    """Return the exit code of a sweep, as of an encoding of its stores."""
-    advice = "encode-lsp with these settings and --retry-quarantine tries them again"
-    return _code_of_quarantine(result.get("rows", []), advice)
+def code_of_study(result: dict) -> int:
+    """Return the exit code of a study, as of an encoding of its stores."""
+    advice = "The commands of --print-commands with --retry-quarantine try them again"
+    return _code_of_quarantine(result.get("quarantined", []), advice)
 
 
 def _code_of_quarantine(reports, advice):

@@ -31,6 +31,7 @@ from mlsm.evaluation.studies.protocol.description import Study, read_study
 from mlsm.evaluation.studies.protocol.facts import facts_of, keep_costs, kept_costs
 from mlsm.evaluation.studies.protocol.parts import Part, Plan, find_diagnostic, plan
 from mlsm.evaluation.studies.protocol.printing import as_make, as_slurm, compare_line
+from mlsm.evaluation.studies.protocol.students import write_students
 from shards.reader import Store
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,9 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     Returns   title, question, directory, parts (name, seconds and bytes expected, finished before, state and commit),
               left_out (what could not be done here, sentences), composite (of `compose`; None where the recipe has
               none), comparison (the result of `compare`, None where nothing has been evaluated, or where the primary
-              hypothesis is withheld). With print_commands only `commands`; with dry_run nothing is done
+              hypothesis is withheld), tables (the command that prints it), students (of `write_students`), quarantined
+              (store, and the number of its documents that could not be coded, where there are any). With
+              print_commands only `commands`; with dry_run nothing is done
     Raises    StudyError, ValueError before anything is done, and what the commands of the parts raise
     """
     described = read_study(settings.recipe)
@@ -62,6 +65,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
         "left_out": planned.left_out,
         "composite": None,
         "comparison": None,
+        "students": [],
     }
     if settings.dry_run:
         return found | {"composite": _compose(described, settings.directory)}
@@ -74,6 +78,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     _withhold(described, settings.directory)
     last_of_primary = planned.parts[planned.first - 1]
     plan_id, commit = _plan_of_primary(planned), this_commit()
+    quarantined: list[dict] = []
     for number, part in enumerate(chosen, 1):
         if _is_kept_by_records(part, planned.parts):
             logger.info("part %d of %d: %s is done, and its student or store is gone", number, len(chosen), part.name)
@@ -83,14 +88,19 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
             plan_id = _check_pairing(part, plan_id)
         # One that is finished is run all the same: its command finds out whether it is the work of these settings.
         with nullcontext() if is_finished(part, planned.parts) else at_work(settings.directory, part.name, commit):
-            part.run(_name_stages(progress, part.name))
+            made = part.run(_name_stages(progress, part.name))
+        if part.verb.startswith("encode-"):
+            quarantined += [{name: one[name] for name in ("store", "quarantined")} for one in made]
         if part is last_of_primary and part is not chosen[-1]:
             _compare(settings, described, planned, kept, progress)  # the first conclusion
     done = [
         cost._replace(finished=is_finished(part, planned.parts)) for cost, part in zip(expected, chosen, strict=True)
     ]
+    hidden = described.primary if _withhold(described, settings.directory) else ()
     return found | {
         "parts": _with_states(done, settings.directory),
+        "students": write_students(described, planned.parts, settings.directory / "students.csv", hidden),
+        "quarantined": [one for one in quarantined if one["quarantined"]],
         "composite": _compose(described, settings.directory),
         "comparison": _compare(settings, described, planned, kept, progress),
         "tables": compare_line(_comparison(settings, described, planned)),
