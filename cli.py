@@ -52,7 +52,7 @@ VERBS = {
         "student.probe:train_probe",
         "mlsm.terminal.training:probing",
         training=True,
-        completes="student.probe:with_student_and_store",
+        completes="student.runs.probed:with_student_and_store",
         chooses="mlsm.terminal.choice:students",
         works_on="student",
         downloads=False,

@@ -1,7 +1,11 @@
 """What the command line says to somebody who does not know it yet: help, defaults, other programs' spellings."""
 
 import dataclasses
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,3 +135,31 @@ def test_every_setting_is_in_one_group_and_described(verb, capsys):
         if field.type is not bool:
             assert flag_of(field) in shown
     assert dataclasses.is_dataclass(settings)
+
+
+HELP_OF_ALL = """
+import contextlib, sys
+import cli
+
+for name in cli.VERBS:
+    with contextlib.suppress(SystemExit):
+        cli.run([name, "--help"])
+print("heavy:", sorted({"torch", "transformers", "scipy", "numba"} & set(sys.modules)))
+"""
+
+
+def test_no_help_loads_a_model_library(tmp_path):
+    """Not even where it opens a store, and a student's, to show the defaults in force."""
+    store = write_store(tmp_path / "runs" / "stores" / "lsp-tiny", k=24)
+    (store.files.plans / f"{store.plan_id}.yaml").write_text('{"encode-lsp": {}, "recipe": "paper"}')
+    student = tmp_path / "runs" / "students" / "one"
+    (student / "export").mkdir(parents=True)
+    (student / "export" / "lsp_head.safetensors").touch()
+    described = {"settings": {}, "store": {}, "operational": {"store": str(store.path)}, "architecture": {}}
+    (student / "config.json").write_text(json.dumps(described))
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = subprocess.run(
+        [sys.executable, "-c", HELP_OF_ALL], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert run.stdout.endswith("heavy: []\n"), run.stdout[-200:] + run.stderr
+    assert run.stdout.count("recipe paper, which made the store") == 2  # of train-student and of train-probe

@@ -64,7 +64,7 @@ def _stores(*kinds: str) -> list[Path]:
 
 def students(settings: object) -> list[Path]:
     """List the finished students that predict LSPs."""
-    from student.probe import finished_students
+    from student.runs.probed import finished_students
 
     return finished_students()
 

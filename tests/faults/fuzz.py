@@ -106,9 +106,10 @@ from shards.remote import Remote
 from shards.verify import verify
 from student.config import ProbeConfig, StudentConfig
 from student.lsp_model import LspModel
-from student.probe import train_probe, with_student_and_store
+from student.probe import train_probe
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
+from student.runs.probed import with_student_and_store
 from student.train import train
 
 SECONDS = 20  # of one use; those of a server that drips take most

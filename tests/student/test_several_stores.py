@@ -29,10 +29,10 @@ from student.masks.masking import Masking, build_masking
 from student.objectives import OBJECTIVES
 from student.objectives.mlsm import Mlsm
 from student.objectives.several_stores import build_objective, open_beside
-from student.probe import with_student_and_store
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.identity import read_json
+from student.runs.probed import with_student_and_store
 from student.task import student_task
 from student.train import term_scales, train
 
