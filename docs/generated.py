@@ -17,8 +17,8 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import cli  # noqa: E402
 import mlsm  # noqa: E402
+from mlsm import __main__ as cli  # noqa: E402
 from mlsm.common.settings import flag_of  # noqa: E402
 from mlsm.evaluation.inspection.pages import text_of, title_of  # noqa: E402
 from mlsm.recipes.reading import read_recipe, recipe_settings  # noqa: E402

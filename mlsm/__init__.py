@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from student.lsp_model import LspModel as LspModel
     from student.probe import ProbedLspModel as ProbedLspModel
 
-ROOMS = ("cli", "pipeline", "shards", "student")
+ROOMS = ("pipeline", "shards", "student")
 COMMANDS = (
     "choose_layer", "clean", "compare", "count_flops", "derive_shards", "docs", "doctor", "encode_hidden", "encode_ids",
     "encode_images", "encode_logits", "encode_lsp", "evaluate_blimp", "export_store", "export_student", "finetune",

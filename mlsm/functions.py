@@ -277,7 +277,7 @@ def _stores(reports) -> list[Any]:
 
 def _run(name, config, settings, recipe, progress):
     """The report of a command, from its entry in the table of the command line."""
-    from cli import VERBS
+    from mlsm.__main__ import VERBS
     from mlsm.terminal.choice import choose, load
 
     verb = VERBS[name]

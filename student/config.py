@@ -257,7 +257,7 @@ class StudentConfig:
 
     track: tuple[TrackerName, ...] = ()
     """show the log's figures in these, too: tensorboard (tensorboard --logdir runs/students), wandb (or offline, with
-    WANDB_MODE=offline), trackio; needs mlsm[track]"""
+    WANDB_MODE=offline), trackio; needs mlsm-pretrain[track]"""
 
     output: Path | None = None
     """directory of the run itself; unset: runs/students/<objective>-<encoder>-seed<seed>-<fingerprint>"""

@@ -79,7 +79,7 @@ def train(
     started calls this, and all get the result.
 
     prepare   (config, store) -> what is trained; probe.py has another one
-    origins   setting -> where its value comes from, for that block, when a recipe has been applied already (cli.py)
+    origins   setting -> where its value comes from, for that block, if a recipe has been applied already
     progress  called as progress(stage, done, total, unit="tokens", **figures) after every step
     Returns   the summary that result.json holds, with run, export, store, other_stores (where there are any) and
               plan: steps, tokens (real ones), tokens_per_second, flops (nominal floating-point operations),

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from preloaded import Preloaded, Python, run_python
 
-import cli
+from mlsm import __main__ as cli
 from mlsm.terminal.settings import parse
 from shards.verify import verify
 

@@ -10,7 +10,7 @@ from http_store import serving
 from preloaded import run_command
 from tiny_store import write_store
 
-import cli
+from mlsm import __main__ as cli
 from mlsm.common.disk import temporary_name
 from mlsm.common.errors import EXIT_INPUT, EXIT_STORE
 from mlsm.evaluation.inspection.stores import show

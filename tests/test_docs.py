@@ -12,8 +12,8 @@ from pathlib import Path
 import promises
 import pytest
 
-import cli
 import mlsm
+from mlsm import __main__ as cli
 from mlsm.evaluation.comparison.models import OBJECTIVES as LABELS
 from mlsm.evaluation.inspection.pages import text_of
 from mlsm.terminal.choice import load
@@ -119,7 +119,7 @@ def test_pictures_are_small():
 
 def test_screenshots_are_what_the_browser_shows(tmp_path):
     """A stand-in for the browser draws the address that it was given in its window."""
-    image = pytest.importorskip("PIL.Image", reason='pictures need Pillow: pip install "mlsm[vision]"')
+    image = pytest.importorskip("PIL.Image", reason='pictures need Pillow: pip install "mlsm-pretrain[vision]"')
     browser, page = tmp_path / "browser", tmp_path / "a page.html"
     browser.write_text(
         f"""#!{sys.executable}

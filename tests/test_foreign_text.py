@@ -8,7 +8,7 @@ import pytest
 from http_store import serving
 from tiny_store import write_store
 
-import cli
+from mlsm import __main__ as cli
 from mlsm.terminal import training
 from shards import remote
 from shards.export import export
@@ -69,7 +69,7 @@ def test_a_card_tells_foreign_text_as_text(store, tmp_path):
 
 
 def test_the_card_of_an_export_too(store, tmp_path):
-    pytest.importorskip("pyarrow", reason='Parquet files need pyarrow: pip install "mlsm[corpora]"')
+    pytest.importorskip("pyarrow", reason='Parquet files need pyarrow: pip install "mlsm-pretrain[corpora]"')
     export(store.path, tmp_path / "parquet")
     card = (tmp_path / "parquet" / "README.md").read_text(encoding="utf-8")
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", card)

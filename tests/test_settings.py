@@ -13,8 +13,8 @@ import yaml
 from preloaded import run_command
 from tiny_store import write_store
 
-import cli
 import mlsm
+from mlsm import __main__ as cli
 from mlsm.evaluation.studies.sweeps.config import SweepConfig
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.recipes.reading import recipe_of_store, recipe_to_keep

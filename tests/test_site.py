@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-import cli
 import mlsm
+from mlsm import __main__ as cli
 
 ROOT = Path(__file__).resolve().parent.parent
 FETCHED = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?https?:|<link\b[^>]*\bhref=["']?https?:""")
@@ -35,9 +35,11 @@ def test_the_navigation_has_every_page_once():
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The built site. --strict makes an error of every warning: broken links and anchors, unlisted pages."""
-    pytest.importorskip("mkdocs", reason='the site needs mkdocs: pip install "mlsm[docs]"')
-    pytest.importorskip("material", reason='the site needs mkdocs-material: pip install "mlsm[docs]"')
-    pytest.importorskip("mkdocstrings_handlers.python", reason='the site needs mkdocstrings: pip install "mlsm[docs]"')
+    pytest.importorskip("mkdocs", reason='the site needs mkdocs: pip install "mlsm-pretrain[docs]"')
+    pytest.importorskip("material", reason='the site needs mkdocs-material: pip install "mlsm-pretrain[docs]"')
+    pytest.importorskip(
+        "mkdocstrings_handlers.python", reason='the site needs mkdocstrings: pip install "mlsm-pretrain[docs]"'
+    )
     built = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", built]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}

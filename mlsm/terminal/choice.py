@@ -2,7 +2,7 @@
 
     choose(verb, settings)    # (settings with store="runs/stores/lsp-...", "store runs/stores/lsp-... (the newest ...")
 
-One function for each thing that can be chosen; the verb table (cli.py) names it. A function takes the settings and
+One function for each thing that can be chosen; the table of commands names it. A function takes the settings and
 returns the candidates, the newest first, and raises StoreError or RunError where there are none.
 """
 

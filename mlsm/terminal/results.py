@@ -1,6 +1,6 @@
 """The result of a command: printed for people or as JSON, and the exit code that it ends with.
 
-The views of single commands are the other modules of terminal/; cli.VERBS names the one of each.
+The views of single commands are the other modules of terminal/; mlsm.__main__.VERBS names the one of each.
 """
 
 import json

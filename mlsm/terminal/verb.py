@@ -1,6 +1,6 @@
 """One command: where its settings, its function and its view are, and how it runs.
 
-The table of all commands is cli.VERBS; `run_verb` takes one of them from the command line to the exit code.
+The table of all commands is mlsm.__main__.VERBS; `run_verb` takes one of them from the command line to the exit code.
 """
 
 import os

@@ -77,7 +77,7 @@ from tiny_store import SPECIAL, WORDS, write_store
 from tiny_teacher import tiny_teacher
 from yaml import safe_dump as as_yaml
 
-from cli import VERBS
+from mlsm.__main__ import VERBS
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
 from mlsm.evaluation.comparison import compare as comparison_report

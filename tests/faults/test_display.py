@@ -41,7 +41,8 @@ ASCII = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0",
 ALL = """
     import os, sys
     from pathlib import Path
-    import cli, pipeline.commands, student.train    # so that the processes of the commands have not to
+    import pipeline.commands, student.train    # so that the processes of the commands have not to
+    from mlsm import __main__ as cli
 
     def run(words):
         if not (process := os.fork()):

@@ -16,7 +16,7 @@ import yaml
 from test_foreign_stores import named_store, within_seconds
 from tiny_store import write_store
 
-import cli
+from mlsm import __main__ as cli
 from mlsm.common import disk
 from mlsm.common.arrays import read_npz
 from mlsm.common.durable import make_directories, publish_directory, publish_json, replace_bytes, replace_json

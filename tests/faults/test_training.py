@@ -19,7 +19,7 @@ from test_interruption import interrupted, start
 from tiny_store import log_of, write_store
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-import cli
+from mlsm import __main__ as cli
 from mlsm.common.errors import RunError
 from mlsm.terminal.settings import parse
 from shards.reader import Store

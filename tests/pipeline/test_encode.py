@@ -223,7 +223,7 @@ def test_the_same_teacher_elsewhere_finds_the_same_store(place, report, tmp_path
 
 
 def test_the_bundled_teacher_reads_the_quickstart_windows():
-    from cli import VERBS
+    from mlsm.__main__ import VERBS
     from mlsm.terminal.settings import parse
     from pipeline.teacher import BUNDLED, Teacher
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from planted import planted
 
-from cli import VERBS
+from mlsm.__main__ import VERBS
 from mlsm.common.errors import EncodeError
 from mlsm.recipes.reading import recipe_settings
 from mlsm.terminal.encoding import encoding

@@ -12,7 +12,7 @@ from tiny_exports import ATTENTION, IDS, WHERE, exported
 from tiny_store import log_of, write_store
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from cli import VERBS
+from mlsm.__main__ import VERBS
 from mlsm.common.durable import replace_json
 from mlsm.common.errors import RunError
 from mlsm.evaluation.tasks.scoring.models import load as load_scored

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import cli
+from mlsm import __main__ as cli
 from mlsm.evaluation.inspection import machine
 from mlsm.evaluation.inspection.machine import DoctorConfig, examine
 from mlsm.terminal.choice import load
@@ -42,7 +42,7 @@ def test_what_is_found_is_what_the_system_says(look, tmp_path):
     versions = checks["versions"]["values"]["packages"]
     assert {"torch", "numpy", "transformers"} <= versions.keys() and "pytest" not in versions, "extras are left out"
     assert all(metadata.version(name) == version for name, version in versions.items())
-    assert all(check["means"].endswith((".", '"mlsm[gpu]"')) for check in checks.values())
+    assert all(check["means"].endswith((".", '"mlsm-pretrain[gpu]"')) for check in checks.values())
 
 
 def test_cores_and_memory_are_those_that_dask_finds():

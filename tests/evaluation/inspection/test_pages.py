@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import cli
 import mlsm
+from mlsm import __main__ as cli
 from mlsm.evaluation.inspection.pages import DocsConfig
 from mlsm.terminal import pages as view
 

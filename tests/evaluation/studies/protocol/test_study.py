@@ -14,7 +14,7 @@ import pytest
 import yaml
 from preloaded import ROOT, Preloaded, run_command
 
-from cli import VERBS
+from mlsm.__main__ import VERBS
 from mlsm.common.errors import StudyError
 from mlsm.common.progress import silent
 from mlsm.evaluation import records

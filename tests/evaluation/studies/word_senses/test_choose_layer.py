@@ -11,7 +11,7 @@ from preloaded import run_python
 from scipy import sparse
 from tiny_senses import SETS, all_instances, plain_vectors, slow_candidates, slow_phi, write_miniature
 
-import cli
+from mlsm import __main__ as cli
 from mlsm.common.errors import TeacherError, WsdDataError
 from mlsm.common.progress import silent
 from mlsm.common.workplaces import is_part, read_mark

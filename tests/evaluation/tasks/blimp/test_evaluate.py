@@ -17,7 +17,7 @@ from tiny_families import tiny_model
 from tiny_store import write_store, write_tokenizer
 from transformers import AutoModel, AutoModelForMaskedLM
 
-import cli
+from mlsm import __main__ as cli
 from mlsm.common.errors import BlimpError, ModelError, RunError
 from mlsm.evaluation import records
 from mlsm.evaluation.tasks.blimp import evaluate as evaluating

@@ -17,7 +17,7 @@ from tiny_store import write_tokenizer
 from tokenizers import Tokenizer
 from tokenizers.normalizers import BertNormalizer
 
-import cli
+from mlsm import __main__ as cli
 from mlsm.common.errors import ScoringError
 from mlsm.evaluation.tasks.scoring import score as scoring
 from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig
