@@ -84,7 +84,18 @@ def costs(
 
 
 def is_finished(part: Part, parts: list[Part]) -> bool:
-    """Whether nothing is left to do of a part, as far as its files say: an evaluation has all its records."""
+    """Whether nothing is left to do of a part: it is made, or everything that needs it is finished.
+
+    So records alone carry a study on: a student that was scored, and a store whose students were, may be removed.
+    """
+    if is_made(part, parts):
+        return True
+    users = [other for other in parts if part.name in other.needs]
+    return bool(users) and all(is_finished(user, parts) for user in users)
+
+
+def is_made(part: Part, parts: list[Part]) -> bool:
+    """Whether a part's own files are whole, as far as they say: an evaluation has all its records."""
     output = Path(part.values["output"])
     if part.verb in ("train-student", "train-probe"):
         return (output / "result.json").is_file()

@@ -6,8 +6,10 @@ import os
 import random
 import re
 import shlex
+import shutil
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -159,6 +161,28 @@ def test_a_study_that_goes_on_does_not_measure_again(recipe, tmp_path, monkeypat
     (settings.directory / "students" / "mlm-seed0" / "result.json").unlink()
     preview = study(StudyConfig(**vars(settings) | {"dry_run": True}))["parts"]
     assert {cost["part"]: cost["seconds"] for cost in preview} == again
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_records_alone_carry_a_study_on(finished, tmp_path):
+    """On another machine: what is scored is not made again, and what is not scored is made with all that it needs."""
+    settings, whole = finished
+    for name in ("smoke/evaluations", "cells"):
+        shutil.copytree(settings.directory / name, tmp_path / name)
+    moved = replace(settings, output=tmp_path)
+    before = figures(moved.directory)
+    again = study(moved)
+    assert before == figures(moved.directory) == figures(settings.directory)
+    assert not list(moved.directory.glob("students/*")) and not list(moved.directory.glob("stores/*"))
+    states = {part["part"]: (part["state"], part["commit"]) for part in whole["parts"]}
+    assert {part["part"]: (part["state"], part["commit"]) for part in again["parts"]} == states
+    assert again["comparison"]["conclusion"] == whole["comparison"]["conclusion"]
+
+    (gone,) = moved.directory.glob("smoke/evaluations/mlm-seed1-step-00000003-*/finetune/mrpc-seed0.json")
+    gone.unlink()
+    study(replace(moved, only=("*lsp", "*mlm-seed1")))
+    assert [path.name for path in moved.directory.glob("students/*")] == ["mlm-seed1"]
+    assert before == figures(moved.directory)
 
 
 def test_parts_of_one_name_are_refused(recipe, tmp_path):
