@@ -71,7 +71,8 @@ def costs(
         elif part.name in kept:
             yield Cost(part.name, kept[part.name]["seconds"], kept[part.name]["bytes"])
         elif part.verb in STORES:
-            found = of_stores[part.name] = _store_cost(part, parts, progress)
+            found = of_stores.get(_apart_from_seed(part)) or _store_cost(part, parts, progress)
+            of_stores[part.name] = of_stores[_apart_from_seed(part)] = found
             yield Cost(part.name, found["seconds"] + found.get("learning_seconds", 0.0), found["bytes"])
         elif part.verb in ("train-student", "train-probe"):
             yield _training_cost(part, parts)
@@ -147,6 +148,11 @@ def _stores_of(part: Part) -> int:
     """How many stores a part makes: of LSPs one for every layer and k."""
     several = {"encode-lsp": ("layer", "k"), "encode-hidden": ("layer",)}.get(part.verb, ())
     return math.prod(len(part.values.get(name, [0])) for name in several)
+
+
+def _apart_from_seed(part: Part) -> str:
+    """The same text for stores that differ only in the seed of their dictionary: one measurement is enough."""
+    return repr([part.verb, *sorted((k, str(v)) for k, v in part.values.items() if k not in ("seed", "output"))])
 
 
 def _store_cost(part: Part, parts: list[Part], progress) -> dict[str, Any]:
