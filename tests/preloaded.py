@@ -41,8 +41,8 @@ IMPORTED = (  # by one command or another
     "pipeline.dask_workers",
     "student.runs.export_run",
     "student.train",
+    "mlsm.cli.run",
     "mlsm.terminal.training",
-    "mlsm.terminal.verb",
     "transformers.generation",
     "transformers.models.bert.modeling_bert",
 )

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from preloaded import Preloaded, Python, run_python
 
-from mlsm import __main__ as cli
-from mlsm.terminal.settings import parse
+from mlsm.cli.settings import parse
+from mlsm.commands import load
 from shards.verify import verify
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,7 +110,7 @@ def test_a_recipe_has_the_types_of_the_settings(tmp_path, line, found):
     (tmp_path / "r.yaml").write_text(f"encode-lsp: {{{line}}}\n")
     name = line.partition(":")[0].replace("-", "_")
     try:
-        settings = parse("encode-lsp", cli.VERBS["encode-lsp"], [], str(tmp_path / "r.yaml")).settings
+        settings = parse(load("encode-lsp"), [], str(tmp_path / "r.yaml")).settings
     except ValueError as error:
         assert found in str(error)
     else:
@@ -119,7 +119,7 @@ def test_a_recipe_has_the_types_of_the_settings(tmp_path, line, found):
 
 @pytest.mark.parametrize(("verb", "recipe"), [("encode-lsp", "quickstart"), ("sweep", None), ("train-tokenizer", None)])
 def test_only_a_recipe_that_says_something_is_named(verb, recipe):
-    assert parse(verb, cli.VERBS[verb], []).recipe == recipe
+    assert parse(load(verb), []).recipe == recipe
 
 
 @pytest.mark.parametrize("recipe", ["quickstart", "paper", "scaled-up"])

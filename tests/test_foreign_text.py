@@ -9,7 +9,7 @@ from http_store import serving
 from tiny_store import write_store
 
 from mlsm import __main__ as cli
-from mlsm.terminal import training
+from mlsm.commands import train_student as training
 from shards import remote
 from shards.export import export
 from shards.manifest import with_checksum
@@ -122,7 +122,7 @@ def test_a_run_on_a_store_behind_a_password_writes_it_nowhere(store, tmp_path, m
             output=tmp_path / "run",
         )
         result = train(config)
-        assert result["store"] == f"{web.url}/lsp" and "finished" in training.training(result, config)
+        assert result["store"] == f"{web.url}/lsp" and "finished" in training.show(result, config)
         description = json.loads((config.output / "config.json").read_text())
         assert description["operational"]["store"] == f"{web.url}/lsp"
         assert train(config)["already_finished"]

@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {"mlsm/common", "mlsm/recipes", "shards", "student", "pipeline", "mlsm/evaluation", "mlsm/terminal"}
+ROOMS |= {"mlsm/commands", "mlsm/cli", "mlsm/results"}
 OURS = ROOMS | {"benchmarks", "mlsm"}
 ALLOWED = {
     "mlsm/common": {"mlsm/common"},
@@ -26,8 +27,10 @@ ALLOWED = {
         "mlsm/common",
     },  # recipes: which one made the store that is trained on
     "pipeline": {"pipeline", "shards", "mlsm/common"},
-    "mlsm/evaluation": ROOMS - {"mlsm/terminal"},
-    "mlsm/terminal": ROOMS,
+    "mlsm/evaluation": ROOMS - {"mlsm/terminal", "mlsm/commands", "mlsm/cli"},
+    "mlsm/terminal": ROOMS - {"mlsm/commands", "mlsm/cli"},
+    "mlsm/commands": ROOMS - {"mlsm/cli"},
+    "mlsm/cli": ROOMS,
     "mlsm": OURS - {"benchmarks"},
 }
 SOLVER_LIBRARIES = {"numpy", "numba", "llvmlite", "threadpoolctl", "torch", "pipeline"} | set(sys.stdlib_module_names)

@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from stub import stub
 from tiny_store import write_store
 
 import mlsm
-from mlsm import __main__ as cli
+from mlsm.commands import names
 from mlsm.results import EncodedStore
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,12 +34,13 @@ def test_the_import_is_light_and_quick(tmp_path):
 
 
 def test_every_public_name_is_there():
-    assert {name.replace("_", "-") for name in mlsm.COMMANDS} == set(cli.VERBS)
+    assert {name.replace("_", "-") for name in mlsm.COMMANDS} == set(names())
     assert {"Store", "LspDataset", "LspModel", "nonneg_lasso", "encode_lsp", "train_student"} <= set(mlsm.__all__)
     assert all(getattr(mlsm, name).__doc__ for name in mlsm.__all__)
     assert set(mlsm.__all__) <= set(dir(mlsm))
-    typed = (ROOT / "mlsm" / "__init__.py").read_text(encoding="utf-8")
-    assert all(f"import {name} as {name}\n" in typed for name in mlsm.__all__), "type checkers see what is imported"
+    written = (ROOT / "mlsm" / "__init__.pyi").read_text(encoding="utf-8")
+    assert written == stub(), "run: python tests/stub.py"
+    assert all(f"import {name} as {name}\n" in written or f"def {name}(" in written for name in mlsm.__all__)
     with pytest.raises(AttributeError, match="no attribute 'encode'. It has: .*encode_lsp"):
         mlsm.encode  # noqa: B018
 
@@ -120,7 +122,7 @@ def test_encode_and_train(tmp_path, monkeypatch, caplog):
 
 def test_a_recipe_stands_behind_the_arguments(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("student.train.train", lambda config, progress: seen.append(config) or {})
+    monkeypatch.setattr("student.train.train", lambda config, progress, origins: seen.append(config) or {})
     mlsm.train_student(recipe="paper", store="s", lr=3e-4)
     mlsm.train_student(recipe="paper", store="s", epochs=2)
     (by_steps, by_epochs) = seen

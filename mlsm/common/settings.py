@@ -8,7 +8,7 @@
 
 A mistake is a ValueError of one sentence that begins with the flag's name, wherever the value came from. Left out: the
 range that a number must keep, which each settings class checks itself by `require`, and the reading of flags
-(mlsm/terminal/flags.py) and of recipes (mlsm/recipes/reading.py).
+(mlsm/cli/flags.py) and of recipes (mlsm/recipes/reading.py).
 """
 
 import dataclasses

@@ -5,7 +5,7 @@
 
 A recipe is one of this directory, by its name, or any YAML file. A store keeps the name of the recipe that made it, and
 a command that trains on the store starts from that one. Left out: flags, and which recipe applies without a store
-(mlsm/terminal/settings.py).
+(mlsm/cli/settings.py).
 """
 
 import dataclasses

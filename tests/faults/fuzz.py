@@ -77,7 +77,12 @@ from tiny_store import SPECIAL, WORDS, write_store
 from tiny_teacher import tiny_teacher
 from yaml import safe_dump as as_yaml
 
-from mlsm.__main__ import VERBS
+from mlsm.cli.settings import parse
+from mlsm.commands import load
+from mlsm.commands.show_lsp import show as lsps_summary
+from mlsm.commands.show_shards import show as view
+from mlsm.commands.train_student import show as training_summary
+from mlsm.commands.verify_shards import show as verification
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
 from mlsm.evaluation.comparison import compare as comparison_report
@@ -90,10 +95,6 @@ from mlsm.evaluation.tasks.finetuning.suite import finetune
 from mlsm.evaluation.tasks.finetuning.trials import load as suite_load
 from mlsm.evaluation.tasks.scoring import models as masked_lms
 from mlsm.evaluation.tasks.scoring.scorer import Scorer
-from mlsm.terminal import lsps
-from mlsm.terminal.settings import parse
-from mlsm.terminal.stores import verification, view
-from mlsm.terminal.training import training as training_summary
 from pipeline.commands import encode_ids, encode_logits
 from pipeline.config import EncodeIdsConfig, EncodeLogitsConfig
 from pipeline.dictionary import Dictionary
@@ -264,7 +265,7 @@ def show_lsps(place):
 def _show_lsps(settings):
     shown = lsps_show.show(settings, silent)
     json.dumps(shown)
-    lsps.summary(shown, settings)
+    lsps_summary(shown, settings)
 
 
 def find_newest(place):
@@ -501,7 +502,7 @@ def parse_recipe(place):
     """Mistakes of a recipe are plain ValueErrors, as those of flags are."""
     try:
         for verb in ("train-student", "encode-lsp", "learn-dictionary"):
-            parse(verb, VERBS[verb], [], str(place.subject / "recipe.yaml"))
+            parse(load(verb), [], str(place.subject / "recipe.yaml"))
     except ValueError as error:
         _check(type(error) is ValueError, f"{type(error).__name__}: {error}")
         raise RequestError(f"recipe.yaml: {error}") from None

@@ -19,6 +19,7 @@ from mutations import Pickle, member, members, write_sealed, write_shard
 from safetensors.torch import load_file, save_file
 from test_foreign_stores import within_seconds
 
+from mlsm.commands.train_student import show as training
 from mlsm.common.errors import (
     DictionaryError,
     FlopsError,
@@ -41,7 +42,6 @@ from mlsm.evaluation.tasks.finetuning import trials
 from mlsm.evaluation.tasks.finetuning.heads import Backbone
 from mlsm.evaluation.tasks.scoring import models as masked_lms
 from mlsm.recipes.reading import read_recipe
-from mlsm.terminal.training import training
 from pipeline.dictionary import Dictionary
 from pipeline.teacher import load_tokenizer
 from shards.derive import derive

@@ -17,6 +17,8 @@ from test_foreign_stores import named_store, within_seconds
 from tiny_store import write_store
 
 from mlsm import __main__ as cli
+from mlsm.cli.settings import parse
+from mlsm.commands import load
 from mlsm.common import disk
 from mlsm.common.arrays import read_npz
 from mlsm.common.durable import make_directories, publish_directory, publish_json, replace_bytes, replace_json
@@ -25,7 +27,6 @@ from mlsm.common.workplaces import workplace
 from mlsm.evaluation.inspection.lsps import vector_pages
 from mlsm.evaluation.plots import save_table
 from mlsm.recipes.reading import recipe_of_store, recipe_settings
-from mlsm.terminal.settings import parse
 from pipeline.dictionary import Dictionary
 from pipeline.imported import ImportConfig, import_dictionary
 from pipeline.teacher import read_config
@@ -293,7 +294,7 @@ def test_a_store_names_no_recipe_file(tmp_path, caplog):
             assert recipe_of_store(store, "train-student") is None
         assert f"recipe file {recipe}, which is not taken from a store" in caplog.text
         assert resolve(StudentConfig(store=store.path), store).config.max_steps == 2000
-        parsed = parse("train-student", cli.VERBS["train-student"], ["--store", str(store.path)])
+        parsed = parse(load("train-student"), ["--store", str(store.path)])
         assert parsed.settings.output is None and parsed.recipe is None
 
 

@@ -19,9 +19,9 @@ from test_interruption import interrupted, start
 from tiny_store import log_of, write_store
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from mlsm import __main__ as cli
+from mlsm.cli.settings import parse
+from mlsm.commands import load
 from mlsm.common.errors import RunError
-from mlsm.terminal.settings import parse
 from shards.reader import Store
 from shards.torch_dataset import LspDataset
 from student.train import train
@@ -58,7 +58,7 @@ def flags_of(store, output):
 def config_of(store, output):
     """What the command line makes of these flags and its recipe."""
     verb, *flags = flags_of(store, output)
-    return parse(verb, cli.VERBS[verb], flags)[0]
+    return parse(load(verb), flags)[0]
 
 
 @pytest.fixture(scope="module")

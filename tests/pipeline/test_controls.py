@@ -14,12 +14,12 @@ from planted import planted, unit_rows
 from sklearn.cluster import KMeans
 from test_targets import hidden_of, rows_of
 
+from mlsm.commands.show_shards import show as view
 from mlsm.evaluation.inspection.lsps.texts import teacher_lsps
 from mlsm.evaluation.inspection.stores import statistics
 from mlsm.evaluation.studies.flops.solver import correlation_flops
 from mlsm.evaluation.studies.flops.stores import store_flops
 from mlsm.terminal.encoding import encoding
-from mlsm.terminal.stores import view
 from pipeline import estimate as estimating
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig, LearnConfig

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from preloaded import Preloaded, run_python
 
+from mlsm.commands import load
 from mlsm.common.errors import CorpusError, EncodeError, StoreError, TeacherError
 from pipeline import plan as planning
 from pipeline.commands import encode_ids, encode_lsp
@@ -223,11 +224,10 @@ def test_the_same_teacher_elsewhere_finds_the_same_store(place, report, tmp_path
 
 
 def test_the_bundled_teacher_reads_the_quickstart_windows():
-    from mlsm.__main__ import VERBS
-    from mlsm.terminal.settings import parse
+    from mlsm.cli.settings import parse
     from pipeline.teacher import BUNDLED, Teacher
 
-    settings, recipe = parse("encode-lsp", VERBS["encode-lsp"], [])[:2]
+    settings, recipe = parse(load("encode-lsp"), [])[:2]
     assert recipe == "quickstart" and settings.layer == (10,)
     teacher = Teacher.load("bundled", 10)
     assert teacher.num_layers == 12 and settings.max_length <= teacher.max_positions

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from tiny_exports import ATTENTION, IDS, WHERE, exported, scrambled
 from transformers import AutoModel, BertConfig
 
+from mlsm.commands.export_student import show as show_export
 from mlsm.common.durable import replace_json
 from mlsm.common.errors import RunError, WriteError
 from mlsm.evaluation.lineage import lineage
-from mlsm.terminal.training import exporting as show_export
 from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import encoder_config
 from student.encoders.model import build_student

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from tiny_store import log_of
 
-from mlsm.terminal.training import training
+from mlsm.commands.train_student import show as training
 from shards.codec import SparseRows
 from student.batches import Loader
 from student.config import StudentConfig

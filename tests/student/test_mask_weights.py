@@ -15,8 +15,8 @@ from preloaded import run_command, run_python
 from tiny_store import SPECIAL, log_of, write_store
 
 import student.masks.collocations
+from mlsm.commands.make_mask_weights import show as view
 from mlsm.common.errors import RunError
-from mlsm.terminal.masks import weights as view
 from shards.reader import Store
 from student.config import StudentConfig
 from student.masks.collocations import collocations, count_ngrams

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tiny_store import LENGTH, SPECIAL, WORDS, write_tokenizer
 
+from mlsm.commands.train_student import show as training
 from mlsm.common.gains import NO_GAIN, cross_fitted_gain, mass_by_group, shrunk_marginals
-from mlsm.terminal.training import training
 from shards.files import StoreFiles
 from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.positions import teacher_positions

@@ -12,11 +12,11 @@ from tiny_exports import ATTENTION, IDS, WHERE, exported
 from tiny_store import log_of, write_store
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from mlsm.__main__ import VERBS
+from mlsm.cli.settings import parse
+from mlsm.commands import load
 from mlsm.common.durable import replace_json
 from mlsm.common.errors import RunError
 from mlsm.evaluation.tasks.scoring.models import load as load_scored
-from mlsm.terminal.settings import parse
 from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import weights_fingerprint
 from student.encoders.stock import HEAD_LAYOUTS
@@ -320,18 +320,18 @@ def test_settings_of_a_probe():
 def test_what_a_probe_has_not_is_neither_a_flag_nor_a_setting_of_a_recipe(tmp_path, capsys):
     fixed = {"objective": "kd", "kappa": "2", "encoder": "bert-2x32", "continue-from": "x", "dropout": "0.1"}
     with pytest.raises(SystemExit):
-        parse("train-probe", VERBS["train-probe"], ["--help"])
+        parse(load("train-probe"), ["--help"])
     shown = capsys.readouterr().out
     assert "--student" in shown and not [name for name in fixed if f"--{name}" in shown]
     for name, value in fixed.items():
         for flag in ([f"--{name}", value], [f"--{name}={value}"]):
             with pytest.raises(ValueError, match=f"there is no flag --{name}"):
-                parse("train-probe", VERBS["train-probe"], flag)
+                parse(load("train-probe"), flag)
         recipe = tmp_path / "mine.yaml"
         recipe.write_text(f"train-probe: {{{name}: {value}}}\n")
         with pytest.raises(ValueError, match=f"has no setting {name}"):
-            parse("train-probe", VERBS["train-probe"], [], str(recipe))
-    settings = parse("train-probe", VERBS["train-probe"], ["--lr", "0.5"]).settings
+            parse(load("train-probe"), [], str(recipe))
+    settings = parse(load("train-probe"), ["--lr", "0.5"]).settings
     assert (settings.objective, settings.encoder, settings.dropout, settings.lr) == ("mlm", "", None, 0.5)
 
 

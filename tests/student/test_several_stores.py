@@ -15,10 +15,10 @@ from preloaded import run_python
 from safetensors.torch import load_file
 from tiny_store import log_of, write_store
 
+from mlsm.cli.flags import read_flags
+from mlsm.commands.train_student import show as training
 from mlsm.common.errors import Interrupted, RunError, StoreError
 from mlsm.evaluation.lineage import lineage
-from mlsm.terminal.flags import read_flags
-from mlsm.terminal.training import training
 from shards.manifest import Plan
 from shards.reader import Store
 from student.batches import Loader, to_device

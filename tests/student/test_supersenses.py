@@ -14,9 +14,9 @@ from tiny_store import log_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModel, PreTrainedTokenizerFast
 
+from mlsm.commands.train_student import show as training
 from mlsm.common.errors import RunError, WsdDataError
 from mlsm.common.wordnet import LEXNAMES, WordNet
-from mlsm.terminal.training import training
 from student.batches import Loader
 from student.config import StudentConfig
 from student.masks.masking import Masking

@@ -18,14 +18,14 @@ from tiny_store import write_store, write_tokenizer
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from mlsm import __main__ as cli
+from mlsm.cli import run as command_line
+from mlsm.commands.evaluate_blimp import show as blimp
 from mlsm.common.errors import BlimpError, ModelError, RunError
 from mlsm.evaluation import records
 from mlsm.evaluation.tasks.blimp import evaluate as evaluating
 from mlsm.evaluation.tasks.blimp.config import BlimpConfig
 from mlsm.evaluation.tasks.blimp.data import PARADIGMS, PHENOMENA
 from mlsm.evaluation.tasks.blimp.evaluate import evaluate
-from mlsm.terminal import verb
-from mlsm.terminal.blimp import blimp
 from student.config import ProbeConfig, StudentConfig
 from student.objectives.mlm import Mlm
 from student.objectives.mlsm import Mlsm
@@ -294,7 +294,7 @@ def test_an_unfinished_run_is_said_to_be_so(run, config, tmp_path):
 def no_traces(monkeypatch):
     """A command sets up its process, and this one is pytest's."""
     monkeypatch.setattr(cli, "end_on_signals", lambda: None)
-    monkeypatch.setattr(verb, "quiet_libraries", lambda downloads: None)
+    monkeypatch.setattr(command_line, "quiet_libraries", lambda downloads: None)
 
 
 def error_of(arguments, capsys):

@@ -16,6 +16,7 @@ from tiny_families import edit_weights, tiny_model
 from tiny_store import write_store
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
+from mlsm.commands.finetune import show as summary
 from mlsm.common.errors import DataError, ModelError, RecordError, StudyError, TeacherError
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
@@ -26,7 +27,6 @@ from mlsm.evaluation.comparison.models import match_trainings, models_of
 from mlsm.evaluation.tasks.finetuning import training
 from mlsm.evaluation.tasks.finetuning.config import TASKS, FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.suite import finetune
-from mlsm.terminal.finetuning import summary
 from student.config import StudentConfig
 from student.train import train
 

@@ -1,17 +1,29 @@
-"""What docs prints: the list of pages, or a page, laid out on a terminal and as the Markdown it is elsewhere."""
+"""Print the documentation as installed: all pages by name, or one in full."""
 
 import shutil
 import sys
 from io import StringIO
 
 from mlsm.common.invocation import program
-from mlsm.evaluation.inspection.pages import DocsConfig, text_of
+from mlsm.common.progress import Progress, silent
+from mlsm.evaluation.inspection.pages import DocsConfig as Settings
+from mlsm.evaluation.inspection.pages import text_of
+from mlsm.results import Report
 from mlsm.terminal.tables import table
 
 WIDEST = 120  # columns
 
+DOWNLOADS = False
 
-def page(report: dict, settings: DocsConfig) -> str:
+
+def run(settings: Settings, progress: Progress = silent) -> Report:
+    """Find a page of the documentation: docs(page="corpora")["file"]; all of them: docs()["pages"]."""
+    from mlsm.evaluation.inspection.pages import list_or_read
+
+    return Report.of(list_or_read(settings, progress))
+
+
+def show(report: dict, settings: Settings) -> str:
     """Show a page, or all by name and title."""
     if "pages" in report:
         rows = [(entry["page"], entry["title"]) for entry in report["pages"]]

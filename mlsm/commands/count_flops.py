@@ -1,7 +1,9 @@
-"""What count-flops says when it is done. Left out: the counting (mlsm/evaluation/studies/flops/count.py)."""
+"""Count the operations of pre-training: the paper's table 3, what it leaves out, offline against R reuses."""
 
-from mlsm.evaluation.studies.flops.config import CountFlopsConfig
+from mlsm.common.progress import Progress, silent
+from mlsm.evaluation.studies.flops.config import CountFlopsConfig as Settings
 from mlsm.evaluation.studies.flops.count import short_flops
+from mlsm.results import Report
 
 # The totals of table 3 that are not the sums of its cells: a unit of the last digit off, its rounding. Percentages are
 # of these.
@@ -10,7 +12,14 @@ NAMES = {"mlm": "MLM", "kd": "KD", "naive-mlsm": "naive MLSM"}
 _PAPERS = ("student", "teacher", "vocabulary", "k", "layer", "windows", "length")
 
 
-def summary(result: dict, settings: CountFlopsConfig) -> str:
+def run(settings: Settings, progress: Progress = silent) -> Report:
+    """Count the operations of pre-training, from configurations alone."""
+    from mlsm.evaluation.studies.flops.count import count_flops
+
+    return Report.of(count_flops(settings, progress))
+
+
+def show(result: dict, settings: Settings) -> str:
     """Show the tables of count-flops."""
     setting, dictionary = result["setting"], result["dictionary"]
     attention = "" if setting["attention_apart"] else " and (no formula) its attention"
@@ -51,7 +60,7 @@ def _title(name):
 
 
 def _paper_totals(settings):
-    default = CountFlopsConfig()
+    default = Settings()
     if any(getattr(settings, name) != getattr(default, name) for name in _PAPERS):
         return []
     said = ", ".join(f"{_title(name)} {total} ({percent})" for name, (total, percent) in PAPER_TOTALS.items())

@@ -1,13 +1,24 @@
-"""What prepare-data says when it is done."""
+"""Prepare published evaluation data for the evaluations: blimp | wsd | glue | wic | conll."""
 
 from pathlib import Path
 
 from mlsm.common.invocation import program
+from mlsm.common.progress import Progress, silent
 from mlsm.common.text import shell_quote
-from mlsm.evaluation.preparation.config import PrepareDataConfig
+from mlsm.evaluation.preparation.config import PrepareDataConfig as Settings
+from mlsm.results import Report
+
+DOWNLOADS = False
 
 
-def preparation(report: dict, settings: PrepareDataConfig) -> str:
+def run(settings: Settings, progress: Progress = silent) -> Report:
+    """Put evaluation data as published into the layout that evaluations read: dataset="wic", from_="downloads"."""
+    from mlsm.evaluation.preparation.prepare import prepare
+
+    return Report.of(prepare(settings, progress))
+
+
+def show(report: dict, settings: Settings) -> str:
     """Show what was prepared, with its counts beside the published ones, what is missing, and what reads it."""
     lines = [""]
     for part in report["parts"]:

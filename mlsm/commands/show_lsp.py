@@ -1,17 +1,29 @@
-"""What show-lsp says: the dicts of mlsm/evaluation/inspection/lsps/show.py as text. Tokens in context stand in «».
+"""Show what LSPs stand for: tokens, contexts, neighbours, senses; of a word, a text; as pages to browse.
 
 One function a view. Left out: the pages (mlsm/evaluation/inspection/lsps/pages.py).
 """
 
 from pathlib import Path
 
+from mlsm.commands._newest import lsp_stores
 from mlsm.common.invocation import program
+from mlsm.common.progress import Progress, silent
 from mlsm.common.text import shell_quote
-from mlsm.evaluation.inspection.lsps.positions import sparkline
-from mlsm.terminal.tables import columns, table
+from mlsm.evaluation.inspection.lsps.config import LspConfig as Settings
+from mlsm.results import Report
+from mlsm.terminal.tables import columns, sparkline, table
+
+newest = lsp_stores
 
 
-def summary(result: dict, settings: object) -> str:
+def run(settings: Settings, progress: Progress = silent) -> Report:
+    """What LSPs stand for: of a store, a word, a text; with html="lsps" as pages to browse."""
+    from mlsm.evaluation.inspection.lsps.show import show as find
+
+    return Report.of(find(settings, progress))
+
+
+def show(result: dict, settings: Settings) -> str:
     """Show any of the views."""
     return _VIEWS[result["view"]](result)
 

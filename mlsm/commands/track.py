@@ -1,11 +1,19 @@
-"""What track says when it is done: what became of the LSPs from each store to the next."""
+"""Track LSPs from one store to the next: kept, drifted, split, merged, vanished, new."""
 
-from mlsm.evaluation.inspection.tracking.config import TrackConfig
-from mlsm.evaluation.inspection.tracking.matching import BEFORE
+from mlsm.common.progress import Progress, silent
+from mlsm.evaluation.inspection.tracking.config import TrackConfig as Settings
+from mlsm.results import Report
 from mlsm.terminal.tables import table
 
 
-def tracking(result: dict, settings: TrackConfig) -> str:
+def run(settings: Settings, progress: Progress = silent) -> Report:
+    """Match the LSPs of two or more stores of the same text: mlsm.track(stores=(before, after))."""
+    from mlsm.evaluation.inspection.tracking.track import track
+
+    return Report.of(track(settings, progress))
+
+
+def show(result: dict, settings: Settings) -> str:
     """Show how many LSPs are kept, drift, split, merge, vanish and appear in every step."""
     rows: list[tuple[str, object]] = [
         (f"store {number}", f"{store['store']}: {store['k']:,} LSPs, {store['rare']:,} too rare to judge")
@@ -17,6 +25,8 @@ def tracking(result: dict, settings: TrackConfig) -> str:
         ("kept", f"from a correlation of {limits['kept_from']:g}; matched from {limits['matched_from']:g}"),
     ]
     lines = ["", table(rows), ""]
+    from mlsm.evaluation.inspection.tracking.matching import BEFORE
+
     header: tuple[str, ...] = ("stores", *BEFORE, "appeared", "median r", "by chance")
     cells = [header]
     for number, step in enumerate(result["steps"]):

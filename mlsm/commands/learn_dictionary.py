@@ -1,14 +1,23 @@
-"""What learn-dictionary, import-dictionary and encode-images say when they are done."""
+"""Learn LSP atoms from a teacher, stored hidden states or a .npy file (encode-lsp does when it needs them)."""
 
 from mlsm.common.invocation import program
+from mlsm.common.progress import Progress, silent
 from mlsm.common.text import shell_join, shell_quote
+from mlsm.results import LearnedDictionary
 from mlsm.terminal.tables import table
-from pipeline.config import LearnConfig
-from pipeline.images import ImagesConfig
-from pipeline.imported import ImportConfig
+from pipeline.config import LearnConfig as Settings
+
+RECIPES = True
 
 
-def dictionaries(reports: list[dict], settings: LearnConfig) -> str:
+def run(settings: Settings, progress: Progress = silent) -> list[LearnedDictionary]:
+    """Learn the dictionary of each layer and k of a teacher, or one of the vectors in a file: hidden="states.npy"."""
+    from pipeline.learn import learn_dictionary
+
+    return [LearnedDictionary.of(report) for report in learn_dictionary(settings, progress)]
+
+
+def show(reports: list[dict], settings: Settings) -> str:
     """Show the dictionaries that were learned, and the command that encodes with each."""
     lines = []
     for report in reports:
@@ -26,36 +35,7 @@ def dictionaries(reports: list[dict], settings: LearnConfig) -> str:
     return "\n".join(lines)
 
 
-def imported(report: dict, settings: ImportConfig) -> str:
-    """Show the dictionary that was imported, and the command that encodes with it."""
-    zeros = f", {report['zero_atoms']:,} of them zero" if report["zero_atoms"] else ""
-    rows = [
-        ("dictionary", report["dictionary"]),
-        ("atoms", f"{report['k']:,} of width {report['width']}{zeros}; the {report['orientation']} of the file"),
-        ("numbers", f"{report['dtype']}, kept as float32; the largest norm is {report['largest_norm']:.6f}"),
-    ]
-    state = "was imported already" if report["finished_before"] else "is imported"
-    given = f"encode-lsp --dictionary {shell_quote(report['dictionary'])}"
-    return (
-        f"\nThe dictionary {state}.\n{table(rows)}\n\nTo encode with it, name the teacher that it was learned from, "
-        f"{report['width']} wide, and the layer:\n  {program()} {given} --teacher ... --layer ... --corpus ..."
-    )
-
-
-def image_vectors(report: dict, settings: ImagesConfig) -> str:
-    """Show the vectors of images, and the commands that learn visual LSPs from them and show these."""
-    state = "were there already" if report["finished_before"] else "are written"
-    rows, columns = report["grid"]
-    facts = [
-        ("vectors", report["vectors"]),
-        ("images", f"{report['images']:,}, {rows} × {columns} patches each"),
-        ("width", report["width"]),
-    ]
-    learn = f"{program()} learn-dictionary --hidden {shell_quote(report['vectors'])} --k 256"
-    return f"\nThe vectors {state}.\n{table(facts)}\n\nNext:\n  {learn}"
-
-
-def _encoding_with(report: dict, settings: LearnConfig) -> str:
+def _encoding_with(report: dict, settings: Settings) -> str:
     """Write the command that encodes the same corpus with this dictionary and with the same settings."""
     from mlsm.recipes.reading import recipe_settings
     from pipeline.config import EncodeConfig, plain

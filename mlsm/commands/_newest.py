@@ -1,37 +1,31 @@
 """What a command works on where nothing is named: the newest store, student or run that fits.
 
-    choose(verb, settings)    # (settings with store="runs/stores/lsp-...", "store runs/stores/lsp-... (the newest ...")
+    choose(command, settings)    # (settings with store="runs/stores/lsp-...", "store runs/stores/... (the newest ...")
 
-One function for each thing that can be chosen; the table of commands names it. A function takes the settings and
+One function for each thing that can be chosen; a command's file names it as `newest`. A function takes the settings and
 returns the candidates, the newest first, and raises StoreError or RunError where there are none.
 """
 
 import dataclasses
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlsm.commands import Command
+
 if TYPE_CHECKING:
-    from mlsm.terminal.verb import Verb
     from shards.reader import Store
     from student.config import StudentConfig
 
 
-def load(reference: str) -> Any:
-    """Import what a reference like student.train:train names. Only then, so that --help answers at once."""
-    module, _, name = reference.partition(":")
-    return getattr(import_module(module), name)
-
-
-def choose(verb: "Verb", settings: Any) -> tuple[Any, str | None]:
+def choose(command: Command, settings: Any) -> tuple[Any, str | None]:
     """Fill in what a command works on. Returns the settings, and a line that says what was chosen, or None."""
-    if verb.chooses is None or getattr(settings, verb.works_on) is not None:
+    if command.newest is None or getattr(settings, command.works_on) is not None:
         return settings, None
-    found = load(verb.chooses)(settings)
-    which = "one" if verb.works_on == "run" else "finished one"  # a run may be exported before it ends
+    found = command.newest(settings)
+    which = "one" if command.works_on == "run" else "finished one"  # a run may be exported before it ends
     why = f"the only {which}" if len(found) == 1 else f"the newest {which} of {len(found)}; name another to take that"
     # The annotation says whether the settings hold it as a path or as a text; check() converts.
-    return dataclasses.replace(settings, **{verb.works_on: found[0]}), f"{verb.works_on} {found[0]} ({why})"
+    return dataclasses.replace(settings, **{command.works_on: found[0]}), f"{command.works_on} {found[0]} ({why})"
 
 
 def stores(settings: object) -> list[Path]:
@@ -76,7 +70,7 @@ def runs(settings: object) -> list[Path]:
     return runs_with_checkpoints()
 
 
-def store_to_train_on(verb: "Verb", settings: Any) -> "tuple[Store | None, str | None]":
+def store_to_train_on(command: Command, settings: Any) -> "tuple[Store | None, str | None]":
     """Open the store that a training would read. Returns it, and a line that says so if it was chosen and not named.
 
     Returns (None, None) where no store can be read: the command itself says why.
@@ -86,10 +80,10 @@ def store_to_train_on(verb: "Verb", settings: Any) -> "tuple[Store | None, str |
 
     choice = None
     try:
-        if verb.completes is not None:
-            settings = load(verb.completes)(settings)
+        if command.complete is not None:
+            settings = command.complete(settings)
         else:
-            settings, choice = choose(verb, settings)
+            settings, choice = choose(command, settings)
         return Store.open(settings.stores[0]), choice
     except (StoreError, ShardError, ValueError, OSError):
         return None, None

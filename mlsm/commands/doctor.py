@@ -1,10 +1,21 @@
-"""What doctor says: a line of what was found, a line of what it means, for each part of the machine."""
+"""Say what this machine has (cores, GPU, libraries, disk), and what that means for speed."""
 
 from mlsm.common.invocation import program
-from mlsm.evaluation.inspection.machine import DoctorConfig
+from mlsm.common.progress import Progress, silent
+from mlsm.evaluation.inspection.machine import DoctorConfig as Settings
+from mlsm.results import Report
+
+DOWNLOADS = False
 
 
-def examination(report: dict, settings: DoctorConfig) -> str:
+def run(settings: Settings, progress: Progress = silent) -> Report:
+    """What this machine has, and what that means for speed: doctor()["checks"]."""
+    from mlsm.evaluation.inspection.machine import examine
+
+    return Report.of(examine(settings, progress))
+
+
+def show(report: dict, settings: Settings) -> str:
     """Show what the machine has, with a mark where something asks for action."""
     width = max(len(check["name"]) for check in report["checks"])
     lines = [""]

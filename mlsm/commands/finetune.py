@@ -1,19 +1,25 @@
-"""What `finetune` says when it is done: figures of the models, one row a metric.
+"""Fine-tune models on ten tasks with paired heads: one record per task and seed.
 
 Left out: significance (mlsm/evaluation/comparison).
 """
 
 from statistics import mean, stdev
-from typing import TYPE_CHECKING
 
 from mlsm.common.invocation import program
+from mlsm.common.progress import Progress, silent
 from mlsm.common.text import shell_quote
+from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig as Settings
+from mlsm.results import Report
 
-if TYPE_CHECKING:
-    from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
+
+def run(settings: Settings, progress: Progress = silent) -> Report:
+    """Fine-tune models on ten tasks, with paired heads and batches: one record a task and seed."""
+    from mlsm.evaluation.tasks.finetuning.suite import finetune
+
+    return Report.of(finetune(settings, progress))
 
 
-def summary(result: dict, settings: "FinetuneConfig") -> str:
+def show(result: dict, settings: Settings) -> str:
     """Show the figures of the models, a row a metric, and what to know about them."""
     if settings.frozen:
         return _frozen(result)

@@ -1,14 +1,23 @@
-"""What study says: what its parts cost, their commands, or what came out."""
+"""Run a whole study from one recipe: stores, students, evaluations, comparison."""
 
 from collections import Counter
 
 from mlsm.common.invocation import program
+from mlsm.common.progress import Progress, silent
 from mlsm.common.text import shell_quote
-from mlsm.evaluation.studies.protocol.config import StudyConfig
+from mlsm.evaluation.studies.protocol.config import StudyConfig as Settings
+from mlsm.results import Report
 from mlsm.terminal.tables import columns, duration, size
 
 
-def summary(result: dict, settings: StudyConfig) -> str:
+def run(settings: Settings, progress: Progress = silent) -> Report:
+    """Run a whole study from one recipe: stores, students, evaluations, and their comparison."""
+    from mlsm.evaluation.studies.protocol.study import study
+
+    return Report.of(study(settings, progress))
+
+
+def show(result: dict, settings: Settings) -> str:
     """Show the parts of a study with their costs, their commands, or its conclusion and where its report is."""
     if "commands" in result:
         return result["commands"]

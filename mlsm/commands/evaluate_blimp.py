@@ -1,9 +1,19 @@
-"""What evaluate-blimp says when it is done."""
+"""Score masked language models on the minimal pairs of BLiMP's 67 paradigms."""
 
+from mlsm.common.progress import Progress, silent
+from mlsm.evaluation.tasks.blimp.config import BlimpConfig as Settings
+from mlsm.results import Report
 from mlsm.terminal.tables import table
 
 
-def blimp(result: dict, settings: object) -> str:
+def run(settings: Settings, progress: Progress = silent) -> Report:
+    """Score masked language models on BLiMP's minimal pairs."""
+    from mlsm.evaluation.tasks.blimp.evaluate import evaluate
+
+    return Report.of(evaluate(settings, progress))
+
+
+def show(result: dict, settings: Settings) -> str:
     """Show a column of figures for every model, and say where its records are."""
     found = result["records"]
     columns = [_column(record) for record in found]

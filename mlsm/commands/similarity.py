@@ -1,11 +1,28 @@
-"""What similarity says: measures and shared LSPs of each pair of texts, or a table for each set."""
+"""Measure how similar texts are by their LSPs, and which they share; zero-shot on STS-B and WiC."""
 
+from mlsm.commands._newest import lsp_stores
 from mlsm.common.invocation import program
+from mlsm.common.progress import Progress, silent
 from mlsm.common.text import shell_quote
+from mlsm.evaluation.similarity.config import SimilarityConfig as Settings
+from mlsm.results import Report
 from mlsm.terminal.tables import columns, table
 
+BY_POSITION = ("texts_a", "texts_b", "store")
+newest = lsp_stores
 
-def similarity(result: dict, settings: object) -> str:
+
+def run(settings: Settings, progress: Progress = silent) -> Report:
+    """How alike texts are by their LSPs, pair by pair: `similarity("A cat.", "A dog.", store)` has them as `pairs`.
+
+    store  a store of LSPs, or a student that predicts them; with tasks="stsb" instead of texts: tables
+    """
+    from mlsm.evaluation.similarity.compare import compare
+
+    return Report.of(compare(settings, progress))
+
+
+def show(result: dict, settings: Settings) -> str:
     """Show pairs or tables, and what read the texts."""
     if "store" in result:
         who = [("store", result["store"]), ("teacher", f"{result['teacher_name']}, layer {result['layer']}")]

@@ -1,6 +1,10 @@
-"""What sweep says when it is done: the table of its students and what the paper's own sweeps would cost."""
+"""Train a student for every layer, or every k, from one pass of the teacher: --recipe sweep-layers | sweep-k."""
 
+from mlsm.common.progress import Progress, silent
+from mlsm.evaluation.studies.sweeps.config import SweepConfig as Settings
 from mlsm.evaluation.studies.sweeps.full_scale import full_scale_lines
+from mlsm.results import Report
+from mlsm.terminal.encoding import code_of_quarantine
 
 NOTE = """\
 Held-out KL is against each row's own distributions, so it is not comparable across layers or k. The share by which
@@ -9,8 +13,17 @@ it is below the marginal's says how much was learned of them, not which student 
 INTRUDERS = """\
 Intruders: how often words that do not belong to an LSP are told from its own, 50% by chance, by {}."""
 
+RECIPES = True
 
-def summary(result: dict, settings: object) -> str:
+
+def run(settings: Settings, progress: Progress = silent) -> Report:
+    """Train a student for every layer, or every k, from one pass of the teacher."""
+    from mlsm.evaluation.studies.sweeps.sweep import sweep
+
+    return Report.of(sweep(settings, progress))
+
+
+def show(result: dict, settings: Settings) -> str:
     """Show the table of a sweep, what its figures mean, and what the paper's own sweep would cost."""
     scale = full_scale_lines(result["full_scale"])
     if "rows" not in result:
@@ -45,3 +58,9 @@ def _table(rows):
             f"{row['student_flops']:>15.2e}{row['encoding_flops']:>16.2e}{shares}"
         )
     return lines
+
+
+def exit_code(report: dict) -> int:
+    """That of an encoding of its stores."""
+    advice = "encode-lsp with these settings and --retry-quarantine tries them again"
+    return code_of_quarantine(report.get("rows", []), advice)

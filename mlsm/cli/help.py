@@ -11,14 +11,12 @@ import inspect
 import textwrap
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mlsm.cli.flags import Parser, add_flag, settable, takes_several
+from mlsm.commands import STAGES, Command
 from mlsm.common.invocation import program
 from mlsm.common.settings import is_word
-from mlsm.terminal.flags import Parser, add_flag, settable, takes_several
-
-if TYPE_CHECKING:
-    from mlsm.terminal.verb import Verb
 
 COMMON = """\
   --json               print the result as JSON
@@ -26,7 +24,8 @@ COMMON = """\
   --debug              show the whole traceback of an error"""
 RECIPES = "  --recipe NAME|FILE   defaults from recipes/NAME.yaml or a YAML file; flags win"
 
-# Every setting of every command, the usual ones first. A setting means the same in all commands that have it.
+# The settings of all commands, the usual ones first; a word without a flag is "what", and one that is not named here is
+# "how", in the order of its class. A setting means the same in all commands that have it.
 GROUPS = {
     "what": """page dataset from_ file images orientation recipe store stores models results run path corpus teacher
         tokenizer hidden layer k top_n quantise bytes dictionary codebook atoms objective encoder
@@ -34,10 +33,7 @@ GROUPS = {
         vocab_size tasks seeds step checkpoint paradigms sentences pairs lsp word text texts_a texts_b without amplify
         vectors intruders judge similar_to document window against split vocabulary windows length reuse steps""",
     "where": "output data_dir wsd_data diagnostic finetuning html push_to_hub license language",
-    "how": """max_tokens max_length epochs max_steps lr batch_windows batch mask_rate dropout lam dictionary_tokens
-        packing document_boundary held_out_by kind power least_count general words most_frequent weight coverage
-        entropy frozen layers matching kept_from matched_from full repair only print_commands dry_run metric paper
-        smoke overwrite top tokens samples all masked private solver center seed json""",
+    "how": "",
     "resources": """device dtype products workers scheduler micro_batch batch_tokens unit_tokens compile
         activation_checkpointing partial_vocabulary gpu""",
     "rare": """text_field invalid_utf8 min_characters keep_duplicates documents_apart segments dictionary_epochs
@@ -71,34 +67,37 @@ def greeting() -> str:
     )
 
 
-def overview(verbs: dict) -> str:
+def overview(commands: dict[str, Command]) -> str:
     """List all commands, for `mlsm --help`."""
-    groups = [
-        "\n".join(f"  {name:<18} {verb.summary}" for name, verb in verbs.items() if verb.recipes is wanted)
-        for wanted in (True, False)
-    ]
+    first = [name for name in commands if name in STAGES]
+    others = [name for name in commands if name not in STAGES]
+    groups = [first, [name for name in others if commands[name].recipes]]
+    groups.append([name for name in others if not commands[name].recipes])
+    lists = ["\n".join(f"  {name:<18} {commands[name].summary}" for name in group) for group in groups]
     return (
-        f"usage: mlsm COMMAND [FLAGS]      (or: python cli.py COMMAND [FLAGS])\n\n"
-        f"Masked Latent Semantic Modeling in two stages: encode a corpus once, train from it many times.\n\n"
-        f"{groups[0]}\n\n{groups[1]}\n\nEvery command has --help (or: mlsm help COMMAND), and:\n{COMMON}\n\n"
-        f"Those of the first group also:\n{RECIPES}\n\n"
+        "usage: mlsm COMMAND [FLAGS]      (or: python cli.py COMMAND [FLAGS])\n\n"
+        "Masked Latent Semantic Modeling in two stages: encode a corpus once, train from it many times.\n\n"
+        + "".join(f"{listed}\n\n" for listed in lists)
+        + f"Every command has --help (or: mlsm help COMMAND), and:\n{COMMON}\n\n"
+        f"Those of the first two groups also:\n{RECIPES}\n\n"
         f"Running a command again resumes it, or says that it is finished."
     )
 
 
-def unknown_verb(name: str, verbs: Iterable[str]) -> str:
+def unknown_command(name: str, names: Iterable[str]) -> str:
     """Say that a command does not exist, and which one may have been meant."""
-    meant = difflib.get_close_matches(name.replace("_", "-"), verbs, n=1)
+    meant = difflib.get_close_matches(name.replace("_", "-"), names, n=1)
     did_you_mean = f" Did you mean {meant[0]}?" if meant else ""
-    return f"no command {name!r}.{did_you_mean} There are: {', '.join(verbs)}"
+    return f"no command {name!r}.{did_you_mean} There are: {', '.join(names)}"
 
 
-def flags_of(name: str, verb: "Verb", settings_class: type, values: dict, why: str) -> Parser:
-    """Describe one command and its flags, for `mlsm VERB --help` and for the command's page of the site.
+def flags_of(command: Command, values: dict, why: str) -> Parser:
+    """Describe one command and its flags, for `mlsm COMMAND --help` and for the command's page of the site.
 
     values   what the recipe that applies says, by setting;  why  the recipe and the reason why it applies, or ""
     Returns  a parser with the flags in groups, whose format_help() is the text
     """
+    settings_class = command.settings
     fields = {field.name: field for field in settable(settings_class)}
     docs = _docs(settings_class)
     words = " ".join(
@@ -107,19 +106,29 @@ def flags_of(name: str, verb: "Verb", settings_class: type, values: dict, why: s
     defaults = f"\n\nThe defaults are those of the {why}." if why else ""
     generic = COMMON if "json" not in fields else COMMON.partition("\n")[2]
     parser = Parser(
-        usage=" ".join(filter(None, [program(), name, words, "[FLAGS]"])),
-        description=f"{verb.summary}\n\n{' '.join((settings_class.__doc__ or '').split())}{defaults}",
-        epilog=f"as with every command:\n{RECIPES + chr(10) if verb.recipes else ''}{generic}",
+        usage=" ".join(filter(None, [program(), command.name, words, "[FLAGS]"])),
+        description=f"{command.summary}\n\n{' '.join((settings_class.__doc__ or '').split())}{defaults}",
+        epilog=f"as with every command:\n{RECIPES + chr(10) if command.recipes else ''}{generic}",
         formatter_class=_Format,
     )
-    for group, names in GROUPS.items():
+    for group, names in _grouped(fields).items():
         shown = parser.add_argument_group(TITLES[group])
-        for setting in [setting for setting in names.split() if setting in fields]:
+        for setting in names:
             choices = [f"`{name}` {text}" for name, text in fields[setting].metadata.get("choices", {}).items()]
             text = f"{docs.get(setting, '')} {', '.join(choices)} {_default(fields[setting], values)}"
             text = " ".join(text.split())
             add_flag(shown, fields[setting], help=text.replace("%", "%%"))
     return parser
+
+
+def _grouped(fields):
+    """Lists of the settings of a command, by group."""
+    groups = {group: [name for name in names.split() if name in fields] for group, names in GROUPS.items()}
+    named = {name for names in groups.values() for name in names}
+    for name, field in fields.items():
+        if name not in named:
+            groups["what" if is_word(field) else "how"].append(name)
+    return groups
 
 
 class _Format(argparse.HelpFormatter):

@@ -1,9 +1,19 @@
-"""What score-text says when it is done."""
+"""Score how likely each sentence of a file is; with --pairs, minimal pairs of your own."""
 
+from mlsm.common.progress import Progress, silent
+from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig as Settings
+from mlsm.results import Report
 from mlsm.terminal.tables import quantity, table
 
 
-def scores(result: dict, settings: object) -> str:
+def run(settings: Settings, progress: Progress = silent) -> Report:
+    """Score the sentences, or the minimal pairs, of files: models="bert-base-cased", sentences="reviews.txt"."""
+    from mlsm.evaluation.tasks.scoring.score import score_text
+
+    return Report.of(score_text(settings, progress))
+
+
+def show(result: dict, settings: Settings) -> str:
     """Show the figures of every model and file, the pairs furthest from right, and where all scores are."""
     return "\n" + "\n\n".join(table(_rows(record)) + _wrong(record) for record in result["results"])
 

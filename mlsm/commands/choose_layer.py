@@ -1,11 +1,22 @@
-"""What choose-layer says when it is done: the layer to take, every layer's figures, correlations."""
+"""Choose a teacher's layer by word-sense disambiguation with the LSPs of each."""
 
-from mlsm.evaluation.studies.word_senses.conclusions import DEVELOPMENT, HEADLINE, LEAST_COVERAGE
-from mlsm.evaluation.studies.word_senses.data import EXPECTED
+from mlsm.common.progress import Progress, silent
+from mlsm.evaluation.studies.word_senses.config import DEVELOPMENT, EXPECTED, HEADLINE, LEAST_COVERAGE
+from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig as Settings
+from mlsm.results import Report
 from mlsm.terminal.tables import duration, table
 
+RECIPES = True
 
-def layers(result: dict, settings: object) -> str:
+
+def run(settings: Settings, progress: Progress = silent) -> Report:
+    """Which layer of a teacher to encode, by word-sense disambiguation with every layer's LSPs."""
+    from mlsm.evaluation.studies.word_senses.choose_layer import choose_layer
+
+    return Report.of(choose_layer(settings, progress))
+
+
+def show(result: dict, settings: Settings) -> str:
     """Show the figures of every layer and the layer to take."""
     first = result["first_sense"]
     lines = [f"\nThe diagnostic {'was finished already' if result['finished_before'] else 'is finished'}.\n"]
