@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -109,7 +110,7 @@ def test_underscores_and_hyphens_are_one():
     ("words", "given"),
     [
         ([], {}),
-        (["--layer", "4", "8", "--layer", "2"], {"layer": (2,)}),
+        (["--layer", "4", "8"], {"layer": (4, 8)}),
         (["--max-tokens", "None", "--output", "None"], {"max_tokens": None, "output": Path("None")}),
         (["--max-tokens", "1_000", "--lam=1e-2", "--top-n", "all"], {"max_tokens": 1000, "lam": 0.01, "top_n": "all"}),
         (["--dry-run", "--no-keep-duplicates"], {"dry_run": True, "keep_duplicates": False}),
@@ -118,6 +119,21 @@ def test_underscores_and_hyphens_are_one():
 )
 def test_only_what_is_given_is_read(words, given):
     assert read_flags(load("encode-lsp").settings, words) == given
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--layer", "4", "--layer=8"], "--layer is given twice. Give all its values after one --layer: --layer A B."),
+        (["--max_tokens", "4", "--max-tokens", "5"], "--max-tokens is given twice."),
+        (["--dry-run", "--no-dry-run"], "--dry-run is given twice."),
+    ],
+)
+def test_a_flag_that_is_given_twice_is_refused(words, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        read_flags(load("encode-lsp").settings, words)
+    with pytest.raises(ValueError, match="--recipe is given twice"):
+        cli.run(["encode-lsp", "--recipe", "paper", "--recipe=quickstart"])
 
 
 def test_help_of_a_command_has_two_spellings(capsys):
@@ -156,13 +172,15 @@ def test_help_has_groups_with_the_usual_flags_first(capsys):
 
 def test_help_shows_the_defaults_in_force(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    assert "Each number gets its own store. (default: 1024)" in help_of(capsys, "encode-lsp")
-    assert "defaults are those of the recipe quickstart" in help_of(capsys, "encode-lsp")
+    shown = help_of(capsys, "encode-lsp")
+    assert "Each number gets its own store. (quickstart: 1024)" in shown
+    assert "(quickstart: 2000000)" in shown
+    assert "Defaults marked quickstart are those of the recipe quickstart" in shown
     own = help_of(capsys, "encode-lsp", "--corpus", "a.txt")
     assert "Not given: 3,072, or with" in own and "Each number gets its own store. (default" not in own
-    assert "(default: 128)" in own and "The defaults are" not in own
+    assert "(default: 128)" in own and "Defaults marked" not in own
     paper = help_of(capsys, "train-student", recipe="paper")
-    assert "(default: 100000)" in paper and "recipe paper" in paper
+    assert "(paper: 100000" in paper and "recipe paper" in paper
     store = write_store(tmp_path / "runs" / "stores" / "lsp-tiny", k=24)
     (store.files.plans / f"{store.plan_id}.yaml").write_text('{"encode-lsp": {}, "recipe": "paper"}')
     monkeypatch.chdir(tmp_path)

@@ -75,13 +75,15 @@ OTHER_NAMES = {
 def read_flags(settings_class: type, argv: list[str]) -> dict:
     """Read the values of the settings that a command line names.
 
-    Raises  ValueError of one sentence: an unknown flag, a flag without its value, or a value of the wrong kind
+    Raises  ValueError of one sentence: an unknown flag, a flag that is given twice or without its value, or a value of
+            the wrong kind
     """
     fields = {field.name: field for field in settable(settings_class)}
     parser = Parser()
     for field in fields.values():
         add_flag(parser, field)
     spelt = {_with_hyphens(word): word for word in argv}
+    _refuse_twice([_with_hyphens(word) for word in argv], fields)
     found, others = parser.parse_known_intermixed_args([_with_hyphens(word) for word in argv])
     if others:
         flags = [word for word in others if word.startswith("-")]
@@ -94,6 +96,16 @@ def read_flags(settings_class: type, argv: list[str]) -> dict:
             hint = f" Give {meant.upper()} behind the command, without a flag."
         raise ValueError(f"there is no flag {unknown}.{hint}")
     return {name: _value(fields[name], words) for name, words in vars(found).items()}
+
+
+def _refuse_twice(argv, fields):
+    """Refuse a flag that is given twice: of the two, argparse would silently take the last."""
+    flags = [word.partition("=")[0] for word in argv if word.startswith("--")]
+    for field in fields.values():
+        name = flag_of(field)
+        if flags.count(name) + flags.count(name.replace("--", "--no-", 1)) > 1:
+            together = f" Give all its values after one {name}: {name} A B." if takes_several(field) else ""
+            raise ValueError(f"{name} is given twice.{together}")
 
 
 class Parser(argparse.ArgumentParser):
@@ -177,6 +189,8 @@ def take_flag(argv: list[str], flag: str) -> bool:
 
 def take_value(argv: list[str], flag: str) -> str | None:
     """Return the value of a flag, None where it is not given, and remove both from the command line."""
+    if sum(arg.partition("=")[0] == flag for arg in argv) > 1:
+        raise ValueError(f"{flag} is given twice.")
     for i, arg in enumerate(argv):
         if arg == flag and i + 1 < len(argv):
             value = argv[i + 1]

@@ -103,7 +103,8 @@ def flags_of(command: Command, values: dict, why: str) -> Parser:
     words = " ".join(
         f"[{field.name.upper()}{' ...' if takes_several(field) else ''}]" for field in fields.values() if is_word(field)
     )
-    defaults = f"\n\nThe defaults are those of the {why}." if why else ""
+    named = f"Defaults marked {_recipe_in(why)} are those of the {why}; the others hold in general."
+    defaults = f"\n\n{named}" if why else ""
     generic = COMMON if "json" not in fields else COMMON.partition("\n")[2]
     parser = Parser(
         usage=" ".join(filter(None, [program(), command.name, words, "[FLAGS]"])),
@@ -115,7 +116,7 @@ def flags_of(command: Command, values: dict, why: str) -> Parser:
         shown = parser.add_argument_group(TITLES[group])
         for setting in names:
             choices = [f"`{name}` {text}" for name, text in fields[setting].metadata.get("choices", {}).items()]
-            text = f"{docs.get(setting, '')} {', '.join(choices)} {_default(fields[setting], values)}"
+            text = f"{docs.get(setting, '')} {', '.join(choices)} {_default(fields[setting], values, why)}"
             text = " ".join(text.split())
             add_flag(shown, fields[setting], help=text.replace("%", "%%"))
     return parser
@@ -141,14 +142,29 @@ class _Format(argparse.HelpFormatter):
         return "\n".join(line if line.startswith("  ") else textwrap.fill(line, width) for line in text.splitlines())
 
 
-def _default(field, values):
-    """Write the default of a setting, to stand behind its description; nothing where the setting is left open."""
-    value = values.get(field.name, field.default)
-    if value is None or value == () or value is dataclasses.MISSING:
+def _default(field, values, why):
+    """Write the default of a setting, to stand behind its description; nothing where the setting is left open.
+
+    That of a recipe names it, with the one that holds without: (quickstart: 1024; in general: 3072).
+    """
+    general = _plain(None if field.default is dataclasses.MISSING else field.default)
+    if field.name in values and (here := _plain(values[field.name])) != general:
+        return f"({_recipe_in(why)}: {here}{f'; in general: {general}' if general else ''})"
+    return f"(default: {general})" if general else ""
+
+
+def _recipe_in(why):
+    """The name in `recipe paper, which made the store`."""
+    return why.removeprefix("recipe ").partition(" ")[0].rstrip(",")
+
+
+def _plain(value):
+    """Write a default as the flag takes it; nothing for a setting that is left open."""
+    if value is None or value == ():
         return ""
-    if isinstance(value, tuple):
-        value = " ".join(map(str, value))
-    return f"(default: {('off', 'on')[value] if isinstance(value, bool) else value})"
+    if isinstance(value, bool):
+        return ("off", "on")[value]
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _docs(settings_class):
