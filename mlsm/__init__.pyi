@@ -698,7 +698,7 @@ def train_probe(
     eval_windows: int = 256,
     log_every: int = 1,
     track: Literal["tensorboard", "wandb", "trackio"] | Sequence[Literal["tensorboard", "wandb", "trackio"]] = (),
-    output: PathOrText | None = None,
+    run_dir: PathOrText | None = None,
     student: PathOrText | None = None,
     probe_input: Literal["softmax", "logits", "hidden"] = "softmax",
 ) -> TrainedStudent:
@@ -764,7 +764,7 @@ def train_student(
     eval_windows: int = 256,
     log_every: int = 1,
     track: Literal["tensorboard", "wandb", "trackio"] | Sequence[Literal["tensorboard", "wandb", "trackio"]] = (),
-    output: PathOrText | None = None,
+    run_dir: PathOrText | None = None,
 ) -> TrainedStudent:
     """Train an encoder from shards; continue where an interrupted run of the same settings stopped.
 

@@ -89,7 +89,7 @@ def train(
               is constant at each position; of regress and recon baseline_loss_by_type and improvement_by_type, against
               the one that is constant for each token id;
               and already_finished, true when there was nothing left to do
-    Raises    RunError    store, settings and output directory do not belong together
+    Raises    RunError    store, settings and run directory do not belong together
               TrainingError    loss or gradient not finite, or too little memory; PeerError, which is one, in a
                                process whose others have ended
               WriteError (an OSError)    no room on the disk; the newest whole checkpoint stays
@@ -359,7 +359,7 @@ class Trainer:
             path, state = found
             if not path.is_dir():
                 raise RunError(
-                    f"{path} is not on this machine. Give an --output on a file system that all machines share."
+                    f"{path} is not on this machine. Give a --run-dir on a file system that all machines share."
                 )
             self.run.check_checkpoint(path, state)
             self.state.restore(path, state)

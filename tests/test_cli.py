@@ -57,7 +57,9 @@ VERBS = (
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_command_explains_its_flags(verb):
     run = mlsm(verb, "--help", check=0)
-    assert "--recipe" in run.stdout and "--output" in run.stdout and "--json" in run.stdout
+    assert (
+        "--recipe" in run.stdout and ("--output" in run.stdout or "--run-dir" in run.stdout) and "--json" in run.stdout
+    )
 
 
 TOOLS = (
@@ -395,5 +397,5 @@ def test_the_command_that_verify_shards_names_repairs_the_store(session):
 def test_a_student_output_of_another_run_is_refused(session):
     directory, _, train, _ = session
     run_directory = next((directory / "runs" / "students").iterdir())
-    run = mlsm(*train, "--lr", "5e-4", "--output", run_directory, cwd=directory, check=2)
+    run = mlsm(*train, "--lr", "5e-4", "--run-dir", run_directory, cwd=directory, check=2)
     assert "lr" in error_line(run)

@@ -119,16 +119,16 @@ def test_a_run_on_a_store_behind_a_password_writes_it_nowhere(store, tmp_path, m
             save_every=3,
             keep_last=2,
             device="cpu",
-            output=tmp_path / "run",
+            run_dir=tmp_path / "run",
         )
         result = train(config)
         assert result["store"] == f"{web.url}/lsp" and "finished" in training.show(result, config)
-        description = json.loads((config.output / "config.json").read_text())
+        description = json.loads((config.run_dir / "config.json").read_text())
         assert description["operational"]["store"] == f"{web.url}/lsp"
         assert train(config)["already_finished"]
-        (config.output / "result.json").unlink()
+        (config.run_dir / "result.json").unlink()
         assert not train(config)["already_finished"]  # goes on with the same address
-        export_run(ExportConfig(run=config.output, checkpoint="3", output=tmp_path / "export"))
+        export_run(ExportConfig(run=config.run_dir, checkpoint="3", output=tmp_path / "export"))
         with pytest.raises(SystemExit):
             cli.main(["verify-shards", given, "--json"])
         said = "".join(capsys.readouterr())

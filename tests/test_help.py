@@ -84,7 +84,7 @@ def test_what_a_command_works_on_is_a_setting_of_it(name):
 HUGGING_FACE = {
     "learning_rate": "--lr",
     "per_device_train_batch_size": "--micro-batch",
-    "output_dir": "--output",
+    "output_dir": "--run-dir",
     "bf16": "--dtype bfloat16",
     "num_train_epochs": "--epochs",
 }

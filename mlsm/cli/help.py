@@ -32,7 +32,7 @@ GROUPS = {
         wordnet student continue_from probe_input
         vocab_size tasks seeds step checkpoint paradigms sentences pairs lsp word text texts_a texts_b without amplify
         vectors intruders judge similar_to document window against split vocabulary windows length reuse steps""",
-    "where": "output data_dir wsd_data diagnostic finetuning html push_to_hub license language",
+    "where": "output run_dir data_dir wsd_data diagnostic finetuning html push_to_hub license language",
     "how": "",
     "resources": """device dtype products workers scheduler micro_batch batch_tokens unit_tokens compile
         activation_checkpointing partial_vocabulary gpu""",

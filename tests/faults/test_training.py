@@ -51,7 +51,7 @@ def store(tmp_path_factory):
 
 
 def flags_of(store, output):
-    given = SETTINGS | {"store": store.path, "output": output}
+    given = SETTINGS | {"store": store.path, "run-dir": output}
     return ["train-student", *(part for name, value in given.items() for part in (f"--{name}", str(value)))]
 
 
@@ -65,7 +65,7 @@ def config_of(store, output):
 def unbroken(store, tmp_path_factory):
     config = config_of(store, tmp_path_factory.mktemp("unbroken") / "run")
     train(config)
-    return config.output
+    return config.run_dir
 
 
 @pytest.fixture
@@ -164,11 +164,11 @@ def test_a_store_that_was_replaced_under_its_name_is_refused(store, tmp_path, ch
         train(config, stop)
     shutil.rmtree(path)
     write_store(path, k=24, **change)
-    before = {file: file.read_bytes() for file in config.output.rglob("*") if file.is_file()}
+    before = {file: file.read_bytes() for file in config.run_dir.rglob("*") if file.is_file()}
     with pytest.raises(RunError, match=r"another run, which differs in .*store plan .*Nothing was changed") as refused:
         train(config)
     assert ("store target" in str(refused.value)) == ("words" in change)
-    assert {file: file.read_bytes() for file in config.output.rglob("*") if file.is_file()} == before
+    assert {file: file.read_bytes() for file in config.run_dir.rglob("*") if file.is_file()} == before
 
 
 @pytest.mark.promise(

@@ -162,7 +162,7 @@ def test_a_student_learns_clusters(clusters, tmp_path):
         save_every=0,
         eval_every=0,
         device="cpu",
-        output=tmp_path / "run",
+        run_dir=tmp_path / "run",
     )
     result = train(config)
     assert result["held_out_loss"] < 3.6 < np.log(40), "of 40 labels, with no entropy of their own"

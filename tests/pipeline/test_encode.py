@@ -266,7 +266,7 @@ def test_training_works_when_the_pipeline_cannot_be_imported(report, tmp_path):
         "import sys; sys.modules['pipeline'] = None\n"
         "from student.config import StudentConfig\nfrom student.train import train\nfrom pathlib import Path\n"
         f"result = train(StudentConfig(store=Path({report['store']!r}), encoder='bert-1x32', max_steps=2,"
-        f" batch_windows=4, micro_batch=4, device='cpu', output=Path({str(tmp_path / 'run')!r})))\n"
+        f" batch_windows=4, micro_batch=4, device='cpu', run_dir=Path({str(tmp_path / 'run')!r})))\n"
         "assert result['steps'] == 2"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

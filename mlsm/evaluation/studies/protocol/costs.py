@@ -97,9 +97,9 @@ def is_finished(part: Part, parts: list[Part]) -> bool:
 
 def is_made(part: Part, parts: list[Part]) -> bool:
     """Whether a part's own files are whole, as far as they say: an evaluation has all its records."""
-    output = Path(part.values["output"])
     if part.verb in ("train-student", "train-probe"):
-        return (output / "result.json").is_file()
+        return (Path(part.values["run_dir"]) / "result.json").is_file()
+    output = Path(part.values["output"])
     if part.verb in STORES:
         return _is_whole(part, output / "stores")
     if part.verb == "choose-layer":
@@ -305,7 +305,7 @@ def _speed_of(training: Part, parts: list[Part], length: int | None = None) -> "
 
 def _training_of(run: str, parts: list[Part]) -> Any:
     """The training of the student in a directory, or that a probe there is of; None for any other model."""
-    made = {str(part.values["output"]): part for part in parts if part.verb in ("train-student", "train-probe")}
+    made = {str(part.values["run_dir"]): part for part in parts if part.verb in ("train-student", "train-probe")}
     part = made.get(run)
     return _training_of(part.values["student"], parts) if part and part.verb == "train-probe" else part
 

@@ -102,7 +102,7 @@ def test_the_mass_that_top_n_keeps_stands_beside_each_student(settings, tmp_path
 def test_its_settings_are_passed_on(settings):
     encoding, training = replace(settings, top_n="all", seed=7).encoding(), settings.training("a store")
     assert (encoding.layer, encoding.top_n, encoding.seed, encoding.output) == ((1, 3), "all", 7, settings.output)
-    assert (training.store, training.max_steps, training.eval_every, training.output) == ("a store", 12, 0, None)
+    assert (training.store, training.max_steps, training.eval_every, training.run_dir) == ("a store", 12, 0, None)
 
 
 def write_diagnostic(path, k, teacher):
