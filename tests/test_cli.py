@@ -4,8 +4,8 @@ import itertools
 import json
 import os
 import re
+import resource
 import textwrap
-import time
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +36,10 @@ def error_line(run):
 
 
 def test_help_answers_in_under_a_second():
-    started = time.perf_counter()
+    began = resource.getrusage(resource.RUSAGE_CHILDREN)
     run = mlsm("--help", check=0, process=Python)
-    assert time.perf_counter() - started < 1.0
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime < 1.0  # of a processor: others may be busy
     assert all(verb in run.stdout for verb in ("encode-lsp", "train-student", "--recipe", "resumes"))
 
 
