@@ -165,3 +165,16 @@ class Verified(Result):
     def whole(self) -> bool:
         """Whether every unit is there and nothing is damaged."""
         return not self.damaged and not self.missing
+
+
+def stores_or_estimates(reports: list[dict[str, Any]]) -> list[Any]:
+    """Stores, or what a dry run estimated instead of making them."""
+    kinds: list[type[Result]] = [EncodedStore if "store" in report else Estimate for report in reports]
+    return [kind.of(report) for kind, report in zip(kinds, reports, strict=True)]
+
+
+def report_of(result: Any) -> Any:
+    """What --json prints of a result: its report, of a list a list of them."""
+    if isinstance(result, list):
+        return [report_of(one) for one in result]
+    return result.report if isinstance(result, Result) else result

@@ -98,9 +98,9 @@ def is_finished(part: Part, parts: list[Part]) -> bool:
 
 def is_made(part: Part, parts: list[Part]) -> bool:
     """Whether a part's own files are whole, as far as they say: an evaluation has all its records."""
-    output = Path(part.values["output"])
     if part.verb in ("train-student", "train-probe"):
-        return (output / "result.json").is_file()
+        return (Path(part.values["run_dir"]) / "result.json").is_file()
+    output = Path(part.values["output"])
     if part.verb in STORES:
         return _is_whole(part, output / "stores")
     if part.verb == "choose-layer":
@@ -311,7 +311,7 @@ def _speed_of(training: Part, parts: list[Part], length: int | None = None) -> "
 
 def _run_of(model: str, parts: list[Part]) -> Part | None:
     """The part that makes the student or the probe in a directory; None for any other model."""
-    made = {str(part.values["output"]): part for part in parts if part.verb in ("train-student", "train-probe")}
+    made = {str(part.values["run_dir"]): part for part in parts if part.verb in ("train-student", "train-probe")}
     return made.get(model)
 
 

@@ -46,7 +46,7 @@ def _read(study: Study, by_name: dict[str, Part], hidden: Collection[str]) -> It
     for arm in study.arms.values():
         for seed in arm.seeds if arm.name not in hidden else ():
             values = by_name[f"train-student/{arm.name}-seed{seed}"].values
-            found = read_or_none(Path(values["output"]) / "result.json", lambda it: find_problem(it, _RESULT) is None)
+            found = read_or_none(Path(values["run_dir"]) / "result.json", lambda it: find_problem(it, _RESULT) is None)
             if found is None:
                 continue
             row = dict.fromkeys(COLUMNS) | {"arm": arm.name, "seed": seed} | {name: found[name] for name in _OF_RUN}

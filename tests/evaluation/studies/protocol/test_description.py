@@ -187,7 +187,7 @@ def test_the_corpus_may_be_named_by_an_environment_variable(read, monkeypatch):
         ({"study.arms.mlm.seeds": [7]}, "no seed in common"),
         ({"study.arms.mlm.store": "ids"}, "store ids is not among lsp"),
         ({"study.arms.mlm.seed": 3}, "the study itself says seed"),
-        ({"train-student.output": "here"}, "the study itself says output"),
+        ({"train-student.run-dir": "here"}, "the study itself says run-dir"),
         ({"train-student.lr": None}, "train-student lacks lr"),
         ({"train-student.lr": -1}, "--lr must be a positive number"),
         ({"train-student.learning-rate": 1}, "train-student has no setting learning-rate"),

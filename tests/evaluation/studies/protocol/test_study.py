@@ -1,6 +1,7 @@
 """A study at toy size: its parts are commands, each finds finished work, and nothing that kills it changes a record."""
 
 import csv
+import inspect
 import json
 import os
 import random
@@ -17,7 +18,10 @@ import yaml
 from preloaded import ROOT, Preloaded, run_command
 from tiny_store import log_of
 
-from cli import VERBS
+from mlsm.cli.settings import parse
+from mlsm.commands import load
+from mlsm.commands.study import exit_code as code_of_study
+from mlsm.commands.study import show as summary
 from mlsm.common.errors import EXIT_QUARANTINE, StudyError
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
@@ -29,10 +33,6 @@ from mlsm.evaluation.studies.protocol.facts import facts_of
 from mlsm.evaluation.studies.protocol.parts import FUNCTIONS, Made, plan
 from mlsm.evaluation.studies.protocol.printing import command_line
 from mlsm.evaluation.studies.protocol.study import study
-from mlsm.terminal.choice import load
-from mlsm.terminal.results import code_of_study
-from mlsm.terminal.settings import parse
-from mlsm.terminal.study import summary
 from pipeline.commands import encode_lsp
 from shards.reader import Store
 
@@ -114,9 +114,10 @@ def figures(directory):
 def test_the_table_of_parts_is_that_of_the_commands():
     assert FUNCTIONS.keys() == SETTINGS.keys()
     for verb, settings_class in SETTINGS.items():
-        assert load(VERBS[verb].settings) is settings_class
-        ours, theirs = FUNCTIONS[verb], load(VERBS[verb].function)
-        assert ours is theirs
+        command = load(verb)
+        assert command.settings is settings_class
+        ours = f"from {FUNCTIONS[verb].__module__} import {FUNCTIONS[verb].__name__}"
+        assert ours in inspect.getsource(command.run)
 
 
 def test_what_is_printed_are_the_commands_that_are_run(recipe, tmp_path):
@@ -127,7 +128,7 @@ def test_what_is_printed_are_the_commands_that_are_run(recipe, tmp_path):
         for part in plan(read_study(recipe), tmp_path / "made", data).parts:
             words = shlex.split(command_line(part))
             assert words[0] == "mlsm" and words[1] == part.verb
-            found = parse(part.verb, VERBS[part.verb], words[2:]).settings
+            found = parse(load(part.verb), words[2:]).settings
             known = {k: str(v.pattern) if isinstance(v, Made) else v for k, v in part.values.items()}
             wanted = SETTINGS[part.verb](**known)
             assert {name: getattr(found, name) for name in known} == {name: getattr(wanted, name) for name in known}
