@@ -74,7 +74,7 @@ def share_of_semcor():
 
 
 def wsd_directory():
-    """The directory that --wsd-data takes, in $MLSM_DATA/data or in ../shared/data beside the repository."""
+    """The directory that --data-dir takes, in $MLSM_DATA/data or in ../shared/data beside the repository."""
     places = [Path(os.environ.get("MLSM_DATA", ROOT.parent / "shared")), ROOT.parent / "shared"]
     for place in places:
         if (place / "data" / "wsd" / SENSE_INDEX).is_file():

@@ -97,11 +97,10 @@ def choose_layer(
     dictionary_epochs: float = 2.0,
     dictionary_batch: int | None = None,
     seed: int = 42,
-    wsd_data: PathOrText | None = None,
+    data_dir: PathOrText | None = None,
     limit: int | None = None,
     finetuning: PathOrText | None = None,
     tolerance: float = 0.001,
-    json: bool = False,
 ) -> Report:
     """Which layer of a teacher to encode, by word-sense disambiguation with every layer's LSPs."""
 
@@ -113,7 +112,6 @@ def clean(
     path: PathOrText = "runs",
     dry_run: bool = False,
     all: bool = False,
-    json: bool = False,
 ) -> Report:
     """Remove what killed processes left behind."""
 
@@ -127,7 +125,6 @@ def compare(
     paper: bool = False,
     diagnostic: PathOrText | None = None,
     intruders: PathOrText | Sequence[PathOrText] = (),
-    json: bool = False,
 ) -> Report:
     """Compare models by the records of finetune and evaluate_blimp."""
 
@@ -136,21 +133,20 @@ def count_flops(
     /,
     *,
     progress: Progress = None,
-    student: PathOrText = "deberta-base",
+    encoder: PathOrText = "deberta-base",
     teacher: PathOrText = "bert-base",
-    vocabulary: int | None = None,
+    vocab_size: int | None = None,
     k: int = 3072,
     layer: int = 10,
     mask_rate: float = 0.15,
     windows: int = 128,
-    length: int = 128,
+    max_length: int = 128,
     reuse: int | Sequence[int] = (1, 2, 5, 10, 20, 50, 100),
-    steps: int = 100000,
+    max_steps: int = 100000,
     batch_windows: int = 1024,
     dictionary_tokens: int = 2000000,
     dictionary_epochs: float = 2.0,
     output: PathOrText = "runs",
-    json: bool = False,
 ) -> Report:
     """Count the operations of pre-training, from configurations alone."""
 
@@ -171,7 +167,6 @@ def docs(
     *,
     progress: Progress = None,
     page: PathOrText | None = None,
-    json: bool = False,
 ) -> Report:
     """Find a page of the documentation: docs(page="corpora")["file"]; all of them: docs()["pages"]."""
 
@@ -181,7 +176,6 @@ def doctor(
     *,
     progress: Progress = None,
     output: PathOrText = "runs",
-    json: bool = False,
 ) -> Report:
     """What this machine has, and what that means for speed: doctor()["checks"]."""
 
@@ -355,12 +349,11 @@ def evaluate_blimp(
     data_dir: PathOrText | None = None,
     step: PathOrText | None = None,
     metric: Literal["original", "within-word-l2r"] = "original",
-    paradigms: PathOrText | Sequence[PathOrText] = (),
+    tasks: PathOrText | Sequence[PathOrText] = (),
     per_paradigm: int | None = None,
     output: PathOrText = "runs",
     batch_tokens: int | None = None,
     device: PathOrText = "auto",
-    json: bool = False,
 ) -> Report:
     """Score masked language models on BLiMP's minimal pairs."""
 
@@ -380,7 +373,7 @@ def export_student(
     *,
     progress: Progress = None,
     run: PathOrText | None = None,
-    checkpoint: PathOrText = "latest",
+    step: PathOrText = "latest",
     output: PathOrText | None = None,
     store: PathOrText | Sequence[PathOrText] | None = None,
     push_to_hub: PathOrText | None = None,
@@ -388,7 +381,6 @@ def export_student(
     license: PathOrText | None = None,
     language: PathOrText | Sequence[PathOrText] = (),
     dry_run: bool = False,
-    json: bool = False,
 ) -> Exported:
     """Export a checkpoint of a run as files that transformers loads; with push_to_hub also to the Hub."""
 
@@ -401,7 +393,7 @@ def finetune(
     step: PathOrText | None = None,
     frozen: bool = False,
     tasks: Literal["all", "cola", "conll2003", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wic", "wsd"] | Sequence[Literal["all", "cola", "conll2003", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wic", "wsd"]] = ("all",),
-    layers: int | Sequence[int] | None = None,
+    layer: int | Sequence[int] | None = None,
     seeds: int = 5,
     data_dir: PathOrText | None = None,
     output: PathOrText = "runs",
@@ -421,7 +413,6 @@ def finetune(
     partial_vocabulary: bool = False,
     device: PathOrText = "auto",
     smoke: bool = False,
-    json: bool = False,
 ) -> Report:
     """Fine-tune models on ten tasks, with paired heads and batches: one record a task and seed."""
 
@@ -486,11 +477,10 @@ def make_mask_weights(
     least_count: int = 10,
     most_frequent: int = 50,
     weight: float = 10.0,
-    general: PathOrText | None = None,
+    against: PathOrText | None = None,
     words: PathOrText | None = None,
     coverage: float = 0.5,
     output: PathOrText | None = None,
-    json: bool = False,
 ) -> Report:
     """Make a table of how often each token shall be masked: mlsm.train_student(mask_weights=made["mask_weights"])."""
 
@@ -504,7 +494,6 @@ def match_entropy(
     entropy: float | None = None,
     samples: int = 20000,
     teacher: PathOrText | None = None,
-    json: bool = False,
 ) -> Report:
     """Find the temperature, and the penalty, at which a store's targets are as flat as another's."""
 
@@ -516,7 +505,6 @@ def prepare_data(
     dataset: Literal["blimp", "wsd", "glue", "wic", "conll"] | None = None,
     from_: PathOrText | None = None,
     output: PathOrText = "data",
-    json: bool = False,
 ) -> Report:
     """Put evaluation data as published into the layout that evaluations read: dataset="wic", from_="downloads"."""
 
@@ -534,7 +522,6 @@ def score_text(
     output: PathOrText = "runs",
     batch_tokens: int | None = None,
     device: PathOrText = "auto",
-    json: bool = False,
 ) -> Report:
     """Score the sentences, or the minimal pairs, of files: models="bert-base-cased", sentences="reviews.txt"."""
 
@@ -559,7 +546,6 @@ def show_lsp(
     html: PathOrText | None = None,
     samples: int = 2000000,
     diagnostic: PathOrText | None = None,
-    json: bool = False,
 ) -> Report:
     """What LSPs stand for: of a store, a word, a text; with html="lsps" as pages to browse."""
 
@@ -572,10 +558,9 @@ def show_shards(
     document: int | None = None,
     window: int | None = None,
     split: Literal["train", "held_out"] = "train",
-    top: int = 5,
-    tokens: int = 512,
+    top_n: int = 5,
+    max_tokens: int = 512,
     against: PathOrText | None = None,
-    json: bool = False,
 ) -> Report:
     """What a store holds: statistics, or one document or window with its targets."""
 
@@ -589,7 +574,6 @@ def similarity(
     data_dir: PathOrText | None = None,
     teacher: PathOrText | None = None,
     samples: int = 300000,
-    json: bool = False,
 ) -> Report:
     """How alike texts are by their LSPs, pair by pair: `similarity("A cat.", "A dog.", store)` has them as `pairs`.
 
@@ -607,7 +591,6 @@ def study(
     only: PathOrText | Sequence[PathOrText] = (),
     dry_run: bool = False,
     print_commands: Literal["make", "slurm"] | None = None,
-    json: bool = False,
 ) -> Report:
     """Run a whole study from one recipe: stores, students, evaluations, and their comparison."""
 
@@ -622,7 +605,6 @@ def track(
     matched_from: float = 0.3,
     samples: int = 2000000,
     output: PathOrText = "runs/tracking",
-    json: bool = False,
 ) -> Report:
     """Match the LSPs of two or more stores of the same text: mlsm.track(stores=(before, after))."""
 
@@ -759,6 +741,5 @@ def verify_shards(
     store: PathOrText | None = None,
     full: bool = False,
     repair: bool = False,
-    json: bool = False,
 ) -> Verified:
     """Check that a store is whole; with full=True every byte of it."""

@@ -28,7 +28,7 @@ from typing import Literal
 
 from mlsm.common.errors import EncodeError, TeacherError, describe
 from mlsm.common.progress import silent
-from mlsm.common.settings import check
+from mlsm.common.settings import Positional, check
 
 IMAGES_AT_ONCE = 16
 MOST_EXTRA = 16  # vectors in front of those of the patches: class, distillation, registers
@@ -42,7 +42,7 @@ INDEX, PICTURES = ".images.json", "pictures"  # in place of .npy; a directory
 class ImagesConfig:
     """Encode the patches of images as vectors, to learn a dictionary from and to look at by their LSPs."""
 
-    images: tuple[str, ...] = ()
+    images: Positional[tuple[str, ...]] = ()
     """Image files, globs or directories, which are searched for images with all that is below them."""
     teacher: str | None = None
     """Vision encoder: the directory or Hub id of a model that AutoModel and AutoImageProcessor load, such as a ViT,
@@ -58,9 +58,8 @@ class ImagesConfig:
         check(self)
         for name in ("images", "teacher", "layer"):
             if not getattr(self, name):
-                raise ValueError(
-                    f"--{name} is missing: encode-images --images 'photos/*.jpg' --teacher MODEL --layer 8"
-                )
+                flag = "IMAGES" if name == "images" else f"--{name}"
+                raise ValueError(f"{flag} is missing: encode-images 'photos/*.jpg' --teacher MODEL --layer 8")
 
 
 def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) -> dict:
@@ -125,7 +124,7 @@ def _find_images(patterns):
             below = sorted(path for path in directory.rglob("*") if path.is_file())
             files += [path for path in below if path.suffix.lower() in ENDINGS]
         if not files:
-            raise EncodeError(f"--images {pattern}: no image found. Expected a file, a glob or a directory of images.")
+            raise EncodeError(f"IMAGES {pattern}: no image found. Expected a file, a glob or a directory of images.")
         found += files
     return list(dict.fromkeys(found))
 

@@ -17,8 +17,6 @@ class VerifyConfig:
     """Read every byte: hashes, and what the columns hold. Otherwise records, sizes and end marks."""
     repair: bool = False
     """Check in full and remove the damaged units, so that the encoding command, which is named, makes them again."""
-    json: bool = False
-    """Print the report as JSON."""
 
     def __post_init__(self):
         check(self)
@@ -36,14 +34,12 @@ class ShowConfig:
     """Show this window of the split, counted from 0."""
     split: Literal["train", "held_out"] = "train"
     """Which split they are of."""
-    top: int = 5
+    top_n: int = 5
     """LSPs, or words, to show of each token."""
-    tokens: int = 512
+    max_tokens: int = 512
     """Most tokens to show of a document."""
     against: str | None = None
     """Another store: show the settings in which the two differ."""
-    json: bool = False
-    """Print JSON."""
 
     def __post_init__(self):
         check(self)
@@ -92,8 +88,6 @@ class CleanConfig:
     all: bool = False
     """Also what is younger than an hour: say so when no process on any machine writes there. Temporaries of a living
     process of this machine always stay."""
-    json: bool = False
-    """Print the report as JSON."""
 
     def __post_init__(self):
         check(self)

@@ -10,6 +10,7 @@ A store is seen through one of its plans, all of whose units must be there. Left
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ class Store(StoreFacts):
         self._tokenizer: dict[str, bytes] | None = None  # its files, once they were compared with the target
 
     @classmethod
-    def open(cls, path: str | Path, plan_id: str | None = None, remote: "Remote | None" = None) -> "Store":
+    def open(cls, path: str | PathLike[str], plan_id: str | None = None, remote: "Remote | None" = None) -> "Store":
         """Open a store directory or URL, or one of its `plans/<plan>.json`.
 
         plan_id  which plan; by default the newest finished one
@@ -45,7 +46,7 @@ class Store(StoreFacts):
         Raises   StoreError when there is no store, or the plan is unfinished; RemoteError, which is one, when a URL
                  cannot be read
         """
-        path, of_path = plan_of(path)
+        path, of_path = plan_of(fspath(path))
         plan_id = plan_id or of_path
         files = open_files(path, remote)
         files.target()
@@ -152,13 +153,14 @@ def is_url(path: object) -> bool:
     return isinstance(path, str) and "://" in path
 
 
-def open_files(path: str | Path, remote: "Remote | None" = None) -> StoreFiles:
+def open_files(path: str | PathLike[str], remote: "Remote | None" = None) -> StoreFiles:
     """StoreFiles of a directory, RemoteFiles of a URL."""
+    path = fspath(path)
     if not is_url(path):
         return StoreFiles(path)
     from shards.remote import RemoteFiles  # only here: fsspec takes a while to import
 
-    return RemoteFiles(str(path), remote)
+    return RemoteFiles(path, remote)
 
 
 def finished_stores(root: str | Path, kinds: Sequence[str] = ("lsp", "ids", "logits", "hidden")) -> list[Path]:

@@ -30,7 +30,7 @@ the second line every window still comes once, but which ones share a batch depe
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from os import PathLike
 from types import FrameType
 from typing import Any
 
@@ -100,7 +100,7 @@ class LspDataset(IterableDataset):
 
     def __init__(
         self,
-        store: str | Path | Store,
+        store: str | PathLike[str] | Store,
         *,
         seed: int = 0,
         split: str = "train",

@@ -20,6 +20,7 @@ Shapes: W windows, L positions, M chosen positions, T tokens of a text without s
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -89,7 +90,7 @@ class LspModel(nn.Module):
         self.eval()
 
     @classmethod
-    def from_pretrained(cls, source: str | Path, revision: str | None = None, head: int = 1) -> "LspModel":
+    def from_pretrained(cls, source: str | PathLike[str], revision: str | None = None, head: int = 1) -> "LspModel":
         """Load the export of an mlsm, hard-mlsm, naive-mlsm or mtl student.
 
         source    a finished run's directory, an export, a kept checkpoint, or a Hub id
@@ -97,7 +98,7 @@ class LspModel(nn.Module):
         head      of a student of several stores: the store whose LSPs are predicted, counted from 1
         Raises    RunError where there are no such LSP outputs, or the files are damaged
         """
-        source = export_of(source)
+        source = export_of(fspath(source))
         student, facts = load_student(source, revision, head)
         return cls(student, load_tokenizer(source, student, revision), facts)
 

@@ -19,6 +19,7 @@ import json
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -142,11 +143,12 @@ class ProbedLspModel(nn.Module):
         self.eval()
 
     @classmethod
-    def from_pretrained(cls, source: str | Path, revision: str | None = None) -> "ProbedLspModel":
+    def from_pretrained(cls, source: str | PathLike[str], revision: str | None = None) -> "ProbedLspModel":
         """Load a softmax or hidden probe: a finished run's directory, an export, a kept checkpoint, or a Hub id.
 
         Raises RunError where there is no such probe
         """
+        source = fspath(source)
         place = export_of(source)
         with suppress(RunError):
             probe_file = find_file(place, PROBE_FILE, revision)

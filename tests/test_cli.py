@@ -160,7 +160,7 @@ def test_a_printed_configuration_is_a_recipe(tmp_path, verb, flag):
         (["train-student", "--mask-rte", "2"], 2, "there is no flag --mask-rte. Did you mean --mask-rate?"),
         (["train-probe"], 2, "no finished mlsm"),
         (["export-student"], 2, "no run with a checkpoint"),
-        (["export-student", "--checkpoint", "half"], 2, "found half"),
+        (["export-student", "--step", "half"], 2, "found half"),
         (["export-student", "/nowhere/run"], 2, "is not a run with checkpoints"),
     ],
 )
@@ -231,6 +231,14 @@ def test_debug_shows_the_traceback():
     assert run.returncode != 0 and "Traceback" in run.stderr and "CorpusError" in run.stderr
 
 
+def changed(command, *others):
+    """The command with other values of some of its flags."""
+    command = list(command)
+    for flag, value in zip(others[::2], others[1::2], strict=True):
+        command[command.index(flag) + 1] = value
+    return command
+
+
 @pytest.fixture(scope="module")
 def session(tmp_path_factory, english_text, teacher_directory):
     """A directory in which the two commands have run, and what they printed."""
@@ -275,7 +283,7 @@ def test_a_probe_of_the_student_and_an_export_of_the_run(session):
     ):
         assert words in run.stdout
     student = next((directory / "runs" / "students").iterdir())
-    push = ["--checkpoint", "5", "--push-to-hub", "someone/student"]
+    push = ["--step", "5", "--push-to-hub", "someone/student"]
     planned = mlsm("export-student", student, *push, "--dry-run", cwd=directory, check=0).stdout
     assert "step-00000005" in planned and "main" in planned and not (directory / "runs" / "exports").exists()
     exported = mlsm("export-student", "--json", cwd=directory, check=0)
@@ -313,7 +321,7 @@ def test_a_run_whose_last_files_were_lost_finishes_again(session):
 def test_a_corpus_without_held_out_text_still_ends_well(session, tmp_path):
     directory, encode, train, _ = session
     (tmp_path / "few.txt").write_text("\n\n".join(f"Document {n} of a few words." for n in range(20)))
-    few = [*encode, "--corpus", tmp_path / "few.txt", "--k", "8"]
+    few = changed(encode, "--corpus", tmp_path / "few.txt", "--k", "8")
     mlsm(*few, cwd=tmp_path, check=0)
     run = mlsm(*train, cwd=tmp_path, check=0)
     assert "no held-out windows" in run.stdout
@@ -398,5 +406,5 @@ def test_the_command_that_verify_shards_names_repairs_the_store(session):
 def test_a_student_output_of_another_run_is_refused(session):
     directory, _, train, _ = session
     run_directory = next((directory / "runs" / "students").iterdir())
-    run = mlsm(*train, "--lr", "5e-4", "--run-dir", run_directory, cwd=directory, check=2)
+    run = mlsm(*changed(train, "--lr", "5e-4"), "--run-dir", run_directory, cwd=directory, check=2)
     assert "lr" in error_line(run)

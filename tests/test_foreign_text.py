@@ -128,7 +128,7 @@ def test_a_run_on_a_store_behind_a_password_writes_it_nowhere(store, tmp_path, m
         assert train(config)["already_finished"]
         (config.run_dir / "result.json").unlink()
         assert not train(config)["already_finished"]  # goes on with the same address
-        export_run(ExportConfig(run=config.run_dir, checkpoint="3", output=tmp_path / "export"))
+        export_run(ExportConfig(run=config.run_dir, step="3", output=tmp_path / "export"))
         with pytest.raises(SystemExit):
             cli.main(["verify-shards", given, "--json"])
         said = "".join(capsys.readouterr())

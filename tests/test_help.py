@@ -41,6 +41,12 @@ def test_a_new_command_is_one_file(tmp_path):
     assert run.stdout == "3 Count words.\n", run.stderr
 
 
+def test_help_needs_no_pipeline():
+    code = "import sys; sys.modules['pipeline'] = None; from mlsm.commands import load_all; print(*load_all())"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "train-student" in run.stdout.split() and "encode-lsp" not in run.stdout.split(), run.stderr
+
+
 TOY = '''
 """Count the words of a text."""
 

@@ -38,7 +38,7 @@ TESTS = [
 
 
 def write_miniature(root):
-    """The directory that --wsd-data takes, with TRAINING as SemCor and one of TESTS a set."""
+    """The directory that --data-dir takes, with TRAINING as SemCor and one of TESTS a set."""
     (root / "wordnet3.0").mkdir(parents=True)
     (root / "wordnet3.0" / "index.sense").write_text(INDEX)
     write_set(root / "Training_Corpora/SemCor/semcor", TRAINING)

@@ -30,12 +30,12 @@ GROUPS = {
     "what": """page dataset from_ file images orientation recipe store stores models results run path corpus teacher
         tokenizer hidden layer k top_n quantise bytes dictionary codebook atoms objective encoder
         wordnet student continue_from probe_input
-        vocab_size tasks seeds step checkpoint paradigms sentences pairs lsp word text texts_a texts_b without amplify
-        vectors intruders judge similar_to document window against split vocabulary windows length reuse steps""",
-    "where": "output run_dir data_dir wsd_data diagnostic finetuning html push_to_hub license language",
+        vocab_size tasks seeds step sentences pairs lsp word text texts_a texts_b without amplify
+        vectors intruders judge similar_to document window against split windows reuse""",
+    "where": "output run_dir data_dir diagnostic finetuning html push_to_hub license language",
     "how": "",
     "resources": """device dtype products workers scheduler micro_batch batch_tokens unit_tokens compile
-        activation_checkpointing partial_vocabulary gpu""",
+        activation_checkpointing partial_vocabulary """,
     "rare": """text_field invalid_utf8 min_characters keep_duplicates documents_apart segments dictionary_epochs
         dictionary_batch tolerance solver_steps solver_backend retry_quarantine kappa regress_loss target_temperature
         untied continue_head warmup schedule decay_share optimizer adam_beta1 adam_beta2 weight_decay decay_all
@@ -105,11 +105,10 @@ def flags_of(command: Command, values: dict, why: str) -> Parser:
     )
     named = f"Defaults marked {_recipe_in(why)} are those of the {why}; the others hold in general."
     defaults = f"\n\n{named}" if why else ""
-    generic = COMMON if "json" not in fields else COMMON.partition("\n")[2]
     parser = Parser(
         usage=" ".join(filter(None, [program(), command.name, words, "[FLAGS]"])),
         description=f"{command.summary}\n\n{' '.join((settings_class.__doc__ or '').split())}{defaults}",
-        epilog=f"as with every command:\n{RECIPES + chr(10) if command.recipes else ''}{generic}",
+        epilog=f"as with every command:\n{RECIPES + chr(10) if command.recipes else ''}{COMMON}",
         formatter_class=_Format,
     )
     for group, names in _grouped(fields).items():

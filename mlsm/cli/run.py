@@ -10,7 +10,6 @@ from mlsm.cli.settings import as_yaml, parse
 from mlsm.commands import Command
 from mlsm.commands._newest import choose
 from mlsm.common.text import printable, printable_values, redacted
-from mlsm.recipes.reading import names_of
 from mlsm.results import report_of
 from mlsm.terminal.process import is_follower, one_line, passing_on_notes, quiet_libraries, warn
 from mlsm.terminal.progress import Progress
@@ -22,14 +21,13 @@ def run_command(command: Command, argv: list[str]) -> int:
     """Run a command and print its result. Returns the exit code; raises what the command raises."""
     recipe = take_value(argv, "--recipe") if command.recipes else None
     print_config = take_flag(argv, "--print-config")
-    as_json = "json" not in names_of(command.settings) and take_flag(argv, "--json")
+    as_json = take_flag(argv, "--json")
     quiet_libraries(command.downloads)
     parsed = parse(command, argv, recipe)
     if print_config:
         print(redacted(as_yaml(command, parsed)), end="")
         return 0
     settings, choice = (parsed.settings, parsed.choice) if parsed.choice else choose(command, parsed.settings)
-    as_json = as_json or getattr(settings, "json", False)
     with Progress(open(os.devnull, "w") if is_follower() else sys.stderr) as progress:
         if command.recipes:
             progress.note(f"{command.name}, {parsed.why}" if parsed.why else command.name)

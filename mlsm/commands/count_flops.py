@@ -9,7 +9,7 @@ from mlsm.results import Report
 # of these.
 PAPER_TOTALS = {"kd": ("1.49e13", "131.9 %"), "naive-mlsm": ("1.50e13", "132.7 %"), "mlsm-10": ("1.16e13", "102.7 %")}
 NAMES = {"mlm": "MLM", "kd": "KD", "naive-mlsm": "naive MLSM"}
-_PAPERS = ("student", "teacher", "vocabulary", "k", "layer", "windows", "length")
+_PAPERS = ("encoder", "teacher", "vocab_size", "k", "layer", "windows", "max_length")
 
 
 def run(settings: Settings, progress: Progress = silent) -> Report:
@@ -24,8 +24,8 @@ def show(result: dict, settings: Settings) -> str:
     setting, dictionary = result["setting"], result["dictionary"]
     attention = "" if setting["attention_apart"] else " and (no formula) its attention"
     lines = [
-        f"\nOne batch of {setting['windows']} x {setting['length']} tokens, |V| = {setting['vocabulary']:,}, "
-        f"k = {setting['k']:,}, student {setting['student']}, teacher {setting['teacher']}; no weights were read.",
+        f"\nOne batch of {setting['windows']} x {setting['max_length']} tokens, |V| = {setting['vocabulary']:,}, "
+        f"k = {setting['k']:,}, student {setting['encoder']}, teacher {setting['teacher']}; no weights were read.",
         "\nAs table 3 of the paper counts: logits at every position, "
         f"the teacher's linear layers{attention}, no solver",
         *_grid(result["table3"], result["table3_as_printed"]),
@@ -34,7 +34,7 @@ def show(result: dict, settings: Settings) -> str:
         *_grid(result["in_full"]),
         *_solver_lines(result),
         f"\nDictionary: {dictionary['flops']:.2e} once, from {settings.dictionary_tokens:,} vectors: "
-        f"{dictionary['share_of_run']:.4%} of a run of {settings.steps:,} x {settings.batch_windows:,} windows",
+        f"{dictionary['share_of_run']:.4%} of a run of {settings.max_steps:,} x {settings.batch_windows:,} windows",
         *_offline_lines(result),
         *_measured_lines(result),
     ]

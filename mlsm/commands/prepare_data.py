@@ -37,6 +37,6 @@ def show(report: dict, settings: Settings) -> str:
     output = Path(report["output"])
     command = {
         "blimp": f"evaluate-blimp MODEL --data-dir {shell_quote(str(output / 'blimp'))}",
-        "wsd": f"choose-layer --wsd-data {shell_quote(str(output / 'wsd'))}",
+        "wsd": f"choose-layer --data-dir {shell_quote(str(output / 'wsd'))}",
     }.get(report["dataset"], f"finetune MODEL --data-dir {shell_quote(str(output))}")
     return "\n".join([*lines, f"\nNext:  {program()} {command}"])

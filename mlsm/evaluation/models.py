@@ -64,7 +64,7 @@ def _choose_checkpoints(run: Path, step: str) -> list[Path]:
     if step != "all" and int(step) in {int(path.name[5:]) for path in found}:
         raise ModelError(
             f"{run}: the checkpoint of step {step} can only be resumed from. Export it, and give the export:"
-            f"  {program()} export-student {shell_quote(run)} --checkpoint {step}"
+            f"  {program()} export-student {shell_quote(run)} --step {step}"
         )
     there = ", ".join(map(str, kept)) or "none"
     raise ModelError(f"{run} has no checkpoint of step {step}; those kept are: {there}. Give one of them as --step.")

@@ -22,7 +22,7 @@ class MaskWeightsConfig:
     kind: WeightsKind = "frequency"
     """`frequency`: rare tokens more often, w = count^-power. `common`: the most frequent words, most of them function
     words, more often than all others, or with a --weight below 1 less often. `domain`: what is more frequent than in
-    --general, w = log(1 + ratio of the frequencies), or a list of words (--words). `pmi`: all tokens alike, and
+    --against, w = log(1 + ratio of the frequencies), or a list of words (--words). `pmi`: all tokens alike, and
     collocations of 2 to 5 tokens masked as one."""
     power: float = 0.5
     """frequency: how strongly rare tokens are preferred; 0 not at all."""
@@ -32,7 +32,7 @@ class MaskWeightsConfig:
     """common: how many words of the store, capitals aside, are common. Tokens with a letter that begin a word count."""
     weight: float = 10.0
     """common: what the tokens of common words weigh; all others weigh 1."""
-    general: str | None = None
+    against: str | None = None
     """domain: a store of general text with the same vocabulary."""
     words: Path | None = None
     """domain: a text file with a word and its weight on each line. Tokens of no listed word weigh 1."""
@@ -40,15 +40,13 @@ class MaskWeightsConfig:
     """pmi: at most this share of the text in collocations; the share decides how many there are."""
     output: Path | None = None
     """The file; runs/mask-weights/<kind>-<fingerprint>.npz when not given."""
-    json: bool = False
-    """Print the report as JSON."""
 
     def __post_init__(self):
         check(self)
-        if self.kind == "domain" and (self.general is None) == (self.words is None):
-            raise ValueError("--kind domain needs either --general STORE or --words FILE, to say what weighs much.")
-        if self.kind != "domain" and (self.general is not None or self.words is not None):
-            raise ValueError(f"--general and --words are for --kind domain, found {self.kind}. Leave them out.")
+        if self.kind == "domain" and (self.against is None) == (self.words is None):
+            raise ValueError("--kind domain needs either --against STORE or --words FILE, to say what weighs much.")
+        if self.kind != "domain" and (self.against is not None or self.words is not None):
+            raise ValueError(f"--against and --words are for --kind domain, found {self.kind}. Leave them out.")
         if not (self.power >= 0 and math.isfinite(self.power)):
             raise ValueError(f"--power must be 0 or a positive number, found {self.power}.")
         for name in ("least_count", "most_frequent"):

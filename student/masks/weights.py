@@ -118,11 +118,11 @@ def _make(config, store, directory, progress) -> tuple[Path, bool]:
     """The file of a table, and whether it was there already. By default in a directory, under its fingerprint."""
     origin = {name: getattr(config, name) for name in ("kind", *_USED[config.kind])}
     origin |= {"plan": store.plan_id, "vocabulary": vocabulary_fingerprint(store)}
-    general = None if config.general is None else Store.open(config.general)
+    general = None if config.against is None else Store.open(config.against)
     if general is not None:
         if vocabulary_fingerprint(general) != origin["vocabulary"]:
             raise RunError(
-                f"--general {general.path} has another vocabulary than {store.path}, so their tokens do not compare."
+                f"--against {general.path} has another vocabulary than {store.path}, so their tokens do not compare."
                 f" Encode the general text with the same tokenizer (encode-ids --tokenizer)."
             )
         origin["general"] = general.plan_id

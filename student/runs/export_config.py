@@ -13,7 +13,7 @@ class ExportConfig:
 
     run: Positional[Path | None] = None
     """Directory of a run of train-student or train-probe; the newest under ./runs when not given."""
-    checkpoint: str = "latest"
+    step: str = "latest"
     """`latest`, the newest whole one, or the optimiser step of one."""
     output: Path | None = None
     """Directory to write; runs/exports/<run>-step-<step> when not given."""
@@ -32,13 +32,11 @@ class ExportConfig:
     """The languages of the text, for the model card: codes of ISO 639, like en de, or `multilingual`, `code`."""
     dry_run: bool = False
     """Keep and push nothing; list what would be pushed."""
-    json: bool = False
-    """Print the report as JSON."""
 
     def __post_init__(self):
         check(self)
-        if self.checkpoint != "latest" and not self.checkpoint.isdecimal():
-            raise ValueError(f"--checkpoint is `latest` or an optimiser step, found {self.checkpoint}")
+        if self.step != "latest" and not self.step.isdecimal():
+            raise ValueError(f"--step is `latest` or an optimiser step, found {self.step}")
         if self.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", self.license):
             raise ValueError(f"--license is an identifier of the Hub's, like apache-2.0 or other, found {self.license}")
         if wrong := [code for code in self.language if not re.fullmatch("[a-z]{2,3}|multilingual|code", code)]:

@@ -61,7 +61,7 @@ def export_run(config: ExportConfig, progress: Callable[..., None] = silent, api
     """
     run = config.run or runs_with_checkpoints()[0]
     checkpoints, description = _open_run(run)
-    path, state = _find(checkpoints, config.checkpoint)
+    path, state = _find(checkpoints, config.step)
     output = config.output or EXPORTS / f"{run.resolve().name}-{path.name}"
     _check_output(output, run)
     report = {"run": str(run), "step": state["step"], "kept": _is_kept(path), "export": str(output)}

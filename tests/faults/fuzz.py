@@ -319,7 +319,7 @@ def export_newest(place):
 
 
 def export_resumable(place):
-    export_run(ExportConfig(run=place.subject, checkpoint="3", output=place.output / "third", store=str(place.healthy)))
+    export_run(ExportConfig(run=place.subject, step="3", output=place.output / "third", store=str(place.healthy)))
     load_file(place.output / "third" / "model.safetensors")
 
 

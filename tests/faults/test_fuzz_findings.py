@@ -607,7 +607,7 @@ def test_weights_of_another_model_under_a_right_hash(run):
     with pytest.raises(RunError, match="step-00000003 is as it was written, but does not fit.*the one before it"):
         train(run)
     with pytest.raises(RunError, match="do not belong together"):
-        export_run(ExportConfig(run=run.run_dir, checkpoint="3", output=run.run_dir.parent / "out", store=run.store))
+        export_run(ExportConfig(run=run.run_dir, step="3", output=run.run_dir.parent / "out", store=run.store))
     shutil.move(path, run.run_dir.parent / "elsewhere")
     assert train(run)["steps"] == 4
 
@@ -662,7 +662,7 @@ def test_the_place_of_a_store_that_is_no_text(run):
     kept = json.loads(file.read_text())
     file.write_text(json.dumps(kept | {"operational": kept["operational"] | {"store": 3}}))
     with pytest.raises(RunError, match="config.json is damaged"):
-        export_run(ExportConfig(run=run.run_dir, checkpoint="3", output=run.run_dir.parent / "out"))
+        export_run(ExportConfig(run=run.run_dir, step="3", output=run.run_dir.parent / "out"))
     shutil.copytree(run.run_dir.parent / "export", run.run_dir / "export")
     with pytest.raises(RunError, match="does not lie in a run that names its store"):
         with_student_and_store(ProbeConfig(student=str(run.run_dir / "export")))
@@ -699,7 +699,7 @@ def test_a_kept_checkpoint_whose_weights_are_none_is_not_exported(run, tmp_path)
     state["files"]["model.safetensors"] = hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest()
     write_sealed(run.run_dir, path / "state.json", state)
     with pytest.raises(RunError, match="model.safetensors has the right hash, but holds no weights"):
-        export_run(ExportConfig(run=run.run_dir, checkpoint="2", output=tmp_path / "out", store=run.store))
+        export_run(ExportConfig(run=run.run_dir, step="2", output=tmp_path / "out", store=run.store))
     assert not (tmp_path / "out").exists()
 
 
@@ -762,7 +762,7 @@ def test_a_baseline_in_the_log_that_holds_no_numbers_is_left_out_of_the_card(run
     assert changed != lines
     (run.run_dir / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
     out = run.run_dir.parent / "out"
-    export_run(ExportConfig(run=run.run_dir, checkpoint="3", output=out, store=run.store))
+    export_run(ExportConfig(run=run.run_dir, step="3", output=out, store=run.store))
     assert json.loads((out / "lineage.json").read_text())["baseline"] == {}
 
 
@@ -774,7 +774,7 @@ def test_an_architecture_that_cannot_be_built(run, value):
     kept = json.loads(file.read_text())
     file.write_text(json.dumps(kept | {"architecture": kept["architecture"] | value}))
     with pytest.raises(RunError, match="config.json.*do not belong together"):
-        export_run(ExportConfig(run=run.run_dir, checkpoint="3", output=run.run_dir.parent / "out", store=run.store))
+        export_run(ExportConfig(run=run.run_dir, step="3", output=run.run_dir.parent / "out", store=run.store))
 
 
 def test_one_key_of_config_json_does_not_change_the_products(run):
@@ -806,7 +806,7 @@ def test_an_export_of_a_kept_checkpoint_takes_what_was_saved(run, tmp_path):
     for name in ("notes.txt", "special_tokens_map.json"):
         (kept / name).symlink_to(tmp_path / "secret")
     (kept / "model.py").write_text("raise SystemExit")
-    export_run(ExportConfig(run=run.run_dir, checkpoint="2", output=tmp_path / "out"))
+    export_run(ExportConfig(run=run.run_dir, step="2", output=tmp_path / "out"))
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert "model.safetensors" in names and not names & {"notes.txt", "special_tokens_map.json", "model.py"}
     with pytest.raises(RunError, match=r"is a link.*Nothing was pushed"):

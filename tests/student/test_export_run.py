@@ -75,14 +75,14 @@ def test_the_latest_checkpoint_of_a_finished_run_is_its_export(finished, tmp_pat
 
 
 def test_a_step_can_be_named(finished, tmp_path):
-    export_run(ExportConfig(run=finished, checkpoint="2", output=tmp_path / "out"))
+    export_run(ExportConfig(run=finished, step="2", output=tmp_path / "out"))
     assert json.loads((tmp_path / "out" / "lineage.json").read_text())["step"] == 2
     with pytest.raises(RunError, match="no whole checkpoint 3; those there are: 1, 2, 4, 8"):
-        export_run(ExportConfig(run=finished, checkpoint="3", output=tmp_path / "other"))
+        export_run(ExportConfig(run=finished, step="3", output=tmp_path / "other"))
     cut = finished / "checkpoints" / "step-00000004" / "model.safetensors"
     cut.write_bytes(cut.read_bytes()[:-9])
     with pytest.raises(RunError, match="no whole checkpoint 4"):
-        export_run(ExportConfig(run=finished, checkpoint="4", output=tmp_path / "other"))
+        export_run(ExportConfig(run=finished, step="4", output=tmp_path / "other"))
     assert not (tmp_path / "other").exists()
 
 
@@ -117,7 +117,7 @@ def test_its_lineage_and_card_say_what_those_of_a_kept_one_do(lsp_store, setting
     kept = StudentConfig(**settings | {"checkpoints": (0.75,), "run_dir": tmp_path / "kept"})
     for config in (kept, StudentConfig(**settings | {"checkpoints": (1.0,)})):
         train(replace(config, eval_every=3))
-        export_run(ExportConfig(run=config.run_dir, checkpoint="3", output=config.run_dir.with_suffix(".out")))
+        export_run(ExportConfig(run=config.run_dir, step="3", output=config.run_dir.with_suffix(".out")))
     ours, theirs = settings["run_dir"].with_suffix(".out"), tmp_path / "kept.out"
     lineages = [json.loads((path / "lineage.json").read_text()) for path in (ours, theirs)]
     assert lineages[0] == lineages[1]
@@ -130,7 +130,7 @@ def test_its_lineage_and_card_say_what_those_of_a_kept_one_do(lsp_store, setting
 def test_licence_and_languages_are_on_the_card_where_they_are_given(checkpoint, lsp_store, settings, tmp_path):
     """Of a checkpoint that is kept (the last one), and of one that is not."""
     train(StudentConfig(store=lsp_store.path, **settings | {"max_steps": 4, "checkpoints": (1.0,), "keep_last": 2}))
-    request = {"run": settings["run_dir"], "checkpoint": checkpoint}
+    request = {"run": settings["run_dir"], "step": checkpoint}
     export_run(ExportConfig(**request, output=tmp_path / "plain"))
     export_run(ExportConfig(**request, output=tmp_path / "said", license="apache-2.0", language=("no", "en")))
     plain, said = (ModelCard.load(tmp_path / name / "README.md") for name in ("plain", "said"))
@@ -165,7 +165,7 @@ def test_a_further_trained_student_needs_no_weights_to_begin_with(lsp_store, set
     with pytest.raises(Stopped):
         train(StudentConfig(**settings), stop_after(4))
     shutil.rmtree(start)
-    report = export_run(ExportConfig(run=settings["output"], output=tmp_path / "out"))
+    report = export_run(ExportConfig(run=settings["run_dir"], output=tmp_path / "out"))
     assert report["step"] == 3
     described = read_json(settings["run_dir"] / "config.json")["settings"]
     assert json.loads((tmp_path / "out" / "lineage.json").read_text())["settings"] == described
@@ -192,7 +192,7 @@ def test_an_unfinished_probe_is_exported_with_its_student(lsp_store, settings, t
     settings |= {"store": str(lsp_store.path), "student": str(student), "checkpoints": (1.0,)}
     with pytest.raises(Stopped):
         train_probe(ProbeConfig(**settings), stop_after(4))
-    export_run(ExportConfig(run=settings["output"], output=tmp_path / "out"))
+    export_run(ExportConfig(run=settings["run_dir"], output=tmp_path / "out"))
     probe = load_file(settings["run_dir"] / "checkpoints" / "step-00000003" / "resume" / "student.safetensors")
     model = ProbedLspModel.from_pretrained(tmp_path / "out")
     assert torch.equal(model.probed.probe_Vk, probe["probe_Vk"])
@@ -201,7 +201,7 @@ def test_an_unfinished_probe_is_exported_with_its_student(lsp_store, settings, t
     head = student / "lsp_head.safetensors"
     head.write_bytes(head.read_bytes()[:-4] + b"\1\1\1\1")
     with pytest.raises(RunError, match="no longer the student"):
-        export_run(ExportConfig(run=settings["output"], output=tmp_path / "other"))
+        export_run(ExportConfig(run=settings["run_dir"], output=tmp_path / "other"))
 
 
 def test_what_cannot_be_exported_is_one_clear_line(finished, tmp_path, monkeypatch):
@@ -216,7 +216,7 @@ def test_what_cannot_be_exported_is_one_clear_line(finished, tmp_path, monkeypat
     with pytest.raises(RunError, match="no run with a checkpoint under"):
         export_run(ExportConfig())
     with pytest.raises(ValueError, match="found half"):
-        ExportConfig(checkpoint="half")
+        ExportConfig(step="half")
 
 
 @pytest.mark.parametrize("mine", [".git/HEAD", "notes.txt", "resume/student.safetensors"])
@@ -341,7 +341,7 @@ def test_a_dry_run_lists_what_a_checkpoint_that_is_not_kept_would_be(unfinished,
 @pytest.mark.parametrize("objective", ["mlsm", "mlm"])
 def test_the_summary_has_the_lines_of_the_card_which_load_the_export(objective, lsp_store, settings, tmp_path):
     train(StudentConfig(store=lsp_store.path, **settings | {"objective": objective, "checkpoints": (1.0,)}))
-    config = ExportConfig(run=settings["output"], output=tmp_path / "o'ut")
+    config = ExportConfig(run=settings["run_dir"], output=tmp_path / "o'ut")
     summary = show_export(export_run(config), config)
     loading = summary.partition("Load it:")[2]
     names = {}

@@ -430,7 +430,7 @@ def test_an_export_is_a_stock_encoder_and_says_where_masks_enter(ids_store, tmp_
 
 def test_a_checkpoint_to_resume_from_is_exported_with_it(lsp_store, settings, tmp_path):
     train(StudentConfig(**settings | LATER | {"store": lsp_store.path, "keep_last": 9}))
-    report = export_run(ExportConfig(run=tmp_path / "run", checkpoint="6", output=tmp_path / "exported"))
+    report = export_run(ExportConfig(run=tmp_path / "run", step="6", output=tmp_path / "exported"))
     assert not report["kept"] and AutoConfig.from_pretrained(tmp_path / "exported").mask_later["layer"] == 2
 
 

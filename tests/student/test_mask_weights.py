@@ -61,13 +61,13 @@ def test_rare_tokens_weigh_more_by_a_power_of_their_counts(ids_store, tmp_path):
 
 def test_domain_weights_follow_the_ratio_of_frequencies(ids_store, tmp_path):
     general = write_store(tmp_path / "general", k=0, train_windows=40)
-    table, _ = made(ids_store, tmp_path, kind="domain", general=general.path)
+    table, _ = made(ids_store, tmp_path, kind="domain", against=general.path)
     ours, theirs = ([Counter(id for row in sentences(store) for id in row)] for store in (ids_store, general))
     ours, theirs = ours[0], theirs[0]
     for id in range(len(SPECIAL), 65):
         ratio = (ours[id] + 1) / (ours.total() + 65) / ((theirs[id] + 1) / (theirs.total() + 65))
         assert table.weights_V[id] == pytest.approx(math.log(1 + ratio), rel=1e-6)
-    same, _ = made(ids_store, tmp_path / "same", kind="domain", general=ids_store.path)
+    same, _ = made(ids_store, tmp_path / "same", kind="domain", against=ids_store.path)
     assert len(np.unique(same.weights_V)) == 1
 
 
@@ -189,7 +189,7 @@ def test_the_same_request_finds_the_finished_table(ids_store, lsp_store, tmp_pat
 def test_what_does_not_belong_together_is_refused(ids_store, settings, tmp_path):
     other = write_store(tmp_path / "other", k=0, words=50)
     with pytest.raises(RunError, match="another vocabulary"):
-        made(ids_store, tmp_path, kind="domain", general=other.path)
+        made(ids_store, tmp_path, kind="domain", against=other.path)
     table, _ = made(ids_store, tmp_path, kind="pmi", least_count=5)
     common = {"objective": "mlm", "mask_weights": str(tmp_path / "table.npz")}
     with pytest.raises(RunError, match="another vocabulary than .*other"):

@@ -194,7 +194,7 @@ def test_other_code_in_a_checkpoint_is_not_exported(lsp_store, settings, tmp_pat
     (kept / "state.json").write_text(json.dumps(state | {"checksum": checkpoint._checksum(state)}))
     before = (tmp_path / "out" / CODE_FILE).read_bytes()
     with pytest.raises(RunError, match=f"{CODE_FILE} is not the code that .* nothing was exported"):
-        export_run(ExportConfig(run=Path(run), output=tmp_path / "out", checkpoint="2"))
+        export_run(ExportConfig(run=Path(run), output=tmp_path / "out", step="2"))
     assert (tmp_path / "out" / CODE_FILE).read_bytes() == before
 
 
@@ -215,7 +215,7 @@ def test_a_checkpoint_that_names_other_code_is_not_exported(name, named, lsp_sto
     state["files"][name] = hashlib.sha256((kept / name).read_bytes()).hexdigest()
     (kept / "state.json").write_text(json.dumps(state | {"checksum": checkpoint._checksum(state)}))
     with pytest.raises(RunError, match=f"{name} names code that is none of ours .* nothing was exported"):
-        export_run(ExportConfig(run=run, output=tmp_path / "out", checkpoint="2"))
+        export_run(ExportConfig(run=run, output=tmp_path / "out", step="2"))
     assert not (tmp_path / "out").exists()
 
 

@@ -175,7 +175,7 @@ def test_a_probe_reads_the_student_as_it_was_trained(learned, pairs_store, setti
         train_probe(ProbeConfig(**probing), stop_after_4)
     assert told and {tensor is not None for tensor in told} == {learned} and "segments" not in caplog.text
     assert read_json(settings["run_dir"] / "config.json")["settings"].get("segments", False) is learned
-    export_run(ExportConfig(run=settings["output"], output=tmp_path / "out"))
+    export_run(ExportConfig(run=settings["run_dir"], output=tmp_path / "out"))
     lineage = json.loads((tmp_path / "out" / "lineage.json").read_text())
     assert lineage["settings"].get("segments", False) is learned
     told.clear()

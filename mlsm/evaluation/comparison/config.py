@@ -22,8 +22,6 @@ class CompareConfig:
     intruders: tuple[Path, ...] = ()
     """What `show-lsp --intruders --json` printed: how interpretable the LSPs are that each model learned goes into the
     table of models."""
-    json: bool = False
-    """Print the comparison as JSON."""
 
     def __post_init__(self):
         check(self)

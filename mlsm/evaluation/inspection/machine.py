@@ -37,8 +37,6 @@ class DoctorConfig:
 
     output: Path = Path("runs")
     """Directory whose disk is looked at: the --output of other commands. It need not exist, and is not made."""
-    json: bool = False
-    """Print the report as JSON."""
 
     def __post_init__(self):
         check(self)

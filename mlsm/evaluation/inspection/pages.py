@@ -25,8 +25,6 @@ class DocsConfig:
 
     page: Positional[str | None] = None
     """The page's name, as messages and the list give it, such as corpora. Without one: the list."""
-    json: bool = False
-    """Print the names and files of the pages as JSON."""
 
     def __post_init__(self):
         check(self)

@@ -33,8 +33,8 @@ _DICTIONARY_FIGURES = ("objective", "explained_variance", "nnz", "dead_atoms", "
 
 def show_shards(settings: ShowConfig, progress: Callable[..., None] | None = None) -> dict:
     """The view that a ShowConfig asks for. Raises RequestError where the store does not hold it."""
-    asked_for = {name: getattr(settings, name) for name in ("document", "window", "split", "top", "tokens", "against")}
-    return show(store_of(settings), **asked_for)
+    asked_for = {name: getattr(settings, name) for name in ("document", "window", "split", "against")}
+    return show(store_of(settings), top=settings.top_n, tokens=settings.max_tokens, **asked_for)
 
 
 def show(

@@ -18,8 +18,6 @@ class PrepareDataConfig:
     """Directory with the published files, unpacked or as archives (.zip, .tar.gz and the like), or one archive."""
     output: Path = Path("data")
     """Directory that gets blimp, wsd, glue/CoLA and so on, wic and conll2003."""
-    json: bool = False
-    """Print the report as JSON."""
 
     def __post_init__(self):
         check(self)

@@ -27,8 +27,6 @@ class SimilarityConfig:
     """Where the store's teacher lies now; where the store says by default."""
     samples: int = 300_000
     """Most tokens to read of the store to name the LSPs that texts share; 0 leaves them without names."""
-    json: bool = False
-    """Print JSON."""
 
     def __post_init__(self):
         check(self)

@@ -56,8 +56,6 @@ class LspConfig:
     diagnostic: Path | None = None
     """Directory of a choose-layer diagnostic, whose word senses name the LSPs; looked for under DIR/diagnostics
     when the store lies in DIR/stores."""
-    json: bool = False
-    """Print JSON."""
 
     def __post_init__(self):
         check(self)

@@ -26,8 +26,6 @@ class TrackConfig:
     """Most tokens to read of the stores' training split, in windows spread over it."""
     output: Path = Path("runs/tracking")
     """Directory of tracking.json, lsps.csv, paths.csv and the figure. Files of these names are replaced."""
-    json: bool = False
-    """Print the summary as JSON."""
 
     def __post_init__(self):
         check(self)

@@ -11,11 +11,11 @@ from mlsm.common.settings import check
 class CountFlopsConfig:
     """Count the operations of pre-training, from configurations alone: no weights are read, nothing is computed."""
 
-    student: str = "deberta-base"
+    encoder: str = "deberta-base"
     """Named encoder as of train-student (needs no network), directory with config.json, or Hub id."""
     teacher: str = "bert-base"
     """The same, or `bundled`."""
-    vocabulary: int | None = None
+    vocab_size: int | None = None
     """Entries of the vocabulary; not given: the teacher's, or, where that is a named one, bert-base-cased's 28,996."""
     k: int = 3072
     """Number of latent semantic properties."""
@@ -25,11 +25,11 @@ class CountFlopsConfig:
     """Share of tokens that are masked and predicted."""
     windows: int = 128
     """Windows in the batch that the tables are of."""
-    length: int = 128
+    max_length: int = 128
     """Tokens of a window."""
     reuse: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100)
     """R: how often each encoded token is trained on, over the epochs of a run and over runs."""
-    steps: int = 100_000
+    max_steps: int = 100_000
     """Optimiser steps of a run."""
     batch_windows: int = 1024
     """Windows of an optimiser step."""
@@ -39,18 +39,16 @@ class CountFlopsConfig:
     """Passes over them."""
     output: Path = Path("runs")
     """Directory whose `flops` gets the plot, with its data."""
-    json: bool = False
-    """Print the result as JSON, and draw nothing."""
 
     def __post_init__(self):
         check(self)
-        for name in ("k", "layer", "windows", "steps", "batch_windows", "dictionary_tokens"):
+        for name in ("k", "layer", "windows", "max_steps", "batch_windows", "dictionary_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be positive, found {getattr(self, name)}.")
-        if self.vocabulary is not None and self.vocabulary < 1:
-            raise ValueError(f"--vocabulary must be positive, found {self.vocabulary}.")
-        if self.length < 3:
-            raise ValueError(f"--length must be 3 or more, found {self.length}: [CLS] text [SEP].")
+        if self.vocab_size is not None and self.vocab_size < 1:
+            raise ValueError(f"--vocab-size must be positive, found {self.vocab_size}.")
+        if self.max_length < 3:
+            raise ValueError(f"--max-length must be 3 or more, found {self.max_length}: [CLS] text [SEP].")
         if not 0 < self.mask_rate < 1:
             raise ValueError(f"--mask-rate is a share between 0 and 1, found {self.mask_rate}.")
         if not 0 < self.dictionary_epochs < math.inf:

@@ -34,19 +34,19 @@ def count_flops(settings: CountFlopsConfig, progress: Callable[..., None] = sile
     Returns  setting; table3 (paradigm -> row -> operations), table3_as_printed, percent_of_mlm (paradigm -> per cent,
              unrounded); in_full (as table3, by pretraining_flops), with_our_solver (online MLSM at the cut layer);
              solver, encoding (one batch); dictionary; offline (R -> parts of a batch); run (operations of a run, in
-             full); measured (formula against torch's counter); figure (files, none with --json)
+             full); measured (formula against torch's counter); figure (files)
     Raises   FlopsError
     """
     setting = Setting.of(settings)
     result = _count(setting, settings)
     result["measured"] = _measure(setting, progress)
-    result["figure"] = [] if settings.json else _figure(result, settings)
+    result["figure"] = _figure(result, settings)
     return result
 
 
 def _count(setting, settings):
     columns, full = table(setting), full_table(setting)
-    run = settings.steps * settings.batch_windows / setting.windows
+    run = settings.max_steps * settings.batch_windows / setting.windows
     dictionary = dictionary_flops(setting, settings.dictionary_tokens, settings.dictionary_epochs)
     cut, mlm = f"mlsm-{setting.layer}", full["mlm"]["total"]
     ours = full[cut]["total"] - full[cut][FISTA] + solver_flops(setting.masked, setting.k, setting.teacher.width)

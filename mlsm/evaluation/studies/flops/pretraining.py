@@ -37,16 +37,16 @@ class Setting(NamedTuple):
     @classmethod
     def of(cls, config: CountFlopsConfig) -> "Setting":
         """The setting of a CountFlopsConfig. Raises FlopsError where an encoder or its layer does not exist."""
-        student, teacher = Encoder.find(config.student), Encoder.find(config.teacher)
+        student, teacher = Encoder.find(config.encoder), Encoder.find(config.teacher)
         teacher.cut(config.layer)
         return cls(
             student,
             teacher,
-            config.vocabulary or teacher.vocabulary,
+            config.vocab_size or teacher.vocabulary,
             config.k,
             config.layer,
             config.windows,
-            config.length,
+            config.max_length,
             config.mask_rate,
         )
 

@@ -27,8 +27,6 @@ class StudyConfig:
     """Say what would be done and what it costs, from short measurements, and stop."""
     print_commands: Literal["make", "slurm"] | None = None
     """Print the commands of all parts with what each needs, as a makefile or as a script for Slurm, and stop."""
-    json: bool = False
-    """Print the result as JSON."""
 
     def __post_init__(self):
         check(self)

@@ -245,7 +245,7 @@ def _frozen_seconds(part: Part, parts: list[Part], settings) -> float:
 
 
 def _blimp_seconds(part: Part, parts: list[Part]) -> float:
-    pairs = (part.values.get("per_paradigm") or PAIRS) * (len(part.values.get("paradigms", ())) or PARADIGMS)
+    pairs = (part.values.get("per_paradigm") or PAIRS) * (len(part.values.get("tasks", ())) or PARADIGMS)
     return (
         _checkpoints(part, parts) * 2 * pairs * WORDS * (WORDS + 2) * _token_seconds(part, parts, over_vocabulary=True)
     )

@@ -248,7 +248,7 @@ class _Planner:
             assert self.data is not None
             # beside the store, so that dictionaries are learned once
             recipe, seed = self.study.stores[self.study.arms[self.study.primary[0]].store], self.study.seeds[0]
-            values = {"wsd_data": self.data / "wsd", "output": self._place(recipe, seed)}
+            values = {"data_dir": self.data / "wsd", "output": self._place(recipe, seed)}
             needs = (name_of(recipe, seed),)
             yield Part("choose-layer", "choose-layer", self.senses | values, needs)
 

@@ -20,8 +20,6 @@ class MatchEntropyConfig:
     """Most tokens to read of the stores' training split; of two stores of one plan they are the same ones."""
     teacher: str | None = None
     """Where the store's teacher lies now; where the store says by default."""
-    json: bool = False
-    """Print JSON."""
 
     def __post_init__(self):
         check(self)

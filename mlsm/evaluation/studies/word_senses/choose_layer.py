@@ -1,6 +1,6 @@
 """Compare a teacher's layers by word-sense disambiguation with their LSPs (MLSM paper, section 4.2.1).
 
-    result = choose_layer(ChooseLayerConfig(wsd_data=Path("wsd")), progress)
+    result = choose_layer(ChooseLayerConfig(data_dir=Path("wsd")), progress)
 
 1. a dictionary for every layer and k, learned on the corpus of the settings or found (pipeline/learn.py);
 2. one pass of the teacher over the annotated sentences, which gives the vector of every annotated word at every layer;
@@ -64,10 +64,10 @@ def choose_layer(config: ChooseLayerConfig, progress: Callable[..., None] = sile
     Raises   WsdDataError, CorpusError, TeacherError, DeviceError, EncodeError
     """
     started = time.perf_counter()
-    root = config.wsd_data
+    root = config.data_dir
     if root is None:
         raise WsdDataError(
-            "choose-layer needs --wsd-data DIR: the unified evaluation framework of Raganato et al. 2017 with "
+            "choose-layer needs --data-dir DIR: the unified evaluation framework of Raganato et al. 2017 with "
             f"WordNet's index.sense. {program()} docs word-senses says where they are."
         )
     config = _number_layers(config)
@@ -137,7 +137,7 @@ def _directory(job, teacher, data_digits):
 
 def _diagnose(job, teacher, directory, lacking):
     """Make the directories of the layers that are not there yet."""
-    data = WsdData.read(job.config.wsd_data, job.progress, job.config.limit)
+    data = WsdData.read(job.config.data_dir, job.progress, job.config.limit)
     data.warn_of_differences()
     learned = _dictionaries(job, teacher, lacking)
     with workplace(directory / "vectors", files=("part-*.npz",)) as place:

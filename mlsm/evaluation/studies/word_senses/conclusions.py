@@ -176,7 +176,7 @@ def read_result(path: str | Path) -> Diagnosed:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WsdDataError(
             f"--diagnostic {path} is no result of choose-layer ({error!r}). Give its result.json, or make one:"
-            f"  {program()} choose-layer --wsd-data DIR"
+            f"  {program()} choose-layer --data-dir DIR"
         ) from None
 
 

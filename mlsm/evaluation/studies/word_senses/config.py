@@ -18,7 +18,7 @@ class ChooseLayerConfig(DictionaryConfig):
     layer: tuple[int, ...] | Literal["all"] = "all"  # type: ignore[assignment]  # a word more than elsewhere
     """Layers of the teacher to compare, 1 to its depth, or `all`; each gets its own dictionary, and all share one pass
     of the teacher over the annotated text."""
-    wsd_data: Path | None = None
+    data_dir: Path | None = None
     """Directory of the unified evaluation framework of Raganato et al. 2017, with WordNet's sense index:
     Training_Corpora/SemCor, Evaluation_Datasets/<set>, wordnet3.0/index.sense."""
     limit: int | None = None
@@ -29,8 +29,6 @@ class ChooseLayerConfig(DictionaryConfig):
     cent or as shares of 1, to correlate with."""
     tolerance: float = 1e-3
     """Largest KKT violation that a code may keep, in units of a correlation."""
-    json: bool = False
-    """Print the result as JSON."""
 
     def __post_init__(self):
         every = self.layer in ("all", ("all",))  # a recipe's single value comes as a tuple

@@ -57,7 +57,7 @@ def data_files(root: Path) -> list[Path]:
     for file in files:
         if not file.is_file():
             raise WsdDataError(
-                f"{file} is not there. --wsd-data wants the directory that holds {SEMCOR.parent}, "
+                f"{file} is not there. --data-dir wants the directory that holds {SEMCOR.parent}, "
                 f"Evaluation_Datasets/<set> for {', '.join(TEST_SETS)}, and {SENSE_INDEX}."
             )
     return files

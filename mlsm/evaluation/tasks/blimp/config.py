@@ -22,7 +22,7 @@ class BlimpConfig:
     metric: Literal["original", "within-word-l2r"] = "original"
     """What is hidden while a token is predicted: `original` that token (Salazar et al. 2020); `within-word-l2r` also
     the later tokens of its word (Kauf and Ivanova 2023)."""
-    paradigms: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
     """Score only these, named as paradigms (wh_island) or phenomena ("island effects"); all 67 when not given."""
     per_paradigm: int | None = None
     """Score only so many pairs of every paradigm, always the same ones; all 1,000 when not given."""
@@ -32,8 +32,6 @@ class BlimpConfig:
     """Tokens in a forward pass; 1,024 on a CPU and 32,768 on a GPU when not given."""
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1."""
-    json: bool = False
-    """Print the records as JSON."""
 
     def __post_init__(self):
         check(self)

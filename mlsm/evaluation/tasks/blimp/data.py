@@ -101,7 +101,7 @@ def select(names: tuple[str, ...]) -> list[str]:
     """The paradigms that are named, or whose phenomenon is; all without names. BlimpError on an unknown name."""
     if unknown := [name for name in names if name not in PARADIGMS and name not in PHENOMENA]:
         raise BlimpError(
-            f"--paradigms {unknown[0]} is neither a paradigm nor a phenomenon of BLiMP."
+            f"--tasks {unknown[0]} is neither a paradigm nor a phenomenon of BLiMP."
             + "".join(f" Did you mean {name}?" for name in get_close_matches(unknown[0], [*PARADIGMS, *PHENOMENA], 1))
             + f" The phenomena: {', '.join(PHENOMENA)}."
         )

@@ -67,7 +67,7 @@ def evaluate(config: BlimpConfig, progress: Callable[..., None] = silent) -> dic
     device = choose_device(config.device)
     places = _find_models(config)
     paradigms, files = read(config.data_dir)
-    chosen = select(config.paradigms)
+    chosen = select(config.tasks)
     paradigms = [paradigm for paradigm in paradigms if paradigm.name in chosen]
     if config.per_paradigm is not None:
         paradigms = [subset(paradigm, config.per_paradigm) for paradigm in paradigms]
@@ -100,8 +100,8 @@ def averages(figures: list[dict]) -> dict:
 def task_of(config: BlimpConfig) -> str:
     """What records call the scoring of these settings: `blimp`, with what is not usual in it."""
     parts: list[str | int | None] = [config.metric if config.metric != "original" else None, config.per_paradigm]
-    if config.paradigms:
-        names = select(config.paradigms)
+    if config.tasks:
+        names = select(config.tasks)
         parts.append(f"of-{len(names)}-{fingerprint(names)[:8]}")
     return "-".join(["blimp", *(str(part) for part in parts if part is not None)])
 
@@ -118,7 +118,7 @@ def _find_models(config: BlimpConfig) -> list[Path]:
 def _begin_record(directory: Path, config: BlimpConfig, paradigms: list[Paradigm], files: dict) -> dict:
     """The fields of a record that are known before anything is scored."""
     settings: dict[str, Any] = {"metric": config.metric, "per_paradigm": config.per_paradigm}
-    if config.paradigms:  # a record of all 67 does not say so
+    if config.tasks:  # a record of all 67 does not say so
         settings |= {"paradigms": [paradigm.name for paradigm in paradigms]}
     return {
         "schema": records.SCHEMA,

@@ -41,7 +41,7 @@ class FinetuneConfig:
     senses (wsd) as well. No seeds; records are kept apart from those of fine-tuning."""
     tasks: tuple[Literal["all", TaskName, "wsd"], ...] = ("all",)
     """Which tasks; wsd, word senses, only with --frozen."""
-    layers: tuple[int, ...] | None = None
+    layer: tuple[int, ...] | None = None
     """With --frozen: the layers whose hidden states are used, 0 for the embeddings; all of them when not given."""
     seeds: int = 5
     """How many trainings of each task and model; seed n has the same head and the same dropout seed for all models."""
@@ -97,8 +97,6 @@ class FinetuneConfig:
     """auto (a GPU where there is one), cpu, cuda, cuda:1."""
     smoke: bool = False
     """Does everything work here? Built-in miniature data, one seed, into <output>/smoke; needs no model or network."""
-    json: bool = False
-    """Print the result as JSON."""
 
     def __post_init__(self):
         check(self)
@@ -109,8 +107,8 @@ class FinetuneConfig:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least {smallest}, found {value}")
         if self.frozen:
             self._check_frozen()
-        elif "wsd" in self.tasks or self.layers is not None:
-            raise ValueError(f"{'--tasks wsd' if 'wsd' in self.tasks else '--layers'} is only for --frozen")
+        elif "wsd" in self.tasks or self.layer is not None:
+            raise ValueError(f"{'--tasks wsd' if 'wsd' in self.tasks else '--layer'} is only for --frozen")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"--warmup is a share of the steps from 0 to below 1, found {self.warmup}")
         if not (self.grad_clip >= 0 and math.isfinite(self.grad_clip)):
@@ -126,8 +124,8 @@ class FinetuneConfig:
         defaults = {entry.name: entry.default for entry in fields(self)}
         if given := [name for name in _OF_TRAINING if getattr(self, name) != defaults[name]]:
             raise ValueError(f"--frozen trains no encoder. Omit --{given[0].replace('_', '-')}.")
-        if self.layers is not None and (not self.layers or len(set(self.layers)) < len(self.layers)):
-            raise ValueError(f"--layers takes numbers, each once, found {' '.join(map(str, self.layers)) or 'none'}")
+        if self.layer is not None and (not self.layer or len(set(self.layer)) < len(self.layer)):
+            raise ValueError(f"--layer takes numbers, each once, found {' '.join(map(str, self.layer)) or 'none'}")
 
     def chosen_tasks(self) -> list[str]:
         """The tasks' names, in the table's order."""

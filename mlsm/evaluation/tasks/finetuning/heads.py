@@ -155,7 +155,7 @@ def read_config(directory: Path) -> PretrainedConfig:
     if not (directory / "config.json").is_file():
         raise ModelError(
             f"{directory} has no config.json. Expected a run, an export, a kept checkpoint or the directory of a model."
-            f" Any other checkpoint of a run:  {program()} export-student RUN --checkpoint STEP"
+            f" Any other checkpoint of a run:  {program()} export-student RUN --step STEP"
         )
     try:
         config = open_config(directory, local_files_only=True)

@@ -60,7 +60,7 @@ class Encoder:
         depth = read_config(directory, directory).num_hidden_layers
         self.layers = tuple(range(depth + 1)) if layers is None else tuple(layers)
         if wrong := [layer for layer in self.layers if not 0 <= layer <= depth]:
-            raise ModelError(f"{directory} has layers 0 (its embeddings) to {depth}, found --layers {wrong[0]}.")
+            raise ModelError(f"{directory} has layers 0 (its embeddings) to {depth}, found --layer {wrong[0]}.")
         self.teacher = Teacher.load(directory, depth, device=device)
         self.tokenizer = load_tokenizer(directory)
         if trouble := describe_unfit_tokenizer(self.tokenizer, self.teacher._model):

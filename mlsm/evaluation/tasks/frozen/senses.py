@@ -82,7 +82,7 @@ class Senses:
         """As of Measure."""
         layers = [layer for layer in encoder.layers if layer > 0]
         if not layers:
-            raise ModelError("word senses need a layer that has seen context: give --layers of at least 1.")
+            raise ModelError("word senses need a layer that has seen context: give --layer of at least 1.")
         vectors = _Vectors(self._keep(encoder, layers, place, report))
         found = [self._diagnose(vectors, layer) for layer in layers]
         best = max(found, key=lambda one: one["tuning"])

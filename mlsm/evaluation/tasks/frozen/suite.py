@@ -58,7 +58,7 @@ def measure_frozen(
 
 
 def _layers(settings):
-    return "all" if settings.layers is None else list(settings.layers)
+    return "all" if settings.layer is None else list(settings.layer)
 
 
 def _facts(candidate: "Candidate", measure: Measure, settings: FinetuneConfig, length: int) -> dict:
@@ -94,7 +94,7 @@ def _is_missing(candidate, facts, name, settings, tally) -> bool:
 def _record(candidate, name, measure, facts, settings, length, device, progress) -> dict:
     """Measure a model on a task; the record, which is not written."""
     began = time.monotonic()
-    encoder = Encoder(candidate.directory, settings.layers, length, device)
+    encoder = Encoder(candidate.directory, settings.layer, length, device)
     request = facts | {"task": name, "tokenizer": tokenizer_fingerprint(encoder.tokenizer)}
     digits = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 

@@ -34,8 +34,6 @@ class ScoreTextConfig:
     """Tokens in a forward pass; 1,024 on a CPU and 32,768 on a GPU when not given."""
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1."""
-    json: bool = False
-    """Print the results as JSON."""
 
     def __post_init__(self):
         check(self)

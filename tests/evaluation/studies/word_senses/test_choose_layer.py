@@ -33,7 +33,7 @@ def settings(tmp_path_factory, teacher_directory, english_text):
     """Of a command that takes a second: three layers, two k."""
     directory = tmp_path_factory.mktemp("senses")
     return {
-        "wsd_data": write_miniature(directory / "wsd"),
+        "data_dir": write_miniature(directory / "wsd"),
         "teacher": str(teacher_directory),
         "corpus": (str(english_text),),
         "k": (16, 24),
@@ -84,7 +84,7 @@ def test_the_files_of_a_layer(settings, result):
     phi = sparse.load_npz(directory / "phi.npz").toarray()
     synsets = json.loads((directory / "synsets.json").read_text())
     assert phi.shape == (len(synsets), 24) == (6, 24) and len(labels["lsps"]) == 24
-    lexname_of = WsdData.read(settings["wsd_data"], silent).wordnet.lexname
+    lexname_of = WsdData.read(settings["data_dir"], silent).wordnet.lexname
     usual = {}
     for synset, mass in zip(synsets, phi.sum(1), strict=True):
         usual[lexname_of(synset)] = usual.get(lexname_of(synset), 0) + mass / phi.sum()
@@ -183,15 +183,15 @@ def test_phi_of_the_command_is_that_of_the_plain_codes(settings, result, center,
         settings = settings | {"center": center, "layer": (3,), "k": (16,), "dictionary_tokens": 6000}
         settings["output"] = tmp_path
         result = choose_layer(ChooseLayerConfig(**settings))
-    data = WsdData.read(settings["wsd_data"], silent)
+    data = WsdData.read(settings["data_dir"], silent)
     (atoms,) = (settings["output"] / "dictionaries").glob("*-l3-k16-*")
     dictionary = Dictionary.load(atoms)
     assert dictionary.centering == center
     center_Pd = None if center == "none" else dictionary.center.rows_Pd
     vectors_Nd = plain_vectors(settings["teacher"], data.sentences[:5], [3], center_Pd)[0]
     codes_NK = nonneg_lasso(vectors_Nd, dictionary.atoms_Kd, 0.1).dense(16)
-    training, _ = all_instances(settings["wsd_data"])
-    phi = slow_phi(training, codes_NK, slow_candidates(settings["wsd_data"])[1], False)
+    training, _ = all_instances(settings["data_dir"])
+    phi = slow_phi(training, codes_NK, slow_candidates(settings["data_dir"])[1], False)
     directory = Path(result["directory"]) / "layer-3-k16"
     synsets, found = json.loads((directory / "synsets.json").read_text()), sparse.load_npz(directory / "phi.npz")
     expected = np.zeros(found.shape)
@@ -203,8 +203,8 @@ def test_phi_of_the_command_is_that_of_the_plain_codes(settings, result, center,
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"wsd_data": None}, WsdDataError, "needs --wsd-data DIR"),
-        ({"wsd_data": Path("/nowhere")}, WsdDataError, "semcor.data.xml is not there"),
+        ({"data_dir": None}, WsdDataError, "needs --data-dir DIR"),
+        ({"data_dir": Path("/nowhere")}, WsdDataError, "semcor.data.xml is not there"),
         ({"layer": (2, 7)}, TeacherError, "has 3 layers, no layer 7"),
         ({"layer": (2, 2)}, ValueError, "names a number twice"),
         ({"tolerance": 0.2}, ValueError, "--tolerance must lie between 0 and --lam 0.1"),

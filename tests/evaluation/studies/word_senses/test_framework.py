@@ -126,5 +126,5 @@ def test_a_missing_file_and_the_content_of_all(tmp_path):
     damaged(root, "Evaluation_Datasets/senseval2/senseval2.data.xml", "slope<", "slopes<")
     assert data_fingerprint(root) != before
     (root / GOLD).unlink()
-    with pytest.raises(WsdDataError, match="semcor.gold.key.txt is not there. --wsd-data wants the directory that"):
+    with pytest.raises(WsdDataError, match="semcor.gold.key.txt is not there. --data-dir wants the directory that"):
         data_fingerprint(root)

@@ -88,7 +88,7 @@ def unit_vectors(seed, count, width):
 
 
 def check_against_the_slow_one(root, width, k, seed):
-    config = ChooseLayerConfig(lam=0.1, wsd_data=root)
+    config = ChooseLayerConfig(lam=0.1, data_dir=root)
     counts = sizes(root)
     total = sum(count for _, count in counts)
     vectors = StandIn(unit_vectors(seed, total, width))

@@ -261,9 +261,7 @@ def test_a_run_and_its_checkpoints_are_scored(run, config, data):
 def test_a_checkpoint_that_is_not_there_or_not_kept_is_said_to_be_so(run, config):
     with pytest.raises(ModelError, match="no checkpoint of step 9; those kept are: 2, 4"):
         evaluate(replace(config, models=(str(run),), step="9"))
-    with pytest.raises(
-        ModelError, match=r"step 3 can only be resumed from.*mlsm export-student .*mlm-run --checkpoint 3"
-    ):
+    with pytest.raises(ModelError, match=r"step 3 can only be resumed from.*mlsm export-student .*mlm-run --step 3"):
         evaluate(replace(config, models=(str(run),), step="3"))
     with pytest.raises(ModelError, match="--step 2 chooses a checkpoint of a run"):
         evaluate(replace(config, step="2"))
@@ -345,14 +343,14 @@ def test_the_command_prints_a_table_or_json(store, config, tmp_path, capsys):
 def test_a_few_paradigms_have_a_record_of_their_own(config):
     """By name or phenomenon; the scores are those of the whole evaluation."""
     whole = evaluate(config)["records"][0]
-    result = evaluate(replace(config, paradigms=("ellipsis", "wh_island")))
+    result = evaluate(replace(config, tasks=("ellipsis", "wh_island")))
     (part,) = result["records"]
     names = ["ellipsis_n_bar_1", "ellipsis_n_bar_2", "wh_island"]
     assert part["settings"]["paradigms"] == names and "paradigms" not in whole["settings"]
     assert part["figures"] == [figure for figure in whole["figures"] if figure["metric"] in names]
     assert list(part["averages"]["phenomena"]) == ["ellipsis", "island effects"] and part["task"] != whole["task"]
     assert "ellipsis" in blimp(result, config) and "binding" not in blimp(result, config)
-    with pytest.raises(BlimpError, match="--paradigms islands is neither a paradigm nor a phenomenon of BLiMP"):
-        evaluate(replace(config, paradigms=("islands",)))
+    with pytest.raises(BlimpError, match="--tasks islands is neither a paradigm nor a phenomenon of BLiMP"):
+        evaluate(replace(config, tasks=("islands",)))
     with pytest.raises(BlimpError, match=r"BLiMP\. Did you mean wh_island\? The phenomena: anaphor"):
-        evaluate(replace(config, paradigms=("wh_islands",)))
+        evaluate(replace(config, tasks=("wh_islands",)))

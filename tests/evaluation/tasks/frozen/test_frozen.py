@@ -94,7 +94,7 @@ def test_features_are_the_hidden_states_of_transformers(family, teacher_director
     some = Encoder(directory, (1,), 128, CPU).means(texts, silent)
     width = some.shape[1]
     np.testing.assert_array_equal(some, encoder.means(texts, silent)[:, width : 2 * width])
-    with pytest.raises(ModelError, match="has layers 0 .* found --layers 9"):
+    with pytest.raises(ModelError, match="has layers 0 .* found --layer 9"):
         Encoder(directory, (9,), 128, CPU)
 
 
@@ -294,10 +294,10 @@ def test_a_second_time_it_is_finished_and_other_settings_are_refused(settings):
     with pytest.raises(StudyError, match=r"cola.json was made with other settings: .*n_train \(there 64, now 40\)"):
         finetune(replace(settings, limit_train=40))
     with pytest.raises(StudyError, match=r"settings layers \(there all, now \[1\]\)"):
-        finetune(replace(settings, layers=(1,)))
-    left = finetune(replace(settings, layers=(1,), overwrite="never"))
+        finetune(replace(settings, layer=(1,)))
+    left = finetune(replace(settings, layer=(1,), overwrite="never"))
     assert len(left["differing"]) == 2 and "Made with other settings" in summary(left, settings)
-    assert finetune(replace(settings, layers=(1,), overwrite="always"))["made"] == 2
+    assert finetune(replace(settings, layer=(1,), overwrite="always"))["made"] == 2
 
 
 KILLED = """
@@ -361,7 +361,7 @@ def test_frozen_records_that_were_made_otherwise_are_named(settings, tmp_path, t
     weights.save_pretrained(other)
     settings = replace(settings, tasks=("cola",))
     finetune(settings)
-    finetune(replace(settings, models=(str(other),), layers=(1,)))
+    finetune(replace(settings, models=(str(other),), layer=(1,)))
     config = CompareConfig(results=(tmp_path / "evaluations",), output=tmp_path / "compared")
     result = compare(config, silent)
     said = [note for note in result["notes"] if "The frozen scores of cola of " in note]
@@ -382,8 +382,8 @@ MISTAKES = [
     ({"seeds": 2}, "--frozen trains no encoder. Omit --seeds."),
     ({"lr": 1e-3}, "--frozen trains no encoder. Omit --lr."),
     ({"split": "train-tenth"}, "Omit --split"),
-    ({"layers": ()}, "--layers takes numbers"),
-    ({"frozen": False, "layers": (1,)}, "--layers is only for --frozen"),
+    ({"layer": ()}, "--layer takes numbers"),
+    ({"frozen": False, "layer": (1,)}, "--layer is only for --frozen"),
     ({"frozen": False, "tasks": ("wsd",)}, "--tasks wsd is only for --frozen"),
 ]
 
@@ -418,7 +418,7 @@ def test_minilm_on_real_sentences(tmp_path):
         frozen=True,
         tasks=("stsb",),
         limit_train=300,
-        layers=(6,),
+        layer=(6,),
         data_dir=Path(data_path("glue")).parent,
         output=tmp_path,
         device="cpu",
