@@ -215,7 +215,7 @@ def finetune(config: "FinetuneConfig | None" = None, /, *, progress: Progress = 
 
 def compare(config: "CompareConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:
     """Compare models by the records of finetune and evaluate_blimp."""
-    return Report.of(_run("compare", config, settings, None, progress))
+    return Report.of(_run("compare", config, settings, None, progress).as_report())
 
 
 def track(config: "TrackConfig | None" = None, /, *, progress: Progress = None, **settings: Any) -> Report:

@@ -1,7 +1,7 @@
 """What a study tells its report that no record can: hypotheses, arms, costs, what was not run.
 
 Costs are kept in <output>/costs.json when they are first estimated, since what is finished is not measured again. Left
-out: the page (mlsm/evaluation/comparison/report), and the estimates (costs.py).
+out: the page (mlsm/evaluation/comparison), and the estimates (costs.py).
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,9 +11,8 @@ from pathlib import Path
 from mlsm.common.durable import make_directories, replace_json
 from mlsm.common.json_checks import Count, Number, find_problem, object_of
 from mlsm.common.json_lines import read_json_lines
-from mlsm.evaluation.comparison.report import Part as Spent
-from mlsm.evaluation.comparison.report import StudyFacts
-from mlsm.evaluation.comparison.report.curves import quiet_step_seconds
+from mlsm.evaluation.comparison.config import Spent, StudyFacts
+from mlsm.evaluation.comparison.curves import quiet_step_seconds
 from mlsm.evaluation.studies.protocol.costs import Cost, is_finished
 from mlsm.evaluation.studies.protocol.description import NEEDED, Arm, Study
 from mlsm.evaluation.studies.protocol.parts import Part, Plan, name_of
