@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlsm.common import disk
-from mlsm.common.durable import make_directories, replace_json
+from mlsm.common.durable import make_directories, refuse_what_is_in_the_way, replace_json
 from mlsm.common.errors import ComparisonError
 from mlsm.evaluation import records
 from mlsm.evaluation.comparison.arms import find_arms
@@ -130,6 +130,7 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
     return _write(result, settings, progress)
 
 
+@refuse_what_is_in_the_way()
 def _write(result: Comparison, settings: CompareConfig, progress: Callable[..., None]) -> Comparison:
     """Write all files, of which none of an earlier comparison stay. Returns the result with their names."""
     directory = settings.output
@@ -187,6 +188,7 @@ def _notes_on_intruders(settings: CompareConfig, models: Sequence[Model], judgem
 # -- what is withheld -------------------------------------------------------------------------------------
 
 
+@refuse_what_is_in_the_way()
 def keep_withheld(directory: Path, primary: tuple[str, str] | None) -> None:
     """Note beside the records that the primary hypothesis is withheld, or with None that it no longer is."""
     if primary is not None:

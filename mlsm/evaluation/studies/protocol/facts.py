@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from mlsm.common.durable import make_directories, replace_json
+from mlsm.common.durable import make_directories, refuse_what_is_in_the_way, replace_json
 from mlsm.common.json_checks import Count, Number, find_problem, object_of
 from mlsm.common.json_lines import read_json_lines
 from mlsm.evaluation.comparison.config import Spent, StudyFacts
@@ -32,6 +32,7 @@ def kept_costs(directory: Path) -> dict[str, dict]:
     return read_or_none(directory / KEPT, _are_costs) or {}
 
 
+@refuse_what_is_in_the_way()
 def keep_costs(costs: Iterable[Cost], directory: Path) -> dict[str, dict]:
     """Keep the first estimate of every part. Returns all that were kept."""
     new = {cost.part: {"seconds": cost.seconds, "bytes": cost.bytes} for cost in costs if not cost.finished}
