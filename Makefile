@@ -76,13 +76,13 @@ release-check:
 	$(PYTHON) -m venv $(RELEASE)/build
 	$(RELEASE)/build/bin/pip install --quiet --disable-pip-version-check build
 	$(RELEASE)/build/bin/python -m build --outdir $(RELEASE)/dist $(RELEASE)/source
-	tar -tzf $(RELEASE)/dist/mlsm-*.tar.gz > $(RELEASE)/sdist.txt
+	tar -tzf $(RELEASE)/dist/mlsm_pretrain-*.tar.gz > $(RELEASE)/sdist.txt
 	for name in CHANGELOG.md LICENSE Makefile README.md constraints.txt docs/commands.md docs/tutorials/own-corpus.ipynb; do \
-	  grep -q "^mlsm-[^/]*/$$name$$" $(RELEASE)/sdist.txt || { echo "the sdist lacks $$name"; exit 1; }; done
+	  grep -q "^mlsm_pretrain-[^/]*/$$name$$" $(RELEASE)/sdist.txt || { echo "the sdist lacks $$name"; exit 1; }; done
 	$(PYTHON) -m venv $(RELEASE)/empty
 	cd $(RELEASE) && empty/bin/pip install --quiet --disable-pip-version-check --constraint source/constraints.txt torch
 	cd $(RELEASE) && empty/bin/pip install --quiet --disable-pip-version-check --constraint source/constraints.txt \
-	  "$$(ls dist/mlsm-*.whl)[eval]"
+	  "$$(ls dist/mlsm_pretrain-*.whl)[eval]"
 	cd $(RELEASE) && empty/bin/mlsm doctor && empty/bin/mlsm docs && empty/bin/mlsm docs corpora > corpora.txt
 	cd $(RELEASE) && empty/bin/mlsm encode-lsp --layer 10 --max-tokens 20000 --k 64
 	cd $(RELEASE) && empty/bin/mlsm train-student --max-steps 5 --encoder bert-1x32

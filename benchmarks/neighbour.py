@@ -65,7 +65,7 @@ def train(store: Path, output: Path, environment: dict) -> float:
     """Tokens per second of the median step of a short run."""
     settings = ["--encoder", "bert-2x128", "--batch-windows", "32", "--micro-batch", "32", "--max-steps", str(STEPS)]
     settings += ["--save-every", "0", "--eval-every", "0", "--eval-windows", "1", "--device", "cpu"]
-    command = [sys.executable, str(ROOT / "cli.py"), "train-student", "--store", str(store), "--output", str(output)]
+    command = [sys.executable, str(ROOT / "cli.py"), "train-student", "--store", str(store), "--run-dir", str(output)]
     kept = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
     subprocess.run([*command, *settings], env=kept | environment, check=True, capture_output=True)
     lines = map(json.loads, (output / "log.jsonl").read_text().splitlines())

@@ -66,7 +66,7 @@ def curve(store, output: Path, dtype: str, seed: int) -> dict:
     """Held-out loss by step."""
     sizes = {"encoder": "bert-2x128", "batch_windows": 32, "micro_batch": 32, "lr": 1e-3, "max_steps": STEPS}
     often = {"eval_every": STEPS // 4, "save_every": 0, "checkpoints": (1.0,), "device": "cpu"}
-    train(StudentConfig(store=str(store.path), output=output, dtype=dtype, seed=seed, **sizes, **often))
+    train(StudentConfig(store=str(store.path), run_dir=output, dtype=dtype, seed=seed, **sizes, **often))
     lines = map(json.loads, (output / "log.jsonl").read_text().splitlines())
     return {line["step"]: line["held_out"]["loss"] for line in lines if "held_out" in line}
 

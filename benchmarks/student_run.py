@@ -38,7 +38,7 @@ def main() -> None:
             CONFIG,
             encoder="bert-6x256",
             store=str(store.path),
-            output=Path(directory) / "run",
+            run_dir=Path(directory) / "run",
             max_steps=2 * FAR,
             save_every=0,
             eval_every=0,
@@ -77,12 +77,12 @@ def run_until(config: StudentConfig, last: int) -> list[dict]:
 
 
 def read_log(config: StudentConfig) -> list[dict]:
-    return [json.loads(line) for line in (config.output / "log.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (config.run_dir / "log.jsonl").read_text().splitlines()]
 
 
 def move_to(config: StudentConfig, store, step: int) -> None:
     """Make the newest checkpoint of a run that of a later step."""
-    checkpoints = Checkpoints(config.output / "checkpoints", [])
+    checkpoints = Checkpoints(config.run_dir / "checkpoints", [])
     path, state = checkpoints.newest_whole()
     model = build_student(config, store, OBJECTIVES[config.objective](store))
     optimizer = build_optimizer(model, config)

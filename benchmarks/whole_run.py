@@ -69,7 +69,7 @@ def main() -> None:
         store = encode(Path(directory), TOKENS // 4 if quick else TOKENS)
         seconds = {"encode": time.perf_counter() - begun}
         steps = len(store.split("train")) // CONFIG.batch_windows
-        config = replace(CONFIG, max_steps=steps, store=str(store.path), output=Path(directory) / "student")
+        config = replace(CONFIG, max_steps=steps, store=str(store.path), run_dir=Path(directory) / "student")
         begun = time.perf_counter()
         seconds["mlsm"] = train(config)["seconds"]
         seconds["mlsm_begin_and_end"] = time.perf_counter() - begun - seconds["mlsm"]

@@ -1,10 +1,10 @@
 """What `make docs` adds to the pages of this folder: a page for every command, the Python API, the file formats, and
 the tutorials as pages (hooks of mkdocs.yml).
 
-Nothing of it is written down twice. Commands come from the table in cli.py with the docstrings under their settings,
-laid out by the parser that prints --help; the API from the public names of `mlsm`, by mkdocstrings; the formats from
-the docstrings of the modules that write them; the tutorials from their notebooks. So a new command, name or
-notebook appears by itself. Left out: reading pages without the site (mlsm docs).
+Nothing of it is written down twice. Commands come from the files of mlsm/commands/ with the docstrings under their
+settings, laid out by the parser that prints --help; the API from the public names of `mlsm`, by mkdocstrings; the
+formats from the docstrings of the modules that write them; the tutorials from their notebooks. So a new command, name
+or notebook appears by itself. Left out: reading pages without the site (mlsm docs).
 """
 
 import re
@@ -17,16 +17,15 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import cli  # noqa: E402
 import mlsm  # noqa: E402
+from mlsm.cli.flags import settable  # noqa: E402
+from mlsm.cli.help import COMMON, RECIPES, flags_of  # noqa: E402
+from mlsm.commands import Command, load, names  # noqa: E402
 from mlsm.common.settings import flag_of  # noqa: E402
 from mlsm.evaluation.inspection.pages import text_of, title_of  # noqa: E402
 from mlsm.recipes.reading import read_recipe, recipe_settings  # noqa: E402
-from mlsm.terminal.choice import load  # noqa: E402
-from mlsm.terminal.flags import settable  # noqa: E402
-from mlsm.terminal.help import COMMON, RECIPES, flags_of  # noqa: E402
 
-COMMANDS = {name: f"reference/{name}.md" for name in sorted(cli.VERBS)}
+COMMANDS = {name: f"reference/{name}.md" for name in sorted(names())}
 TUTORIALS = sorted(f"tutorials/{path.stem}" for path in (ROOT / "docs" / "tutorials").glob("*.ipynb"))
 TUTORIALS.sort(key=lambda name: name != "tutorials/own-corpus")  # the first to read
 RESULTS = ("Report", "EncodedStore", "Estimate", "LearnedDictionary", "TrainedStudent", "Exported", "Verified")
@@ -51,7 +50,7 @@ def on_config(config):
 
 def on_files(files, config):
     """Add the pages."""
-    texts = {page: command_page(name, cli.VERBS[name]) for name, page in COMMANDS.items()}
+    texts = {page: command_page(load(name)) for name, page in COMMANDS.items()}
     texts |= {"reference/python.md": api_page(), "reference/formats.md": formats_page()}
     texts |= {f"{name}.md": tutorial_page(name) for name in TUTORIALS}
     for page, text in texts.items():
@@ -66,12 +65,12 @@ def on_page_markdown(markdown, page, config, files):
     return re.sub(r"\]\((tutorials/[\w-]+)\.ipynb\)", r"](\1.md)", markdown)
 
 
-def command_page(name, verb):
+def command_page(command: Command):
     """Describe one command: what --help says, with the values that recipes give."""
-    settings = load(verb.settings)
-    parser = flags_of(name, verb, settings, {}, "")
+    name, settings = command.name, command.settings
+    parser = flags_of(command, {}, "")
     formatter, fields = parser._get_formatter(), {field.name: field for field in settable(settings)}
-    recipes = dict(_recipes_with(name, settings)) if verb.recipes else {}
+    recipes = dict(_recipes_with(name, settings)) if command.recipes else {}
     lines = [f"# {name}", "", (parser.description or "").partition("\n")[0], "", f"    {parser.usage}", ""]
     lines += [as_markdown(settings.__doc__), ""]
     for group in parser._action_groups:
@@ -84,7 +83,7 @@ def command_page(name, verb):
             given = {recipe: values[action.dest] for recipe, values in recipes.items() if action.dest in values}
             values = ", ".join(f"`{_plain(value)}` in {recipe}" for recipe, value in given.items())
             lines += [f"*Recipes:* {values}.", ""] * bool(values)
-    generic = (RECIPES + "\n" if verb.recipes else "") + COMMON
+    generic = (RECIPES + "\n" if command.recipes else "") + COMMON
     return "\n".join([*lines, "## as with every command", "", "```", generic, "```", ""])
 
 
@@ -108,7 +107,7 @@ def api_page():
     lines += ["## Commands as functions", "", "Their keyword arguments are the flags of the command.", ""]
     for name in mlsm.COMMANDS:
         page = name.replace("_", "-")
-        lines += [_object(f"{mlsm.HOME[name]}.{name}", f"mlsm.{name}")]
+        lines += [_object(f"mlsm.{name}", f"mlsm.{name}")]
         lines += [f"Settings: [{page}]({page}.md). Result: its report, and the fields of its class below.", ""]
     lines += ["## Objects", ""]
     others = [name for name in mlsm.__all__ if name not in mlsm.COMMANDS]

@@ -1,11 +1,81 @@
-"""python -m mlsm: the command line of cli.py. Importing the package first makes sure that `cli` is ours."""
+"""The command line: `main` runs one of the commands (mlsm/commands/) and exits with its code.
+
+    python cli.py encode-lsp --layer 10
+    python cli.py train-student
+
+A recipe gives the defaults of a command's settings, flags win (mlsm/cli/). Exit codes: 0 done or already
+finished, 1 a fault of this program, 2 bad input or usage, 3 a store or shard that is damaged or unfinished, 4 training
+stopped by itself, 5 encoded except for documents in quarantine, 74 a file could not be written or workers are gone, 129
+its terminal was closed (SIGHUP), 130 interrupted (Ctrl-C), 143 terminated (SIGTERM). A display that goes away changes
+no exit code (mlsm/common/streams.py). What is printed is in mlsm/terminal/.
+"""
+
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from mlsm.cli.flags import take_flag
+from mlsm.cli.help import greeting, overview, unknown_command
+from mlsm.cli.run import run_command
+from mlsm.commands import load, load_all, names
+from mlsm.common.errors import EXIT_INPUT, EXIT_WRITE, exit_code
+from mlsm.common.streams import guard_standard_streams, loss
+from mlsm.common.version import VERSION
+from mlsm.terminal.process import (
+    complain,
+    end_on_signals,
+    is_follower,
+    is_told_by_another,
+    one_line,
+    wait_without_spinning,
+)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
-    from cli import main
+    guard_standard_streams()
+    end_on_signals()
+    wait_without_spinning()
+    argv = list(sys.argv[1:] if argv is None else argv)
+    debug = take_flag(argv, "--debug")
+    try:
+        code = run(argv)
+    except KeyboardInterrupt as stop:
+        kept = "interrupted; finished units and checkpoints are kept. Run the same command to go on."
+        code = 128 + getattr(stop, "number", signal.SIGINT)  # as a shell counts them
+        if not is_follower():
+            complain(str(stop) or kept, code)
+    except Exception as error:
+        if debug:
+            raise
+        code = exit_code(error)
+        if not is_told_by_another(error, code):
+            complain(one_line(error), code)
+    sys.stdout.flush()
+    if lost := loss(sys.stdout):
+        message = f"standard output could not be written ({lost.strerror}): what was printed is not whole"
+        code = complain(message, EXIT_WRITE if code == 0 and "--json" in argv else code)
+    sys.exit(code)
 
-    main()
+
+def run(argv: list[str]) -> int:
+    """Parse, run, show. Returns the exit code; raises what the command raises."""
+    if argv[:1] == ["help"] and len(argv) > 1:  # mlsm help COMMAND
+        argv = [argv[1], "--help"]
+    if not argv:
+        print(greeting())
+        return 0
+    if argv[0] in ("-h", "--help", "help"):
+        print(overview(load_all()))
+        return 0
+    if argv[0] in ("-V", "--version"):
+        print(f"mlsm {VERSION}")
+        return 0
+    name, rest = argv[0], argv[1:]
+    if name not in names():
+        return complain(unknown_command(name, names()), EXIT_INPUT)
+    return run_command(load(name), rest)
 
 
 if __name__ == "__main__":

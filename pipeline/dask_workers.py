@@ -26,7 +26,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -43,6 +42,7 @@ from mlsm.common import disk
 from mlsm.common.durable import appearing_whole, make_directories
 from mlsm.common.errors import EncodeError, describe
 from mlsm.common.progress import silent
+from mlsm.common.version import VERSION
 from pipeline.executor import KILLED, PART, Context, Executor, Function, Results
 
 if TYPE_CHECKING:
@@ -185,10 +185,6 @@ def _check_workers(client, output):
         found = client.run(_examination(), str(shared), on_error="return")
     finally:
         disk.discard(shared)
-    try:
-        release = f"mlsm {version('mlsm')}"
-    except PackageNotFoundError:  # a checkout that is not installed
-        release = "this version of mlsm"
     trouble = []
     for address, answer in sorted(found.items()):
         if isinstance(answer, BaseException):
@@ -197,7 +193,7 @@ def _check_workers(client, output):
         host, code, seen = answer
         who = f"{address} on {host}"
         if code is None:
-            trouble.append(f"{who} does not have mlsm. Install {release} there, and restart the worker.")
+            trouble.append(f"{who} does not have mlsm. Install mlsm-pretrain {VERSION} there, and restart the worker.")
         elif code != CODE:
             trouble.append(f"{who} {OTHER_VERSION}")
         elif seen != text:

@@ -135,7 +135,7 @@ def _load(config):
     try:
         import PIL  # noqa: F401
     except ImportError:
-        raise EncodeError('reading images needs Pillow:  pip install "mlsm[vision]"') from None
+        raise EncodeError('reading images needs Pillow:  pip install "mlsm-pretrain[vision]"') from None
     from transformers import MODEL_MAPPING, AutoImageProcessor, AutoModel
 
     from mlsm.common.model_checks import check_size, open_config, quiet_transformers

@@ -51,7 +51,7 @@ def open_executor(job: Any, teacher: Any = None) -> Executor:
     if job.config.workers == 1 and job.config.scheduler is None:
         return Inline(job, teacher)
     if find_spec("distributed") is None:
-        raise EncodeError('--workers and --scheduler need Dask. Run:  pip install "mlsm[cluster]"')
+        raise EncodeError('--workers and --scheduler need Dask. Run:  pip install "mlsm-pretrain[cluster]"')
     from pipeline.dask_workers import WorkerPool  # takes half a second to import
 
     return WorkerPool(job)

@@ -100,7 +100,7 @@ def _require_pyarrow():
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError:
-        raise RequestError('Parquet files need pyarrow. Run:  pip install "mlsm[corpora]"') from None
+        raise RequestError('Parquet files need pyarrow. Run:  pip install "mlsm-pretrain[corpora]"') from None
 
 
 def _facts(store):

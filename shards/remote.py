@@ -202,7 +202,11 @@ class Server:
                 options = {"client_kwargs": options}
             return fsspec.core.url_to_fs(self._address, **options)
         except ImportError as error:
-            need = 'http and https need aiohttp. Run:  pip install "mlsm[remote]"' if self._is_http else redacted(error)
+            need = (
+                'http and https need aiohttp. Run:  pip install "mlsm-pretrain[remote]"'
+                if self._is_http
+                else redacted(error)
+            )
             raise StoreError(f"{redacted(self.url)} cannot be read: {need}") from None
         except ValueError as error:
             raise StoreError(f"{redacted(self.url)} cannot be read: {redacted(error)}") from None

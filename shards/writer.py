@@ -17,7 +17,6 @@ import json
 import platform
 import tarfile
 from functools import cache
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ import numpy as np
 from mlsm.common import disk
 from mlsm.common.durable import explain_link, publish_json, replace_json
 from mlsm.common.machine import cpu_model
+from mlsm.common.version import VERSION
 from shards import codec
 from shards.files import StoreFiles
 from shards.manifest import Group, Quarantined, UnitRecord
@@ -278,4 +278,4 @@ def _json_bytes(value):
 @cache
 def local_environment() -> dict[str, str]:
     """CPU model and the library versions that shape the bytes."""
-    return {"cpu": cpu_model(), "python": platform.python_version(), "numpy": np.__version__, "mlsm": version("mlsm")}
+    return {"cpu": cpu_model(), "python": platform.python_version(), "numpy": np.__version__, "mlsm": VERSION}

@@ -38,7 +38,7 @@ _SHOWN = (
     "positions",
     "store",
     "store_weights",
-    "output",
+    "run_dir",
 )
 
 

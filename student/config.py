@@ -33,7 +33,7 @@ TRACKERS: tuple[str, ...] = get_args(TrackerName)
 FOLLOWING = ("max_steps", "batch_windows", "micro_batch", "lr", "save_every", "eval_every")
 
 OPERATIONAL = frozenset(
-    ["store", "output", "device", "epochs", "micro_batch", "checkpoints", "save_every", "eval_every", "eval_windows"]
+    ["store", "run_dir", "device", "epochs", "micro_batch", "checkpoints", "save_every", "eval_every", "eval_windows"]
     + ["log_every", "track", "keep_last", "activation_checkpointing", "products", "wordnet"]
 )
 
@@ -257,9 +257,9 @@ class StudentConfig:
 
     track: tuple[TrackerName, ...] = ()
     """show the log's figures in these, too: tensorboard (tensorboard --logdir runs/students), wandb (or offline, with
-    WANDB_MODE=offline), trackio; needs mlsm[track]"""
+    WANDB_MODE=offline), trackio; needs mlsm-pretrain[track]"""
 
-    output: Path | None = None
+    run_dir: Path | None = None
     """directory of the run itself; unset: runs/students/<objective>-<encoder>-seed<seed>-<fingerprint>"""
 
     def __post_init__(self):
@@ -383,12 +383,12 @@ class StudentConfig:
     def to_json(self) -> dict:
         """All settings, as plain JSON values."""
         settings = asdict(self)
-        for name in ("output", "continue_from", "wordnet"):
+        for name in ("run_dir", "continue_from", "wordnet"):
             settings[name] = None if settings[name] is None else str(settings[name])
         lists = [name for name, value in settings.items() if isinstance(value, tuple)]
         return settings | {name: list(settings[name]) for name in lists}
 
-    root = "runs/students"  # where runs lie, unless `output` says otherwise; no annotation, so not a setting
+    root = "runs/students"  # where runs lie, unless `run_dir` says otherwise; no annotation, so not a setting
 
     @property
     def word_weight(self) -> float:
@@ -475,7 +475,7 @@ class ProbeConfig(StudentConfig):
     weight_decay: float = 0.0
     """AdamW's decoupled weight decay of the probe's matrix"""
 
-    output: Path | None = None
+    run_dir: Path | None = None
     """directory of the run; unset: runs/probes/<input>-<student>-seed<seed>-<fingerprint>"""
 
     objective: ObjectiveName = field(init=False, default="mlm")

@@ -18,7 +18,6 @@ Shapes: W windows, L positions, M chosen positions, T tokens of a text without s
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,12 +44,12 @@ from mlsm.common.model_checks import (
     quiet_transformers,
 )
 from mlsm.common.paths import utf8_name
-from mlsm.common.text import shell_quote
 from shards.manifest import MAX_WIDTH
 from shards.reader import Store
 from student.encoders.build import without_pooler
 from student.encoders.model import Student
 from student.encoders.modeling_mlsm import head_files
+from student.runs.probed import export_of
 
 FACTS = object_of(  # lsp_config.json, as far as it is read
     {
@@ -284,27 +283,6 @@ def load_encoder(source: str | Path, revision: str | None = None) -> nn.Module:
             f"{source}: model.safetensors lacks weights of the encoder: {', '.join(missing[:3])}. {_export_again()}"
         )
     return encoder
-
-
-def export_of(source: str | Path) -> str | Path:
-    """The export of a finished run's directory; anything else as it is.
-
-    Raises RunError where a run is unfinished, or there is no such directory and the name cannot be one on the Hub
-    """
-    path = Path(source)
-    if (path / "export").is_dir():
-        return path / "export"
-    if (path / "checkpoints").is_dir() or (path / "log.jsonl").is_file():
-        raise RunError(f"{source} is unfinished; finish it, or:  {program()} export-student {shell_quote(source)}")
-    if path.is_dir():
-        return source
-    has_hub_form = re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", str(source)) is not None  # NAME or SOMEONE/NAME
-    is_below_a_directory = "/" in str(source) and path.parent.is_dir()
-    if not has_hub_form or is_below_a_directory:
-        raise RunError(
-            f"no such directory: {source}. Expected a finished run, its export, a kept checkpoint or a Hub id."
-        )
-    return source
 
 
 def find_file(source: str | Path, name: str, revision: str | None = None) -> str:

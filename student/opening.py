@@ -54,7 +54,7 @@ def open_run(
     if ranks.is_first and contradicts(run.products, resolved.config, ranks.device):
         logger.warning(
             "--products %s is not taken: the run in %s began with other products and keeps them to its end. "
-            "Another --output begins a run of its own",
+            "Another --run-dir begins a run of its own",
             config.products,
             run.directory,
         )

@@ -19,7 +19,6 @@ import json
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +30,21 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from mlsm.common.disk import read_file
 from mlsm.common.errors import RunError
-from mlsm.common.invocation import program
 from mlsm.common.json_checks import find_problem, object_of, optional
 from mlsm.common.model_checks import max_positions, quiet_transformers
 from mlsm.common.products import USUAL
 from mlsm.common.progress import silent
-from shards.reader import Store, is_url
+from shards.reader import Store
 from student.batches import store_has_pairs
-from student.config import ProbeConfig, StudentConfig
+from student.config import ProbeConfig
 from student.encoders.build import vocabulary_of, weights_fingerprint
 from student.encoders.flops import forward_flops
 from student.encoders.linear import linear
 from student.encoders.mask_later import mask_later_of
 from student.encoders.model import FrozenEncoder, Student
-from student.encoders.modeling_mlsm import HEAD_FILE
 from student.encoders.stock import has_known_head, masked_lm
 from student.lsp_model import (
     LspModel,
-    export_of,
     find_file,
     load_encoder,
     load_student,
@@ -67,7 +63,7 @@ from student.runs.export import (
     mask_later_note,
     write_papers,
 )
-from student.runs.identity import find_description
+from student.runs.probed import export_of, with_student_and_store
 from student.task import Task
 from student.train import train
 
@@ -209,22 +205,6 @@ def train_probe(
     return train(with_student_and_store(config), progress, prepare=probe_task, origins=origins)
 
 
-def with_student_and_store(config: ProbeConfig) -> ProbeConfig:
-    """The settings with a student, by default the newest, and a store, by default the student's own.
-
-    Raises  RunError where there is none
-    """
-    student, store = config.student, config.store
-    if student is None:
-        student = str(finished_students()[0])
-        logger.info("student %s (the newest finished run)", student)
-    export_of(student)  # an error of the student comes before one of the store
-    if store is None:
-        store = _store_of(Path(student))
-        logger.info("store %s (the student's own)", store)
-    return replace(config, student=student, store=store)
-
-
 def probe_task(config: ProbeConfig, store: Store) -> Task:
     """Train a probe. Raises RunError where settings, student and store do not belong together."""
     if config.student is None:
@@ -286,34 +266,6 @@ def merge(model: ProbedStudent) -> PreTrainedModel:
     probe_Vk = model.probe_Vk.detach().double()
     matrix_Vd, bias_V = probe_Vk @ student.output_matrix.double(), probe_Vk @ student.output_bias_K.double()
     return masked_lm(student, matrix_Vd, bias_V)
-
-
-def finished_students(root: str = StudentConfig.root) -> list[Path]:
-    """The finished runs under `root` that have LSP outputs, the newest first.
-
-    Raises  RunError where there is none
-    """
-    found = [head.parent.parent for head in Path(root).glob(f"*/export/{HEAD_FILE}")]
-    if not found:
-        kinds = "mlsm, hard-mlsm, naive-mlsm or mtl"
-        raise RunError(f"no finished {kinds} student under {root}. Train one:  {program()} train-student")
-    return sorted(found, key=lambda run: (run / "export" / HEAD_FILE).stat().st_mtime_ns, reverse=True)
-
-
-def _store_of(student: Path) -> str:
-    """The store that a run, or the run of an export or a checkpoint, was trained on."""
-    for directory in (student, *student.absolute().parents[:2]):
-        store = (find_description(directory) or {}).get("operational", {}).get("store")
-        if store:
-            return recorded_store(directory, store)
-    raise RunError(f"{student} does not lie in a run that names its store. Name a store of its tokenizer: --store")
-
-
-def recorded_store(run: Path, place: str) -> str:
-    """The store that a run's config.json names. RunError where that is a path relative to another directory."""
-    if is_url(place) or Path(place).is_absolute() or Path(place).exists():
-        return place
-    raise RunError(f"{run} was trained on {place}, relative to another directory: name that store with --store.")
 
 
 def _check_fits(config: ProbeConfig, store: Store, source: str | Path, student: Student, facts: dict) -> None:

@@ -79,7 +79,7 @@ def train(
     started calls this, and all get the result.
 
     prepare   (config, store) -> what is trained; probe.py has another one
-    origins   setting -> where its value comes from, for that block, when a recipe has been applied already (cli.py)
+    origins   setting -> where its value comes from, for that block, if a recipe has been applied already
     progress  called as progress(stage, done, total, unit="tokens", **figures) after every step
     Returns   the summary that result.json holds, with run, export, store, other_stores (where there are any) and
               plan: steps, tokens (real ones), tokens_per_second, flops (nominal floating-point operations),
@@ -89,7 +89,7 @@ def train(
               is constant at each position; of regress and recon baseline_loss_by_type and improvement_by_type, against
               the one that is constant for each token id;
               and already_finished, true when there was nothing left to do
-    Raises    RunError    store, settings and output directory do not belong together
+    Raises    RunError    store, settings and run directory do not belong together
               TrainingError    loss or gradient not finite, or too little memory; PeerError, which is one, in a
                                process whose others have ended
               WriteError (an OSError)    no room on the disk; the newest whole checkpoint stays
@@ -359,7 +359,7 @@ class Trainer:
             path, state = found
             if not path.is_dir():
                 raise RunError(
-                    f"{path} is not on this machine. Give an --output on a file system that all machines share."
+                    f"{path} is not on this machine. Give a --run-dir on a file system that all machines share."
                 )
             self.run.check_checkpoint(path, state)
             self.state.restore(path, state)

@@ -41,8 +41,8 @@ IMPORTED = (  # by one command or another
     "pipeline.dask_workers",
     "student.runs.export_run",
     "student.train",
+    "mlsm.cli.run",
     "mlsm.terminal.training",
-    "mlsm.terminal.verb",
     "transformers.generation",
     "transformers.models.bert.modeling_bert",
 )
@@ -92,8 +92,8 @@ def run_command(arguments, cwd=ROOT, largest_file=None) -> subprocess.CompletedP
     """
     if largest_file is None:
         return run_python([ROOT / "cli.py", *arguments], cwd=cwd)
-    code = "import resource, sys, cli; size = int(sys.argv.pop(1))\n"
-    code += "resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)); cli.main()"
+    code = "import resource, sys; from mlsm.__main__ import main; size = int(sys.argv.pop(1))\n"
+    code += "resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)); main()"
     return run_python(["-c", code, largest_file, *arguments], cwd=cwd)
 
 

@@ -10,11 +10,12 @@ from http_store import serving
 from preloaded import run_command
 from tiny_store import write_store
 
-import cli
+from mlsm import __main__ as cli
+from mlsm.cli.settings import parse
+from mlsm.commands import load
 from mlsm.common.disk import temporary_name
 from mlsm.common.errors import EXIT_INPUT, EXIT_STORE
 from mlsm.evaluation.inspection.stores import show
-from mlsm.terminal.settings import parse
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -88,14 +89,14 @@ def test_what_a_command_chose_by_itself_is_said_with_the_result(place, monkeypat
     assert says("show-shards").out.splitlines()[0] == first
     said = says("verify-shards", "--json")
     assert json.loads(said.out)["store"] == "runs/stores/lsp-tiny" and first in said.err
-    verb = cli.VERBS["train-student"]
-    parsed = parse("train-student", verb, [])
+    verb = load("train-student")
+    parsed = parse(verb, [])
     assert parsed.choice == first and parsed.settings.store == "runs/stores/lsp-tiny"
     write_store(Path("runs/stores/ids-later"), k=0)
     assert says("show-shards").out.startswith("store runs/stores/ids-later (the newest finished one of 3;")
-    assert parse("train-student", verb, []).choice == first  # 2 are of LSPs
+    assert parse(verb, []).choice == first  # 2 are of LSPs
     shutil.rmtree("runs/stores/lsp-tiny")
-    assert "lsp-tiny-n2-" in parse("train-student", verb, []).choice  # nothing else is there
+    assert "lsp-tiny-n2-" in parse(verb, []).choice  # nothing else is there
 
 
 @pytest.mark.parametrize(

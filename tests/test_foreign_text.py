@@ -8,8 +8,8 @@ import pytest
 from http_store import serving
 from tiny_store import write_store
 
-import cli
-from mlsm.terminal import training
+from mlsm import __main__ as cli
+from mlsm.commands import train_student as training
 from shards import remote
 from shards.export import export
 from shards.manifest import with_checksum
@@ -69,7 +69,7 @@ def test_a_card_tells_foreign_text_as_text(store, tmp_path):
 
 
 def test_the_card_of_an_export_too(store, tmp_path):
-    pytest.importorskip("pyarrow", reason='Parquet files need pyarrow: pip install "mlsm[corpora]"')
+    pytest.importorskip("pyarrow", reason='Parquet files need pyarrow: pip install "mlsm-pretrain[corpora]"')
     export(store.path, tmp_path / "parquet")
     card = (tmp_path / "parquet" / "README.md").read_text(encoding="utf-8")
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", card)
@@ -119,16 +119,16 @@ def test_a_run_on_a_store_behind_a_password_writes_it_nowhere(store, tmp_path, m
             save_every=3,
             keep_last=2,
             device="cpu",
-            output=tmp_path / "run",
+            run_dir=tmp_path / "run",
         )
         result = train(config)
-        assert result["store"] == f"{web.url}/lsp" and "finished" in training.training(result, config)
-        description = json.loads((config.output / "config.json").read_text())
+        assert result["store"] == f"{web.url}/lsp" and "finished" in training.show(result, config)
+        description = json.loads((config.run_dir / "config.json").read_text())
         assert description["operational"]["store"] == f"{web.url}/lsp"
         assert train(config)["already_finished"]
-        (config.output / "result.json").unlink()
+        (config.run_dir / "result.json").unlink()
         assert not train(config)["already_finished"]  # goes on with the same address
-        export_run(ExportConfig(run=config.output, checkpoint="3", output=tmp_path / "export"))
+        export_run(ExportConfig(run=config.run_dir, checkpoint="3", output=tmp_path / "export"))
         with pytest.raises(SystemExit):
             cli.main(["verify-shards", given, "--json"])
         said = "".join(capsys.readouterr())

@@ -1,40 +1,90 @@
 """What the command line says to somebody who does not know it yet: help, defaults, other programs' spellings."""
 
 import dataclasses
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tiny_store import write_store
 
-import cli
+from mlsm import __main__ as cli
+from mlsm.cli.flags import read_flags, settable
+from mlsm.cli.help import GROUPS, TITLES
+from mlsm.cli.settings import parse
+from mlsm.commands import load, names
 from mlsm.common.settings import flag_of
-from mlsm.terminal.choice import load
-from mlsm.terminal.flags import read_flags, settable
-from mlsm.terminal.help import GROUPS, TITLES
-from mlsm.terminal.settings import parse
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_the_command_line_stays_a_table_and_main():
-    text = (ROOT / "cli.py").read_text(encoding="utf-8")
-    assert not re.search(r"""["']cli:""", text), "cli.py imports itself"
-    after_the_table = text[text.index("def main") :]
-    assert not [name for name in cli.VERBS if f'"{name}"' in after_the_table], "it decides by a command's name"
+def test_a_new_command_is_one_file(tmp_path):
+    """Its flags, help and Python function follow; that it is described in docs/commands.md is test_docs.py's."""
+    for room in ("mlsm", "pipeline", "shards", "student"):
+        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__", "pages", "bundled*"))
+    (tmp_path / "mlsm" / "commands" / "count_words.py").write_text(TOY)
+    for words, told in (
+        (["--help"], "count-words        Count the words of a text"),
+        (["count-words", "--help"], "--twice, --no-twice"),
+        (["count-words", "a b", "--twice"], "6 words"),
+        (["count-words", "a b", "--json"], '"words": 3'),
+        (["count-words", "a", "--twise"], "Did you mean --twice?"),
+    ):
+        run = subprocess.run([sys.executable, "-m", "mlsm", *words], cwd=tmp_path, capture_output=True, text=True)
+        assert told in run.stdout + run.stderr
+    code = "import mlsm; print(mlsm.count_words(text='a b')['words'], mlsm.count_words.__doc__)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert run.stdout == "3 Count words.\n", run.stderr
 
 
-@pytest.mark.parametrize("verb", cli.VERBS.values(), ids=cli.VERBS)
-def test_references_of_the_table_lead_somewhere(verb):
-    references = (verb.settings, verb.function, verb.show, verb.exit_code, verb.chooses, verb.completes)
-    assert all(callable(load(reference)) for reference in references if reference)
-    assert verb.chooses is None or verb.works_on in {field.name for field in settable(load(verb.settings))}
+TOY = '''
+"""Count the words of a text."""
+
+from dataclasses import dataclass
+
+from mlsm.common.progress import Progress, silent
+from mlsm.common.settings import Positional, check
+from mlsm.results import Report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Words are what blanks separate."""
+
+    text: Positional[str]
+    """The text."""
+    twice: bool = False
+    """Count every word twice."""
+
+    def __post_init__(self):
+        check(self)
+
+
+def run(settings: Settings, progress: Progress = silent) -> Report:
+    """Count words."""
+    return Report.of({"words": (1 + settings.twice) * len(settings.text)})
+
+
+def show(report: dict, settings: Settings) -> str:
+    """Show the number."""
+    return f"{report['words']} words"
+'''.lstrip()
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_a_command_works_on_is_a_setting_of_it(name):
+    command = load(name)
+    assert command.newest is None or command.works_on in {field.name for field in settable(command.settings)}
 
 
 HUGGING_FACE = {
     "learning_rate": "--lr",
     "per_device_train_batch_size": "--micro-batch",
-    "output_dir": "--output",
+    "output_dir": "--run-dir",
     "bf16": "--dtype bfloat16",
     "num_train_epochs": "--epochs",
 }
@@ -47,11 +97,11 @@ def test_spellings_of_hugging_face_are_answered_with_ours(name, hyphen):
     for words in ([flag, "3"], [f"{flag}=3"], ["--seed", "1", flag]):
         meant = f"there is no flag {flag}\\. Did you mean {HUGGING_FACE[name]}\\? All flags"
         with pytest.raises(ValueError, match=meant):
-            parse("train-student", cli.VERBS["train-student"], words)
+            parse(load("train-student"), words)
 
 
 def test_underscores_and_hyphens_are_one():
-    settings = load(cli.VERBS["finetune"].settings)
+    settings = load("finetune").settings
     for words in (["--data_dir", "a_b", "x", "y"], ["--data-dir=a_b", "x", "y"], ["x", "--data-dir", "a_b", "y"]):
         assert read_flags(settings, words) == {"data_dir": Path("a_b"), "models": ("x", "y")}
 
@@ -60,7 +110,7 @@ def test_underscores_and_hyphens_are_one():
     ("words", "given"),
     [
         ([], {}),
-        (["--layer", "4", "8", "--layer", "2"], {"layer": (2,)}),
+        (["--layer", "4", "8"], {"layer": (4, 8)}),
         (["--max-tokens", "None", "--output", "None"], {"max_tokens": None, "output": Path("None")}),
         (["--max-tokens", "1_000", "--lam=1e-2", "--top-n", "all"], {"max_tokens": 1000, "lam": 0.01, "top_n": "all"}),
         (["--dry-run", "--no-keep-duplicates"], {"dry_run": True, "keep_duplicates": False}),
@@ -68,7 +118,22 @@ def test_underscores_and_hyphens_are_one():
     ],
 )
 def test_only_what_is_given_is_read(words, given):
-    assert read_flags(load(cli.VERBS["encode-lsp"].settings), words) == given
+    assert read_flags(load("encode-lsp").settings, words) == given
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--layer", "4", "--layer=8"], "--layer is given twice. Give all its values after one --layer: --layer A B."),
+        (["--max_tokens", "4", "--max-tokens", "5"], "--max-tokens is given twice."),
+        (["--dry-run", "--no-dry-run"], "--dry-run is given twice."),
+    ],
+)
+def test_a_flag_that_is_given_twice_is_refused(words, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        read_flags(load("encode-lsp").settings, words)
+    with pytest.raises(ValueError, match="--recipe is given twice"):
+        cli.run(["encode-lsp", "--recipe", "paper", "--recipe=quickstart"])
 
 
 def test_help_of_a_command_has_two_spellings(capsys):
@@ -93,7 +158,7 @@ def test_a_misspelt_command_gets_a_suggestion(word, meant, capsys):
 
 def help_of(capsys, verb, *words, recipe=None):
     with pytest.raises(SystemExit):
-        parse(verb, cli.VERBS[verb], [*words, "--help"], recipe)
+        parse(load(verb), [*words, "--help"], recipe)
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -107,27 +172,54 @@ def test_help_has_groups_with_the_usual_flags_first(capsys):
 
 def test_help_shows_the_defaults_in_force(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    assert "Each number gets its own store. (default: 1024)" in help_of(capsys, "encode-lsp")
-    assert "defaults are those of the recipe quickstart" in help_of(capsys, "encode-lsp")
+    shown = help_of(capsys, "encode-lsp")
+    assert "Each number gets its own store. (quickstart: 1024)" in shown
+    assert "(quickstart: 2000000)" in shown
+    assert "Defaults marked quickstart are those of the recipe quickstart" in shown
     own = help_of(capsys, "encode-lsp", "--corpus", "a.txt")
     assert "Not given: 3,072, or with" in own and "Each number gets its own store. (default" not in own
-    assert "(default: 128)" in own and "The defaults are" not in own
+    assert "(default: 128)" in own and "Defaults marked" not in own
     paper = help_of(capsys, "train-student", recipe="paper")
-    assert "(default: 100000)" in paper and "recipe paper" in paper
+    assert "(paper: 100000" in paper and "recipe paper" in paper
     store = write_store(tmp_path / "runs" / "stores" / "lsp-tiny", k=24)
     (store.files.plans / f"{store.plan_id}.yaml").write_text('{"encode-lsp": {}, "recipe": "paper"}')
     monkeypatch.chdir(tmp_path)
     assert help_of(capsys, "train-student").replace(", which made the store", "") == paper
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
-def test_every_setting_is_in_one_group_and_described(verb, capsys):
-    grouped = [name for names in GROUPS.values() for name in names.split()]
-    assert len(grouped) == len(set(grouped))
-    settings = load(cli.VERBS[verb].settings)
+@pytest.mark.parametrize("verb", names())
+def test_every_setting_is_described(verb, capsys):
+    settings = load(verb).settings
     shown = help_of(capsys, verb)
     for field in settable(settings):
-        assert field.name in grouped
         if field.type is not bool:
             assert flag_of(field) in shown
     assert dataclasses.is_dataclass(settings)
+
+
+HELP_OF_ALL = """
+import contextlib, sys
+from mlsm import __main__ as cli
+
+for name in cli.names():
+    with contextlib.suppress(SystemExit):
+        cli.run([name, "--help"])
+print("heavy:", sorted({"torch", "transformers", "scipy", "numba"} & set(sys.modules)))
+"""
+
+
+def test_no_help_loads_a_model_library(tmp_path):
+    """Not even where it opens a store, and a student's, to show the defaults in force."""
+    store = write_store(tmp_path / "runs" / "stores" / "lsp-tiny", k=24)
+    (store.files.plans / f"{store.plan_id}.yaml").write_text('{"encode-lsp": {}, "recipe": "paper"}')
+    student = tmp_path / "runs" / "students" / "one"
+    (student / "export").mkdir(parents=True)
+    (student / "export" / "lsp_head.safetensors").touch()
+    described = {"settings": {}, "store": {}, "operational": {"store": str(store.path)}, "architecture": {}}
+    (student / "config.json").write_text(json.dumps(described))
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = subprocess.run(
+        [sys.executable, "-c", HELP_OF_ALL], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert run.stdout.endswith("heavy: []\n"), run.stdout[-200:] + run.stderr
+    assert run.stdout.count("recipe paper, which made the store") == 2  # of train-student and of train-probe

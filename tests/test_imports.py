@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {"mlsm/common", "mlsm/recipes", "shards", "student", "pipeline", "mlsm/evaluation", "mlsm/terminal"}
-OURS = ROOMS | {"cli", "benchmarks", "mlsm"}
+ROOMS |= {"mlsm/commands", "mlsm/cli", "mlsm/results"}
+OURS = ROOMS | {"benchmarks", "mlsm"}
 ALLOWED = {
     "mlsm/common": {"mlsm/common"},
     "mlsm/recipes": {"mlsm/recipes", "mlsm/common"},
@@ -26,8 +27,10 @@ ALLOWED = {
         "mlsm/common",
     },  # recipes: which one made the store that is trained on
     "pipeline": {"pipeline", "shards", "mlsm/common"},
-    "mlsm/evaluation": ROOMS - {"mlsm/terminal"},
-    "mlsm/terminal": ROOMS,
+    "mlsm/evaluation": ROOMS - {"mlsm/terminal", "mlsm/commands", "mlsm/cli"},
+    "mlsm/terminal": ROOMS - {"mlsm/commands", "mlsm/cli"},
+    "mlsm/commands": ROOMS - {"mlsm/cli"},
+    "mlsm/cli": ROOMS,
     "mlsm": OURS - {"benchmarks"},
 }
 SOLVER_LIBRARIES = {"numpy", "numba", "llvmlite", "threadpoolctl", "torch", "pipeline"} | set(sys.stdlib_module_names)
@@ -153,7 +156,7 @@ DEMONSTRATION = """
 import contextlib, sys
 
 sys.modules |= dict.fromkeys({extras})
-import cli
+from mlsm import __main__ as cli
 
 for command in (["encode-lsp", "--layer", "2", "--max-tokens", "5_000", "--k", "32"],
                 ["train-student", "--max-steps", "2", "--encoder", "bert-1x32"],
@@ -178,11 +181,11 @@ def test_the_demonstration_needs_no_extra_and_errors_name_those_of_other_command
     code = DEMONSTRATION.format(extras=EXTRAS)
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    needs = re.findall(r"needs? .*?\. Run: +pip install \"mlsm\[(\w+)\]\"", run.stderr)
+    needs = re.findall(r"needs? .*?\. Run: +pip install \"mlsm-pretrain\[(\w+)\]\"", run.stderr)
     assert needs == ["cluster", "corpora", "corpora", "eval", "corpora", "remote"], run.stderr
 
 
-LIGHT = ("cli", "mlsm", "pipeline.config", "shards.config", "student.config")
+LIGHT = ("mlsm.__main__", "mlsm", "pipeline.config", "shards.config", "student.config")
 
 
 @pytest.mark.parametrize("module", LIGHT)

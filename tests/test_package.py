@@ -38,7 +38,8 @@ def test_the_wheel_holds_data_and_no_tests(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     packages = ("mlsm", "pipeline", "shards", "student")
     modules = {path.relative_to(ROOT).as_posix() for package in packages for path in (ROOT / package).rglob("*.py")}
-    assert modules | {"cli.py", "mlsm/py.typed"} <= names
+    assert modules | {f"{package}/py.typed" for package in packages} <= names
+    assert "cli.py" not in names, "which may be the name of a module of the user's"
     recipes = {f"mlsm/recipes/{path.name}" for path in (ROOT / "mlsm" / "recipes").glob("*.yaml")}
     teacher = {f"pipeline/bundled_teacher/{path.name}" for path in (ROOT / "pipeline/bundled_teacher").iterdir()}
     text = {f"pipeline/bundled_text/{path.name}" for path in (ROOT / "pipeline/bundled_text").glob("*.*")}
@@ -57,7 +58,8 @@ def test_an_installed_wheel_runs_away_from_the_checkout(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(site)
     environment = os.environ | {"PYTHONPATH": str(site), "HF_HUB_OFFLINE": "1"}
     code = (
-        "import cli, pipeline.config as config, pipeline.corpus as corpus, pipeline.teacher as teacher\n"
+        "import pipeline.config as config, pipeline.corpus as corpus, pipeline.teacher as teacher\n"
+        "from mlsm import __main__ as cli\n"
         f"assert cli.__file__.startswith({str(site)!r}), cli.__file__\n"
         "(text,) = corpus.open_sources(config.CorpusConfig())\n"
         f"assert text.name.startswith({str(site)!r}) and max(piece.record for piece in text.pieces()) == 2249\n"

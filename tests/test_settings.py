@@ -13,16 +13,17 @@ import yaml
 from preloaded import run_command
 from tiny_store import write_store
 
-import cli
 import mlsm
+from mlsm import __main__ as cli
+from mlsm.cli.settings import parse
+from mlsm.commands import load
+from mlsm.commands.learn_dictionary import show as dictionaries
+from mlsm.commands.train_student import show as training
 from mlsm.evaluation.studies.sweeps.config import SweepConfig
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.recipes.reading import recipe_of_store, recipe_to_keep
-from mlsm.terminal.dictionaries import dictionaries
 from mlsm.terminal.encoding import encoding
 from mlsm.terminal.progress import Progress
-from mlsm.terminal.settings import parse
-from mlsm.terminal.training import training
 from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
 from shards.config import ShowConfig
 from shards.reader import Store
@@ -91,9 +92,7 @@ def test_epochs_and_steps_are_one_thing(own):
     with pytest.raises(ValueError, match="--epochs 2 and --max-steps 9 say the same thing twice"):
         StudentConfig(epochs=2, max_steps=9)
     with pytest.raises(ValueError, match="--epochs 2 and --max-steps 9"):
-        parse(
-            "train-student", cli.VERBS["train-student"], ["--store", str(own.path), "--epochs", "2", "--max-steps", "9"]
-        )
+        parse(load("train-student"), ["--store", str(own.path), "--epochs", "2", "--max-steps", "9"])
 
 
 def test_settings_that_follow_and_the_same_settings_given_are_one_run(own, tmp_path, monkeypatch):
@@ -154,12 +153,12 @@ def test_a_recipe_that_is_no_name_is_none(recipe, tmp_path):
 def test_a_recipe_of_ones_own_is_kept_as_a_path_and_only_taken_where_it_is_named(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text("encode-lsp: {}\ntrain-student: {max-steps: 7}\n")
-    settings = parse("encode-lsp", cli.VERBS["encode-lsp"], [], str(mine)).settings
+    settings = parse(load("encode-lsp"), [], str(mine)).settings
     assert settings.recipe == recipe_to_keep(str(mine)) == str(mine)
     store = keep_recipe(write_store(tmp_path / "store", k=24), str(mine))
     assert resolve(StudentConfig(store=store.path), store).config.max_steps == 2000
-    assert parse("train-student", cli.VERBS["train-student"], ["--store", str(store.path)]).settings.max_steps != 7
-    named = parse("train-student", cli.VERBS["train-student"], ["--store", str(store.path)], str(mine))
+    assert parse(load("train-student"), ["--store", str(store.path)]).settings.max_steps != 7
+    named = parse(load("train-student"), ["--store", str(store.path)], str(mine))
     assert named.settings.max_steps == 7
 
 
@@ -179,7 +178,7 @@ def test_trained_weights_are_never_trained_by_the_demonstration(tmp_path):
 
 def test_the_checkpoints_of_the_recipes_are_those_of_the_figures():
     def shares(recipe):
-        return parse("train-student", cli.VERBS["train-student"], [], recipe)[0].checkpoints
+        return parse(load("train-student"), [], recipe)[0].checkpoints
 
     assert shares("paper") == (0.1, 0.25, 0.5, 1.0) and shares("scaled-up") == (0.1, 0.2, 0.25, 0.5, 1.0)
 
@@ -201,14 +200,14 @@ def test_the_checkpoints_of_the_recipes_are_those_of_the_figures():
 def test_own_text_without_a_teacher_is_refused(verb, name, tmp_path):
     choices = f"a.txt is text of your own, and no --{name} is given. Give a Hub id.*a directory, or --{name} bundled"
     with pytest.raises(ValueError, match=choices):
-        parse(verb, cli.VERBS[verb], ["--corpus", "a.txt"])
+        parse(load(verb), ["--corpus", "a.txt"])
     for flags in (["--corpus", "a.txt", f"--{name}", "bundled"], [f"--{name}", "some/where"]):
-        settings = parse(verb, cli.VERBS[verb], flags).settings
+        settings = parse(load(verb), flags).settings
         assert getattr(settings, name) == flags[-1] and getattr(settings, "recipe", None) is None
     (tmp_path / "r.yaml").write_text(f"{verb}: {{corpus: [b.txt]}}\n")
     with pytest.raises(ValueError, match="b.txt is text of your own"):
-        parse(verb, cli.VERBS[verb], [], str(tmp_path / "r.yaml"))
-    assert getattr(parse(verb, cli.VERBS[verb], [f"--{name}", "x"], str(tmp_path / "r.yaml")).settings, name) == "x"
+        parse(load(verb), [], str(tmp_path / "r.yaml"))
+    assert getattr(parse(load(verb), [f"--{name}", "x"], str(tmp_path / "r.yaml")).settings, name) == "x"
 
 
 def test_own_text_without_a_teacher_is_refused_in_python():
@@ -274,7 +273,7 @@ def test_python_may_give_one_for_a_list_and_text_for_a_path():
 )
 def test_a_flag_of_another_program_is_understood(verb, flag, meant):
     with pytest.raises(ValueError, match=f"{flag}.* Did you mean {meant}\\?"):
-        parse(verb, cli.VERBS[verb], [flag, "3"])
+        parse(load(verb), [flag, "3"])
 
 
 # -- settings that a command does not have, JSON, progress -------------------------------------------------
@@ -292,7 +291,7 @@ def test_a_flag_of_another_program_is_understood(verb, flag, meant):
 )
 def test_a_command_has_no_flag_that_means_nothing_to_it(verb, flag, value):
     with pytest.raises(ValueError, match=rf"{flag}.*All flags:"):
-        parse(verb, cli.VERBS[verb], [flag, value])
+        parse(load(verb), [flag, value])
 
 
 def test_a_setting_that_a_store_kept_and_the_command_no_longer_has_is_passed_over(tmp_path):
@@ -300,10 +299,10 @@ def test_a_setting_that_a_store_kept_and_the_command_no_longer_has_is_passed_ove
     kept = {"encode-ids": {"seed": None, "tokenizer": "bundled", "corpus": ["bundled"]}}
     for name in ("plans/0a.yaml", "of-a-user.yaml"):
         (tmp_path / name).write_text(json.dumps(kept))
-    settings = parse("encode-ids", cli.VERBS["encode-ids"], [], str(tmp_path / "plans/0a.yaml")).settings
+    settings = parse(load("encode-ids"), [], str(tmp_path / "plans/0a.yaml")).settings
     assert settings.recipe == "quickstart" and settings.tokenizer == "bundled"
     with pytest.raises(ValueError, match="encode-ids has no setting seed"):
-        parse("encode-ids", cli.VERBS["encode-ids"], [], str(tmp_path / "of-a-user.yaml"))
+        parse(load("encode-ids"), [], str(tmp_path / "of-a-user.yaml"))
 
 
 def test_encoding_answers_in_json_and_keeps_its_recipe(tmp_path, capsys, monkeypatch):
@@ -372,7 +371,7 @@ def test_every_next_line_is_a_command_that_does_the_right_thing(own, tmp_path, m
 @pytest.mark.parametrize("flags", [[], ["--layer", "3", "--corpus", "my text.txt", "--teacher", "some/where"]])
 def test_the_next_line_of_a_dictionary_encodes_what_it_was_learned_from(flags, monkeypatch):
     monkeypatch.setattr("sys.argv", ["cli.py"])
-    settings = parse("learn-dictionary", cli.VERBS["learn-dictionary"], [*flags, "--min-characters", "5"]).settings
+    settings = parse(load("learn-dictionary"), [*flags, "--min-characters", "5"]).settings
     report = {
         "dictionary": "runs/dictionaries/d-1",
         "layer": settings.layer[0],
@@ -389,8 +388,7 @@ def test_the_next_line_of_a_dictionary_encodes_what_it_was_learned_from(flags, m
     }
     (line,) = next_lines(dictionaries([report], settings))
     encode = parse(
-        "encode-lsp",
-        cli.VERBS["encode-lsp"],
+        load("encode-lsp"),
         line[1:] if "--recipe" not in line else line[3:],
         line[2] if "--recipe" in line else None,
     ).settings

@@ -41,7 +41,7 @@ def test_every_notebook_is_known():
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=NAMES)
 def test_it_runs_at_toy_size(notebook, desk):
-    pytest.importorskip("matplotlib", reason='tutorials draw with matplotlib: pip install "mlsm[eval]"')
+    pytest.importorskip("matplotlib", reason='tutorials draw with matplotlib: pip install "mlsm-pretrain[eval]"')
     environment = {"PYTHONPATH": str(ROOT), "MLSM_TUTORIAL_SIZE": "toy", "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"}
     run = run_python([ROOT / "tests" / "run_notebook.py", notebook], cwd=desk, env=os.environ | environment)
     assert run.returncode == 0, run.stderr[-3000:]

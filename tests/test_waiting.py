@@ -8,7 +8,7 @@ import pytest
 
 SHOW = """
 import os, sys
-import cli
+from mlsm import __main__ as cli
 try:
     cli.main(["--version"])
 except SystemExit:

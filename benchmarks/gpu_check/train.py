@@ -138,7 +138,7 @@ def trainer(setting: Setting) -> Iterator[dict]:
     with synthetic_store() as store, tempfile.TemporaryDirectory() as directory:
         often = {"save_every": steps // 2, "eval_every": 0, "checkpoints": (1.0,), "compile": False}
         fixed = {"store": str(store.path), "encoder": encoder, "batch_windows": windows, "micro_batch": windows}
-        config = StudentConfig(**fixed, max_steps=steps, lr=1e-4, **often, output=Path(directory) / "whole")
+        config = StudentConfig(**fixed, max_steps=steps, lr=1e-4, **often, run_dir=Path(directory) / "whole")
         train(config)
         whole = log_of(config)
         counted = whole[2:]  # the first steps allocate
@@ -147,7 +147,7 @@ def trainer(setting: Setting) -> Iterator[dict]:
             for name in ("data_wait_share", "tokens_per_second", "mfu", "peak_memory_bytes")
             if name in counted[0]
         }
-        config = replace(config, output=Path(directory) / "resumed")
+        config = replace(config, run_dir=Path(directory) / "resumed")
 
         def stop_half_way(*_, step, **figures):
             if step == steps // 2:
@@ -169,7 +169,7 @@ def out_of_memory(setting: Setting) -> Iterator[dict]:
     with synthetic_store() as store, tempfile.TemporaryDirectory() as directory, played_lack(setting, most=2):
         once = {"max_steps": 1, "lr": 1e-4, "checkpoints": (1.0,), "save_every": 0, "eval_every": 0, "compile": False}
         fixed = {"store": str(store.path), "encoder": encoder, "batch_windows": windows}
-        fixed["output"] = Path(directory) / "run"
+        fixed["run_dir"] = Path(directory) / "run"
         try:
             train(StudentConfig(micro_batch=windows, **fixed, **once))
             raise AssertionError(f"a micro-batch of {windows} windows fitted")
@@ -273,7 +273,7 @@ def played_lack(setting: Setting, most: int) -> Iterator[None]:
 
 def log_of(config: StudentConfig) -> list[dict]:
     """The lines of a run's steps."""
-    lines = [json.loads(line) for line in (config.output / "log.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (config.run_dir / "log.jsonl").read_text().splitlines()]
     return [line for line in lines if "loss" in line]
 
 

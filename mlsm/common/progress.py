@@ -1,5 +1,9 @@
 """What long work reports to: a callback progress(stage, done, total, unit=..., **figures), often the command line's."""
 
+from collections.abc import Callable
+
+Progress = Callable[..., None]
+
 
 def silent(*args: object, **figures: object) -> None:
     """A progress callback that shows nothing."""

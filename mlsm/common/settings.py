@@ -8,7 +8,7 @@
 
 A mistake is a ValueError of one sentence that begins with the flag's name, wherever the value came from. Left out: the
 range that a number must keep, which each settings class checks itself by `require`, and the reading of flags
-(mlsm/terminal/flags.py) and of recipes (mlsm/recipes/reading.py).
+(mlsm/cli/flags.py) and of recipes (mlsm/recipes/reading.py).
 """
 
 import dataclasses
@@ -34,7 +34,8 @@ def check(settings: Any) -> None:
 
     A single value becomes a tuple of one where a tuple is meant, a string a Path where a path is meant; a number is not
     changed, for its JSON names stores and runs. Fields that cannot be set (init=False) are left alone. Below the
-    directory that the field `output` names, this process writes through no link from now on (mlsm/common/disk.py).
+    directory that the field `output` or `run_dir` names, this process writes through no link from now on
+    (mlsm/common/disk.py).
 
     Raises  ValueError naming the flag, what it takes and what was found
     """
@@ -45,8 +46,9 @@ def check(settings: Any) -> None:
         converted = convert_field(field, value)
         if converted is not value:
             object.__setattr__(settings, field.name, converted)
-    if (output := getattr(settings, "output", None)) is not None:
-        follow_no_links_below(output)
+    for name in ("output", "run_dir"):
+        if (place := getattr(settings, name, None)) is not None:
+            follow_no_links_below(place)
 
 
 def convert_field(field: dataclasses.Field, value: object, text: bool = False) -> Any:

@@ -16,9 +16,9 @@ from mlsm.common.errors import ModelError
 from mlsm.common.invocation import program
 from mlsm.common.text import shell_quote
 from pipeline.teacher import BUNDLED
-from student.lsp_model import export_of
 from student.runs.checkpoint import checkpoints_in
 from student.runs.export import EXPORT_FILES
+from student.runs.probed import export_of
 
 
 def directories(names: Sequence[str], step: str | None = None) -> list[Path]:

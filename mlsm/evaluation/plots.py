@@ -43,7 +43,7 @@ def _load() -> ModuleType:
     try:
         import matplotlib.figure
     except ImportError:
-        raise PlotError('figures need matplotlib. Run:  pip install "mlsm[eval]"   (or matplotlib)') from None
+        raise PlotError('figures need matplotlib. Run:  pip install "mlsm-pretrain[eval]"   (or matplotlib)') from None
     return matplotlib
 
 

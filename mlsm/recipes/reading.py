@@ -5,7 +5,7 @@
 
 A recipe is one of this directory, by its name, or any YAML file. A store keeps the name of the recipe that made it, and
 a command that trains on the store starts from that one. Left out: flags, and which recipe applies without a store
-(mlsm/terminal/settings.py).
+(mlsm/cli/settings.py).
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ def recipe_settings(recipe: str, verb: str, settings_class: type, is_asked_for: 
         raise ValueError(f"recipe {path} has no section for {verb}. It has sections for: {others}")
     section = sections.get(verb) or {}
     if not is_asked_for:  # whoever made a store does not say where its user writes
-        section = {key: value for key, value in section.items() if _field(key) != "output"}
+        section = {key: value for key, value in section.items() if _field(key) not in ("output", "run_dir")}
     if verb == "learn-dictionary":  # the part of encode-lsp that it does
         known = {field.name for field in dataclasses.fields(settings_class) if field.init}
         shared = sections.get("encode-lsp") or {}

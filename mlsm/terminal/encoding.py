@@ -1,7 +1,9 @@
 """What the encoding commands and derive-shards say when they are done, and what --dry-run found out."""
 
+from mlsm.common.errors import EXIT_QUARANTINE
 from mlsm.common.invocation import program
 from mlsm.common.text import shell_join, shell_quote
+from mlsm.terminal.process import complain
 from mlsm.terminal.tables import duration, quantity, size, store_rows, table
 
 
@@ -81,3 +83,18 @@ def _documents(counts):
     left_out = {"too_short": "too short", "invalid": "not UTF-8"}
     more += [f"{counts[name]:,} {words}" for name, words in left_out.items() if counts[name]]
     return ", ".join([quantity(counts["documents"], "document"), f"{counts['held_out_documents']:,} held out", *more])
+
+
+def code_of_quarantine(
+    reports: list[dict], advice: str = "Run the same command with --retry-quarantine to try them again"
+) -> int:
+    """Return the exit code of an encoding: 5, after a line that says so, where documents could not be coded."""
+    count = sum(report.get("quarantined", 0) for report in reports)  # an estimate has none
+    if not count:
+        return 0
+    stores = ", ".join(report["store"] for report in reports if report["quarantined"])
+    return complain(
+        f"finished, but {count} documents could not be coded and carry no targets; the records in {stores}/units name "
+        f"them and why. {advice}",
+        EXIT_QUARANTINE,
+    )

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+LONGEST_LIST = 50
+
 
 def table(rows: Sequence[tuple[str, object]]) -> str:
     """Lay out pairs (name, value) in two columns."""
@@ -16,6 +18,14 @@ def columns(names: Sequence[object] | None, rows: Iterable[Sequence[object]]) ->
     return [
         "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
     ]
+
+
+def long_list(title: str, entries: Sequence[str]) -> list[str]:
+    """List what was found under a title, cut where it is long; nothing where nothing was found. Returns lines."""
+    if not entries:
+        return []
+    more = [f"... and {len(entries) - LONGEST_LIST:,} more (--json lists all)"] if len(entries) > LONGEST_LIST else []
+    return [f"\n{title}:", *(f"  {entry}" for entry in [*entries[:LONGEST_LIST], *more])]
 
 
 def paths(made: Iterable[object], settings: object) -> str:
@@ -100,3 +110,10 @@ def store_rows(path: object, report: dict) -> list[tuple[str, object]]:
 def entries_name(report: dict) -> str:
     """Name the entries of a store's rows. Those of logits are not called non-zeros, for a softmax has no zeros."""
     return "entries stored" if report["kind"] == "logits" else "non-zeros stored"
+
+
+def sparkline(profile_B: Sequence[float]) -> str:
+    """A profile as a word of block characters, the highest bar full."""
+    bars = "▁▂▃▄▅▆▇█"
+    highest = max(*map(float, profile_B), 1e-30)
+    return "".join(bars[min(int(value / highest * len(bars)), len(bars) - 1)] for value in profile_B)

@@ -184,7 +184,7 @@ def unreadable(path: StoredFile, error: Exception) -> CorpusError:
 
 def needs_pyarrow(path: StoredFile) -> CorpusError:
     """The CorpusError of a Parquet or .zst file if pyarrow is not installed."""
-    return CorpusError(f'{path}: reading this kind of file needs pyarrow. Run:  pip install "mlsm[corpora]"')
+    return CorpusError(f'{path}: reading this kind of file needs pyarrow. Run:  pip install "mlsm-pretrain[corpora]"')
 
 
 def _uncompressed(stored: BinaryIO, path: StoredFile) -> BinaryIO:

@@ -15,7 +15,7 @@ from numba import config
 try:
     from numba import cuda, float32
 except ImportError as error:
-    raise ImportError('sparse coding on a GPU needs numba-cuda: pip install "mlsm[gpu]"') from error
+    raise ImportError('sparse coding on a GPU needs numba-cuda: pip install "mlsm-pretrain[gpu]"') from error
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 LANES = 4 if SIMULATED else 32  # threads of a block

@@ -101,7 +101,7 @@ def _table_of(name: str | None, config: StudentConfig, store: Store) -> MaskTabl
         return None
     path = Path(name)
     if name in KINDS:
-        place = Path(config.root) if config.output is None else config.output
+        place = Path(config.root) if config.run_dir is None else config.run_dir
         kind = cast(WeightsKind, name)
         path, _ = _make(MaskWeightsConfig(kind=kind), store, place.parent / ROOT.name, silent)
     table = read_table(path)

@@ -75,8 +75,8 @@ class Run:
     ):
         self.tables = tables
         self.identity = identity = run_identity(config, store, architecture, settings)
-        self.directory = Path(config.output or default_directory(config, identity, architecture))
-        disk.follow_no_links_below(config.output or config.root)
+        self.directory = Path(config.run_dir or default_directory(config, identity, architecture))
+        disk.follow_no_links_below(config.run_dir or config.root)
         self.config_file = self.directory / "config.json"
         self.log_file = self.directory / "log.jsonl"
         self.result_file = self.directory / "result.json"
@@ -86,7 +86,7 @@ class Run:
         own_tables = [(file, table) for file, table in zip(files, tables, strict=True) if table is not None]
         self.checkpoint_directory = self.directory / "checkpoints"
         self.export_directory = self.directory / "export"
-        place = Path(config.root) if config.output is None else self.directory
+        place = Path(config.root) if config.run_dir is None else self.directory
         self.marginals_directory = place.parent / ".marginals"  # shared by runs: see position_marginals.py
         found = read_or_none(self.config_file, is_description)
         if found is not None and not differing_settings(found, identity, architecture):
@@ -111,7 +111,7 @@ class Run:
             raise RunError(_unknown_run(self.directory, self.config_file))
         elif not create:
             raise RunError(
-                f"{self.directory} is not seen by every process. Give an --output on a file system that the machines"
+                f"{self.directory} is not seen by every process. Give a --run-dir on a file system that the machines"
                 f" share."
             )
         else:
@@ -148,7 +148,7 @@ class Run:
         if theirs != ours:
             raise RunError(
                 f"{path} is a checkpoint of another run: other settings, store or encoder. Nothing was changed. Move it"
-                f" elsewhere, or give another --output."
+                f" elsewhere, or give another --run-dir."
             )
         if recorded_products(state) != self.products:
             raise RunError(
@@ -178,7 +178,8 @@ class Run:
             try:
                 if not locks.acquire(file):
                     raise RunError(
-                        f"another process is training {self.directory}. Wait for it, stop it, or give another --output."
+                        f"another process is training {self.directory}. Wait for it, stop it, or give another"
+                        " --run-dir."
                     )
             except OSError as error:
                 logger.warning("%s cannot be locked (%s); start no second process of this run", self.directory, error)
@@ -259,7 +260,7 @@ def _check_unused(directory: Path) -> None:
     if not directory.is_dir() or not all(leftover.fullmatch(path.name) for path in directory.iterdir()):
         raise RunError(
             f"{directory} is in use and holds no student run (it has no config.json). Nothing was changed. "
-            f"Give another --output."
+            f"Give another --run-dir."
         )
 
 
@@ -295,7 +296,7 @@ def _unknown_run(directory: Path, file: Path) -> str:
         f"{file} is damaged or lost, so we cannot tell whether {directory} is a run with these settings: its newest"
         f" whole checkpoint, if there is one, has other settings. Nothing was changed. Put back a copy of config.json,"
         f" or repeat the run's own settings; the weights of a kept checkpoint can be trained further with"
-        f" --continue-from <it> and another --output."
+        f" --continue-from <it> and another --run-dir."
     )
 
 

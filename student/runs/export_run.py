@@ -36,12 +36,13 @@ from student.encoders.model import Student
 from student.encoders.products import products_record, recorded_products
 from student.objectives import is_untied
 from student.objectives.several_stores import build_objective
-from student.probe import probe_task, recorded_store
+from student.probe import probe_task
 from student.runs.checkpoint import Checkpoints, load_weights
 from student.runs.export import AUTO_MAP, CODE_FILE, EXPORT_FILES, KNOWN_CODE, LINEAGE_FILE, export_student
 from student.runs.export_config import ExportConfig
 from student.runs.hub import Revision, push
 from student.runs.identity import read_json
+from student.runs.probed import recorded_store
 from student.task import Task
 
 logger = logging.getLogger(__name__)

@@ -39,7 +39,7 @@ def check_trackers(names: tuple[str, ...]) -> None:
         if missing:
             raise RunError(
                 f"--track {name} needs {' and '.join(missing)}, not installed here. Run:"
-                f'  pip install {" ".join(missing)}   (or "mlsm[track]"), or leave it out.'
+                f'  pip install {" ".join(missing)}   (or "mlsm-pretrain[track]"), or leave it out.'
             )
 
 

@@ -145,7 +145,7 @@ def run(tmp_path_factory):
         eval_windows=20,
         log_every=3,
         device="cpu",
-        output=directory / "mlsm-tiny",
+        run_dir=directory / "mlsm-tiny",
     )
     return config.output, train(config)
 

@@ -51,6 +51,6 @@ if __name__ == "__main__":
         learning_checkpoint.SECONDS_BETWEEN = 0
     if "MLSM_TEST_FORKED_WORKERS" in os.environ:
         fork_workers()
-    import cli
+    from mlsm import __main__ as cli
 
     cli.main()

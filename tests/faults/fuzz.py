@@ -77,7 +77,12 @@ from tiny_store import SPECIAL, WORDS, write_store
 from tiny_teacher import tiny_teacher
 from yaml import safe_dump as as_yaml
 
-from cli import VERBS
+from mlsm.cli.settings import parse
+from mlsm.commands import load
+from mlsm.commands.show_lsp import show as lsps_summary
+from mlsm.commands.show_shards import show as view
+from mlsm.commands.train_student import show as training_summary
+from mlsm.commands.verify_shards import show as verification
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
 from mlsm.evaluation.comparison import compare as comparison_report
@@ -90,10 +95,6 @@ from mlsm.evaluation.tasks.finetuning.suite import finetune
 from mlsm.evaluation.tasks.finetuning.trials import load as suite_load
 from mlsm.evaluation.tasks.scoring import models as masked_lms
 from mlsm.evaluation.tasks.scoring.scorer import Scorer
-from mlsm.terminal import lsps
-from mlsm.terminal.settings import parse
-from mlsm.terminal.stores import verification, view
-from mlsm.terminal.training import training as training_summary
 from pipeline.commands import encode_ids, encode_logits
 from pipeline.config import EncodeIdsConfig, EncodeLogitsConfig
 from pipeline.dictionary import Dictionary
@@ -106,9 +107,10 @@ from shards.remote import Remote
 from shards.verify import verify
 from student.config import ProbeConfig, StudentConfig
 from student.lsp_model import LspModel
-from student.probe import train_probe, with_student_and_store
+from student.probe import train_probe
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
+from student.runs.probed import with_student_and_store
 from student.train import train
 
 SECONDS = 20  # of one use; those of a server that drips take most
@@ -263,7 +265,7 @@ def show_lsps(place):
 def _show_lsps(settings):
     shown = lsps_show.show(settings, silent)
     json.dumps(shown)
-    lsps.summary(shown, settings)
+    lsps_summary(shown, settings)
 
 
 def find_newest(place):
@@ -290,24 +292,24 @@ def train_otherwise(place):
         "logits": {"objective": "kd", "mask_unit": "word"},
     }
     changes = TRAINING | ways[Store.open(place.subject).kind] | {"max_steps": 1}
-    return _trained(StudentConfig(store=str(place.subject), output=place.output / "otherwise", **changes))
+    return _trained(StudentConfig(store=str(place.subject), run_dir=place.output / "otherwise", **changes))
 
 
 def train_on_store(place):
     objective = {"lsp": "mlsm", "ids": "mlm", "logits": "kd"}[Store.open(place.subject).kind]
     settings = TRAINING | {"objective": objective, "max_steps": 2}
-    return _trained(StudentConfig(store=str(place.subject), output=place.output / "run", **settings))
+    return _trained(StudentConfig(store=str(place.subject), run_dir=place.output / "run", **settings))
 
 
 def _trained(config):
     train(config)
-    weights = load_file(config.output / "export" / "model.safetensors")
+    weights = load_file(config.run_dir / "export" / "model.safetensors")
     _check(all(torch.isfinite(tensor).all() for tensor in weights.values()), "weights that are no numbers")
     return hashlib.sha256(b"".join(weights[name].numpy().tobytes() for name in sorted(weights))).hexdigest()
 
 
 def resume_run(place):
-    return _trained(StudentConfig(store=str(place.healthy), output=place.subject, **TRAINING))
+    return _trained(StudentConfig(store=str(place.healthy), run_dir=place.subject, **TRAINING))
 
 
 def export_newest(place):
@@ -329,7 +331,7 @@ def describe_run(place):
 
 def finish_again(place):
     """What a command says of a run that is finished already; one whose summary is damaged is finished anew."""
-    config = StudentConfig(store=str(place.healthy), output=place.subject, **TRAINING)
+    config = StudentConfig(store=str(place.healthy), run_dir=place.subject, **TRAINING)
     result = train(config)
     training_summary(result, config)
     return {name: result[name] for name in ("held_out", "baseline", "tokens", "steps")}
@@ -367,7 +369,7 @@ def describe_export(place):
 def continue_from_export(place):
     config = StudentConfig(
         store=str(place.healthy),
-        output=place.output / "run",
+        run_dir=place.output / "run",
         continue_from=place.subject,
         **TRAINING | {"max_steps": 1},
     )
@@ -388,7 +390,7 @@ def probe_export(place):
     student = {"student": str(place.subject), "store": str(place.healthy)}
     for probe_input in ("softmax", "logits"):
         output = place.output / f"probe-{probe_input}"
-        train_probe(ProbeConfig(**student, **steps, probe_input=probe_input, max_steps=1, lr=0.1, output=output))
+        train_probe(ProbeConfig(**student, **steps, probe_input=probe_input, max_steps=1, lr=0.1, run_dir=output))
 
 
 def score_sentences(place):
@@ -473,7 +475,7 @@ def show_into(place):
 
 
 def train_into(place):
-    return _trained(StudentConfig(store=str(place.healthy), output=place.subject / "run", **TRACKED))
+    return _trained(StudentConfig(store=str(place.healthy), run_dir=place.subject / "run", **TRACKED))
 
 
 def clean_output(place):
@@ -481,7 +483,7 @@ def clean_output(place):
 
 
 def track_run(place):
-    return _trained(StudentConfig(store=str(place.healthy), output=place.subject, **TRACKED))
+    return _trained(StudentConfig(store=str(place.healthy), run_dir=place.subject, **TRACKED))
 
 
 def encode_with(place):
@@ -500,7 +502,7 @@ def parse_recipe(place):
     """Mistakes of a recipe are plain ValueErrors, as those of flags are."""
     try:
         for verb in ("train-student", "encode-lsp", "learn-dictionary"):
-            parse(verb, VERBS[verb], [], str(place.subject / "recipe.yaml"))
+            parse(load(verb), [], str(place.subject / "recipe.yaml"))
     except ValueError as error:
         _check(type(error) is ValueError, f"{type(error).__name__}: {error}")
         raise RequestError(f"recipe.yaml: {error}") from None
@@ -869,26 +871,28 @@ def make_subjects(directory, number):
         shutil.copytree(store.path, directory / name)
     os.utime(directory / "healthy" / "target.json")
     shutil.copytree(store.path / "dictionary", directory / "dictionary")
-    config = StudentConfig(store=str(store.path), output=directory / "whole", **TRAINING | {"seed": 1 + number})
+    config = StudentConfig(store=str(store.path), run_dir=directory / "whole", **TRAINING | {"seed": 1 + number})
     train(config)
-    shutil.copytree(config.output / "export", directory / "export")
+    shutil.copytree(config.run_dir / "export", directory / "export")
     of_ids = StudentConfig(
-        store=str(directory / "ids"), output=directory / "of-ids", **TRAINING | {"objective": "mlm", "seed": 1 + number}
+        store=str(directory / "ids"),
+        run_dir=directory / "of-ids",
+        **TRAINING | {"objective": "mlm", "seed": 1 + number},
     )
     train(of_ids)
-    shutil.move(of_ids.output / "export", directory / "mlm")
+    shutil.move(of_ids.run_dir / "export", directory / "mlm")
     names = ("max_steps", "batch_windows", "micro_batch", "eval_windows", "device")
     of_export = ProbeConfig(
         student=str(directory / "export"),
         store=str(store.path),
-        output=directory / "of-export",
+        run_dir=directory / "of-export",
         lr=0.1,
         **{name: TRAINING[name] for name in names},
     )
     train_probe(of_export)
-    shutil.move(of_export.output / "export", directory / "probe")
-    shutil.move(config.output, directory / "finished")
-    begun = replace(config, output=directory / "run")
+    shutil.move(of_export.run_dir / "export", directory / "probe")
+    shutil.move(config.run_dir, directory / "finished")
+    begun = replace(config, run_dir=directory / "run")
 
     def stop(*_, step, **__):
         if step == 3:

@@ -41,15 +41,16 @@ ASCII = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0",
 ALL = """
     import os, sys
     from pathlib import Path
-    import cli, pipeline.commands, student.train    # so that the processes of the commands have not to
+    import pipeline.commands, student.train    # so that the processes of the commands have not to
+    from mlsm import __main__ as cli
 
     def run(words):
         if not (process := os.fork()):
             cli.main(words)
         assert os.waitpid(process, 0)[1] == 0, words[0]
 
-    def output(words):
-        return Path(words[words.index("--output") + 1])
+    def output(words, flag="--output"):
+        return Path(words[words.index(flag) + 1])
 
     then = sys.argv.index("then")
     encode, train = sys.argv[1:then], sys.argv[then + 1 :]
@@ -57,7 +58,7 @@ ALL = """
     (store,) = (output(encode) / "stores").glob("*")
     train.append(str(store))
     run(train)
-    (output(train) / "result.json").unlink()    # so that it is resumed, and exported once more
+    (output(train, "--run-dir") / "result.json").unlink()    # so that it is resumed, and exported once more
     run(train)
 """
 
@@ -79,7 +80,7 @@ def train(store, tmp_path):
         "save-every": 7,
         "device": "cpu",
         "store": store.path,
-        "output": tmp_path / "run",
+        "run-dir": tmp_path / "run",
     }
     return ["train-student", *(part for name, value in flags.items() for part in (f"--{name}", str(value)))]
 
@@ -192,7 +193,7 @@ def test_names_that_are_not_utf_8_and_streams_that_are_not(english_text, teacher
         *(2048, "--device", "cpu", "--dictionary-epochs", 1, "--output", place / "runs"),
     ]
     train = ["train-student", "--encoder", "bert-1x32", "--max-steps", 3, "--batch-windows", 8,
-             "--device", "cpu", "--eval-windows", 8, "--output", place / "run", "--store"]  # fmt: skip
+             "--device", "cpu", "--eval-windows", 8, "--run-dir", place / "run", "--store"]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | ASCII
     run = run_python(["-c", textwrap.dedent(ALL), *flags, "then", *train], Python, env=environment, text=None)
     said = run.stdout.decode("utf-8", "backslashreplace") + run.stderr.decode("utf-8", "backslashreplace")

@@ -26,7 +26,7 @@ def slowly(self, batches):
         time.sleep(2.5)  # as a forward pass of a large teacher; Python's sleep in a thread is not interrupted
     return teach(self, batches)
 coder.Coder._teach = slowly
-import cli
+from mlsm import __main__ as cli
 cli.main()
 """
 

@@ -146,7 +146,7 @@ def settings_of(files, tmp_path, **changes):
         "eval_windows": 4,
         "device": "cpu",
         "store": files.path,
-        "output": tmp_path / "run",
+        "run_dir": tmp_path / "run",
         "save_every": 1,
     }
     return StudentConfig(**given | changes)
@@ -636,7 +636,7 @@ def test_a_run_says_that_it_goes_on_with_other_shards(files, tmp_path, caplog):
     assert files.record("train-1").sha256 != record.sha256
     result = train(config)
     assert "units of its training split were encoded again since step 2" in caplog.text and result["steps"] == 4
-    events = [json.loads(line) for line in (config.output / "log.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (config.run_dir / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in events if line.get("event") == "other shards"] == [2]
 
 

@@ -19,6 +19,7 @@ from mutations import Pickle, member, members, write_sealed, write_shard
 from safetensors.torch import load_file, save_file
 from test_foreign_stores import within_seconds
 
+from mlsm.commands.train_student import show as training
 from mlsm.common.errors import (
     DictionaryError,
     FlopsError,
@@ -41,7 +42,6 @@ from mlsm.evaluation.tasks.finetuning import trials
 from mlsm.evaluation.tasks.finetuning.heads import Backbone
 from mlsm.evaluation.tasks.scoring import models as masked_lms
 from mlsm.recipes.reading import read_recipe
-from mlsm.terminal.training import training
 from pipeline.dictionary import Dictionary
 from pipeline.teacher import load_tokenizer
 from shards.derive import derive
@@ -53,10 +53,10 @@ from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import vocabulary_of
 from student.lsp_model import LspModel
 from student.masks.words import continuation_flags
-from student.probe import with_student_and_store
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.hub import Revision, push
+from student.runs.probed import with_student_and_store
 from student.train import train
 
 pytestmark = pytest.mark.promise(
@@ -232,7 +232,7 @@ def test_windows_that_are_longer_than_the_memory(subjects):
     """Which the libraries that allocate report in classes of their own, if the system lets them."""
     path = subjects / "logits" / "target.json"
     write_sealed(path.parent, path, json.loads(path.read_bytes()) | {"max_length": 65_535})
-    config = StudentConfig(store=str(path.parent), output=subjects / "out", **TRAINING | {"objective": "kd"})
+    config = StudentConfig(store=str(path.parent), run_dir=subjects / "out", **TRAINING | {"objective": "kd"})
     expected = f"too little memory for windows of 65,535 tokens, as {path.parent} has"
     with pytest.raises(TrainingError, match=expected), limited_addresses(2 << 30):
         train(config)
@@ -592,23 +592,23 @@ def test_the_data_of_a_record_of_the_wrong_form(subjects, files):
 
 @pytest.fixture
 def run(subjects):
-    return StudentConfig(store=str(subjects / "healthy"), output=subjects / "run", **TRAINING)
+    return StudentConfig(store=str(subjects / "healthy"), run_dir=subjects / "run", **TRAINING)
 
 
 def test_weights_of_another_model_under_a_right_hash(run):
-    path = run.output / "checkpoints" / "step-00000003"
+    path = run.run_dir / "checkpoints" / "step-00000003"
     weights = load_file(path / "resume" / "student.safetensors")
     weights["other"] = weights.pop("encoder.embeddings.LayerNorm.weight")
     save_file(weights, path / "resume" / "student.safetensors")
     state = json.loads((path / "state.json").read_text())
     raw = (path / "resume" / "student.safetensors").read_bytes()
     state["files"]["resume/student.safetensors"] = hashlib.sha256(raw).hexdigest()
-    write_sealed(run.output, path / "state.json", state)
+    write_sealed(run.run_dir, path / "state.json", state)
     with pytest.raises(RunError, match="step-00000003 is as it was written, but does not fit.*the one before it"):
         train(run)
     with pytest.raises(RunError, match="do not belong together"):
-        export_run(ExportConfig(run=run.output, checkpoint="3", output=run.output.parent / "out", store=run.store))
-    shutil.move(path, run.output.parent / "elsewhere")
+        export_run(ExportConfig(run=run.run_dir, checkpoint="3", output=run.run_dir.parent / "out", store=run.store))
+    shutil.move(path, run.run_dir.parent / "elsewhere")
     assert train(run)["steps"] == 4
 
 
@@ -627,16 +627,16 @@ def test_weights_of_another_model_under_a_right_hash(run):
     ],
 )
 def test_a_checkpoint_whose_figures_are_none_is_passed_over(run, caplog, field, value, expected):
-    path = run.output / "checkpoints" / "step-00000003" / "state.json"
-    write_sealed(run.output, path, json.loads(path.read_text()) | {field: value})
+    path = run.run_dir / "checkpoints" / "step-00000003" / "state.json"
+    write_sealed(run.run_dir, path, json.loads(path.read_text()) | {field: value})
     assert train(run)["steps"] == 4
     assert f"step-00000003 is damaged (state.json: field {field}: expected {expected}" in caplog.text
 
 
 @pytest.mark.promise("figures, step, store …")
 def test_a_checkpoint_that_says_another_step_is_passed_over(run, caplog):
-    path = run.output / "checkpoints" / "step-00000003" / "state.json"
-    write_sealed(run.output, path, json.loads(path.read_text()) | {"step": 4})
+    path = run.run_dir / "checkpoints" / "step-00000003" / "state.json"
+    write_sealed(run.run_dir, path, json.loads(path.read_text()) | {"step": 4})
     assert train(run)["steps"] == 4
     assert "step-00000003 is damaged (state.json is of step 4)" in caplog.text
 
@@ -648,7 +648,7 @@ def test_a_checkpoint_that_says_another_step_is_passed_over(run, caplog):
 )
 def test_a_summary_of_another_form_is_written_anew(run, caplog, change):
     result = train(run)
-    file = run.output / "result.json"
+    file = run.run_dir / "result.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     again = train(run)
     assert "result.json is damaged" in caplog.text and not again["already_finished"]
@@ -658,18 +658,18 @@ def test_a_summary_of_another_form_is_written_anew(run, caplog, change):
 
 @pytest.mark.promise("figures, step, store …")
 def test_the_place_of_a_store_that_is_no_text(run):
-    file = run.output / "config.json"
+    file = run.run_dir / "config.json"
     kept = json.loads(file.read_text())
     file.write_text(json.dumps(kept | {"operational": kept["operational"] | {"store": 3}}))
     with pytest.raises(RunError, match="config.json is damaged"):
-        export_run(ExportConfig(run=run.output, checkpoint="3", output=run.output.parent / "out"))
-    shutil.copytree(run.output.parent / "export", run.output / "export")
+        export_run(ExportConfig(run=run.run_dir, checkpoint="3", output=run.run_dir.parent / "out"))
+    shutil.copytree(run.run_dir.parent / "export", run.run_dir / "export")
     with pytest.raises(RunError, match="does not lie in a run that names its store"):
-        with_student_and_store(ProbeConfig(student=str(run.output / "export")))
+        with_student_and_store(ProbeConfig(student=str(run.run_dir / "export")))
 
 
 def test_a_description_without_the_encoders_hash_is_judged_by_its_architecture(run):
-    file = run.output / "config.json"
+    file = run.run_dir / "config.json"
     kept = json.loads(file.read_text())
     del kept["encoder"]
     file.write_text(json.dumps(kept))
@@ -683,8 +683,8 @@ def test_a_description_without_the_encoders_hash_is_judged_by_its_architecture(r
 )
 def test_checkpoints_are_neither_written_nor_removed_through_a_link(run, tmp_path):
     outside = tmp_path / "outside"
-    (run.output / "checkpoints").rename(outside)
-    (run.output / "checkpoints").symlink_to(outside)
+    (run.run_dir / "checkpoints").rename(outside)
+    (run.run_dir / "checkpoints").symlink_to(outside)
     before = sorted(outside.rglob("*"))
     with pytest.raises(RunError, match="checkpoints is a link"):
         train(run)
@@ -693,26 +693,26 @@ def test_checkpoints_are_neither_written_nor_removed_through_a_link(run, tmp_pat
 
 @pytest.mark.promise("checkpoints behind …")
 def test_a_kept_checkpoint_whose_weights_are_none_is_not_exported(run, tmp_path):
-    path = run.output / "checkpoints" / "step-00000002"
+    path = run.run_dir / "checkpoints" / "step-00000002"
     (path / "model.safetensors").write_bytes(Pickle(tmp_path).dumps())
     state = json.loads((path / "state.json").read_text())
     state["files"]["model.safetensors"] = hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest()
-    write_sealed(run.output, path / "state.json", state)
+    write_sealed(run.run_dir, path / "state.json", state)
     with pytest.raises(RunError, match="model.safetensors has the right hash, but holds no weights"):
-        export_run(ExportConfig(run=run.output, checkpoint="2", output=tmp_path / "out", store=run.store))
+        export_run(ExportConfig(run=run.run_dir, checkpoint="2", output=tmp_path / "out", store=run.store))
     assert not (tmp_path / "out").exists()
 
 
 def change_optimiser(run, change):
     """Change what the newest checkpoint keeps of the optimiser, under a right hash."""
-    path = run.output / "checkpoints" / "step-00000003"
+    path = run.run_dir / "checkpoints" / "step-00000003"
     file = path / "resume" / "optimizer.pt"
     kept = torch.load(file, weights_only=True)
     change(kept)
     torch.save(kept, file)
     state = json.loads((path / "state.json").read_text())
     state["files"]["resume/optimizer.pt"] = hashlib.sha256(file.read_bytes()).hexdigest()
-    write_sealed(run.output, path / "state.json", state)
+    write_sealed(run.run_dir, path / "state.json", state)
 
 
 OPTIMISERS = {
@@ -732,8 +732,8 @@ def test_an_optimiser_whose_state_cannot_be_after_three_steps(run, change):
 
 def test_the_options_of_the_optimiser_are_the_runs(run, tmp_path):
     """Not those that somebody wrote into the checkpoint."""
-    shutil.copytree(run.output, tmp_path / "other", symlinks=True)
-    unbroken = train(replace(run, output=tmp_path / "other"))["held_out"]
+    shutil.copytree(run.run_dir, tmp_path / "other", symlinks=True)
+    unbroken = train(replace(run, run_dir=tmp_path / "other"))["held_out"]
     change_optimiser(
         run, lambda kept: [group.update(maximize=True, weight_decay=5.0) for group in kept["param_groups"]]
     )
@@ -741,7 +741,7 @@ def test_the_options_of_the_optimiser_are_the_runs(run, tmp_path):
 
 
 def test_an_optimiser_that_breaks_the_weights_in_the_last_step(run):
-    path = run.output / "checkpoints" / "step-00000003"
+    path = run.run_dir / "checkpoints" / "step-00000003"
     file = path / "resume" / "optimizer.pt"
     kept = torch.load(file, weights_only=True)
     for state in kept["state"].values():
@@ -749,20 +749,20 @@ def test_an_optimiser_that_breaks_the_weights_in_the_last_step(run):
     torch.save(kept, file)
     state = json.loads((path / "state.json").read_text())
     state["files"]["resume/optimizer.pt"] = hashlib.sha256(file.read_bytes()).hexdigest()
-    write_sealed(run.output, path / "state.json", state)
+    write_sealed(run.run_dir, path / "state.json", state)
     with pytest.raises(TrainingError, match="a held-out figure is not finite.*step-00000003"):
         train(run)
-    assert not (run.output / "export").exists() and not (run.output / "checkpoints" / "step-00000004").exists()
+    assert not (run.run_dir / "export").exists() and not (run.run_dir / "checkpoints" / "step-00000004").exists()
 
 
 @pytest.mark.parametrize("figures", [{"loss": {}}, {"loss": 4.0, "loss_by_position": {}}, {"loss": "low"}])
 def test_a_baseline_in_the_log_that_holds_no_numbers_is_left_out_of_the_card(run, figures):
-    lines = [json.loads(line) for line in (run.output / "log.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (run.run_dir / "log.jsonl").read_text().splitlines()]
     changed = [line | {"baseline": figures} if "baseline" in line else line for line in lines]
     assert changed != lines
-    (run.output / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
-    out = run.output.parent / "out"
-    export_run(ExportConfig(run=run.output, checkpoint="3", output=out, store=run.store))
+    (run.run_dir / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+    out = run.run_dir.parent / "out"
+    export_run(ExportConfig(run=run.run_dir, checkpoint="3", output=out, store=run.store))
     assert json.loads((out / "lineage.json").read_text())["baseline"] == {}
 
 
@@ -770,43 +770,43 @@ def test_a_baseline_in_the_log_that_holds_no_numbers_is_left_out_of_the_card(run
     "value", [{"vocab_size": True}, {"num_hidden_layers": {}}, {"model_type": []}, {"type_vocab_size": 1 << 24}]
 )
 def test_an_architecture_that_cannot_be_built(run, value):
-    file = run.output / "config.json"
+    file = run.run_dir / "config.json"
     kept = json.loads(file.read_text())
     file.write_text(json.dumps(kept | {"architecture": kept["architecture"] | value}))
     with pytest.raises(RunError, match="config.json.*do not belong together"):
-        export_run(ExportConfig(run=run.output, checkpoint="3", output=run.output.parent / "out", store=run.store))
+        export_run(ExportConfig(run=run.run_dir, checkpoint="3", output=run.run_dir.parent / "out", store=run.store))
 
 
 def test_one_key_of_config_json_does_not_change_the_products(run):
-    file = run.output / "config.json"
+    file = run.run_dir / "config.json"
     kept = json.loads(file.read_text())
     file.write_text(json.dumps(kept | {"products": {"all": "an other library"}}))
     with pytest.raises(RunError, match=r"field products.*Move config\.json elsewhere"):
         train(run)
-    shutil.move(file, run.output.parent / "moved.json")
+    shutil.move(file, run.run_dir.parent / "moved.json")
     assert train(run)["steps"] == 4 and json.loads(file.read_text()).get("products") == kept.get("products")
 
 
 @pytest.mark.parametrize("name", ["lock", "log.jsonl", "config.json", "result.json"])
 @pytest.mark.parametrize("put", [os.mkfifo, os.mkdir])
 def test_what_is_no_file_in_a_run_is_not_waited_for(run, name, put):
-    (run.output / name).unlink(missing_ok=True)
-    put(run.output / name)
+    (run.run_dir / name).unlink(missing_ok=True)
+    put(run.run_dir / name)
     with within_seconds(60):
         try:
             assert train(run)["steps"] == 4
         except (RunError, OSError) as error:
             assert name in str(error)
-            assert max(path.name for path in run.output.glob("checkpoints/*")) >= "step-00000003"
+            assert max(path.name for path in run.run_dir.glob("checkpoints/*")) >= "step-00000003"
 
 
 def test_an_export_of_a_kept_checkpoint_takes_what_was_saved(run, tmp_path):
-    kept = run.output / "checkpoints" / "step-00000002"
+    kept = run.run_dir / "checkpoints" / "step-00000002"
     (tmp_path / "secret").write_text("sings")
     for name in ("notes.txt", "special_tokens_map.json"):
         (kept / name).symlink_to(tmp_path / "secret")
     (kept / "model.py").write_text("raise SystemExit")
-    export_run(ExportConfig(run=run.output, checkpoint="2", output=tmp_path / "out"))
+    export_run(ExportConfig(run=run.run_dir, checkpoint="2", output=tmp_path / "out"))
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert "model.safetensors" in names and not names & {"notes.txt", "special_tokens_map.json", "model.py"}
     with pytest.raises(RunError, match=r"is a link.*Nothing was pushed"):
@@ -814,7 +814,7 @@ def test_an_export_of_a_kept_checkpoint_takes_what_was_saved(run, tmp_path):
 
 
 def test_strays_beside_checkpoints_stay_and_do_no_harm(run, tmp_path):
-    place = run.output / "checkpoints"
+    place = run.run_dir / "checkpoints"
     (place / "step-x").mkdir()
     if not (place / "step-00000001").exists():
         (place / "step-00000001").symlink_to(tmp_path)  # as old as what is pruned
@@ -823,7 +823,7 @@ def test_strays_beside_checkpoints_stay_and_do_no_harm(run, tmp_path):
     with within_seconds(60):
         assert train(run)["steps"] == 4
     assert (place / "step-x").is_dir() and (tmp_path / "mine").exists()
-    kept = models.directories([str(run.output)], step="all")
+    kept = models.directories([str(run.run_dir)], step="all")
     assert [path.name for path in kept] == ["step-00000002", "step-00000004"]
 
 

@@ -16,7 +16,9 @@ import yaml
 from test_foreign_stores import named_store, within_seconds
 from tiny_store import write_store
 
-import cli
+from mlsm import __main__ as cli
+from mlsm.cli.settings import parse
+from mlsm.commands import load
 from mlsm.common import disk
 from mlsm.common.arrays import read_npz
 from mlsm.common.durable import make_directories, publish_directory, publish_json, replace_bytes, replace_json
@@ -25,7 +27,6 @@ from mlsm.common.workplaces import workplace
 from mlsm.evaluation.inspection.lsps import vector_pages
 from mlsm.evaluation.plots import save_table
 from mlsm.recipes.reading import recipe_of_store, recipe_settings
-from mlsm.terminal.settings import parse
 from pipeline.dictionary import Dictionary
 from pipeline.imported import ImportConfig, import_dictionary
 from pipeline.teacher import read_config
@@ -194,28 +195,28 @@ def begun(tmp_path_factory):
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        train(StudentConfig(**settings, output=place / "run"), stop)
+        train(StudentConfig(**settings, run_dir=place / "run"), stop)
     return settings, place / "run"
 
 
 @pytest.fixture
 def run(begun, tmp_path):
     settings, directory = begun
-    return StudentConfig(**settings, output=shutil.copytree(directory, tmp_path / "run"))
+    return StudentConfig(**settings, run_dir=shutil.copytree(directory, tmp_path / "run"))
 
 
 def test_damaged_lines_of_a_log_reach_no_file_of_the_user(run, home):
     """They are copied word for word: into a shell's start file, for instance, they would be run."""
-    (run.output / "log.jsonl").write_text("touch ~/was-run\n" + (run.output / "log.jsonl").read_text())
-    (run.output / "log.damaged").symlink_to(home / "notes.txt")
+    (run.run_dir / "log.jsonl").write_text("touch ~/was-run\n" + (run.run_dir / "log.jsonl").read_text())
+    (run.run_dir / "log.damaged").symlink_to(home / "notes.txt")
     train(run)
-    assert (run.output / "log.damaged").read_text() == "touch ~/was-run\n"
-    assert not (run.output / "log.damaged").is_symlink()
+    assert (run.run_dir / "log.damaged").read_text() == "touch ~/was-run\n"
+    assert not (run.run_dir / "log.damaged").is_symlink()
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "lock", "export", "checkpoints", "config.json", "result.json"])
 def test_a_run_with_links_writes_through_none(name, run, home):
-    path = run.output / name
+    path = run.run_dir / name
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -247,7 +248,7 @@ def test_averages_by_position_are_kept_in_no_other_place(begun, home, tmp_path):
 def test_trackers_are_led_nowhere_else(name, run, home):
     pytest.importorskip("accelerate")
     pytest.importorskip("tensorboard")
-    path = run.output / "tracking" / name
+    path = run.run_dir / "tracking" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     if name == "wandb/settings":
         path.write_text("[default]\nbase_url = http://127.0.0.1:9\n")
@@ -293,16 +294,16 @@ def test_a_store_names_no_recipe_file(tmp_path, caplog):
             assert recipe_of_store(store, "train-student") is None
         assert f"recipe file {recipe}, which is not taken from a store" in caplog.text
         assert resolve(StudentConfig(store=store.path), store).config.max_steps == 2000
-        parsed = parse("train-student", cli.VERBS["train-student"], ["--store", str(store.path)])
-        assert parsed.settings.output is None and parsed.recipe is None
+        parsed = parse(load("train-student"), ["--store", str(store.path)])
+        assert parsed.settings.run_dir is None and parsed.recipe is None
 
 
 def test_only_a_recipe_that_is_asked_for_says_where_to_write(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump({"train-student": {"output": "elsewhere", "max-steps": 7}}))
+    path.write_text(yaml.safe_dump({"train-student": {"run-dir": "elsewhere", "max-steps": 7}}))
     assert recipe_settings(str(path), "train-student", StudentConfig, False) == {"max_steps": 7}
     asked = recipe_settings(str(path), "train-student", StudentConfig, True)
-    assert asked == {"max_steps": 7, "output": Path("elsewhere")}
+    assert asked == {"max_steps": 7, "run_dir": Path("elsewhere")}
 
 
 # -- tables ------------------------------------------------------------------------------------------------

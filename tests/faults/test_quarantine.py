@@ -235,7 +235,7 @@ def test_exit_code_and_line(place, clean, tmp_path):
     window = rows_of(clean)[3][0].tolist()
     code = (
         "import sys, numpy as np, pytest; sys.path[:0] = ['tests', 'tests/faults']\n"
-        "from test_quarantine import plant\nimport cli\n"
+        "from test_quarantine import plant\nfrom mlsm import __main__ as cli\n"
         f"plant(pytest.MonkeyPatch(), [np.array({window})], 'nan')\ncli.main(sys.argv[1:])"
     )
     flags = [

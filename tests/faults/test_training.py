@@ -19,9 +19,9 @@ from test_interruption import interrupted, start
 from tiny_store import log_of, write_store
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-import cli
+from mlsm.cli.settings import parse
+from mlsm.commands import load
 from mlsm.common.errors import RunError
-from mlsm.terminal.settings import parse
 from shards.reader import Store
 from shards.torch_dataset import LspDataset
 from student.train import train
@@ -51,21 +51,21 @@ def store(tmp_path_factory):
 
 
 def flags_of(store, output):
-    given = SETTINGS | {"store": store.path, "output": output}
+    given = SETTINGS | {"store": store.path, "run-dir": output}
     return ["train-student", *(part for name, value in given.items() for part in (f"--{name}", str(value)))]
 
 
 def config_of(store, output):
     """What the command line makes of these flags and its recipe."""
     verb, *flags = flags_of(store, output)
-    return parse(verb, cli.VERBS[verb], flags)[0]
+    return parse(load(verb), flags)[0]
 
 
 @pytest.fixture(scope="module")
 def unbroken(store, tmp_path_factory):
     config = config_of(store, tmp_path_factory.mktemp("unbroken") / "run")
     train(config)
-    return config.output
+    return config.run_dir
 
 
 @pytest.fixture
@@ -164,11 +164,11 @@ def test_a_store_that_was_replaced_under_its_name_is_refused(store, tmp_path, ch
         train(config, stop)
     shutil.rmtree(path)
     write_store(path, k=24, **change)
-    before = {file: file.read_bytes() for file in config.output.rglob("*") if file.is_file()}
+    before = {file: file.read_bytes() for file in config.run_dir.rglob("*") if file.is_file()}
     with pytest.raises(RunError, match=r"another run, which differs in .*store plan .*Nothing was changed") as refused:
         train(config)
     assert ("store target" in str(refused.value)) == ("words" in change)
-    assert {file: file.read_bytes() for file in config.output.rglob("*") if file.is_file()} == before
+    assert {file: file.read_bytes() for file in config.run_dir.rglob("*") if file.is_file()} == before
 
 
 @pytest.mark.promise(

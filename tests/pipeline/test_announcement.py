@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-import cli
+from mlsm import __main__ as cli
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
 

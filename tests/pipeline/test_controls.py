@@ -14,12 +14,12 @@ from planted import planted, unit_rows
 from sklearn.cluster import KMeans
 from test_targets import hidden_of, rows_of
 
+from mlsm.commands.show_shards import show as view
 from mlsm.evaluation.inspection.lsps.texts import teacher_lsps
 from mlsm.evaluation.inspection.stores import statistics
 from mlsm.evaluation.studies.flops.solver import correlation_flops
 from mlsm.evaluation.studies.flops.stores import store_flops
 from mlsm.terminal.encoding import encoding
-from mlsm.terminal.stores import view
 from pipeline import estimate as estimating
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig, LearnConfig
@@ -162,7 +162,7 @@ def test_a_student_learns_clusters(clusters, tmp_path):
         save_every=0,
         eval_every=0,
         device="cpu",
-        output=tmp_path / "run",
+        run_dir=tmp_path / "run",
     )
     result = train(config)
     assert result["held_out_loss"] < 3.6 < np.log(40), "of 40 labels, with no entropy of their own"

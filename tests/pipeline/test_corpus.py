@@ -259,7 +259,8 @@ WITHOUT_MATERIAL = [
 ]
 ENCODE_EACH = """
 import json, os, sys
-import cli, pipeline.commands
+import pipeline.commands
+from mlsm import __main__ as cli
 
 for number, arguments in enumerate(json.loads(sys.argv[1])):
     if not os.fork():

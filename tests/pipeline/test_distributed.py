@@ -301,8 +301,9 @@ def joined_by(scheduler, lacking, python_path, cwd):
 
 def copy_of_packages(place, change):
     """Our packages as a worker of another version has them."""
-    for name in ("mlsm", "pipeline", "shards"):
-        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__", "bundled_*"))
+    for name in ("mlsm", "pipeline", "shards", "student"):
+        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__", "bundled_*", "pages"))
+    shutil.copy(ROOT / "cli.py", place)
     with open(place / "pipeline" / "encode.py", "a") as file:
         file.write(change)
     return place

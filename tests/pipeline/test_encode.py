@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from preloaded import Preloaded, run_python
 
+from mlsm.commands import load
 from mlsm.common.errors import CorpusError, EncodeError, StoreError, TeacherError
 from pipeline import plan as planning
 from pipeline.commands import encode_ids, encode_lsp
@@ -223,11 +224,10 @@ def test_the_same_teacher_elsewhere_finds_the_same_store(place, report, tmp_path
 
 
 def test_the_bundled_teacher_reads_the_quickstart_windows():
-    from cli import VERBS
-    from mlsm.terminal.settings import parse
+    from mlsm.cli.settings import parse
     from pipeline.teacher import BUNDLED, Teacher
 
-    settings, recipe = parse("encode-lsp", VERBS["encode-lsp"], [])[:2]
+    settings, recipe = parse(load("encode-lsp"), [])[:2]
     assert recipe == "quickstart" and settings.layer == (10,)
     teacher = Teacher.load("bundled", 10)
     assert teacher.num_layers == 12 and settings.max_length <= teacher.max_positions
@@ -266,7 +266,7 @@ def test_training_works_when_the_pipeline_cannot_be_imported(report, tmp_path):
         "import sys; sys.modules['pipeline'] = None\n"
         "from student.config import StudentConfig\nfrom student.train import train\nfrom pathlib import Path\n"
         f"result = train(StudentConfig(store=Path({report['store']!r}), encoder='bert-1x32', max_steps=2,"
-        f" batch_windows=4, micro_batch=4, device='cpu', output=Path({str(tmp_path / 'run')!r})))\n"
+        f" batch_windows=4, micro_batch=4, device='cpu', run_dir=Path({str(tmp_path / 'run')!r})))\n"
         "assert result['steps'] == 2"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

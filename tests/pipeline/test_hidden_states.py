@@ -471,7 +471,7 @@ def test_documents_in_quarantine_stay_there_until_they_are_tried_again(place, st
 @pytest.mark.parametrize("verb", ["encode-hidden", "encode-lsp"])
 def test_a_killed_run_goes_on_to_the_same_bytes(place, store, coded, dictionary, tmp_path, verb):
     code = (
-        "import os, signal, sys\nimport cli\nfrom shards.writer import UnitWriter\n"
+        "import os, signal, sys\nfrom mlsm import __main__ as cli\nfrom shards.writer import UnitWriter\n"
         "writes = UnitWriter.write_block\n"
         "def dies(writer, **columns):\n"
         "    writes(writer, **columns)\n"

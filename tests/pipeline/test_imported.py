@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-import cli
+from mlsm import __main__ as cli
 from mlsm.common.errors import DictionaryError
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig

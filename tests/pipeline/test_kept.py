@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from planted import planted
 
-from cli import VERBS
+from mlsm.cli.settings import parse
+from mlsm.commands import load
 from mlsm.common.errors import EncodeError
 from mlsm.recipes.reading import recipe_settings
 from mlsm.terminal.encoding import encoding
-from mlsm.terminal.settings import parse
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary, DictionarySettings, learn_dictionary
@@ -145,9 +145,9 @@ def test_a_k_that_is_not_the_dictionarys_is_refused(place, made, tmp_path):
 
 
 def test_the_k_of_a_recipe_does_not_count_beside_a_given_dictionary():
-    verb = VERBS["encode-lsp"]
+    verb = load("encode-lsp")
     assert recipe_settings("quickstart", "encode-lsp", EncodeConfig, True)["k"] == (1024,)
-    assert parse("encode-lsp", verb, []).settings.k == (1024,)
-    assert parse("encode-lsp", verb, ["--dictionary", "d"]).settings.k is None
-    assert parse("encode-lsp", verb, ["--dictionary", "d", "--k", "7"]).settings.k == (7,)
+    assert parse(verb, []).settings.k == (1024,)
+    assert parse(verb, ["--dictionary", "d"]).settings.k is None
+    assert parse(verb, ["--dictionary", "d", "--k", "7"]).settings.k == (7,)
     assert EncodeConfig().k == (3072,) and json.dumps(EncodeConfig(dictionary=Path("d")).k) == "null"

@@ -399,7 +399,7 @@ def test_failing_windows_lose_their_rows_and_nothing_else_changes(place, report,
 def test_a_killed_run_goes_on_to_the_same_bytes(place, report, tmp_path):
     """SIGKILL in the second or third unit: what was committed stays, and nothing of it is done again."""
     code = (
-        "import os, signal, sys\nimport cli\nfrom pipeline.encode import Coder\n"
+        "import os, signal, sys\nfrom mlsm import __main__ as cli\nfrom pipeline.encode import Coder\n"
         "works, calls = Coder._finish, []\n"
         "def dies(coder, batch):\n"
         "    calls.append(1)\n"

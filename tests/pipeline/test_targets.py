@@ -17,6 +17,7 @@ from stored import shards
 from tiny_families import tiny_model
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
+from mlsm.commands.show_shards import show as view
 from mlsm.common.errors import EncodeError, PrecisionError, TeacherError
 from mlsm.evaluation.inspection.lsps.texts import teacher_lsps
 from mlsm.evaluation.inspection.stores import statistics
@@ -24,7 +25,6 @@ from mlsm.evaluation.studies.flops.solver import fista_flops, solver_flops
 from mlsm.evaluation.studies.flops.stores import store_flops
 from mlsm.evaluation.studies.sweeps.config import SweepConfig
 from mlsm.terminal.encoding import encoding
-from mlsm.terminal.stores import view
 from pipeline import estimate as estimating
 from pipeline.commands import encode_logits, encode_lsp
 from pipeline.config import EncodeConfig, EncodeLogitsConfig, LearnConfig

@@ -23,7 +23,7 @@ from shards.schema import ShardMeta
 from shards.torch_dataset import LspDataset
 from shards.writer import UnitWriter
 
-pytest.importorskip("pyarrow", reason='Parquet files need pyarrow: pip install "mlsm[corpora]"')
+pytest.importorskip("pyarrow", reason='Parquet files need pyarrow: pip install "mlsm-pretrain[corpora]"')
 SPLITS = ("train", "held_out")
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -46,7 +46,7 @@ def exported(tmp_path_factory):
 
 def loaded(directory, split, monkeypatch, tmp_path):
     """The rows of a split, by the library datasets."""
-    datasets = pytest.importorskip("datasets", reason='load_dataset needs datasets: pip install "mlsm[eval]"')
+    datasets = pytest.importorskip("datasets", reason='load_dataset needs datasets: pip install "mlsm-pretrain[eval]"')
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     return datasets.load_dataset(os.fspath(directory), cache_dir=os.fspath(tmp_path / "cache"))[split]
 
@@ -249,7 +249,8 @@ def test_damage_is_an_error_and_leaves_nothing(tmp_path):
 def test_a_file_that_cannot_be_written_ends_with_74_and_leaves_nothing(exported, tmp_path):
     """A real limit of the size of files, reached in the data."""
     store, _, _ = exported
-    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); import cli; cli.main()"
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); "
+    code += "from mlsm import __main__ as cli; cli.main()"
     words = ["export-store", store.path, "--output", tmp_path / "out" / "parquet"]
     run = run_python(["-c", code, *words], env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert run.returncode == 74 and "File too large" in run.stderr and "Traceback" not in run.stderr, run.stderr

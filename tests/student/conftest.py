@@ -147,7 +147,7 @@ def settings(tmp_path):
         "save_every": 3,
         "eval_every": 0,
         "device": "cpu",
-        "output": tmp_path / "run",
+        "run_dir": tmp_path / "run",
     }
 
 

@@ -37,7 +37,7 @@ def main(jobs_file):
 
 
 def config_of(settings):
-    return StudentConfig(**settings | {"output": Path(settings["output"])})
+    return StudentConfig(**settings | {"run_dir": Path(settings["run_dir"])})
 
 
 def happening(job):

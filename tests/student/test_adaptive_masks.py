@@ -26,7 +26,7 @@ from student.train import train
 def settings(tmp_path):
     common = {"encoder": "bert-1x32", "dropout": 0.1, "batch_windows": 40, "micro_batch": 15, "lr": 1e-2, "seed": 1}
     adaptive = {"mask_weights": "adaptive", "mask_update_steps": 3, "mask_rate": 0.3, "max_steps": 10}
-    return common | adaptive | {"save_every": 2, "eval_windows": 20, "output": tmp_path / "run"}
+    return common | adaptive | {"save_every": 2, "eval_windows": 20, "run_dir": tmp_path / "run"}
 
 
 def micro_batch(store, objective, step=0):
@@ -161,9 +161,9 @@ def test_before_the_first_update_masks_are_uniform_then_they_follow_the_objectiv
     batches, baselines = {}, {}
     for name in (*OBJECTIVES, "uniform"):
         changes = {"objective": "mlm", "mask_weights": None} if name == "uniform" else {"objective": name}
-        paths = {"store": store_for(changes["objective"]).path, "output": tmp_path / name}
+        paths = {"store": store_for(changes["objective"]).path, "run_dir": tmp_path / name}
         baselines[name] = train(StudentConfig(**few | paths | changes | needed_by(name)))["baseline"]
-        batches[name] = [line["batch"] for line in log_of(paths["output"]).values()]
+        batches[name] = [line["batch"] for line in log_of(paths["run_dir"]).values()]
     assert all(batches[name][:3] == batches["uniform"][:3] for name in OBJECTIVES)
     apart = batches.keys() - {"naive-mlsm", "type"}  # which learn here just what mlsm learns
     assert len({tuple(batches[name][3:]) for name in apart}) == len(apart)
@@ -178,7 +178,7 @@ def test_a_step_is_masked_with_the_weights_of_the_update_before_it(ids_store, se
     constant = {"objective": "mlm", "warmup": 0, "schedule": "wsd", "decay_share": 1e-9, "store": ids_store.path}
     constant |= {"mask_update_steps": 12, "lr": 3e-2}  # so that weights differ
     for steps in (12, 14):
-        train(StudentConfig(**settings | constant | {"max_steps": steps, "output": tmp_path / str(steps)}))
+        train(StudentConfig(**settings | constant | {"max_steps": steps, "run_dir": tmp_path / str(steps)}))
     table = read_table(tmp_path / "12" / "mask_weights.npz")
     assert table.kind == "adaptive"
     masked = {}
@@ -199,7 +199,7 @@ def test_a_step_is_masked_with_the_weights_of_the_update_before_it(ids_store, se
 def test_a_killed_run_goes_on_bit_for_bit(lsp_store, settings, tmp_path, train_until_killed):
     """Killed between two updates with counts that wait for the next one, and again right behind an update."""
     common = settings | {"store": lsp_store.path, "objective": "mtl", "mask_unit": "word"}
-    unbroken = StudentConfig(**common | {"output": tmp_path / "unbroken"})
+    unbroken = StudentConfig(**common | {"run_dir": tmp_path / "unbroken"})
     train(unbroken)
     killed = StudentConfig(**common)
     for step in (5, 7):
@@ -207,13 +207,13 @@ def test_a_killed_run_goes_on_bit_for_bit(lsp_store, settings, tmp_path, train_u
     steps = []
     train(killed, lambda *args, step, **figures: steps.append(step))
     assert steps == [6, 7, 8, 9, 10]
-    logs = [log_of(config.output) for config in (unbroken, killed)]
+    logs = [log_of(config.run_dir) for config in (unbroken, killed)]
     for name in ("loss", "batch", "grad_norm", "held_out"):
         ours, theirs = ([line.get(name) for line in log.values()] for log in logs)
         assert ours == theirs
-    exports = [(config.output / "export" / "model.safetensors").read_bytes() for config in (unbroken, killed)]
+    exports = [(config.run_dir / "export" / "model.safetensors").read_bytes() for config in (unbroken, killed)]
     assert exports[0] == exports[1]
-    tables = [read_table(config.output / "mask_weights.npz") for config in (unbroken, killed)]
+    tables = [read_table(config.run_dir / "mask_weights.npz") for config in (unbroken, killed)]
     assert tables[0].name == tables[1].name and json.loads(tables[0].origin)["steps"] == 9
 
 

@@ -76,11 +76,11 @@ def test_the_loss_is_the_mean_kl_over_all_tokens_with_a_code(lsp_store):
 
 def test_a_killed_run_resumes_as_an_unbroken_one(lsp_store, settings, tmp_path, train_until_killed):
     settings |= {"store": str(lsp_store.path), "positions": "all"}
-    train(StudentConfig(**settings | {"output": tmp_path / "unbroken"}))
+    train(StudentConfig(**settings | {"run_dir": tmp_path / "unbroken"}))
     config = StudentConfig(**settings)
     train_until_killed(config, 5)
     result = train(config)
-    ours, theirs = log_of(config.output), log_of(tmp_path / "unbroken")
+    ours, theirs = log_of(config.run_dir), log_of(tmp_path / "unbroken")
     assert [line["loss"] for line in ours.values()] == [line["loss"] for line in theirs.values()]
     assert {line["mask_rate"] for line in ours.values() if "mask_rate" in line} == {1.0}
     assert result["held_out_loss"] < result["baseline_loss"] + 1

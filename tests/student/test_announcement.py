@@ -53,5 +53,5 @@ def test_the_rate_falls_in_the_steps_that_the_warm_up_leaves(ids_store, settings
     late = {"schedule": "wsd", "warmup": 0.75, "decay_share": 0.5, "max_steps": 4, "dtype": "bfloat16"}
     said(caplog, StudentConfig(store=ids_store.path, objective="mlm", **settings | late))
     assert "reached after 75% of the steps, then falling to zero in the last 25%" in caplog.text
-    rates = [step["lr"] for step in map(json.loads, (settings["output"] / "log.jsonl").open()) if "lr" in step]
+    rates = [step["lr"] for step in map(json.loads, (settings["run_dir"] / "log.jsonl").open()) if "lr" in step]
     assert rates == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3])

@@ -49,7 +49,7 @@ def stop_after_four(*_, step, **figures):
 @pytest.mark.parametrize("lost", ["nothing", "config.json"])
 def test_a_resumed_run_computes_as_it_began(ids_store, settings, tmp_path, monkeypatch, taken, lost):
     measuring(monkeypatch, dict(TORCH))
-    unbroken = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"output": tmp_path / "unbroken"})
+    unbroken = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"run_dir": tmp_path / "unbroken"})
     train(unbroken)
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     with pytest.raises(Interrupted):
@@ -57,12 +57,12 @@ def test_a_resumed_run_computes_as_it_began(ids_store, settings, tmp_path, monke
     assert taken == {"torch"}
     measuring(monkeypatch, {})  # another machine, or another day
     if lost != "nothing":
-        (config.output / lost).unlink()
+        (config.run_dir / lost).unlink()
     train(config)
     assert taken == {"torch"}
-    ours, theirs = (load_file(run.output / "export" / "model.safetensors") for run in (config, unbroken))
+    ours, theirs = (load_file(run.run_dir / "export" / "model.safetensors") for run in (config, unbroken))
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
-    for file in (config.output / "config.json", config.output / "export" / "lineage.json"):
+    for file in (config.run_dir / "config.json", config.run_dir / "export" / "lineage.json"):
         assert json.loads(file.read_text())["products"] == {"all": "torch"}
 
 
@@ -71,11 +71,11 @@ def test_a_run_that_began_with_onednn_stays_with_it(ids_store, settings, monkeyp
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     with pytest.raises(Interrupted):
         train(config, stop_after_four)
-    assert "products" not in json.loads((config.output / "config.json").read_text())
+    assert "products" not in json.loads((config.run_dir / "config.json").read_text())
     measuring(monkeypatch, dict(TORCH))
     train(config)
     assert taken == {"onednn"}
-    assert len(log_of(config.output)) == 8
+    assert len(log_of(config.run_dir)) == 8
 
 
 def test_a_changed_record_of_it_is_refused(ids_store, settings, monkeypatch):
@@ -83,7 +83,7 @@ def test_a_changed_record_of_it_is_refused(ids_store, settings, monkeypatch):
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     with pytest.raises(Interrupted):
         train(config, stop_after_four)
-    file = config.output / "config.json"
+    file = config.run_dir / "config.json"
     file.write_text(file.read_text().replace('"torch"', '"onednn"'))
     with pytest.raises(RunError, match="field products is not what .* was trained with"):
         train(config)
@@ -107,7 +107,7 @@ def test_another_setting_of_a_run_that_has_begun_is_said_to_be_without_effect(id
     train(replace(config, products="onednn"))
     assert taken == {"torch"}
     (message,) = [record.getMessage() for record in caplog.records if "products" in record.getMessage()]
-    assert message.startswith(f"--products onednn is not taken: the run in {config.output} began with other products")
+    assert message.startswith(f"--products onednn is not taken: the run in {config.run_dir} began with other products")
     caplog.clear()
     for products in ("torch", "auto"):
         train(replace(config, products=products))

@@ -18,10 +18,10 @@ def test_a_compiled_run_is_the_same_run_after_one_that_was_not(settings, tmp_pat
     curves = []
     for compiled in (False, True):
         counters.clear()
-        config = StudentConfig(**common | {"compile": compiled, "dropout": 0.0, "output": tmp_path / str(compiled)})
+        config = StudentConfig(**common | {"compile": compiled, "dropout": 0.0, "run_dir": tmp_path / str(compiled)})
         with caplog.at_level("INFO", "student"):
             train(config)
         assert ("--no-compile" in caplog.text) == compiled
-        curves.append([(line["loss"], line["grad_norm"]) for line in log_of(config.output).values()])
+        curves.append([(line["loss"], line["grad_norm"]) for line in log_of(config.run_dir).values()])
     assert counters["stats"]["calls_captured"] > 50, "the model itself was compiled, not only what it calls"
     assert curves[1] == [pytest.approx(figures, rel=1e-3) for figures in curves[0]]

@@ -68,7 +68,7 @@ def test_the_untrained_student_is_kept_only_where_its_share_is_zero():
 
 
 def test_identity_leaves_out_what_may_change_on_resume():
-    identity = StudentConfig(micro_batch=8, device="cpu", output="x").identity()
+    identity = StudentConfig(micro_batch=8, device="cpu", run_dir="x").identity()
     assert identity == StudentConfig().identity()
     assert identity != StudentConfig(seed=7).identity()
 

@@ -45,7 +45,7 @@ def begun(ids_store, tmp_path_factory):
         save_every=2,
         eval_every=0,
         device="cpu",
-        output=place / "run",
+        run_dir=place / "run",
     )
 
     def stop(*_, step, **__):
@@ -54,20 +54,20 @@ def begun(ids_store, tmp_path_factory):
 
     with pytest.raises(KeyboardInterrupt):
         train(config, stop)
-    train(replace(config, output=place / "unbroken"))
+    train(replace(config, run_dir=place / "unbroken"))
     return config
 
 
 @pytest.fixture
 def run(begun, tmp_path):
-    shutil.copytree(begun.output, tmp_path / "run")
-    return replace(begun, output=tmp_path / "run")
+    shutil.copytree(begun.run_dir, tmp_path / "run")
+    return replace(begun, run_dir=tmp_path / "run")
 
 
 def assert_finished(run, begun):
     result = train(run)
     ours, theirs = (
-        load_file(path / "export" / "model.safetensors") for path in (run.output, begun.output.parent / "unbroken")
+        load_file(path / "export" / "model.safetensors") for path in (run.run_dir, begun.run_dir.parent / "unbroken")
     )
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs) and result["steps"] == 8
     return result
@@ -75,7 +75,7 @@ def assert_finished(run, begun):
 
 @pytest.mark.parametrize("where", ["start", "key", "value", "utf-8", "line end", "cut", "not ours"])
 def test_a_damaged_log_costs_its_damaged_lines(run, begun, where, caplog):
-    log = run.output / "log.jsonl"
+    log = run.run_dir / "log.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
     third = lines[3]
     damaged = {
@@ -91,9 +91,9 @@ def test_a_damaged_log_costs_its_damaged_lines(run, begun, where, caplog):
     log.write_bytes(b"".join([*lines[:3], damaged, *lines[4:]]))
     assert_finished(run, begun)
     lost = {3, 4} if where == "line end" else {3}  # two lines have become one
-    assert set(log_of(run.output)) == set(range(1, 9)) - lost
+    assert set(log_of(run.run_dir)) == set(range(1, 9)) - lost
     assert "1 damaged lines are passed over (line 4)" in caplog.text
-    assert (run.output / "log.damaged").read_bytes().rstrip(b"\n") == (
+    assert (run.run_dir / "log.damaged").read_bytes().rstrip(b"\n") == (
         damaged + lines[4] if where == "line end" else damaged
     ).rstrip(b"\n")
 
@@ -101,11 +101,11 @@ def test_a_damaged_log_costs_its_damaged_lines(run, begun, where, caplog):
 @pytest.mark.parametrize("content", [b"", b"{", b'{"steps": 8}', b"[]", b"\xff\xfe"])
 def test_a_damaged_summary_is_written_anew_from_the_last_checkpoint(run, begun, content, caplog):
     before = assert_finished(run, begun)
-    steps = log_of(run.output)
-    (run.output / "result.json").write_bytes(content)
+    steps = log_of(run.run_dir)
+    (run.run_dir / "result.json").write_bytes(content)
     again = train(run)
     assert again | {"seconds_to_first_step": 0} == before | {"seconds_to_first_step": 0}
-    assert log_of(run.output) == steps and "written anew from the last checkpoint" in caplog.text
+    assert log_of(run.run_dir) == steps and "written anew from the last checkpoint" in caplog.text
     assert train(run)["already_finished"]
 
 
@@ -113,7 +113,7 @@ def test_a_damaged_summary_is_written_anew_from_the_last_checkpoint(run, begun, 
 def test_a_damaged_or_lost_description_is_written_anew_if_the_checkpoints_are_of_the_same_settings(
     run, begun, content, caplog
 ):
-    file = run.output / "config.json"
+    file = run.run_dir / "config.json"
     sound = json.loads(file.read_text())
     if content == "lr":  # one flipped bit in a digit
         file.write_text(json.dumps(sound | {"settings": sound["settings"] | {"lr": 0.0005}}))
@@ -123,53 +123,53 @@ def test_a_damaged_or_lost_description_is_written_anew_if_the_checkpoints_are_of
         file.unlink()
     else:
         file.write_bytes(content)
-    before = {path: path.read_bytes() for path in run.output.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in run.run_dir.rglob("*") if path.is_file()}
     with pytest.raises(RunError, match="another run|cannot tell") as refused:
         train(replace(run, seed=7))
     assert "elete" not in str(refused.value) and "emove" not in str(refused.value)
-    assert {path: path.read_bytes() for path in run.output.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in run.run_dir.rglob("*") if path.is_file()} == before
     assert_finished(run, begun)
     written = json.loads(file.read_text())
-    sound["operational"]["output"] = str(run.output)
+    sound["operational"]["run_dir"] = str(run.run_dir)
     assert written == sound and "damaged or lost: written anew" in caplog.text
 
 
 def test_checkpoints_of_other_settings_are_not_discarded_where_config_json_is_damaged(run, begun):
-    sound = (run.output / "config.json").read_bytes()
-    (run.output / "config.json").write_bytes(sound[:50])
+    sound = (run.run_dir / "config.json").read_bytes()
+    (run.run_dir / "config.json").write_bytes(sound[:50])
     with pytest.raises(RunError, match="cannot tell whether.*Put back a copy of config.json.*--continue-from"):
         train(replace(run, seed=5))
     with pytest.raises(RunError, match="the checkpoints beside it were not touched") as refused:
-        export_run(ExportConfig(run=run.output, output=run.output.parent / "export"))
+        export_run(ExportConfig(run=run.run_dir, output=run.run_dir.parent / "export"))
     assert "elete" not in str(refused.value)
-    (run.output / "config.json").write_bytes(sound)
+    (run.run_dir / "config.json").write_bytes(sound)
     assert_finished(run, begun)
 
 
 def test_a_checkpoint_of_another_run_is_not_gone_on_with(run, begun, tmp_path):
-    other = replace(run, output=tmp_path / "other", seed=5, max_steps=6)
+    other = replace(run, run_dir=tmp_path / "other", seed=5, max_steps=6)
     train(other)
-    shutil.copytree(tmp_path / "other" / "checkpoints" / "step-00000006", run.output / "checkpoints" / "step-00000006")
+    shutil.copytree(tmp_path / "other" / "checkpoints" / "step-00000006", run.run_dir / "checkpoints" / "step-00000006")
     with pytest.raises(RunError, match="step-00000006 is a checkpoint of another run"):
         train(run)
-    shutil.rmtree(run.output / "checkpoints" / "step-00000006")
+    shutil.rmtree(run.run_dir / "checkpoints" / "step-00000006")
     assert_finished(run, begun)
 
 
 def test_readers_of_a_damaged_log(run, begun, monkeypatch, caplog):
     """Trackers and exports."""
-    log = run.output / "log.jsonl"
+    log = run.run_dir / "log.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join([b"\xff\n", b'{"event": "start"}\n', b'{"step": 0, "flops": 5}\n', *lines]))
-    export_run(ExportConfig(run=run.output, output=run.output.parent / "export"))
-    assert json.loads((run.output.parent / "export" / "lineage.json").read_text())["baseline"]["loss"] > 0
+    export_run(ExportConfig(run=run.run_dir, output=run.run_dir.parent / "export"))
+    assert json.loads((run.run_dir.parent / "export" / "lineage.json").read_text())["baseline"]["loss"] > 0
     assert caplog.text.count("2 damaged lines are passed over (line 1, 2)") == 1
     told = []
     monkeypatch.setattr(tracking, "_start", lambda *_: (Tracker(told), 0))
-    (run.output / "tracking").mkdir()
-    (run.output / "tracking" / "tensorboard.step").write_bytes(b"\xffx")
+    (run.run_dir / "tracking").mkdir()
+    (run.run_dir / "tracking" / "tensorboard.step").write_bytes(b"\xffx")
     monkeypatch.setattr(tracking, "check_trackers", lambda *_: None)
-    tracking.start_trackers(("tensorboard",), RunOf(run.output), {}, 5)
+    tracking.start_trackers(("tensorboard",), RunOf(run.run_dir), {}, 5)
     assert [step for step, _ in told] == [1, 2, 3, 4, 5]
 
 

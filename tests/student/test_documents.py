@@ -194,7 +194,7 @@ def test_the_option_changes_what_is_trained(packed_store, settings, tmp_path):
                     "objective": "mlm",
                     "documents_apart": apart,
                     "dropout": 0.0,
-                    "output": output,
+                    "run_dir": output,
                 }
             )
         )

@@ -124,12 +124,12 @@ def test_a_family_of_unknown_layout_exports_its_encoder_and_says_so(ids_store, t
 def test_every_export_of_a_run_loads_with_its_tokenizer(lsp_store, settings, caplog):
     config = StudentConfig(store=lsp_store.path, **settings)
     train(config)
-    kept = [config.output / "checkpoints" / f"step-{step:08d}" for step in (1, 2, 4, 8)]
+    kept = [config.run_dir / "checkpoints" / f"step-{step:08d}" for step in (1, 2, 4, 8)]
     with caplog.at_level(logging.ERROR):
-        for directory in (*kept, config.output / "export"):
+        for directory in (*kept, config.run_dir / "export"):
             assert AutoModel.from_pretrained(directory).config.num_hidden_layers == 2
             assert AutoTokenizer.from_pretrained(directory).vocab_size == lsp_store.vocab_size
-    last, export = (load_file(path / "model.safetensors") for path in (kept[-1], config.output / "export"))
+    last, export = (load_file(path / "model.safetensors") for path in (kept[-1], config.run_dir / "export"))
     assert all(torch.equal(last[name], export[name]) for name in export)
 
 

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from tiny_exports import ATTENTION, IDS, WHERE, exported, scrambled
 from transformers import AutoModel, BertConfig
 
+from mlsm.commands.export_student import show as show_export
 from mlsm.common.durable import replace_json
 from mlsm.common.errors import RunError, WriteError
 from mlsm.evaluation.lineage import lineage
-from mlsm.terminal.training import exporting as show_export
 from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import encoder_config
 from student.encoders.model import build_student
@@ -56,7 +56,7 @@ def finished(lsp_store, settings):
     """A run with kept checkpoints at 1, 2, 4 and 8."""
     config = StudentConfig(store=lsp_store.path, **settings)
     train(config)
-    return config.output
+    return config.run_dir
 
 
 def test_the_latest_checkpoint_of_a_finished_run_is_its_export(finished, tmp_path):
@@ -93,14 +93,14 @@ def test_a_checkpoint_of_an_unfinished_run_exports_as_if_it_were_kept(
     BertConfig(**SIZE).save_pretrained(tmp_path / "encoder")
     settings |= {"store": lsp_store.path, "objective": objective, "encoder": str(tmp_path / "encoder")}
     settings |= needed_by(objective)
-    kept = StudentConfig(**settings | {"checkpoints": (0.75,), "output": tmp_path / "kept"})
+    kept = StudentConfig(**settings | {"checkpoints": (0.75,), "run_dir": tmp_path / "kept"})
     train(kept)
     unfinished = StudentConfig(**settings | {"checkpoints": (1.0,)})
     with pytest.raises(Stopped):
         train(unfinished, stop_after(7))
     shutil.rmtree(tmp_path / "encoder")  # all that is needed lies in the run and its store
-    report = export_run(ExportConfig(run=unfinished.output, output=tmp_path / "out"))
-    expected = kept.output / "checkpoints" / "step-00000006"
+    report = export_run(ExportConfig(run=unfinished.run_dir, output=tmp_path / "out"))
+    expected = kept.run_dir / "checkpoints" / "step-00000006"
     assert report["step"] == 6 and not report["kept"]
     names = files(tmp_path / "out")
     assert names == {name for name in files(expected) if "resume" not in name and name != "state.json"}
@@ -114,11 +114,11 @@ def test_its_lineage_and_card_say_what_those_of_a_kept_one_do(lsp_store, setting
     """Where its training began, and the arithmetic of the run, which config.json holds beside the settings."""
     _, start = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "start")
     settings |= {"store": lsp_store.path, "continue_from": start, "products": "torch", "max_steps": 4, "keep_last": 9}
-    kept = StudentConfig(**settings | {"checkpoints": (0.75,), "output": tmp_path / "kept"})
+    kept = StudentConfig(**settings | {"checkpoints": (0.75,), "run_dir": tmp_path / "kept"})
     for config in (kept, StudentConfig(**settings | {"checkpoints": (1.0,)})):
         train(replace(config, eval_every=3))
-        export_run(ExportConfig(run=config.output, checkpoint="3", output=config.output.with_suffix(".out")))
-    ours, theirs = settings["output"].with_suffix(".out"), tmp_path / "kept.out"
+        export_run(ExportConfig(run=config.run_dir, checkpoint="3", output=config.run_dir.with_suffix(".out")))
+    ours, theirs = settings["run_dir"].with_suffix(".out"), tmp_path / "kept.out"
     lineages = [json.loads((path / "lineage.json").read_text()) for path in (ours, theirs)]
     assert lineages[0] == lineages[1]
     assert lineages[0]["continued_from"] == str(start) and lineages[0]["products"] == {"all": "torch"}
@@ -130,7 +130,7 @@ def test_its_lineage_and_card_say_what_those_of_a_kept_one_do(lsp_store, setting
 def test_licence_and_languages_are_on_the_card_where_they_are_given(checkpoint, lsp_store, settings, tmp_path):
     """Of a checkpoint that is kept (the last one), and of one that is not."""
     train(StudentConfig(store=lsp_store.path, **settings | {"max_steps": 4, "checkpoints": (1.0,), "keep_last": 2}))
-    request = {"run": settings["output"], "checkpoint": checkpoint}
+    request = {"run": settings["run_dir"], "checkpoint": checkpoint}
     export_run(ExportConfig(**request, output=tmp_path / "plain"))
     export_run(ExportConfig(**request, output=tmp_path / "said", license="apache-2.0", language=("no", "en")))
     plain, said = (ModelCard.load(tmp_path / name / "README.md") for name in ("plain", "said"))
@@ -148,10 +148,12 @@ def test_terms_that_the_hub_does_not_know_are_refused(terms):
 
 def test_the_encoder_is_built_from_the_words_of_the_run(family, lsp_store, tmp_path):
     objective = Mtl(lsp_store)
-    config = StudentConfig(encoder=str(family), objective="mtl", store=str(lsp_store.path), output=tmp_path / "run")
+    config = StudentConfig(encoder=str(family), objective="mtl", store=str(lsp_store.path), run_dir=tmp_path / "run")
     Run(config, lsp_store, encoder_config(config, lsp_store).to_diff_dict())
     trained = scrambled(build_student(config, lsp_store, objective))
-    built = exporting._task(config.output, read_json(config.output / "config.json"), [lsp_store], config.output).build()
+    built = exporting._task(
+        config.run_dir, read_json(config.run_dir / "config.json"), [lsp_store], config.run_dir
+    ).build()
     built.load_state_dict(trained.state_dict(), strict=True)
     assert torch.equal(built.eval()(IDS, ATTENTION, WHERE), trained(IDS, ATTENTION, WHERE))
     assert built.encoder.config.to_diff_dict() == trained.encoder.config.to_diff_dict()
@@ -165,9 +167,9 @@ def test_a_further_trained_student_needs_no_weights_to_begin_with(lsp_store, set
     shutil.rmtree(start)
     report = export_run(ExportConfig(run=settings["output"], output=tmp_path / "out"))
     assert report["step"] == 3
-    described = read_json(settings["output"] / "config.json")["settings"]
+    described = read_json(settings["run_dir"] / "config.json")["settings"]
     assert json.loads((tmp_path / "out" / "lineage.json").read_text())["settings"] == described
-    weights = load_file(settings["output"] / "checkpoints" / "step-00000003" / "resume" / "student.safetensors")
+    weights = load_file(settings["run_dir"] / "checkpoints" / "step-00000003" / "resume" / "student.safetensors")
     loaded = LspModel.from_pretrained(tmp_path / "out").student.state_dict()
     assert all(torch.equal(loaded[name], weights[name]) for name in weights)
 
@@ -175,7 +177,7 @@ def test_a_further_trained_student_needs_no_weights_to_begin_with(lsp_store, set
 def test_the_lineage_of_a_further_trained_student_says_which_weights_it_began_with(lsp_store, settings, tmp_path):
     _, start = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "start")
     train(StudentConfig(**settings | {"store": lsp_store.path, "continue_from": start, "max_steps": 2}))
-    export, described = settings["output"] / "export", read_json(settings["output"] / "config.json")["settings"]
+    export, described = settings["run_dir"] / "export", read_json(settings["run_dir"] / "config.json")["settings"]
     known = json.loads((export / "lineage.json").read_text())
     assert known["settings"] == described and known["continued_from"] == str(start)
     assert described["continue_from"] == lineage(export)["identity"]["settings"]["continue_from"] != str(start)
@@ -191,7 +193,7 @@ def test_an_unfinished_probe_is_exported_with_its_student(lsp_store, settings, t
     with pytest.raises(Stopped):
         train_probe(ProbeConfig(**settings), stop_after(4))
     export_run(ExportConfig(run=settings["output"], output=tmp_path / "out"))
-    probe = load_file(settings["output"] / "checkpoints" / "step-00000003" / "resume" / "student.safetensors")
+    probe = load_file(settings["run_dir"] / "checkpoints" / "step-00000003" / "resume" / "student.safetensors")
     model = ProbedLspModel.from_pretrained(tmp_path / "out")
     assert torch.equal(model.probed.probe_Vk, probe["probe_Vk"])
     shutil.rmtree(student)
@@ -259,7 +261,7 @@ def test_a_checkpoint_that_the_run_replaces_meanwhile(finished, tmp_path, monkey
 def test_without_names_the_newest_run_goes_to_runs_exports(lsp_store, settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for seed in (1, 2):
-        train(StudentConfig(store=lsp_store.path, **settings | {"output": None, "seed": seed}))
+        train(StudentConfig(store=lsp_store.path, **settings | {"run_dir": None, "seed": seed}))
     (export,) = [export_run(ExportConfig())["export"]]
     assert export.startswith("runs/exports/mlsm-bert-2x32-seed2-") and export.endswith("-step-00000008")
     assert AutoModel.from_pretrained(export)(IDS).last_hidden_state.shape == (2, 16, 32)
@@ -271,7 +273,7 @@ def unfinished(lsp_store, settings):
     config = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (1.0,)})
     with pytest.raises(Stopped):
         train(config, stop_after(4))
-    return config.output
+    return config.run_dir
 
 
 @contextmanager
@@ -350,6 +352,6 @@ def test_the_summary_has_the_lines_of_the_card_which_load_the_export(objective, 
     code = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     assert code
     for line in "".join(code).splitlines():
-        assert f"  {line.replace('PATH', repr(str(config.output)))}\n" in loading + "\n"
+        assert f"  {line.replace('PATH', repr(str(config.run_dir)))}\n" in loading + "\n"
     dry = replace(config, dry_run=True)
     assert "Load it" not in show_export(export_run(dry), dry)

@@ -130,7 +130,7 @@ def test_the_log_has_the_figures_and_they_survive_a_resume(ids_store, settings):
 
     with pytest.raises(KeyboardInterrupt):
         train(config, stop)
-    result, log = train(config), log_of(config.output)
+    result, log = train(config), log_of(config.run_dir)
     assert [line["flops"] / log[1]["flops"] for line in log.values()] == list(range(1, 9))
     assert result["flops"] == log[8]["flops"]
     for line in log.values():

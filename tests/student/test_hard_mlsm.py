@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from tiny_store import log_of
 
-from mlsm.terminal.training import training
+from mlsm.commands.train_student import show as training
 from shards.codec import SparseRows
 from student.batches import Loader
 from student.config import StudentConfig
@@ -95,7 +95,7 @@ def test_the_baseline_is_the_frequencies_of_largest_lsps(lsp_store):
 def test_a_run_beats_its_baseline_on_the_batches_of_mlsm(lsp_store, settings, tmp_path):
     settings |= {"store": lsp_store.path, "max_steps": 60, "lr": 5e-3}
     results = {
-        name: train(StudentConfig(**settings | {"objective": name, "output": tmp_path / name}))
+        name: train(StudentConfig(**settings | {"objective": name, "run_dir": tmp_path / name}))
         for name in ("mlsm", "hard-mlsm")
     }
     hard = results["hard-mlsm"]

@@ -48,7 +48,7 @@ def run(lsp_store, tmp_path_factory):
     """A finished run with kept checkpoints at 1, 2, 4 and 8."""
     output = tmp_path_factory.mktemp("hub") / "run"
     sizes = {"max_steps": 8, "batch_windows": 8, "micro_batch": 8, "eval_windows": 8, "device": "cpu"}
-    train(StudentConfig(store=lsp_store.path, encoder="bert-1x32", output=output, **sizes))
+    train(StudentConfig(store=lsp_store.path, encoder="bert-1x32", run_dir=output, **sizes))
     return output
 
 
@@ -90,7 +90,7 @@ def test_no_local_path_is_pushed(lsp_store, tmp_path):
     run, home = tmp_path / "run", tmp_path / "home" / "ann"
     BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2).save_pretrained(home / "small")
     sizes = {"max_steps": 2, "batch_windows": 8, "micro_batch": 8, "eval_windows": 8, "device": "cpu"}
-    train(StudentConfig(store=lsp_store.path, encoder=str(home / "small"), output=run, **sizes))
+    train(StudentConfig(store=lsp_store.path, encoder=str(home / "small"), run_dir=run, **sizes))
     hub = FakeHub()
     export_run(ExportConfig(run=run, output=tmp_path / "out", push_to_hub="someone/student"), api=hub)
     pushed = hub.repositories["someone/student"]

@@ -74,10 +74,10 @@ def test_a_text_that_is_too_long_is_one_clear_line(exported_mlsm):
 def test_it_loads_from_a_run_its_export_and_a_kept_checkpoint(lsp_store, settings):
     config = StudentConfig(store=lsp_store.path, **settings | {"objective": "mtl"})
     train(config)
-    last = config.output / "checkpoints" / "step-00000008"
-    logits = [LspModel.from_pretrained(path)(IDS) for path in (config.output, config.output / "export", str(last))]
+    last = config.run_dir / "checkpoints" / "step-00000008"
+    logits = [LspModel.from_pretrained(path)(IDS) for path in (config.run_dir, config.run_dir / "export", str(last))]
     assert torch.equal(logits[0], logits[1]) and torch.equal(logits[0], logits[2])
-    first = LspModel.from_pretrained(config.output / "checkpoints" / "step-00000001")
+    first = LspModel.from_pretrained(config.run_dir / "checkpoints" / "step-00000001")
     assert not torch.equal(first(IDS), logits[0])
     assert first.facts["store"] == lsp_store.target_id
 

@@ -323,8 +323,8 @@ def test_a_killed_run_goes_on_bit_for_bit_and_without_the_setting_is_what_it_was
     common = settings | LATER | {"store": str(lsp_store.path)}
     runs = {"later": {}, "usual": {"mask_later": 0}, "words": {"objective": "mlm"}}
     for name, changes in runs.items():
-        train(StudentConfig(**common | changes | {"output": tmp_path / name}))
-    killed = StudentConfig(**common | {"output": tmp_path / "killed"})
+        train(StudentConfig(**common | changes | {"run_dir": tmp_path / name}))
+    killed = StudentConfig(**common | {"run_dir": tmp_path / "killed"})
     arguments = ["-c", textwrap.dedent(KILLED), json.dumps(killed.to_json())]
     child = run_python(arguments, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert child.returncode == -signal.SIGKILL

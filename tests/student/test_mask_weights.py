@@ -15,8 +15,8 @@ from preloaded import run_command, run_python
 from tiny_store import SPECIAL, log_of, write_store
 
 import student.masks.collocations
+from mlsm.commands.make_mask_weights import show as view
 from mlsm.common.errors import RunError
-from mlsm.terminal.masks import weights as view
 from shards.reader import Store
 from student.config import StudentConfig
 from student.masks.collocations import collocations, count_ngrams
@@ -31,7 +31,7 @@ from student.train import train
 @pytest.fixture
 def settings(tmp_path):
     common = {"encoder": "bert-2x32", "dropout": 0.1, "max_steps": 8, "batch_windows": 12, "micro_batch": 5, "seed": 1}
-    return common | {"lr": 1e-3, "mask_rate": 0.3, "save_every": 2, "eval_windows": 20, "output": tmp_path / "run"}
+    return common | {"lr": 1e-3, "mask_rate": 0.3, "save_every": 2, "eval_windows": 20, "run_dir": tmp_path / "run"}
 
 
 def sentences(store):
@@ -207,7 +207,7 @@ def test_what_does_not_belong_together_is_refused(ids_store, settings, tmp_path)
             train(StudentConfig(store=ids_store.path, **settings | common))
     with pytest.raises(RunError, match="nowhere.npz cannot be read"):
         train(StudentConfig(store=ids_store.path, **settings | common | {"mask_weights": "nowhere.npz"}))
-    assert not settings["output"].exists()
+    assert not settings["run_dir"].exists()
     for wrong in (
         {"kind": "domain"},
         {"words": "list.txt"},
@@ -229,9 +229,9 @@ def test_objectives_see_the_same_weighted_batches_and_are_judged_on_uniform_mask
     batches, baselines = {}, {}
     for name in (*OBJECTIVES, "uniform"):
         masks = {"objective": "mlm"} if name == "uniform" else {"objective": name, "mask_weights": kind}
-        paths = {"store": store_for(masks["objective"]).path, "output": tmp_path / "students" / name}
+        paths = {"store": store_for(masks["objective"]).path, "run_dir": tmp_path / "students" / name}
         baselines[name] = train(StudentConfig(**few | paths | masks | needed_by(name)))["baseline"]
-        batches[name] = [line["batch"] for line in log_of(paths["output"]).values()]
+        batches[name] = [line["batch"] for line in log_of(paths["run_dir"]).values()]
     assert baselines["mlm"] == baselines["uniform"]
     assert all(batches[objective] == batches["mlm"] for objective in OBJECTIVES)
     assert batches["uniform"] != batches["mlm"]
@@ -246,7 +246,7 @@ def test_objectives_see_the_same_weighted_batches_and_are_judged_on_uniform_mask
 def test_a_run_is_named_after_the_content_of_its_table(ids_store, settings, tmp_path):
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     train(replace(config, mask_weights="frequency"))
-    copy = settings["output"] / "mask_weights.npz"
+    copy = settings["run_dir"] / "mask_weights.npz"
     assert train(replace(config, mask_weights=str(copy)))["already_finished"]
     other, _ = made(ids_store, tmp_path, power=1.0)
     with pytest.raises(RunError, match=rf"mask_weights \(there {read_table(copy).name}, now {other.name}\)"):
@@ -264,7 +264,7 @@ def test_tables_take_turns_at_the_given_steps(store_for, settings, tmp_path):
     def batches(objective, *weights):
         output = tmp_path / "students" / f"{objective} {len(weights)} {weights[0][-9:]}"
         changes = {"objective": objective, "store": store_for(objective).path, "mask_weights": weights}
-        train(StudentConfig(**few | changes | {"output": output}))
+        train(StudentConfig(**few | changes | {"run_dir": output}))
         return output, [line["batch"] for line in log_of(output).values()]
 
     turns = (common, "uniform", "frequency")
@@ -303,8 +303,8 @@ def test_lists_of_weights_name_a_run_and_are_checked():
 
 
 def test_a_lost_copy_is_written_anew_and_one_of_a_killed_process_is_taken_over(ids_store, settings, tmp_path, caplog):
-    settings["output"].mkdir()
-    copy = settings["output"] / "mask_weights.npz"
+    settings["run_dir"].mkdir()
+    copy = settings["run_dir"] / "mask_weights.npz"
     write_table(copy, made(ids_store, tmp_path / "other", power=1.0)[0])  # killed before it wrote config.json
     table, _ = made(ids_store, tmp_path)
     weights = {"objective": "mlm", "mask_weights": str(tmp_path / "table.npz"), "max_steps": 1}
@@ -319,7 +319,7 @@ def test_a_lost_copy_is_written_anew_and_one_of_a_killed_process_is_taken_over(i
     several = tmp_path / "several"
     several.mkdir()
     write_table(several / "mask_weights-2.npz", table)  # of a killed process, too
-    turns = replace(config, mask_weights=("uniform", config.mask_weights), output=several)
+    turns = replace(config, mask_weights=("uniform", config.mask_weights), run_dir=several)
     train(turns)
     (several / "mask_weights-2.npz").unlink()
     assert train(turns)["already_finished"]
@@ -380,7 +380,7 @@ def test_a_killed_run_with_weights_and_a_schedule_goes_on_bit_for_bit(lsp_store,
     masks = {"mask_weights": weights, "mask_weight_steps": (0.3, 0.7)}
     masks |= {"mask_unit": "word", "mask_rate_end": 0.15, "mask_schedule": "cosine"}
     common = settings | masks | {"store": lsp_store.path}
-    unbroken = StudentConfig(**common | {"output": tmp_path / "unbroken" / "run"})
+    unbroken = StudentConfig(**common | {"run_dir": tmp_path / "unbroken" / "run"})
     train(unbroken)
     killed = StudentConfig(**common)
     child = run_python(
@@ -390,11 +390,11 @@ def test_a_killed_run_with_weights_and_a_schedule_goes_on_bit_for_bit(lsp_store,
     steps = []
     train(killed, lambda *args, step, **figures: steps.append(step))
     assert steps == [4, 5, 6, 7, 8]
-    logs = [log_of(config.output) for config in (unbroken, killed)]
+    logs = [log_of(config.run_dir) for config in (unbroken, killed)]
     for name in ("loss", "batch", "mask_rate", "held_out"):
         ours, theirs = ([line.get(name) for line in log.values()] for log in logs)
         assert ours == theirs
-    exports = [(config.output / "export" / "model.safetensors").read_bytes() for config in (unbroken, killed)]
+    exports = [(config.run_dir / "export" / "model.safetensors").read_bytes() for config in (unbroken, killed)]
     assert exports[0] == exports[1]
 
 

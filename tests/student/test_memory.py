@@ -37,7 +37,7 @@ def test_the_error_names_a_micro_batch_that_does_fit(ids_store, settings, monkey
     with pytest.raises(TrainingError, match=f"step 1: CUDA out of memory, with --micro-batch 12. {advice}") as caught:
         train(config)
     assert "\n" not in str(caught.value) and calls[-1] <= most
-    assert not log_of(config.output) and not list(config.output.glob("checkpoints/step-*"))
+    assert not log_of(config.run_dir) and not list(config.run_dir.glob("checkpoints/step-*"))
 
 
 def test_what_was_advised_trains_the_run_to_its_end(ids_store, settings, monkeypatch):
@@ -98,9 +98,9 @@ def test_trying_leaves_no_trace(ids_store, settings, monkeypatch):
             return update(self, step, batch)
 
         monkeypatch.setattr(Stepper, "update", with_tries)
-        changes = {"output": settings["output"].with_name(output), "max_steps": 3}
+        changes = {"run_dir": settings["run_dir"].with_name(output), "max_steps": 3}
         train(StudentConfig(store=ids_store.path, objective="mlm", **settings | changes))
-        curves.append([(line["loss"], line["grad_norm"]) for line in log_of(changes["output"]).values()])
+        curves.append([(line["loss"], line["grad_norm"]) for line in log_of(changes["run_dir"]).values()])
         monkeypatch.undo()
     assert curves[0] == curves[1]
 
@@ -109,8 +109,13 @@ def test_activation_checkpointing_changes_no_bit(lsp_store, settings):
     """With dropout, whose random numbers must be the same in the second forward pass."""
     curves = []
     for checkpointing in (False, True):
-        output = settings["output"].with_name(str(checkpointing))
-        changes = {"activation_checkpointing": checkpointing, "output": output, "dropout": 0.2, "store": lsp_store.path}
+        output = settings["run_dir"].with_name(str(checkpointing))
+        changes = {
+            "activation_checkpointing": checkpointing,
+            "run_dir": output,
+            "dropout": 0.2,
+            "store": lsp_store.path,
+        }
         train(StudentConfig(**settings | changes))
         curves.append([(line["loss"], line["grad_norm"]) for line in log_of(output).values()])
     assert curves[0] == curves[1]
@@ -151,4 +156,4 @@ def test_peak_memory_is_logged_in_bytes(ids_store, settings):
     before = peak_memory(torch.device("cpu"))
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"max_steps": 1})
     train(config)
-    assert 50e6 < before <= log_of(config.output)[1]["peak_memory_bytes"] <= peak_memory(torch.device("cpu")) < 1e11
+    assert 50e6 < before <= log_of(config.run_dir)[1]["peak_memory_bytes"] <= peak_memory(torch.device("cpu")) < 1e11

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tiny_store import LENGTH, SPECIAL, WORDS, write_tokenizer
 
+from mlsm.commands.train_student import show as training
 from mlsm.common.gains import NO_GAIN, cross_fitted_gain, mass_by_group, shrunk_marginals
-from mlsm.terminal.training import training
 from shards.files import StoreFiles
 from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.positions import teacher_positions
@@ -246,13 +246,13 @@ def test_the_baseline_counts_positions_as_the_teacher_did(tmp_path, apart):
 
 
 def test_logs_summaries_and_cards_tell_both(store, tmp_path, settings):
-    config = StudentConfig(**settings | {"store": store.path, "output": tmp_path / "students" / "run"})
+    config = StudentConfig(**settings | {"store": store.path, "run_dir": tmp_path / "students" / "run"})
     result = train(config)
     assert result["baseline"]["loss_by_position"] == result["baseline_loss_by_position"] < result["baseline_loss"]
     assert result["improvement"] == pytest.approx(1 - result["held_out_loss"] / result["baseline_loss"])
     by_position = 1 - result["held_out_loss"] / result["baseline_loss_by_position"]
     assert result["improvement_by_position"] == pytest.approx(by_position)
-    lines = [json.loads(line) for line in (config.output / "log.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (config.run_dir / "log.jsonl").read_text().splitlines()]
     assert lines[0]["baseline"] == result["baseline"]
     last = lines[-1]
     share = last["held_out"]["loss"] / result["baseline_loss_by_position"]
@@ -260,7 +260,7 @@ def test_logs_summaries_and_cards_tell_both(store, tmp_path, settings):
     text = training(result, config)
     first = text.index(f"{result['baseline_loss_by_position']:.4f} of the marginal by position")
     assert first < text.index(f"{result['baseline_loss']:.4f} of the marginal (a constant")
-    card = (config.output / "export" / "README.md").read_text()
+    card = (config.run_dir / "export" / "README.md").read_text()
     figures = [f"{value:.4f}" for value in (result["held_out_loss"], *result["baseline"].values())]
     assert f"| `loss` | {' | '.join(figures)} |" in card and "constant at each position" in card
     assert list((tmp_path / "students" / ".marginals").glob("*.npz"))

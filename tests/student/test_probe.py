@@ -12,11 +12,11 @@ from tiny_exports import ATTENTION, IDS, WHERE, exported
 from tiny_store import log_of, write_store
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from cli import VERBS
+from mlsm.cli.settings import parse
+from mlsm.commands import load
 from mlsm.common.durable import replace_json
 from mlsm.common.errors import RunError
 from mlsm.evaluation.tasks.scoring.models import load as load_scored
-from mlsm.terminal.settings import parse
 from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import weights_fingerprint
 from student.encoders.stock import HEAD_LAYOUTS
@@ -92,7 +92,7 @@ def test_a_trained_probe_predicts_better_than_frequencies_and_its_export_scores_
     probe_input, lr, lsp_store, settings, tmp_path
 ):
     student = train(StudentConfig(store=lsp_store.path, **settings | {"max_steps": 60, "lr": 5e-3}))
-    changes = {"max_steps": 60, "lr": lr, "output": tmp_path / "probe", "student": student["run"]}
+    changes = {"max_steps": 60, "lr": lr, "run_dir": tmp_path / "probe", "student": student["run"]}
     settings = {name: value for name, value in settings.items() if name != "encoder"}
     stages = set()
     result = train_probe(
@@ -128,7 +128,7 @@ def test_a_probe_of_hidden_states_reads_any_student_and_is_scored(objective, lsp
     changes = {"student": str(export), "probe_input": "hidden"}
     result = train_probe(ProbeConfig(**probing | changes))
     assert result["parameters"] == lsp_store.vocab_size * 32
-    out = probing["output"] / "export"
+    out = probing["run_dir"] / "export"
     matrix = load_file(out / "probe.safetensors")["hidden_probe.weight"]
     assert matrix.abs().sum() > 0
     stock = AutoModel.from_pretrained(export, add_pooling_layer=False).eval()
@@ -141,7 +141,7 @@ def test_a_probe_of_hidden_states_reads_any_student_and_is_scored(objective, lsp
     logits = scored.logits(IDS[:1], torch.tensor([3]))
     torch.testing.assert_close(logits, ours[:1, 3], rtol=1e-4, atol=1e-5)
     with pytest.raises(RunError, match="is a probe; give the student that it probes"):
-        train_probe(ProbeConfig(**probing | changes | {"student": str(out), "output": tmp_path / "second"}))
+        train_probe(ProbeConfig(**probing | changes | {"student": str(out), "run_dir": tmp_path / "second"}))
     assert "last hidden states" in (out / "README.md").read_text()
 
 
@@ -162,17 +162,17 @@ KILLED = """
 
 
 def test_a_killed_probe_resumes_bit_for_bit(probing, tmp_path):
-    unbroken = ProbeConfig(**probing | {"output": tmp_path / "unbroken"})
+    unbroken = ProbeConfig(**probing | {"run_dir": tmp_path / "unbroken"})
     train_probe(unbroken)
-    settings = json.dumps(probing | {"output": str(probing["output"])})
+    settings = json.dumps(probing | {"run_dir": str(probing["run_dir"])})
     child = run_python(["-c", textwrap.dedent(KILLED), settings], env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert child.returncode == -signal.SIGKILL
     steps = []
     killed = ProbeConfig(**probing)
     train_probe(killed, lambda *args, step, **figures: steps.append(step))
     assert steps == [4, 5, 6, 7, 8]
-    assert curve(unbroken.output) == curve(killed.output)
-    ours, theirs = (load_file(run.output / "export" / "probe.safetensors") for run in (unbroken, killed))
+    assert curve(unbroken.run_dir) == curve(killed.run_dir)
+    ours, theirs = (load_file(run.run_dir / "export" / "probe.safetensors") for run in (unbroken, killed))
     assert torch.equal(ours["probe.weight"], theirs["probe.weight"])
 
 
@@ -188,14 +188,14 @@ def test_another_student_is_another_run(probing, lsp_store, tmp_path):
 def test_masks_and_batches_are_those_of_an_mlm_student(probing, ids_store, settings, tmp_path):
     """A probe reads any store of the tokenizer; here one without LSPs."""
     train_probe(ProbeConfig(**probing | {"store": str(ids_store.path)}))
-    train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"output": tmp_path / "mlm"}))
-    probe, mlm = log_of(probing["output"]), log_of(tmp_path / "mlm")
+    train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"run_dir": tmp_path / "mlm"}))
+    probe, mlm = log_of(probing["run_dir"]), log_of(tmp_path / "mlm")
     assert [line["batch"] for line in probe.values()] == [line["batch"] for line in mlm.values()]
 
 
 def test_without_names_the_newest_student_and_its_store_are_taken(lsp_store, settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    settings = {name: value for name, value in settings.items() if name not in ("output", "encoder")}
+    settings = {name: value for name, value in settings.items() if name not in ("run_dir", "encoder")}
     probe = ProbeConfig(**settings)
     with pytest.raises(RunError, match="no finished mlsm.*train-student"):
         train_probe(probe)
@@ -211,7 +211,7 @@ def test_what_does_not_belong_together_is_one_clear_line(probing, lsp_store, ids
     def refused(**changes):
         with pytest.raises(RunError) as caught:
             train_probe(ProbeConfig(**probing | changes))
-        assert "\n" not in str(caught.value) and not probing["output"].exists()
+        assert "\n" not in str(caught.value) and not probing["run_dir"].exists()
         return str(caught.value)
 
     other = write_store(tmp_path / "other", k=0, words=50)
@@ -236,26 +236,26 @@ def test_a_student_of_separate_documents_is_read_so_or_a_warning_says_it(apart, 
     theirs, ours = ("without", "with") if apart else ("with", "without")
     assert f"student was trained {theirs} --documents-apart, the probe is {ours}:" in caplog.text
     caplog.clear()
-    train_probe(ProbeConfig(**probing | {"documents_apart": not apart, "output": probing["output"] / "2"}))
+    train_probe(ProbeConfig(**probing | {"documents_apart": not apart, "run_dir": probing["run_dir"] / "2"}))
     assert "documents-apart" not in caplog.text
 
 
 @pytest.mark.parametrize("probe_input", ["softmax", "logits"])
 def test_a_probe_is_not_probed(probe_input, probing, tmp_path):
     train_probe(ProbeConfig(**probing | {"probe_input": probe_input}))
-    for source in (probing["output"], probing["output"] / "export"):
+    for source in (probing["run_dir"], probing["run_dir"] / "export"):
         with pytest.raises(RunError, match="is a probe; give the student that it probes"):
-            train_probe(ProbeConfig(**probing | {"student": str(source), "output": tmp_path / "second"}))
+            train_probe(ProbeConfig(**probing | {"student": str(source), "run_dir": tmp_path / "second"}))
     assert not (tmp_path / "second").exists()
 
 
 def test_a_student_that_is_not_there_or_not_finished_is_said_to_be_so(probing, lsp_store, settings, monkeypatch):
     def refused(student):
         with pytest.raises(RunError) as caught:
-            train_probe(ProbeConfig(**probing | {"student": str(student), "store": None, "output": None}))
+            train_probe(ProbeConfig(**probing | {"student": str(student), "store": None, "run_dir": None}))
         return str(caught.value)
 
-    run = settings["output"]
+    run = settings["run_dir"]
     monkeypatch.chdir(run.parent)
     for mistyped in (run / "nothing", "./nothing", "runs/students/nothing", "export/nothing", "nothing/"):
         assert f"no such directory: {mistyped}" in refused(mistyped)
@@ -274,12 +274,12 @@ def test_a_task_without_a_student_is_refused(lsp_store):
 
 
 def test_a_store_recorded_relative_to_another_directory_is_asked_for(lsp_store, settings, probing, monkeypatch):
-    run = settings["output"]
+    run = settings["run_dir"]
     train(StudentConfig(store=lsp_store.path, **settings))
     description = read_json(run / "config.json")
     description["operational"]["store"] = lsp_store.path.name
     replace_json(run / "config.json", description)
-    probe = probing | {"student": str(run), "output": run.parent / "probe", "store": None}
+    probe = probing | {"student": str(run), "run_dir": run.parent / "probe", "store": None}
     monkeypatch.chdir(run.parent)
     with pytest.raises(RunError, match=f"trained on {lsp_store.path.name}, relative to another directory.*--store"):
         train_probe(ProbeConfig(**probe))
@@ -290,8 +290,8 @@ def test_a_store_recorded_relative_to_another_directory_is_asked_for(lsp_store, 
 def test_a_multi_task_student_is_probed_at_its_lsps(lsp_store, probing, tmp_path):
     student, export = exported("bert-2x32", Mtl(lsp_store), lsp_store, tmp_path / "mtl")
     train_probe(ProbeConfig(**probing | {"student": str(export), "probe_input": "logits"}))
-    stock = AutoModelForMaskedLM.from_pretrained(probing["output"] / "export")
-    probe = load_file(probing["output"] / "checkpoints" / "step-00000008" / "resume" / "student.safetensors")
+    stock = AutoModelForMaskedLM.from_pretrained(probing["run_dir"] / "export")
+    probe = load_file(probing["run_dir"] / "checkpoints" / "step-00000008" / "resume" / "student.safetensors")
     expected = student(IDS, ATTENTION, WHERE)[:, lsp_store.vocab_size :] @ probe["probe_Vk"].T
     theirs = stock(IDS, attention_mask=ATTENTION).logits.flatten(0, 1)[WHERE]
     assert torch.allclose(theirs, expected, atol=1e-4)
@@ -299,7 +299,7 @@ def test_a_multi_task_student_is_probed_at_its_lsps(lsp_store, probing, tmp_path
 
 def test_only_a_softmax_probe_is_a_probed_lsp_model(probing):
     train_probe(ProbeConfig(**probing | {"probe_input": "logits"}))
-    for source in (probing["student"], probing["output"]):
+    for source in (probing["student"], probing["run_dir"]):
         with pytest.raises(RunError, match="no softmax probe.*AutoModelForMaskedLM"):
             ProbedLspModel.from_pretrained(source)
 
@@ -320,18 +320,18 @@ def test_settings_of_a_probe():
 def test_what_a_probe_has_not_is_neither_a_flag_nor_a_setting_of_a_recipe(tmp_path, capsys):
     fixed = {"objective": "kd", "kappa": "2", "encoder": "bert-2x32", "continue-from": "x", "dropout": "0.1"}
     with pytest.raises(SystemExit):
-        parse("train-probe", VERBS["train-probe"], ["--help"])
+        parse(load("train-probe"), ["--help"])
     shown = capsys.readouterr().out
     assert "--student" in shown and not [name for name in fixed if f"--{name}" in shown]
     for name, value in fixed.items():
         for flag in ([f"--{name}", value], [f"--{name}={value}"]):
             with pytest.raises(ValueError, match=f"there is no flag --{name}"):
-                parse("train-probe", VERBS["train-probe"], flag)
+                parse(load("train-probe"), flag)
         recipe = tmp_path / "mine.yaml"
         recipe.write_text(f"train-probe: {{{name}: {value}}}\n")
         with pytest.raises(ValueError, match=f"has no setting {name}"):
-            parse("train-probe", VERBS["train-probe"], [], str(recipe))
-    settings = parse("train-probe", VERBS["train-probe"], ["--lr", "0.5"]).settings
+            parse(load("train-probe"), [], str(recipe))
+    settings = parse(load("train-probe"), ["--lr", "0.5"]).settings
     assert (settings.objective, settings.encoder, settings.dropout, settings.lr) == ("mlm", "", None, 0.5)
 
 

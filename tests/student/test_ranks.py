@@ -90,7 +90,7 @@ def outcomes_of(directory, jobs, said):
 
 
 def job(store, output, changes=(), **happens):
-    return {"settings": SETTINGS | {"store": store.path, "output": output} | dict(changes)} | happens
+    return {"settings": SETTINGS | {"store": store.path, "run_dir": output} | dict(changes)} | happens
 
 
 def alone(store, output, changes=()):
@@ -227,7 +227,7 @@ def assert_peer_is_missed(outcome, run):
 
 def test_a_signal_and_a_kill_of_all_and_then_as_if_unbroken(finished, lsp_store, tmp_path):
     runs, _ = finished
-    flags = SETTINGS | {"store": lsp_store.path, "output": tmp_path / "run", "max_steps": 60, "dropout": 0.1}
+    flags = SETTINGS | {"store": lsp_store.path, "run_dir": tmp_path / "run", "max_steps": 60, "dropout": 0.1}
     (tmp_path / "plain.yaml").write_text("train-student: {}")
     flags = [part for name, value in flags.items() for part in (f"--{name}", value)]
     flags = ["train-student", "--recipe", tmp_path / "plain.yaml", *flags]

@@ -45,7 +45,7 @@ def start_line(run):
 
 def move_to_step(config, store, step):
     """Make the newest checkpoint of a run that of a later step."""
-    checkpoints = Checkpoints(config.output / "checkpoints", [])
+    checkpoints = Checkpoints(config.run_dir / "checkpoints", [])
     path, state = checkpoints.newest_whole()
     model = build_student(config, store, OBJECTIVES[config.objective](store))
     optimizer = build_optimizer(model, config)
@@ -61,9 +61,9 @@ def test_a_run_is_ready_at_once_after_a_million_steps(lsp_store, settings):
     move_to_step(config, lsp_store, MILLION)
     with pytest.raises(Interrupted, match="step 1000002 of"):
         train(config, stop_after(MILLION + 2))
-    line = start_line(config.output)
+    line = start_line(config.run_dir)
     assert line["step"] == MILLION and line["ready_seconds"] <= 2 and line["restore_seconds"] <= 2
-    log = log_of(config.output)
+    log = log_of(config.run_dir)
     assert log[MILLION + 2]["data_wait_seconds"] < 1
     windows = lsp_store.split("train")
     ids, epochs = windows.stream(config.seed, MILLION * 12, MILLION * 12 + 12)
@@ -72,13 +72,13 @@ def test_a_run_is_ready_at_once_after_a_million_steps(lsp_store, settings):
 
 def test_a_run_with_muon_goes_on_exactly(lsp_store, settings, tmp_path):
     common = settings | {"store": lsp_store.path, "optimizer": "muon", "schedule": "wsd", "adam_beta2": 0.98}
-    train(unbroken := StudentConfig(**common | {"output": tmp_path / "unbroken"}))
+    train(unbroken := StudentConfig(**common | {"run_dir": tmp_path / "unbroken"}))
     with pytest.raises(Interrupted):
-        train(broken := StudentConfig(**common | {"output": tmp_path / "broken"}), stop_after(4))
+        train(broken := StudentConfig(**common | {"run_dir": tmp_path / "broken"}), stop_after(4))
     train(broken)
-    figures = [[line["loss"] for line in log_of(run.output).values() if "loss" in line] for run in (unbroken, broken)]
+    figures = [[line["loss"] for line in log_of(run.run_dir).values() if "loss" in line] for run in (unbroken, broken)]
     assert figures[0] == figures[1] and len(figures[0]) == 8
-    ours, theirs = (load_file(run.output / "export" / "model.safetensors") for run in (broken, unbroken))
+    ours, theirs = (load_file(run.run_dir / "export" / "model.safetensors") for run in (broken, unbroken))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
@@ -96,29 +96,29 @@ def test_the_order_far_into_a_run_costs_what_it_does_at_its_beginning(lsp_store)
 def test_a_full_disk_stops_cleanly_and_the_run_goes_on_when_there_is_room(ids_store, settings, tmp_path):
     """A limit on the size of files stands in for the disk: the checkpoint's weights do not fit."""
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"dropout": 0.1})
-    train(replace(config, output=tmp_path / "unbroken"))
+    train(replace(config, run_dir=tmp_path / "unbroken"))
     with pytest.raises(Interrupted):
         train(config, stop_after(4))
-    before = contents(config.output / "checkpoints")
+    before = contents(config.run_dir / "checkpoints")
     said, code = under_limit(config, 64_000)
     assert code == 74, said
     assert said.count("mlsm: error:") == 1 and "step-00000006 could not be written" in said and "Make room" in said
     assert "Traceback" not in said
-    assert contents(config.output / "checkpoints") == before and not list(config.output.rglob(".*.tmp"))
+    assert contents(config.run_dir / "checkpoints") == before and not list(config.run_dir.rglob(".*.tmp"))
     train(config)
     for name in ("loss", "grad_norm", "batch"):
-        ours, theirs = (log_of(run) for run in (config.output, tmp_path / "unbroken"))
+        ours, theirs = (log_of(run) for run in (config.run_dir, tmp_path / "unbroken"))
         assert [line[name] for line in ours.values()] == [line[name] for line in theirs.values()]
-    ours, theirs = (load_file(run / "export" / "model.safetensors") for run in (config.output, tmp_path / "unbroken"))
+    ours, theirs = (load_file(run / "export" / "model.safetensors") for run in (config.run_dir, tmp_path / "unbroken"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def under_limit(config, most_bytes):
     """Run the command where no file may grow beyond a size; returns what it said and its exit code."""
     given = ("store", "objective", "dropout", "encoder", "max_steps", "batch_windows", "micro_batch", "lr", "seed")
-    given += ("eval_windows", "save_every", "eval_every", "device", "output")
+    given += ("eval_windows", "save_every", "eval_every", "device", "run_dir")
     command = [part for name in given for part in (f"--{name}", str(getattr(config, name)))]
-    recipe = config.output.with_name("plain.yaml")
+    recipe = config.run_dir.with_name("plain.yaml")
     recipe.write_text("train-student: {}")
     process = run_command(["train-student", "--recipe", recipe, *command], largest_file=most_bytes)
     return process.stderr, process.returncode
@@ -141,5 +141,5 @@ def test_a_checkpoint_that_only_one_machine_has_is_one_clear_line(ids_store, set
         return tell(self, value)
 
     monkeypatch.setattr(Ranks, "tell", elsewhere)
-    with pytest.raises(RunError, match="not on this machine. Give an --output on a file system"):
+    with pytest.raises(RunError, match="not on this machine. Give a --run-dir on a file system"):
         train(config)

@@ -23,11 +23,11 @@ def contents(directory):
 def test_the_directory_of_another_run_is_refused_and_untouched(ids_store, settings):
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     train(config)
-    before = contents(config.output)
+    before = contents(config.run_dir)
     other = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"lr": 0.5, "seed": 9})
     with pytest.raises(RunError, match=r"lr \(there 0.001, now 0.5\), seed \(there 1, now 9\)"):
         train(other)
-    assert contents(config.output) == before
+    assert contents(config.run_dir) == before
 
 
 def test_another_store_is_refused(ids_store, lsp_store, settings, tmp_path):
@@ -40,10 +40,10 @@ def test_another_store_is_refused(ids_store, lsp_store, settings, tmp_path):
 
 
 def refused_and_untouched(config, message):
-    before = contents(config.output)
+    before = contents(config.run_dir)
     with pytest.raises(RunError, match=message) as caught:
         train(config)
-    assert "\n" not in str(caught.value) and contents(config.output) == before
+    assert "\n" not in str(caught.value) and contents(config.run_dir) == before
 
 
 def test_a_store_of_another_k_another_teacher_or_another_tokenizer_is_refused(lsp_store, settings, tmp_path):
@@ -54,9 +54,9 @@ def test_a_store_of_another_k_another_teacher_or_another_tokenizer_is_refused(ls
     for other in (wider, write_store(tmp_path / "logits", k=72, kind="logits")):
         objective = "kd" if other.kind == "logits" else "mlsm"
         config = StudentConfig(store=other.path, objective=objective, **settings)
-        refused_and_untouched(config, f"store target .there {lsp_store.target_id}, now {other.target_id}.*--output")
+        refused_and_untouched(config, f"store target .there {lsp_store.target_id}, now {other.target_id}.*--run-dir")
     other_words = write_store(tmp_path / "words", k=24, words=50)
-    refused_and_untouched(StudentConfig(store=other_words.path, **settings), "store target.*store plan.*--output")
+    refused_and_untouched(StudentConfig(store=other_words.path, **settings), "store target.*store plan.*--run-dir")
 
 
 def test_an_unfinished_store_is_refused_before_anything_is_written(settings, tmp_path):
@@ -65,37 +65,37 @@ def test_an_unfinished_store_is_refused_before_anything_is_written(settings, tmp
     for path in (store.path, store.path / "plans" / f"{store.plan_id}.json"):
         with pytest.raises(StoreError, match="unfinished: 1 of 2 units.*encoding command.*finished units are kept"):
             train(StudentConfig(store=path, **settings))
-    assert not settings["output"].exists()
+    assert not settings["run_dir"].exists()
 
 
 def test_an_encoder_of_another_tokenizer_is_refused_before_anything_is_written(lsp_store, settings, tmp_path):
     other = write_store(tmp_path / "other", k=24, words=50)
-    exported = train(StudentConfig(store=other.path, **settings | {"output": tmp_path / "first"}))["export"]
+    exported = train(StudentConfig(store=other.path, **settings | {"run_dir": tmp_path / "first"}))["export"]
     for changes in ({"continue_from": Path(exported)}, {"encoder": exported}):
         with pytest.raises(RunError, match="another tokenizer.*Encode a store with a teacher of that tokenizer"):
             train(StudentConfig(store=lsp_store.path, **settings | changes))
-    assert not settings["output"].exists()
+    assert not settings["run_dir"].exists()
 
 
 def test_a_directory_of_something_else_is_refused_and_untouched(ids_store, settings):
-    settings["output"].mkdir()
-    (settings["output"] / "thesis.tex").write_text("mine")
+    settings["run_dir"].mkdir()
+    (settings["run_dir"] / "thesis.tex").write_text("mine")
     with pytest.raises(RunError, match="holds no student run"):
         train(StudentConfig(store=ids_store.path, objective="mlm", **settings))
-    assert [path.name for path in settings["output"].iterdir()] == ["thesis.tex"]
+    assert [path.name for path in settings["run_dir"].iterdir()] == ["thesis.tex"]
 
 
 def test_a_run_killed_before_its_first_file_begins_anew(ids_store, settings):
-    settings["output"].mkdir()
-    (settings["output"] / ".config.json.99.abc.tmp").write_text("{")
+    settings["run_dir"].mkdir()
+    (settings["run_dir"] / ".config.json.99.abc.tmp").write_text("{")
     assert train(StudentConfig(store=ids_store.path, objective="mlm", **settings))["steps"] == 8
-    assert not list(settings["output"].glob(".*"))
+    assert not list(settings["run_dir"].glob(".*"))
 
 
 def test_a_finished_run_that_was_moved_says_where_it_is(ids_store, settings, tmp_path):
     train(StudentConfig(store=ids_store.path, objective="mlm", **settings))
-    moved = settings["output"].rename(tmp_path / "moved")
-    result = train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"output": moved}))
+    moved = settings["run_dir"].rename(tmp_path / "moved")
+    result = train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"run_dir": moved}))
     assert result["already_finished"] and result["export"] == str(moved / "export")
 
 
@@ -120,7 +120,7 @@ def test_the_precision_that_auto_stood_for_stays(ids_store, settings):
     """A run begun on a CPU in float32 is not continued in bfloat16 on a GPU, unless asked to by no name."""
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     train(config)
-    assert read_json(config.output / "config.json")["settings"]["dtype"] == "float32"
+    assert read_json(config.run_dir / "config.json")["settings"]["dtype"] == "float32"
     assert resolve_dtype("auto", torch.device("cuda", 0)) == "bfloat16"
     train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"dtype": "float32"}))
     with pytest.raises(RunError, match=r"dtype \(there float32, now bfloat16\)"):
@@ -137,8 +137,8 @@ def test_operational_settings_may_change(ids_store, settings):
 def test_a_store_and_its_plan_are_found_again_from_another_directory(ids_store, settings, monkeypatch):
     monkeypatch.chdir(ids_store.path.parent)
     for place in (ids_store.path.name, f"{ids_store.path.name}/plans/{ids_store.plan_id}.json"):
-        output = settings["output"] / place.replace("/", "-")
-        run = Run(StudentConfig(store=place, objective="mlm", output=output), ids_store, {})
+        output = settings["run_dir"] / place.replace("/", "-")
+        run = Run(StudentConfig(store=place, objective="mlm", run_dir=output), ids_store, {})
         assert read_json(run.config_file)["operational"]["store"] == str(ids_store.path.parent / place)
 
 
@@ -158,7 +158,7 @@ def test_names_of_runs_tell_them_apart(ids_store, tmp_path, monkeypatch):
 
 
 def test_a_log_on_a_full_disk_is_one_clear_line(ids_store, tmp_path):
-    run = Run(StudentConfig(objective="mlm", output=tmp_path / "run"), ids_store, {})
+    run = Run(StudentConfig(objective="mlm", run_dir=tmp_path / "run"), ids_store, {})
     run.log({"step": 1})
     for call in (0, 1):  # the file is opened, then written
         with (
@@ -169,7 +169,7 @@ def test_a_log_on_a_full_disk_is_one_clear_line(ids_store, tmp_path):
 
 
 def test_a_log_line_cut_by_a_kill_is_dropped(ids_store, tmp_path):
-    run = Run(StudentConfig(objective="mlm", output=tmp_path / "run"), ids_store, {})
+    run = Run(StudentConfig(objective="mlm", run_dir=tmp_path / "run"), ids_store, {})
     run.log_file.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"step": 4, "lo')
     run.drop_log_after(2)
     assert [json.loads(line)["step"] for line in run.log_file.read_text().splitlines()] == [1, 2]

@@ -98,7 +98,7 @@ def test_the_second_segment_is_trained(encoder, pairs_store):
 def test_pairs_train_with_segments_unless_asked_not_to(pairs_store, settings, tmp_path):
     runs = {}
     for name in ("auto", "never"):
-        train(StudentConfig(**settings | {"store": pairs_store.path, "segments": name, "output": tmp_path / name}))
+        train(StudentConfig(**settings | {"store": pairs_store.path, "segments": name, "run_dir": tmp_path / name}))
         runs[name] = log_of(tmp_path / name)
         start = json.loads((tmp_path / name / "log.jsonl").read_text().splitlines()[0])
         lineage = json.loads((tmp_path / name / "export" / "lineage.json").read_text())
@@ -113,7 +113,7 @@ def test_pairs_train_with_segments_unless_asked_not_to(pairs_store, settings, tm
 
 def test_on_packed_stores_nothing_changes(lsp_store, settings, tmp_path):
     for name in ("auto", "never"):
-        train(StudentConfig(**settings | {"store": lsp_store.path, "segments": name, "output": tmp_path / name}))
+        train(StudentConfig(**settings | {"store": lsp_store.path, "segments": name, "run_dir": tmp_path / name}))
     logs = [[line["loss"] for line in log_of(tmp_path / name).values()] for name in ("auto", "never")]
     described = [read_json(tmp_path / name / "config.json") for name in ("auto", "never")]
     assert logs[0] == logs[1] and described[0]["settings"] == described[1]["settings"]
@@ -123,7 +123,7 @@ def test_on_packed_stores_nothing_changes(lsp_store, settings, tmp_path):
 def test_an_encoder_without_segments_is_told_none(pairs_store, settings, tmp_path):
     DebertaConfig(**SIZE).save_pretrained(tmp_path / "deberta")  # as the named deberta-base: no token types
     train(StudentConfig(**settings | {"store": pairs_store.path, "encoder": str(tmp_path / "deberta")}))
-    assert "segments" not in read_json(settings["output"] / "config.json")["settings"]
+    assert "segments" not in read_json(settings["run_dir"] / "config.json")["settings"]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def stop_after_4(*args, step=0, **figures):
 
 @pytest.mark.parametrize("learned", [True, False])
 def test_a_probe_reads_the_student_as_it_was_trained(learned, pairs_store, settings, tmp_path, monkeypatch, caplog):
-    taught = {"store": pairs_store.path, "segments": "auto" if learned else "never", "output": tmp_path / "student"}
+    taught = {"store": pairs_store.path, "segments": "auto" if learned else "never", "run_dir": tmp_path / "student"}
     train(StudentConfig(**settings | taught))
     told = []
     forward = ProbedStudent.forward
@@ -174,12 +174,12 @@ def test_a_probe_reads_the_student_as_it_was_trained(learned, pairs_store, setti
     with pytest.raises(Stopped):
         train_probe(ProbeConfig(**probing), stop_after_4)
     assert told and {tensor is not None for tensor in told} == {learned} and "segments" not in caplog.text
-    assert read_json(settings["output"] / "config.json")["settings"].get("segments", False) is learned
+    assert read_json(settings["run_dir"] / "config.json")["settings"].get("segments", False) is learned
     export_run(ExportConfig(run=settings["output"], output=tmp_path / "out"))
     lineage = json.loads((tmp_path / "out" / "lineage.json").read_text())
     assert lineage["settings"].get("segments", False) is learned
     told.clear()
-    train_probe(ProbeConfig(**probing | {"segments": "never", "output": tmp_path / "never", "max_steps": 1}))
+    train_probe(ProbeConfig(**probing | {"segments": "never", "run_dir": tmp_path / "never", "max_steps": 1}))
     assert {tensor is not None for tensor in told} == {False}
     assert ("trained with segments, the probe is without" in caplog.text) is learned
     assert np.isfinite(log_of(tmp_path / "never")[1]["loss"])

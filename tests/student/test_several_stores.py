@@ -15,10 +15,10 @@ from preloaded import run_python
 from safetensors.torch import load_file
 from tiny_store import log_of, write_store
 
+from mlsm.cli.flags import read_flags
+from mlsm.commands.train_student import show as training
 from mlsm.common.errors import Interrupted, RunError, StoreError
 from mlsm.evaluation.lineage import lineage
-from mlsm.terminal.flags import read_flags
-from mlsm.terminal.training import training
 from shards.manifest import Plan
 from shards.reader import Store
 from student.batches import Loader, to_device
@@ -29,10 +29,10 @@ from student.masks.masking import Masking, build_masking
 from student.objectives import OBJECTIVES
 from student.objectives.mlsm import Mlsm
 from student.objectives.several_stores import build_objective, open_beside
-from student.probe import with_student_and_store
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.identity import read_json
+from student.runs.probed import with_student_and_store
 from student.task import student_task
 from student.train import term_scales, train
 
@@ -118,7 +118,7 @@ def test_batches_and_masks_are_those_of_a_run_on_either_store(stores, both, tmp_
     runs = {"both": both["store"], "first": both["store"][0], "second": both["store"][1]}
     for name, store in runs.items():
         weights = WEIGHTS if name == "both" else None
-        train(StudentConfig(**both | {"store": store, "store_weights": weights, "output": tmp_path / name}))
+        train(StudentConfig(**both | {"store": store, "store_weights": weights, "run_dir": tmp_path / name}))
     logs = {name: log_of(tmp_path / name) for name in runs}
     for name in ("first", "second"):
         for step, line in logs["both"].items():
@@ -139,7 +139,7 @@ def test_with_hardly_any_weight_on_the_second_store_the_run_is_that_of_the_first
     same = both | {"lr": 5e-3, "store_weights": (1.0, 1e-30)}
     joint = train(StudentConfig(**same))
     alone = train(
-        StudentConfig(**same | {"store": both["store"][0], "store_weights": None, "output": tmp_path / "one"})
+        StudentConfig(**same | {"store": both["store"][0], "store_weights": None, "run_dir": tmp_path / "one"})
     )
     assert joint["held_out"]["loss_1"] == pytest.approx(alone["held_out"]["loss"], rel=1e-3)
     first, last = (log_of(tmp_path / "one")[step]["loss"] for step in (1, 8))
@@ -175,7 +175,7 @@ KILLED = """
 
 
 def test_killed_and_resumed_equals_unbroken_bit_for_bit(both, tmp_path):
-    unbroken, killed = StudentConfig(**both | {"output": tmp_path / "unbroken"}), StudentConfig(**both)
+    unbroken, killed = StudentConfig(**both | {"run_dir": tmp_path / "unbroken"}), StudentConfig(**both)
     train(unbroken)
     child = run_python(
         ["-c", textwrap.dedent(KILLED), json.dumps(killed.to_json())], env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -186,11 +186,12 @@ def test_killed_and_resumed_equals_unbroken_bit_for_bit(both, tmp_path):
     assert steps == [4, 5, 6, 7, 8]
     names = ("loss", "grad_norm", "batch", "held_out")
     ours, theirs = (
-        [[line.get(name) for name in names] for line in log_of(config.output).values()] for config in (unbroken, killed)
+        [[line.get(name) for name in names] for line in log_of(config.run_dir).values()]
+        for config in (unbroken, killed)
     )
     assert ours == theirs
     for file in ("model.safetensors", "lsp_head.safetensors", "lsp_head_2.safetensors"):
-        one, other = (load_file(config.output / "export" / file) for config in (unbroken, killed))
+        one, other = (load_file(config.run_dir / "export" / file) for config in (unbroken, killed))
         assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -198,7 +199,7 @@ def test_every_target_and_weight_names_the_run(stores, both, tmp_path):
     first, second = both["store"]
     third = str(write_store(tmp_path / "third", k=8).path)
     train(StudentConfig(**both))
-    settings = read_json(both["output"] / "config.json")["settings"]
+    settings = read_json(both["run_dir"] / "config.json")["settings"]
     assert settings["store_weights"] == [1.0, 0.5] and settings["other_targets"] == [stores[1].target_id]
     for change, named in (
         ({"store_weights": (1, 1)}, r"store_weights \(there \[1.0, 0.5\], now \[1.0, 1.0\]\)"),
@@ -220,7 +221,7 @@ def test_stores_that_do_not_belong_together_are_refused(stores, both, logits_sto
 
     def refused(store, error=RunError, **change):
         with pytest.raises(error) as caught:
-            train(StudentConfig(**both | change | {"store": (first, str(store)), "output": tmp_path / "run"}))
+            train(StudentConfig(**both | change | {"store": (first, str(store)), "run_dir": tmp_path / "run"}))
         assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
         return str(caught.value)
 
@@ -306,11 +307,11 @@ def test_the_command_line_names_stores_and_weights():
 def test_an_export_has_a_head_for_each_store(stores, both, tmp_path):
     config = StudentConfig(**both)
     train(config)
-    export = config.output / "export"
-    weights = load_file(config.output / "checkpoints" / "step-00000008" / "resume" / "student.safetensors")
+    export = config.run_dir / "export"
+    weights = load_file(config.run_dir / "checkpoints" / "step-00000008" / "resume" / "student.safetensors")
     ids = torch.randint(5, 65, (2, 12), generator=torch.Generator().manual_seed(0))
     for head, (store, columns) in enumerate(zip(stores, (slice(0, 24), slice(24, 40)), strict=True), 1):
-        model = LspModel.from_pretrained(config.output, head=head)
+        model = LspModel.from_pretrained(config.run_dir, head=head)
         assert model.facts["store"] == store.target_id and model.facts["lsps"] == store.k
         assert torch.equal(model.student.output_Kd, weights["output_Kd"][columns])
         assert torch.equal(model.student.output_bias_K, weights["output_bias_K"][columns])
@@ -323,7 +324,7 @@ def test_an_export_has_a_head_for_each_store(stores, both, tmp_path):
     assert "of 2 stores at once" in card and "head=2" in card and "## Store 2" in card and stores[1].target_id in card
     found = lineage(export)["identity"]
     assert found["other_targets"] == [{"target": stores[1].target_id, **stores[1].settings}]
-    probe = with_student_and_store(ProbeConfig(student=str(config.output)))
+    probe = with_student_and_store(ProbeConfig(student=str(config.run_dir)))
     assert probe.store == str(stores[0].path)
 
 
@@ -335,16 +336,16 @@ def test_any_checkpoint_is_exported_with_all_heads(both, stores, tmp_path):
     config = StudentConfig(**both | {"checkpoints": (1.0,)})
     with pytest.raises(Interrupted):
         train(config, stop)
-    export_run(ExportConfig(run=config.output, output=tmp_path / "out"))
-    weights = load_file(config.output / "checkpoints" / "step-00000004" / "resume" / "student.safetensors")
+    export_run(ExportConfig(run=config.run_dir, output=tmp_path / "out"))
+    weights = load_file(config.run_dir / "checkpoints" / "step-00000004" / "resume" / "student.safetensors")
     second = LspModel.from_pretrained(tmp_path / "out", head=2).student
     assert torch.equal(second.output_Kd, weights["output_Kd"][24:])
     assert json.loads((tmp_path / "out" / "lineage.json").read_text())["settings"]["store_weights"] == [1.0, 0.5]
     moved = [str(shutil.copytree(store.path, tmp_path / f"store{number}")) for number, store in enumerate(stores)]
-    export_run(ExportConfig(run=config.output, output=tmp_path / "out", store=moved))
+    export_run(ExportConfig(run=config.run_dir, output=tmp_path / "out", store=moved))
     for wrong in (moved[:1], moved[::-1]):
         with pytest.raises(RunError, match="are not the stores of .*in its order"):
-            export_run(ExportConfig(run=config.output, output=tmp_path / "out", store=wrong))
+            export_run(ExportConfig(run=config.run_dir, output=tmp_path / "out", store=wrong))
 
 
 def test_a_step_costs_the_outputs_of_all_stores_and_one_encoder(both, stores):

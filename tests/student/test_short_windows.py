@@ -108,8 +108,8 @@ def test_a_killed_run_goes_on_bit_for_bit_and_sees_the_batches_of_others(
     whole = {"short_windows": None}
     runs = {"short": {}, "whole": whole, "words": {"objective": "mlm"}}
     for name, changes in runs.items():
-        train(StudentConfig(**common | changes | {"output": tmp_path / name}))
-    killed = StudentConfig(**common | {"output": tmp_path / "killed"})
+        train(StudentConfig(**common | changes | {"run_dir": tmp_path / name}))
+    killed = StudentConfig(**common | {"run_dir": tmp_path / "killed"})
     for step in (3, 5):
         train_until_killed(killed, step)
     steps = []
@@ -132,14 +132,14 @@ def test_a_killed_run_goes_on_bit_for_bit_and_sees_the_batches_of_others(
 def test_operations_are_those_of_the_steps_so_far(lsp_store, settings, tmp_path):
     """Steps on pieces cost what attention over fewer tokens leaves; checkpoints and summary count as the log does."""
     config = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (0.25, 1), "mask_rate": 0.5})
-    result, log = train(config), log_of(config.output)
+    result, log = train(config), log_of(config.run_dir)
     student, masked = build_student(config, lsp_store, OBJECTIVES["mlsm"](lsp_store)), WINDOWS * 7
     whole = 3 * forward_flops(student, WINDOWS, LENGTH, masked)
     short = 3 * forward_flops(student, WINDOWS * LENGTH // PIECE, PIECE, masked)
     assert short < whole
     spent = [min(step, 4) * short + max(step - 4, 0) * whole for step in range(1, 9)]
     assert [log[step]["flops"] for step in range(1, 9)] == spent and result["flops"] == spent[-1]
-    kept = json.loads((config.output / "checkpoints" / "step-00000002" / "lineage.json").read_text())
+    kept = json.loads((config.run_dir / "checkpoints" / "step-00000002" / "lineage.json").read_text())
     assert kept["flops"] == spent[1]
     for step, own in ((4, short), (5, whole)):
         seconds = own / log[step]["flops_per_second"]

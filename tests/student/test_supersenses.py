@@ -14,9 +14,9 @@ from tiny_store import log_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModel, PreTrainedTokenizerFast
 
+from mlsm.commands.train_student import show as training
 from mlsm.common.errors import RunError, WsdDataError
 from mlsm.common.wordnet import LEXNAMES, WordNet
-from mlsm.terminal.training import training
 from student.batches import Loader
 from student.config import StudentConfig
 from student.masks.masking import Masking
@@ -185,11 +185,11 @@ def test_the_baseline_is_the_average_row_of_the_text(ids_store, needed_by):
 def test_a_run_is_named_after_what_its_wordnet_says_of_the_vocabulary(ids_store, needed_by, settings, tmp_path):
     changes = {"store": str(ids_store.path), "objective": "supersense"} | needed_by("supersense")
     result = train(StudentConfig(**settings | changes))
-    kept = read_json(settings["output"] / "config.json")
+    kept = read_json(settings["run_dir"] / "config.json")
     assert kept["operational"]["wordnet"] == str(changes["wordnet"])
-    start = json.loads((settings["output"] / "log.jsonl").read_text().splitlines()[0])
+    start = json.loads((settings["run_dir"] / "log.jsonl").read_text().splitlines()[0])
     assert 0 < start["targets"]["tokens_with_supersenses"] < 1
-    export = settings["output"] / "export"
+    export = settings["run_dir"] / "export"
     lineage = json.loads((export / "lineage.json").read_text())
     assert lineage["settings"]["wordnet"] == kept["settings"]["wordnet"] and len(kept["settings"]["wordnet"]) == 16
     assert AutoModel.from_pretrained(export).config.hidden_size == 32
@@ -207,11 +207,11 @@ def test_a_run_is_named_after_what_its_wordnet_says_of_the_vocabulary(ids_store,
 
 def test_killed_and_resumed_equals_unbroken_bit_for_bit(lsp_store, needed_by, settings, tmp_path, train_until_killed):
     changes = {"store": str(lsp_store.path), "objective": "supersense"} | needed_by("supersense")
-    killed = StudentConfig(**settings | changes | {"output": tmp_path / "killed"})
+    killed = StudentConfig(**settings | changes | {"run_dir": tmp_path / "killed"})
     train_until_killed(killed, 5)
     train(killed)
     train(StudentConfig(**settings | changes))
-    runs = killed.output, settings["output"]
+    runs = killed.run_dir, settings["run_dir"]
     resumed, unbroken = ([(line["loss"], line["batch"]) for line in log_of(run).values()] for run in runs)
     assert len(resumed) == 8 and resumed == unbroken
     resumed, unbroken = ((run / "export" / "model.safetensors").read_bytes() for run in runs)

@@ -119,7 +119,7 @@ def test_a_run_names_its_temperature_and_without_one_is_what_it_was(lsp_store, s
     for temperature in (None, 1.0, 2.0):
         given = {} if temperature is None else {"target_temperature": temperature}
         runs[temperature] = tmp_path / str(temperature)
-        train(StudentConfig(**settings | given | {"store": lsp_store.path, "output": runs[temperature]}))
+        train(StudentConfig(**settings | given | {"store": lsp_store.path, "run_dir": runs[temperature]}))
     logs = {temperature: log_of(run) for temperature, run in runs.items()}
     described = {temperature: read_json(run / "config.json")["settings"] for temperature, run in runs.items()}
     for name in ("loss", "grad_norm", "batch"):

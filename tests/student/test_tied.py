@@ -117,12 +117,12 @@ def test_an_mtl_export_is_tied_and_has_the_lsps(family, lsp_store, tmp_path):
 def test_an_unfinished_run_resumes_and_exports_tied_or_not(objective, untied, store_for, settings, tmp_path):
     settings |= {"store": store_for(objective).path, "objective": objective}
     settings |= {"untied": untied, "checkpoints": (1.0,)}
-    train(StudentConfig(**settings | {"output": tmp_path / "unbroken"}))
+    train(StudentConfig(**settings | {"run_dir": tmp_path / "unbroken"}))
     config = StudentConfig(**settings)
     with pytest.raises(Stopped):
         train(config, stop_after(4))
-    assert export_run(ExportConfig(run=config.output, output=tmp_path / "out"))["step"] == 3
-    weights = load_file(config.output / "checkpoints" / "step-00000003" / "resume" / "student.safetensors")
+    assert export_run(ExportConfig(run=config.run_dir, output=tmp_path / "out"))["step"] == 3
+    weights = load_file(config.run_dir / "checkpoints" / "step-00000003" / "resume" / "student.safetensors")
     own_rows = LSPS * (objective not in ("mlm", "kd")) + untied * VOCABULARY
     assert len(weights.get("output_Kd", ())) == own_rows
     if objective in ("mlm", "kd"):
@@ -136,7 +136,7 @@ def test_an_unfinished_run_resumes_and_exports_tied_or_not(objective, untied, st
     steps = []
     train(config, lambda *args, step=0, **figures: steps.append(step))
     assert steps[0] == 3
-    ours, theirs = (log_of(run) for run in (config.output, tmp_path / "unbroken"))
+    ours, theirs = (log_of(run) for run in (config.run_dir, tmp_path / "unbroken"))
     assert [line["loss"] for line in ours.values()] == [line["loss"] for line in theirs.values()]
 
 
@@ -153,9 +153,9 @@ def test_only_the_unusual_output_matrix_is_in_the_identity():
 
 def test_a_run_that_was_asked_to_be_untied_is_no_earlier_one(lsp_store, settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    settings |= {"store": lsp_store.path, "objective": "mtl", "output": None}
+    settings |= {"store": lsp_store.path, "objective": "mtl", "run_dir": None}
     with pytest.raises(Stopped):
         train(StudentConfig(**settings | {"untied": True}), stop_after(4))
     tied = train(StudentConfig(**settings))
     with pytest.raises(RunError, match=r"tied \(there True, now not set\)"):
-        train(StudentConfig(**settings | {"untied": True, "output": tied["run"]}))
+        train(StudentConfig(**settings | {"untied": True, "run_dir": tied["run"]}))

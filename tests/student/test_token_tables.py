@@ -120,11 +120,11 @@ def test_a_killed_run_resumes_as_an_unbroken_one_and_its_export_predicts_lsps(
     lsp_store, settings, tmp_path, train_until_killed
 ):
     settings |= {"store": str(lsp_store.path), "objective": "type"}
-    train(StudentConfig(**settings | {"output": tmp_path / "unbroken"}))
+    train(StudentConfig(**settings | {"run_dir": tmp_path / "unbroken"}))
     config = StudentConfig(**settings)
     train_until_killed(config, 5)
     result = train(config)
-    ours, theirs = log_of(config.output), log_of(tmp_path / "unbroken")
+    ours, theirs = log_of(config.run_dir), log_of(tmp_path / "unbroken")
     assert [line["loss"] for line in ours.values()] == [line["loss"] for line in theirs.values()]
     assert LspModel.from_pretrained(result["export"]).facts["lsps"] == Store.open(lsp_store.path).k
-    assert "whatever its context" in (config.output / "export" / "README.md").read_text()
+    assert "whatever its context" in (config.run_dir / "export" / "README.md").read_text()

@@ -105,15 +105,15 @@ def test_killed_and_resumed_every_step_is_there_once(ids_store, settings, home, 
     config = StudentConfig(**settings | changes)
     killed = run_python(["-c", textwrap.dedent(KILLED), json.dumps(config.to_json())])
     assert killed.returncode == -signal.SIGKILL
-    assert max(log_of(config.output)) == 5 and (config.output / "checkpoints" / "step-00000003").exists()
+    assert max(log_of(config.run_dir)) == 5 and (config.run_dir / "checkpoints" / "step-00000003").exists()
     train(config)
-    log = log_of(config.output)
+    log = log_of(config.run_dir)
     expected = {step: line["held_out"]["loss"] for step, line in log.items() if "held_out" in line}
     for tracker in INSTALLED:
-        losses = POINTS[tracker](config.output / "tracking", "loss")
+        losses = POINTS[tracker](config.run_dir / "tracking", "loss")
         assert [step for step, _ in losses] == list(range(1, 9)), tracker
         assert [loss for _, loss in losses] == pytest.approx([line["loss"] for line in log.values()], rel=1e-6)
-        held_out = POINTS[tracker](config.output / "tracking", "held_out/loss")
+        held_out = POINTS[tracker](config.run_dir / "tracking", "held_out/loss")
         assert len(held_out) == len(expected) and dict(held_out) == pytest.approx(expected, rel=1e-6)
 
 
@@ -129,7 +129,7 @@ def test_a_run_that_was_not_tracked_before_is_shown_whole(ids_store, settings):
         train(StudentConfig(**common), stop)
     config = StudentConfig(**common, track=("tensorboard",))
     train(config)
-    losses = tensorboard_points(config.output / "tracking", "loss")
+    losses = tensorboard_points(config.run_dir / "tracking", "loss")
     assert [step for step, _ in losses] == list(range(1, 9))
 
 
@@ -149,7 +149,7 @@ def test_a_run_that_was_not_tracked_for_a_while_lacks_nothing(ids_store, setting
             train(StudentConfig(**common, track=track), stop_at(last))
     config = StudentConfig(**common, track=("tensorboard",))
     train(config)
-    losses = tensorboard_points(config.output / "tracking", "loss")
+    losses = tensorboard_points(config.run_dir / "tracking", "loss")
     assert [step for step, _ in losses] == list(range(1, 9))
 
 
@@ -178,7 +178,7 @@ def test_nothing_is_imported_unless_asked_for(ids_store, settings, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)  # importing it fails
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     assert train(config)["steps"] == 8
-    assert not (config.output / "tracking").exists()
+    assert not (config.run_dir / "tracking").exists()
 
 
 def test_a_missing_package_is_one_clear_line_and_nothing_is_written(ids_store, settings, monkeypatch):
@@ -186,7 +186,7 @@ def test_a_missing_package_is_one_clear_line_and_nothing_is_written(ids_store, s
     config = StudentConfig(store=ids_store.path, objective="mlm", track=("wandb",), **settings)
     with pytest.raises(RunError, match="--track wandb needs wandb, not installed.*pip install wandb") as caught:
         train(config)
-    assert "\n" not in str(caught.value) and not config.output.exists()
+    assert "\n" not in str(caught.value) and not config.run_dir.exists()
 
 
 def test_no_login_is_one_clear_line_before_training_starts(ids_store, settings, home):
@@ -194,7 +194,7 @@ def test_no_login_is_one_clear_line_before_training_starts(ids_store, settings, 
     config = StudentConfig(store=ids_store.path, objective="mlm", track=("wandb",), **settings)
     with pytest.raises(RunError, match="--track wandb: UsageError: No API key.*set WANDB_MODE=offline") as caught:
         train(config)
-    assert "\n" not in str(caught.value) and not (config.output / "log.jsonl").exists()
+    assert "\n" not in str(caught.value) and not (config.run_dir / "log.jsonl").exists()
 
 
 def test_a_tracker_that_fails_is_dropped_and_training_goes_on(caplog):

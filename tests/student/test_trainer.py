@@ -52,7 +52,7 @@ def test_a_student_beats_the_marginal_baseline_and_says_so(lsp_store, settings):
     assert result["held_out_loss"] == pytest.approx(result["baseline_loss"] * (1 - result["improvement"]))
     assert result["steps"] == 60 and not result["already_finished"]
     assert 0 < result["seconds_to_first_step"] < 60 and result["tokens_per_second"] > 0
-    assert json.loads((config.output / "result.json").read_text()).items() <= result.items()
+    assert json.loads((config.run_dir / "result.json").read_text()).items() <= result.items()
     stage, done, total, figures = seen[-1]
     assert stage == "train-student" and done == total
     assert figures["unit"] == "tokens" and figures["held_out"] == result["held_out_loss"]
@@ -68,7 +68,7 @@ def test_what_a_run_says_first_are_values_as_one_writes_them(lsp_store, settings
 def test_the_log_tells_what_happened(ids_store, settings):
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"eval_every": 4})
     train(config)
-    log = log_of(config.output)
+    log = log_of(config.run_dir)
     assert sorted(log) == list(range(1, 9))
     for line in log.values():
         assert line["tokens_per_second"] > 0 and line["data_wait_seconds"] >= 0 and line["grad_norm"] > 0
@@ -83,31 +83,31 @@ def test_the_log_tells_what_happened(ids_store, settings):
 def test_the_untrained_student_is_a_checkpoint_like_any_other(lsp_store, settings, tmp_path):
     config = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (0, 1)})
     train(config)
-    (floor,) = directories((str(config.output),), step="0")
-    start = json.loads((config.output / "log.jsonl").read_text().splitlines()[0])
+    (floor,) = directories((str(config.run_dir),), step="0")
+    start = json.loads((config.run_dir / "log.jsonl").read_text().splitlines()[0])
     assert weights_fingerprint(AutoModel.from_pretrained(floor, add_pooling_layer=False)) == start["initial_encoder"]
     known = lineage(floor)
     assert (known["step"], known["fraction"], known["objective"]) == (0, 0.0, "untrained") and known["k"] is None
     assert (
         known["flops"] == {"pretraining": 0, "teacher": 0}
-        and known["identity"] == lineage(config.output / "export")["identity"]
+        and known["identity"] == lineage(config.run_dir / "export")["identity"]
     )
-    usual = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (1,), "output": tmp_path / "without"})
+    usual = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (1,), "run_dir": tmp_path / "without"})
     train(usual)
-    assert_same_run(config.output, usual.output)
+    assert_same_run(config.run_dir, usual.run_dir)
 
 
 def test_a_run_goes_on_from_the_untrained_student(lsp_store, settings, tmp_path, monkeypatch):
     usual = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (1,)})
     train(usual)
-    config = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (0, 1), "output": tmp_path / "killed"})
+    config = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (0, 1), "run_dir": tmp_path / "killed"})
     monkeypatch.setattr(student.train.Stepper, "update", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
     with pytest.raises(OSError, match="power cut"):
         train(config)
     monkeypatch.undo()
-    assert [path.name for path in (config.output / "checkpoints").iterdir()] == ["step-00000000"]
+    assert [path.name for path in (config.run_dir / "checkpoints").iterdir()] == ["step-00000000"]
     train(config)
-    assert_same_run(config.output, usual.output)
+    assert_same_run(config.run_dir, usual.run_dir)
 
 
 def test_a_finished_run_is_reported_and_not_repeated(ids_store, settings, monkeypatch):
@@ -120,7 +120,7 @@ def test_a_finished_run_is_reported_and_not_repeated(ids_store, settings, monkey
 def test_batches_masks_and_encoder_are_the_same_for_every_objective(store_for, needed_by, settings, tmp_path):
     batches, encoders = set(), set()
     for objective in OBJECTIVES:
-        paths = {"store": store_for(objective).path, "output": tmp_path / objective}
+        paths = {"store": store_for(objective).path, "run_dir": tmp_path / objective}
         whole = {"micro_batch": settings["batch_windows"], "save_every": 0}
         train(
             StudentConfig(**settings | paths | whole | needed_by(objective) | {"objective": objective, "max_steps": 14})
@@ -145,7 +145,7 @@ def test_every_objective_beats_its_constant_prediction(store_for, needed_by, set
 
 def test_an_ids_store_and_an_lsp_store_of_one_plan_pair(lsp_store, ids_store, settings, tmp_path):
     for store in (lsp_store, ids_store):
-        paths = {"store": store.path, "output": tmp_path / str(store.k)}
+        paths = {"store": store.path, "run_dir": tmp_path / str(store.k)}
         train(StudentConfig(objective="mlm", **settings | paths))
     assert curve(tmp_path / "24") == curve(tmp_path / "0")
 
@@ -160,7 +160,7 @@ def test_all_settings_of_masking_train_and_decide_the_batches(ids_store, setting
         "falling": {"mask_rate": 0.3, "mask_rate_end": 0.15},
     }
     for name, changes in masks.items():
-        train(StudentConfig(**common | changes | {"output": tmp_path / name}))
+        train(StudentConfig(**common | changes | {"run_dir": tmp_path / name}))
     batches = {name: [line["batch"] for line in log_of(tmp_path / name).values()] for name in masks}
     assert batches["words"] == batches["plain"]  # in this store every word is one token
     assert len({tuple(digests) for digests in batches.values()}) == 4
@@ -172,10 +172,10 @@ def test_without_dropout_the_micro_batch_does_not_matter(store_for, needed_by, s
     curves = []
     for micro_batch in (12, 5, 1):
         few = {"max_steps": 3, "eval_windows": 6, "save_every": 0}
-        changes = few | {"micro_batch": micro_batch, "dropout": 0.0, "output": tmp_path / str(micro_batch)}
+        changes = few | {"micro_batch": micro_batch, "dropout": 0.0, "run_dir": tmp_path / str(micro_batch)}
         changes |= needed_by(objective)
         train(StudentConfig(store=store_for(objective).path, objective=objective, **settings | changes))
-        curves.append(log_of(changes["output"]))
+        curves.append(log_of(changes["run_dir"]))
     for step, line in curves[0].items():
         for other in curves[1:]:
             assert other[step]["batch"] == line["batch"]
@@ -185,7 +185,7 @@ def test_without_dropout_the_micro_batch_does_not_matter(store_for, needed_by, s
 
 def test_the_seed_decides(ids_store, settings, tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        paths = {"store": ids_store.path, "output": tmp_path / name}
+        paths = {"store": ids_store.path, "run_dir": tmp_path / name}
         train(StudentConfig(objective="mlm", **settings | paths | {"seed": seed}))
     assert_same_run(tmp_path / "a", tmp_path / "b")
     assert curve(tmp_path / "a") != curve(tmp_path / "c")
@@ -223,22 +223,22 @@ KILLED = """
 @pytest.mark.promise("17 trainer killed …")
 @pytest.mark.parametrize("moment", ["step", "save"])
 def test_killed_and_resumed_equals_unbroken_bit_for_bit(lsp_store, settings, tmp_path, moment):
-    unbroken = StudentConfig(store=lsp_store.path, **settings | {"output": tmp_path / "unbroken"})
+    unbroken = StudentConfig(store=lsp_store.path, **settings | {"run_dir": tmp_path / "unbroken"})
     train(unbroken)
     killed = StudentConfig(store=lsp_store.path, **settings)
     arguments = [json.dumps(killed.to_json()), moment]
     child = run_python(["-c", textwrap.dedent(KILLED), *arguments], env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert child.returncode == -signal.SIGKILL
-    assert sorted(path.name for path in (killed.output / "checkpoints").glob("step-*"))[-1] < "step-00000005"
+    assert sorted(path.name for path in (killed.run_dir / "checkpoints").glob("step-*"))[-1] < "step-00000005"
     steps = []
     train(killed, lambda *args, step, **figures: steps.append(step))
     assert steps == [4, 5, 6, 7, 8]  # the checkpoint of step 4, reported, and what was left to do
-    assert_same_run(unbroken.output, killed.output)
-    assert not list(killed.output.rglob("*.tmp"))
+    assert_same_run(unbroken.run_dir, killed.run_dir)
+    assert not list(killed.run_dir.rglob("*.tmp"))
 
 
 def train_unbroken(store, settings, tmp_path):
-    config = StudentConfig(store=store.path, objective="mlm", **settings | {"output": tmp_path / "unbroken"})
+    config = StudentConfig(store=store.path, objective="mlm", **settings | {"run_dir": tmp_path / "unbroken"})
     train(config)
     return config
 
@@ -259,7 +259,7 @@ def test_a_signal_saves_and_stops_at_the_next_step(ids_store, settings, tmp_path
     steps = []
     train(config, lambda *args, step, **figures: steps.append(step))
     assert steps == [5, 6, 7, 8]
-    assert_same_run(unbroken.output, config.output)
+    assert_same_run(unbroken.run_dir, config.run_dir)
 
 
 @pytest.mark.promise("31 damaged checkpoints")
@@ -267,15 +267,15 @@ def test_a_damaged_checkpoint_is_passed_over(ids_store, settings, tmp_path, capl
     unbroken = train_unbroken(ids_store, settings, tmp_path)
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     train(config)
-    (config.output / "result.json").unlink()
-    newest = config.output / "checkpoints" / "step-00000008"
+    (config.run_dir / "result.json").unlink()
+    newest = config.run_dir / "checkpoints" / "step-00000008"
     optimizer = newest / "resume" / "optimizer.pt"
     optimizer.write_bytes(optimizer.read_bytes()[:-100])
     steps = []
     train(config, lambda *args, step, **figures: steps.append(step))
     assert steps == [4, 5, 6, 7, 8]
     assert "optimizer.pt was cut or changed" in caplog.text
-    assert_same_run(unbroken.output, config.output)
+    assert_same_run(unbroken.run_dir, config.run_dir)
 
 
 @pytest.mark.promise("22 no non-zero code …")
@@ -292,7 +292,7 @@ def test_a_loss_that_is_not_finite_stops_with_all_one_needs(ids_store, settings,
         train(config)
     assert "step-" in str(caught.value) and "\n" not in str(caught.value)
     failed = int(str(caught.value).split()[1].rstrip(":"))
-    assert max(log_of(config.output)) == failed - 1
+    assert max(log_of(config.run_dir)) == failed - 1
     monkeypatch.setattr(Mlm, "loss_sums", honest)
     assert train(config)["steps"] == 8
 
@@ -331,8 +331,8 @@ class BadGradient(torch.autograd.Function):
 def test_bfloat16_trains_with_float32_weights(ids_store, settings):
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"dtype": "bfloat16"})
     train(config)
-    assert {tensor.dtype for tensor in weights(config.output).values()} == {torch.float32}
-    assert log_of(config.output)[8]["loss"] < 5
+    assert {tensor.dtype for tensor in weights(config.run_dir).values()} == {torch.float32}
+    assert log_of(config.run_dir)[8]["loss"] < 5
 
 
 def test_a_store_without_held_out_windows_still_trains(settings, tmp_path):
@@ -359,7 +359,7 @@ def test_an_epoch_smaller_than_the_batch_fills_up_from_the_next(settings, tmp_pa
     store = write_store(tmp_path / "store", k=0, train_windows=5)
     config = StudentConfig(store=store.path, objective="mlm", **settings)
     assert train(config)["tokens"] > 8 * 12 * 10
-    assert len({line["batch"] for line in log_of(config.output).values()}) == 8
+    assert len({line["batch"] for line in log_of(config.run_dir).values()}) == 8
 
 
 def test_norms_and_biases_decay_if_asked_for(ids_store):
@@ -395,14 +395,14 @@ def test_a_second_start_of_a_run_leaves_the_first_alone(ids_store, settings, tmp
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with Preloaded(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as first:
         assert first.stdout.readline() == "waiting\n"
-        begun = config.output / "checkpoints" / ".step-00000009.tmp"  # a save under way
+        begun = config.run_dir / "checkpoints" / ".step-00000009.tmp"  # a save under way
         begun.mkdir(parents=True)
         with pytest.raises(RunError, match="another process is training.*Wait for it"):
             train(config)
         assert begun.exists()
         first.communicate("go on\n")
     assert first.returncode == 0
-    assert_same_run(unbroken.output, config.output)
+    assert_same_run(unbroken.run_dir, config.run_dir)
 
 
 def test_learning_rate_rises_and_falls_linearly():
@@ -454,7 +454,7 @@ def test_no_store_and_no_device_are_one_clear_line(settings, ids_store):
 def test_training_goes_on_from_an_export(ids_store, settings, tmp_path):
     common = settings | {"store": ids_store.path, "objective": "mlm"}
     first = train(StudentConfig(**common))
-    again = common | {"continue_from": Path(first["export"]), "output": tmp_path / "again", "max_steps": 1}
+    again = common | {"continue_from": Path(first["export"]), "run_dir": tmp_path / "again", "max_steps": 1}
     train(StudentConfig(**again))
     of_run = StudentConfig(**again | {"continue_from": first["run"], "encoder": "bert-base"})
     assert train(of_run)["already_finished"], "a run means its export, and leaves no choice of encoder"
@@ -462,7 +462,7 @@ def test_training_goes_on_from_an_export(ids_store, settings, tmp_path):
     exported = AutoModel.from_pretrained(first["export"], dtype=torch.float32, add_pooling_layer=False)
     assert start["initial_encoder"] == weights_fingerprint(exported)
     with pytest.raises(RunError, match="nothing.*Give"):
-        train(StudentConfig(**again | {"continue_from": tmp_path / "nothing", "output": tmp_path / "third"}))
+        train(StudentConfig(**again | {"continue_from": tmp_path / "nothing", "run_dir": tmp_path / "third"}))
 
 
 def test_a_store_behind_a_url_trains_the_same_student(lsp_store, settings, tmp_path, monkeypatch):
@@ -471,6 +471,6 @@ def test_a_store_behind_a_url_trains_the_same_student(lsp_store, settings, tmp_p
     with serving(lsp_store.path.parent) as web:
         url = f"{web.url}/{lsp_store.path.name}"
         for store, output in zip((lsp_store.path, url), outputs, strict=True):
-            result = train(StudentConfig(store=store, **settings | {"output": output}))
+            result = train(StudentConfig(store=store, **settings | {"run_dir": output}))
     assert result["store"] == url
     assert_same_run(*outputs)

@@ -155,15 +155,15 @@ def test_with_kappa_the_words_are_learned_beside_as_in_mlm(hidden_store):
 )
 def test_a_killed_run_resumes_as_an_unbroken_one(change, store_for, settings, tmp_path, train_until_killed):
     settings |= {"store": str(store_for(change["objective"]).path), "max_steps": 30, "lr": 1e-2} | change
-    train(StudentConfig(**settings | {"output": tmp_path / "unbroken"}))
+    train(StudentConfig(**settings | {"run_dir": tmp_path / "unbroken"}))
     config = StudentConfig(**settings)
     train_until_killed(config, 16)
     result = train(config)
-    ours, theirs = log_of(config.output), log_of(tmp_path / "unbroken")
+    ours, theirs = log_of(config.run_dir), log_of(tmp_path / "unbroken")
     assert [line["loss"] for line in ours.values()] == [line["loss"] for line in theirs.values()]
     assert result["held_out_loss"] < result["baseline_loss"]
     assert result["improvement_by_type"] == pytest.approx(1 - result["held_out_loss"] / result["baseline_loss_by_type"])
-    export = config.output / "export"
+    export = config.run_dir / "export"
     assert AutoModel.from_pretrained(export).config.hidden_size == 32
     card = (export / "README.md").read_text()
     assert "constant for each token id" in card and "nats" not in card.partition("## How it was made")[0]

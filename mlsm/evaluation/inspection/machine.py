@@ -148,9 +148,8 @@ def _gpu():
     trouble = describe_missing_kernels(torch.device("cuda", 0))
     means = "The kernels for sparse coding run on this GPU."
     if trouble is not None:
-        means = (
-            'Coding takes torch\'s own operations, which need longer. Most often this helps:  pip install "mlsm[gpu]"'
-        )
+        means = "Coding takes torch's own operations, which need longer. Most often this helps:"
+        means += '  pip install "mlsm-pretrain[gpu]"'
     found = version or "not installed"
     found += f" ({trouble})" if trouble else ""
     yield _check("numba-cuda", found, means, trouble is None, version=version, kernels=trouble is None)
@@ -178,7 +177,7 @@ def _packages():
     from packaging.requirements import Requirement  # which transformers requires
 
     try:
-        stated = [Requirement(line) for line in metadata.requires("mlsm") or []]
+        stated = [Requirement(line) for line in metadata.requires("mlsm-pretrain") or []]
     except metadata.PackageNotFoundError:  # a checkout that is not installed
         stated = []
     versions, wrong = {}, []
@@ -195,7 +194,7 @@ def _packages():
     main = [f"{name} {versions[name]}" for name in ("torch", "transformers", "numpy", "numba") if name in versions]
     found = f"Python {platform.python_version()}, {', '.join(main)}" if main else f"Python {platform.python_version()}"
     if wrong:
-        means = f"Outside of what mlsm states: {'; '.join(wrong)}. Mend it with:  pip install --upgrade mlsm"
+        means = f"Outside of what mlsm states: {'; '.join(wrong)}. Mend it with:  pip install --upgrade mlsm-pretrain"
     elif stated:
         means = f"All {len(versions)} required packages are within the ranges that mlsm states."
     else:

@@ -4,7 +4,7 @@
     text_of("tutorials/own-corpus")             # a notebook as Markdown: its text, its code between fences
 
 The pages lie in docs/ of a checkout and, by the link mlsm/pages, in every wheel. Left out: the site that is made of
-them (mkdocs.yml), printing (mlsm/terminal/pages.py).
+them (mkdocs.yml), printing (mlsm/commands/docs.py).
 """
 
 import difflib

@@ -3,7 +3,7 @@
     figures = statistics(Store.open(path))
     view = document_tokens(store, "train", 7, top=5)
 
-Functions return dicts that JSON can hold; mlsm/terminal/stores.py makes them readable. Statistics come from the
+Functions return dicts that JSON can hold; mlsm/commands/show_shards.py makes them readable. Statistics come from the
 records and the sums that every shard ends with, so the blocks are not read. Left out: whether the store is whole
 (shards/verify.py).
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-import cli
+from mlsm import __main__ as cli
+from mlsm.cli.flags import read_flags, take_value
+from mlsm.commands import load
+from mlsm.commands.doctor import show as examination
 from mlsm.evaluation.inspection import machine
 from mlsm.evaluation.inspection.machine import DoctorConfig, examine
-from mlsm.terminal.choice import load
-from mlsm.terminal.doctor import examination
-from mlsm.terminal.flags import read_flags, take_value
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_what_is_found_is_what_the_system_says(look, tmp_path):
     versions = checks["versions"]["values"]["packages"]
     assert {"torch", "numpy", "transformers"} <= versions.keys() and "pytest" not in versions, "extras are left out"
     assert all(metadata.version(name) == version for name, version in versions.items())
-    assert all(check["means"].endswith((".", '"mlsm[gpu]"')) for check in checks.values())
+    assert all(check["means"].endswith((".", '"mlsm-pretrain[gpu]"')) for check in checks.values())
 
 
 def test_cores_and_memory_are_those_that_dask_finds():
@@ -136,6 +136,6 @@ def test_the_program_alone_greets_with_three_ways_to_begin(capsys):
     for line in lines:
         for command in line.split(" && "):
             name, *words = command.removeprefix("mlsm ").replace("'", "").split()
-            if cli.VERBS[name].recipes:
+            if load(name).recipes:
                 take_value(words, "--recipe")
-            read_flags(load(cli.VERBS[name].settings), words)  # raises on a flag that does not exist
+            read_flags(load(name).settings, words)  # raises on a flag that does not exist

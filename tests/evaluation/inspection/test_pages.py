@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import cli
 import mlsm
+from mlsm import __main__ as cli
+from mlsm.commands import docs as view
 from mlsm.evaluation.inspection.pages import DocsConfig
-from mlsm.terminal import pages as view
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("mlsm", "pipeline", "shards", "student")
@@ -35,7 +35,7 @@ def test_a_page_goes_to_a_pipe_as_it_is(name, capsys):
 def test_a_terminal_gets_it_laid_out(monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "60")
-    shown = view.page(mlsm.docs(page="remote").report, DocsConfig(page="remote"))
+    shown = view.show(mlsm.docs(page="remote").report, DocsConfig(page="remote"))
     assert "```" not in shown and "\x1b" not in shown and max(map(len, shown.splitlines())) <= 60
 
 

@@ -8,9 +8,9 @@ import pytest
 from make_store import SPECIAL, make_store, truth_windows
 from tiny_store import write_store
 
+from mlsm.commands import show_shards as stores
 from mlsm.common.errors import StoreError
 from mlsm.evaluation.inspection import stores as inspection
-from mlsm.terminal import stores
 from shards.files import StoreFiles
 from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.reader import Store
@@ -47,7 +47,7 @@ def test_statistics_equal_plain_sums(made):
     assert figures["dead_atoms"] == 0
     assert figures["splits"]["train"]["units"] == 2 and figures["splits"]["held_out"]["units"] == 1
     assert json.loads(json.dumps(figures)) == figures
-    text = stores.view(figures, None)
+    text = stores.show(figures, None)
     for words in ("dead atoms", "entropy", "most used", "4 to 7", "held_out"):
         assert words in text
 
@@ -70,7 +70,7 @@ def test_a_window_with_its_largest_lsps(made):
         assert [weight for _, weight in token["lsps"]] == pytest.approx(np.divide(largest, sum(weights)), rel=0.03)
         of_atom = dict(zip(indices.tolist(), weights / weights.sum() if len(weights) else weights, strict=True))
         assert all(weight == pytest.approx(of_atom[atom], rel=0.03) for atom, weight in token["lsps"])
-    assert "no code" in stores.view(shown, None)
+    assert "no code" in stores.show(shown, None)
 
 
 def documents_store(path, k):
@@ -166,7 +166,7 @@ def test_the_settings_in_which_two_stores_differ(tmp_path):
     lsp, other, ids = (write_store(tmp_path / name, k=k) for name, k in (("a", 24), ("b", 30), ("c", 0)))
     shown = inspection.show(lsp.path, against=other.path)
     assert shown["differing"] == {"k": [24, 30]} and shown["same_plan"] and not shown["same_target"]
-    assert "24  |  30" in stores.view(shown, None)
+    assert "24  |  30" in stores.show(shown, None)
     assert inspection.show(ids.path, against=ids.path)["differing"] == {}
 
 

@@ -11,6 +11,7 @@ import pytest
 from data import data_path
 from tiny_senses import write_miniature
 
+from mlsm.commands.prepare_data import show as preparation
 from mlsm.common.errors import DataError
 from mlsm.evaluation.preparation import archives
 from mlsm.evaluation.preparation.config import PrepareDataConfig
@@ -20,7 +21,6 @@ from mlsm.evaluation.tasks.blimp.data import PARADIGMS
 from mlsm.evaluation.tasks.blimp.data import read as read_blimp
 from mlsm.evaluation.tasks.finetuning.data import load_task
 from mlsm.evaluation.tasks.finetuning.tasks import TASKS
-from mlsm.terminal.preparation import preparation
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from tiny_exports import exported
 from transformers import AutoModel
 
 import mlsm
+from mlsm.commands.similarity import show as summary
 from mlsm.common.errors import InspectionError
 from mlsm.evaluation.inspection.lsps.texts import teacher_lsps
 from mlsm.evaluation.similarity.compare import compare
 from mlsm.evaluation.similarity.config import SimilarityConfig
 from mlsm.evaluation.similarity.sources import open_source
-from mlsm.terminal.similarity import similarity as summary
 from pipeline.dictionary import Dictionary
 from shards.copies import load_tokenizer
 from student.lsp_model import LspModel

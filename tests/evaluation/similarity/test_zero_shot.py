@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from mlsm.commands.similarity import show as summary
 from mlsm.evaluation.similarity.scores import mean_distribution, text_scores, word_at, word_scores
 from mlsm.evaluation.similarity.sources import Tokens
 from mlsm.evaluation.similarity.zero_shot import best_threshold, correlation, evaluate
-from mlsm.terminal.similarity import similarity as summary
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 ATOMS = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)

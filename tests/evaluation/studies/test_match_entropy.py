@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from preloaded import run_command
 
+from mlsm.commands.match_entropy import show as entropies
 from mlsm.evaluation.studies.targets.config import MatchEntropyConfig
 from mlsm.evaluation.studies.targets.entropy import match_entropy
-from mlsm.terminal.targets import entropies
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
 from shards.reader import Store

@@ -16,7 +16,7 @@ import pytest
 import torch
 from data import ROOT
 
-pytest.importorskip("cuda.bindings", reason='no numba-cuda: pip install "mlsm[test]"')
+pytest.importorskip("cuda.bindings", reason='no numba-cuda: pip install "mlsm-pretrain[test]"')
 pytest.importorskip("numba.cuda")
 
 HERE = Path(__file__).resolve().parent
@@ -83,4 +83,4 @@ def test_solvers_can_be_imported_without_numba_cuda():
         "import sys, pipeline.solvers\nassert 'numba.cuda' not in sys.modules\nsys.modules['numba.cuda'] = None\n"
         "try: import pipeline.solvers.cd_cuda\nexcept ImportError as error: print(error)",
     )
-    assert 'pip install "mlsm[gpu]"' in said
+    assert 'pip install "mlsm-pretrain[gpu]"' in said

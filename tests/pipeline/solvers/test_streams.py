@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from data import ROOT
 
-pytest.importorskip("cuda.bindings", reason='no numba-cuda: pip install "mlsm[test]"')
+pytest.importorskip("cuda.bindings", reason='no numba-cuda: pip install "mlsm-pretrain[test]"')
 pytest.importorskip("numba.cuda")
 
 HERE = Path(__file__).resolve().parent

@@ -74,7 +74,7 @@ class IntruderTest:
             from sklearn.feature_extraction.text import TfidfVectorizer
         except ImportError:
             raise InspectionError(
-                'word intrusion needs scikit-learn. Run:  pip install "mlsm[eval]"   (or scikit-learn)'
+                'word intrusion needs scikit-learn. Run:  pip install "mlsm-pretrain[eval]"   (or scikit-learn)'
             ) from None
 
         size = len(vocabulary.texts)

@@ -110,10 +110,3 @@ def word_information(sample: Sample, profiles: PositionProfiles, vocabulary: int
         halves.append(mass_by_group(sample.ids_N[chosen], *sample.rows(chosen), vocabulary, sample.k))
     gain_K, _ = cross_fitted_gain(*halves)
     return np.maximum(gain_K - (halves[0] + halves[1]).mean_K * profiles.nats_K, 0)
-
-
-def sparkline(profile_B: np.ndarray) -> str:
-    """A profile as a word of block characters, the highest bar full."""
-    bars = "▁▂▃▄▅▆▇█"
-    highest = max(float(np.max(profile_B)), 1e-30)
-    return "".join(bars[min(int(value / highest * len(bars)), len(bars) - 1)] for value in profile_B)

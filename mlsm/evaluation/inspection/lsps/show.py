@@ -2,7 +2,8 @@
 
     result = show(LspConfig(store="runs/stores/lsp-...", word="bank"), progress)
 
-Every result says in "view" which one it is; mlsm/terminal/lsps.py prints it. Left out: the views of a store (view.py).
+Every result says in "view" which one it is; mlsm/commands/show_lsp.py prints it. Left out: the views of a store
+(view.py).
 
 Shapes: K LSPs, d hidden width.
 """

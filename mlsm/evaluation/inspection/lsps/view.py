@@ -5,7 +5,7 @@
 
 What one answer needs is computed when it is first needed and kept: the sample, its entries by LSP, its words, how often
 LSPs fire together, the atoms' neighbours. Densities are shares of the sampled tokens that have a code. Left out: the
-terminal (mlsm/terminal/lsps.py), the pages (pages.py), the teacher and the student (texts.py).
+terminal (mlsm/commands/show_lsp.py), the pages (pages.py), the teacher and the student (texts.py).
 
 Shapes: K LSPs, d hidden width.
 """

@@ -4,7 +4,7 @@
     result["percent_of_mlm"]["mlsm-10"]    # 103.2
 
 Needs configurations alone. Left out: the counting (encoders.py, solver.py, pretraining.py), the text
-(mlsm/terminal/flops.py).
+(mlsm/commands/count_flops.py).
 """
 
 import math

@@ -8,7 +8,7 @@
 Backward passes cost two forward passes. The paper counts logits at every position, the teacher's linear layers alone
 and no solver; in full means: logits at masked positions only (all that a loss reads), the teacher's attention products,
 and the sparse solver of the official code, 100 FISTA steps at masked positions. Left out: how one encoder is counted
-(encoders.py), the tables for people (mlsm/terminal/flops.py).
+(encoders.py), the tables for people (mlsm/commands/count_flops.py).
 """
 
 from typing import NamedTuple

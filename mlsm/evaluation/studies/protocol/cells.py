@@ -13,13 +13,13 @@ import hashlib
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 from mlsm.common import disk, locks
 from mlsm.common.durable import make_directories, refuse_what_is_in_the_way
 from mlsm.common.errors import StudyError
+from mlsm.common.version import VERSION
 
 PLACE = "cells"
 MOST_BYTES = 200  # of a line
@@ -49,7 +49,7 @@ def this_commit() -> str:
             return f"{commit}-{hashlib.sha256(changes).hexdigest()[:12]}"
     except (OSError, subprocess.CalledProcessError):
         pass
-    return f"version {version('mlsm')}"
+    return f"version {VERSION}"
 
 
 @contextmanager

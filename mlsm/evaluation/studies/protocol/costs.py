@@ -71,7 +71,8 @@ def costs(
         elif part.name in kept:
             yield Cost(part.name, kept[part.name]["seconds"], kept[part.name]["bytes"])
         elif part.verb in STORES:
-            found = of_stores[part.name] = _store_cost(part, parts, progress)
+            found = of_stores.get(_apart_from_seed(part)) or _store_cost(part, parts, progress)
+            of_stores[part.name] = of_stores[_apart_from_seed(part)] = found
             yield Cost(part.name, found["seconds"] + found.get("learning_seconds", 0.0), found["bytes"])
         elif part.verb in ("train-student", "train-probe"):
             yield _training_cost(part, parts)
@@ -84,10 +85,21 @@ def costs(
 
 
 def is_finished(part: Part, parts: list[Part]) -> bool:
-    """Whether nothing is left to do of a part, as far as its files say: an evaluation has all its records."""
-    output = Path(part.values["output"])
+    """Whether nothing is left to do of a part: it is made, or everything that needs it is finished.
+
+    So records alone carry a study on: a student that was scored, and a store whose students were, may be removed.
+    """
+    if is_made(part, parts):
+        return True
+    users = [other for other in parts if part.name in other.needs]
+    return bool(users) and all(is_finished(user, parts) for user in users)
+
+
+def is_made(part: Part, parts: list[Part]) -> bool:
+    """Whether a part's own files are whole, as far as they say: an evaluation has all its records."""
     if part.verb in ("train-student", "train-probe"):
-        return (output / "result.json").is_file()
+        return (Path(part.values["run_dir"]) / "result.json").is_file()
+    output = Path(part.values["output"])
     if part.verb in STORES:
         return _is_whole(part, output / "stores")
     if part.verb == "choose-layer":
@@ -136,6 +148,11 @@ def _stores_of(part: Part) -> int:
     """How many stores a part makes: of LSPs one for every layer and k."""
     several = {"encode-lsp": ("layer", "k"), "encode-hidden": ("layer",)}.get(part.verb, ())
     return math.prod(len(part.values.get(name, [0])) for name in several)
+
+
+def _apart_from_seed(part: Part) -> str:
+    """The same text for stores that differ only in the seed of their dictionary: one measurement is enough."""
+    return repr([part.verb, *sorted((k, str(v)) for k, v in part.values.items() if k not in ("seed", "output"))])
 
 
 def _store_cost(part: Part, parts: list[Part], progress) -> dict[str, Any]:
@@ -288,7 +305,7 @@ def _speed_of(training: Part, parts: list[Part], length: int | None = None) -> "
 
 def _training_of(run: str, parts: list[Part]) -> Any:
     """The training of the student in a directory, or that a probe there is of; None for any other model."""
-    made = {str(part.values["output"]): part for part in parts if part.verb in ("train-student", "train-probe")}
+    made = {str(part.values["run_dir"]): part for part in parts if part.verb in ("train-student", "train-probe")}
     part = made.get(run)
     return _training_of(part.values["student"], parts) if part and part.verb == "train-probe" else part
 

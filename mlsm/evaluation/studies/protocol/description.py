@@ -65,7 +65,7 @@ OF_STUDY = (
 FIXED = ("max_steps", "batch_windows", "lr", "dropout")  # would otherwise follow from store, recipe or encoder
 # by the study, which finds the records of finetune where they lie without --smoke and --split
 CHOSEN_HERE = (
-    *("store", "output", "json", "models", "student", "data_dir", "wsd_data", "step", "dry_run"),
+    *("store", "output", "run_dir", "json", "models", "student", "data_dir", "wsd_data", "step", "dry_run"),
     *("seed", "probe_input", "smoke", "split", "hidden", "frozen"),
 )
 # Objective -> the command that makes its store, for those that learn more than words:

@@ -106,7 +106,7 @@ def _spent(part: Part, expected: dict | None) -> Spent:
     measured = None
     if part.verb in ("train-student", "train-probe"):
         with suppress(OSError):
-            lines, _ = read_json_lines(Path(part.values["output"]) / "log.jsonl")
+            lines, _ = read_json_lines(Path(part.values["run_dir"]) / "log.jsonl")
             step = quiet_step_seconds(lines)
             measured = step and step * max(line["step"] for line in lines)
     return Spent(

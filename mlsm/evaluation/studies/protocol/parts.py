@@ -195,7 +195,7 @@ class _Planner:
         train = Part(
             f"train-student/{name}",
             "train-student",
-            arm.settings | {"store": self._made_store(recipe, arm.layer, arm.k, seed), "seed": seed, "output": run},
+            arm.settings | {"store": self._made_store(recipe, arm.layer, arm.k, seed), "seed": seed, "run_dir": run},
             (name_of(recipe, seed),),
         )
         yield train
@@ -219,7 +219,7 @@ class _Planner:
             for source in ("softmax", "logits"):
                 probe = self.directory / "probes" / f"{source}-{name}"
                 store = self._made_store(recipe, arm.layer, arm.k, seed)
-                values = {"probe_input": source, "student": str(run), "store": store, "seed": seed, "output": probe}
+                values = {"probe_input": source, "student": str(run), "store": store, "seed": seed, "run_dir": probe}
                 part = Part(f"train-probe/{probe.name}", "train-probe", self.probes | values, needs)
                 yield part
                 yield from self._minimal_pairs(probe.name, probe, (part.name,))

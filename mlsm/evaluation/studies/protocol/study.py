@@ -23,7 +23,7 @@ from mlsm.evaluation.comparison.compare import compare, keep_withheld
 from mlsm.evaluation.studies.protocol.cells import at_work, state_of, this_commit
 from mlsm.evaluation.studies.protocol.composite import compose
 from mlsm.evaluation.studies.protocol.config import StudyConfig
-from mlsm.evaluation.studies.protocol.costs import Cost, costs, is_finished
+from mlsm.evaluation.studies.protocol.costs import Cost, costs, is_finished, is_made
 from mlsm.evaluation.studies.protocol.description import Study, read_study
 from mlsm.evaluation.studies.protocol.facts import facts_of, keep_costs, kept_costs
 from mlsm.evaluation.studies.protocol.parts import Part, Plan, plan
@@ -71,6 +71,9 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     last_of_primary = planned.parts[planned.first - 1]
     plan_id, commit = _plan_of_primary(planned), this_commit()
     for number, part in enumerate(chosen, 1):
+        if _is_kept_by_records(part, planned.parts):
+            logger.info("part %d of %d: %s is done, and its student or store is gone", number, len(chosen), part.name)
+            continue
         logger.info("part %d of %d: %s", number, len(chosen), part.name)
         if part.verb == "train-student":
             plan_id = _check_pairing(part, plan_id)
@@ -87,6 +90,12 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
         "composite": _compose(described, settings.directory),
         "comparison": _compare(settings, described, planned, kept, progress),
     }
+
+
+def _is_kept_by_records(part: Part, parts: list[Part]) -> bool:
+    """Whether a part is finished, but cannot be looked at again: it, or what it was made from, is not there."""
+    origins = [other for other in parts if other.name in part.needs]
+    return is_finished(part, parts) and not all(is_made(one, parts) for one in (part, *origins))
 
 
 def _with_states(expected: Iterable[Cost], directory: Path) -> list[dict]:

@@ -95,7 +95,7 @@ class SweepConfig:
 
     def training(self, store: str | None) -> StudentConfig:
         """The settings of the student of one store."""
-        own = {"store": store, "objective": "mlsm", "eval_every": 0, "output": None}
+        own = {"store": store, "objective": "mlsm", "eval_every": 0}
         return StudentConfig(**self._shared_with(StudentConfig) | own)
 
     def _shared_with(self, settings_class) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def _student(settings, layer, k, report):
     store = Store.open(report["store"], report["plan"])
     config = resolve(settings.training(report["store"]), store, {}).config
     what = fingerprint([config.identity(), Path(report["store"]).name, report["plan"]])[:8]
-    return StudentConfig(**config.to_json() | {"output": settings.output / "students" / f"sweep-l{layer}-k{k}-{what}"})
+    return StudentConfig(**config.to_json() | {"run_dir": settings.output / "students" / f"sweep-l{layer}-k{k}-{what}"})
 
 
 def _name_stages(progress, part):

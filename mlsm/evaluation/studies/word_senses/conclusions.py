@@ -3,7 +3,7 @@
 The headline is the paper's own (raw codes, npmi0) on ALL. The recommended layer is the one with the best headline; of
 the shallower ones, the first that the exact McNemar test (two-sided, on the words that one layer answers right and the
 other wrong) does not find worse at 5 % is named beside it, since it encodes at less cost. Left out: the
-scores themselves (choose_layer.py), and what is printed (mlsm/terminal/layers.py).
+scores themselves (choose_layer.py), and what is printed (mlsm/commands/choose_layer.py).
 
 Shapes: V variants, Q test words.
 """
@@ -23,11 +23,10 @@ from mlsm.common.durable import refuse_what_is_in_the_way, replace_json
 from mlsm.common.errors import WsdDataError
 from mlsm.common.invocation import program
 from mlsm.evaluation.plots import drawn, new_figure, save_figure, save_table
+from mlsm.evaluation.studies.word_senses.config import DEVELOPMENT, HEADLINE
 from mlsm.evaluation.studies.word_senses.framework import TEST_SETS
 
-HEADLINE, DEVELOPMENT = "raw-npmi0", "semeval2007"
 SIGNIFICANT = 0.05
-LEAST_COVERAGE = 0.5  # of SemCor's annotated words: with fewer the diagnostic judges the data, not the layers
 GROUPS = ("ALL", *TEST_SETS, "NOUN", "VERB", "ADJ", "ADV")
 
 

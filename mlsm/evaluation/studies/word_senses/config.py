@@ -6,6 +6,10 @@ from typing import Literal
 
 from pipeline.config import DictionaryConfig, refuse_tolerance
 
+HEADLINE, DEVELOPMENT = "raw-npmi0", "semeval2007"
+LEAST_COVERAGE = 0.5  # of SemCor's annotated words: with fewer the diagnostic judges the data, not the layers
+EXPECTED = {"training": 226_036, "test": 7_253, "first sense F1": 65.2}  # Raganato et al. 2017, tables 1, 2 and 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChooseLayerConfig(DictionaryConfig):

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlsm.common.wordnet import WordNet
+from mlsm.evaluation.studies.word_senses.config import EXPECTED
 from mlsm.evaluation.studies.word_senses.framework import (
     SEMCOR,
     SENSE_INDEX,
@@ -26,8 +27,6 @@ from mlsm.evaluation.studies.word_senses.framework import (
     read_annotated,
 )
 from mlsm.evaluation.studies.word_senses.sense_scores import Questions
-
-EXPECTED = {"training": 226_036, "test": 7_253, "first sense F1": 65.2}  # Raganato et al. 2017, tables 1, 2 and 4
 
 
 class WsdData(NamedTuple):

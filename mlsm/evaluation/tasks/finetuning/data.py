@@ -139,7 +139,8 @@ def _from_hub(task: Task, data_dir: Path | str | None, sets: Collection[str]) ->
         from datasets import load_dataset
     except ImportError:
         raise DataError(
-            f'{_describe_search(task, data_dir)}, and the Hub needs the package datasets: pip install "mlsm[eval]"'
+            f"{_describe_search(task, data_dir)}, and the Hub needs the package datasets:"
+            ' pip install "mlsm-pretrain[eval]"'
         ) from None
     try:
         parts = load_dataset(dataset, config, revision=revision)

@@ -73,9 +73,9 @@ def uninformed(task: Task, train: Sequence[Any], gold: dict[str, list], found: l
 def check_installed(task: Task) -> None:
     """Raises DataError, which says what to install, if a package that computes the task's figures is missing."""
     if find_spec("sklearn") is None:
-        raise DataError('fine-tuning needs scikit-learn. Run:  pip install "mlsm[eval]"   (or scikit-learn)')
+        raise DataError('fine-tuning needs scikit-learn. Run:  pip install "mlsm-pretrain[eval]"   (or scikit-learn)')
     if task.labels_words and find_spec("seqeval") is None:
-        raise DataError(f'{task.name} needs seqeval. Run:  pip install "mlsm[eval]"   (or seqeval)')
+        raise DataError(f'{task.name} needs seqeval. Run:  pip install "mlsm-pretrain[eval]"   (or seqeval)')
 
 
 def _f1(task, gold, predicted):

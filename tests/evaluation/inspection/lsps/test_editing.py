@@ -15,6 +15,7 @@ from tiny_exports import LINEAGE, exported
 from tiny_store import write_store
 from transformers import AutoTokenizer
 
+from mlsm.commands.show_lsp import show as summary
 from mlsm.common.errors import InspectionError, RunError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps.config import LspConfig
@@ -30,7 +31,6 @@ from mlsm.evaluation.inspection.lsps.editing import (
 )
 from mlsm.evaluation.inspection.lsps.show import show
 from mlsm.evaluation.inspection.lsps.view import StoreView
-from mlsm.terminal.lsps import summary
 from student.lsp_model import LspModel
 from student.objectives.mlsm import Mlsm
 from student.probe import ProbedStudent, export_probe

@@ -9,6 +9,7 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel, AutoTokenizer
 
+from mlsm.commands.show_lsp import show as summary
 from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps.config import LspConfig
@@ -16,7 +17,6 @@ from mlsm.evaluation.inspection.lsps.intruders import TOP, IntruderTest, summari
 from mlsm.evaluation.inspection.lsps.sample import Sample, by_lsp
 from mlsm.evaluation.inspection.lsps.show import show
 from mlsm.evaluation.inspection.lsps.texts import embed, load_judge
-from mlsm.terminal.lsps import summary
 from pipeline.teacher import Teacher
 
 TOKENS, ENTRIES, TOPICS, WIDTH = 40_000, 600, 12, 24

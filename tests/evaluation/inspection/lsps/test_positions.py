@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from mlsm.commands.show_lsp import show as summary
 from mlsm.evaluation.inspection.lsps import show as showing
 from mlsm.evaluation.inspection.lsps.config import LspConfig
 from mlsm.evaluation.inspection.lsps.pages import write
-from mlsm.evaluation.inspection.lsps.positions import BINS, position_profiles, sparkline, word_information
+from mlsm.evaluation.inspection.lsps.positions import BINS, position_profiles, word_information
 from mlsm.evaluation.inspection.lsps.sample import Sample
 from mlsm.evaluation.inspection.lsps.view import StoreView
-from mlsm.terminal.lsps import summary
+from mlsm.terminal.tables import sparkline
 
 K, LENGTH, WINDOWS, WORDS = 6, 62, 400, 40
 

@@ -8,13 +8,13 @@ from http_store import serving
 from preloaded import run_command
 from tiny_exports import exported
 
+from mlsm.commands.show_lsp import show as summary
 from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps.config import LspConfig
 from mlsm.evaluation.inspection.lsps.labels import find_labels, require_labels
 from mlsm.evaluation.inspection.lsps.show import show
 from mlsm.evaluation.inspection.stores import show_shards
-from mlsm.terminal.lsps import summary
 from pipeline.dictionary import Dictionary
 from shards.config import ShowConfig
 from student.objectives.mlsm import Mlsm

@@ -9,12 +9,12 @@ from scipy.sparse import csr_array
 from scipy.stats import entropy
 from tiny_exports import exported
 
+from mlsm.commands.show_lsp import show as summary
 from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps import texts
 from mlsm.evaluation.inspection.lsps.config import LspConfig
 from mlsm.evaluation.inspection.lsps.show import show
-from mlsm.terminal.lsps import summary
 from pipeline.dictionary import Dictionary
 from student.lsp_model import lsp_facts, save_lsp_head
 from student.objectives.mlsm import Mlsm

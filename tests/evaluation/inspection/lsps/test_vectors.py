@@ -12,12 +12,12 @@ import torch
 import transformers
 from sklearn.datasets import load_digits, load_sample_images
 
+from mlsm.commands.show_lsp import show as summary
 from mlsm.common.errors import EncodeError, InspectionError, TeacherError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps.config import LspConfig
 from mlsm.evaluation.inspection.lsps.show import show
 from mlsm.evaluation.inspection.lsps.vectors import VectorView
-from mlsm.terminal.lsps import summary
 from pipeline.dictionary import Dictionary
 from pipeline.dictionary.centering import Center
 from pipeline.images import ImagesConfig, encode_images

@@ -8,10 +8,10 @@ import pytest
 from preloaded import run_command
 from tiny_store import write_store
 
+from mlsm.commands.track import show as tracking
 from mlsm.common.errors import InspectionError
 from mlsm.evaluation.inspection.tracking.config import TrackConfig
 from mlsm.evaluation.inspection.tracking.track import COLUMNS, track
-from mlsm.terminal.tracking import tracking
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,8 @@ from data import data_path
 from preloaded import run_command
 from transformers import BertConfig, DebertaConfig, DistilBertConfig, ElectraConfig, ModernBertConfig, RobertaConfig
 
+from mlsm.commands.count_flops import PAPER_TOTALS
+from mlsm.commands.count_flops import show as summary
 from mlsm.common.errors import FlopsError
 from mlsm.evaluation.studies.flops.config import CountFlopsConfig
 from mlsm.evaluation.studies.flops.count import as_printed, count_flops, short_flops
@@ -23,7 +25,6 @@ from mlsm.evaluation.studies.flops.pretraining import (
     teacher_flops,
 )
 from mlsm.evaluation.studies.flops.solver import correlation_flops, fista_flops
-from mlsm.terminal.flops import PAPER_TOTALS, summary
 
 PAPER = {  # table 3; the totals apart
     "trained encoder": ("9.06e12", "9.06e12", "9.06e12", "9.06e12", "9.06e12"),

@@ -6,10 +6,10 @@ import sys
 import pytest
 from preloaded import ROOT
 
+from mlsm.commands.study import _short
 from mlsm.common.errors import StudyError
 from mlsm.evaluation.studies.protocol import cells
 from mlsm.evaluation.studies.protocol.cells import State, at_work, state_of, this_commit
-from mlsm.terminal.study import _short
 
 HOLD = """
 import sys, time

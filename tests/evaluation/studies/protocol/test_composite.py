@@ -10,6 +10,7 @@ import yaml
 from scipy import stats
 from tiny_records import a_record, digest
 
+from mlsm.commands.study import _composite as shown
 from mlsm.common.errors import ComparisonError, StudyError
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
@@ -17,7 +18,6 @@ from mlsm.evaluation.comparison.compare import compare, keep_withheld
 from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.studies.protocol.composite import compose
 from mlsm.evaluation.studies.protocol.description import read_study
-from mlsm.terminal.study import _composite as shown
 
 SEEDS = (0, 1, 2)
 STEPS = 10

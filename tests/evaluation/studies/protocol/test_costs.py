@@ -52,6 +52,25 @@ RECIPE = {
 }
 
 
+def test_stores_that_differ_only_in_their_seed_are_measured_once(tmp_path, monkeypatch):
+    measured = []
+    monkeypatch.setattr(costs, "_dry_run", lambda part, _: measured.append(part.name) or {"seconds": 9.0, "bytes": 1})
+    study = RECIPE["study"] | {
+        "seeds": [0, 1, 2],
+        "stores": {
+            "hidden": {"command": "encode-hidden"},
+            "lsp": {"command": "encode-lsp", "hidden": "hidden", "seed": "each"},
+            "nearest": {"command": "encode-lsp", "hidden": "hidden", "seed": "each", "solver": "nearest"},
+        },
+        "arms": RECIPE["study"]["arms"] | {"usual": {"store": "nearest"}},
+    }
+    text = {name: RECIPE["encode-lsp"][name] for name in ("teacher", "corpus", "max-length")}
+    recipe = RECIPE | {"study": study, "encode-hidden": text | {"layer": 10}, "encode-lsp": {"k": 64}}
+    found = costs_of(recipe, tmp_path, ("encode-hidden", "encode-lsp"))
+    assert [cost.seconds for cost in found] == [9.0] * 7
+    assert measured == ["encode-hidden/hidden", "encode-lsp/lsp-seed0", "encode-lsp/nearest-seed0"]
+
+
 def test_steps_on_pieces_cost_what_the_pieces_do(seconds):
     whole, forward_and_backward = WINDOW**2, 3 * BATCH
     assert seconds["train-student/whole-seed0"] == forward_and_backward * 10 * whole

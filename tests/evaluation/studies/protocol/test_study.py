@@ -1,20 +1,25 @@
 """A study at toy size: its parts are commands, each finds finished work, and nothing that kills it changes a record."""
 
 import csv
+import inspect
 import json
 import os
 import random
 import re
 import shlex
+import shutil
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from preloaded import ROOT, Preloaded, run_command
 
-from cli import VERBS
+from mlsm.cli.settings import parse
+from mlsm.commands import load
+from mlsm.commands.study import show as summary
 from mlsm.common.errors import StudyError
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
@@ -25,9 +30,6 @@ from mlsm.evaluation.studies.protocol.facts import facts_of
 from mlsm.evaluation.studies.protocol.parts import FUNCTIONS, Made, plan
 from mlsm.evaluation.studies.protocol.printing import command_line
 from mlsm.evaluation.studies.protocol.study import study
-from mlsm.terminal.choice import load
-from mlsm.terminal.settings import parse
-from mlsm.terminal.study import summary
 
 PLACE_AND_TIME = ("path", "file", "wall", "cost", "env")  # of a record
 
@@ -107,9 +109,10 @@ def figures(directory):
 def test_the_table_of_parts_is_that_of_the_commands():
     assert FUNCTIONS.keys() == SETTINGS.keys()
     for verb, settings_class in SETTINGS.items():
-        assert load(VERBS[verb].settings) is settings_class
-        ours, theirs = FUNCTIONS[verb], load(VERBS[verb].function)
-        assert ours is theirs
+        command = load(verb)
+        assert command.settings is settings_class
+        ours = f"from {FUNCTIONS[verb].__module__} import {FUNCTIONS[verb].__name__}"
+        assert ours in inspect.getsource(command.run)
 
 
 def test_what_is_printed_are_the_commands_that_are_run(recipe, tmp_path):
@@ -120,7 +123,7 @@ def test_what_is_printed_are_the_commands_that_are_run(recipe, tmp_path):
         for part in plan(read_study(recipe), tmp_path / "made", data).parts:
             words = shlex.split(command_line(part))
             assert words[0] == "mlsm" and words[1] == part.verb
-            found = parse(part.verb, VERBS[part.verb], words[2:]).settings
+            found = parse(load(part.verb), words[2:]).settings
             known = {k: str(v.pattern) if isinstance(v, Made) else v for k, v in part.values.items()}
             wanted = SETTINGS[part.verb](**known)
             assert {name: getattr(found, name) for name in known} == {name: getattr(wanted, name) for name in known}
@@ -159,6 +162,28 @@ def test_a_study_that_goes_on_does_not_measure_again(recipe, tmp_path, monkeypat
     (settings.directory / "students" / "mlm-seed0" / "result.json").unlink()
     preview = study(StudyConfig(**vars(settings) | {"dry_run": True}))["parts"]
     assert {cost["part"]: cost["seconds"] for cost in preview} == again
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_records_alone_carry_a_study_on(finished, tmp_path):
+    """On another machine: what is scored is not made again, and what is not scored is made with all that it needs."""
+    settings, whole = finished
+    for name in ("smoke/evaluations", "cells"):
+        shutil.copytree(settings.directory / name, tmp_path / name)
+    moved = replace(settings, output=tmp_path)
+    before = figures(moved.directory)
+    again = study(moved)
+    assert before == figures(moved.directory) == figures(settings.directory)
+    assert not list(moved.directory.glob("students/*")) and not list(moved.directory.glob("stores/*"))
+    states = {part["part"]: (part["state"], part["commit"]) for part in whole["parts"]}
+    assert {part["part"]: (part["state"], part["commit"]) for part in again["parts"]} == states
+    assert again["comparison"]["conclusion"] == whole["comparison"]["conclusion"]
+
+    (gone,) = moved.directory.glob("smoke/evaluations/mlm-seed1-step-00000003-*/finetune/mrpc-seed0.json")
+    gone.unlink()
+    study(replace(moved, only=("*lsp", "*mlm-seed1")))
+    assert [path.name for path in moved.directory.glob("students/*")] == ["mlm-seed1"]
+    assert before == figures(moved.directory)
 
 
 def test_parts_of_one_name_are_refused(recipe, tmp_path):

@@ -12,6 +12,8 @@ import pytest
 from preloaded import run_command, run_python
 from tiny_store import log_of
 
+from mlsm.commands.sweep import exit_code as code_of_sweep
+from mlsm.commands.sweep import show as summary
 from mlsm.common.errors import EXIT_QUARANTINE, SweepError, TeacherError, WsdDataError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps.config import LspConfig
@@ -20,8 +22,6 @@ from mlsm.evaluation.studies.sweeps import sweep as sweeping
 from mlsm.evaluation.studies.sweeps.config import SweepConfig
 from mlsm.evaluation.studies.sweeps.full_scale import full_scale
 from mlsm.evaluation.studies.sweeps.sweep import sweep
-from mlsm.terminal.results import code_of_sweep
-from mlsm.terminal.sweeps import summary
 from pipeline.teacher import Teacher, teacher_fingerprint
 from shards.reader import Store
 
@@ -102,7 +102,7 @@ def test_the_mass_that_top_n_keeps_stands_beside_each_student(settings, tmp_path
 def test_its_settings_are_passed_on(settings):
     encoding, training = replace(settings, top_n="all", seed=7).encoding(), settings.training("a store")
     assert (encoding.layer, encoding.top_n, encoding.seed, encoding.output) == ((1, 3), "all", 7, settings.output)
-    assert (training.store, training.max_steps, training.eval_every, training.output) == ("a store", 12, 0, None)
+    assert (training.store, training.max_steps, training.eval_every, training.run_dir) == ("a store", 12, 0, None)
 
 
 def write_diagnostic(path, k, teacher):

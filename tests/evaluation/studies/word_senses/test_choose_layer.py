@@ -11,7 +11,9 @@ from preloaded import run_python
 from scipy import sparse
 from tiny_senses import SETS, all_instances, plain_vectors, slow_candidates, slow_phi, write_miniature
 
-import cli
+from mlsm.cli.settings import parse
+from mlsm.commands import load
+from mlsm.commands.choose_layer import show as layers
 from mlsm.common.errors import TeacherError, WsdDataError
 from mlsm.common.progress import silent
 from mlsm.common.workplaces import is_part, read_mark
@@ -19,8 +21,6 @@ from mlsm.evaluation.studies.word_senses import choose_layer as module
 from mlsm.evaluation.studies.word_senses.choose_layer import choose_layer
 from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
 from mlsm.evaluation.studies.word_senses.data import WsdData
-from mlsm.terminal.layers import layers
-from mlsm.terminal.settings import parse
 from pipeline.config import DictionaryConfig
 from pipeline.dictionary import Dictionary
 from pipeline.solvers import nonneg_lasso
@@ -223,7 +223,7 @@ def test_flags_and_the_summary(settings, result, tmp_path):
         for name, value in settings.items()
     ]
     argv = f"--layer all --finetuning {tmp_path}/averages.csv --{' --'.join(given)}".split()
-    config, _ = parse("choose-layer", cli.VERBS["choose-layer"], argv)[:2]
+    config, _ = parse(load("choose-layer"), argv)[:2]
     assert config.layer == "all"
     shown = layers(choose_layer(config), config)
     for words in (
@@ -235,7 +235,7 @@ def test_flags_and_the_summary(settings, result, tmp_path):
     ):
         assert words in shown
     assert "Recommended" not in shown
-    demonstration, recipe = parse("choose-layer", cli.VERBS["choose-layer"], ["--layer", "2", "4"])[:2]
+    demonstration, recipe = parse(load("choose-layer"), ["--layer", "2", "4"])[:2]
     assert recipe == "quickstart" and demonstration.layer == (2, 4) and demonstration.k == (1024,)
 
 
@@ -269,6 +269,6 @@ def test_a_part_of_semcor_is_a_diagnostic_of_its_own(settings, result):
 @pytest.mark.parametrize("recipe", ["quickstart", "paper"])
 def test_the_recipes_dictionaries_are_those_of_encode_lsp(recipe):
     verbs = ("choose-layer", "encode-lsp")
-    chosen, encoded = (parse(name, cli.VERBS[name], [], recipe)[0] for name in verbs)
+    chosen, encoded = (parse(load(name), [], recipe)[0] for name in verbs)
     names = [field.name for field in dataclasses.fields(DictionaryConfig) if field.name != "layer"]
     assert {name: getattr(chosen, name) for name in names} == {name: getattr(encoded, name) for name in names}

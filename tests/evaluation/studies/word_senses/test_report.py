@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from mlsm.commands.choose_layer import show as layers
 from mlsm.common.errors import WsdDataError
 from mlsm.evaluation.studies.word_senses.conclusions import (
     GROUPS,
@@ -15,7 +16,6 @@ from mlsm.evaluation.studies.word_senses.conclusions import (
     recommend,
     write_report,
 )
-from mlsm.terminal.layers import layers
 
 QUESTIONS = 400
 

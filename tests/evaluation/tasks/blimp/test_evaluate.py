@@ -17,15 +17,15 @@ from tiny_families import tiny_model
 from tiny_store import write_store, write_tokenizer
 from transformers import AutoModel, AutoModelForMaskedLM
 
-import cli
+from mlsm import __main__ as cli
+from mlsm.cli import run as command_line
+from mlsm.commands.evaluate_blimp import show as blimp
 from mlsm.common.errors import BlimpError, ModelError, RunError
 from mlsm.evaluation import records
 from mlsm.evaluation.tasks.blimp import evaluate as evaluating
 from mlsm.evaluation.tasks.blimp.config import BlimpConfig
 from mlsm.evaluation.tasks.blimp.data import PARADIGMS, PHENOMENA
 from mlsm.evaluation.tasks.blimp.evaluate import evaluate
-from mlsm.terminal import verb
-from mlsm.terminal.blimp import blimp
 from student.config import ProbeConfig, StudentConfig
 from student.objectives.mlm import Mlm
 from student.objectives.mlsm import Mlsm
@@ -234,7 +234,7 @@ def settings(store, **changes):
 def run(store, tmp_path_factory):
     """A finished mlm run with kept checkpoints at steps 2 and 4, and one to resume from at step 3."""
     output = tmp_path_factory.mktemp("runs") / "mlm-run"
-    train(StudentConfig(**settings(store, objective="mlm", encoder="bert-2x32", output=output)))
+    train(StudentConfig(**settings(store, objective="mlm", encoder="bert-2x32", run_dir=output)))
     return output
 
 
@@ -274,7 +274,7 @@ def test_a_checkpoint_that_is_not_there_or_not_kept_is_said_to_be_so(run, config
 @pytest.mark.parametrize("probe_input", ["softmax", "logits"])
 def test_probes_are_scored_from_their_runs(probe_input, mlsm_export, store, config, tmp_path):
     output = tmp_path / "probe-run"
-    train_probe(ProbeConfig(**settings(store), student=str(mlsm_export), probe_input=probe_input, output=output))
+    train_probe(ProbeConfig(**settings(store), student=str(mlsm_export), probe_input=probe_input, run_dir=output))
     (record,) = evaluate(replace(config, models=(str(output),), per_paradigm=1))["records"]
     assert record["objective"] == "mlsm" and record["step"] == 5  # those of the student
     assert record["data"]["n_eval"] == 67
@@ -294,7 +294,7 @@ def test_an_unfinished_run_is_said_to_be_so(run, config, tmp_path):
 def no_traces(monkeypatch):
     """A command sets up its process, and this one is pytest's."""
     monkeypatch.setattr(cli, "end_on_signals", lambda: None)
-    monkeypatch.setattr(verb, "quiet_libraries", lambda downloads: None)
+    monkeypatch.setattr(command_line, "quiet_libraries", lambda downloads: None)
 
 
 def error_of(arguments, capsys):

@@ -8,13 +8,13 @@ import pytest
 import torch
 from tiny_families import tiny_model
 
+from mlsm.commands.finetune import show as summary
 from mlsm.common.errors import StudyError
 from mlsm.evaluation import records
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.heads import Backbone
 from mlsm.evaluation.tasks.finetuning.suite import finetune
 from mlsm.evaluation.tasks.finetuning.tasks import TASKS
-from mlsm.terminal.finetuning import summary
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from tiny_families import edit_weights, tiny_model
 from tiny_store import write_store
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
+from mlsm.commands.finetune import show as summary
 from mlsm.common.errors import DataError, ModelError, RecordError, StudyError, TeacherError
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
@@ -26,7 +27,6 @@ from mlsm.evaluation.comparison.models import match_trainings, models_of
 from mlsm.evaluation.tasks.finetuning import training
 from mlsm.evaluation.tasks.finetuning.config import TASKS, FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.suite import finetune
-from mlsm.terminal.finetuning import summary
 from student.config import StudentConfig
 from student.train import train
 
@@ -317,7 +317,7 @@ def test_kept_checkpoints_of_a_run_are_candidates_the_last_of_them_its_export(se
             checkpoints=(0.5, 1.0),
             save_every=0,
             device="cpu",
-            output=run,
+            run_dir=run,
         )
     )
     settings = replace(settings, tasks=("rte",), seeds=1, output=tmp_path / "out", max_length=16)
@@ -333,8 +333,8 @@ def test_an_untrained_student_is_one_model_whatever_its_runs_learn(settings, tmp
     usual = {"store": store.path, "encoder": "bert-2x32", "max_steps": 1, "batch_windows": 2, "eval_every": 0}
     usual |= {"eval_windows": 2, "checkpoints": (0, 1), "save_every": 0, "device": "cpu"}
     runs = tuple(str(tmp_path / name) for name in ("usual", "faster"))
-    train(StudentConfig(output=runs[0], **usual))
-    train(StudentConfig(output=runs[1], lr=0.1, **usual))
+    train(StudentConfig(run_dir=runs[0], **usual))
+    train(StudentConfig(run_dir=runs[1], lr=0.1, **usual))
     settings = replace(settings, tasks=("rte",), seeds=1, output=tmp_path / "out", models=runs)
     both = finetune(replace(settings, step="all"))
     assert [model["model"] for model in both["models"]] == [
@@ -352,10 +352,10 @@ def test_so_is_one_of_which_several_runs_go_on(settings, tmp_path):
     store = write_store(tmp_path / "store", k=24)
     usual = {"store": store.path, "encoder": "bert-2x32", "max_steps": 1, "batch_windows": 2, "eval_every": 0}
     usual |= {"eval_windows": 2, "checkpoints": (0, 1), "save_every": 0, "device": "cpu"}
-    train(StudentConfig(output=tmp_path / "start", **usual))
+    train(StudentConfig(run_dir=tmp_path / "start", **usual))
     runs = tuple(str(tmp_path / name) for name in ("usual", "faster"))
     for run, lr in zip(runs, (1e-3, 0.1), strict=True):
-        train(StudentConfig(output=run, lr=lr, continue_from=tmp_path / "start", **usual))
+        train(StudentConfig(run_dir=run, lr=lr, continue_from=tmp_path / "start", **usual))
     settings = replace(settings, tasks=("rte",), seeds=1, output=tmp_path / "out", models=runs, step="all")
     assert [model["model"] for model in finetune(settings)["models"]] == [
         "usual-step-00000000", "usual-step-00000001", "faster-step-00000001"

@@ -24,6 +24,7 @@ from tiny_families import tiny_model
 from tiny_senses import plain_vectors, slow_diagnostic, write_miniature
 from transformers import AutoModel, AutoTokenizer
 
+from mlsm.commands.finetune import show as summary
 from mlsm.common.errors import DataError, ModelError, RecordError, StudyError, WsdDataError
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
@@ -39,7 +40,6 @@ from mlsm.evaluation.tasks.frozen import measures, senses
 from mlsm.evaluation.tasks.frozen.features import Encoder, kept, pair_features
 from mlsm.evaluation.tasks.frozen.linear import INVERSE_PENALTIES, RIDGE_PENALTIES, tune_and_fit
 from mlsm.terminal.comparison import comparison
-from mlsm.terminal.finetuning import summary
 from pipeline.dictionary import DictionarySettings, learn_dictionary
 from pipeline.solvers import nonneg_lasso
 

@@ -17,15 +17,15 @@ from tiny_store import write_tokenizer
 from tokenizers import Tokenizer
 from tokenizers.normalizers import BertNormalizer
 
-import cli
+from mlsm import __main__ as cli
+from mlsm.cli import run as command_line
+from mlsm.commands.score_text import show as summary
 from mlsm.common.errors import ScoringError
 from mlsm.evaluation.tasks.scoring import score as scoring
 from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig
 from mlsm.evaluation.tasks.scoring.models import load
 from mlsm.evaluation.tasks.scoring.score import score_text
 from mlsm.evaluation.tasks.scoring.scorer import Scorer
-from mlsm.terminal import verb
-from mlsm.terminal.scoring import scores as summary
 
 RECORDED = json.loads(Path(__file__).with_name("minicons_scores.json").read_text(encoding="utf-8"))
 PAIRS = [("w1 w2 w3", "w1 w9 w3"), ("w4 w5 w6 w7", "w4 w7 w6"), ("w8 w8", "w8 w8"), ("w9", "w3 w9 w3"), ("w2", "w1")]
@@ -197,7 +197,7 @@ def test_sentences_that_cannot_be_scored_are_quoted(config, tmp_path):
 @pytest.mark.parametrize("flags", [[], ["--pairs", "a.csv", "--sentences", "b.txt"]])
 def test_one_kind_of_files_is_asked_for(flags, monkeypatch, capsys):
     monkeypatch.setattr(cli, "end_on_signals", lambda: None)
-    monkeypatch.setattr(verb, "quiet_libraries", lambda downloads: None)
+    monkeypatch.setattr(command_line, "quiet_libraries", lambda downloads: None)
     with pytest.raises(SystemExit) as end:
         cli.main(["score-text", "bundled", *flags])
     assert end.value.code == 2 and "takes files of --sentences or of --pairs" in capsys.readouterr().err

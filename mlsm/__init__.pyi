@@ -1,0 +1,801 @@
+# Written by tests/stub.py from mlsm/commands/: change those files, and run it again.
+
+from collections.abc import Callable, Iterable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+from mlsm.evaluation.comparison.config import CompareConfig as CompareConfig
+from mlsm.evaluation.inspection.lsps.config import LspConfig as LspConfig
+from mlsm.evaluation.inspection.machine import DoctorConfig as DoctorConfig
+from mlsm.evaluation.inspection.pages import DocsConfig as DocsConfig
+from mlsm.evaluation.inspection.tracking.config import TrackConfig as TrackConfig
+from mlsm.evaluation.preparation.config import PrepareDataConfig as PrepareDataConfig
+from mlsm.evaluation.similarity.config import SimilarityConfig as SimilarityConfig
+from mlsm.evaluation.studies.flops.config import CountFlopsConfig as CountFlopsConfig
+from mlsm.evaluation.studies.protocol.config import StudyConfig as StudyConfig
+from mlsm.evaluation.studies.sweeps.config import SweepConfig as SweepConfig
+from mlsm.evaluation.studies.targets.config import MatchEntropyConfig as MatchEntropyConfig
+from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig as ChooseLayerConfig
+from mlsm.evaluation.tasks.blimp.config import BlimpConfig as BlimpConfig
+from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig as FinetuneConfig
+from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig as ScoreTextConfig
+from mlsm.results import EncodedStore as EncodedStore
+from mlsm.results import Exported as Exported
+from mlsm.results import LearnedDictionary as LearnedDictionary
+from mlsm.results import Report as Report
+from mlsm.results import TrainedStudent as TrainedStudent
+from mlsm.results import Verified as Verified
+from pipeline.config import EncodeConfig as EncodeConfig
+from pipeline.config import EncodeHiddenConfig as EncodeHiddenConfig
+from pipeline.config import EncodeIdsConfig as EncodeIdsConfig
+from pipeline.config import EncodeLogitsConfig as EncodeLogitsConfig
+from pipeline.config import LearnConfig as LearnConfig
+from pipeline.config import TokenizerConfig as TokenizerConfig
+from pipeline.dictionary import Dictionary as Dictionary
+from pipeline.images import ImagesConfig as ImagesConfig
+from pipeline.imported import ImportConfig as ImportConfig
+from pipeline.solvers import nonneg_lasso as nonneg_lasso
+from shards.codec import block_windows as block_windows
+from shards.config import CleanConfig as CleanConfig
+from shards.config import DeriveConfig as DeriveConfig
+from shards.config import ExportStoreConfig as ExportStoreConfig
+from shards.config import ShowConfig as ShowConfig
+from shards.config import VerifyConfig as VerifyConfig
+from shards.reader import Store as Store
+from shards.remote import Remote as Remote
+from shards.remote import gopen as gopen
+from shards.torch_dataset import LspDataset as LspDataset
+from student.config import ProbeConfig as ProbeConfig
+from student.config import StudentConfig as StudentConfig
+from student.lsp_model import LspModel as LspModel
+from student.masks.config import MaskWeightsConfig as MaskWeightsConfig
+from student.probe import ProbedLspModel as ProbedLspModel
+from student.runs.export_config import ExportConfig as ExportConfig
+
+Progress = Callable[..., None] | None
+PathOrText = str | PathLike[str]
+
+COMMANDS: list[str]
+HOME: dict[str, str]
+__all__: list[str]
+
+def read_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
+    """The records of evaluations in files and directories, checked. Raises RecordError, which names what is wrong."""
+
+def choose_layer(
+    config: ChooseLayerConfig | None = None,
+    /,
+    *,
+    recipe: PathOrText | None = None,
+    progress: Progress = None,
+    corpus: PathOrText | Sequence[PathOrText] = ("bundled",),
+    text_field: PathOrText = "text",
+    document_boundary: Literal["blank-line", "file"] = "blank-line",
+    invalid_utf8: Literal["strict", "replace", "skip"] = "strict",
+    min_characters: int = 0,
+    keep_duplicates: bool = False,
+    output: PathOrText = "runs",
+    held_out_by: Literal["document", "file"] = "document",
+    packing: Literal["packed", "pairs"] = "packed",
+    max_length: int = 128,
+    max_tokens: int | None = None,
+    unit_tokens: int = 1048576,
+    workers: int = 1,
+    scheduler: PathOrText | None = None,
+    teacher: PathOrText | None = None,
+    batch_tokens: int = 8192,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    documents_apart: bool = False,
+    device: PathOrText = "auto",
+    products: Literal["auto", "onednn", "torch"] = "auto",
+    layer: int | Sequence[int] | Literal["all"] = "all",
+    k: int | Sequence[int] = (3072,),
+    atoms: Literal["learned", "sampled", "clusters"] = "learned",
+    lam: float = 0.05,
+    center: Literal["none", "mean", "position"] = "none",
+    dictionary_tokens: int = 2000000,
+    dictionary_epochs: float = 2.0,
+    dictionary_batch: int | None = None,
+    seed: int = 42,
+    wsd_data: PathOrText | None = None,
+    limit: int | None = None,
+    finetuning: PathOrText | None = None,
+    tolerance: float = 0.001,
+    json: bool = False,
+) -> Report:
+    """Which layer of a teacher to encode, by word-sense disambiguation with every layer's LSPs."""
+
+def clean(
+    config: CleanConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    path: PathOrText = "runs",
+    dry_run: bool = False,
+    all: bool = False,
+    json: bool = False,
+) -> Report:
+    """Remove what killed processes left behind."""
+
+def compare(
+    config: CompareConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    results: PathOrText | Sequence[PathOrText] = (),
+    output: PathOrText = "runs/comparison",
+    paper: bool = False,
+    diagnostic: PathOrText | None = None,
+    intruders: PathOrText | Sequence[PathOrText] = (),
+    json: bool = False,
+) -> Report:
+    """Compare models by the records of finetune and evaluate_blimp."""
+
+def count_flops(
+    config: CountFlopsConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    student: PathOrText = "deberta-base",
+    teacher: PathOrText = "bert-base",
+    vocabulary: int | None = None,
+    k: int = 3072,
+    layer: int = 10,
+    mask_rate: float = 0.15,
+    windows: int = 128,
+    length: int = 128,
+    reuse: int | Sequence[int] = (1, 2, 5, 10, 20, 50, 100),
+    steps: int = 100000,
+    batch_windows: int = 1024,
+    dictionary_tokens: int = 2000000,
+    dictionary_epochs: float = 2.0,
+    output: PathOrText = "runs",
+    json: bool = False,
+) -> Report:
+    """Count the operations of pre-training, from configurations alone."""
+
+def derive_shards(
+    config: DeriveConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    store: PathOrText | None = None,
+    top_n: int = 8,
+    output: PathOrText | None = None,
+) -> EncodedStore:
+    """Make a store with fewer entries a token from a stored one, without the teacher."""
+
+def docs(
+    config: DocsConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    page: PathOrText | None = None,
+    json: bool = False,
+) -> Report:
+    """Find a page of the documentation: docs(page="corpora")["file"]; all of them: docs()["pages"]."""
+
+def doctor(
+    config: DoctorConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    output: PathOrText = "runs",
+    json: bool = False,
+) -> Report:
+    """What this machine has, and what that means for speed: doctor()["checks"]."""
+
+def encode_hidden(
+    config: EncodeHiddenConfig | None = None,
+    /,
+    *,
+    recipe: PathOrText | None = None,
+    progress: Progress = None,
+    corpus: PathOrText | Sequence[PathOrText] = ("bundled",),
+    text_field: PathOrText = "text",
+    document_boundary: Literal["blank-line", "file"] = "blank-line",
+    invalid_utf8: Literal["strict", "replace", "skip"] = "strict",
+    min_characters: int = 0,
+    keep_duplicates: bool = False,
+    output: PathOrText = "runs",
+    held_out_by: Literal["document", "file"] = "document",
+    packing: Literal["packed", "pairs"] = "packed",
+    max_length: int = 128,
+    max_tokens: int | None = None,
+    unit_tokens: int = 1048576,
+    workers: int = 1,
+    scheduler: PathOrText | None = None,
+    teacher: PathOrText | None = None,
+    batch_tokens: int = 8192,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    documents_apart: bool = False,
+    device: PathOrText = "auto",
+    products: Literal["auto", "onednn", "torch"] = "auto",
+    retry_quarantine: bool = False,
+    dry_run: bool = False,
+    layer: int | Sequence[int] = (10,),
+    quantise: Literal["int8", "pq"] = "int8",
+    bytes: int | None = None,
+    codebook: PathOrText | None = None,
+    dictionary_tokens: int = 262144,
+    seed: int = 42,
+    hidden: PathOrText | None = None,
+) -> list[EncodedStore]:
+    """Encode a corpus into shards of the teacher's hidden states: a list of one store for each layer."""
+
+def encode_ids(
+    config: EncodeIdsConfig | None = None,
+    /,
+    *,
+    recipe: PathOrText | None = None,
+    progress: Progress = None,
+    corpus: PathOrText | Sequence[PathOrText] = ("bundled",),
+    text_field: PathOrText = "text",
+    document_boundary: Literal["blank-line", "file"] = "blank-line",
+    invalid_utf8: Literal["strict", "replace", "skip"] = "strict",
+    min_characters: int = 0,
+    keep_duplicates: bool = False,
+    output: PathOrText = "runs",
+    held_out_by: Literal["document", "file"] = "document",
+    packing: Literal["packed", "pairs"] = "packed",
+    max_length: int = 128,
+    max_tokens: int | None = None,
+    unit_tokens: int = 1048576,
+    workers: int = 1,
+    scheduler: PathOrText | None = None,
+    retry_quarantine: bool = False,
+    dry_run: bool = False,
+    tokenizer: PathOrText | None = None,
+) -> list[EncodedStore]:
+    """Encode a corpus into shards of token ids, all that the mlm objective needs: a list of one store."""
+
+def encode_images(
+    config: ImagesConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    images: PathOrText | Sequence[PathOrText] = (),
+    teacher: PathOrText | None = None,
+    layer: int | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    output: PathOrText = "runs",
+) -> Report:
+    """Write the vectors of the patches of images, for learn_dictionary and show_lsp."""
+
+def encode_logits(
+    config: EncodeLogitsConfig | None = None,
+    /,
+    *,
+    recipe: PathOrText | None = None,
+    progress: Progress = None,
+    corpus: PathOrText | Sequence[PathOrText] = ("bundled",),
+    text_field: PathOrText = "text",
+    document_boundary: Literal["blank-line", "file"] = "blank-line",
+    invalid_utf8: Literal["strict", "replace", "skip"] = "strict",
+    min_characters: int = 0,
+    keep_duplicates: bool = False,
+    output: PathOrText = "runs",
+    held_out_by: Literal["document", "file"] = "document",
+    packing: Literal["packed", "pairs"] = "packed",
+    max_length: int = 128,
+    max_tokens: int | None = None,
+    unit_tokens: int = 1048576,
+    workers: int = 1,
+    scheduler: PathOrText | None = None,
+    teacher: PathOrText | None = None,
+    batch_tokens: int = 8192,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    documents_apart: bool = False,
+    device: PathOrText = "auto",
+    products: Literal["auto", "onednn", "torch"] = "auto",
+    retry_quarantine: bool = False,
+    dry_run: bool = False,
+    top_n: int | Literal["all"] = 64,
+    masked: bool = False,
+) -> list[EncodedStore]:
+    """Encode a corpus into shards of the teacher's most probable words, for distillation: a list of one store."""
+
+def encode_lsp(
+    config: EncodeConfig | None = None,
+    /,
+    *,
+    recipe: PathOrText | None = None,
+    progress: Progress = None,
+    corpus: PathOrText | Sequence[PathOrText] = ("bundled",),
+    text_field: PathOrText = "text",
+    document_boundary: Literal["blank-line", "file"] = "blank-line",
+    invalid_utf8: Literal["strict", "replace", "skip"] = "strict",
+    min_characters: int = 0,
+    keep_duplicates: bool = False,
+    output: PathOrText = "runs",
+    held_out_by: Literal["document", "file"] = "document",
+    packing: Literal["packed", "pairs"] = "packed",
+    max_length: int = 128,
+    max_tokens: int | None = None,
+    unit_tokens: int = 1048576,
+    workers: int = 1,
+    scheduler: PathOrText | None = None,
+    teacher: PathOrText | None = None,
+    batch_tokens: int = 8192,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    documents_apart: bool = False,
+    device: PathOrText = "auto",
+    products: Literal["auto", "onednn", "torch"] = "auto",
+    layer: int | Sequence[int] = (10,),
+    k: int | Sequence[int] | None = None,
+    atoms: Literal["learned", "sampled", "clusters"] = "learned",
+    lam: float = 0.05,
+    center: Literal["none", "mean", "position"] = "none",
+    dictionary_tokens: int = 2000000,
+    dictionary_epochs: float = 2.0,
+    dictionary_batch: int | None = None,
+    seed: int = 42,
+    retry_quarantine: bool = False,
+    dry_run: bool = False,
+    hidden: PathOrText | None = None,
+    dictionary: PathOrText | None = None,
+    tolerance: float = 0.0001,
+    solver: Literal["cd", "fista", "nearest"] = "cd",
+    solver_steps: int = 100,
+    solver_backend: Literal["auto", "torch"] = "auto",
+    top_n: int | Literal["all"] | None = None,
+) -> list[EncodedStore]:
+    """Encode a corpus into LSP shards: a store for each layer and k, from one pass of the teacher.
+
+    mlsm.encode_lsp(teacher="bert-base-cased", layer=10, corpus="wiki/*.txt")
+    With dry_run=True: a list of one Estimate, and nothing is kept.
+    """
+
+def evaluate_blimp(
+    config: BlimpConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    models: PathOrText | Sequence[PathOrText] = (),
+    data_dir: PathOrText | None = None,
+    step: PathOrText | None = None,
+    metric: Literal["original", "within-word-l2r"] = "original",
+    paradigms: PathOrText | Sequence[PathOrText] = (),
+    per_paradigm: int | None = None,
+    output: PathOrText = "runs",
+    batch_tokens: int | None = None,
+    device: PathOrText = "auto",
+    json: bool = False,
+) -> Report:
+    """Score masked language models on BLiMP's minimal pairs."""
+
+def export_store(
+    config: ExportStoreConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    store: PathOrText | None = None,
+    output: PathOrText | None = None,
+) -> Report:
+    """Write a store as Parquet files with a dataset card: datasets.load_dataset(exported["output"]) reads them."""
+
+def export_student(
+    config: ExportConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    run: PathOrText | None = None,
+    checkpoint: PathOrText = "latest",
+    output: PathOrText | None = None,
+    store: PathOrText | Sequence[PathOrText] | None = None,
+    push_to_hub: PathOrText | None = None,
+    private: bool = False,
+    license: PathOrText | None = None,
+    language: PathOrText | Sequence[PathOrText] = (),
+    dry_run: bool = False,
+    json: bool = False,
+) -> Exported:
+    """Export a checkpoint of a run as files that transformers loads; with push_to_hub also to the Hub."""
+
+def finetune(
+    config: FinetuneConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    models: PathOrText | Sequence[PathOrText] = (),
+    step: PathOrText | None = None,
+    frozen: bool = False,
+    tasks: Literal["all", "cola", "conll2003", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wic", "wsd"] | Sequence[Literal["all", "cola", "conll2003", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wic", "wsd"]] = ("all",),
+    layers: int | Sequence[int] | None = None,
+    seeds: int = 5,
+    data_dir: PathOrText | None = None,
+    output: PathOrText = "runs",
+    overwrite: Literal["missing", "always", "never"] = "missing",
+    mark_target: bool = False,
+    epochs: int = 3,
+    lr: float | Sequence[float] = 2e-05,
+    warmup: float = 0.06,
+    grad_clip: float = 1.0,
+    batch: int = 32,
+    max_length: int | None = None,
+    dropout: float = 0.1,
+    segments: Literal["auto", "never", "always"] = "auto",
+    split: Literal["validation", "test", "train-tenth"] = "validation",
+    limit_train: int | None = None,
+    max_steps: int | None = None,
+    partial_vocabulary: bool = False,
+    device: PathOrText = "auto",
+    smoke: bool = False,
+    json: bool = False,
+) -> Report:
+    """Fine-tune models on ten tasks, with paired heads and batches: one record a task and seed."""
+
+def import_dictionary(
+    config: ImportConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    file: PathOrText | None = None,
+    orientation: Literal["auto", "rows", "columns"] = "auto",
+    output: PathOrText = "runs",
+) -> Report:
+    """Make a dictionary of ours of a .npy file of atoms, such as the official code's: file="layer_10_k_3000.npy"."""
+
+def learn_dictionary(
+    config: LearnConfig | None = None,
+    /,
+    *,
+    recipe: PathOrText | None = None,
+    progress: Progress = None,
+    corpus: PathOrText | Sequence[PathOrText] = ("bundled",),
+    text_field: PathOrText = "text",
+    document_boundary: Literal["blank-line", "file"] = "blank-line",
+    invalid_utf8: Literal["strict", "replace", "skip"] = "strict",
+    min_characters: int = 0,
+    keep_duplicates: bool = False,
+    output: PathOrText = "runs",
+    held_out_by: Literal["document", "file"] = "document",
+    packing: Literal["packed", "pairs"] = "packed",
+    max_length: int = 128,
+    max_tokens: int | None = None,
+    unit_tokens: int = 1048576,
+    workers: int = 1,
+    scheduler: PathOrText | None = None,
+    teacher: PathOrText | None = None,
+    batch_tokens: int = 8192,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    documents_apart: bool = False,
+    device: PathOrText = "auto",
+    products: Literal["auto", "onednn", "torch"] = "auto",
+    layer: int | Sequence[int] = (10,),
+    k: int | Sequence[int] = (3072,),
+    atoms: Literal["learned", "sampled", "clusters"] = "learned",
+    lam: float = 0.05,
+    center: Literal["none", "mean", "position"] = "none",
+    dictionary_tokens: int = 2000000,
+    dictionary_epochs: float = 2.0,
+    dictionary_batch: int | None = None,
+    seed: int = 42,
+    hidden: PathOrText | None = None,
+) -> list[LearnedDictionary]:
+    """Learn the dictionary of each layer and k of a teacher, or one of the vectors in a file: hidden="states.npy"."""
+
+def make_mask_weights(
+    config: MaskWeightsConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    store: PathOrText | None = None,
+    kind: Literal["frequency", "common", "domain", "pmi"] = "frequency",
+    power: float = 0.5,
+    least_count: int = 10,
+    most_frequent: int = 50,
+    weight: float = 10.0,
+    general: PathOrText | None = None,
+    words: PathOrText | None = None,
+    coverage: float = 0.5,
+    output: PathOrText | None = None,
+    json: bool = False,
+) -> Report:
+    """Make a table of how often each token shall be masked: mlsm.train_student(mask_weights=made["mask_weights"])."""
+
+def match_entropy(
+    config: MatchEntropyConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    store: PathOrText | None = None,
+    against: PathOrText | None = None,
+    entropy: float | None = None,
+    samples: int = 20000,
+    teacher: PathOrText | None = None,
+    json: bool = False,
+) -> Report:
+    """Find the temperature, and the penalty, at which a store's targets are as flat as another's."""
+
+def prepare_data(
+    config: PrepareDataConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    dataset: Literal["blimp", "wsd", "glue", "wic", "conll"] | None = None,
+    from_: PathOrText | None = None,
+    output: PathOrText = "data",
+    json: bool = False,
+) -> Report:
+    """Put evaluation data as published into the layout that evaluations read: dataset="wic", from_="downloads"."""
+
+def score_text(
+    config: ScoreTextConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    models: PathOrText | Sequence[PathOrText] = (),
+    sentences: PathOrText | Sequence[PathOrText] = (),
+    pairs: PathOrText | Sequence[PathOrText] = (),
+    text_field: PathOrText = "text",
+    step: PathOrText | None = None,
+    metric: Literal["original", "within-word-l2r"] = "original",
+    output: PathOrText = "runs",
+    batch_tokens: int | None = None,
+    device: PathOrText = "auto",
+    json: bool = False,
+) -> Report:
+    """Score the sentences, or the minimal pairs, of files: models="bert-base-cased", sentences="reviews.txt"."""
+
+def show_lsp(
+    config: LspConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    store: PathOrText | None = None,
+    lsp: int | Sequence[int] = (),
+    word: PathOrText | None = None,
+    text: PathOrText | None = None,
+    student: PathOrText | None = None,
+    without: int | Sequence[int] = (),
+    amplify: PathOrText | Sequence[PathOrText] = (),
+    teacher: PathOrText | None = None,
+    intruders: bool = False,
+    judge: PathOrText | None = None,
+    against: PathOrText | Sequence[PathOrText] = (),
+    similar_to: PathOrText | None = None,
+    vectors: PathOrText | None = None,
+    html: PathOrText | None = None,
+    samples: int = 2000000,
+    diagnostic: PathOrText | None = None,
+    json: bool = False,
+) -> Report:
+    """What LSPs stand for: of a store, a word, a text; with html="lsps" as pages to browse."""
+
+def show_shards(
+    config: ShowConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    store: PathOrText | None = None,
+    document: int | None = None,
+    window: int | None = None,
+    split: Literal["train", "held_out"] = "train",
+    top: int = 5,
+    tokens: int = 512,
+    against: PathOrText | None = None,
+    json: bool = False,
+) -> Report:
+    """What a store holds: statistics, or one document or window with its targets."""
+
+def similarity(
+    texts_a: PathOrText | Sequence[PathOrText] | SimilarityConfig = (),
+    texts_b: PathOrText | Sequence[PathOrText] = (),
+    store: PathOrText | None = None,
+    *,
+    progress: Progress = None,
+    tasks: Literal["stsb", "wic"] | Sequence[Literal["stsb", "wic"]] = (),
+    data_dir: PathOrText | None = None,
+    teacher: PathOrText | None = None,
+    samples: int = 300000,
+    json: bool = False,
+) -> Report:
+    """How alike texts are by their LSPs, pair by pair: `similarity("A cat.", "A dog.", store)` has them as `pairs`.
+
+    store  a store of LSPs, or a student that predicts them; with tasks="stsb" instead of texts: tables
+    """
+
+def study(
+    config: StudyConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    recipe: PathOrText = "study-demo",
+    output: PathOrText | None = None,
+    data_dir: PathOrText | None = None,
+    only: PathOrText | Sequence[PathOrText] = (),
+    dry_run: bool = False,
+    print_commands: Literal["make", "slurm"] | None = None,
+    json: bool = False,
+) -> Report:
+    """Run a whole study from one recipe: stores, students, evaluations, and their comparison."""
+
+def sweep(
+    config: SweepConfig | None = None,
+    /,
+    *,
+    recipe: PathOrText | None = None,
+    progress: Progress = None,
+    layer: int | Sequence[int] = (10,),
+    k: int | Sequence[int] = (3072,),
+    teacher: PathOrText | None = None,
+    corpus: PathOrText | Sequence[PathOrText] = ("bundled",),
+    max_length: int = 128,
+    max_tokens: int | None = None,
+    unit_tokens: int = 1048576,
+    lam: float = 0.05,
+    top_n: int | Literal["all"] | None = None,
+    dictionary_tokens: int = 2000000,
+    encoder: PathOrText = "bert-12x768",
+    dropout: float | None = None,
+    max_steps: int | None = None,
+    batch_windows: int | None = None,
+    micro_batch: int | None = None,
+    lr: float | None = None,
+    warmup: float = 0.02,
+    save_every: int | None = None,
+    seed: int = 42,
+    device: PathOrText = "auto",
+    diagnostic: PathOrText | None = None,
+    intruders: bool = False,
+    judge: PathOrText | None = None,
+    gpu: PathOrText = "NVIDIA H100 80GB HBM3",
+    dry_run: bool = False,
+    output: PathOrText = "runs",
+    json: bool = False,
+) -> Report:
+    """Train a student for every layer, or every k, from one pass of the teacher."""
+
+def track(
+    config: TrackConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    stores: PathOrText | Sequence[PathOrText] = (),
+    matching: Literal["hungarian", "mutual-best"] = "hungarian",
+    kept_from: float = 0.7,
+    matched_from: float = 0.3,
+    samples: int = 2000000,
+    output: PathOrText = "runs/tracking",
+    json: bool = False,
+) -> Report:
+    """Match the LSPs of two or more stores of the same text: mlsm.track(stores=(before, after))."""
+
+def train_probe(
+    config: ProbeConfig | None = None,
+    /,
+    *,
+    recipe: PathOrText | None = None,
+    progress: Progress = None,
+    store: PathOrText | None = None,
+    documents_apart: bool = False,
+    segments: Literal["auto", "never"] = "auto",
+    epochs: float | None = None,
+    max_steps: int | None = None,
+    batch_windows: int | None = None,
+    micro_batch: int | None = None,
+    lr: float | None = None,
+    warmup: float = 0.02,
+    schedule: Literal["linear", "cosine", "wsd"] = "linear",
+    decay_share: float = 0.2,
+    adam_beta1: float = 0.9,
+    adam_beta2: float = 0.999,
+    weight_decay: float = 0.0,
+    decay_all: bool = False,
+    grad_clip: float = 1.0,
+    seed: int = 42,
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    products: Literal["auto", "onednn", "torch"] = "auto",
+    device: PathOrText = "auto",
+    compile: bool | None = None,
+    activation_checkpointing: bool = False,
+    checkpoints: float | Sequence[float] = (0.1, 0.25, 0.5, 1.0),
+    save_every: int | None = None,
+    keep_last: int = 1,
+    eval_every: int | None = None,
+    eval_windows: int = 256,
+    log_every: int = 1,
+    track: Literal["tensorboard", "wandb", "trackio"] | Sequence[Literal["tensorboard", "wandb", "trackio"]] = (),
+    run_dir: PathOrText | None = None,
+    student: PathOrText | None = None,
+    probe_input: Literal["softmax", "logits", "hidden"] = "softmax",
+) -> TrainedStudent:
+    """Train a linear probe that predicts words from the LSPs of a frozen student."""
+
+def train_student(
+    config: StudentConfig | None = None,
+    /,
+    *,
+    recipe: PathOrText | None = None,
+    progress: Progress = None,
+    store: PathOrText | Sequence[PathOrText] | None = None,
+    store_weights: float | Sequence[float] | None = None,
+    objective: Literal["mlsm", "mlm", "kd", "mtl", "hard-mlsm", "naive-mlsm", "supersense", "type", "regress", "recon"] = "mlsm",
+    wordnet: PathOrText | None = None,
+    kappa: float | None = None,
+    regress_loss: Literal["cosine", "mse"] = "cosine",
+    target_temperature: float = 1.0,
+    untied: bool = False,
+    encoder: PathOrText = "bert-12x768",
+    continue_from: PathOrText | None = None,
+    continue_head: bool = False,
+    documents_apart: bool = False,
+    segments: Literal["auto", "never"] = "auto",
+    short_windows: int | None = None,
+    short_share: float = 0.9,
+    dropout: float | None = None,
+    epochs: float | None = None,
+    max_steps: int | None = None,
+    batch_windows: int | None = None,
+    micro_batch: int | None = None,
+    lr: float | None = None,
+    optimizer: Literal["adamw", "muon"] = "adamw",
+    warmup: float = 0.02,
+    schedule: Literal["linear", "cosine", "wsd"] = "linear",
+    decay_share: float = 0.2,
+    adam_beta1: float = 0.9,
+    adam_beta2: float = 0.999,
+    weight_decay: float = 0.01,
+    decay_all: bool = False,
+    grad_clip: float = 1.0,
+    positions: Literal["masked", "all"] = "masked",
+    mask_rate: float = 0.15,
+    mask_rate_end: float | None = None,
+    mask_schedule: Literal["linear", "cosine", "steps"] = "linear",
+    mask_rate_steps: float | Sequence[float] = (0.5,),
+    mask_weights: PathOrText | Sequence[PathOrText] | None = None,
+    mask_weight_steps: float | Sequence[float] = (0.5,),
+    mask_update_steps: int = 200,
+    mask_unit: Literal["token", "word", "span"] = "token",
+    corruption: Literal["mask", "80-10-10"] = "mask",
+    mask_later: int = 0,
+    seed: int = 42,
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    products: Literal["auto", "onednn", "torch"] = "auto",
+    device: PathOrText = "auto",
+    compile: bool | None = None,
+    activation_checkpointing: bool = False,
+    checkpoints: float | Sequence[float] = (0.1, 0.25, 0.5, 1.0),
+    save_every: int | None = None,
+    keep_last: int = 1,
+    eval_every: int | None = None,
+    eval_windows: int = 256,
+    log_every: int = 1,
+    track: Literal["tensorboard", "wandb", "trackio"] | Sequence[Literal["tensorboard", "wandb", "trackio"]] = (),
+    run_dir: PathOrText | None = None,
+) -> TrainedStudent:
+    """Train an encoder from shards; continue where an interrupted run of the same settings stopped.
+
+    mlsm.train_student(store=store, encoder="bert-6x256")    # steps, batch and rate follow from the store
+    """
+
+def train_tokenizer(
+    config: TokenizerConfig | None = None,
+    /,
+    *,
+    recipe: PathOrText | None = None,
+    progress: Progress = None,
+    corpus: PathOrText | Sequence[PathOrText] = ("bundled",),
+    text_field: PathOrText = "text",
+    document_boundary: Literal["blank-line", "file"] = "blank-line",
+    invalid_utf8: Literal["strict", "replace", "skip"] = "strict",
+    min_characters: int = 0,
+    keep_duplicates: bool = False,
+    output: PathOrText = "runs",
+    vocab_size: int = 8192,
+) -> list[PathOrText]:
+    """Train a cased WordPiece tokenizer. Returns the directories that were made, in a list of one."""
+
+def verify_shards(
+    config: VerifyConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    store: PathOrText | None = None,
+    full: bool = False,
+    repair: bool = False,
+    json: bool = False,
+) -> Verified:
+    """Check that a store is whole; with full=True every byte of it."""

@@ -1,0 +1,105 @@
+"""The commands as functions: `mlsm.encode_lsp(teacher=..., layer=10)` is `mlsm encode-lsp --teacher ... --layer 10`.
+
+Each takes the settings of its command as keyword arguments (`mlsm help encode-lsp` lists them), or one settings object
+(`mlsm.EncodeConfig`), and two arguments more:
+
+    recipe    name of a recipe, or a YAML file, whose settings hold where no argument is given. Unlike on the command
+              line, no recipe applies by itself, except that a training starts from the one that made its store
+    progress  called as progress(stage, done, total, unit=..., **figures); nothing is shown without it
+
+All raise ValueError on settings that do not fit, TypeError on an unknown one, and what mlsm/common/errors.py lists:
+each class says what went wrong, its message what to do next. Where a command works on a store, a student or a run and
+none is named, it takes the newest that fits, as on the command line, and logs which.
+
+The functions are made from the files of mlsm/commands/; what a type checker reads of them is mlsm/__init__.pyi, which
+tests/stub.py writes.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from mlsm.cli.flags import meant_by, settable
+from mlsm.commands import Command, load
+from mlsm.commands._newest import choose
+from mlsm.common.progress import silent
+from mlsm.recipes.reading import recipe_settings, recipe_to_keep
+
+logger = logging.getLogger("mlsm")
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """Make the function of a command: function_of("encode-lsp")(layer=10)."""
+    command = load(name)
+
+    def function(*given: Any, **settings: Any) -> Any:
+        return _run(command, given, settings)
+
+    function.__name__ = function.__qualname__ = command.python_name
+    function.__module__ = "mlsm"
+    function.__doc__ = command.run.__doc__
+    function.__signature__ = _signature(command)  # type: ignore[attr-defined]
+    return function
+
+
+def _signature(command: Command) -> inspect.Signature:
+    """What help() and editors of notebooks show: the settings with their types and defaults."""
+    kind = inspect.Parameter
+    defaults = {field.name: field.default for field in settable(command.settings)}
+    types = {field.name: field.type for field in settable(command.settings)}
+    more = ["recipe", "progress"] if command.recipes else ["progress"]
+    parameters = [kind("config", kind.POSITIONAL_ONLY, default=None, annotation=command.settings | None)]
+    if command.by_position:
+        parameters = []
+    for name in (*command.by_position, *more, *(name for name in types if name not in command.by_position)):
+        how = kind.POSITIONAL_OR_KEYWORD if name in command.by_position else kind.KEYWORD_ONLY
+        parameters.append(kind(name, how, default=defaults.get(name), annotation=types.get(name, kind.empty)))
+    return inspect.Signature(parameters, return_annotation=inspect.signature(command.run).return_annotation)
+
+
+def _run(command: Command, given: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+    progress = settings.pop("progress", None) or silent
+    recipe = settings.pop("recipe", None) if command.recipes else None
+    config = given[0] if given and isinstance(given[0], command.settings) else None
+    if config is None:
+        if len(given) > len(command.by_position):
+            raise TypeError(f"{command.python_name} takes its settings as keyword arguments, or one settings object")
+        by_position = dict(zip(command.by_position, given, strict=False))
+        if twice := by_position.keys() & settings.keys():
+            raise TypeError(f"{command.python_name} got {', '.join(sorted(twice))} twice")
+        config = _configure(command, by_position | settings, recipe)
+    elif settings or recipe is not None or len(given) > 1:
+        raise TypeError(f"{command.python_name}: give a settings object or keyword arguments, not both")
+    config, choice = choose(command, config)
+    if choice is not None:
+        logger.info("%s", choice)
+    return command.run(config, progress)
+
+
+def _configure(command: Command, settings: dict[str, Any], recipe: Any) -> Any:
+    """The settings object of keyword arguments over a recipe's values."""
+    fields = {field.name: field for field in settable(command.settings)}
+    for unknown in settings.keys() - fields.keys():
+        meant = meant_by(unknown, fields)
+        hint = f" Did you mean {meant}?" if meant else f" It has: {', '.join(fields)}."
+        raise TypeError(f"{command.python_name} has no setting {unknown!r}.{hint}")
+    values = {} if recipe is None else recipe_settings(str(recipe), command.name, command.settings, True)
+    if settings.get("dictionary") is not None:
+        values.pop("k", None)  # a recipe's k is that of the dictionary which would be learned
+    if command.trains:
+        from student.resolve import without_rivals
+
+        values = without_rivals(values, settings)
+    config = command.settings(**values | settings)
+    if recipe is not None and hasattr(command.settings, "recipe"):
+        object.__setattr__(config, "recipe", recipe_to_keep(str(recipe)))
+    return config
+
+
+def read_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
+    """The records of evaluations in files and directories, checked. Raises RecordError, which names what is wrong."""
+    from mlsm.evaluation import records
+
+    return records.read(paths)

@@ -1,0 +1,184 @@
+"""What --help says: all commands, or the flags of one, in groups, each with the default that is in force.
+
+What a flag does is the docstring under its setting. Left out: reading flags (flags.py).
+"""
+
+import argparse
+import ast
+import dataclasses
+import difflib
+import inspect
+import textwrap
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+from mlsm.cli.flags import Parser, add_flag, settable, takes_several
+from mlsm.commands import STAGES, Command
+from mlsm.common.invocation import program
+from mlsm.common.settings import is_word
+
+COMMON = """\
+  --json               print the result as JSON
+  --print-config       print the settings as YAML and stop
+  --debug              show the whole traceback of an error"""
+RECIPES = "  --recipe NAME|FILE   defaults from recipes/NAME.yaml or a YAML file; flags win"
+
+# The settings of all commands, the usual ones first; a word without a flag is "what", and one that is not named here is
+# "how", in the order of its class. A setting means the same in all commands that have it.
+GROUPS = {
+    "what": """page dataset from_ file images orientation recipe store stores models results run path corpus teacher
+        tokenizer hidden layer k top_n quantise bytes dictionary codebook atoms objective encoder
+        wordnet student continue_from probe_input
+        vocab_size tasks seeds step checkpoint paradigms sentences pairs lsp word text texts_a texts_b without amplify
+        vectors intruders judge similar_to document window against split vocabulary windows length reuse steps""",
+    "where": "output run_dir data_dir wsd_data diagnostic finetuning html push_to_hub license language",
+    "how": "",
+    "resources": """device dtype products workers scheduler micro_batch batch_tokens unit_tokens compile
+        activation_checkpointing partial_vocabulary gpu""",
+    "rare": """text_field invalid_utf8 min_characters keep_duplicates documents_apart segments dictionary_epochs
+        dictionary_batch tolerance solver_steps solver_backend retry_quarantine kappa regress_loss target_temperature
+        untied continue_head warmup schedule decay_share optimizer adam_beta1 adam_beta2 weight_decay decay_all
+        grad_clip positions mask_rate_end mask_schedule mask_rate_steps mask_weights mask_weight_steps
+        mask_update_steps mask_unit corruption mask_later short_windows short_share checkpoints store_weights
+        save_every keep_last eval_every eval_windows log_every track limit per_paradigm mark_target limit_train""",
+}
+TITLES = {
+    "what": "what it works on and makes",
+    "where": "where data come from and results go",
+    "how": "how",
+    "resources": "resources",
+    "rare": "rarely needed",
+}
+
+
+def greeting() -> str:
+    """Say where to begin, to somebody who typed the program's name alone."""
+    mlsm = program()
+    return (
+        f"Masked Latent Semantic Modeling: encode a corpus once, pre-train encoders from it many times.\n\n"
+        f"To try it in minutes, with all that comes with the package:\n"
+        f"  {mlsm} encode-lsp && {mlsm} train-student\n\n"
+        f"To pre-train on a corpus of your own (first how long it will take here):\n"
+        f"  {mlsm} encode-lsp --corpus 'wiki/*.txt' --teacher bert-base-cased --layer 10 --dry-run\n\n"
+        f"To compare pre-training objectives, from the corpus to a page of results:\n"
+        f"  {mlsm} study --recipe study-demo --dry-run\n\n"
+        f"What this machine can do: {mlsm} doctor. All commands: {mlsm} help"
+    )
+
+
+def overview(commands: dict[str, Command]) -> str:
+    """List all commands, for `mlsm --help`."""
+    first = [name for name in commands if name in STAGES]
+    others = [name for name in commands if name not in STAGES]
+    groups = [first, [name for name in others if commands[name].recipes]]
+    groups.append([name for name in others if not commands[name].recipes])
+    lists = ["\n".join(f"  {name:<18} {commands[name].summary}" for name in group) for group in groups]
+    return (
+        "usage: mlsm COMMAND [FLAGS]      (or: python cli.py COMMAND [FLAGS])\n\n"
+        "Masked Latent Semantic Modeling in two stages: encode a corpus once, train from it many times.\n\n"
+        + "".join(f"{listed}\n\n" for listed in lists)
+        + f"Every command has --help (or: mlsm help COMMAND), and:\n{COMMON}\n\n"
+        f"Those of the first two groups also:\n{RECIPES}\n\n"
+        f"Running a command again resumes it, or says that it is finished."
+    )
+
+
+def unknown_command(name: str, names: Iterable[str]) -> str:
+    """Say that a command does not exist, and which one may have been meant."""
+    meant = difflib.get_close_matches(name.replace("_", "-"), names, n=1)
+    did_you_mean = f" Did you mean {meant[0]}?" if meant else ""
+    return f"no command {name!r}.{did_you_mean} There are: {', '.join(names)}"
+
+
+def flags_of(command: Command, values: dict, why: str) -> Parser:
+    """Describe one command and its flags, for `mlsm COMMAND --help` and for the command's page of the site.
+
+    values   what the recipe that applies says, by setting;  why  the recipe and the reason why it applies, or ""
+    Returns  a parser with the flags in groups, whose format_help() is the text
+    """
+    settings_class = command.settings
+    fields = {field.name: field for field in settable(settings_class)}
+    docs = _docs(settings_class)
+    words = " ".join(
+        f"[{field.name.upper()}{' ...' if takes_several(field) else ''}]" for field in fields.values() if is_word(field)
+    )
+    named = f"Defaults marked {_recipe_in(why)} are those of the {why}; the others hold in general."
+    defaults = f"\n\n{named}" if why else ""
+    generic = COMMON if "json" not in fields else COMMON.partition("\n")[2]
+    parser = Parser(
+        usage=" ".join(filter(None, [program(), command.name, words, "[FLAGS]"])),
+        description=f"{command.summary}\n\n{' '.join((settings_class.__doc__ or '').split())}{defaults}",
+        epilog=f"as with every command:\n{RECIPES + chr(10) if command.recipes else ''}{generic}",
+        formatter_class=_Format,
+    )
+    for group, names in _grouped(fields).items():
+        shown = parser.add_argument_group(TITLES[group])
+        for setting in names:
+            choices = [f"`{name}` {text}" for name, text in fields[setting].metadata.get("choices", {}).items()]
+            text = f"{docs.get(setting, '')} {', '.join(choices)} {_default(fields[setting], values, why)}"
+            text = " ".join(text.split())
+            add_flag(shown, fields[setting], help=text.replace("%", "%%"))
+    return parser
+
+
+def _grouped(fields):
+    """Lists of the settings of a command, by group."""
+    groups = {group: [name for name in names.split() if name in fields] for group, names in GROUPS.items()}
+    named = {name for names in groups.values() for name in names}
+    for name, field in fields.items():
+        if name not in named:
+            groups["what" if is_word(field) else "how"].append(name)
+    return groups
+
+
+class _Format(argparse.HelpFormatter):
+    """A formatter that keeps the lines of indented lists and wraps everything else."""
+
+    def __init__(self, prog):
+        super().__init__(prog, max_help_position=28)
+
+    def _fill_text(self, text, width, indent):
+        return "\n".join(line if line.startswith("  ") else textwrap.fill(line, width) for line in text.splitlines())
+
+
+def _default(field, values, why):
+    """Write the default of a setting, to stand behind its description; nothing where the setting is left open.
+
+    That of a recipe names it, with the one that holds without: (quickstart: 1024; in general: 3072).
+    """
+    general = _plain(None if field.default is dataclasses.MISSING else field.default)
+    if field.name in values and (here := _plain(values[field.name])) != general:
+        return f"({_recipe_in(why)}: {here}{f'; in general: {general}' if general else ''})"
+    return f"(default: {general})" if general else ""
+
+
+def _recipe_in(why):
+    """The name in `recipe paper, which made the store`."""
+    return why.removeprefix("recipe ").partition(" ")[0].rstrip(",")
+
+
+def _plain(value):
+    """Write a default as the flag takes it; nothing for a setting that is left open."""
+    if value is None or value == ():
+        return ""
+    if isinstance(value, bool):
+        return ("off", "on")[value]
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _docs(settings_class):
+    """Collect the docstrings under the fields of a settings class and of its bases, by field."""
+    docs = {}
+    bases: list[Any] = [base for base in reversed(settings_class.__mro__) if dataclasses.is_dataclass(base)]
+    for base in bases:
+        try:
+            source = textwrap.dedent(inspect.getsource(base))
+        except OSError:  # installed without sources
+            continue
+        definition = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+        for statement, following in pairwise(definition.body):
+            match statement, following:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=text):
+                    docs[name] = " ".join(str(ast.literal_eval(text)).split())
+    return docs

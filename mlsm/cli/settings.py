@@ -1,0 +1,127 @@
+"""Recipes and flags to the settings of a command; flags win.
+
+    parsed = parse(load("train-student"), ["--lr", "3e-4"])
+    parsed.settings.lr, parsed.why, parsed.origins["lr"]    # 0.0003, "recipe paper, which made the store", "flag"
+
+A recipe that is asked for applies. Otherwise training on a store starts from the recipe that made it, and encoding
+from the demonstration's, `quickstart`, unless --corpus, --teacher, --tokenizer, --dictionary or --hidden name other
+material: real text must not be cut to the demonstration's two million tokens. Left out: reading the flags (flags.py)
+and recipes (mlsm/recipes/reading.py), and the checks of values (mlsm/common/settings.py).
+"""
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mlsm.cli.flags import read_flags
+from mlsm.cli.help import flags_of
+from mlsm.commands import Command
+from mlsm.commands._newest import store_to_train_on
+from mlsm.common.invocation import program
+from mlsm.recipes.reading import DEMONSTRATION, names_of, recipe_settings, recipe_to_keep
+
+if TYPE_CHECKING:
+    from shards.reader import Store
+
+OWN_MATERIAL = {"corpus", "teacher", "tokenizer", "hidden", "dictionary"}
+
+
+class Parsed(NamedTuple):
+    """What a command line says."""
+
+    settings: Any
+    recipe: str | None
+    """the recipe that says something of the command"""
+    why: str
+    """the same with the reason why it applies, for people; empty without a recipe"""
+    origins: dict
+    """setting -> "flag" or the recipe that it is from; a setting that is not named has its default"""
+    store: "Store | None" = None
+    """the open store that is trained on, where it could be found"""
+    choice: str | None = None
+    """what to say where that store was not named but chosen"""
+
+
+def parse(command: Command, argv: list[str], recipe: str | None = None) -> Parsed:
+    """Settle the settings of one command.
+
+    argv    its flags and words; --help among them prints what the command takes, and exits
+    recipe  the one that was asked for
+    Raises  ValueError of one sentence on bad flags, recipes and values
+    """
+    settings_class = command.settings
+    wants_help = not {"-h", "--help"}.isdisjoint(argv)
+    try:
+        given = read_flags(settings_class, [word for word in argv if word not in ("-h", "--help")])
+    except ValueError as error:
+        if not wants_help:
+            raise ValueError(f"{error} All flags:  {program()} {command.name} --help") from None
+        given = {}
+    is_asked_for, store, choice, why = recipe is not None, None, None, ""
+    chosen = {}
+    if is_asked_for:
+        why = f"recipe {recipe}"
+    elif command.trains:
+        store, choice = store_to_train_on(command, settings_class(**given))
+        chosen = {"store": str(store.path)} if store is not None and choice else {}
+        recipe = _recipe_of(command.name, store, given)
+        why = f"recipe {recipe}" + (", which made the store" if store else " (the demonstration's settings)")
+    elif command.recipes and OWN_MATERIAL.isdisjoint(given):
+        recipe = DEMONSTRATION
+        why = f"recipe {recipe} (the demonstration's settings; --recipe NAME|FILE for others)"
+    values = recipe_settings(recipe, command.name, settings_class, is_asked_for) if recipe else {}
+    if "dictionary" in given:
+        values.pop("k", None)  # a recipe's k is that of the dictionary which would be learned
+    if command.trains:
+        from student.resolve import without_rivals
+
+        values = without_rivals(values, given)
+    if not (values or is_asked_for):
+        recipe, why = None, ""
+    if wants_help:
+        print(flags_of(command, values, why).format_help(), end="")
+        sys.exit(0)
+    settings = settings_class(**values | given | chosen)
+    if command.recipes and hasattr(settings_class, "recipe"):
+        object.__setattr__(settings, "recipe", recipe_to_keep(recipe))
+    origins = dict.fromkeys(values, why) | dict.fromkeys(given, "flag")
+    if hasattr(settings_class, "origins"):
+        short = dict.fromkeys(values, f"recipe {recipe}") | dict.fromkeys(given, "flag")
+        object.__setattr__(settings, "origins", short)
+    return Parsed(settings, recipe, why, origins, store, choice)
+
+
+def _recipe_of(name: str, store: "Store | None", given: dict) -> str | None:
+    """Find the recipe of a training that names none: its store's, or without any store the demonstration's."""
+    if store is None:
+        return DEMONSTRATION if {"store", "student", "continue_from"}.isdisjoint(given) else None
+    from mlsm.recipes.reading import recipe_of_store
+
+    recipe = recipe_of_store(store, name)
+    return None if recipe == DEMONSTRATION and "continue_from" in given else recipe
+
+
+def as_yaml(command: Command, parsed: Parsed) -> str:
+    """Write the settings as --print-config shows them; those of a training with what follows from its store."""
+    import yaml
+
+    from pipeline.config import plain
+
+    settings = _settle(command, parsed)
+    values = plain(settings)
+    shown = {key: values[key] for key in values if key in names_of(settings)}
+    return yaml.safe_dump({command.name: shown}, sort_keys=False)
+
+
+def _settle(command: Command, parsed: Parsed) -> Any:
+    settings = parsed.settings
+    store = (parsed.store or store_to_train_on(command, settings)[0]) if command.trains else None
+    if store is None:
+        return settings
+    from student.encoders.build import own_dropout, unfitted_config
+    from student.resolve import resolve
+
+    settings = resolve(settings, store, parsed.origins).config
+    if "dropout" in names_of(settings) and settings.dropout is None:
+        settings = dataclasses.replace(settings, dropout=own_dropout(unfitted_config(settings, store)))
+    return settings

@@ -1,0 +1,83 @@
+"""The commands, one file each: its settings, what runs it, and what it prints.
+
+    command = load("encode-lsp")                 # the file encode_lsp.py
+    result = command.run(command.settings(layer=10), progress)
+    print(command.show(report_of(result), settings))
+
+A file holds `Settings` (a dataclass, often that of the package which does the work), `run(settings, progress)`, whose
+docstring is that of the Python function, and `show(report, settings)`, the text that people read. The first line of the
+file is the line of `mlsm --help`. What is heavy to import is imported inside `run`. A file may also hold the names that
+Command explains. Files whose names begin with an underscore are no commands.
+"""
+
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Command(NamedTuple):
+    """One command, read from its file."""
+
+    name: str
+    summary: str
+    settings: type
+    run: Callable[..., Any]
+    """(settings, progress) -> result; of a command that trains also origins=, where its settings come from"""
+    show: Callable[[Any, Any], str]
+    recipes: bool
+    """RECIPES: whether its settings come from recipes, too"""
+    downloads: bool
+    """DOWNLOADS: whether it may fetch a model, whose progress bar is wanted"""
+    trains: bool
+    """TRAINS: whether what is left open follows from the store that is trained on"""
+    works_on: str
+    """WORKS_ON: the setting for which `newest` has candidates"""
+    by_position: tuple[str, ...]
+    """BY_POSITION: settings that the Python function takes by position"""
+    newest: Callable[[Any], list[Path]] | None
+    """settings -> what it could work on, the newest first, where nothing is named (_newest.py)"""
+    complete: Callable[[Any], Any] | None
+    """of a command that trains: settings -> settings that name its store"""
+    exit_code: Callable[[Any], int] | None
+    """report -> exit code; without it always 0"""
+
+    @property
+    def python_name(self) -> str:
+        """What the function of `mlsm` is called."""
+        return self.name.replace("-", "_")
+
+
+def names() -> list[str]:
+    """List the commands: those of the two stages first, the others by name."""
+    found = (path.stem.replace("_", "-") for path in Path(__file__).parent.glob("[!_]*.py"))
+    return sorted(found, key=lambda name: (name not in STAGES, STAGES.index(name) if name in STAGES else 0, name))
+
+
+STAGES = ("encode-lsp", "train-student")
+
+
+def load(name: str) -> Command:
+    """Read a command's file. Raises ModuleNotFoundError where there is none."""
+    module = import_module(f"mlsm.commands.{name.replace('-', '_')}")
+    held = vars(module)
+    return Command(
+        name,
+        (module.__doc__ or "").partition("\n")[0].removesuffix("."),
+        held["Settings"],
+        held["run"],
+        held["show"],
+        recipes=held.get("RECIPES", False),
+        downloads=held.get("DOWNLOADS", True),
+        trains=held.get("TRAINS", False),
+        works_on=held.get("WORKS_ON", "store"),
+        by_position=held.get("BY_POSITION", ()),
+        newest=held.get("newest"),
+        complete=held.get("complete"),
+        exit_code=held.get("exit_code"),
+    )
+
+
+def load_all(which: Iterable[str] | None = None) -> dict[str, Command]:
+    """Read all commands, by name."""
+    return {name: load(name) for name in (names() if which is None else which)}

@@ -1,0 +1,89 @@
+"""What a command works on where nothing is named: the newest store, student or run that fits.
+
+    choose(command, settings)    # (settings with store="runs/stores/lsp-...", "store runs/stores/... (the newest ...")
+
+One function for each thing that can be chosen; a command's file names it as `newest`. A function takes the settings and
+returns the candidates, the newest first, and raises StoreError or RunError where there are none.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlsm.commands import Command
+
+if TYPE_CHECKING:
+    from shards.reader import Store
+    from student.config import StudentConfig
+
+
+def choose(command: Command, settings: Any) -> tuple[Any, str | None]:
+    """Fill in what a command works on. Returns the settings, and a line that says what was chosen, or None."""
+    if command.newest is None or getattr(settings, command.works_on) is not None:
+        return settings, None
+    found = command.newest(settings)
+    which = "one" if command.works_on == "run" else "finished one"  # a run may be exported before it ends
+    why = f"the only {which}" if len(found) == 1 else f"the newest {which} of {len(found)}; name another to take that"
+    # The annotation says whether the settings hold it as a path or as a text; check() converts.
+    return dataclasses.replace(settings, **{command.works_on: found[0]}), f"{command.works_on} {found[0]} ({why})"
+
+
+def stores(settings: object) -> list[Path]:
+    """List the finished stores of any kind."""
+    return _stores("lsp", "ids", "logits", "hidden")
+
+
+def lsp_stores(settings: object) -> list[Path]:
+    """List the finished stores of LSPs."""
+    return _stores("lsp")
+
+
+def stores_with_entries(settings: object) -> list[Path]:
+    """List the finished stores that keep several entries of a token: LSPs, or the teacher's words."""
+    return _stores("lsp", "logits")
+
+
+def stores_for_the_objective(settings: "StudentConfig") -> list[Path]:
+    """List the finished stores of the kinds that the objective learns from."""
+    from student.objectives import OBJECTIVES
+
+    return _stores(*OBJECTIVES[settings.objective].kinds)
+
+
+def _stores(*kinds: str) -> list[Path]:
+    from shards.reader import finished_stores
+
+    return finished_stores("runs/stores", kinds)
+
+
+def students(settings: object) -> list[Path]:
+    """List the finished students that predict LSPs."""
+    from student.runs.probed import finished_students
+
+    return finished_students()
+
+
+def runs(settings: object) -> list[Path]:
+    """List the runs that have saved a checkpoint."""
+    from student.runs.export_run import runs_with_checkpoints
+
+    return runs_with_checkpoints()
+
+
+def store_to_train_on(command: Command, settings: Any) -> "tuple[Store | None, str | None]":
+    """Open the store that a training would read. Returns it, and a line that says so if it was chosen and not named.
+
+    Returns (None, None) where no store can be read: the command itself says why.
+    """
+    from mlsm.common.errors import ShardError, StoreError
+    from shards.reader import Store
+
+    choice = None
+    try:
+        if command.complete is not None:
+            settings = command.complete(settings)
+        else:
+            settings, choice = choose(command, settings)
+        return Store.open(settings.stores[0]), choice
+    except (StoreError, ShardError, ValueError, OSError):
+        return None, None

@@ -1,0 +1,96 @@
+"""Choose a teacher's layer by word-sense disambiguation with the LSPs of each."""
+
+from mlsm.common.progress import Progress, silent
+from mlsm.evaluation.studies.word_senses.config import DEVELOPMENT, EXPECTED, HEADLINE, LEAST_COVERAGE
+from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig as Settings
+from mlsm.results import Report
+from mlsm.terminal.tables import duration, table
+
+RECIPES = True
+
+
+def run(settings: Settings, progress: Progress = silent) -> Report:
+    """Which layer of a teacher to encode, by word-sense disambiguation with every layer's LSPs."""
+    from mlsm.evaluation.studies.word_senses.choose_layer import choose_layer
+
+    return Report.of(choose_layer(settings, progress))
+
+
+def show(result: dict, settings: Settings) -> str:
+    """Show the figures of every layer and the layer to take."""
+    first = result["first_sense"]
+    lines = [f"\nThe diagnostic {'was finished already' if result['finished_before'] else 'is finished'}.\n"]
+    lines += _lines(result)
+    lines.append(
+        f"\n  first sense: {first['ALL']:.1%} on ALL, {first[DEVELOPMENT]:.1%} on {DEVELOPMENT}; "
+        f"{result['counts']['ALL']:,} words"
+    )
+    share = result["counts"]["training_words"] / EXPECTED["training"]
+    is_conclusive = share >= LEAST_COVERAGE
+    if share < 1:
+        lines.append(
+            f"  Learned from {result['counts']['training_words']:,} annotated words, {share:.1%} of SemCor's "
+            f"{EXPECTED['training']:,}: figures do not compare with published ones."
+        )
+    if not is_conclusive:
+        lines.append(
+            f"\nNo conclusion about this teacher and its layers: below {LEAST_COVERAGE:.0%} of SemCor most "
+            "senses have too few examples, and F1 says more of that than of LSPs. Take all of "
+            "SemCor, without --limit."
+        )
+    elif max(best["f1"] for best in result["recommended"]) <= first["ALL"]:
+        lines.append("  No layer is above it: LSPs of this teacher and these dictionaries tell senses apart poorly.")
+    for best in result["recommended"]:
+        cheap, where = best["cheapest_not_worse"], f" at k = {best['k']}" if len(result["recommended"]) > 1 else ""
+        verdict = "Recommended" if is_conclusive else "Best on this part"
+        lines.append(
+            f"\n{verdict}{where}:  --layer {best['layer']}  (F1 {best['f1']:.1%}, standard error "
+            f"{best['standard_error']:.1%})"
+        )
+        if is_conclusive and cheap["layer"] != best["layer"]:
+            lines.append(
+                f"Cheapest layer not significantly worse:  {cheap['layer']}  (F1 {cheap['f1']:.1%}, "
+                f"McNemar p = {cheap['p']:.2f})"
+            )
+    lines += _correlations(result["correlation"])
+    rows = [("time", duration(result["seconds"])), ("files", f"{result['directory']}: {', '.join(result['files'])}")]
+    return "\n".join([*lines, "", table(rows)])
+
+
+def _lines(result):
+    header = ("layer", "k", "F1 ALL", DEVELOPMENT, "back-off", "best on " + DEVELOPMENT, "F1 ALL", "non-zeros", "cost")
+    rows = [header]
+    for entry in result["layers"]:
+        scores, best = entry["scores"][HEADLINE], entry["best_on_development"]
+        rows.append(
+            (
+                str(entry["layer"]),
+                f"{entry['k']:,}",
+                f"{entry['f1']:.1%}",
+                f"{scores[DEVELOPMENT]:.1%}",
+                f"{scores['back_off']:.1%}",
+                best["variant"],
+                f"{best['f1']:.1%}",
+                f"{entry['costs']['nnz_per_word']:.1f}",
+                f"{entry['costs']['relative_encoding']:.2f}",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def _correlations(found):
+    lines = []
+    for entry in found or ():
+        layers_of = ", ".join(map(str, entry["layers"]))
+        lines.append(f"\nWith the fine-tuning averages of layers {layers_of} (k = {entry['k']}):")
+        for name in ("raw", "rounded"):
+            if not entry.get(name):
+                lines.append(f"  {name}: three layers or more that differ are needed for a correlation")
+                continue
+            parts = [
+                f"{kind.capitalize()} {value['coefficient']:.3f} (p = {value['p']:.2g})"
+                for kind, value in entry[name].items()
+            ]
+            lines.append(f"  {name:<8} {', '.join(parts)}")
+    return lines

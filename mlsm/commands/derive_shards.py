@@ -1,0 +1,17 @@
+"""Derive a store with fewer entries per token from a stored one, without the teacher."""
+
+from mlsm.commands._newest import stores_with_entries
+from mlsm.common.progress import Progress, silent
+from mlsm.results import EncodedStore
+from mlsm.terminal.encoding import encoding
+from shards.config import DeriveConfig as Settings
+
+newest = stores_with_entries
+show = encoding
+
+
+def run(settings: Settings, progress: Progress = silent) -> EncodedStore:
+    """Make a store with fewer entries a token from a stored one, without the teacher."""
+    from shards.tools import derive_shards
+
+    return EncodedStore.of(derive_shards(settings, progress)[0])

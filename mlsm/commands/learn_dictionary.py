@@ -1,0 +1,86 @@
+"""Learn LSP atoms from a teacher, stored hidden states or a .npy file (encode-lsp does when it needs them)."""
+
+from mlsm.common.invocation import program
+from mlsm.common.progress import Progress, silent
+from mlsm.common.text import shell_join, shell_quote
+from mlsm.results import LearnedDictionary
+from mlsm.terminal.tables import table
+from pipeline.config import LearnConfig as Settings
+
+RECIPES = True
+
+
+def run(settings: Settings, progress: Progress = silent) -> list[LearnedDictionary]:
+    """Learn the dictionary of each layer and k of a teacher, or one of the vectors in a file: hidden="states.npy"."""
+    from pipeline.learn import learn_dictionary
+
+    return [LearnedDictionary.of(report) for report in learn_dictionary(settings, progress)]
+
+
+def show(reports: list[dict], settings: Settings) -> str:
+    """Show the dictionaries that were learned, and the command that encodes with each."""
+    lines = []
+    for report in reports:
+        lines.append(f"\nThe dictionary {'was finished already' if report['finished_before'] else 'is finished'}.")
+        lines.append(table(_dictionary_rows(report)))
+    if settings.hidden is not None and "layer" not in reports[0]:  # a file of vectors
+        report = reports[0]
+        lines.append(f"\nTo encode text with it, name the model of these vectors, {report['width']} wide, and a layer:")
+        given = f"encode-lsp --dictionary {shell_quote(report['dictionary'])}"
+        lines.append(f"  {program()} {given} --teacher ... --layer ... --corpus ...")
+        shown = f"show-lsp {shell_quote(report['dictionary'])} --vectors {shell_quote(str(settings.hidden))}"
+        lines.append(f"\nTo see on which of the vectors its LSPs are heaviest:\n  {program()} {shown} --html lsps")
+        return "\n".join(lines)
+    lines += ["\nNext:", *(f"  {program()} {_encoding_with(report, settings)}" for report in reports)]
+    return "\n".join(lines)
+
+
+def _encoding_with(report: dict, settings: Settings) -> str:
+    """Write the command that encodes the same corpus with this dictionary and with the same settings."""
+    from mlsm.recipes.reading import recipe_settings
+    from pipeline.config import EncodeConfig, plain
+
+    of_recipe: dict = recipe_settings(settings.recipe, "encode-lsp", EncodeConfig, False) if settings.recipe else {}
+    usual = plain(EncodeConfig(**of_recipe))
+    now = plain(settings) | {"layer": [report["layer"]], "k": [report["k"]]}
+    always = {"layer"} if settings.recipe else {"teacher", "layer", "corpus"}
+    if settings.hidden is not None:
+        always = {"hidden"}
+        now = {name: value for name, value in now.items() if name not in ("layer", "teacher", "corpus")}
+    words = ["encode-lsp", *(["--recipe", settings.recipe] if settings.recipe else [])]
+    for name in [name for name in now if name in usual and name != "k"]:  # the dictionary says how many atoms it has
+        flag, value = name.replace("_", "-"), now[name]
+        if name not in always and value == usual[name]:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{flag}")
+        else:
+            words += [f"--{flag}", *(value if isinstance(value, list) else ["None" if value is None else value])]
+    return shell_join(map(str, [*words, "--dictionary", report["dictionary"]]))
+
+
+def _closeness(report):
+    """Say how close atoms are to one another; nothing about dictionaries whose facts do not hold it."""
+    if "largest_cosine" not in report:
+        return []
+    return [
+        (
+            "distinct",
+            f"the largest cosine of two atoms is {report['largest_cosine']:.4f}; {report['near_atoms']:,} nearly equal "
+            "ones were replaced",
+        )
+    ]
+
+
+def _dictionary_rows(report):
+    """List what a dictionary holds, from `Dictionary.report`."""
+    passes = f", {report['epoch']:.2g} passes" if report["epoch"] else ""  # atoms that are not learned take none
+    return [
+        ("dictionary", report["dictionary"]),
+        ("atoms", f"{report['k']:,} of width {report['width']}, {report['dead_atoms']:,} of them dead"),
+        *_closeness(report),
+        ("held out", f"objective {report['objective']:.5f}, {report['explained_variance']:.1%} of variance explained"),
+        ("non-zeros", f"{report['nnz']:.1f} a vector"),
+        ("learned" if passes else "taken", f"from {report['vectors']:,} vectors{passes}"),
+        ("stopped", report["stopped"]),
+    ]

@@ -1,0 +1,35 @@
+"""Make a table of how often each token is masked, for train-student --mask-weights."""
+
+from mlsm.commands._newest import stores
+from mlsm.common.invocation import program
+from mlsm.common.progress import Progress, silent
+from mlsm.common.text import printable, shell_join
+from mlsm.results import Report
+from mlsm.terminal.tables import table
+from student.masks.config import MaskWeightsConfig as Settings
+
+newest = stores
+
+
+def run(settings: Settings, progress: Progress = silent) -> Report:
+    """Make a table of how often each token shall be masked: mlsm.train_student(mask_weights=made["mask_weights"])."""
+    from student.masks.weights import make_mask_weights
+
+    return Report.of(make_mask_weights(settings, progress))
+
+
+def show(result: dict, settings: Settings) -> str:
+    """Show the table's file, its extremes, and the line that trains with it."""
+    rows: list[tuple[str, object]] = [
+        ("mask weights", f"{result['mask_weights']}{' (finished before)' * result['already_finished']}"),
+        ("store", f"{result['store']}, {result['tokens']:,} tokens counted"),
+    ]
+    for name in ("heaviest", "lightest"):
+        if name in result:
+            rows.append((name, ", ".join(f"{printable(token)} {weight:.3g}" for token, weight in result[name])))
+    if result["collocations"]:
+        examples = ", ".join(map(printable, result["examples"]))
+        rows.append(("collocations", f"{result['collocations']:,}, first: {examples}"))
+    command = shell_join(["train-student", "--store", result["store"], "--mask-weights", result["mask_weights"]])
+    rows.append(("next", f"{program()} {command}"))
+    return "\n".join(["", table(rows)])

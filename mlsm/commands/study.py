@@ -1,0 +1,109 @@
+"""Run a whole study from one recipe: stores, students, evaluations, comparison."""
+
+from collections import Counter
+
+from mlsm.common.invocation import program
+from mlsm.common.progress import Progress, silent
+from mlsm.common.text import shell_quote
+from mlsm.evaluation.studies.protocol.config import StudyConfig as Settings
+from mlsm.results import Report
+from mlsm.terminal.tables import columns, duration, size
+
+
+def run(settings: Settings, progress: Progress = silent) -> Report:
+    """Run a whole study from one recipe: stores, students, evaluations, and their comparison."""
+    from mlsm.evaluation.studies.protocol.study import study
+
+    return Report.of(study(settings, progress))
+
+
+def show(result: dict, settings: Settings) -> str:
+    """Show the parts of a study with their costs, their commands, or its conclusion and where its report is."""
+    if "commands" in result:
+        return result["commands"]
+    lines = [f"\n{result['title']}", result["question"], ""]
+    lines += _parts(result["parts"], settings.dry_run)
+    lines += result["left_out"]
+    if result["composite"] is not None:
+        lines += ["", *_composite(result["composite"])]
+    if result["comparison"] is not None:
+        records = settings.comparison.results[0]
+        lines += [
+            *result["comparison"]["conclusion"],
+            "",
+            f"Report:  {result['comparison']['report']}",
+            f"Tables here:  {program()} compare {shell_quote(records)}",
+        ]
+    return "\n".join(lines)
+
+
+def _parts(parts, with_all):
+    """The state of every part, with what is left to do; without `with_all` of those alone that are not done."""
+    counts = Counter(part["state"] for part in parts)
+    shown = [part for part in parts if with_all or part["state"] != "done"]
+    width = max((len(part["part"]) for part in parts), default=0)
+    lines = [
+        f"  {part['part']:<{width}}  {part['state']:<8} {_short(part['commit'] or ''):<19}"
+        + ("" if part["finished"] else _cost(part["seconds"], part["bytes"]))
+        for part in shown
+    ]
+    left = [part for part in parts if not part["finished"]]
+    if left:
+        total = _cost(sum(part["seconds"] for part in left), sum(part["bytes"] for part in left))
+        lines += ["", f"  {'all that is left':<{width}}  {total}, from measurements of some seconds"]
+    return [*lines, "", "parts: " + ", ".join(f"{counts[state]} {state}" for state in counts), ""]
+
+
+def _short(commit):
+    """The first digits of a commit, and whether files differed from it; a version as it is."""
+    return commit if commit.startswith("version ") else commit[:12] + ("-dirty" if "-dirty" in commit else "")
+
+
+def _composite(composite):
+    """The arms by their composite, the gate, and the hypotheses."""
+    if not composite["arms"]:
+        return ["No composite yet: it needs the teacher's scores and those of an untrained student."]
+    measures = [row["measure"] for row in composite["gate"]]
+    header = ("arm", "seeds", "composite", "sd", *measures)
+    rows = []
+    for name, arm in composite["arms"].items():
+        if arm is None:
+            rows.append((name, "", "withheld", "", *("" for _ in measures)))
+        elif arm["seeds"]:
+            scores = [f"{arm['measures'][measure]:.1f}" for measure in measures]
+            deviation = "" if arm["deviation"] is None else f"{arm['deviation']:.1f}"
+            rows.append((name, str(len(arm["seeds"])), f"{arm['composite']:.1f}", deviation, *scores))
+    for name in ("untrained", "teacher"):
+        scores = [f"{composite['anchors'][name][measure]:.1f}" for measure in measures]
+        rows.append((name, "", "0" if name == "untrained" else "100", "", *scores))
+    lines = columns(header, rows)
+    for row in composite["gate"]:
+        if row["stays"] is not None:
+            lines.append(
+                f"gate: {row['measure']} {'stays' if row['stays'] else 'falls'}: untrained {row['untrained']:.1f},"
+                f" trained {row['trained']:.1f} ± {row['standard_error']:.2f}, teacher {row['teacher']:.1f}"
+            )
+    return [*lines, "", *map(_hypothesis, composite["hypotheses"])]
+
+
+def _hypothesis(found):
+    name = " - ".join(found["pair"])
+    if "withheld" in found:
+        return f"{name}: withheld, {found['withheld']}"
+    sentence = f"{name}: {found['difference']:+.2f} points of the composite, {len(found['seeds'])} seeds"
+    if "paired" not in found:
+        return sentence
+    paired, unpaired = found["paired"], found["unpaired"]
+    sentence += f", 95 % interval {paired['low']:+.2f} to {paired['high']:+.2f}, p = {paired['p']:.3g}"
+    if paired.get("p_adjusted") is not None:
+        sentence += f" (Holm {paired['p_adjusted']:.3g})"
+    sentence += f"; unpaired {unpaired['low']:+.2f} to {unpaired['high']:+.2f}"
+    if "equivalence" in found:
+        one = found["equivalence"]
+        sentence += f"; {'' if one['equivalent'] else 'not '}equivalent within {one['margin']:g} points"
+    return sentence
+
+
+def _cost(seconds, octets):
+    disk = f", {size(octets)}" if octets else ""
+    return f"about {duration(seconds)}{disk}"

@@ -1,0 +1,47 @@
+"""Track LSPs from one store to the next: kept, drifted, split, merged, vanished, new."""
+
+from mlsm.common.progress import Progress, silent
+from mlsm.evaluation.inspection.tracking.config import TrackConfig as Settings
+from mlsm.results import Report
+from mlsm.terminal.tables import table
+
+
+def run(settings: Settings, progress: Progress = silent) -> Report:
+    """Match the LSPs of two or more stores of the same text: mlsm.track(stores=(before, after))."""
+    from mlsm.evaluation.inspection.tracking.track import track
+
+    return Report.of(track(settings, progress))
+
+
+def show(result: dict, settings: Settings) -> str:
+    """Show how many LSPs are kept, drift, split, merge, vanish and appear in every step."""
+    rows: list[tuple[str, object]] = [
+        (f"store {number}", f"{store['store']}: {store['k']:,} LSPs, {store['rare']:,} too rare to judge")
+        for number, store in enumerate(result["stores"])
+    ]
+    limits = result["thresholds"]
+    rows += [
+        ("tokens", f"{result['tokens']:,}, the same of every store"),
+        ("kept", f"from a correlation of {limits['kept_from']:g}; matched from {limits['matched_from']:g}"),
+    ]
+    lines = ["", table(rows), ""]
+    from mlsm.evaluation.inspection.tracking.matching import BEFORE
+
+    header: tuple[str, ...] = ("stores", *BEFORE, "appeared", "median r", "by chance")
+    cells = [header]
+    for number, step in enumerate(result["steps"]):
+        median, chance = step["median_correlation"], step["chance"]
+        cells.append(
+            (
+                f"{number} to {number + 1}",
+                *(f"{step['counts'][state]:,}" for state in BEFORE),
+                f"{step['counts_after']['appeared']:,}",
+                "–" if median is None else f"{median:.3f}",
+                f"{chance['lsps']:,} (largest {chance['largest']:.3f})",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines += ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+    left = ", ".join(f"{count:,}" for count in result["surviving"])
+    lines.append(f"\nOf store 0's LSPs there are, from store to store: {left}")
+    return "\n".join([*lines, "\nWritten:", *(f"  {path}" for path in result["files"])])

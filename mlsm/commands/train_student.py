@@ -1,0 +1,60 @@
+"""Train an encoder from shards."""
+
+from mlsm.commands._newest import stores_for_the_objective
+from mlsm.common.invocation import program
+from mlsm.common.progress import Progress, silent
+from mlsm.common.text import shell_join
+from mlsm.results import TrainedStudent
+from mlsm.terminal.tables import store_rows, table
+from mlsm.terminal.training import how_to_load, trained_rows
+from student.config import StudentConfig as Settings
+from student.objectives import LSP_OBJECTIVES, WITHOUT_WORDS
+
+RECIPES = True
+TRAINS = True  # what is left open follows from the store that is trained on
+DOWNLOADS = False
+newest = stores_for_the_objective
+
+
+def run(settings: Settings, progress: Progress = silent, origins: dict[str, str] | None = None) -> TrainedStudent:
+    """Train an encoder from shards; continue where an interrupted run of the same settings stopped.
+
+    mlsm.train_student(store=store, encoder="bert-6x256")    # steps, batch and rate follow from the store
+    """
+    from student.train import train
+
+    return TrainedStudent.of(train(settings, progress, origins=origins))
+
+
+def show(result: dict, settings: Settings) -> str:
+    """Show the store that was read, the student, and how to load it."""
+    from shards.reader import Store
+
+    store = Store.open(result["store"], result["plan"])
+    lines = [
+        f"\nThe student {'was finished already' if result['already_finished'] else 'is finished'}.",
+        table(
+            [
+                *store_rows(store.path, store.report()),
+                *(("and its targets of", other) for other in result.get("other_stores", ())),
+                (
+                    "student",
+                    f"{result['encoder']}, objective {result['objective']}, {result['parameters']:,} parameters",
+                ),
+                *trained_rows(result),
+                ("run", result["run"]),
+                ("student exported to", result["export"]),
+            ]
+        ),
+        how_to_load(result["export"]),
+    ]
+    if result["objective"] in LSP_OBJECTIVES and result["objective"] in WITHOUT_WORDS:
+        probe = shell_join(["train-probe", "--student", result["run"], "--store", result["store"]])
+        lines.append(f"\nNext, words from its LSPs:\n  {program()} {probe}")
+    if store.settings.get("teacher_name") == "bundled":
+        lines += [
+            "\nThis was the demonstration: a small teacher, a small corpus. The real thing, with your text:\n",
+            f"  {program()} encode-lsp --recipe paper --corpus 'wikipedia/*.txt.gz'",
+            "\nThen the line that it prints: a student trained on that store has the paper's settings, too.",
+        ]
+    return "\n".join(lines)

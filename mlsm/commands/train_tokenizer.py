@@ -1,0 +1,16 @@
+"""Train a cased WordPiece tokenizer on a corpus."""
+
+from mlsm.common.progress import Progress, silent
+from mlsm.terminal.tables import paths
+from pipeline.config import TokenizerConfig as Settings
+
+RECIPES = True
+DOWNLOADS = False
+show = paths
+
+
+def run(settings: Settings, progress: Progress = silent) -> list[str]:
+    """Train a cased WordPiece tokenizer. Returns the directories that were made, in a list of one."""
+    from pipeline.tokenizer import run as train
+
+    return [str(path) for path in train(settings, progress)]

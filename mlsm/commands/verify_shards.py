@@ -1,0 +1,86 @@
+"""Verify that a store is whole; name what is damaged and what encodes it again."""
+
+from pathlib import Path
+
+from mlsm.commands._newest import stores
+from mlsm.common.errors import EXIT_STORE
+from mlsm.common.invocation import program
+from mlsm.common.progress import Progress, silent
+from mlsm.common.text import shell_quote
+from mlsm.results import Verified
+from mlsm.terminal.tables import long_list, quantity, table
+from shards.config import VerifyConfig as Settings
+
+newest = stores
+
+
+def run(settings: Settings, progress: Progress = silent) -> Verified:
+    """Check that a store is whole; with full=True every byte of it."""
+    from shards.tools import verify_shards
+
+    return Verified.of(verify_shards(settings, progress))
+
+
+def show(report: dict, settings: Settings) -> str:
+    """Show what verify-shards found: damage first, the way to repair it last."""
+    damaged = report["damaged"]
+    how = "every byte was read" if report["full"] else "records, sizes and end marks; --full reads every byte"
+    rate = f" in {report['seconds']:.1f} s" + (
+        f" ({report['bytes'] / report['seconds'] / 1e6:,.0f} MB/s)" if report["full"] and report["seconds"] else ""
+    )
+    checked = f"{quantity(report['units'], 'unit')}, {report['bytes']:,} bytes{rate}: {how}"
+    rows = [("store", report["store"]), ("checked", checked)]
+    for plan in report["plans"]:
+        state = f"{plan['missing']:,} of {plan['units']:,} units are missing" if plan["missing"] else "finished"
+        rows.append(("plan", f"{plan['plan']}: {state}"))
+    lines = ["", _verdict(report), table(rows)]
+    places = []
+    for entry in damaged:
+        block = f", block {entry['block']} (bytes {entry['offset']:,} to {entry['offset'] + entry['length']:,})"
+        places.append(f"{entry['file']}{block if entry['block'] else ''}: {entry['problem']}")
+    lines += long_list("Damaged", places)
+    units = []
+    for entry in report["missing"]:
+        first, last = entry["records"]
+        units.append(f"unit {entry['unit']} ({entry['split']}, records {first:,} to {last:,} of {entry['source']})")
+    lines += long_list("Missing", units)
+    stray = [f"{entry['file']}  {entry['kind']}, {entry['bytes']:,} bytes" for entry in report["stray"]]
+    lines += long_list(f"Stray, and ignored by readers ({program()} clean removes left-overs)", stray)
+    lines += long_list("Removed", report["repaired"])
+    if damaged and "://" in report["store"]:
+        lines.append(
+            "\nNext, where the store was made:\n"
+            f"  {program()} verify-shards <its directory> --repair     # names what encodes the damaged units again\n"
+            "  and copy the store again"
+        )
+    if report["commands"]:
+        lines.append("\nNext:")
+        if damaged and not settings.repair:
+            lines.append(
+                f"  {program()} verify-shards {shell_quote(report['store'])} --repair     # removes what is damaged"
+            )
+        lines += [f"  {line}" for line in report["commands"]]
+        if any(" --corpus " in line for line in report["commands"]):
+            lines.append(
+                "  with the same --max-tokens, --unit-tokens, --text-field and --document-boundary as then, if any"
+            )
+        place, digits = Path(report["store"]).absolute(), report["target"][:12]
+        if place.parent.name != "stores" or not place.name.endswith(f"-{digits}"):
+            wanted = f"{place.parent.parent}/stores/*-{digits}"
+            lines.append(f"\nThe store was moved or renamed: the last command above looks for {wanted}.")
+            lines.append("Move it there first, or all of it is encoded anew, and give verify-shards its new place.")
+    return "\n".join(lines)
+
+
+def _verdict(report):
+    if report["damaged"]:
+        units = {entry["unit"] for entry in report["damaged"]} - {None}
+        return f"The store is damaged: {quantity(len(report['damaged']), 'place')} in {quantity(len(units), 'unit')}."
+    if report["missing"] or not report["plans"]:
+        return "Nothing is damaged; the store is unfinished."
+    return "The store is whole."
+
+
+def exit_code(report: dict) -> int:
+    """3 if the store is damaged, which the view says."""
+    return EXIT_STORE if report["damaged"] else 0

@@ -1,0 +1,87 @@
+"""Which student a probe reads and on which store, found without loading either, so that --help answers at once.
+
+    with_student_and_store(ProbeConfig())    # the newest finished student with LSPs, and the store it learned from
+
+Left out: the probe (student/probe.py), loading a student (student/lsp_model.py).
+"""
+
+import logging
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from mlsm.common.errors import RunError
+from mlsm.common.invocation import program
+from mlsm.common.text import shell_quote
+from shards.reader import is_url
+from student.config import ProbeConfig, StudentConfig
+from student.runs.identity import find_description
+
+logger = logging.getLogger(__name__)
+
+LSP_HEAD = "lsp_head.safetensors"  # HEAD_FILE of student/encoders/modeling_mlsm.py, which imports torch
+
+
+def with_student_and_store(config: ProbeConfig) -> ProbeConfig:
+    """The settings with a student, by default the newest, and a store, by default the student's own.
+
+    Raises  RunError where there is none
+    """
+    student, store = config.student, config.store
+    if student is None:
+        student = str(finished_students()[0])
+        logger.info("student %s (the newest finished run)", student)
+    export_of(student)  # an error of the student comes before one of the store
+    if store is None:
+        store = _store_of(Path(student))
+        logger.info("store %s (the student's own)", store)
+    return replace(config, student=student, store=store)
+
+
+def finished_students(root: str = StudentConfig.root) -> list[Path]:
+    """The finished runs under `root` that have LSP outputs, the newest first.
+
+    Raises  RunError where there is none
+    """
+    found = [head.parent.parent for head in Path(root).glob(f"*/export/{LSP_HEAD}")]
+    if not found:
+        kinds = "mlsm, hard-mlsm, naive-mlsm or mtl"
+        raise RunError(f"no finished {kinds} student under {root}. Train one:  {program()} train-student")
+    return sorted(found, key=lambda run: (run / "export" / LSP_HEAD).stat().st_mtime_ns, reverse=True)
+
+
+def _store_of(student: Path) -> str:
+    """The store that a run, or the run of an export or a checkpoint, was trained on."""
+    for directory in (student, *student.absolute().parents[:2]):
+        store = (find_description(directory) or {}).get("operational", {}).get("store")
+        if store:
+            return recorded_store(directory, store)
+    raise RunError(f"{student} does not lie in a run that names its store. Name a store of its tokenizer: --store")
+
+
+def recorded_store(run: Path, place: str) -> str:
+    """The store that a run's config.json names. RunError where that is a path relative to another directory."""
+    if is_url(place) or Path(place).is_absolute() or Path(place).exists():
+        return place
+    raise RunError(f"{run} was trained on {place}, relative to another directory: name that store with --store.")
+
+
+def export_of(source: str | Path) -> str | Path:
+    """The export of a finished run's directory; anything else as it is.
+
+    Raises RunError where a run is unfinished, or there is no such directory and the name cannot be one on the Hub
+    """
+    path = Path(source)
+    if (path / "export").is_dir():
+        return path / "export"
+    if (path / "checkpoints").is_dir() or (path / "log.jsonl").is_file():
+        raise RunError(f"{source} is unfinished; finish it, or:  {program()} export-student {shell_quote(source)}")
+    if path.is_dir():
+        return source
+    has_hub_form = re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", str(source)) is not None  # NAME or SOMEONE/NAME
+    is_below_a_directory = "/" in str(source) and path.parent.is_dir()
+    if not has_hub_form or is_below_a_directory:
+        raise RunError(
+            f"no such directory: {source}. Expected a finished run, its export, a kept checkpoint or a Hub id."
+        )
+    return source

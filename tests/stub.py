@@ -1,0 +1,116 @@
+"""What editors and type checkers read of `import mlsm`: mlsm/__init__.pyi, made from the commands and the public names.
+
+    python tests/stub.py    # writes it
+
+Each command is a function whose keyword arguments are its settings, with their types and defaults; a setting that takes
+several values takes one as well, and a path or a text whatever names a file, a result of another command among them.
+test_mlsm.py compares the file with what this makes, so that it cannot fall behind.
+"""
+
+import dataclasses
+import inspect
+import sys
+import typing
+from pathlib import Path
+from types import NoneType, UnionType
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import mlsm  # noqa: E402
+from mlsm.cli.flags import settable  # noqa: E402
+from mlsm.commands import Command, load_all  # noqa: E402
+from mlsm.common.settings import plain_hint  # noqa: E402
+
+HEAD = '''\
+# Written by tests/stub.py from mlsm/commands/: change those files, and run it again.
+
+from collections.abc import Callable, Iterable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+{imports}
+
+Progress = Callable[..., None] | None
+PathOrText = str | PathLike[str]
+
+COMMANDS: list[str]
+HOME: dict[str, str]
+__all__: list[str]
+
+def read_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
+    """The records of evaluations in files and directories, checked. Raises RecordError, which names what is wrong."""
+'''
+
+
+def stub() -> str:
+    """Write the text of mlsm/__init__.pyi."""
+    commands = load_all()
+    functions = [_function(command) for command in sorted(commands.values())]
+    imports = {(module, name) for name, module in mlsm.HOME.items() if name != "read_records"}
+    for command in commands.values():
+        imports.add((command.settings.__module__, command.settings.__name__))
+        imports |= {("mlsm.results", name) for name in _names(_returned(command))}
+    lines = [f"from {module} import {name} as {name}" for module, name in sorted(imports)]
+    return "\n".join([HEAD.format(imports="\n".join(lines)), *functions])
+
+
+def _function(command: Command) -> str:
+    fields = {field.name: field for field in settable(command.settings)}
+    ours = command.settings.__name__
+    if command.by_position:
+        first, *others = (_parameter(fields[name]) for name in command.by_position)
+        lines = [first.replace(" = ", f" | {ours} = ", 1), *others, "*"]
+    else:
+        lines = [f"config: {ours} | None = None", "/", "*"]
+    lines += ["recipe: PathOrText | None = None"] * command.recipes + ["progress: Progress = None"]
+    lines += [_parameter(field) for name, field in fields.items() if name not in command.by_position]
+    returned = _spell(_returned(command))
+    docstring = (inspect.getdoc(command.run) or "").replace("\n", "\n    ").replace("    \n", "\n")
+    listed = "".join(f"    {line},\n" for line in lines)
+    return f'def {command.python_name}(\n{listed}) -> {returned}:\n    """{docstring}{_end(docstring)}"""\n'
+
+
+def _end(docstring: str) -> str:
+    return "\n    " if "\n" in docstring else ""
+
+
+def _parameter(field: dataclasses.Field) -> str:
+    return f"{field.name}: {_spell(field.type)}" + _default(field)
+
+
+def _default(field: dataclasses.Field) -> str:
+    if field.default is not dataclasses.MISSING:
+        value = str(field.default) if isinstance(field.default, Path) else field.default
+        return f" = {value!r}".replace("'", '"')
+    return "" if field.default_factory is dataclasses.MISSING else " = ..."
+
+
+def _spell(hint: object) -> str:
+    """Write a type as the functions take it."""
+    hint, kinds = plain_hint(hint), typing.get_args(plain_hint(hint))
+    match typing.get_origin(hint):
+        case typing.Literal:
+            return f"Literal[{', '.join(map(repr, kinds))}]".replace("'", '"')
+        case origin if origin is tuple:
+            return f"{_spell(kinds[0])} | Sequence[{_spell(kinds[0])}]"
+        case origin if origin is list:
+            return f"list[{_spell(kinds[0])}]"
+        case origin if origin in (typing.Union, UnionType):
+            return " | ".join(dict.fromkeys(" | ".join(map(_spell, kinds)).split(" | ")))
+    return {NoneType: "None", str: "PathOrText", Path: "PathOrText", typing.Any: "Any"}.get(hint) or hint.__name__
+
+
+def _returned(command: Command) -> object:
+    return inspect.signature(command.run).return_annotation
+
+
+def _names(hint: object) -> set[str]:
+    """Names of our classes in a return type."""
+    kinds = typing.get_args(hint) or (hint,)
+    return {kind.__name__ for kind in kinds if getattr(kind, "__module__", "") == "mlsm.results"}
+
+
+if __name__ == "__main__":
+    (ROOT / "mlsm" / "__init__.pyi").write_text(stub(), encoding="utf-8")
