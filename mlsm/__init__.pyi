@@ -14,12 +14,12 @@ from mlsm.evaluation.preparation.config import PrepareDataConfig as PrepareDataC
 from mlsm.evaluation.similarity.config import SimilarityConfig as SimilarityConfig
 from mlsm.evaluation.studies.flops.config import CountFlopsConfig as CountFlopsConfig
 from mlsm.evaluation.studies.protocol.config import StudyConfig as StudyConfig
-from mlsm.evaluation.studies.sweeps.config import SweepConfig as SweepConfig
 from mlsm.evaluation.studies.targets.config import MatchEntropyConfig as MatchEntropyConfig
 from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig as ChooseLayerConfig
 from mlsm.evaluation.tasks.blimp.config import BlimpConfig as BlimpConfig
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig as FinetuneConfig
 from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig as ScoreTextConfig
+from mlsm.results import Compared as Compared
 from mlsm.results import EncodedStore as EncodedStore
 from mlsm.results import Exported as Exported
 from mlsm.results import LearnedDictionary as LearnedDictionary
@@ -129,7 +129,7 @@ def compare(
     diagnostic: PathOrText | None = None,
     intruders: PathOrText | Sequence[PathOrText] = (),
     json: bool = False,
-) -> Report:
+) -> Compared:
     """Compare models by the records of finetune and evaluate_blimp."""
 
 def count_flops(
@@ -611,42 +611,6 @@ def study(
     json: bool = False,
 ) -> Report:
     """Run a whole study from one recipe: stores, students, evaluations, and their comparison."""
-
-def sweep(
-    config: SweepConfig | None = None,
-    /,
-    *,
-    recipe: PathOrText | None = None,
-    progress: Progress = None,
-    layer: int | Sequence[int] = (10,),
-    k: int | Sequence[int] = (3072,),
-    teacher: PathOrText | None = None,
-    corpus: PathOrText | Sequence[PathOrText] = ("bundled",),
-    max_length: int = 128,
-    max_tokens: int | None = None,
-    unit_tokens: int = 1048576,
-    lam: float = 0.05,
-    top_n: int | Literal["all"] | None = None,
-    dictionary_tokens: int = 2000000,
-    encoder: PathOrText = "bert-12x768",
-    dropout: float | None = None,
-    max_steps: int | None = None,
-    batch_windows: int | None = None,
-    micro_batch: int | None = None,
-    lr: float | None = None,
-    warmup: float = 0.02,
-    save_every: int | None = None,
-    seed: int = 42,
-    device: PathOrText = "auto",
-    diagnostic: PathOrText | None = None,
-    intruders: bool = False,
-    judge: PathOrText | None = None,
-    gpu: PathOrText = "NVIDIA H100 80GB HBM3",
-    dry_run: bool = False,
-    output: PathOrText = "runs",
-    json: bool = False,
-) -> Report:
-    """Train a student for every layer, or every k, from one pass of the teacher."""
 
 def track(
     config: TrackConfig | None = None,

@@ -32,7 +32,7 @@ LONGEST_REQUEST = 1 << 17  # bytes
 IMPORTED = (  # by one command or another
     "mlsm.evaluation.comparison.compare",
     "mlsm.evaluation.inspection.lsps.show",
-    "mlsm.evaluation.studies.sweeps.sweep",
+    "mlsm.evaluation.studies.protocol.study",
     "mlsm.evaluation.studies.word_senses.choose_layer",
     "mlsm.evaluation.tasks.blimp.evaluate",
     "mlsm.evaluation.tasks.finetuning.suite",

@@ -120,7 +120,7 @@ def test_a_recipe_has_the_types_of_the_settings(tmp_path, line, found):
         assert getattr(settings, name) == found and type(getattr(settings, name)) is type(found)
 
 
-@pytest.mark.parametrize(("verb", "recipe"), [("encode-lsp", "quickstart"), ("sweep", None), ("train-tokenizer", None)])
+@pytest.mark.parametrize(("verb", "recipe"), [("encode-lsp", "quickstart"), ("train-tokenizer", None)])
 def test_only_a_recipe_that_says_something_is_named(verb, recipe):
     assert parse(load(verb), []).recipe == recipe
 

@@ -19,7 +19,6 @@ from mlsm.cli.settings import parse
 from mlsm.commands import load
 from mlsm.commands.learn_dictionary import show as dictionaries
 from mlsm.commands.train_student import show as training
-from mlsm.evaluation.studies.sweeps.config import SweepConfig
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.recipes.reading import recipe_of_store, recipe_to_keep
 from mlsm.terminal.encoding import encoding
@@ -139,7 +138,7 @@ def test_the_demonstrations_store_keeps_the_demonstrations_settings(tmp_path, ca
     ],
 )
 def test_the_demonstrations_material_counts_as_its_own_whoever_encoded_it(teacher, corpus, recipe):
-    made = {"encode-lsp": {"teacher": teacher, "corpus": [corpus], "layer": [4]}, "recipe": None}  # as of a sweep
+    made = {"encode-lsp": {"teacher": teacher, "corpus": [corpus], "layer": [4]}, "recipe": None}  # as of a study
     store = SimpleNamespace(command=made, settings={"teacher_name": teacher})
     assert recipe_of_store(store, "train-student") == recipe
 
@@ -193,7 +192,6 @@ def test_the_checkpoints_of_the_recipes_are_those_of_the_figures():
         ("encode-logits", "teacher"),
         ("learn-dictionary", "teacher"),
         ("choose-layer", "teacher"),
-        ("sweep", "teacher"),
         ("encode-ids", "tokenizer"),
     ],
 )
@@ -240,7 +238,6 @@ def test_own_text_without_a_teacher_is_refused_in_python():
             lambda: ProbeConfig(probe_input="softmx"),
             "--probe-input takes one of softmax, logits, hidden, found 'softmx'.",
         ),
-        (lambda: SweepConfig(layer=(1, 2), lr="x"), "--lr takes a number or null, found 'x'"),
         (lambda: FinetuneConfig(tasks=("colla",)), "Did you mean cola?"),
         (lambda: ShowConfig(store=3), "STORE takes a text"),
     ],

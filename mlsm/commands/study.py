@@ -1,13 +1,19 @@
 """Run a whole study from one recipe: stores, students, evaluations, comparison."""
 
 from collections import Counter
+from itertools import groupby
+from operator import itemgetter
+from statistics import fmean
 
-from mlsm.common.invocation import program
 from mlsm.common.progress import Progress, silent
-from mlsm.common.text import shell_quote
 from mlsm.evaluation.studies.protocol.config import StudyConfig as Settings
 from mlsm.results import Report
+from mlsm.terminal.encoding import code_of_quarantine
 from mlsm.terminal.tables import columns, duration, size
+
+LOSSES = """\
+A held-out loss is against the arm's own targets, so it is not comparable across objectives, layers or k. How far it is
+below that of a constant prediction says how much of them was learned, not which student is better: fine-tuning does."""
 
 
 def run(settings: Settings, progress: Progress = silent) -> Report:
@@ -24,17 +30,24 @@ def show(result: dict, settings: Settings) -> str:
     lines = [f"\n{result['title']}", result["question"], ""]
     lines += _parts(result["parts"], settings.dry_run)
     lines += result["left_out"]
+    if result["students"]:
+        lines += ["", *_students(result["students"]), "", LOSSES, f"Each student:  {settings.directory}/students.csv"]
     if result["composite"] is not None:
         lines += ["", *_composite(result["composite"])]
     if result["comparison"] is not None:
-        records = settings.comparison.results[0]
         lines += [
             *result["comparison"]["conclusion"],
             "",
             f"Report:  {result['comparison']['report']}",
-            f"Tables here:  {program()} compare {shell_quote(records)}",
+            f"Tables here:  {result['tables']}",
         ]
     return "\n".join(lines)
+
+
+def exit_code(result: dict) -> int:
+    """Return the exit code of a study, as of an encoding of its stores."""
+    advice = "The commands of --print-commands with --retry-quarantine try them again"
+    return code_of_quarantine(result.get("quarantined", []), advice)
 
 
 def _parts(parts, with_all):
@@ -52,6 +65,30 @@ def _parts(parts, with_all):
         total = _cost(sum(part["seconds"] for part in left), sum(part["bytes"] for part in left))
         lines += ["", f"  {'all that is left':<{width}}  {total}, from measurements of some seconds"]
     return [*lines, "", "parts: " + ", ".join(f"{counts[state]} {state}" for state in counts), ""]
+
+
+def _students(rows):
+    """The arms by how far their students are below a constant prediction, means over seeds."""
+    header = (
+        "arm",
+        "seeds",
+        "mass kept",
+        "held-out loss",
+        "of a constant",
+        "below it",
+        "tokens/s",
+        "FLOPs",
+        "encoding",
+    )
+    formats = {"mass_kept": ".1%", "held_out_loss": ".4f", "baseline_loss": ".4f", "improvement": ".1%"}
+    formats |= {"tokens_per_second": ",.0f", "flops": ".2e", "encoding_flops": ".2e"}
+    cells = []
+    for name, of_arm in groupby(rows, key=itemgetter("arm")):
+        students = list(of_arm)
+        means = {key: [row[key] for row in students if row[key] is not None] for key in formats}
+        shown = [format(fmean(means[key]), how) if means[key] else "-" for key, how in formats.items()]
+        cells.append((name, len(students), *shown))
+    return columns(header, cells)
 
 
 def _short(commit):

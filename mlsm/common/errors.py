@@ -206,10 +206,6 @@ class ComparisonError(MlsmError, ValueError):
     """Records that cannot be compared; the message says which."""
 
 
-class SweepError(MlsmError, ValueError):
-    """Settings of a sweep that do not go together, or a diagnostic's result that does not fit."""
-
-
 class InspectionError(MlsmError, ValueError):
     """Something was asked of a store, dictionary or student that it does not hold."""
 

@@ -77,7 +77,7 @@ def recipe_of_store(store: Any, verb: str) -> str | None:
     """The recipe that a command on a store starts from: the one that made the store, if it has a section for it.
 
     A store that names no recipe counts as the demonstration's if it was made from the bundled text with the bundled
-    teacher or tokenizer. Stores of sweeps and of Python name no recipe.
+    teacher or tokenizer. Stores of studies and of Python name no recipe.
 
     Only the name of a recipe of this directory counts: a path would let whoever made the store choose the settings.
 

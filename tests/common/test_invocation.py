@@ -34,7 +34,7 @@ def test_no_message_says_it_otherwise():
     packages = ("mlsm", "pipeline", "shards", "student")
     pattern = re.compile(
         r"""["' (](mlsm|python cli\.py) +"""
-        r"(?:[a-z]+-(?:lsp|shards|student|layer|dictionary|probe|ids|logits|flops|blimp)|finetune|compare|clean|sweep)\b"
+        r"(?:[a-z]+-(?:lsp|shards|student|layer|dictionary|probe|ids|logits|flops|blimp)|finetune|compare|clean|study)\b"
     )
     found = []
     for package in packages:

@@ -23,7 +23,6 @@ from mlsm.evaluation.inspection.lsps.texts import teacher_lsps
 from mlsm.evaluation.inspection.stores import statistics
 from mlsm.evaluation.studies.flops.solver import fista_flops, solver_flops
 from mlsm.evaluation.studies.flops.stores import store_flops
-from mlsm.evaluation.studies.sweeps.config import SweepConfig
 from mlsm.terminal.encoding import encoding
 from pipeline import estimate as estimating
 from pipeline.commands import encode_logits, encode_lsp
@@ -256,11 +255,6 @@ def test_a_text_is_coded_as_the_store_was(place, fista):
     del exact.settings["solver"]
     difference = store_flops(store) - store_flops(exact)
     assert difference == pytest.approx(fista_flops(coded, 300, 32, 20) - solver_flops(coded, 300, 32))
-
-
-def test_a_sweep_refuses_what_encoding_does():
-    with pytest.raises(ValueError, match="or be `all`, found 0"):
-        SweepConfig(layer=(1, 2), top_n=0)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ step; a probe belongs to the arm of its student, for its BLiMP scores. The floor
 the teacher: they are shown next to the arms, and are in no test. Not handled here: tests (effects.py).
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
@@ -78,14 +79,21 @@ class Arm:
         return Arm(name, tuple(_one_a_seed(found).values()))
 
     def on_blimp(self) -> "Arm":
-        """Its finished models with BLiMP scores, one for each seed: with the model's own head, else through a probe."""
+        """Its finished models with BLiMP scores, one for each seed: with the model's own head, else through a probe,
+        the first by name, after all of the probe's steps."""
         found = [model for model in self.models if model.blimp and fraction_of(model) == 1]
-        return Arm(self.name, tuple(_one_a_seed(sorted(found, key=is_probe)).values()))
+        return Arm(self.name, tuple(_one_a_seed(sorted(found, key=_in_order_of_probes)).values()))
 
     def average(self, tasks: Collection[str]) -> float | None:
         """Mean over tasks of its finished models that have them all; None without tasks or such a model."""
         models = [model for model in self.at().models if tasks and tasks_of(model) >= set(tasks)]
         return fmean(mean_score(model, tasks) for model in models) if models else None
+
+
+def _in_order_of_probes(model: Model) -> tuple:
+    """Students first, then probes by name; of one probe, all of whose models are of the finished student, the last."""
+    name = re.sub(r"-step-\d{8}\b.*", "", model.label)
+    return is_probe(model), name, -(model.facts["flops"]["pretraining"] or 0)
 
 
 def _one_a_seed(models: Sequence[Model]) -> dict[Seed, Model]:

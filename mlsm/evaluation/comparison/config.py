@@ -21,8 +21,8 @@ class CompareConfig:
     diagnostic: Path | None = None
     """result.json of choose-layer, for figure 4: word-sense F1 beside the fine-tuning averages."""
     intruders: tuple[Path, ...] = ()
-    """What `show-lsp --intruders --json` printed, or sweep.json of a sweep with --intruders: how interpretable the LSPs
-    are that each model learned goes into the table of models."""
+    """What `show-lsp --intruders --json` printed: how interpretable the LSPs are that each model learned goes into the
+    table of models."""
     json: bool = False
     """Print the comparison as JSON."""
 

@@ -39,6 +39,10 @@ STEMS = tuple(f"report-{what}-by-{axis}" for what in ("held-out-loss", "scores")
 EFFECT_STEM = "report-differences"
 _WIDTH = 0.8  # text columns, of a figure of the page
 _ENDS = {"floor": (0, (1, 2)), "ceiling": (0, (5, 3))}  # dashes
+_OF_THE_PAPER = (
+    "Figures 3 to 10 of the MLSM paper as far as these records allow them, by their numbers there. Below each stands in"
+    " what its models differ."
+)
 _GREY = "#808080"  # is read on white and on black
 
 
@@ -185,12 +189,19 @@ class PageFigure(NamedTuple):
 
 
 def draw_page_figures(result: Comparison, directory: Path) -> dict[str, list[PageFigure]]:
-    """Draw the difference of the first hypothesis, losses and scores against every cost; none without matplotlib."""
+    """Draw the difference of the first hypothesis, losses and scores against every cost; none without matplotlib.
+    Those of the paper are drawn already (paper.py)."""
     effects = [test.effect for test in result.tests[:1] if not test.effect.lacks]
+    paper = [
+        PageFigure(f"Figure {figure.figure}, {figure.shows}", _OF_THE_PAPER, list(map(Path, figure.files)))
+        for figure in result.figures
+        if figure.files
+    ]
     return {
         "effect": [figure for effect in effects for figure in drawn(draw_effect, effect, directory)],
         "losses": drawn(draw_losses, result, directory),
         "scores": drawn(draw_scores, result, directory),
+        "paper": paper,
     }
 
 

@@ -1,9 +1,9 @@
 """How interpretable the LSPs are that models learned: what a test of intruders found of their stores.
 
-    judged = read_judgements([Path("judged.json"), Path("runs/sweeps/k-1a2b3c4d/sweep.json")])
+    judged = read_judgements([Path("judged.json")])
     judged.aucs["0f1e..."]          # by the fingerprint of a store's target
 
-A file is what `show-lsp --intruders --json` printed, or the sweep.json of `sweep --intruders`. Left out: the test
+A file is what `show-lsp --intruders --json` printed. Left out: the test
 (mlsm/evaluation/inspection/lsps/intruders.py), which store a model learned from (its record's identity).
 """
 
@@ -46,8 +46,7 @@ def read_judgements(paths: Iterable[Path]) -> Judgements:
             problem = str(error)
         if problem:
             raise ComparisonError(
-                f"--intruders {path}: {problem}. Give sweep.json of a sweep with --intruders, or what"
-                f" `{program()} show-lsp STORE --intruders --json` printed."
+                f"--intruders {path}: {problem}. Give what `{program()} show-lsp STORE --intruders --json` printed."
             )
         how = values["judge"], values["samples"]
         before = before or how

@@ -103,6 +103,7 @@ def word_senses(models: Sequence[Model], settings: CompareConfig) -> Drawing:
     arm = vary(models, "layer")
     k = arm.facts["k"]
     f1 = f1_by_layer(settings.diagnostic, k)
+    _require_teacher(settings.diagnostic, arm.models)
     chosen = [model for model in arm.models if model.facts["layer"] in f1]
     if len(chosen) < 3:
         found = [model.facts["layer"] for model in chosen]
@@ -189,6 +190,15 @@ def _draw_matrices(drawing: Drawing, axes: "Sequence[Axes]", cells: Matrices, va
 def f1_by_layer(path: Path, k: int) -> dict[int, float]:
     """{layer: word-sense F1 on ALL} of a choose-layer result at this k. Raises WsdDataError where it is none."""
     return {layer: f1 for (layer, of_k), f1 in read_result(path).f1.items() if of_k == k}
+
+
+def _require_teacher(path: Path, models: Sequence[Model]) -> None:
+    """Raise Lacking where a result of choose-layer is of another teacher than the models', as far as that is known."""
+    identities = [model.facts["identity"] for model in models]
+    known = {identity["target_settings"].get("teacher") for identity in identities if identity} - {None}
+    diagnosed = read_result(path)
+    if known - {diagnosed.fingerprint}:
+        raise Lacking(f"a result of choose-layer of the models' own teacher; {path} is of {diagnosed.teacher}")
 
 
 def correlations(x: Sequence[float], y: Sequence[float]) -> dict[str, tuple[float, float]]:

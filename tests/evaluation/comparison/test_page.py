@@ -408,7 +408,7 @@ def test_trained_students_end_to_end(tmp_path, one_thread):
     result = compare(CompareConfig(results=(tmp_path / "evaluations",), output=tmp_path / "out"), silent)
     page = Page(Path(result.report))
     assert "MLSM is better than MLM cannot be told from 2 pairs of pre-trainings" in page.text
-    assert page.tags.count("svg") == 9
+    assert page.tags.count("svg") == 9 + 2  # the paper's figures 6 and 7
     ElementTree.parse(tmp_path / "out" / "report-scores-by-flops.svg")
     logged = [json.loads(line) for line in (tmp_path / "runs/mlsm-1/log.jsonl").read_text().splitlines()]
     expected = [(line["tokens"], line["held_out_vs_baseline"]) for line in logged if "held_out" in line]

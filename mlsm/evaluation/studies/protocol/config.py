@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from mlsm.common.settings import check
-from mlsm.evaluation.comparison.config import CompareConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +39,9 @@ class StudyConfig:
         return self.output or Path("runs/studies") / Path(self.recipe).stem
 
     @property
-    def comparison(self) -> CompareConfig:
-        """The settings of the comparison of all that has been evaluated."""
-        records = self.directory if self.data is not None else self.directory / "smoke"
-        return CompareConfig(results=(records / "evaluations",), output=self.directory / "comparison")
+    def evaluations(self) -> Path:
+        """Where the records are; those of miniature data are apart."""
+        return (self.directory if self.data is not None else self.directory / "smoke") / "evaluations"
 
     @property
     def data(self) -> Path | None:

@@ -28,6 +28,7 @@ from mlsm.evaluation import records
 from mlsm.evaluation.studies.flops.encoders import BASE_WIDTH, CASED_VOCABULARY, Encoder
 from mlsm.evaluation.studies.protocol.description import STORES
 from mlsm.evaluation.studies.protocol.parts import FUNCTIONS, Made, Part
+from mlsm.evaluation.tasks.blimp.evaluate import task_of
 from mlsm.evaluation.tasks.finetuning.batches import encode
 from mlsm.evaluation.tasks.finetuning.config import FROZEN_EXAMPLES
 from mlsm.evaluation.tasks.finetuning.data import load_task
@@ -110,10 +111,11 @@ def is_made(part: Part, parts: list[Part]) -> bool:
 def _has_records(part: Part, output: Path, checkpoints: int) -> bool:
     settings, model = part.settings(), name_in_records(part.values["models"][0])
     suite = "blimp" if part.verb == "evaluate-blimp" else "frozen" if settings.frozen else "finetune"
-    wanted = {"blimp.json"}
-    if suite == "frozen":
+    if suite == "blimp":
+        wanted = {f"{task_of(settings)}.json"}
+    elif suite == "frozen":
         wanted = {f"{task}.json" for task in settings.chosen_tasks()}
-    elif suite == "finetune":
+    else:
         seeds = range(1 if settings.smoke else settings.seeds)
         wanted = {f"{task}-seed{seed}.json" for task in settings.chosen_tasks() for seed in seeds}
         output = output / "smoke" if settings.smoke else output
@@ -199,7 +201,7 @@ def _training_cost(part: Part, parts: list[Part]) -> Cost:
     """Of a student; of a probe, whose student is only read: a third of its operations."""
     of = part if part.verb == "train-student" else _training_of(part.values["student"], parts)
     speed = _speed_of(of, parts)
-    steps = part.values.get("max_steps") or of.values["max_steps"] // 10
+    steps = _steps_of(part, parts)
     batch = part.values.get("batch_windows") or of.values["batch_windows"]
     if part.verb == "train-probe":  # always on whole windows
         return Cost(part.name, steps * batch * speed.window_seconds, 0)
@@ -209,7 +211,7 @@ def _training_cost(part: Part, parts: list[Part]) -> Cost:
         short = StudentConfig(short_windows=piece, short_share=share).short_steps(steps)
         in_pieces = _maker_of(part, parts).window / piece * _speed_of(part, parts, piece).window_seconds
         seconds += short * (in_pieces - speed.window_seconds)
-    size = (_kept_checkpoints(of) + 1 + STATE) * WEIGHT_BYTES * speed.parameters
+    size = (_kept_checkpoints(of, parts) + 1 + STATE) * WEIGHT_BYTES * speed.parameters
     return Cost(part.name, 3 * batch * seconds, size)
 
 
@@ -266,15 +268,19 @@ def _checkpoints(part: Part, parts: list[Part]) -> int:
     """How many models an evaluation is of: one, or every kept checkpoint of a run."""
     if part.values.get("step") != "all":
         return 1
-    training = _training_of(part.values["models"][0], parts)
-    return 1 if training is None else _kept_checkpoints(training)
+    run = _run_of(part.values["models"][0], parts)
+    return 1 if run is None else _kept_checkpoints(run, parts)
 
 
-def _kept_checkpoints(training: Part) -> int:
-    """Of a run, the last one among them."""
-    shares = training.values.get("checkpoints", StudentConfig.checkpoints)
-    steps = training.values["max_steps"]
+def _kept_checkpoints(run: Part, parts: list[Part]) -> int:
+    """Of a student or a probe, the last one among them."""
+    shares, steps = run.values.get("checkpoints", StudentConfig.checkpoints), _steps_of(run, parts)
     return len(StudentConfig(checkpoints=shares, max_steps=steps).checkpoint_steps(steps))
+
+
+def _steps_of(run: Part, parts: list[Part]) -> int:
+    """Optimiser steps of a student or a probe, which by default takes a tenth of its student's."""
+    return run.values.get("max_steps") or _training_of(run.values["student"], parts).values["max_steps"] // 10
 
 
 def _token_seconds(part: Part, parts: list[Part], over_vocabulary: bool) -> float:
@@ -303,10 +309,15 @@ def _speed_of(training: Part, parts: list[Part], length: int | None = None) -> "
     return _measure(training.values["encoder"], maker.vocabulary, outputs, length or maker.window, device)
 
 
-def _training_of(run: str, parts: list[Part]) -> Any:
-    """The training of the student in a directory, or that a probe there is of; None for any other model."""
+def _run_of(model: str, parts: list[Part]) -> Part | None:
+    """The part that makes the student or the probe in a directory; None for any other model."""
     made = {str(part.values["run_dir"]): part for part in parts if part.verb in ("train-student", "train-probe")}
-    part = made.get(run)
+    return made.get(model)
+
+
+def _training_of(model: str, parts: list[Part]) -> Any:
+    """The training of the student in a directory, or that a probe there is of; None for any other model."""
+    part = _run_of(model, parts)
     return _training_of(part.values["student"], parts) if part and part.verb == "train-probe" else part
 
 

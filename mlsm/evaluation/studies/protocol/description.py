@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 from mlsm.common.errors import StudyError
 from mlsm.common.invocation import program
 from mlsm.common.settings import plain_hint
+from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.records import FROZEN
 from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
 from mlsm.evaluation.tasks.blimp.config import BlimpConfig
@@ -57,7 +58,8 @@ SETTINGS: dict[str, type] = STORES | {
     "evaluate-blimp": BlimpConfig,
     "choose-layer": ChooseLayerConfig,
 }
-SECTIONS = SETTINGS | {"frozen": FinetuneConfig}  # `frozen`: of finetune --frozen, beside fine-tuning
+# `frozen`: of finetune --frozen, beside fine-tuning; `compare`: what the report shows, no part
+SECTIONS = SETTINGS | {"frozen": FinetuneConfig, "compare": CompareConfig}
 OF_STUDY = (
     *("title", "question", "primary", "secondary", "seeds", "learned-by", "curves", "models", "stores", "arms"),
     *("tuned", "composite"),
@@ -66,7 +68,7 @@ FIXED = ("max_steps", "batch_windows", "lr", "dropout")  # would otherwise follo
 # by the study, which finds the records of finetune where they lie without --smoke and --split
 CHOSEN_HERE = (
     *("store", "output", "run_dir", "json", "models", "student", "data_dir", "wsd_data", "step", "dry_run"),
-    *("seed", "probe_input", "smoke", "split", "hidden", "frozen"),
+    *("seed", "probe_input", "smoke", "split", "hidden", "frozen", "results", "diagnostic"),
 )
 # Objective -> the command that makes its store, for those that learn more than words:
 NEEDED = {name: f"encode-{facts.kinds[0]}" for name, facts in OBJECTIVES.items() if len(facts.kinds) == 1}
@@ -152,13 +154,14 @@ class Study(NamedTuple):
     learned_by: str | None
     """an arm that must be above its untrained students in a task for that to count in tested means; None: all count"""
     curves: tuple[str, ...]
-    """arms of which every kept checkpoint is fine-tuned; of others only the finished students are"""
+    """arms of which every kept checkpoint is evaluated; of others only the finished students are"""
     models: tuple[str, ...]
     """models that are evaluated beside the students, such as the teacher"""
     stores: dict[str, StoreRecipe]
     arms: dict[str, Arm]
     common: dict[str, dict[str, Any]]
-    """settings of frozen, finetune, evaluate-blimp, train-probe and choose-layer, those that are to be run"""
+    """settings of frozen, finetune, evaluate-blimp, train-probe and choose-layer, those that are to be run, and of
+    compare"""
     tuned: tuple[str, ...]
     """the arms that are fine-tuned and take part in BLiMP"""
     composite: Composite | None = None

@@ -125,6 +125,16 @@ def plan(study: Study, directory: Path, data: Path | None) -> Plan:
     return Plan(list(parts.values()), first, planner.left_out)
 
 
+def find_diagnostic(parts: Iterable[Part]) -> Path | None:
+    """The result of choose-layer, None where there is none yet. Raises StudyError where there are several."""
+    for part in parts:
+        if part.verb == "choose-layer":
+            place = Made(Path(part.values["output"]) / "diagnostics" / "*", part.name)
+            if any(place.pattern.parent.glob("*/result.json")):
+                return place.find() / "result.json"
+    return None
+
+
 def _add(parts: dict[str, Part], more: Iterable[Part]) -> None:
     for part in more:
         if parts.setdefault(part.name, part) != part:
@@ -200,7 +210,7 @@ class _Planner:
         )
         yield train
         if self.frozen is not None:
-            yield from self._frozen(name, run, (train.name,), "all" if arm.name in self.study.curves else None)
+            yield from self._frozen(name, run, (train.name,), self._step(arm))
         else:
             yield from self.later(arm, seed)
 
@@ -210,11 +220,11 @@ class _Planner:
             return
         name = f"{arm.name}-seed{seed}"
         run, recipe = self.directory / "students" / name, self.study.stores[arm.store]
-        needs = (f"train-student/{name}",)
-        yield from self._fine_tuning(name, run, needs, "all" if arm.name in self.study.curves else None)
+        needs, step = (f"train-student/{name}",), self._step(arm)
+        yield from self._fine_tuning(name, run, needs, step)
         objective = arm.settings.get("objective", StudentConfig.objective)
         if objective not in WITHOUT_WORDS:  # the others predict words themselves
-            yield from self._minimal_pairs(name, run, needs)
+            yield from self._minimal_pairs(name, run, needs, step)
         if objective in LSP_OBJECTIVES and self.probes is not None and self.blimp is not None:
             for source in ("softmax", "logits"):
                 probe = self.directory / "probes" / f"{source}-{name}"
@@ -222,7 +232,7 @@ class _Planner:
                 values = {"probe_input": source, "student": str(run), "store": store, "seed": seed, "run_dir": probe}
                 part = Part(f"train-probe/{probe.name}", "train-probe", self.probes | values, needs)
                 yield part
-                yield from self._minimal_pairs(probe.name, probe, (part.name,))
+                yield from self._minimal_pairs(probe.name, probe, (part.name,), step)
 
     def models(self) -> Iterator[Part]:
         """The evaluations of the models that stand beside the students."""
@@ -257,11 +267,16 @@ class _Planner:
             values = alike | self.tunes | where | of
             yield Part(f"finetune/{name}", "finetune", values, needs)
 
-    def _minimal_pairs(self, name, model, needs):
+    def _minimal_pairs(self, name, model, needs, step=None):
         if self.blimp is not None:
             assert self.data is not None
-            values = {"models": (str(model),), "data_dir": self.data / "blimp" / "data", "output": self.directory}
-            yield Part(f"evaluate-blimp/{name}", "evaluate-blimp", self.blimp | values, needs)
+            where = {"data_dir": self.data / "blimp" / "data", "output": self.directory}
+            values = self.blimp | {"models": (str(model),), "step": step} | where
+            yield Part(f"evaluate-blimp/{name}", "evaluate-blimp", values, needs)
+
+    def _step(self, arm: Arm) -> str | None:
+        """Which checkpoints of its students and their probes are evaluated."""
+        return "all" if arm.name in self.study.curves else None
 
     def _place(self, recipe: StoreRecipe, seed: int | None) -> Path:
         return self.directory / "stores" / (f"{recipe.name}-seed{seed}" if recipe.each_seed else recipe.name)

@@ -17,6 +17,7 @@ from typing import Any
 from mlsm.common.errors import EXIT_QUARANTINE
 from mlsm.common.invocation import program
 from mlsm.common.settings import is_word
+from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.studies.protocol.config import StudyConfig
 from mlsm.evaluation.studies.protocol.description import SETTINGS
 from mlsm.evaluation.studies.protocol.parts import Made, Part
@@ -53,22 +54,35 @@ def report_line(settings: StudyConfig) -> str:
     return f"{program()} {_as_words(tuple(words))}"
 
 
+def compare_line(settings: CompareConfig) -> str:
+    """The command that prints the tables of the report."""
+    words = ["compare", *settings.results, *(["--paper"] if settings.paper else [])]
+    for flag, files in (("--diagnostic", [settings.diagnostic]), ("--intruders", settings.intruders)):
+        words += [flag, *files] if any(files) else []
+    return f"{program()} {_as_words(tuple(words))}"
+
+
 def as_make(parts: list[Part], settings: StudyConfig) -> str:
     """A makefile. A part that ended well leaves a stamp in the study's directory, and is not begun again."""
     files = {part.name: settings.directory / "done" / part.name for part in parts}
     stamps = {name: re.sub(r"([\s#%:\\])", r"\\\1", str(file)).replace("$", "$$") for name, file in files.items()}
-    lines = [f"all: {' '.join(stamps.values())}", _in_make(report_line(settings)), ""]
+    lines = [f"all: {' '.join(stamps.values())}", _in_make(_tolerant(report_line(settings))), ""]
     for part in parts:
         file = files[part.name]
         needs = " ".join(stamps[name] for name in part.needs if name in stamps)
         stamp = f"@mkdir -p {shlex.quote(str(file.parent))} && touch {shlex.quote(str(file))}"
-        lines += [f"{stamps[part.name]}: {needs}".rstrip(), _in_make(_tolerant(part)), _in_make(stamp), ""]
+        lines += [f"{stamps[part.name]}: {needs}".rstrip(), _in_make(_command(part)), _in_make(stamp), ""]
     return "\n".join([*lines, ".PHONY: all"])
 
 
-def _tolerant(part):
-    """The command, for what goes on after a success alone. As in `study`, a store without some documents is one."""
-    return command_line(part) + (f" || test $? -eq {EXIT_QUARANTINE}" if part.verb.startswith("encode-") else "")
+def _command(part):
+    """The command of a part, for what goes on after a success alone."""
+    return _tolerant(command_line(part)) if part.verb.startswith("encode-") else command_line(part)
+
+
+def _tolerant(command):
+    """As in `study`, a store without some documents is a success."""
+    return f"{command} || test $? -eq {EXIT_QUARANTINE}"
 
 
 def _in_make(command):
@@ -87,10 +101,10 @@ def as_slurm(parts: list[Part], settings: StudyConfig) -> str:
     for part in parts:
         waits = ":".join(f"${jobs[name]}" for name in part.needs if name in jobs)
         after = f" --dependency=afterok:{waits}" if waits else ""
-        wrap = f"--wrap={shlex.quote(_tolerant(part))}"
+        wrap = f"--wrap={shlex.quote(_command(part))}"
         lines.append(f"{jobs[part.name]}=$(sbatch --parsable --job-name={shlex.quote(part.name)}{after} {wrap})")
     after = ":".join(f"${job}" for job in jobs.values())
-    wrap = f"--wrap={shlex.quote(report_line(settings))}"
+    wrap = f"--wrap={shlex.quote(_tolerant(report_line(settings)))}"
     return "\n".join([*lines, f"sbatch --parsable --job-name=report --dependency=afterok:{after} {wrap}"])
 
 

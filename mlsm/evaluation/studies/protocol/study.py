@@ -20,14 +20,17 @@ from typing import Any
 from mlsm.common.errors import MlsmError, StudyError
 from mlsm.common.progress import silent
 from mlsm.evaluation.comparison.compare import compare, keep_withheld
+from mlsm.evaluation.comparison.config import CompareConfig
+from mlsm.evaluation.comparison.intruders import read_judgements
 from mlsm.evaluation.studies.protocol.cells import at_work, state_of, this_commit
 from mlsm.evaluation.studies.protocol.composite import compose
 from mlsm.evaluation.studies.protocol.config import StudyConfig
 from mlsm.evaluation.studies.protocol.costs import Cost, costs, is_finished, is_made
 from mlsm.evaluation.studies.protocol.description import Study, read_study
 from mlsm.evaluation.studies.protocol.facts import facts_of, keep_costs, kept_costs
-from mlsm.evaluation.studies.protocol.parts import Part, Plan, plan
-from mlsm.evaluation.studies.protocol.printing import as_make, as_slurm
+from mlsm.evaluation.studies.protocol.parts import Part, Plan, find_diagnostic, plan
+from mlsm.evaluation.studies.protocol.printing import as_make, as_slurm, compare_line
+from mlsm.evaluation.studies.protocol.students import write_students
 from shards.reader import Store
 
 logger = logging.getLogger(__name__)
@@ -40,7 +43,9 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     Returns   title, question, directory, parts (name, seconds and bytes expected, finished before, state and commit),
               left_out (what could not be done here, sentences), composite (of `compose`; None where the recipe has
               none), comparison (the result of `compare`, None where nothing has been evaluated, or where the primary
-              hypothesis is withheld). With print_commands only `commands`; with dry_run nothing is done
+              hypothesis is withheld), tables (the command that prints it), students (of `write_students`), quarantined
+              (store, and the number of its documents that could not be coded, where there are any). With
+              print_commands only `commands`; with dry_run nothing is done
     Raises    StudyError, ValueError before anything is done, and what the commands of the parts raise
     """
     described = read_study(settings.recipe)
@@ -59,6 +64,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
         "left_out": planned.left_out,
         "composite": None,
         "comparison": None,
+        "students": [],
     }
     if settings.dry_run:
         return found | {"composite": _compose(described, settings.directory)}
@@ -67,9 +73,11 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
         logger.info("%d parts are left, about %.2g hours and %.2g GB", len(costly), hours, gigabytes)
     for sentence in planned.left_out:
         logger.warning("%s", sentence)
+    read_judgements(described.common.get("compare", {}).get("intruders", ()))  # an error comes now, not at the end
     _withhold(described, settings.directory)
     last_of_primary = planned.parts[planned.first - 1]
     plan_id, commit = _plan_of_primary(planned), this_commit()
+    quarantined: list[dict] = []
     for number, part in enumerate(chosen, 1):
         if _is_kept_by_records(part, planned.parts):
             logger.info("part %d of %d: %s is done, and its student or store is gone", number, len(chosen), part.name)
@@ -79,16 +87,22 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
             plan_id = _check_pairing(part, plan_id)
         # One that is finished is run all the same: its command finds out whether it is the work of these settings.
         with nullcontext() if is_finished(part, planned.parts) else at_work(settings.directory, part.name, commit):
-            part.run(_name_stages(progress, part.name))
+            made = part.run(_name_stages(progress, part.name))
+        if part.verb.startswith("encode-"):
+            quarantined += [{name: one[name] for name in ("store", "quarantined")} for one in made]
         if part is last_of_primary and part is not chosen[-1]:
             _compare(settings, described, planned, kept, progress)  # the first conclusion
     done = [
         cost._replace(finished=is_finished(part, planned.parts)) for cost, part in zip(expected, chosen, strict=True)
     ]
+    hidden = described.primary if _withhold(described, settings.directory) else ()
     return found | {
         "parts": _with_states(done, settings.directory),
+        "students": write_students(described, planned.parts, settings.directory / "students.csv", hidden),
+        "quarantined": [one for one in quarantined if one["quarantined"]],
         "composite": _compose(described, settings.directory),
         "comparison": _compare(settings, described, planned, kept, progress),
+        "tables": compare_line(_comparison(settings, described, planned)),
     }
 
 
@@ -155,6 +169,17 @@ def _name_stages(progress, part):
 def _compare(settings: StudyConfig, described: Study, planned: Plan, kept: dict, progress) -> dict | None:
     """Compare what has been evaluated so far, and write the report. None where nothing has, or where the primary
     hypothesis is withheld, of which the report would show the scores."""
-    if _withhold(described, settings.directory) or not any(settings.comparison.results[0].glob("*/*/*.json")):
+    if _withhold(described, settings.directory) or not any(settings.evaluations.glob("*/*/*.json")):
         return None
-    return compare(settings.comparison, progress, facts_of(described, planned, kept)).as_report()
+    found = compare(_comparison(settings, described, planned), progress, facts_of(described, planned, kept))
+    return found.as_report()
+
+
+def _comparison(settings: StudyConfig, described: Study, planned: Plan) -> CompareConfig:
+    """The settings of the comparison of all that has been evaluated."""
+    return CompareConfig(
+        results=(settings.evaluations,),
+        output=settings.directory / "comparison",
+        diagnostic=find_diagnostic(planned.parts),
+        **described.common.get("compare", {}),
+    )

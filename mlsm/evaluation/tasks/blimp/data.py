@@ -97,7 +97,7 @@ def read(directory: Path | None) -> tuple[list[Paradigm], dict[str, str]]:
     return paradigms, {file.name: hashlib.sha256(raw).hexdigest() for file, raw in zip(files, contents, strict=True)}
 
 
-def select(paradigms: list[Paradigm], names: tuple[str, ...]) -> list[Paradigm]:
+def select(names: tuple[str, ...]) -> list[str]:
     """The paradigms that are named, or whose phenomenon is; all without names. BlimpError on an unknown name."""
     if unknown := [name for name in names if name not in PARADIGMS and name not in PHENOMENA]:
         raise BlimpError(
@@ -106,7 +106,7 @@ def select(paradigms: list[Paradigm], names: tuple[str, ...]) -> list[Paradigm]:
             + f" The phenomena: {', '.join(PHENOMENA)}."
         )
     wanted = {member for name in names for member in PHENOMENA.get(name, (name,))}
-    return [paradigm for paradigm in paradigms if not names or paradigm.name in wanted]
+    return [paradigm for paradigm in PARADIGMS if not names or paradigm in wanted]
 
 
 def subset(paradigm: Paradigm, count: int) -> Paradigm:

@@ -67,7 +67,8 @@ def evaluate(config: BlimpConfig, progress: Callable[..., None] = silent) -> dic
     device = choose_device(config.device)
     places = _find_models(config)
     paradigms, files = read(config.data_dir)
-    paradigms = select(paradigms, config.paradigms)
+    chosen = select(config.paradigms)
+    paradigms = [paradigm for paradigm in paradigms if paradigm.name in chosen]
     if config.per_paradigm is not None:
         paradigms = [subset(paradigm, config.per_paradigm) for paradigm in paradigms]
     headings = [_begin_record(directory, config, paradigms, files) for directory in places]
@@ -96,6 +97,15 @@ def averages(figures: list[dict]) -> dict:
     return {"headline": statistics.fmean(accuracy.values()), "phenomena": phenomena, "ties": ties}
 
 
+def task_of(config: BlimpConfig) -> str:
+    """What records call the scoring of these settings: `blimp`, with what is not usual in it."""
+    parts: list[str | int | None] = [config.metric if config.metric != "original" else None, config.per_paradigm]
+    if config.paradigms:
+        names = select(config.paradigms)
+        parts.append(f"of-{len(names)}-{fingerprint(names)[:8]}")
+    return "-".join(["blimp", *(str(part) for part in parts if part is not None)])
+
+
 def _find_models(config: BlimpConfig) -> list[Path]:
     if not config.models:
         raise BlimpError(f"no model to score. Give one or more:  {program()} evaluate-blimp MODEL --data-dir DIR")
@@ -108,11 +118,8 @@ def _find_models(config: BlimpConfig) -> list[Path]:
 def _begin_record(directory: Path, config: BlimpConfig, paradigms: list[Paradigm], files: dict) -> dict:
     """The fields of a record that are known before anything is scored."""
     settings: dict[str, Any] = {"metric": config.metric, "per_paradigm": config.per_paradigm}
-    parts: list[str | int | None] = [config.metric if config.metric != "original" else None, config.per_paradigm]
     if config.paradigms:  # a record of all 67 does not say so
-        names = [paradigm.name for paradigm in paradigms]
-        settings |= {"paradigms": names}
-        parts.append(f"of-{len(names)}-{fingerprint(names)[:8]}")
+        settings |= {"paradigms": [paradigm.name for paradigm in paradigms]}
     return {
         "schema": records.SCHEMA,
         "suite": "blimp",
@@ -121,7 +128,7 @@ def _begin_record(directory: Path, config: BlimpConfig, paradigms: list[Paradigm
         "collapsed": False,
         "head": None,
         "settings": settings,
-        "task": "-".join(["blimp", *(str(part) for part in parts if part is not None)]),
+        "task": task_of(config),
         "data": {"name": "blimp", "files": files, "n_train": 0, "n_eval": sum(len(p.pairs) for p in paradigms)},
         "tokenizer": tokenizer_fingerprint(load_tokenizer(directory)),
     } | records.describe(directory)

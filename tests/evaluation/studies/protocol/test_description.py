@@ -191,7 +191,7 @@ def test_the_corpus_may_be_named_by_an_environment_variable(read, monkeypatch):
         ({"train-student.lr": None}, "train-student lacks lr"),
         ({"train-student.lr": -1}, "--lr must be a positive number"),
         ({"train-student.learning-rate": 1}, "train-student has no setting learning-rate"),
-        ({"study.stores.lsp.command": "sweep"}, "store lsp: sweep makes none"),
+        ({"study.stores.lsp.command": "finetune"}, "store lsp: finetune makes none"),
         ({"study.stores.small": {"command": "derive-shards", "top-n": 8}}, "`store` is for derive-shards"),
         ({"study.stores.lsp.dictionary": "other"}, "needs other, which is no store"),
         ({"study.stores.lsp.dictionary": "lsp"}, "store lsp is made from itself: lsp from lsp"),
@@ -232,6 +232,8 @@ def test_the_corpus_may_be_named_by_an_environment_variable(read, monkeypatch):
         ({"study.arms.kd": {"store": "lsp", "objective": "kd"}}, "kd learns from a store of encode-logits, but lsp is"),
         ({"finetune": {"split": "test"}}, "the study itself says split"),
         ({"train-probe": {"seed": 1}}, "the study itself says seed"),
+        ({"compare": {"diagnostic": "result.json"}}, "the study itself says diagnostic"),
+        ({"compare": {"published": True}}, "compare has no setting published"),
         ({"frozen": {"frozen": True}}, "the study itself says frozen"),
         ({"frozen": {"epochs": 2}}, "--frozen trains no encoder. Omit --epochs"),
         ({"study.tuned": ["kd"]}, "kd of `tuned` is no arm"),
@@ -269,7 +271,17 @@ def test_what_does_not_belong_together_is_an_error_of_one_line(read, changes, sa
 
 
 @pytest.mark.parametrize(
-    "recipe", ["study-demo", "study-cpu", "paper-objectives", "paper-layers", "paper-k", "paper-kappa"]
+    "recipe",
+    [
+        "study-demo",
+        "study-layers",
+        "study-k",
+        "study-cpu",
+        "paper-objectives",
+        "paper-layers",
+        "paper-k",
+        "paper-kappa",
+    ],
 )
 def test_the_recipes_that_come_with_the_package_are_studies(recipe, tmp_path):
     study = read_study(recipe)

@@ -16,13 +16,16 @@ from pathlib import Path
 import pytest
 import yaml
 from preloaded import ROOT, Preloaded, run_command
+from tiny_store import log_of
 
 from mlsm.cli.settings import parse
 from mlsm.commands import load
+from mlsm.commands.study import exit_code as code_of_study
 from mlsm.commands.study import show as summary
-from mlsm.common.errors import StudyError
+from mlsm.common.errors import EXIT_QUARANTINE, StudyError
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
+from mlsm.evaluation.studies.flops.stores import store_flops
 from mlsm.evaluation.studies.protocol.config import StudyConfig
 from mlsm.evaluation.studies.protocol.costs import is_finished
 from mlsm.evaluation.studies.protocol.description import SETTINGS, read_study
@@ -30,6 +33,8 @@ from mlsm.evaluation.studies.protocol.facts import facts_of
 from mlsm.evaluation.studies.protocol.parts import FUNCTIONS, Made, plan
 from mlsm.evaluation.studies.protocol.printing import command_line
 from mlsm.evaluation.studies.protocol.study import study
+from pipeline.commands import encode_lsp
+from shards.reader import Store
 
 PLACE_AND_TIME = ("path", "file", "wall", "cost", "env")  # of a record
 
@@ -297,6 +302,77 @@ def test_students_are_pairs(finished):
         starts[run.name] = json.loads((run / "log.jsonl").read_text().splitlines()[0])["initial_encoder"]
     assert starts["mlsm-seed0"] == starts["mlm-seed0"] == starts["few-seed0"] != starts["mlm-seed1"]
     assert starts["mlsm-seed1"] == starts["mlm-seed1"]
+    one, other, unlike = (
+        log_of(settings.directory / "students" / name) for name in ("mlsm-seed0", "few-seed0", "mlsm-seed1")
+    )
+    assert list(one) == list(range(1, 7))
+    for name in ("batch", "tokens", "lr"):
+        assert [row[name] for row in one.values()] == [row[name] for row in other.values()]
+    assert [row["batch"] for row in one.values()] != [row["batch"] for row in unlike.values()]
+    assert all(one[step]["loss"] != other[step]["loss"] for step in one)
+
+
+def test_what_students_learned_of_their_targets_is_that_of_their_runs(finished):
+    settings, result = finished
+    rows = {f"{row['arm']}-seed{row['seed']}": row for row in result["students"]}
+    assert rows.keys() == {"mlsm-seed0", "mlsm-seed1", "mlm-seed0", "mlm-seed1", "few-seed0"}
+    for name, row in rows.items():
+        kept = json.loads((settings.directory / "students" / name / "result.json").read_text())
+        for figure in ("held_out_loss", "baseline_loss", "improvement", "tokens_per_second", "flops"):
+            assert row[figure] == kept[figure] is not None
+        assert row["improvement"] == pytest.approx(1 - row["held_out_loss"] / row["baseline_loss"])
+    whole, cut = (
+        Store.open(*(settings.directory / "stores" / name / "stores").glob("*-*")) for name in ("lsp", "fewer")
+    )
+    assert rows["mlsm-seed0"]["mass_kept"] == whole.report()["mass_kept"]
+    assert rows["few-seed0"]["mass_kept"] == cut.report()["mass_kept"] < whole.report()["mass_kept"]
+    assert rows["mlsm-seed0"]["encoding_flops"] == store_flops(whole)
+    assert (rows["mlsm-seed0"]["layer"], rows["mlsm-seed0"]["k"]) == (2, 40)
+    of_words = rows["mlm-seed0"]
+    assert all(of_words[name] is None for name in ("layer", "k", "mass_kept", "encoding_flops"))
+    with (settings.directory / "students.csv").open() as file:
+        assert [row["held_out_loss"] for row in csv.DictReader(file)] == [
+            str(row["held_out_loss"]) for row in rows.values()
+        ]
+    text = summary(result, settings)
+    assert f"{rows['few-seed0']['improvement']:.1%}" in text and "not comparable across objectives, layers or k" in text
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_nothing_is_said_of_students_that_are_withheld(finished, recipe, tmp_path):
+    """Of the primary arms, until the composite of all their seeds is there."""
+    described = yaml.safe_load(Path(recipe).read_text())
+    described["study"]["arms"]["mlm"]["checkpoints"] = [0, 1.0]
+    described["study"]["composite"] = {
+        "measures": ["conll2003/pos"], "part": "test", "untrained": "mlm", "teacher": described["study"]["models"][0],
+        "margin": 4,
+    }  # fmt: skip
+    described["frozen"] = {"tasks": ["conll2003"]}
+    path = tmp_path / "toy.yaml"
+    path.write_text(yaml.safe_dump(described, sort_keys=False))
+    for name in ("stores", "students"):
+        shutil.copytree(finished[0].directory / name, tmp_path / "made" / name)
+    result = study(StudyConfig(recipe=str(path), output=tmp_path / "made", only=("encode-lsp/lsp",)))
+    assert [row["arm"] for row in result["students"]] == ["few"]
+    assert "mlsm," not in (tmp_path / "made" / "students.csv").read_text()
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_documents_that_could_not_be_coded_are_told(finished, monkeypatch, capsys):
+    settings, result = finished
+    assert result["quarantined"] == [] and code_of_study(result) == 0
+
+    def lack(*given):
+        return [report | {"quarantined": 2} for report in encode_lsp(*given)]
+
+    monkeypatch.setitem(FUNCTIONS, "encode-lsp", lack)
+    damaged = study(replace(settings, only=("encode-lsp/lsp",)))
+    assert code_of_study(damaged) == EXIT_QUARANTINE
+    (place,) = (settings.directory / "stores/lsp/stores").glob("lsp-*")
+    assert (
+        f"2 documents could not be coded and carry no targets; the records in {place}/units" in capsys.readouterr().err
+    )
+    assert code_of_study(study(replace(settings, dry_run=True))) == 0
 
 
 def test_all_models_are_compared_and_the_data_are_said_to_mean_nothing(finished):
@@ -350,6 +426,17 @@ def test_a_dry_run_says_what_is_left_and_makes_nothing(recipe, tmp_path):
     assert by_name["train-student/mlm-seed0"]["seconds"] > 0 and by_name["train-student/mlm-seed0"]["bytes"] > 0
     assert by_name["encode-lsp/lsp"]["bytes"] > 20_000 and not by_name["encode-lsp/lsp"]["finished"]
     assert "all that is left" in summary(result, settings)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_an_encoder_that_is_nowhere_is_refused_before_anything_is_made(dry_run, recipe, tmp_path):
+    described = yaml.safe_load(Path(recipe).read_text())
+    described["train-student"]["encoder"] = "/nowhere/bert"
+    path = tmp_path / "toy.yaml"
+    path.write_text(yaml.safe_dump(described, sort_keys=False))
+    with pytest.raises(ValueError, match="no configuration found"):
+        study(StudyConfig(recipe=str(path), output=tmp_path / "made", dry_run=dry_run))
+    assert not (tmp_path / "made").exists()
 
 
 def test_what_was_not_run_is_what_can_be_run_next(recipe, tmp_path):

@@ -1,0 +1,65 @@
+"""How much the students of a study have learned of their own targets, and what that took.
+
+    rows = write_students(study, parts, Path("runs/studies/study-layers/students.csv"))
+
+A student's held-out loss is compared with that of a constant prediction. It is read from the runs, without any
+evaluation; of a student whose run is not here, nothing is said. Not handled here: which student is better (compare).
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from mlsm.common.errors import FlopsError, MlsmError
+from mlsm.common.json_checks import Number, find_problem, object_of
+from mlsm.evaluation.plots import save_table
+from mlsm.evaluation.studies.flops.stores import store_flops
+from mlsm.evaluation.studies.protocol.description import NEEDED, Study
+from mlsm.evaluation.studies.protocol.parts import Made, Part
+from shards.reader import Store
+from student.config import StudentConfig
+from student.runs.identity import read_or_none
+
+_OF_RUN = {"held_out_loss": Number | None, "baseline_loss": Number | None, "improvement": Number | None}
+_OF_RUN |= {"tokens_per_second": Number, "flops": Number}
+_RESULT = object_of(_OF_RUN)
+COLUMNS = ("arm", "seed", "layer", "k", "mass_kept", *_OF_RUN, "encoding_flops")
+
+
+def write_students(study: Study, parts: Iterable[Part], file: Path, hidden: Collection[str] = ()) -> list[dict]:
+    """Write a table of the trained students.
+
+    hidden   names of arms that are withheld
+    Returns  its rows by COLUMNS: mass_kept (mean probability of a coded token that top-n kept), held_out_loss and
+             baseline_loss (nats), improvement (share below the constant prediction), flops of the training, and
+             encoding_flops of the student's own store; None where unknown, or without a meaning for the objective
+    """
+    rows = list(_read(study, {part.name: part for part in parts}, hidden))
+    if rows:
+        save_table(file, COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
+    return rows
+
+
+def _read(study: Study, by_name: dict[str, Part], hidden: Collection[str]) -> Iterator[dict]:
+    of_store = cache(_of_store)
+    for arm in study.arms.values():
+        for seed in arm.seeds if arm.name not in hidden else ():
+            values = by_name[f"train-student/{arm.name}-seed{seed}"].values
+            found = read_or_none(Path(values["run_dir"]) / "result.json", lambda it: find_problem(it, _RESULT) is None)
+            if found is None:
+                continue
+            row = dict.fromkeys(COLUMNS) | {"arm": arm.name, "seed": seed} | {name: found[name] for name in _OF_RUN}
+            if values.get("objective", StudentConfig.objective) in NEEDED:  # others learn words, whatever the store has
+                row |= {"layer": arm.layer, "k": arm.k} | of_store(values["store"])
+            yield row
+
+
+def _of_store(made: Made) -> dict:
+    found: dict = {}
+    with suppress(MlsmError, OSError):  # it may be gone when its students are trained
+        store = Store.open(made.find())
+        found["mass_kept"] = store.report().get("mass_kept")
+        with suppress(FlopsError):
+            found["encoding_flops"] = store_flops(store)
+    return found
