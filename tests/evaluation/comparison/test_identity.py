@@ -275,7 +275,7 @@ def test_where_no_two_agree_the_figure_names_what_differs(tmp_path):
     with (settings.output / "significance.csv").open() as file:
         assert {row["differ_in"] for row in csv.DictReader(file)} == {"lr, layer"}
     (pair,) = result.pairs
-    assert (pair["differ_in"], pair["alone"]) == (["lr", "layer"], False)
+    assert (pair.differ_in, pair.alone) == (["lr", "layer"], False)
     assert "l8" in Path(settings.output / "differences.csv").read_text()
 
 
