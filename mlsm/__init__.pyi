@@ -19,6 +19,7 @@ from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig as Choo
 from mlsm.evaluation.tasks.blimp.config import BlimpConfig as BlimpConfig
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig as FinetuneConfig
 from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig as ScoreTextConfig
+from mlsm.results import Compared as Compared
 from mlsm.results import EncodedStore as EncodedStore
 from mlsm.results import Exported as Exported
 from mlsm.results import LearnedDictionary as LearnedDictionary
@@ -125,7 +126,7 @@ def compare(
     paper: bool = False,
     diagnostic: PathOrText | None = None,
     intruders: PathOrText | Sequence[PathOrText] = (),
-) -> Report:
+) -> Compared:
     """Compare models by the records of finetune and evaluate_blimp."""
 
 def count_flops(

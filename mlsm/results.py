@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
+    from mlsm.evaluation.comparison.result import Comparison
     from pipeline.dictionary import Dictionary
     from shards.reader import Store
 
@@ -46,6 +47,13 @@ class Report(Result):
 
     def __repr__(self):
         return f"Report({', '.join(f'{name}={_short(value)}' for name, value in self.report.items())})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Compared(Report):
+    """What `compare` found: the report, and the same typed, with its models and arms."""
+
+    comparison: "Comparison"
 
 
 def _short(value):
@@ -174,7 +182,9 @@ def stores_or_estimates(reports: list[dict[str, Any]]) -> list[Any]:
 
 
 def report_of(result: Any) -> Any:
-    """What --json prints of a result: its report, of a list a list of them."""
+    """What a command shows of a result: its report, of a list a list of them, of a comparison the typed one."""
+    if isinstance(result, Compared):
+        return result.comparison
     if isinstance(result, list):
         return [report_of(one) for one in result]
     return result.report if isinstance(result, Result) else result

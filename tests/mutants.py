@@ -148,11 +148,16 @@ TABLE = (  # area, modules, files of tests/ that mirror them, then their neighbo
         "mlsm/common/gains.py",
         "student/test_position_baseline.py evaluation/studies/test_match_entropy.py",
     ),
-    ("statistics", "mlsm/evaluation/comparison/significance.py", "evaluation/comparison/test_significance.py"),
     (
         "statistics",
-        "mlsm/evaluation/comparison/report/effects.py",
-        "evaluation/comparison/report/test_effects.py evaluation/comparison/report/test_conclusion.py",
+        "mlsm/evaluation/comparison/significance.py",
+        "evaluation/comparison/test_significance.py evaluation/comparison/test_effects.py",
+    ),
+    (
+        "statistics",
+        "mlsm/evaluation/comparison/effects.py",
+        "evaluation/comparison/test_effects.py evaluation/comparison/test_significance.py "
+        "evaluation/comparison/test_conclusion.py",
     ),
     (
         "statistics",

@@ -62,5 +62,7 @@ def show(command: Command, report: Any, settings: object, as_json: bool) -> None
 
 
 def _plain(value):
-    """Convert what JSON has no type for: paths, and NumPy's numbers."""
+    """Convert what JSON has no type for: a typed comparison, paths, and NumPy's numbers."""
+    if hasattr(value, "as_report"):
+        return value.as_report()
     return value.item() if hasattr(value, "item") else str(value)

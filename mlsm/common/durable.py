@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mlsm.common import disk
-from mlsm.common.errors import WriteError
+from mlsm.common.errors import PlaceError, WriteError
 from mlsm.common.paths import utf8
 
 # what link(2) raises on a file system without hard links
@@ -147,6 +147,31 @@ def _replace_directory(temporary: Path, final: Path, carry: Callable[[Path, Path
             disk.rename(replaced, final)
         raise
     disk.discard(replaced)
+
+
+@contextmanager
+def refuse_what_is_in_the_way() -> Iterator[None]:
+    """For the body or, as a decorator, the function that writes a command's outputs.
+
+    Raises  PlaceError, which names it, if a directory has the name of a file that is written, or a file or something
+            else that of a directory. The calls of disk.py raise an OSError there, which callers with a way around it
+            expect
+    """
+    try:
+        yield
+    except (IsADirectoryError, NotADirectoryError) as error:
+        path = Path(os.fsdecode(error.filename2 or error.filename or ""))
+        if isinstance(error, IsADirectoryError):
+            place, wanted = path, "a file"
+        else:  # the highest that is none
+            above = [place for place in (path, *path.parents) if place.exists() and not place.is_dir()]
+            place, wanted = (above or [path])[-1], "a directory"
+        if not place.exists():
+            raise  # it was moved meanwhile
+        raise PlaceError(
+            f"{place} is {disk.kind_of_file(os.stat(place))}, and {wanted} is to be written there. Move it elsewhere,"
+            " or choose another output directory."
+        ) from error
 
 
 def make_directories(path: Path) -> None:

@@ -38,7 +38,7 @@ from msgspec import Meta
 
 from mlsm.common import disk
 from mlsm.common.disk import file_sha256
-from mlsm.common.durable import make_directories, replace_json
+from mlsm.common.durable import make_directories, refuse_what_is_in_the_way, replace_json
 from mlsm.common.errors import LineageError, RecordError
 from mlsm.common.invocation import program
 from mlsm.common.json_checks import Count, Digest, Number, Text, find_problem, object_of, one_of, optional
@@ -130,6 +130,7 @@ def path_of(output: Path | str, record: Mapping) -> Path:
     return directory_of(output, record) / f"{record['task']}{seed}.json"
 
 
+@refuse_what_is_in_the_way()
 def write(output: Path | str, record: dict) -> Path:
     """Write a record, whole, in place of an earlier one. Returns its path; RecordError where it is malformed."""
     path = path_of(output, check(record, "this record"))

@@ -26,7 +26,7 @@ from typing import cast
 import numpy as np
 
 from mlsm.common.disk import file_sha256
-from mlsm.common.durable import make_directories
+from mlsm.common.durable import make_directories, refuse_what_is_in_the_way
 from mlsm.common.errors import RunError
 from mlsm.common.progress import silent
 from shards.manifest import fingerprint
@@ -171,9 +171,10 @@ def _make(config, store, directory, progress) -> tuple[Path, bool]:
                 counts.undercount,
                 config.least_count + counts.undercount,
             )
-    make_directories(path.parent)
-    vocabulary = origin["vocabulary"]
-    write_table(path, MaskTable(config.kind, vocabulary, weights_V.astype(np.float32), found_C5, written))
+    with refuse_what_is_in_the_way():
+        make_directories(path.parent)
+        vocabulary = origin["vocabulary"]
+        write_table(path, MaskTable(config.kind, vocabulary, weights_V.astype(np.float32), found_C5, written))
     return path, False
 
 

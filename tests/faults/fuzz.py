@@ -402,7 +402,7 @@ def score_sentences(place):
 
 def compare_records(place):
     settings = CompareConfig(results=(place.subject,), output=place.output / "comparison")
-    json.dumps(comparison_report.compare(settings, silent))
+    json.dumps(comparison_report.compare(settings, silent).as_report())
 
 
 def _remote(place):
@@ -467,7 +467,7 @@ def export_into(place):
 
 def compare_into(place):
     settings = CompareConfig(results=(place.pristine / "records",), output=place.subject / "comparison")
-    json.dumps(comparison_report.compare(settings, silent))
+    json.dumps(comparison_report.compare(settings, silent).as_report())
 
 
 def show_into(place):

@@ -1,6 +1,7 @@
-"""Settings of `compare`. Imports nothing heavy."""
+"""Settings of `compare`, and what a study tells it that no record can. Imports nothing heavy."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlsm.common.settings import Positional, check
@@ -25,3 +26,60 @@ class CompareConfig:
 
     def __post_init__(self):
         check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What one part of a study cost."""
+
+    name: str
+    predicted_seconds: float | None = None
+    measured_seconds: float | None = None
+    """of a quiet machine; None: not run yet, or not measured"""
+    bytes: int | None = None
+    """on the disk, as predicted; None: not predicted"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyFacts:
+    """The plan of a study and the costs of its parts.
+
+    An arm is one way to pre-train: all its runs differ in the pre-training seed alone. A hypothesis names two arms,
+    (better, than), or earlier checkpoints of arms, as in "mlsm at 50%".
+    """
+
+    title: str
+    question: str
+    primary: tuple[str, str]
+    """the one hypothesis that is tested at 5 %, unadjusted"""
+    secondary: tuple[tuple[str, str], ...] = ()
+    """hypotheses that are tested at 5 % together, by Holm's method"""
+    exploratory: tuple[str, ...] = ()
+    """sentences on what else is shown and was not planned as a test"""
+    arms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """name of an arm -> names of its runs, and of their probes; empty: arms are found by the settings of pre-training
+    and are called by what tells them apart, or by their objective where it is of one arm alone"""
+    seeds: tuple[int, ...] = ()
+    """the planned pre-training seeds: no other is tested; empty: all are"""
+    seeds_of: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
+    """hypothesis -> its planned seeds, where they are others than `seeds`"""
+    tasks: tuple[str, ...] = ()
+    """the fine-tuning tasks whose mean is tested, chosen in the pilot; empty: all that both arms have"""
+    learned_by: str | None = None
+    """name of an arm: tasks are tested where it is above the floor, over two seeds or more, by more than two standard
+    errors; None: everywhere"""
+    floor: str | None = None
+    """name of the untrained encoder, an arm or a model; None: models of step 0"""
+    ceiling: str | None = None
+    """name of the teacher, an arm or a model; None: the model that the others name as their teacher"""
+    parts: tuple[Spent, ...] = ()
+    accounts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """name of an arm -> what else its training needed, as "encoding" or "the teacher's training", in one order for all
+    arms -> seconds of a quiet machine: costs are shown without these, with the first, with the first two and so on.
+    An arm that needed none of them has an empty mapping; of one that is absent they are unknown"""
+    warning: str = ""
+    """a sentence above the conclusion that says why the scores mean nothing; empty where they mean something"""
+    not_run: tuple[str, ...] = ()
+    """sentences on what was planned and not run, and why"""
+    lsp_pages: tuple[Path, ...] = ()
+    """directories of `show-lsp --html`"""

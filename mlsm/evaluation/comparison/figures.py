@@ -1,56 +1,345 @@
-"""Figures 3 to 10 of the MLSM paper from one's own records: a table of what each is; none is drawn empty.
+"""What the figures of a comparison are made of, and those of its page: each an SVG file with its numbers as CSV.
 
-    drawn = draw_all(Study(models, paper=False, diagnostic=None), Path("runs/comparison"))
+    figures = draw_page_figures(result, directory)     # name of a gallery -> figures
+    panel_of_matrix(axes, cells.p, labels, p_text, 0.5, title)
 
-A figure whose records are missing is listed with what it needs. Left out: what the figures show (sweeps.py,
-trajectories.py) and the paper's figures 1, 2 and 11, which show no scores.
+A figure of the page stands alone in its file and is part of the page as well, so it has no colours of its own for paper
+and ink: black and white become the page's (report.css). Left out: the paper's figures (paper.py), what is drawn
+(curves.py, effects.py), files (mlsm/evaluation/plots.py).
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlsm.common import disk
-from mlsm.common.errors import PlotError
-from mlsm.evaluation.comparison import sweeps, trajectories
-from mlsm.evaluation.comparison.drawing import HEADER, Lacking, Study
-from mlsm.evaluation.plots import save_figure
+from mlsm.common.text import printable
+from mlsm.evaluation.comparison.arms import Arm, Seed
+from mlsm.evaluation.comparison.curves import AXES
+from mlsm.evaluation.comparison.effects import Effect, Matrix
+from mlsm.evaluation.comparison.identity import differences
+from mlsm.evaluation.comparison.models import SEEDS, SUITE, TITLES, Model, SuiteFigure, out_of
+from mlsm.evaluation.comparison.result import Comparison
+from mlsm.evaluation.comparison.significance import SIGNIFICANT
+from mlsm.evaluation.plots import drawn, new_figure, save_figure, write_caption
 
-FIGURES = {  # number -> name of its files, what it shows, what draws it
-    3: ("layers", "fine-tuning by layer of the teacher, with its matrices", sweeps.layers),
-    4: ("word-senses", "fine-tuning by word-sense F1 of the layer", sweeps.word_senses),
-    5: ("lsps", "fine-tuning by number of LSPs, with its matrices", sweeps.numbers_of_lsps),
-    6: ("steps", "fine-tuning by pre-training step: average and tasks", trajectories.averages_and_tasks),
-    7: ("pairs", "paired scores of MLSM and the others, share of wins", trajectories.paired_scores),
-    8: ("mlm-weight", "fine-tuning by weight of MLM, with its matrices", sweeps.weights_of_mlm),
-    9: ("blimp", "BLiMP by cost of pre-training and teacher", trajectories.blimp_over_cost),
-    10: ("another-encoder", "fine-tuning by step, another encoder", trajectories.averages_of_another_encoder),
-}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")  # Okabe and Ito
+MARKERS = ("o", "X", "s", "D", "^", "v", "P", "*")
+_COLUMNS = 3  # of the figures with a panel a task
+_APART = 0.08  # of an axis: the least distance of two labels
+PAPER = {"color": "0.45", "linestyle": "--", "linewidth": 1, "marker": "d", "markersize": 4}
+HEADER = ("panel", "series", "x", "against", "value", "n", "source")
+STEMS = tuple(f"report-{what}-by-{axis}" for what in ("held-out-loss", "scores") for axis in AXES)
+EFFECT_STEM = "report-differences"
+_WIDTH = 0.8  # text columns, of a figure of the page
+_ENDS = {"floor": (0, (1, 2)), "ceiling": (0, (5, 3))}  # dashes
+_OF_THE_PAPER = (
+    "Figures 3 to 10 of the MLSM paper as far as these records allow them, by their numbers there. Below each stands in"
+    " what its models differ."
+)
+_GREY = "#808080"  # is read on white and on black
 
 
-def draw_all(study: Study, directory: Path, progress: Callable[..., None]) -> list[dict]:
-    """Draw what the records allow; files of figures that they do not allow (any more) are removed.
+@dataclass
+class Drawing:
+    """A figure and, for its CSV, every number in it.
 
-    Returns  [{"figure": number in the paper, "shows", "files", "models", "caption": whether its models differ in
-             nothing but what it is about, "lacks": None or what it needs}]
+    note     whose numbers these are
+    caption  whether these models differ in what the figure is about alone; it stands below the figure
     """
-    drawn = []
-    for place, (number, (name, shows, draw)) in enumerate(FIGURES.items()):
-        progress("figures", place, len(FIGURES), unit="figures")
-        stem, facts = directory / f"figure-{number:02}-{name}", {"figure": number, "shows": shows}
-        try:
-            drawing = draw(study)
-        except (Lacking, PlotError) as lack:
-            _remove(stem)
-            drawn.append(facts | {"files": [], "models": None, "caption": None, "lacks": str(lack)})
+
+    figure: "Figure"
+    note: str
+    rows: list = field(default_factory=list)
+    caption: str = ""
+
+    def explain(self, models: Sequence[Model], studied: Collection[str], more: str = "") -> None:
+        """Write the caption.
+
+        studied  names of the settings that the figure is about
+        more     a sentence to add
+        """
+        self.caption = " ".join(filter(None, (differences(models).sentence(studied), more)))
+        write_caption(self.figure, self.caption)
+
+    def add(
+        self,
+        panel: str,
+        series: str,
+        x: object,
+        value: object,
+        n: object = "",
+        against: object = "",
+        source: str = "measured",
+    ) -> None:
+        """One number."""
+        self.rows.append([panel, series, x, against, value, n, source])
+
+
+def style(place: int) -> dict:
+    """Colour and marker of the n-th series."""
+    return {"color": COLORS[place % len(COLORS)], "marker": MARKERS[place % len(MARKERS)], "markersize": 5}
+
+
+def task_panels(count: int, height: float) -> "tuple[Figure, list[Axes], list[Axes]]":
+    """A figure for `count` panels in rows of three, each `height` inches high, without empty ones.
+
+    Returns  (figure, the axes of these panels, those of them that have no other below)
+    """
+    rows = -(-count // _COLUMNS)
+    figure, axes = new_figure(width=2, rows=rows, columns=_COLUMNS)
+    figure.set_figheight(max(height * rows, 4))
+    panels = list(axes.flat)
+    for empty in panels[count:]:
+        empty.remove()
+    return figure, panels[:count], panels[max(0, count - _COLUMNS) : count]
+
+
+def tick_steps(axes: "Axes") -> None:
+    """Few ticks for optimiser steps, 250k for 250,000, so that they do not overlap in a small panel."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def tick_values(axes: "Axes", values: Iterable[float]) -> None:
+    """A tick at each value, labelled unless it is so close to the label on its left that they would overlap."""
+    from matplotlib.ticker import NullLocator
+
+    values = sorted(values)
+    place = math.log2 if axes.get_xscale() == "log" else float
+    least, last, labels = _APART * (place(values[-1]) - place(values[0])), -math.inf, []
+    for value in values:
+        is_apart = place(value) - last >= least
+        labels.append(f"{value:g}" if is_apart else "")
+        last = place(value) if is_apart else last
+    axes.set_xticks(values, labels)
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def figure_title(figure: SuiteFigure) -> str:
+    """(task, metric) for people."""
+    task, metric = figure
+    return f"{TITLES[task]} ({metric.replace('_', ' ')})"
+
+
+def how_many(models: Sequence[Model], figures: Sized) -> str:
+    """How complete averages over some figures are, for an axis: n is the scores of the suite that a model has."""
+    shown = "" if len(figures) == len(SUITE) else f"over {len(figures)} of {len(SUITE)} figures, "
+    return shown + out_of([len(model.scores) for model in models], SEEDS * len(SUITE))
+
+
+def p_text(p: float) -> str:
+    """A p value in a cell, starred where significant."""
+    text = "<.001" if p < 0.001 else f"{p:.3f}".lstrip("0") if p < 0.9995 else "1"
+    return f"{text}*" if p < SIGNIFICANT else text
+
+
+def panel_of_matrix(
+    axes: "Axes", cells: Matrix, labels: list[str], text: Callable[[Any], str], largest: float, title: str
+) -> None:
+    """Numbers of row against column on a ground that is dark where the row is better.
+
+    cells    (M, M) rows, None where there is none
+    text     function from a number to what its cell says
+    largest  number at which the ground is white (p values) or, negative, black (counts)
+    """
+    shades = [[_shade(value, largest) for value in row] for row in cells]
+    axes.imshow(shades, cmap="Blues", vmin=0, vmax=1.15)
+    size = 9 if len(cells) <= 5 else 7 if len(cells) <= 8 else 5
+    for i, row in enumerate(cells):
+        for j, value in enumerate(row):
+            said = "–" if value is None else text(value)
+            axes.text(j, i, said, ha="center", va="center", fontsize=size, color="w" if shades[i][j] > 0.6 else "k")
+    axes.set_xticks(range(len(labels)), labels)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_xticks([place + 0.5 for place in range(len(labels) - 1)], minor=True)
+    axes.set_yticks([place + 0.5 for place in range(len(labels) - 1)], minor=True)
+    axes.grid(visible=False)
+    axes.grid(visible=True, which="minor", color="w", alpha=1)
+    axes.tick_params(length=0, which="both")
+    axes.spines[:].set_visible(False)
+    axes.set_title(title, fontsize=10)
+
+
+def _shade(value, largest):
+    if value is None:
+        return 0.0
+    return max(0.0, 1 - value / largest) if largest > 0 else value / -largest
+
+
+# -- of the page ------------------------------------------------------------------------------------------
+
+Line = tuple[str, Seed, int, float, float]  # arm, seed, step, x, y
+
+
+class PageFigure(NamedTuple):
+    """A figure of the page. `files`: SVG, CSV."""
+
+    title: str
+    caption: str
+    files: list[Path]
+
+
+def draw_page_figures(result: Comparison, directory: Path) -> dict[str, list[PageFigure]]:
+    """Draw the difference of the first hypothesis, losses and scores against every cost; none without matplotlib.
+    Those of the paper are drawn already (paper.py)."""
+    effects = [test.effect for test in result.tests[:1] if not test.effect.lacks]
+    paper = [
+        PageFigure(f"Figure {figure.figure}, {figure.shows}", _OF_THE_PAPER, list(map(Path, figure.files)))
+        for figure in result.figures
+        if figure.files
+    ]
+    return {
+        "effect": [figure for effect in effects for figure in drawn(draw_effect, effect, directory)],
+        "losses": drawn(draw_losses, result, directory),
+        "scores": drawn(draw_scores, result, directory),
+        "paper": paper,
+    }
+
+
+def draw_losses(result: Comparison, directory: Path) -> list[PageFigure]:
+    """Held-out loss of the runs, as a share of a constant prediction's, against every cost that the logs tell."""
+    lines = {
+        axis: [
+            (course.arm, course.seed, point.steps, x, point.share)
+            for course in result.courses
+            for point in course.points
+            if point.share is not None and (x := getattr(point, axis)) is not None
+        ]
+        for axis in AXES
+    }
+    words = "held-out loss / that of a constant prediction"
+    caption = (
+        "Objectives have losses of their own, so each is divided by that of a constant prediction (1: nothing was "
+        "learned). Only lines of one objective and one target compare. Thin: single pre-trainings."
+    )
+    return _draw_curves("held-out-loss", "Held-out loss", words, caption, lines, result.arms.arms, [], directory)
+
+
+def draw_scores(result: Comparison, directory: Path) -> list[PageFigure]:
+    """Mean scores of checkpoints against every cost; the floor and the ceiling as lines across."""
+    lines = {
+        axis: [
+            (score.arm, score.seed, score.spent.steps, x, score.value)
+            for score in result.reached
+            if (x := getattr(score.spent, axis)) is not None
+        ]
+        for axis in AXES
+    }
+    ends = [end for end in (result.arms.floor, result.arms.ceiling) if end is not None]
+    levels = [(end.name, level) for end in ends if (level := end.average(result.tasks)) is not None]
+    caption = f"Mean of {', '.join(TITLES[task] for task in result.tasks)}. Thin: single pre-trainings."
+    words = "mean fine-tuning score"
+    return _draw_curves("scores", "Fine-tuning", words, caption, lines, result.arms.arms, levels, directory)
+
+
+def _draw_curves(
+    what: str,
+    title: str,
+    words: str,
+    caption: str,
+    lines_by_axis: Mapping[str, Sequence[Line]],
+    arms: Sequence[Arm],
+    levels: Sequence[tuple[str, float]],
+    directory: Path,
+) -> list[PageFigure]:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    figures = []
+    for axis, lines in lines_by_axis.items():
+        if len({step for _, _, step, _, _ in lines}) < 2:
             continue
-        files = save_figure(drawing.figure, stem, HEADER, drawing.rows)
-        said = {"models": drawing.note, "caption": drawing.caption, "lacks": None}
-        drawn.append(facts | {"files": list(map(str, files))} | said)
-    return drawn
+        figure, axes = new_figure(width=_WIDTH)
+        rows = [*_draw_lines(axes, lines, [arm.name for arm in arms]), *_draw_levels(axes, levels)]
+        axes.set(xlabel=AXES[axis], ylabel=words)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+        header = ("arm", "pre-training seed", "step", axis, what)
+        files = save_figure(figure, directory / f"report-{what}-by-{axis}", header, rows, png=False)
+        figures.append(PageFigure(f"{title} by {axis}", caption, files))
+    return figures
 
 
-def _remove(stem):
-    for suffix in (".svg", ".png", ".csv"):
-        with suppress(FileNotFoundError):
-            disk.unlink(stem.with_name(stem.name + suffix))
+def _draw_lines(axes: "Axes", lines: Sequence[Line], names: Sequence[str]) -> Iterable[Sequence]:
+    """Draw every arm's mean, where all of its runs have a point, and these thinly. Returns the rows of the CSV."""
+    rows: list[Sequence] = []
+    for place, name in enumerate(names):
+        look = style(place)
+        by_seed: dict[Seed, list[Line]] = {}
+        for line in sorted((line for line in lines if line[0] == name), key=lambda line: line[2]):
+            by_seed.setdefault(line[1], []).append(line)
+        shown = _mean_of(list(by_seed.values())) if len(by_seed) > 1 else next(iter(by_seed.values()), [])
+        for course in by_seed.values() if len(by_seed) > 1 else ():
+            axes.plot([x for *_, x, _ in course], [y for *_, y in course], color=look["color"], alpha=0.35, linewidth=1)
+            rows += course
+        if shown:
+            axes.plot([x for *_, x, _ in shown], [y for *_, y in shown], label=label(name), **look)
+        rows += shown
+    return rows
+
+
+def _mean_of(courses):
+    """The mean line of some runs, over the steps that all of them have."""
+    by_step = [{line[2]: line for line in course} for course in courses]
+    common = [step for step in by_step[0] if all(step in points for points in by_step)]
+    means = []
+    for step in common:
+        there = [points[step] for points in by_step]
+        means.append((there[0][0], "mean", step, fmean(x for *_, x, _ in there), fmean(y for *_, y in there)))
+    return means
+
+
+def _draw_levels(axes: "Axes", levels: Sequence[tuple[str, float]]) -> Iterable[Sequence]:
+    for name, level in levels:
+        axes.axhline(level, color=_GREY, linewidth=1.2, linestyle=_ENDS[name], label=name)
+    return [(name, "mean", "", "", level) for name, level in levels]
+
+
+def draw_effect(effect: Effect, directory: Path) -> list[PageFigure]:
+    """The difference of two arms by task and over all, with 95 % intervals and the single pairs."""
+    from matplotlib.ticker import MaxNLocator
+
+    rows: list[Sequence] = []
+    figure, axes = new_figure(width=_WIDTH)
+    figure.set_figheight(1.3 + 0.32 * (len(effect.tasks) + 1))
+    entries = [("mean of tasks", effect.mean, [fmean(row) for row in effect.differences_ST])]
+    entries += [
+        (TITLES[task], effect.of_task(task), [row[place] for row in effect.differences_ST])
+        for place, task in enumerate(effect.tasks)
+    ]
+    for place, (name, found, singles) in enumerate(entries):
+        look = style(0 if place == 0 else 1) | {"marker": "o"}
+        below = [place + 0.25] * len(singles)
+        axes.plot([100 * value for value in singles], below, ".", color=_GREY, alpha=0.6, markersize=5)
+        if found.low is not None and found.high is not None:
+            axes.plot([100 * found.low, 100 * found.high], [place, place], color=look["color"], linewidth=2)
+        axes.plot([100 * found.mean], [place], **look)
+        rows.append((name, "mean", found.mean, found.low, found.high))
+        rows += [(name, seed, value, "", "") for seed, value in zip(effect.seeds, singles, strict=True)]
+    axes.axvline(0, color="k", linewidth=0.8)
+    axes.set_yticks(range(len(entries)), [name for name, *_ in entries])
+    axes.set_ylim(len(entries) - 0.4, -0.6)  # the first on top
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    axes.set_xlabel(f"{label(effect.better)} less {label(effect.than)}, percentage points")
+    header = ("task", "pre-training seed", "difference", "low", "high")
+    files = save_figure(figure, directory / EFFECT_STEM, header, rows, png=False)
+    caption = (
+        f"{effect.better} less {effect.than}, paired by pre-training seed: mean with its 95 % interval (t), and the "
+        f"single pairs in grey below it. Intervals of single tasks are exploratory."
+    )
+    return [PageFigure("Differences by task", caption, files)]
+
+
+def label(name: str) -> str:
+    """A name as matplotlib shows it word for word: no mathematics, not hidden from a legend."""
+    text = printable(name, keep="").replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text

@@ -70,10 +70,15 @@ _FOLLOW_FROM = {  # what need not be named where it differs only as these do
 
 
 class HasOrigin(Protocol):
-    """What is compared here: a models.Model, or whatever else has a name and the fields of a record."""
+    """What is compared here: a models.Model, or an arms.Arm by its first model."""
 
-    label: str
-    facts: dict
+    @property
+    def label(self) -> str:
+        """Its name."""
+
+    @property
+    def facts(self) -> dict:
+        """The fields of a record that say where it comes from."""
 
 
 @dataclass(frozen=True)
@@ -162,12 +167,6 @@ def _follows(by_text, causes):
             of_causes = tuple(cause for values in causes for cause, having in values.items() if label in having)
             found.setdefault(of_causes, set()).add(value)
     return all(len(values) == 1 for values in found.values())
-
-
-def family_key(facts: dict) -> str:
-    """Text that is equal for checkpoints of one pre-training, as far as that is known."""
-    found = {name: value for values in groups(facts).values() for name, value in values.items()}
-    return _canonical({name: value for name, value in found.items() if name not in ("step", KEPT)})
 
 
 def groups(facts: dict) -> Groups:

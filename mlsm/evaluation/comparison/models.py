@@ -3,11 +3,10 @@
     models = models_of(records.read(paths))
     trainings, left_out = match_trainings(models[0], models[1])
 
-A model is a digest of weights: a run's export and its last checkpoint are one. A family is what pre-trained it, with
-all settings that its records hold, whatever the step: its checkpoints. Two scores are a pair when they are of one task,
-metric and seed, and head, data and settings of fine-tuning agree; nothing else is paired, and what was evaluated twice
-but does not agree is named. Left out: in which settings of pre-training models differ (identity.py), tests
-(significance.py), figures (figures.py).
+A model is a digest of weights: a run's export and its last checkpoint are one. Two scores are a pair when they are of
+one task, metric and seed, and head, data and settings of fine-tuning agree; nothing else is paired, and what was
+evaluated twice but does not agree is named. Not handled here: in which settings of pre-training models differ
+(identity.py), which of them are checkpoints or seeds of one arm (arms.py), tests (effects.py).
 
 A training is (task, seed); a figure of the suite is (task, metric), 14 in all; a score is (task, metric, seed).
 """
@@ -19,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 
 from mlsm.common.errors import ComparisonError
-from mlsm.evaluation.comparison.identity import KEPT, differences, family_key, text
+from mlsm.evaluation.comparison.identity import text
 from mlsm.evaluation.lineage import WITHOUT_TARGETS
 from mlsm.evaluation.records import FROZEN, METRICS, path_of
 from student import objectives
@@ -27,22 +26,23 @@ from student import objectives
 SEEDS = 5  # the paper's trainings of a task
 SUITE = tuple((task, metric) for task, metrics in METRICS.items() for metric in metrics)
 PARADIGMS = 67
+TITLES = {
+    "cola": "CoLA",
+    "conll2003": "CoNLL-2003",
+    "mnli": "MNLI",
+    "mrpc": "MRPC",
+    "qnli": "QNLI",
+    "qqp": "QQP",
+    "rte": "RTE",
+    "sst2": "SST-2",
+    "stsb": "STS-B",
+    "wic": "WiC",
+}
 OBJECTIVES = {name: facts.label for name, facts in objectives.OBJECTIVES.items()}
 FACTS = ("objective", "encoder", "teacher", "layer", "k", "lambda", "kappa", "run_seed")
-_SHORT = {
-    "objective": "{}",
-    "encoder": "{}",
-    "teacher": "of {}",
-    "layer": "l {}",
-    "k": "k {}",
-    "lambda": "λ {}",
-    "kappa": "κ {}",
-    "run_seed": "run seed {}",
-}
-
 Training = tuple[str, int]  # task, seed
 SuiteFigure = tuple[str, str]  # task, metric
-Score = tuple[str, str, int]  # task, metric, seed
+ScoreKey = tuple[str, str, int]  # task, metric, seed
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Model:
     blimp: dict | None = None
 
     @cached_property
-    def scores(self) -> dict[Score, float]:
+    def scores(self) -> dict[ScoreKey, float]:
         """(task, metric, seed) -> value."""
         return {
             (task, figure["metric"], seed): figure["value"]
@@ -111,11 +111,6 @@ class Model:
         return self.facts["identity"]["target"] if learned else None
 
     @property
-    def family(self) -> str:
-        """All that is known of its pre-training but for the step; a model of unknown origin is a family of its own."""
-        return family_key(self.facts) if self.facts["objective"] else self.label
-
-    @property
     def cost(self) -> float | None:
         """Floating-point operations of pre-training and teacher, None where one of them is not known."""
         spent = self.facts["flops"]
@@ -138,6 +133,21 @@ def average(model: Model, figures: Collection[SuiteFigure] | None = None) -> flo
     return fmean(values[figure] for figure in (values if figures is None else figures))
 
 
+def tasks_of(model: Model) -> set[str]:
+    """The fine-tuning tasks that a model has scores of."""
+    return {task for task, _ in model.figures}
+
+
+def score_of_task(model: Model, task: str) -> float:
+    """Mean over the metrics and fine-tuning seeds of a task."""
+    return fmean(model.figures[task, metric] for metric in METRICS[task])
+
+
+def mean_score(model: Model, tasks: Iterable[str]) -> float:
+    """Mean over tasks."""
+    return fmean(score_of_task(model, task) for task in tasks)
+
+
 def common_figures(models: Sequence[Model]) -> list[SuiteFigure]:
     """The figures of the suite that every one of some models has: only over these are averages comparable."""
     return [figure for figure in SUITE if all(figure in model.figures for model in models)]
@@ -155,7 +165,7 @@ def common_paradigms(models: Sequence[Model]) -> list[str]:
 
 
 def models_of(records: Iterable[dict]) -> tuple[list[Model], list[str]]:
-    """Group records by model, in the order of family, step and name.
+    """Group records by model, in the order of `sort_key`.
 
     Returns  (models, notes): a note is a sentence on what was read twice
     Raises   ComparisonError where two records of one model contradict each other, or some are of development sets and
@@ -171,7 +181,7 @@ def models_of(records: Iterable[dict]) -> tuple[list[Model], list[str]]:
         _require_same_facts(model, facts)
         notes += _add(model, record)
     notes = list(dict.fromkeys(notes))
-    ordered = sorted(models.values(), key=_sort_key)
+    ordered = sorted(models.values(), key=sort_key)
     names = [model.label for model in ordered]
     for model in ordered:
         if names.count(model.label) > 1:
@@ -232,7 +242,8 @@ def _add(model, record):
     return [f"{what} of {model.label} was given twice, with the same scores; one is used."]
 
 
-def _sort_key(model):
+def sort_key(model: Model) -> tuple:
+    """The order of models: by objective and what it learns from, then by step and name."""
     facts = model.facts
     known = [name for name in OBJECTIVES if name == facts["objective"]]
     rank = list(OBJECTIVES).index(known[0]) if known else len(OBJECTIVES)
@@ -325,41 +336,6 @@ def frozen_alike(models: Sequence[Model]) -> tuple[dict[str, list[Model]], list[
             if model not in alike[task]
         ]
     return {task: found for task, found in alike.items() if found}, notes
-
-
-# -- families ---------------------------------------------------------------------------------------------
-
-
-def families(models: Iterable[Model]) -> dict[str, list[Model]]:
-    """Models by family, each family's by step: {name shown to people: models}."""
-    groups: dict[str, list[Model]] = {}
-    for model in sorted(models, key=_sort_key):
-        groups.setdefault(model.family, []).append(model)
-    return dict(zip(name_groups(list(groups.values())), groups.values(), strict=True))
-
-
-def name_groups(groups: Sequence[Sequence[Model]], ignored: Collection[str] = ("step", KEPT)) -> list[str]:
-    """Names of groups of models for people: their objective and whatever else tells those of that objective apart.
-
-    ignored  settings in which the models of one group differ
-    """
-    names = []
-    for group in groups:
-        first = group[0]
-        objective = first.facts["objective"]
-        rivals = [other[0] for other in groups if other[0].facts["objective"] == objective]
-        found = differences(rivals)
-        parts = [
-            _SHORT.get(name, f"{name} {{}}").format(value)
-            for name, values in found.settings.items()
-            for value, labels in values.items()
-            if first.label in labels and name not in ignored
-        ]
-        if first.label in found.unknown and len(found.unknown) < len(rivals):
-            parts.append("other settings unknown")
-        known = OBJECTIVES.get(objective, objective)
-        names.append(", ".join([known, *parts]) if known else first.label)
-    return names
 
 
 def checkpoint_name(model: Model) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mlsm.common.disk import file_sha256
-from mlsm.common.durable import make_directories, publish_directory
+from mlsm.common.durable import make_directories, publish_directory, refuse_what_is_in_the_way
 from mlsm.common.errors import DataError
 from mlsm.common.progress import silent
 from mlsm.evaluation.preparation.archives import File, Sources
@@ -70,6 +70,7 @@ def _collect(part: Part, sources: Sources) -> tuple[Mapping[str, bytes | File] |
     return None, min(lacking)[1]
 
 
+@refuse_what_is_in_the_way()
 def _publish(part, contents, output):
     make_directories(output)
     final = output / part.directory

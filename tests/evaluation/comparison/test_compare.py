@@ -16,7 +16,7 @@ from mlsm.common.progress import silent
 from mlsm.evaluation.comparison import published
 from mlsm.evaluation.comparison.compare import compare
 from mlsm.evaluation.comparison.config import CompareConfig
-from mlsm.evaluation.comparison.drawing import tick_values
+from mlsm.evaluation.comparison.figures import tick_values
 from mlsm.evaluation.comparison.models import SUITE
 from mlsm.evaluation.plots import new_figure
 from mlsm.evaluation.records import METRICS
@@ -61,7 +61,7 @@ def test_tables_hold_averages_tasks_and_tests(layers):
     row = tests["scores", "mlsm-l10", "mlsm-l12"]
     assert float(row["p"]) == pytest.approx(expected) and (row["n"], row["of"], row["wins"]) == ("70", "70", "60")
     assert tests["tasks", "mlsm-l10", "mlsm-l12"]["n"] == "10" and len(tests) == 3 * 6
-    assert json.loads(json.dumps(result))["significance"]["scores"]["wins"][1][2] == 60
+    assert json.loads(json.dumps(result.as_report()))["significance"]["scores"]["wins"][1][2] == 60
 
 
 def test_figure_3_draws_the_tables_numbers(layers):
@@ -69,13 +69,13 @@ def test_figure_3_draws_the_tables_numbers(layers):
     rows = table(settings.output / "figure-03-layers.csv")
     means = [row for row in rows if row["series"] == "mean"]
     drawn = {float(row["x"]): float(row["value"]) for row in means if row["source"] == "measured"}
-    averages = {model["layer"]: model["average"] for model in result["models"]}
+    averages = {of.model.facts["layer"]: of.average for of in result.summaries}
     assert drawn == averages and len([row for row in rows if row["series"].startswith("seed")]) == 15
     paper = {float(row["x"]): float(row["value"]) for row in rows if row["source"] == "paper"}
     assert paper == published.averages(1)
-    cells = result["significance"]["scores"]
+    cells = result.significance["scores"]
     matrix = {(row["panel"], row["x"], row["against"]): row["value"] for row in rows if row["against"]}
-    assert float(matrix["p", "10", "12"]) == cells["p"][1][2] and int(matrix["wins", "12", "10"]) == cells["wins"][2][1]
+    assert float(matrix["p", "10", "12"]) == cells.p[1][2] and int(matrix["wins", "12", "10"]) == cells.wins[2][1]
     svg = (settings.output / "figure-03-layers.svg").read_text()
     assert "n = 70 of 70" in svg and "against layer" in svg
 
@@ -83,7 +83,7 @@ def test_figure_3_draws_the_tables_numbers(layers):
 def test_figure_4_correlates_with_the_diagnostic_of_the_same_k(layers):
     result, settings = layers
     rows = table(settings.output / "figure-04-word-senses.csv")
-    averages = [model["average"] for model in result["models"]]
+    averages = [of.average for of in result.summaries]
     found = [row for row in rows if row["panel"] == "correlation"]
     measured = {row["series"]: float(row["value"]) for row in found if row["source"] == "measured"}
     assert measured["pearson"] == pytest.approx(stats.pearsonr(list(F1.values()), averages)[0])
@@ -93,7 +93,7 @@ def test_figure_4_correlates_with_the_diagnostic_of_the_same_k(layers):
 
 def test_figures_that_cannot_be_drawn_say_what_they_need(layers):
     result, settings = layers
-    lacking = {figure["figure"]: figure["lacks"] for figure in result["figures"] if figure["lacks"]}
+    lacking = {figure.figure: figure.lacks for figure in result.figures if figure.lacks}
     assert set(lacking) == {5, 6, 7, 8, 9, 10}
     assert "differ in k alone; found k: [3072]" in lacking[5] and "BLiMP records" in lacking[9]
     assert not list(settings.output.glob("figure-05*"))
@@ -118,18 +118,18 @@ def test_records_of_different_splits_are_not_compared(tmp_path):
     with pytest.raises(ComparisonError, match=both):
         compared(tmp_path, records)
     result, _ = compared(tmp_path / "apart", records[1:])
-    assert [model["model"] for model in result["models"]] == ["b"]
+    assert [model.label for model in result.models] == ["b"]
 
 
 def test_every_figure_of_the_paper_from_a_whole_study(tmp_path):
     entries = [{"layer": layer, "k": 3072, "f1": layer / 100} for layer in range(13)]
     (tmp_path / "result.json").write_text(json.dumps({"teacher": TEACHER, "layers": entries}))
     result, settings = compared(tmp_path, paper_study(), paper=True, diagnostic=tmp_path / "result.json")
-    assert [figure["figure"] for figure in result["figures"] if figure["lacks"] is None] == list(range(3, 11))
-    assert all(Path(file).stat().st_size for figure in result["figures"] for file in figure["files"])
+    assert [figure.figure for figure in result.figures if figure.lacks is None] == list(range(3, 11))
+    assert all(Path(file).stat().st_size for figure in result.figures for file in figure.files)
     ks = {float(row["x"]) for row in table(settings.output / "figure-05-lsps.csv") if row["panel"] == "average"}
     assert ks == {768, 1536, 3072, 6144, 12288}  # with the paper's
-    averages = {model["model"]: model["average"] for model in result["models"]}
+    averages = {of.label: of.average for of in result.summaries}
     weights = {
         float(row["x"]): float(row["value"])
         for row in table(settings.output / "figure-08-mlm-weight.csv")
@@ -165,7 +165,7 @@ def test_a_study_of_two_tasks_has_no_empty_panels(tmp_path):
     records = [record for record in paper_study(layers=(10,), ks=(), kappas=(), seeds=1) if record["task"] in tasks]
     drawn = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mlsm.evaluation.comparison.figures.save_figure", lambda figure, *_: drawn.append(figure) or [])
+        patch.setattr("mlsm.evaluation.comparison.paper.save_figure", lambda figure, *_: drawn.append(figure) or [])
         compared(tmp_path, records)
     panels = {len(figure.axes): [axes.get_title() for axes in figure.axes] for figure in drawn}
     assert {4} == {count for count, titles in panels.items() if "RTE (accuracy)" in titles}  # 3 figures and 1 more
@@ -194,7 +194,7 @@ def test_what_is_incomplete_left_out_or_diverged_is_said(tmp_path):
     assert "n = 4 of 70" in said and "n = 2 of 50" in said and "n = 1 of 10" in said
     assert "0.800 (3)" in said and "0.600 (1)†" in said and "0.500 (1)" in said
     assert [row["seed"] for row in table(settings.output / "left-out.csv")] == ["2"]
-    assert result["models"][0]["common_average"] == pytest.approx(0.85) != result["models"][0]["average"]
+    assert result.summaries[0].common_average == pytest.approx(0.85) != result.summaries[0].average
     (row,) = [row for row in table(settings.output / "win-rates.csv") if (row["model"], row["task"]) == ("b", "all")]
     assert (row["wins"], row["losses"], row["rate"]) == ("2", "2", "0.5")
 
@@ -215,7 +215,7 @@ def test_tables_of_p_that_can_show_nothing_are_left_out(tmp_path):
 
 def test_many_models_fit_a_narrow_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("mlsm.evaluation.comparison.compare.draw_all", lambda *_: [])
+    monkeypatch.setattr("mlsm.evaluation.comparison.compare.draw_paper_figures", lambda *_: [])
     records = [
         a_record(f"model-{i}", task, 0, [0.5 + i / 100] * len(METRICS[task]), layer=i)
         for i in range(15)
@@ -239,13 +239,13 @@ def test_figures_of_an_earlier_comparison_do_not_stay(tmp_path):
 def test_without_matplotlib_there_are_tables(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result, settings = compared(tmp_path, layer_study((8, 10), seeds=1))
-    assert "pip install" in result["figures"][0]["lacks"] and (settings.output / "models.csv").is_file()
+    assert "pip install" in result.figures[0].lacks and (settings.output / "models.csv").is_file()
 
 
 def test_the_same_records_give_the_same_bytes(tmp_path):
     result, settings = compared(tmp_path, layer_study((8, 10), seeds=1))
     files = {path: path.read_bytes() for path in settings.output.iterdir()}
-    assert compare(settings, silent) == result
+    assert compare(settings, silent).as_report() == result.as_report()
     assert files == {path: path.read_bytes() for path in settings.output.iterdir()}
 
 
@@ -267,7 +267,7 @@ def test_a_diagnostic_of_another_k_is_not_drawn(tmp_path):
     entries = [{"layer": layer, "k": 12, "f1": f1} for layer, f1 in F1.items()]
     (tmp_path / "result.json").write_text(json.dumps({"teacher": TEACHER, "layers": entries}))
     result, _ = compared(tmp_path, layer_study(list(F1), seeds=1), diagnostic=tmp_path / "result.json")
-    (lacks,) = (figure["lacks"] for figure in result["figures"] if figure["figure"] == 4)
+    (lacks,) = (figure.lacks for figure in result.figures if figure.figure == 4)
     assert "three layers or more of k 3072" in lacks
 
 

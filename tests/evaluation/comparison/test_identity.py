@@ -11,11 +11,11 @@ from tiny_records import a_record, layer_study, of_table, store
 from mlsm.common.errors import ComparisonError
 from mlsm.common.progress import silent
 from mlsm.evaluation.comparison import published
+from mlsm.evaluation.comparison.arms import CHECKPOINTS, sort_into_arms, vary
 from mlsm.evaluation.comparison.compare import compare
 from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.comparison.identity import KEPT, differences
-from mlsm.evaluation.comparison.models import families, models_of
-from mlsm.evaluation.comparison.sweeps import sweep
+from mlsm.evaluation.comparison.models import models_of
 from mlsm.terminal.comparison import comparison
 
 LEARNED = {"k": 3072, "lam": 0.05, "seed": 0, "epochs": 1, "vectors": 1000}
@@ -131,7 +131,7 @@ def test_masks_that_follow_the_model_are_named_as_unpaired(tmp_path):
     ]
     identities = {("a", 8): of_layer(8, **adaptive), ("b", 10): of_layer(10, **adaptive)}
     result, settings, figures = compared(tmp_path, study(identities))
-    assert result["notes"][-1].startswith("The masks of a, b followed") and result["notes"][-1] in figures[3]["caption"]
+    assert result.notes[-1].startswith("The masks of a, b followed") and result.notes[-1] in figures[3].caption
     assert "not paired in masks" in comparison(result, settings)
 
 
@@ -170,7 +170,7 @@ def test_the_targets_of_several_stores_and_their_weights_count():
     assert list(named(a=of_both(6), b=of_both(8)).settings) == ["other_targets"]
     assert list(named(a=of_both(6), b=of_both(6, (1.0, 1.0))).settings) == ["store_weights"]
     of_layers = models(**{f"l{layer}": of_layer(layer) for layer in (8, 10)}, both=of_both(6))
-    assert [model.label for _, model in sweep(of_layers, "layer")] == ["l8", "l10"]
+    assert [model.label for model in vary(of_layers, "layer").models] == ["l8", "l10"]
 
 
 def test_an_absent_key_is_the_usual_value():
@@ -231,9 +231,9 @@ def test_weights_to_begin_with_are_compared_by_content():
     assert list(found.settings) == ["continue_from", "layer"]
 
 
-def test_runs_of_other_settings_are_other_families():
-    found = families(models(a=identity(), b=identity(lr=1e-3), c=identity("mlm")))
-    assert list(found) == ["MLSM, lr 0.0001", "MLSM, lr 0.001", "MLM"]
+def test_runs_of_other_settings_are_other_arms():
+    found = sort_into_arms(models(a=identity(), b=identity(lr=1e-3), c=identity("mlm")), CHECKPOINTS)
+    assert [arm.name for arm in found] == ["MLSM, lr 0.0001", "MLSM, lr 0.001", "MLM"]
 
 
 # -- in compare ----------------------------------------------------------------------------------------------
@@ -251,14 +251,14 @@ def study(identities, seeds=1):
 def compared(directory, records, **settings):
     settings = CompareConfig(results=(store(directory, records),), output=directory / "out", **settings)
     result = compare(settings, silent)
-    return result, settings, {figure["figure"]: figure for figure in result["figures"]}
+    return result, settings, {figure.figure: figure for figure in result.figures}
 
 
 def test_a_figure_is_drawn_of_the_models_that_differ_in_its_variable_alone(tmp_path):
     identities = {("l8", 8): of_layer(8), ("l10", 10): of_layer(10), ("l12", 12): of_layer(12, lr=1e-3)}
     result, settings, figures = compared(tmp_path, study(identities))
-    assert figures[3]["models"] == "l8, l10"
-    assert figures[3]["caption"] == ("The models differ in layer alone. Left out, as other settings differ: l12 (lr).")
+    assert figures[3].models == "l8, l10"
+    assert figures[3].caption == ("The models differ in layer alone. Left out, as other settings differ: l12 (lr).")
     assert "Left out, as other settings differ: l12 (lr)" in (settings.output / "figure-03-layers.svg").read_text()
     said = comparison(result, settings)
     assert "lr: 0.0001 (1/2), 0.001 (3)" in said and "1 and 3: lr, layer" in said
@@ -268,20 +268,20 @@ def test_where_no_two_agree_the_figure_names_what_differs(tmp_path):
     identities = {("l8", 8): of_layer(8), ("l10", 10): of_layer(10, lr=1e-3)}
     result, settings, figures = compared(tmp_path, study(identities))
     caption = "The models differ in layer and also in lr (0.0001: l8; 0.001: l10)."
-    assert figures[3]["caption"] == caption
+    assert figures[3].caption == caption
     svg = (settings.output / "figure-03-layers.svg").read_text()
     assert "The models differ in layer and also in lr" in svg
     assert caption in comparison(result, settings)
     with (settings.output / "significance.csv").open() as file:
         assert {row["differ_in"] for row in csv.DictReader(file)} == {"lr, layer"}
-    (pair,) = result["differences"]["pairs"]
-    assert (pair["differ_in"], pair["alone"]) == (["lr", "layer"], False)
+    (pair,) = result.pairs
+    assert (pair.differ_in, pair.alone) == (["lr", "layer"], False)
     assert "l8" in Path(settings.output / "differences.csv").read_text()
 
 
 def test_old_records_are_compared_and_said_to_be_unknown(tmp_path):
     result, settings, figures = compared(tmp_path, layer_study((8, 10), seeds=1))
-    assert "alone" not in figures[3]["caption"] and "It is unknown" in figures[3]["caption"]
+    assert "alone" not in figures[3].caption and "It is unknown" in figures[3].caption
     said = comparison(result, settings)
     assert "It is unknown whether dropout and segments of the fine-tuning agree for mlsm-l8, mlsm-l10" in said
 
@@ -291,7 +291,7 @@ def test_the_tail_is_in_the_tables(tmp_path):
     result, settings, figures = compared(tmp_path, study(identities))
     with (settings.output / "models.csv").open() as file:
         assert [row["mass_kept"] for row in csv.DictReader(file)] == ["0.95", "0.9"]
-    assert "95.0%" in comparison(result, settings) and "90.0%" in figures[3]["caption"]
+    assert "95.0%" in comparison(result, settings) and "90.0%" in figures[3].caption
 
 
 def judgements(path, judge="a judge", **aucs):
@@ -301,7 +301,7 @@ def judgements(path, judge="a judge", **aucs):
 
 
 def test_how_interpretable_the_lsps_are_stands_beside_who_learned_them(tmp_path, monkeypatch):
-    monkeypatch.setattr("mlsm.evaluation.comparison.compare.draw_all", lambda *_: [])
+    monkeypatch.setattr("mlsm.evaluation.comparison.compare.draw_paper_figures", lambda *_: [])
     eight, ten, twelve = (of_layer(layer) for layer in (8, 10, 12))
     untold = a_record("old", "rte", 0, [0.5])
     words = identity("mlm", target=eight["target_settings"])  # reads words of the store, not its LSPs
@@ -343,5 +343,5 @@ def test_fine_tunings_with_and_without_segments_are_no_pairs(tmp_path):
     records = [a_record("a", "rte", 0, [0.5], **told)]
     records += [a_record("b", "rte", 0, [0.6], settings={"dropout": 0.1, "segments": False})]
     result, settings, _ = compared(tmp_path, records)
-    reasons = {(found["model"], found["against"]): found["why"] for found in result["left_out"]}
+    reasons = {(found.model, found.against): found.why for found in result.left_out}
     assert reasons["a", "b"] == "settings differ (segments: true and false)"

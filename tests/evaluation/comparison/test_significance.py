@@ -11,8 +11,9 @@ from scipy import stats
 from tiny_records import a_record, layer_study, of_table
 
 from mlsm.evaluation.comparison import published
+from mlsm.evaluation.comparison.effects import LEVELS, matrices, win_rates
 from mlsm.evaluation.comparison.models import SUITE, models_of
-from mlsm.evaluation.comparison.significance import LEVELS, bootstrap_interval, holm, matrices, wilcoxon, win_rates
+from mlsm.evaluation.comparison.significance import bootstrap, holm, wilcoxon
 from mlsm.evaluation.records import METRICS
 
 
@@ -37,8 +38,8 @@ def test_layer_10_over_12_of_the_papers_table_1():
 def test_the_same_from_records_of_one_seed():
     models, _ = models_of(layer_study((10, 12), seeds=1))
     cells = matrices(models)[0]["scores"]
-    assert round(cells["p"][0][1], 4) == 0.0049 and cells["n"][0][1] == 14
-    assert (cells["wins"][0][1], cells["losses"][0][1], cells["ties"][0][1]) == (12, 2, 0)
+    assert round(cells.p[0][1], 4) == 0.0049 and cells.n[0][1] == 14
+    assert (cells.wins[0][1], cells.losses[0][1], cells.ties[0][1]) == (12, 2, 0)
 
 
 @pytest.mark.parametrize(("table", "varied"), [(1, "layer"), (2, "k"), (4, "kappa")])
@@ -78,31 +79,31 @@ def test_every_level_is_what_scipy_says_of_pairs_put_together_by_hand(decimals):
         for level in LEVELS:
             d = np.round(by_hand[level.name], 9)
             cells = result[level.name]
-            assert cells["n"][i][j] == len(d) == level.full
-            assert cells["wins"][i][j] == (d > 0).sum() and cells["ties"][i][j] == (d == 0).sum()
+            assert cells.n[i][j] == len(d) == level.full
+            assert cells.wins[i][j] == (d > 0).sum() and cells.ties[i][j] == (d == 0).sum()
             for name, alternative in (("p", "greater"), ("two_sided", "two-sided")):
                 expected = stats.wilcoxon(d, correction=False, alternative=alternative, method="asymptotic").pvalue
-                assert cells[name][i][j] == pytest.approx(expected, rel=1e-9)
+                assert getattr(cells, name)[i][j] == pytest.approx(expected, rel=1e-9)
 
 
 def test_matrices_are_consistent_with_themselves():
     for cells in matrices(random_study(decimals=6))[0].values():
         for i, j in permutations(range(3), 2):
-            assert cells["wins"][i][j] == cells["losses"][j][i]
-            assert cells["wins"][i][j] + cells["losses"][i][j] + cells["ties"][i][j] == cells["n"][i][j]
-            assert cells["p"][i][j] + cells["p"][j][i] == pytest.approx(1)
-            assert cells["two_sided"][i][j] == pytest.approx(2 * min(cells["p"][i][j], cells["p"][j][i]))
-            assert cells["holm"][i][j] >= cells["p"][i][j]
-            assert cells["two_sided_holm"][i][j] == cells["two_sided_holm"][j][i] >= cells["two_sided"][i][j]
-        assert all(cells[name][i][i] is None for name in cells for i in range(3))
+            assert cells.wins[i][j] == cells.losses[j][i]
+            assert cells.wins[i][j] + cells.losses[i][j] + cells.ties[i][j] == cells.n[i][j]
+            assert cells.p[i][j] + cells.p[j][i] == pytest.approx(1)
+            assert cells.two_sided[i][j] == pytest.approx(2 * min(cells.p[i][j], cells.p[j][i]))
+            assert cells.holm[i][j] >= cells.p[i][j]
+            assert cells.two_sided_holm[i][j] == cells.two_sided_holm[j][i] >= cells.two_sided[i][j]
+        assert all(cell[i][i] is None for cell in cells for i in range(3))
 
 
 def test_equal_scores_are_ties_and_give_no_p():
     scores = published.scores(1)[10]
     models, _ = models_of(of_table("a", scores) + of_table("b", scores))
     cells = matrices(models)[0]["scores"]
-    assert cells["p"][0][1] is None and cells["two_sided"][1][0] is None and cells["ties"][0][1] == 70
-    assert cells["holm"][0][1] is None
+    assert cells.p[0][1] is None and cells.two_sided[1][0] is None and cells.ties[0][1] == 70
+    assert cells.holm[0][1] is None
     assert wilcoxon([0.1 + 0.2 - 0.3, 0.0]) is None and wilcoxon([]) is None
 
 
@@ -111,7 +112,7 @@ def test_the_bootstrap_interval_is_scipys_of_95_per_cent(count):
     d = np.random.default_rng(count).gamma(2, 0.01, count) - 0.015  # skewed
     of_scipy = stats.bootstrap((d,), np.mean, n_resamples=20_000, method="percentile", rng=1, confidence_level=0.95)
     interval, width = of_scipy.confidence_interval, np.ptp(of_scipy.confidence_interval)
-    assert bootstrap_interval(d) == pytest.approx((interval.low, interval.high), abs=0.03 * width)
+    assert bootstrap([[x] for x in d]) == pytest.approx((interval.low, interval.high), abs=0.03 * width)
     of_fewer = stats.bootstrap((d,), np.mean, n_resamples=20_000, method="percentile", rng=1, confidence_level=0.9)
     assert np.ptp(of_fewer.confidence_interval) < 0.9 * width, "90 % would be told from it"
 
@@ -132,8 +133,8 @@ def test_win_rates_by_hand():
         a_record("b", "rte", 0, [0.4], **other),
         a_record("later", "rte", 0, [0.4], **other | {"step": 2000}),
     ]
-    rates = {(row["model"], row["task"]): row for row in win_rates(models_of(mine + theirs)[0])}
-    assert {key: (row["wins"], row["losses"], row["ties"]) for key, row in rates.items()} == {
+    rates = {(row.model, row.task): row for row in win_rates(models_of(mine + theirs)[0])}
+    assert {key: (row.wins, row.losses, row.ties) for key, row in rates.items()} == {
         ("a", "mrpc"): (2, 1, 1),
         ("a", "rte"): (1, 0, 0),
         ("a", "all"): (3, 1, 1),
@@ -141,4 +142,4 @@ def test_win_rates_by_hand():
         ("b", "rte"): (0, 1, 0),
         ("b", "all"): (1, 3, 1),
     }
-    assert rates["a", "all"]["rate"] == 0.7 and rates["a", "all"]["step"] == 1000
+    assert rates["a", "all"].rate == 0.7 and rates["a", "all"].step == 1000

@@ -7,6 +7,8 @@ from tiny_records import a_blimp_record, a_record, digest, of_table
 
 from mlsm.common.errors import ComparisonError
 from mlsm.evaluation.comparison import published
+from mlsm.evaluation.comparison.arms import CHECKPOINTS, sort_into_arms
+from mlsm.evaluation.comparison.effects import LeftOut, compare_on_blimp, matrices
 from mlsm.evaluation.comparison.models import (
     SUITE,
     average,
@@ -14,13 +16,11 @@ from mlsm.evaluation.comparison.models import (
     checkpoint_name,
     common_figures,
     common_paradigms,
-    families,
     match_trainings,
     models_of,
     out_of,
     scored_alike,
 )
-from mlsm.evaluation.comparison.significance import compare_on_blimp, matrices
 
 SCORES = published.scores(1)[10]
 
@@ -56,7 +56,7 @@ def test_pairs_where_seeds_are_missing():
     pairs, left_out = match_trainings(*models)
     assert len(pairs) == 49 and ("mrpc", 3) not in pairs and left_out == {}
     cells = matrices(models)[0]
-    assert [cells[level]["n"][0][1] for level in ("scores", "trainings", "tasks")] == [68, 49, 10]
+    assert [cells[level].n[0][1] for level in ("scores", "trainings", "tasks")] == [68, 49, 10]
 
 
 @pytest.mark.parametrize(
@@ -75,15 +75,15 @@ def test_what_does_not_agree_is_named_and_no_pair(fields, why):
     models, _ = models_of(records)
     assert match_trainings(*models) == ([("rte", 0), ("rte", 2)], {why: [("rte", 1)]})
     cells, left_out = matrices(models)
-    assert cells["scores"]["n"][0][1] == 2
-    assert left_out == [{"model": "a", "against": "b", "why": why, "trainings": [("rte", 1)]}]
+    assert cells["scores"].n[0][1] == 2
+    assert left_out == [LeftOut("a", "b", why, [("rte", 1)])]
 
 
 def test_heads_that_neither_recorded_are_no_pair():
     models, _ = models_of([a_record(name, "rte", 0, [0.5], head=None) for name in "ab"])
     assert match_trainings(*models) == ([], {"head not recorded": [("rte", 0)]})
     cells = matrices(models)[0]["scores"]
-    assert cells["n"][0][1] == 0 and cells["p"][0][1] is None
+    assert cells.n[0][1] == 0 and cells.p[0][1] is None
 
 
 def test_data_agree_wherever_they_lay():
@@ -146,7 +146,7 @@ def test_runs_that_diverged_or_collapsed_count_and_are_told_apart():
     assert average(model) == pytest.approx(0.3)
 
 
-def test_checkpoints_are_one_family_and_names_say_what_differs():
+def test_checkpoints_are_one_arm_and_names_say_what_differs():
     records = [
         a_record(f"l{layer}-{step}", "rte", 0, [0.5], layer=layer, step=step)
         for layer in (8, 10)
@@ -154,7 +154,8 @@ def test_checkpoints_are_one_family_and_names_say_what_differs():
     ]
     records += [a_record("mlm", "rte", 0, [0.5], objective="mlm", layer=None, k=None)]
     records += [a_record(name, "rte", 0, [0.5], objective=None) for name in ("bert", "roberta")]
-    found = {name: [model.label for model in group] for name, group in families(models_of(records)[0]).items()}
+    arms = sort_into_arms(models_of(records)[0], CHECKPOINTS)
+    found = {arm.name: [model.label for model in arm.models] for arm in arms}
     assert found == {
         "MLSM, l 8": ["l8-100", "l8-200"],
         "MLSM, l 10": ["l10-100", "l10-200"],
@@ -210,16 +211,16 @@ def test_two_models_are_paired_by_paradigm():
     records = [a_blimp_record("a", worse), a_blimp_record("b", better), a_blimp_record("c", worse, **other_data)]
     (row,) = compare_on_blimp(models_of(records)[0])
     d = np.array([better[name] - worse[name] for name in names])
-    assert (row["model"], row["against"], row["paradigms"]) == ("b", "a", 67)
-    assert (row["wins"], row["losses"], row["ties"]) == ((gains > 0).sum(), (gains < 0).sum(), (gains == 0).sum())
-    assert row["difference"] == pytest.approx(d.mean())
+    assert (row.model, row.against, row.paradigms) == ("b", "a", 67)
+    assert (row.wins, row.losses, row.ties) == ((gains > 0).sum(), (gains < 0).sum(), (gains == 0).sum())
+    assert row.difference == pytest.approx(d.mean())
     expected = stats.bootstrap((d,), np.mean, method="percentile", n_resamples=20_000, rng=1).confidence_interval
-    assert (row["low"], row["high"]) == pytest.approx(tuple(expected), abs=6e-4)
-    assert row["p"] == row["holm"] == pytest.approx(stats.wilcoxon(d.round(9), method="asymptotic").pvalue)
+    assert (row.low, row.high) == pytest.approx(tuple(expected), abs=6e-4)
+    assert row.p == row.holm == pytest.approx(stats.wilcoxon(d.round(9), method="asymptotic").pvalue)
     assert compare_on_blimp(models_of(records)[0]) == [row]  # no chance in it
 
 
 def test_one_paradigm_has_no_interval_and_equal_models_no_test():
     (row,) = compare_on_blimp(models_of([a_blimp_record("a", {"x": 0.5}), a_blimp_record("b", {"x": 0.5})])[0])
-    assert (row["low"], row["high"], row["p"], row["holm"], row["ties"]) == (None, None, None, None, 1)
+    assert (row.low, row.high, row.p, row.holm, row.ties) == (None, None, None, None, 1)
     assert compare_on_blimp(models_of([a_blimp_record("a", {"x": 0.5})])[0]) == []

@@ -38,7 +38,7 @@ def computed(tmp_path_factory, request):
     if request.param == "secondary":  # mlm reads no LSPs, so its students of the first part are those of these seeds
         results += COMMITTED.glob("evaluations/mlm-seed?-step-*")
     with pytest.MonkeyPatch.context() as patch:  # the figures of the paper, which nothing here looks at, take time
-        patch.setattr("mlsm.evaluation.comparison.compare.draw_all", lambda *_: [])
+        patch.setattr("mlsm.evaluation.comparison.compare.draw_paper_figures", lambda *_: [])
         compare(CompareConfig(results=tuple(results), output=directory), silent, facts)
     return directory, COMMITTED / page
 

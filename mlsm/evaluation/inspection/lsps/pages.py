@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlsm.common.disk import file_sha256, read_file
-from mlsm.common.durable import publish_directory
+from mlsm.common.durable import publish_directory, refuse_what_is_in_the_way
 from mlsm.common.errors import InspectionError
 from mlsm.common.text import printable
 from mlsm.evaluation.inspection.lsps import words
@@ -116,6 +116,7 @@ def lsp_pages(k: int) -> list[str]:
     return [f"lsp/{lsp}.html" for lsp in range(k)]
 
 
+@refuse_what_is_in_the_way()
 def publish(directory: Path, names: Collection[str], fill: Callable[[Path], object]) -> dict[str, int]:
     """Let a view appear as a whole: what `fill(new)` writes into a new directory, the style, and view.json.
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from mlsm.common.durable import make_directories, replace_json
+from mlsm.common.durable import make_directories, refuse_what_is_in_the_way, replace_json
 from mlsm.common.errors import InspectionError, StoreError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps import words
@@ -197,6 +197,7 @@ def _nearest(lsp, r):
     return {"nearest": int(lsp) if found else None, "nearest_correlation": float(r) if found else None}
 
 
+@refuse_what_is_in_the_way()
 def _write(config, summary, records, paths, progress):
     """Write the files of an --output. Returns their paths."""
     progress("files", 0, None)

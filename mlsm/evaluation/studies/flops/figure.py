@@ -6,12 +6,14 @@ theirs are flat lines. Left out: the counting (pretraining.py).
 
 from pathlib import Path
 
+from mlsm.common.durable import refuse_what_is_in_the_way
 from mlsm.evaluation.plots import new_figure, save_figure
 
 POINTS = 60
 NAMES = {"mlm": "MLM", "kd": "KD", "naive-mlsm": "naive MLSM"}
 
 
+@refuse_what_is_in_the_way()
 def draw(result: dict, directory: Path) -> list[Path]:
     """Write cost_per_run.svg, .png and .csv into a directory; returns their paths.
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlsm.common import disk, locks
-from mlsm.common.durable import make_directories
+from mlsm.common.durable import make_directories, refuse_what_is_in_the_way
 from mlsm.common.errors import StudyError
 from mlsm.common.version import VERSION
 
@@ -60,7 +60,8 @@ def at_work(directory: Path, part: str, commit: str) -> Iterator[None]:
     Raises  StudyError where another commit began the part, or another process is at work on it
     """
     file = _file(directory, part)
-    make_directories(file.parent)
+    with refuse_what_is_in_the_way():
+        make_directories(file.parent)
     with disk.append(file) as lock:
         if not locks.acquire(lock):
             raise StudyError(f"{part}: another process is at work on it. Wait for its end.")

@@ -25,11 +25,10 @@ from typing import NamedTuple
 
 from mlsm.common.errors import StudyError
 from mlsm.evaluation import records
-from mlsm.evaluation.comparison.significance import holm
+from mlsm.evaluation.comparison.significance import LEVEL, holm
 from mlsm.evaluation.studies.protocol.costs import name_in_records
 from mlsm.evaluation.studies.protocol.description import Arm, Study
 
-LEVEL = 0.05
 GATE = {"standard_errors": 5.0, "points": 3.0, "learned_standard_errors": 2.0}  # see `gate`
 Scores = dict[str, float]  # measure -> score in points
 

@@ -1,19 +1,18 @@
 """What a study tells its report that no record can: hypotheses, arms, costs, what was not run.
 
 Costs are kept in <output>/costs.json when they are first estimated, since what is finished is not measured again. Left
-out: the page (mlsm/evaluation/comparison/report), and the estimates (costs.py).
+out: the page (mlsm/evaluation/comparison), and the estimates (costs.py).
 """
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from mlsm.common.durable import make_directories, replace_json
+from mlsm.common.durable import make_directories, refuse_what_is_in_the_way, replace_json
 from mlsm.common.json_checks import Count, Number, find_problem, object_of
 from mlsm.common.json_lines import read_json_lines
-from mlsm.evaluation.comparison.report import Part as Spent
-from mlsm.evaluation.comparison.report import StudyFacts
-from mlsm.evaluation.comparison.report.curves import quiet_step_seconds
+from mlsm.evaluation.comparison.config import Spent, StudyFacts
+from mlsm.evaluation.comparison.curves import quiet_step_seconds
 from mlsm.evaluation.studies.protocol.costs import Cost, is_finished
 from mlsm.evaluation.studies.protocol.description import NEEDED, Arm, Study
 from mlsm.evaluation.studies.protocol.parts import Part, Plan, name_of
@@ -33,6 +32,7 @@ def kept_costs(directory: Path) -> dict[str, dict]:
     return read_or_none(directory / KEPT, _are_costs) or {}
 
 
+@refuse_what_is_in_the_way()
 def keep_costs(costs: Iterable[Cost], directory: Path) -> dict[str, dict]:
     """Keep the first estimate of every part. Returns all that were kept."""
     new = {cost.part: {"seconds": cost.seconds, "bytes": cost.bytes} for cost in costs if not cost.finished}

@@ -7,7 +7,7 @@ and again at the end, the models are compared and the report is written. Every p
 what it has finished and goes on where it was interrupted; so does the study. A part is the work of one commit of this
 code (cells.py). Before a student is trained, its store is checked to have the plan of the first one: otherwise batches
 and masks of two arms would not be the same. Left out: what a study says (description.py), what is to be done
-(parts.py), the page (mlsm/evaluation/comparison/report).
+(parts.py), the page (mlsm/evaluation/comparison).
 """
 
 import logging
@@ -19,10 +19,9 @@ from typing import Any
 
 from mlsm.common.errors import MlsmError, StudyError
 from mlsm.common.progress import silent
-from mlsm.evaluation.comparison.compare import compare
+from mlsm.evaluation.comparison.compare import compare, keep_withheld
 from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.comparison.intruders import read_judgements
-from mlsm.evaluation.comparison.withheld import keep_withheld
 from mlsm.evaluation.studies.protocol.cells import at_work, state_of, this_commit
 from mlsm.evaluation.studies.protocol.composite import compose
 from mlsm.evaluation.studies.protocol.config import StudyConfig
@@ -172,7 +171,8 @@ def _compare(settings: StudyConfig, described: Study, planned: Plan, kept: dict,
     hypothesis is withheld, of which the report would show the scores."""
     if _withhold(described, settings.directory) or not any(settings.evaluations.glob("*/*/*.json")):
         return None
-    return compare(_comparison(settings, described, planned), progress, facts_of(described, planned, kept))
+    found = compare(_comparison(settings, described, planned), progress, facts_of(described, planned, kept))
+    return found.as_report()
 
 
 def _comparison(settings: StudyConfig, described: Study, planned: Plan) -> CompareConfig:

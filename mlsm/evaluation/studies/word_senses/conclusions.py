@@ -19,7 +19,7 @@ import numpy as np
 from scipy import stats
 
 from mlsm.common.disk import read_file
-from mlsm.common.durable import replace_json
+from mlsm.common.durable import refuse_what_is_in_the_way, replace_json
 from mlsm.common.errors import WsdDataError
 from mlsm.common.invocation import program
 from mlsm.evaluation.plots import drawn, new_figure, save_figure, save_table
@@ -183,6 +183,7 @@ def read_result(path: str | Path) -> Diagnosed:
 # -- what is written -------------------------------------------------------------------------------------------
 
 
+@refuse_what_is_in_the_way()
 def write_report(result: dict, directory: Path) -> None:
     """result.json, table.csv with every variant and group of words, and a figure for every k."""
     result["files"] = ["result.json", "table.csv"]

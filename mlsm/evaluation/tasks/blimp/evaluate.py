@@ -24,7 +24,7 @@ import numpy as np
 
 from mlsm.common.arrays import read_npz
 from mlsm.common.device import choose_device
-from mlsm.common.durable import appearing_whole, make_directories
+from mlsm.common.durable import appearing_whole, make_directories, refuse_what_is_in_the_way
 from mlsm.common.errors import BlimpError
 from mlsm.common.invocation import program
 from mlsm.common.progress import silent
@@ -154,7 +154,8 @@ def _evaluate(
 ) -> tuple[Path, dict]:
     """Score a model, writing each paradigm's scores and then the record. Returns its path and the record."""
     place = records.directory_of(config.output, record) / f"{record['task']}-scores"
-    make_directories(place)
+    with refuse_what_is_in_the_way():
+        make_directories(place)
     total = 2 * record["data"]["n_eval"]
     scorer, done, figures, wall = None, 0, [], 0.0
     for paradigm in paradigms:

@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from mlsm.common.disk import read_file
-from mlsm.common.durable import make_directories, replace_bytes
+from mlsm.common.durable import make_directories, refuse_what_is_in_the_way, replace_bytes
 from mlsm.common.errors import ModelError, describe
 from mlsm.common.invocation import program
 from mlsm.common.model_checks import open_config, quiet_transformers
@@ -186,9 +186,10 @@ def _fill_head(head, task, seed, bank):
     shapes = {name: list(parameter.shape) for name, parameter in head.items()}
     file = bank / f"{task}-seed{seed}-{fingerprint(shapes)[:8]}.safetensors"
     if not file.exists():
-        make_directories(file.parent)
-        # where two processes write it, the last wins, with the same bytes
-        replace_bytes(file, save_safetensors(_draw(shapes, task, seed)))
+        with refuse_what_is_in_the_way():
+            make_directories(file.parent)
+            # where two processes write it, the last wins, with the same bytes
+            replace_bytes(file, save_safetensors(_draw(shapes, task, seed)))
     raw = read_file(file)
     try:
         weights = load_safetensors(raw)

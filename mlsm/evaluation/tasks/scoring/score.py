@@ -27,7 +27,7 @@ import numpy as np
 
 from mlsm.common import disk
 from mlsm.common.device import choose_device
-from mlsm.common.durable import make_directories, replace_bytes, replace_json
+from mlsm.common.durable import make_directories, refuse_what_is_in_the_way, replace_bytes, replace_json
 from mlsm.common.errors import ScoringError
 from mlsm.common.invocation import program
 from mlsm.common.paths import utf8
@@ -86,9 +86,11 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
                 scorer = scorer or Scorer(*load(directory, device), config.metric, config.batch_tokens)
                 clock = time.perf_counter()
                 rows = _score_in_parts(scorer, material, base, known["model"], progress)
-                replace_bytes(scores, _json_lines(rows))
+                with refuse_what_is_in_the_way():
+                    replace_bytes(scores, _json_lines(rows))
                 record |= summarise(rows) | {"env": records.environment(device), "wall": time.perf_counter() - clock}
-                replace_json(commit, record)
+                with refuse_what_is_in_the_way():
+                    replace_json(commit, record)
             with suppress(OSError):
                 disk.remove(base)  # also what a command left that was killed right here
             wrong = {"wrong": _furthest_wrong(rows)} if config.pairs else {}
@@ -126,6 +128,7 @@ def _furthest_wrong(rows: Sequence[dict]) -> list[dict]:
     return found
 
 
+@refuse_what_is_in_the_way()
 def _score_in_parts(
     scorer: Scorer, material: Material, place: Path, model: str, progress: Callable[..., None]
 ) -> list[dict]:

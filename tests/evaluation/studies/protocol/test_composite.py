@@ -14,9 +14,8 @@ from mlsm.commands.study import _composite as shown
 from mlsm.common.errors import ComparisonError, StudyError
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
-from mlsm.evaluation.comparison.compare import compare
+from mlsm.evaluation.comparison.compare import compare, keep_withheld
 from mlsm.evaluation.comparison.config import CompareConfig
-from mlsm.evaluation.comparison.withheld import keep_withheld
 from mlsm.evaluation.studies.protocol.composite import compose
 from mlsm.evaluation.studies.protocol.description import read_study
 
@@ -148,7 +147,7 @@ def test_compare_refuses_records_that_a_study_withholds(described, tmp_path):
     with pytest.raises(ComparisonError, match="withheld until all of its seeds are scored"):
         compare(settings, silent)
     keep_withheld(tmp_path / "evaluations", None)
-    assert len(compare(settings, silent)["models"]) == 13
+    assert len(compare(settings, silent).models) == 13
 
 
 def test_compare_refuses_models_that_are_withheld_unless_it_is_one(described, tmp_path):
@@ -159,7 +158,7 @@ def test_compare_refuses_models_that_are_withheld_unless_it_is_one(described, tm
     with pytest.raises(ComparisonError, match="withheld until all of its seeds are scored"):
         compare(CompareConfig(results=tuple(places), output=tmp_path / "comparison"), silent)
     single = compare(CompareConfig(results=(places[0], places[0] / "frozen"), output=tmp_path / "comparison"), silent)
-    assert len(single["models"]) == 1
+    assert len(single.models) == 1
 
 
 def test_the_gate_withholds_a_primary_arm_too(described, tmp_path):

@@ -156,7 +156,7 @@ def test_a_diagnostic_of_another_teacher_is_not_drawn(settings, result, tmp_path
     for file in (tmp_path / "result.json", diagnostic):
         students = tuple(settings.evaluations.glob("mlsm-l*"))
         found = compare(CompareConfig(results=students, output=tmp_path / "made", diagnostic=file), silent)
-        (figure,) = (one for one in found["figures"] if one["figure"] == 4)
-        files[file] = figure["files"], figure["lacks"]
+        (figure,) = (one for one in found.figures if one.figure == 4)
+        files[file] = figure.files, figure.lacks
     assert files[diagnostic][0] and not files[tmp_path / "result.json"][0]
     assert "a result of choose-layer of the models' own teacher" in files[tmp_path / "result.json"][1]

@@ -50,7 +50,7 @@ def no_data():
 @pytest.fixture
 def without_figures(monkeypatch):
     """Those of the paper, which every end of a study draws anew, are the matter of other tests, and take time."""
-    monkeypatch.setattr("mlsm.evaluation.comparison.compare.draw_all", lambda *_: [])
+    monkeypatch.setattr("mlsm.evaluation.comparison.compare.draw_paper_figures", lambda *_: [])
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def finished(recipe, tmp_path_factory):
     """The settings and the result of the study, unbroken."""
     settings = StudyConfig(recipe=recipe, output=tmp_path_factory.mktemp("study"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mlsm.evaluation.comparison.compare.draw_all", lambda *_: [])  # as `without_figures`
+        patch.setattr("mlsm.evaluation.comparison.compare.draw_paper_figures", lambda *_: [])  # as `without_figures`
         return settings, study(settings)
 
 

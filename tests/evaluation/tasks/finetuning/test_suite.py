@@ -265,7 +265,7 @@ def test_a_rate_is_chosen_as_by_hand_and_the_training_is_that_with_this_rate_alo
         chosen.add(lr)
     assert chosen, "something was compared"
     assert "Learning rates chosen on a tenth" in summary(result, grid) and finetune(grid)["finished_before"]
-    said = compare(CompareConfig(results=(grid.output / "evaluations",), output=tmp_path / "compared"), silent)["notes"]
+    said = compare(CompareConfig(results=(grid.output / "evaluations",), output=tmp_path / "compared"), silent).notes
     assert sum("Learning rates that the fine-tunings of" in note and "of 2:" in note for note in said) == 2
     damaged = record | {"lr_choice": {"lr": None, "tried": []}}
     with pytest.raises(RecordError, match="lr_choice.lr"):

@@ -346,9 +346,9 @@ def test_frozen_and_fine_tuned_scores_stay_apart(settings, tmp_path):
     finetune(replace(settings, frozen=False, seeds=1, epochs=1))
     config = CompareConfig(results=(tmp_path / "evaluations",), output=tmp_path / "compared")
     result = compare(config, silent)
-    (model,) = result["models"]
-    assert model["n"] == 1 and [figure["metric"] for figure in model["figures"]] == ["accuracy"]
-    assert [row["metric"] for row in result["frozen"]] == ["accuracy_tuning", "accuracy_dev"]
+    (model,) = result.summaries
+    assert model.n == 1 and [figure.metric for figure in model.figures] == ["accuracy"]
+    assert [score.metric for score in result.frozen] == ["accuracy_tuning", "accuracy_dev"]
     assert "Frozen encoders" in comparison(result, config)
     assert "accuracy_dev" in (tmp_path / "compared" / "frozen.csv").read_text()
 
@@ -364,9 +364,9 @@ def test_frozen_records_that_were_made_otherwise_are_named(settings, tmp_path, t
     finetune(replace(settings, models=(str(other),), layer=(1,)))
     config = CompareConfig(results=(tmp_path / "evaluations",), output=tmp_path / "compared")
     result = compare(config, silent)
-    said = [note for note in result["notes"] if "The frozen scores of cola of " in note]
+    said = [note for note in result.notes if "The frozen scores of cola of " in note]
     assert len(said) == 1 and "settings differ (layers: " in said[0]
-    assert len({row["model"] for row in result["frozen"]}) == 1
+    assert len({score.model for score in result.frozen}) == 1
 
 
 def test_a_record_of_another_kind_is_refused(settings):

@@ -2,9 +2,9 @@
 
 from tiny_study import arm
 
+from mlsm.evaluation.comparison.arms import find_arms
+from mlsm.evaluation.comparison.config import StudyFacts
 from mlsm.evaluation.comparison.models import models_of
-from mlsm.evaluation.comparison.report.arms import find_arms
-from mlsm.evaluation.comparison.report.facts import StudyFacts
 from pipeline.teacher import BUNDLED
 
 SCORES = {1: {"rte": 0.5}, 2: {"rte": 0.6}}
@@ -26,11 +26,11 @@ def test_an_arm_is_all_settings_but_seed_and_step():
     known = found(records)
     assert [one.name for one in known.arms] == ["MLSM, lr 0.001", "MLSM, lr 1"]
     assert set(labels(known.arms[0])) == {f"mlsm-seed{s}{step}" for s in (1, 2) for step in ("", "-step-00000500")}
-    assert known.arms[0].fractions == [0.5, 1.0] and list(known.arms[0].at(0.5).models) == [1, 2]
-    assert known.contestant("mlsm") is None  # two arms have this objective
-    assert known.contestant("MLSM, lr 1").models[2].label == "fast-seed2"
-    assert known.contestant("MLSM, lr 0.001 at 50%").models[1].label == "mlsm-seed1-step-00000500"
-    assert known.contestant("MLSM, lr 0.001 at 25%") is None
+    assert known.arms[0].fractions == [0.5, 1.0] and list(known.arms[0].at(0.5).by_seed) == [1, 2]
+    assert known.at("mlsm") is None  # two arms have this objective
+    assert known.at("MLSM, lr 1").by_seed[2].label == "fast-seed2"
+    assert known.at("MLSM, lr 0.001 at 50%").by_seed[1].label == "mlsm-seed1-step-00000500"
+    assert known.at("MLSM, lr 0.001 at 25%") is None
 
 
 def test_a_study_names_its_arms_in_its_order():
@@ -45,7 +45,7 @@ def test_floor_and_ceiling_are_found_by_name():
     records = arm("mlsm", SCORES) + arm("mlm", SCORES, "raw")
     known = found(records, arms={"untrained": ("raw-seed1", "raw-seed2"), "a": ("mlsm-seed1",)}, floor="untrained")
     assert labels(known.floor) == ["raw-seed1", "raw-seed2"] and known.ceiling is None
-    assert list(known.floor.at().models) == [1, 2] and "untrained" not in [one.name for one in known.arms]
+    assert list(known.floor.at().by_seed) == [1, 2] and "untrained" not in [one.name for one in known.arms]
     assert labels(found(records, ceiling="raw-seed2").ceiling) == ["raw-seed2"]
 
 
@@ -60,11 +60,11 @@ def test_floor_and_ceiling_are_recognised():
     known = found(records)
     assert labels(known.floor) == ["raw-seed2-step-00000000"] and labels(known.ceiling) == ["x-seed3"]
     assert [labels(one) for one in known.arms] == [["mlsm-seed1"], ["y-seed3"]]
-    assert [model.label for model in known.floor.at().models.values()] == ["raw-seed2-step-00000000"]
+    assert labels(known.floor.at()) == ["raw-seed2-step-00000000"]
 
 
 def test_two_models_of_one_arm_seed_and_step_are_told():
     records = arm("mlsm", {1: {"rte": 0.5}}) + arm("mlsm", {1: {"rte": 0.6}}, "twin")
     known = found(records)
-    assert known.arms[0].at().models[1].label == "mlsm-seed1"
+    assert known.arms[0].at().by_seed[1].label == "mlsm-seed1"
     assert known.notes == ["twin-seed1 is of the same arm, seed and step as mlsm-seed1, which is shown instead."]

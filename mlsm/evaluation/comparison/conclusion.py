@@ -1,15 +1,22 @@
-"""What an effect allows to be said, in one sentence with its uncertainty; never more than its interval does.
+"""The hypotheses, and what an effect lets us say: one sentence with its uncertainty, never more than its interval.
 
+    for test in examine_hypotheses(arms, study): test.conclusion.sentence
     conclude(effect, planned=5).sentence
 
 Left out: the figures of an effect (effects.py).
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
-from mlsm.evaluation.comparison.identity import Differences
-from mlsm.evaluation.comparison.report.effects import LEVEL, POWER, Effect, Interval
+from mlsm.evaluation.comparison.arms import Arm, Arms
+from mlsm.evaluation.comparison.config import StudyFacts
+from mlsm.evaluation.comparison.effects import Effect, adjust, examine, find_effect, learned_tasks
+from mlsm.evaluation.comparison.identity import Differences, differences
+from mlsm.evaluation.comparison.models import tasks_of
+from mlsm.evaluation.comparison.significance import LEVEL, POWER, Interval
+from mlsm.evaluation.records import METRICS
 
 Verdict = Literal["for", "against", "undecided", "too few", "equal", "missing"]
 FEWEST_PAIRS = 3  # of two, the interval rests on one difference between them
@@ -42,6 +49,81 @@ class Conclusion:
         """The verdict in two or three words, which claim no more than the sentence."""
         words = VERDICTS | (EXPLORATORY if self.caveat == "exploratory" else {})
         return ", ".join(filter(None, (words[self.verdict], self.caveat)))
+
+
+class Test(NamedTuple):
+    """A hypothesis: its role ("primary", "secondary" or "not planned"), what the records say of it, and p by Holm's
+    method, None where it is not one of several."""
+
+    role: str
+    effect: Effect
+    conclusion: Conclusion
+    holm: float | None
+
+
+def choose_tasks(found: Arms, study: StudyFacts | None) -> tuple[StudyFacts | None, list[str]]:
+    """The study with the tasks that its `learned_by` has learned, and sentences that say which they are."""
+    if study is None or study.learned_by is None:
+        return study, []
+    rule = "above the untrained student by more than two standard errors"
+    arm, unknown = found.at(study.learned_by), f"Whether {study.learned_by} is {rule} is not known yet"
+    if arm is None or found.floor is None:
+        return study, [f"{unknown}, so all tasks count so far."]
+    effect = find_effect(arm, found.floor.at(), study.tasks, study.seeds)
+    if lacks := effect.lacks or ("it has one pre-training seed" if len(effect.seeds) == 1 else ""):
+        return study, [f"{unknown} ({lacks}), so all tasks count so far."]
+    learned = learned_tasks(effect)
+    others = [task for task in effect.tasks if task not in learned]
+    if not learned:
+        return study, [f"{study.learned_by} is in no task {rule}, so all count, and what they say is worth little."]
+    said = [f"Counted are the tasks in which {study.learned_by} is {rule}: {', '.join(learned)}."]
+    if others:
+        said.append(f"Shown, but in no mean: {', '.join(others)}.")
+    return replace(study, tasks=learned), said
+
+
+def examine_hypotheses(found: Arms, study: StudyFacts | None) -> list[Test]:
+    """The tests of all hypotheses, the primary one first; without a study of one pair, or of none."""
+    if study is None:
+        pair = _obvious_pair(found.arms)
+        if pair is None:
+            return []
+        effect = examine(found, pair)
+        return [Test("not planned", effect, conclude(effect, beyond=_beyond(found, effect)), None)]
+    first = examine(found, study.primary, study.tasks, study.seeds)
+    tests = [Test("primary", first, conclude(first, len(study.seeds), beyond=_beyond(found, first)), None)]
+    seeds = [study.seeds_of.get(hypothesis, study.seeds) for hypothesis in study.secondary]
+    others = [examine(found, pair, study.tasks, of_pair) for pair, of_pair in zip(study.secondary, seeds, strict=True)]
+    for effect, of_pair, p in zip(others, seeds, adjust(others), strict=True):
+        said = conclude(effect, len(of_pair), p, len(others), _beyond(found, effect))
+        tests.append(Test("secondary", effect, said, p))
+    return tests
+
+
+def _obvious_pair(arms: Sequence[Arm]) -> tuple[str, str] | None:
+    """mlsm against mlm where there is one arm of each, else the two arms that there are."""
+    by_objective = {name: [arm for arm in arms if arm.facts["objective"] == name] for name in ("mlsm", "mlm")}
+    if all(len(group) == 1 for group in by_objective.values()):
+        return by_objective["mlsm"][0].name, by_objective["mlm"][0].name
+    return (arms[0].name, arms[1].name) if len(arms) == 2 else None
+
+
+def _beyond(found: Arms, effect: Effect) -> Differences | None:
+    """In what the models of an effect's first pair differ."""
+    arms = [arm for name in (effect.better, effect.than) if (arm := found.at(name)) is not None]
+    if effect.lacks:
+        return None
+    return differences([arm.by_seed.get(effect.seeds[0]) or arm.models[0] for arm in arms])
+
+
+def tasks_of_the_mean(found: Arms, study: StudyFacts | None, tests: Sequence[Test]) -> tuple[str, ...]:
+    """The study's tasks; else those of the first hypothesis; else those that all finished models of all arms have."""
+    if study and study.tasks:
+        return tuple(study.tasks)
+    if tests and not tests[0].effect.lacks:
+        return tests[0].effect.tasks
+    having = [tasks_of(model) for arm in found.arms for model in arm.at().models]
+    return tuple(task for task in METRICS if having and all(task in tasks for tasks in having))
 
 
 def conclude(

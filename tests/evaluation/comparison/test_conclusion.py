@@ -3,11 +3,11 @@
 import pytest
 from tiny_study import arm, pair
 
+from mlsm.evaluation.comparison.arms import find_arms
+from mlsm.evaluation.comparison.conclusion import conclude, p_value, points
+from mlsm.evaluation.comparison.effects import Effect, examine
 from mlsm.evaluation.comparison.identity import differences
 from mlsm.evaluation.comparison.models import models_of
-from mlsm.evaluation.comparison.report.arms import find_arms
-from mlsm.evaluation.comparison.report.conclusion import conclude, p_value, points
-from mlsm.evaluation.comparison.report.effects import Effect, examine
 
 SPREAD = (-0.01, -0.005, 0.0, 0.005, 0.01)
 

@@ -18,16 +18,13 @@ from tiny_store import write_store
 from tiny_study import arm, pair, write_log
 
 from mlsm.common.progress import silent
-from mlsm.evaluation import records
 from mlsm.evaluation.comparison import compare as comparing
+from mlsm.evaluation.comparison import figures
+from mlsm.evaluation.comparison.arms import find_arms
 from mlsm.evaluation.comparison.compare import compare
-from mlsm.evaluation.comparison.config import CompareConfig
-from mlsm.evaluation.comparison.models import models_of
-from mlsm.evaluation.comparison.report import Part, StudyFacts, drawings, write_report
-from mlsm.evaluation.comparison.report.arms import find_arms
-from mlsm.evaluation.comparison.report.costs import table_of_parts
-from mlsm.evaluation.comparison.report.curves import quiet_step_seconds, read_courses
-from mlsm.evaluation.comparison.report.tables import escape_latex
+from mlsm.evaluation.comparison.config import CompareConfig, Spent, StudyFacts
+from mlsm.evaluation.comparison.curves import quiet_step_seconds, read_courses
+from mlsm.evaluation.comparison.tables import escape_latex, table_of_parts
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.miniature import write_miniatures
 from mlsm.evaluation.tasks.finetuning.suite import finetune
@@ -48,7 +45,7 @@ STUDY = StudyFacts(
     seeds=(0, 1, 2, 3),
     floor="floor",
     ceiling="ceiling",
-    parts=(Part(name=HOSTILE, predicted_seconds=7200, measured_seconds=90, bytes=2_000_000),),
+    parts=(Spent(name=HOSTILE, predicted_seconds=7200, measured_seconds=90, bytes=2_000_000),),
     accounts={"MLSM": {"encoding": 100.0, "the teacher's training": 1000.0}, "MLM": {}},
     not_run=(f"No {HOSTILE}.",),
 )
@@ -77,7 +74,7 @@ def table(path):
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory):
-    """(page, directory of all, models) of a study with hostile names, checkpoints, logs, floor and ceiling."""
+    """(page, directory of all, result) of a study with hostile names, checkpoints, logs, floor and ceiling."""
     directory = tmp_path_factory.mktemp("study")
     found = pair(DIFFERENCES) + arm("mlsm", EARLY, fraction=0.5) + arm("mlm", EARLY, fraction=0.5)
     found = [record | {"path": str(directory / record["path"]), "model": record["model"]} for record in found]
@@ -91,18 +88,23 @@ def reported(tmp_path_factory):
         for seed in range(4):
             losses = {step * 50: loss + seed / 10 for step, loss in LOSSES.items()}
             write_log(directory / "runs" / f"{objective}-seed{seed}", losses)
-    with pytest.MonkeyPatch.context() as patch:  # the figures of the paper, and the page without a study, take time
-        patch.setattr(comparing, "draw_all", lambda *_: [])
-        patch.setattr(comparing, "write_report", lambda *_: (Path(), []))
-        result = compare(CompareConfig(results=(store(directory, found),), output=directory / "out"), silent)
-    models = models_of(records.read([directory / "evaluations"]))[0]
-    return write_report(result, models, directory / "report", STUDY)[0], directory, models, result
+    store(directory, found)
+    result = write(directory)
+    return Path(result.report), directory, result
+
+
+def write(directory, study=STUDY):
+    """Compare the records of a directory into its `report`, without the paper's figures, which take time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparing, "draw_paper_figures", lambda *_: [])
+        settings = CompareConfig(results=(directory / "evaluations",), output=directory / "report")
+        return compare(settings, silent, study)
 
 
 @pytest.fixture
 def page_alone(monkeypatch):
     """The figures of the paper, which `compare` draws as well, are the matter of other tests, and take time."""
-    monkeypatch.setattr(comparing, "draw_all", lambda *_: [])
+    monkeypatch.setattr(comparing, "draw_paper_figures", lambda *_: [])
 
 
 def test_the_page_answers_its_question(reported):
@@ -148,12 +150,10 @@ def test_figures_in_the_page_share_no_id(reported):
 def test_csv_files_hold_what_is_drawn(reported, tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(
-        drawings, "save_figure", lambda figure, stem, header, rows, png: drawn.update({stem.name: (figure, rows)}) or []
+        figures, "save_figure", lambda figure, stem, header, rows, png: drawn.update({stem.name: (figure, rows)}) or []
     )
-    _, directory, models, result = reported
-    monkeypatch.setattr("mlsm.evaluation.comparison.report.page.inline_svg", lambda path, title: "")
-    monkeypatch.setattr("mlsm.evaluation.comparison.report.page._render", lambda **content: "")
-    write_report(result, models, tmp_path, STUDY)
+    _, directory, result = reported
+    figures.draw_page_figures(result, tmp_path)
     assert len(drawn) == 9
     for name, (_, rows) in drawn.items():
         saved = table(directory / "report" / f"{name}.csv")
@@ -187,7 +187,7 @@ def _check_effect(figure, rows):
 
 def test_seconds_are_those_of_a_quiet_machine(reported):
     """The fastest tenth of the steps take half a second each, all others ten seconds."""
-    (course, *others) = read_courses(find_arms(reported[2], STUDY).arms)
+    (course, *others) = read_courses(find_arms(reported[2].models, STUDY).arms)
     assert course.step_seconds == pytest.approx(0.5) and len(others) == 7
     rows = table(reported[1] / "report" / "report-held-out-loss-by-seconds.csv")
     first = [row for row in rows if (row["arm"], row["pre-training seed"]) == ("MLSM", "1")]
@@ -222,17 +222,19 @@ def test_costs_have_accounts_that_add_up(reported):
     assert mlm["log"] == "../runs/mlm-seed2/log.jsonl" and len(rows) == 4 + 4 + 1
 
 
-def test_equal_records_give_equal_bytes_and_nothing_old_stays(reported):
-    page, _, models, result = reported
+@pytest.mark.usefixtures("page_alone")
+def test_equal_records_give_equal_bytes_and_nothing_old_stays(reported, tmp_path):
+    page, directory, _ = reported
     before = {path.name: path.read_bytes() for path in page.parent.iterdir()}
     (page.parent / "mine.csv").write_text("kept")
-    write_report(result, models, page.parent, STUDY)
+    write(directory)
     assert {path.name: path.read_bytes() for path in page.parent.iterdir()} == before | {"mine.csv": b"kept"}
     (page.parent / "mine.csv").unlink()
-    few = models_of(pair([[0.01]], ("rte",)))[0]
-    shorter = write_report(result, few, page.parent)[0].parent
-    assert not list(shorter.glob("report-*by-*")) and not (shorter / "report-parts.csv").exists()
-    write_report(result, models, page.parent, STUDY)
+    few = store(tmp_path, pair([[0.01]], ("rte",)))
+    compare(CompareConfig(results=(few,), output=page.parent), silent)
+    assert not list(page.parent.glob("report-*by-*")) and not (page.parent / "report-parts.csv").exists()
+    write(directory)
+    assert {path.name: path.read_bytes() for path in page.parent.iterdir()} == before
 
 
 def test_latex_tables_are_tabulars(reported):
@@ -250,13 +252,13 @@ def test_latex_tables_are_tabulars(reported):
 def test_compare_writes_the_page_and_says_where(tmp_path):
     settings = CompareConfig(results=(store(tmp_path, pair(DIFFERENCES)),), output=tmp_path / "out")
     result = compare(settings, silent)
-    assert result["report"] == str(tmp_path / "out" / "report.html")
-    assert f"Report:   {result['report']}" in comparison(result, settings)
-    page = Page(Path(result["report"]))
+    assert result.report == str(tmp_path / "out" / "report.html")
+    assert f"Report:   {result.report}" in comparison(result, settings)
+    page = Page(Path(result.report))
     assert "MLSM scores 1.58 points higher than MLM" in page.text
     assert "No hypothesis was written down before the scores were seen" in page.text
     assert "There are no records of a floor" in page.text and "No curves of held-out loss" in page.text
-    assert result["conclusion"] and all(sentence in page.text for sentence in result["conclusion"])
+    assert result.conclusion and all(sentence in page.text for sentence in result.conclusion)
 
 
 @pytest.mark.usefixtures("page_alone")
@@ -370,7 +372,7 @@ def test_pages_of_lsps_are_linked_where_they_exist(reported, tmp_path):
     (reported[1] / "foreign").mkdir()
     (reported[1] / "foreign/view.json").write_text("{}")
     study = replace(STUDY, lsp_pages=(tmp_path / "nowhere",))
-    page = Page(write_report(reported[3], reported[2], reported[1] / "report", study)[0])
+    page = Page(Path(write(reported[1], study).report))
     assert [a for a in page.addresses if a.endswith("index.html")] == ["../lsps/index.html"]
 
 
@@ -404,7 +406,7 @@ def test_trained_students_end_to_end(tmp_path, one_thread):
     )  # fmt: skip
     finetune(tuning)
     result = compare(CompareConfig(results=(tmp_path / "evaluations",), output=tmp_path / "out"), silent)
-    page = Page(Path(result["report"]))
+    page = Page(Path(result.report))
     assert "MLSM is better than MLM cannot be told from 2 pairs of pre-trainings" in page.text
     assert page.tags.count("svg") == 9 + 2  # the paper's figures 6 and 7
     ElementTree.parse(tmp_path / "out" / "report-scores-by-flops.svg")
@@ -459,15 +461,15 @@ def test_the_page_fits_phones_and_desks_in_light_and_dark(reported, browser, sch
 def test_large_amounts_are_shown_in_full_or_with_one_digit_before_the_point():
     """As %.3g would not: 1.23e+04 h, 1e+03 MB."""
     found = table_of_parts([
-        Part(name="days", predicted_seconds=12_345 * 3600, bytes=999_700_000),
-        Part(name="centuries", predicted_seconds=9_999_000 * 3600, bytes=1_234 * 10**9),
+        Spent(name="days", predicted_seconds=12_345 * 3600, bytes=999_700_000),
+        Spent(name="centuries", predicted_seconds=9_999_000 * 3600, bytes=1_234 * 10**9),
     ])  # fmt: skip
     assert [(row[2], row[4]) for row in found.rows] == [("12,345 h", "1,000 MB"), ("1.00e7 h", "1,234 GB")]
 
 
 def test_seeds_of_an_arm_share_a_row_of_costs():
-    measured = [Part(name=f"train-student/mlm-seed{seed}", measured_seconds=60.0 + seed) for seed in (0, 10)]
-    guessed = Part(name="train-student/mlm-seed2", predicted_seconds=90.0, bytes=500)
-    table = table_of_parts((*measured, Part(name="finetune/mlm-seed0"), guessed))
+    measured = [Spent(name=f"train-student/mlm-seed{seed}", measured_seconds=60.0 + seed) for seed in (0, 10)]
+    guessed = Spent(name="train-student/mlm-seed2", predicted_seconds=90.0, bytes=500)
+    table = table_of_parts((*measured, Spent(name="finetune/mlm-seed0"), guessed))
     assert table.rows == [["train-student/mlm", "3", "90 s", "2.17 min", "500 bytes"]]
     assert len(table.data[1]) == 4, "the file has every part"

@@ -3,7 +3,7 @@
     for course in read_courses(found.arms): course.points      # of one run, from its log.jsonl
 
 Seconds are steps x the step time of a quiet machine: the mean over the fastest tenth of the run's logged steps. The
-clock of a run that was paused, or shared its machine, says nothing. Left out: drawing (drawings.py).
+clock of a run that was paused, or shared its machine, says nothing. Left out: drawing (figures.py).
 """
 
 import logging
@@ -14,10 +14,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from mlsm.common.json_checks import is_number
-from mlsm.evaluation.comparison.models import Model
-from mlsm.evaluation.comparison.report.arms import Arm, Seed, is_probe
+from mlsm.evaluation.comparison.arms import Arm, Seed, is_probe
+from mlsm.evaluation.comparison.models import mean_score, tasks_of
 from mlsm.evaluation.lineage import find_log, read_log
-from mlsm.evaluation.records import METRICS
 
 logger = logging.getLogger(__name__)
 AXES = {  # what a curve is drawn against -> the axis's words
@@ -70,7 +69,7 @@ class Course:
         return known or Point(step, tokens, flops, seconds, None, None)
 
 
-class Score(NamedTuple):
+class Reached(NamedTuple):
     """The mean over some tasks of one checkpoint, and what was spent until then."""
 
     arm: str
@@ -134,38 +133,17 @@ def _points(lines):
     return tuple(points[step] for step in sorted(points))
 
 
-def read_scores(arms: Sequence[Arm], courses: Sequence[Course], tasks: Sequence[str]) -> list[Score]:
+def read_scores(arms: Sequence[Arm], courses: Sequence[Course], tasks: Sequence[str]) -> list[Reached]:
     """The fine-tuned checkpoints of arms that have them all: what was spent until then, and the mean over tasks."""
     by_run = {(course.arm, course.seed): course for course in courses}
     scores = []
     for arm in arms if tasks else ():
         for fraction in arm.fractions:
-            for seed, model in arm.at(fraction).models.items():
+            for seed, model in arm.at(fraction).by_seed.items():
                 step, course = model.facts["step"], by_run.get((arm.name, seed))
                 if step is None or not tasks_of(model) >= set(tasks):
                     continue
                 flops = model.facts["flops"]["pretraining"]
                 spent = (course and course.at(step)) or Point(step, None, flops, None, None, None)
-                scores.append(Score(arm.name, seed, model.label, spent, mean_score(model, tasks)))
+                scores.append(Reached(arm.name, seed, model.label, spent, mean_score(model, tasks)))
     return scores
-
-
-def tasks_of(model: Model) -> set[str]:
-    """The fine-tuning tasks that a model has scores of."""
-    return {task for task, _ in model.figures}
-
-
-def score_of_task(model: Model, task: str) -> float:
-    """Mean over the metrics and fine-tuning seeds of a task."""
-    return fmean(model.figures[task, metric] for metric in METRICS[task])
-
-
-def mean_score(model: Model, tasks: Sequence[str]) -> float:
-    """Mean over tasks."""
-    return fmean(score_of_task(model, task) for task in tasks)
-
-
-def arm_average(arm: Arm, tasks: Sequence[str]) -> float | None:
-    """Mean over tasks of an arm's finished models that have them all; None without tasks or such a model."""
-    models = [model for model in arm.at().models.values() if tasks and tasks_of(model) >= set(tasks)]
-    return fmean(mean_score(model, tasks) for model in models) if models else None

@@ -1,0 +1,312 @@
+"""Who is compared with whom: models sorted into arms, each of models that agree in all but a few settings.
+
+    sort_into_arms(models, {"step"})                  # the checkpoints of one pre-training
+    sort_into_arms(models, {"run_seed", "step"})      # one way to pre-train, with its seeds and checkpoints
+    vary(models, "layer")                             # finished models that differ in the layer alone
+    find_arms(models, study).arm("mlsm at 50%")       # those of the report: by a study's names, or by settings
+
+Models agree as far as their records say (identity.py). The models of a report's arm may differ in pre-training seed and
+step; a probe belongs to the arm of its student, for its BLiMP scores. The floor is an untrained encoder and the ceiling
+the teacher: they are shown next to the arms, and are in no test. Not handled here: tests (effects.py).
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isclose
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from mlsm.evaluation.comparison.config import StudyFacts
+from mlsm.evaluation.comparison.identity import KEPT, differences
+from mlsm.evaluation.comparison.models import OBJECTIVES, Model, common_figures, mean_score, sort_key, tasks_of
+
+Seed = int | None  # of a pre-training; None: unknown
+Runs = Mapping[str, tuple[str, ...]]  # name of an arm -> names of its runs
+
+CHECKPOINTS = frozenset({"step"})  # in what the models of one pre-training differ
+PRETRAINING = frozenset({"run_seed", "step"})  # in what those of one way to pre-train do
+VARIED = {"layer": {"layer"}, "k": {"k"}, "kappa": {"objective", "kappa"}}  # fact -> the settings that vary with it
+_HELD = ("encoder", "teacher", "layer", "k", "lambda", "step")  # what must agree at least, save what is varied
+_SHORT = {
+    "objective": "{}",
+    "encoder": "{}",
+    "teacher": "of {}",
+    "layer": "l {}",
+    "k": "k {}",
+    "lambda": "λ {}",
+    "kappa": "κ {}",
+    "run_seed": "run seed {}",
+}
+
+
+class Lacking(ValueError):
+    """The records do not allow a figure; the message says what it needs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """Models that differ in a few settings alone, under one name. Where a setting is varied, the others are held."""
+
+    name: str
+    models: tuple[Model, ...]
+
+    @property
+    def label(self) -> str:
+        """Its name; with `facts` an arm is compared like a model."""
+        return self.name
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Those of its first model."""
+        return self.models[0].facts
+
+    @property
+    def fractions(self) -> list[float]:
+        """How far its fine-tuned checkpoints were pre-trained, of 1, in order."""
+        return sorted({fraction_of(model) for model in self.models if model.trainings})
+
+    @property
+    def by_seed(self) -> dict[Seed, Model]:
+        """{pre-training seed: the first of the models of that seed}, in the order of seeds."""
+        return _one_a_seed(self.models)
+
+    def at(self, fraction: float = 1.0) -> "Arm":
+        """Its fine-tuned models of a progress: those that are scored against another arm's, one for each seed."""
+        found = [model for model in self.models if model.trainings and isclose(fraction_of(model), fraction)]
+        name = self.name if fraction == 1 else f"{self.name} at {100 * fraction:.4g}%"
+        return Arm(name, tuple(_one_a_seed(found).values()))
+
+    def on_blimp(self) -> "Arm":
+        """Its finished models with BLiMP scores, one for each seed: with the model's own head, else through a probe,
+        the first by name, after all of the probe's steps."""
+        found = [model for model in self.models if model.blimp and fraction_of(model) == 1]
+        return Arm(self.name, tuple(_one_a_seed(sorted(found, key=_in_order_of_probes)).values()))
+
+    def average(self, tasks: Collection[str]) -> float | None:
+        """Mean over tasks of its finished models that have them all; None without tasks or such a model."""
+        models = [model for model in self.at().models if tasks and tasks_of(model) >= set(tasks)]
+        return fmean(mean_score(model, tasks) for model in models) if models else None
+
+
+def _in_order_of_probes(model: Model) -> tuple:
+    """Students first, then probes by name; of one probe, all of whose models are of the finished student, the last."""
+    name = re.sub(r"-step-\d{8}\b.*", "", model.label)
+    return is_probe(model), name, -(model.facts["flops"]["pretraining"] or 0)
+
+
+def _one_a_seed(models: Sequence[Model]) -> dict[Seed, Model]:
+    first = {model.facts["run_seed"]: model for model in reversed(models)}
+    return {seed: first[seed] for seed in sorted(first, key=lambda seed: (seed is None, seed))}
+
+
+def fraction_of(model: Model) -> float:
+    """How far a model was pre-trained, of 1; what does not say so, or was never trained, counts as finished."""
+    return model.facts["fraction"] or 1.0
+
+
+def is_probe(model: Model) -> bool:
+    """Whether a model is a probe on top of a student."""
+    return "probe" in (model.facts["identity"] or {})
+
+
+# -- by settings ------------------------------------------------------------------------------------------
+
+
+def sort_into_arms(models: Iterable[Model], may_differ: Collection[str], with_probes: bool = False) -> list[Arm]:
+    """Sort models into arms that agree in all known settings of pre-training but those that `may_differ`.
+
+    A model of unknown origin is an arm of its own. An arm is named by its objective and whatever else tells it from
+    the others of that objective.
+    with_probes  whether a probe belongs to the arm of its student
+    """
+    groups: list[list[Model]] = []
+    for model in sorted(models, key=sort_key):
+        known = (group for group in groups if _agree(group[0], model, may_differ, with_probes))
+        if (home := next(known, None)) is not None:
+            home.append(model)
+        else:
+            groups.append([model])
+    for group in groups:
+        group.sort(key=is_probe)  # so that an arm is named after a student
+    return [Arm(name, tuple(group)) for name, group in zip(_tell_apart(groups, may_differ), groups, strict=True)]
+
+
+def _agree(model: Model, other: Model, may_differ: Collection[str], with_probes: bool) -> bool:
+    if model.facts["objective"] is None or other.facts["objective"] is None:
+        return False
+    found = differences([model, other])
+    beyond = [name for name in found.beyond({*may_differ, KEPT}) if not (with_probes and name.startswith("probe "))]
+    return not beyond and len(found.unknown) != 1
+
+
+def _tell_apart(groups: Sequence[Sequence[Model]], may_differ: Collection[str]) -> list[str]:
+    """The arms' names, from what their settings differ in; of equal ones each with its first model."""
+    names = []
+    for group in groups:
+        first = group[0]
+        objective = first.facts["objective"]
+        rivals = [other[0] for other in groups if other[0].facts["objective"] == objective]
+        found = differences(rivals)
+        parts = [
+            _SHORT.get(name, f"{name} {{}}").format(value)
+            for name, values in found.settings.items()
+            for value, labels in values.items()
+            if first.label in labels and name not in (*may_differ, KEPT)
+        ]
+        if first.label in found.unknown and len(found.unknown) < len(rivals):
+            parts.append("other settings unknown")
+        known = OBJECTIVES.get(objective, objective)
+        names.append(", ".join([known, *parts]) if known else first.label)
+    return [
+        f"{name} ({group[0].label})" if names.count(name) > 1 else name
+        for name, group in zip(names, groups, strict=True)
+    ]
+
+
+def vary(models: Iterable[Model], fact: str) -> Arm:
+    """The fine-tuned models that differ in one fact alone, in the order of its values: the largest such arm, of the
+    last step.
+
+    Where no two models agree in every other setting of their pre-training, the largest set that agrees at least in
+    encoder, teacher, layer, k, lambda and step is taken; its figure names what else differs.
+
+    fact     layer, k (of objective mlsm), or kappa (of mtl; mlsm is κ = 0)
+    Raises   Lacking
+    """
+    having = [model for model in models if value_of(model, fact) is not None and model.trainings]
+    roughly: dict[tuple, list[Model]] = {}
+    for model in having:
+        roughly.setdefault(tuple(model.facts[name] for name in _HELD if name != fact), []).append(model)
+
+    def rank(group: Sequence[Model]) -> tuple[int, float]:
+        step = group[0].facts["step"]
+        return len({value_of(model, fact) for model in group}), float("inf") if step is None else step
+
+    alike = max((arm.models for arm in sort_into_arms(having, VARIED[fact])), key=rank, default=())
+    chosen: Sequence[Model] = max(roughly.values(), key=rank, default=[])
+    if len({value_of(model, fact) for model in alike}) > 1:
+        chosen = alike
+    values = [value_of(model, fact) for model in chosen]
+    if len(set(values)) < 2:
+        kinds = "mlsm and mtl (with kappa)" if fact == "kappa" else "mlsm"
+        raise Lacking(f"fine-tuned {kinds} models of one step that differ in {fact} alone; found {fact}: {values}")
+    twice = [model.label for model, value in zip(chosen, values, strict=True) if values.count(value) > 1]
+    if twice:
+        raise Lacking(f"one model for each {fact}; of one {fact} are {', '.join(twice)}. Give the records of one")
+    if not common_figures(chosen):
+        raise Lacking("a task that all of these models were fine-tuned on")
+    return Arm(fact, tuple(sorted(chosen, key=lambda model: value_of(model, fact) or 0.0)))
+
+
+def value_of(model: Model, fact: str) -> float | None:
+    """What a model has of a fact that is varied; None where it is not among those that vary it."""
+    objective = model.facts["objective"]
+    if (model.facts["identity"] or {}).get("other_targets"):  # of several layers, say
+        return None
+    if fact == "kappa":
+        return {"mlsm": 0.0, "mtl": model.facts["kappa"]}.get(objective)
+    return model.facts[fact] if objective == "mlsm" else None
+
+
+def roughly_alike(models: Iterable[Model], arm: Arm, fact: str) -> list[Model]:
+    """The fine-tuned models that would be in a varied arm if their other settings agreed with those that are."""
+    return [
+        model
+        for model in models
+        if model not in arm.models
+        and model.trainings
+        and value_of(model, fact) is not None
+        and all(model.facts[name] == arm.facts[name] for name in _HELD if name != fact)
+    ]
+
+
+# -- of the report ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Arms:
+    """All that the report compares.
+
+    floor, ceiling  None where there are no records of one
+    notes           sentences on models of which the page uses another
+    """
+
+    arms: list[Arm]
+    floor: Arm | None
+    ceiling: Arm | None
+    notes: list[str]
+
+    def arm(self, name: str) -> Arm | None:
+        """The whole arm of a name, or the only one of the objective of this name."""
+        named = [arm for arm in self.arms if arm.name == name]
+        named = named or [arm for arm in self.arms if arm.facts["objective"] == name]
+        return named[0] if len(named) == 1 else None
+
+    def both(self, name: str, other: str) -> tuple[Arm, Arm] | None:
+        """Two whole arms; None where there is not one of each name."""
+        one, two = self.arm(name), self.arm(other)
+        return None if one is None or two is None else (one, two)
+
+    def at(self, name: str) -> Arm | None:
+        """The models that a hypothesis names: an arm's finished ones, or those of an earlier progress of it."""
+        if (arm := self.arm(name)) is not None:
+            return arm.at()
+        base, _, percent = name.rpartition(" at ")
+        if (arm := self.arm(base)) is None:
+            return None
+        return next((arm.at(fraction) for fraction in arm.fractions if percent == f"{100 * fraction:.4g}%"), None)
+
+    def with_ends(self) -> list[Arm]:
+        """The arms between floor and ceiling."""
+        return [arm for arm in (self.floor, *self.arms, self.ceiling) if arm is not None]
+
+
+def find_arms(models: Sequence[Model], study: StudyFacts | None = None) -> Arms:
+    """Sort models into a study's arms, or by their settings, in their order; floor and ceiling apart."""
+    named: Runs = study.arms if study else {}
+    floor_name, ceiling_name = (study.floor, study.ceiling) if study else (None, None)
+    teachers = {model.facts["teacher"] for model in models} - {None}
+
+    def is_end(model: Model, name: str | None, otherwise: bool) -> bool:
+        return otherwise if name is None else any(_is_run(model, run) for run in (name, *named.get(name, ())))
+
+    floor = [model for model in models if is_end(model, floor_name, model.facts["step"] == 0)]
+    ceiling = [model for model in models if is_end(model, ceiling_name, _is_teacher(model, teachers))]
+    apart = {model.label for model in (*floor, *ceiling)}
+    between = [model for model in models if model.label not in apart]
+    arms = _sort_by_name(between, named) if named else sort_into_arms(between, PRETRAINING, with_probes=True)
+    ends = [Arm(name, tuple(group)) if group else None for name, group in (("floor", floor), ("ceiling", ceiling))]
+    return Arms(arms, ends[0], ends[1], [note for arm in arms for note in _name_doubles(arm)])
+
+
+def _sort_by_name(models: Sequence[Model], named: Runs) -> list[Arm]:
+    """The arms that a study names, in its order; each model that it does not name is one of its own."""
+    groups: dict[str, list[Model]] = {name: [] for name in named}
+    for model in models:
+        found = (name for name, runs in named.items() if any(_is_run(model, run) for run in runs))
+        groups.setdefault(next(found, model.label), []).append(model)
+    return [Arm(name, tuple(sorted(group, key=is_probe))) for name, group in groups.items() if group]
+
+
+def _is_run(model, run):
+    """Whether a model is this run's export or one of its checkpoints."""
+    return model.label == run or model.label.startswith((f"{run}-step-", f"{run} ("))
+
+
+def _is_teacher(model, teachers):
+    if model.facts["objective"] is not None:
+        return False
+    path = Path(model.facts["path"])
+    names = {model.label, model.label.rpartition("/")[2], str(path), {"bundled_teacher": "bundled"}.get(path.name)}
+    return bool(names & teachers)
+
+
+def _name_doubles(arm):
+    for fraction in arm.fractions:
+        used = arm.at(fraction).by_seed
+        for model in arm.models:
+            first = used.get(model.facts["run_seed"])
+            if model.trainings and isclose(fraction_of(model), fraction) and model is not first:
+                yield f"{model.label} is of the same arm, seed and step as {first.label}, which is shown instead."

@@ -1,0 +1,150 @@
+"""The page of a comparison, report.html, for a supervisor: question, conclusion, curves, tables, costs, sources.
+
+    page = write_page(result, tables_of(result, directory), draw_page_figures(result, directory), directory)
+
+It opens from disk and needs no network, no script and no other file: figures and style are part of it. It says nothing
+about the time or the machine, so equal records give equal bytes. Names may hold anything: Jinja2 escapes all of them.
+Not handled here: what is said (conclusion.py), shown (tables.py) and drawn (figures.py).
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from xml.etree import ElementTree
+
+from mlsm.common.durable import replace_bytes
+from mlsm.common.text import printable
+from mlsm.evaluation.comparison.config import StudyFacts
+from mlsm.evaluation.comparison.figures import PageFigure
+from mlsm.evaluation.comparison.result import Comparison
+from mlsm.evaluation.comparison.tables import Table
+
+TEMPLATES = Path(__file__).parent / "templates"
+PAGE = "report.html"
+_SVG = "http://www.w3.org/2000/svg"
+_LINK = "{http://www.w3.org/1999/xlink}href"
+
+
+def write_page(
+    result: Comparison, tables: Mapping[str, Table], figures: Mapping[str, Sequence[PageFigure]], directory: Path
+) -> Path:
+    """Write the page. Returns its path.
+
+    tables, figures  that were written beside it, by name
+    """
+    content = _render(
+        study=result.study,
+        tests=result.tests,
+        tables=tables,
+        figures=figures,
+        unknown=result.arms_differ.unknown,
+        notes=_notes(result),
+        lsp_pages=_lsp_pages(directory, result.study),
+        sources=_sources(result),
+        others=[*result.tables, *(file for figure in result.figures for file in figure.files)],
+        link=lambda path: _link(path, directory),
+    )
+    replace_bytes(directory / PAGE, content.encode("utf-8", errors="backslashreplace"))
+    return directory / PAGE
+
+
+def _notes(result: Comparison) -> list[tuple[str, list[str]]]:
+    """What a reader must know of the records: (title, sentences), none empty."""
+    arms, study = result.arms, result.study
+    failed = [
+        f"{model.label}: {task}, seed {seed}: {why}"
+        for model in result.models
+        for (task, seed), why in model.failed.items()
+    ]
+    left_out = [
+        f"{found.model} and {found.against}: {len(found.trainings)} fine-tunings are no pairs: {found.why}"
+        for found in result.left_out
+    ]
+    exploratory = list(study.exploratory) if study else ["No hypothesis was written down before: all is exploratory."]
+    missing = [
+        f"There are no records of {what}, so it is not shown."
+        for what, end in (("a floor (an untrained encoder)", arms.floor), ("a ceiling (the teacher)", arms.ceiling))
+        if end is None
+    ]
+    notes = {
+        "Tasks of the mean": list(result.notes_on_tasks),
+        "Exploratory": [*exploratory, "Every p value and interval outside the table of hypotheses."],
+        "Not run": [*(study.not_run if study else ()), *missing],
+        "Fine-tunings that failed, and count": failed,
+        "Left out": left_out,
+        "Notes": [*result.notes, *arms.notes],
+    }
+    return [(title, sentences) for title, sentences in notes.items() if sentences]
+
+
+def _lsp_pages(directory: Path, study: StudyFacts | None) -> list[Path]:
+    """Views of show-lsp: the study's, and those beside the report's directory."""
+    beside = sorted(directory.absolute().parent.glob("*/view.json"))
+    places = [*(study.lsp_pages if study else ()), *(path.parent for path in beside)]
+    if not places:
+        return []
+    from mlsm.evaluation.inspection.lsps.pages import is_view  # which imports what reads stores
+
+    return list({place.absolute(): place / "index.html" for place in places if is_view(place)}.values())
+
+
+def _sources(result: Comparison) -> list[tuple[str, list]]:
+    """(name, files) of every arm: its records and the logs of its runs."""
+    sources = []
+    for arm in result.arms.with_ends():
+        records = [record for model in arm.models for record in (*model.trainings.values(), *model.blimps.values())]
+        logs = [course.log for course in result.courses if course.arm == arm.name]
+        sources.append((arm.name, [*sorted(record["file"] for record in records if "file" in record), *logs]))
+    return sources
+
+
+def _link(path: Path | str, directory: Path) -> dict[str, str]:
+    """Address and words of a file, both relative to the report's directory."""
+    relative = os.path.relpath(path, directory)
+    return {"href": quote(os.fsencode(relative)), "text": printable(relative, keep="")}
+
+
+def _render(**content: Any) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    pages = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    sheets = (files("mlsm.evaluation.inspection.lsps") / "templates" / "style.css", TEMPLATES / "report.css")
+    return pages.get_template("report.html").render(
+        **content,
+        style=Markup("\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)),
+        inline=lambda figure: Markup(inline_svg(figure.files[0], figure.title)),  # which ElementTree has escaped
+        shown=lambda text: printable(text, keep=""),
+    )
+
+
+def inline_svg(path: Path, title: str) -> str:
+    """An SVG file of ours as an element of a page: with a label, no metadata, and ids that no other figure has."""
+    for prefix, name in (("", _SVG), ("xlink", "http://www.w3.org/1999/xlink")):
+        ElementTree.register_namespace(prefix, name)
+    root = ElementTree.fromstring(path.read_bytes())
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
+                parent.remove(child)
+        for name, value in parent.attrib.items():
+            parent.attrib[name] = _scope(name, value, path.stem)
+    root.attrib |= {"role": "img", "aria-label": title}
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _scope(name, value, stem):
+    if name == "id":
+        return f"{stem}-{value}"
+    if name == _LINK:
+        return value.replace("#", f"#{stem}-", 1)
+    return value.replace("url(#", f"url(#{stem}-")

@@ -1,0 +1,531 @@
+"""Figures 3 to 10 of the MLSM paper from one's own records: what each is and needs; none is drawn empty.
+
+    drawn = draw_paper_figures(result, settings, progress)
+
+Of one quantity varied while all else stays: layer (3, 4), number of LSPs (5), weight of MLM (8). Of checkpoints:
+averages and tasks over steps (6, 10), paired scores (7), BLiMP over its cost (9). A figure whose records are missing is
+listed with what it needs. The paper's published numbers (published.py) are drawn next to one's own on request. Not
+handled here: the paper's figures 1, 2 and 11, which show no scores.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import cycle
+from operator import itemgetter
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from mlsm.common import disk
+from mlsm.common.errors import PlotError
+from mlsm.evaluation.comparison import published
+from mlsm.evaluation.comparison.arms import (
+    CHECKPOINTS,
+    VARIED,
+    Arm,
+    Lacking,
+    roughly_alike,
+    sort_into_arms,
+    value_of,
+    vary,
+)
+from mlsm.evaluation.comparison.config import CompareConfig
+from mlsm.evaluation.comparison.effects import Matrices, matrices, win_rates
+from mlsm.evaluation.comparison.figures import (
+    COLORS,
+    HEADER,
+    MARKERS,
+    PAPER,
+    Drawing,
+    figure_title,
+    how_many,
+    p_text,
+    panel_of_matrix,
+    style,
+    task_panels,
+    tick_steps,
+    tick_values,
+)
+from mlsm.evaluation.comparison.identity import differences
+from mlsm.evaluation.comparison.models import (
+    PARADIGMS,
+    SEEDS,
+    SUITE,
+    Model,
+    SuiteFigure,
+    average,
+    blimp_average,
+    checkpoint_name,
+    common_figures,
+    common_paradigms,
+    match_trainings,
+    out_of,
+    scored_alike,
+)
+from mlsm.evaluation.comparison.result import Comparison, PaperFigure
+from mlsm.evaluation.plots import new_figure, save_figure
+from mlsm.evaluation.studies.word_senses.conclusions import coefficients, read_result
+from student.objectives import WITHOUT_WORDS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_NAMES = {"layer": "layer of the teacher", "k": "number of LSPs, k", "kappa": "weight of MLM beside MLSM, κ"}
+_STUDIED = {"objective", "step"}  # by the figures of checkpoints
+_RIVALS = ("mlm", "kd")  # of MLSM in figure 7
+
+
+# -- one quantity varied ------------------------------------------------------------------------------------
+
+
+def layers(models: Sequence[Model], settings: CompareConfig) -> Drawing:
+    """Figure 3."""
+    return _draw_varied(models, settings, "layer", table=1)
+
+
+def numbers_of_lsps(models: Sequence[Model], settings: CompareConfig) -> Drawing:
+    """Figure 5."""
+    drawing = _draw_varied(models, settings, "k", table=2)
+    drawing.figure.axes[0].set_xscale("log", base=2)
+    tick_values(drawing.figure.axes[0], {row[2] for row in drawing.rows if row[0] == "average"})
+    return drawing
+
+
+def weights_of_mlm(models: Sequence[Model], settings: CompareConfig) -> Drawing:
+    """Figure 8."""
+    return _draw_varied(models, settings, "kappa", table=4)
+
+
+def word_senses(models: Sequence[Model], settings: CompareConfig) -> Drawing:
+    """Figure 4: word-sense F1 of choose-layer against fine-tuning averages."""
+    if settings.diagnostic is None:
+        raise Lacking("the result of choose-layer: --diagnostic result.json")
+    arm = vary(models, "layer")
+    k = arm.facts["k"]
+    f1 = f1_by_layer(settings.diagnostic, k)
+    _require_teacher(settings.diagnostic, arm.models)
+    chosen = [model for model in arm.models if model.facts["layer"] in f1]
+    if len(chosen) < 3:
+        found = [model.facts["layer"] for model in chosen]
+        raise Lacking(f"three layers or more of k {k} in records and {settings.diagnostic}; found {found}")
+    return _draw_word_senses(models, settings, Arm("layer", tuple(chosen)), f1)
+
+
+def _name_left_out(models: Sequence[Model], arm: Arm, fact: str) -> str:
+    """A sentence on the models that would be in a figure if their other settings agreed with those that are."""
+    named = [
+        f"{model.label} ({', '.join(differences([arm.models[0], model]).beyond(VARIED[fact])) or 'unknown'})"
+        for model in roughly_alike(models, arm, fact)
+    ]
+    return f"Left out, as other settings differ: {', '.join(named)}." if named else ""
+
+
+def _draw_varied(models: Sequence[Model], settings: CompareConfig, fact: str, table: int) -> Drawing:
+    arm = vary(models, fact)
+    values = _values(arm, fact)
+    figure, axes = new_figure(width=2.2, columns=3)
+    drawing = Drawing(figure, f"{', '.join(model.label for model in arm.models)}")
+    figures = common_figures(arm.models)
+    draw_averages(drawing, axes[0], arm, fact, figures)
+    if settings.paper:
+        averages = published.averages(table)
+        axes[0].plot(list(averages), list(averages.values()), label="paper", **PAPER)
+        for value, mean in averages.items():
+            drawing.add("average", "mean", value, mean, source="paper")
+    title = f"average, {how_many(arm.models, figures)}"
+    axes[0].set(xlabel=_NAMES[fact], ylabel="average fine-tuning score", title=title)
+    tick_values(axes[0], {row[2] for row in drawing.rows})
+    axes[0].title.set_fontsize(10)
+    drawing.explain(arm.models, VARIED[fact], _name_left_out(models, arm, fact))
+    axes[0].legend(fontsize=8)
+    _draw_matrices(drawing, axes[1:], matrices(arm.models)[0]["scores"], values)
+    for panel in axes[1:]:
+        panel.set(xlabel=f"against {fact}", ylabel=fact)
+    return drawing
+
+
+def _values(arm: Arm, fact: str) -> list[float]:
+    """What the models of a varied arm have of the fact."""
+    return [value for model in arm.models if (value := value_of(model, fact)) is not None]
+
+
+def draw_averages(drawing: Drawing, axes: "Axes", arm: Arm, fact: str, figures: Sequence[SuiteFigure]) -> None:
+    """Average over figures against what is varied, and those of the single seeds beside it."""
+    values = _values(arm, fact)
+    for value, model in zip(values, arm.models, strict=True):
+        for seed, mean in _by_seed(model, figures).items():
+            axes.plot(value, mean, ".", color="0.7", markersize=4, zorder=1)
+            drawing.add("average", f"seed {seed}", value, mean, len(figures))
+    means = [average(model, figures) for model in arm.models]
+    axes.plot(values, means, label="mean over seeds", **style(0))
+    axes.plot([], [], ".", color="0.7", label="single seeds")
+    for value, model, mean in zip(values, arm.models, means, strict=True):
+        drawing.add("average", "mean", value, mean, len(model.scores))
+
+
+def _by_seed(model, figures):
+    """seed -> average over figures, for the seeds that have them all."""
+    scores = model.scores
+    seeds = sorted({seed for _, _, seed in scores})
+    whole = [seed for seed in seeds if all((*figure, seed) in scores for figure in figures)]
+    return {seed: fmean(scores[(*figure, seed)] for figure in figures) for seed in whole}
+
+
+def _draw_matrices(drawing: Drawing, axes: "Sequence[Axes]", cells: Matrices, values: Sequence) -> None:
+    labels = [f"{value:g}" for value in values]
+    paired = [n for row in cells.n for n in row if n is not None]
+    n = out_of(paired, SEEDS * len(SUITE))
+    panel_of_matrix(axes[0], cells.p, labels, p_text, 0.5, f"p, row better than column ({n}; * p < 0.01)")
+    panel_of_matrix(axes[1], cells.wins, labels, str, -max(*paired, 1), f"pairs won by the row ({n})")
+    for i, value in enumerate(values):
+        for j, other in enumerate(values):
+            if i != j:
+                for name in ("p", "wins", "ties"):
+                    drawing.add(name, "", value, getattr(cells, name)[i][j], cells.n[i][j], other)
+
+
+# -- the word-sense diagnostic ----------------------------------------------------------------------------
+
+
+def f1_by_layer(path: Path, k: int) -> dict[int, float]:
+    """{layer: word-sense F1 on ALL} of a choose-layer result at this k. Raises WsdDataError where it is none."""
+    return {layer: f1 for (layer, of_k), f1 in read_result(path).f1.items() if of_k == k}
+
+
+def _require_teacher(path: Path, models: Sequence[Model]) -> None:
+    """Raise Lacking where a result of choose-layer is of another teacher than the models', as far as that is known."""
+    identities = [model.facts["identity"] for model in models]
+    known = {identity["target_settings"].get("teacher") for identity in identities if identity} - {None}
+    diagnosed = read_result(path)
+    if known - {diagnosed.fingerprint}:
+        raise Lacking(f"a result of choose-layer of the models' own teacher; {path} is of {diagnosed.teacher}")
+
+
+def correlations(x: Sequence[float], y: Sequence[float]) -> dict[str, tuple[float, float]]:
+    """Spearman and Pearson with p values; of the values, and of the values rounded to 0.1 per cent."""
+    rounded = [[round(100 * value, 1) for value in values] for values in (x, y)]
+    return {
+        f"{name}{suffix}": (found["coefficient"], found["p"])
+        for suffix, pair in (("", (x, y)), (", rounded", rounded))
+        for name, found in (coefficients(*pair) or {}).items()
+    }
+
+
+def _draw_word_senses(models: Sequence[Model], settings: CompareConfig, arm: Arm, f1: dict[int, float]) -> Drawing:
+    values = [model.facts["layer"] for model in arm.models]
+    figures = common_figures(arm.models)
+    figure, (left, right) = new_figure(width=1.8, columns=2)
+    drawing = Drawing(figure, f"{', '.join(model.label for model in arm.models)}")
+    draw_averages(drawing, left, arm, "layer", figures)
+    means, senses = [average(model, figures) for model in arm.models], [f1[layer] for layer in values]
+    other = left.twinx()
+    other.grid(visible=False)
+    other.plot(values, senses, label="word-sense F1", **style(1))
+    title = f"average, {how_many(arm.models, figures)}"
+    left.set(xlabel=_NAMES["layer"], ylabel="average fine-tuning score", title=title)
+    other.set_ylabel("word-sense F1")
+    tick_values(left, values)
+    lines = [*left.get_lines()[-2:], *other.get_lines()]
+    left.legend(lines, [line.get_label() for line in lines], fontsize=8, loc="lower right")
+    right.plot(senses, means, "o", color=style(0)["color"])
+    for layer, x, y in zip(values, senses, means, strict=True):
+        right.annotate(f" {layer}", (x, y), fontsize=8)
+        drawing.add("word senses", "F1", layer, x)
+    right.set(xlabel="word-sense F1", ylabel="average fine-tuning score")
+    _write_correlations(settings, drawing, right, correlations(senses, means), len(values))
+    drawing.explain(arm.models, VARIED["layer"], _name_left_out(models, arm, "layer"))
+    return drawing
+
+
+def _write_correlations(
+    settings: CompareConfig, drawing: Drawing, axes: "Axes", found: dict[str, tuple[float, float]], n: int
+) -> None:
+    lines = []
+    for name, (r, p) in found.items():
+        drawing.add("correlation", name, "", r, n)
+        drawing.add("correlation", f"{name}, p", "", p, n)
+        if "rounded" not in name:
+            lines.append(f"{name.capitalize()} {r:.3f} (p = {p:.2g})")
+    if settings.paper:
+        paper = published.WORD_SENSE_CORRELATION
+        lines.append(f"paper, 8 layers: {paper['spearman']} and {paper['pearson']}")
+        for name, r in paper.items():
+            drawing.add("correlation", name, "", r, 8, source="paper")
+    axes.set_title("\n".join(lines), fontsize=9)
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------
+
+
+def averages_and_tasks(models: Sequence[Model], settings: CompareConfig) -> Drawing:
+    """Figure 6: of the encoder with the most pre-trainings, the paper's DeBERTa before any other."""
+    arms = _checkpoints(models)[0]
+    drawn = [model for arm in arms for model in arm.models]
+    shown = [suite_figure for suite_figure in SUITE if any(suite_figure in model.figures for model in drawn)]
+    figure, panels, lowest = task_panels(1 + len(shown), height=3)
+    drawing = Drawing(figure, ", ".join(arm.name for arm in arms))
+    _draw_checkpoints(drawing, panels[0], arms)
+    for panel, suite_figure in zip(panels[1:], shown, strict=True):
+        _draw_task(drawing, panel, arms, suite_figure)
+    if settings.paper:
+        _draw_published(drawing, panels, shown)
+    for panel in lowest:
+        panel.set_xlabel("pre-training steps")
+    drawing.explain(drawn, _STUDIED)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=4)
+    return drawing
+
+
+def averages_of_another_encoder(models: Sequence[Model], _: CompareConfig) -> Drawing:
+    """Figure 10: what figure 6's first panel shows, for the encoder that comes next."""
+    others = _checkpoints(models)[1:]
+    if not others:
+        raise Lacking("checkpoints of two steps or more of another encoder than figure 6's")
+    figure, axes = new_figure()
+    drawing = Drawing(figure, ", ".join(arm.name for arm in others[0]))
+    _draw_checkpoints(drawing, axes, others[0])
+    drawing.explain([model for arm in others[0] for model in arm.models], _STUDIED)
+    axes.legend(fontsize=8)
+    return drawing
+
+
+def _checkpoints(models: Sequence[Model]) -> list[list[Arm]]:
+    """Per encoder, the pre-trainings of which two steps or more were fine-tuned."""
+    by_encoder: dict[str, list[Model]] = {}
+    for arm in sort_into_arms([model for model in models if model.trainings], CHECKPOINTS):
+        if len({model.facts["step"] for model in arm.models} - {None}) > 1:
+            by_encoder.setdefault(arm.facts["encoder"] or "", []).extend(arm.models)
+    if not by_encoder:
+        raise Lacking("fine-tuned checkpoints of two steps or more of one pre-training")
+    arms = {encoder: sort_into_arms(group, CHECKPOINTS) for encoder, group in by_encoder.items()}
+    for of_encoder in arms.values():
+        _require_one_a_step(of_encoder)
+    ranked = sorted(arms, key=lambda encoder: (_is_papers(encoder), len(arms[encoder])), reverse=True)
+    return [arms[encoder] for encoder in ranked]
+
+
+def _is_papers(encoder: str | None) -> bool:
+    """Whether an encoder is of the paper's family, which comes before others."""
+    return (encoder or "").startswith("deberta")
+
+
+def _require_one_a_step(arms: Sequence[Arm]) -> None:
+    for arm in arms:
+        steps = [model.facts["step"] for model in arm.models]
+        if twice := [model.label for model in arm.models if steps.count(model.facts["step"]) > 1]:
+            raise Lacking(f"one model a step of {arm.name}; of one step are {', '.join(twice)}. Give those of one run")
+
+
+def _draw_checkpoints(drawing: Drawing, axes: "Axes", arms: Sequence[Arm]) -> None:
+    models = [model for arm in arms for model in arm.models]
+    figures = common_figures(models)
+    if not figures:
+        raise Lacking("a task that all of these checkpoints were fine-tuned on")
+    for place, arm in enumerate(arms):
+        means = [average(model, figures) for model in arm.models]
+        axes.plot([model.facts["step"] for model in arm.models], means, label=arm.name, **style(place))
+        for model, mean in zip(arm.models, means, strict=True):
+            drawing.add("average", arm.name, model.facts["step"], mean, len(model.scores))
+    axes.set_title(f"average ({how_many(models, figures)})", fontsize=10)
+    axes.set(xlabel="pre-training steps", ylabel="average fine-tuning score")
+    tick_steps(axes)
+
+
+def _draw_task(drawing: Drawing, axes: "Axes", arms: Sequence[Arm], suite_figure: SuiteFigure) -> None:
+    for place, arm in enumerate(arms):
+        models = [model for model in arm.models if suite_figure in model.figures]
+        values = [model.figures[suite_figure] for model in models]
+        axes.plot([model.facts["step"] for model in models], values, **style(place))
+        for model, value in zip(models, values, strict=True):
+            seeds = sum((task, metric) == suite_figure for task, metric, _ in model.scores)
+            drawing.add(" ".join(suite_figure), arm.name, model.facts["step"], value, seeds)
+    axes.set_title(figure_title(suite_figure), fontsize=10)
+    tick_steps(axes)
+
+
+def _draw_published(drawing, panels, shown):
+    """The paper's finished MLSM (layer 10, k = 3,072) as a line across each panel: its curves are not published."""
+    levels = [published.averages(1)[10], *(published.scores(1)[10][suite_figure] for suite_figure in shown)]
+    names = ["average", *(" ".join(suite_figure) for suite_figure in shown)]
+    for panel, level, name in zip(panels, levels, names, strict=True):
+        panel.axhline(level, label="paper: MLSM, finished", **PAPER | {"marker": ""})
+        drawing.add(name, "MLSM, layer 10", "", level, source="paper")
+
+
+# -- paired scores ----------------------------------------------------------------------------------------
+
+
+def paired_scores(models: Sequence[Model], settings: CompareConfig) -> Drawing:
+    """Figure 7: each fine-tuning score of MLSM against that of MLM and KD of the same step and encoder."""
+    pairs = _pairs_of_checkpoints(models)
+    paired = {task for _, model, other in pairs for task, _ in match_trainings(model, other)[0]}
+    shown = [suite_figure for suite_figure in SUITE if suite_figure[0] in paired]
+    figure, panels, _ = task_panels(len(shown) + 1, height=3.8)
+    drawing = Drawing(figure, ", ".join(dict.fromkeys(model.label for _, *both in pairs for model in both)))
+    steps = sorted({model.facts["step"] for _, model, _ in pairs}, key=lambda step: step or 0)
+    rivals = dict.fromkeys(name for name, _, _ in pairs)
+    looks = dict(zip(steps, cycle(COLORS))), dict(zip(rivals, cycle(MARKERS)))  # colours of steps, markers of rivals
+    for panel, suite_figure in zip(panels[:-1], shown, strict=True):
+        _draw_pairs(drawing, panel, pairs, suite_figure, looks)
+    _draw_win_rates(drawing, panels[-1], pairs, looks)
+    panels[0].set(xlabel="the other's score", ylabel="MLSM's score")
+    _write_legend(figure, panels[0], pairs, looks)
+    drawing.explain(list({id(model): model for _, *both in pairs for model in both}.values()), _STUDIED)
+    return drawing
+
+
+def _pairs_of_checkpoints(models: Sequence[Model]) -> list[tuple[str, Model, Model]]:
+    """[(name of the rival, mlsm model, its model)] of one step and encoder, for the mlsm pre-training with the most."""
+    tuned = [model for model in models if model.trainings]
+    rivals = [model for model in tuned if model.facts["objective"] in _RIVALS]
+    pairs_of = {
+        arm: [
+            (model, other)
+            for model in arm.models
+            for other in rivals
+            if all(model.facts[fact] == other.facts[fact] for fact in ("encoder", "step"))
+            and match_trainings(model, other)[0]
+        ]
+        for arm in sort_into_arms(tuned, CHECKPOINTS)
+        if arm.facts["objective"] == "mlsm"
+    }
+    chosen = max(pairs_of, key=lambda arm: (len(pairs_of[arm]), _is_papers(arm.facts["encoder"])), default=None)
+    if chosen is None or not pairs_of[chosen]:
+        raise Lacking("mlsm and mlm or kd, fine-tuned at the same step of the same encoder, with the same heads")
+    arms = sort_into_arms([other for _, other in pairs_of[chosen]], CHECKPOINTS)
+    _require_one_a_step([chosen, *arms])
+    return [(arm.name, model, other) for arm in arms for model, other in pairs_of[chosen] if other in arm.models]
+
+
+def _draw_pairs(drawing, axes, pairs, suite_figure, looks):
+    colors, markers = looks
+    task, metric = suite_figure
+    drawn = []
+    for rival, model, other in pairs:
+        keys = [(task, metric, seed) for of, seed in match_trainings(model, other)[0] if of == task]
+        points = [(other.scores[key], model.scores[key]) for key in keys]
+        look = {"color": colors[model.facts["step"]], "marker": markers[rival], "alpha": 0.7, "markeredgewidth": 0}
+        axes.plot([x for x, _ in points], [y for _, y in points], linestyle="", **look)
+        for (_, _, seed), (x, y) in zip(keys, points, strict=True):
+            drawing.add(" ".join(suite_figure), f"{model.label}, seed {seed}", x, y, 1, other.label)
+        drawn += points
+    axes.set_title(figure_title(suite_figure), fontsize=10)
+    _fit_square(axes, [value for point in drawn for value in point])
+
+
+def _fit_square(axes, values):
+    """Equal limits on both axes, so that the diagonal is one."""
+    axes.axline((values[0], values[0]), slope=1, color="0.4", linestyle="--", linewidth=1, zorder=0)
+    margin = max(0.005, 0.08 * (max(values) - min(values)))
+    limits = min(values) - margin, max(values) + margin
+    axes.set(xlim=limits, ylim=limits, aspect="equal")
+
+
+def _draw_win_rates(drawing, axes, pairs, looks):
+    steps, rivals = map(list, looks)
+    width = 0.8 / len(rivals)
+    for rival, model, other in pairs:
+        rate = next(row for row in win_rates([model, other]) if row.task == "all" and row.model == model.label)
+        at = steps.index(model.facts["step"]) + (rivals.index(rival) - (len(rivals) - 1) / 2) * width
+        axes.bar(at, rate.rate, width * 0.9, color=looks[0][model.facts["step"]], alpha=0.7)
+        said = f"{rival}, n = {rate.n}"
+        axes.text(at, 0.03, said, ha="center", va="bottom", fontsize=7, rotation=90)
+        drawing.add("win rate", model.label, model.facts["step"], rate.rate, rate.n, other.label)
+    names = {model.facts["step"]: checkpoint_name(model) for _, model, _ in pairs}
+    axes.set_xticks(range(len(steps)), [names[step] for step in steps], rotation=45 if len(steps) > 4 else 0)
+    axes.axhline(0.5, color="0.4", linestyle="--", linewidth=1)
+    axes.grid(visible=False, axis="x")
+    axes.set(ylim=(0, 1), xlabel="checkpoint")
+    axes.set_title("share of pairs that MLSM wins (a tie counts half)", fontsize=10)
+
+
+def _write_legend(figure, axes, pairs, looks):
+    names = {model.facts["step"]: checkpoint_name(model) for _, model, _ in pairs}
+    for step, color in looks[0].items():
+        axes.plot([], [], "s", color=color, label=names[step])
+    for rival, marker in looks[1].items():
+        axes.plot([], [], marker, color="0.4", label=f"against {rival}")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=6)
+
+
+# -- BLiMP ------------------------------------------------------------------------------------------------
+
+
+def blimp_over_cost(models: Sequence[Model], settings: CompareConfig) -> Drawing:
+    """Figure 9: BLiMP against the operations spent on pre-training and teacher; mlsm models are scored with a probe."""
+    scored, left_out = scored_alike(models)
+    costs = {model.label: model.cost for model in scored if model.cost is not None}
+    models = [model for model in scored if model.label in costs]
+    if not models:
+        raise Lacking(f"BLiMP records whose flops are known; found {len(scored)} BLiMP records")
+    left_out |= {model.label: "flops not known" for model in scored if model.label not in costs}
+    figure, axes = new_figure(width=1.2)
+    drawing = Drawing(figure, ", ".join(model.label for model in models))
+    paradigms = common_paradigms(models)
+    if not paradigms:
+        raise Lacking("a BLiMP paradigm that all models were scored on")
+    for place, arm in enumerate(sort_into_arms(models, CHECKPOINTS)):
+        group = sorted(arm.models, key=lambda model: costs[model.label])
+        name = f"{arm.name} + probe" if arm.facts["objective"] in WITHOUT_WORDS else arm.name
+        means = [blimp_average(model, paradigms) for model in group]
+        axes.plot([costs[model.label] for model in group], means, label=name, **style(place))
+        for model, mean in zip(group, means, strict=True):
+            drawing.add("blimp", name, costs[model.label], mean, len(paradigms), model.label)
+    _finish_costs(settings, drawing, axes, len(paradigms))
+    drawing.note += "".join(f"; without {label}: {why}" for label, why in left_out.items())
+    drawing.explain(models, _STUDIED)
+    return drawing
+
+
+def _finish_costs(settings, drawing, axes, paradigms):
+    if settings.paper:
+        axes.set_xscale("log")
+        costs = published.pretraining_cost()
+        for place, (name, cost) in enumerate(sorted(costs.items(), key=itemgetter(1))):
+            look = {"color": "0.45", "linewidth": 1, "linestyle": (0, (6, 1 + 2 * place)), "zorder": 0}
+            axes.axvline(cost, label=f"paper: {name}", **look)
+            drawing.add("cost of a whole pre-training", name, cost, "", source="paper")
+    axes.set(
+        xlabel="floating-point operations of pre-training and teacher",
+        ylabel="BLiMP accuracy",
+        title=f"mean over n = {paradigms} of {PARADIGMS} paradigms",
+    )
+    axes.figure.legend(fontsize=8, loc="outside right upper")
+
+
+# -- all of them ------------------------------------------------------------------------------------------
+
+FIGURES = {  # number -> name of its files, what it shows, what draws it
+    3: ("layers", "fine-tuning by layer of the teacher, with its matrices", layers),
+    4: ("word-senses", "fine-tuning by word-sense F1 of the layer", word_senses),
+    5: ("lsps", "fine-tuning by number of LSPs, with its matrices", numbers_of_lsps),
+    6: ("steps", "fine-tuning by pre-training step: average and tasks", averages_and_tasks),
+    7: ("pairs", "paired scores of MLSM and the others, share of wins", paired_scores),
+    8: ("mlm-weight", "fine-tuning by weight of MLM, with its matrices", weights_of_mlm),
+    9: ("blimp", "BLiMP by cost of pre-training and teacher", blimp_over_cost),
+    10: ("another-encoder", "fine-tuning by step, another encoder", averages_of_another_encoder),
+}
+
+
+def draw_paper_figures(result: Comparison, settings: CompareConfig, progress: Callable[..., None]) -> list[PaperFigure]:
+    """Draw what the records allow; files of figures that they do not allow (any more) are removed."""
+    found = []
+    for place, (number, (name, shows, draw)) in enumerate(FIGURES.items()):
+        progress("figures", place, len(FIGURES), unit="figures")
+        stem = settings.output / f"figure-{number:02}-{name}"
+        try:
+            drawing = draw(result.models, settings)
+        except (Lacking, PlotError) as lack:
+            _remove(stem)
+            found.append(PaperFigure(number, shows, [], None, None, str(lack)))
+            continue
+        files = save_figure(drawing.figure, stem, HEADER, drawing.rows)
+        found.append(PaperFigure(number, shows, list(map(str, files)), drawing.note, drawing.caption, None))
+    return found
+
+
+def _remove(stem):
+    for suffix in (".svg", ".png", ".csv"):
+        with suppress(FileNotFoundError):
+            disk.unlink(stem.with_name(stem.name + suffix))

@@ -1,0 +1,291 @@
+"""What `compare` returns: all that its page, tables, figures, terminal view and --json are made of.
+
+    result = compare(settings, progress)
+    result.tests[0].conclusion.sentence
+    result.as_report()["significance"]["scores"]["p"][0][1]     # the dict that --json prints
+
+Scores are fractions, and so are their differences. Not handled here: how each figure is found (models.py, effects.py),
+what it looks like (tables.py, figures.py, paper.py, page.py, mlsm/terminal/comparison.py).
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from mlsm.evaluation.comparison.arms import Arm, Arms
+from mlsm.evaluation.comparison.conclusion import Test
+from mlsm.evaluation.comparison.config import StudyFacts
+from mlsm.evaluation.comparison.curves import Course, Reached
+from mlsm.evaluation.comparison.effects import (
+    LEVELS,
+    AlongTheWay,
+    ArmScores,
+    BlimpPair,
+    Contest,
+    LeftOut,
+    Matrices,
+    WinRate,
+)
+from mlsm.evaluation.comparison.identity import Differences, differences
+from mlsm.evaluation.comparison.models import (
+    Model,
+    SuiteFigure,
+    average,
+    blimp_average,
+    checkpoint_name,
+)
+
+
+class FigureMean(NamedTuple):
+    """A model's mean of one figure of the suite over its fine-tuning seeds.
+
+    sd      None with one seed
+    failed  how many of its trainings of this task diverged or collapsed; they count
+    """
+
+    task: str
+    metric: str
+    mean: float
+    sd: float | None
+    seeds: int
+    failed: int
+
+
+class BlimpMean(NamedTuple):
+    """A model's mean BLiMP accuracy: over its paradigms, and over those that all models have that were scored alike.
+
+    pairs, ties  of sentences
+    """
+
+    average: float
+    paradigms: int
+    pairs: int
+    common_average: float | None
+    common_paradigms: int
+    ties: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One model.
+
+    average         over the figures of the suite that it has; None without any
+    common_average  over those that all fine-tuned models have: only these compare; None where there are none
+    intruder_auc    of the LSPs of the store that it learned from; None where it was not judged
+    """
+
+    model: Model
+    average: float | None
+    common_average: float | None
+    figures: list[FigureMean]
+    blimp: BlimpMean | None
+    intruder_auc: float | None
+
+    @property
+    def label(self) -> str:
+        """The model's name."""
+        return self.model.label
+
+    @property
+    def n(self) -> int:
+        """How many scores of the suite it has."""
+        return len(self.model.scores)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """All of it by the names that tables and --json have."""
+        return {
+            "model": self.label,
+            **self.model.facts,
+            "checkpoint": checkpoint_name(self.model),
+            "n": self.n,
+            "average": self.average,
+            "common_average": self.common_average,
+            "figures": [figure._asdict() for figure in self.figures],
+            "mass_kept": self.model.kept,
+            "failed": [{"task": task, "seed": seed, "why": why} for (task, seed), why in self.model.failed.items()],
+            "blimp": self.blimp and self.blimp._asdict(),
+            "intruder_auc": self.intruder_auc,
+        }
+
+
+class FrozenScore(NamedTuple):
+    """A figure of a frozen encoder. n: the examples that it is measured on."""
+
+    model: str
+    task: str
+    metric: str
+    value: float
+    n: int
+
+
+class PairDifferences(NamedTuple):
+    """In which settings of pre-training two models differ.
+
+    unknown  whether not all settings of both are recorded
+    alone    whether at most one thing differs and nothing is unknown
+    """
+
+    model: str
+    against: str
+    differ_in: list[str]
+    unknown: bool
+    alone: bool
+
+
+class PaperFigure(NamedTuple):
+    """One of the paper's figures from these records.
+
+    figure   its number in the paper
+    models   whose numbers it shows, and caption, whether they differ in nothing but what it is about: None if not drawn
+    lacks    what it needs; None if it is drawn
+    """
+
+    figure: int
+    shows: str
+    files: list[str]
+    models: str | None
+    caption: str | None
+    lacks: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What some records say. Lists of models are in the order of `summaries`.
+
+    Of single models, from all records:
+    """
+
+    records: int
+    summaries: Sequence[Summary]
+    figures_in_common: Sequence[SuiteFigure]
+    """that all fine-tuned models have"""
+    compared: Sequence[str]
+    """the fine-tuned models, M: the rows and columns of the matrices"""
+    significance: Mapping[str, Matrices]
+    """by the name of a level of `effects.LEVELS`; (M, M) each"""
+    win_rates: Sequence[WinRate]
+    frozen: Sequence[FrozenScore]
+    blimp: Sequence[BlimpPair]
+    differences: Differences
+    """in what the models differ"""
+    pairs: Sequence[PairDifferences]
+    """in what every two of them do"""
+    left_out: Sequence[LeftOut]
+    notes: Sequence[str]
+
+    # Of arms:
+    study: StudyFacts | None
+    """with the tasks that it tests; None where nothing was planned"""
+    arms: Arms
+    tasks: Sequence[str]
+    """whose mean is compared"""
+    tests: Sequence[Test]
+    """of the hypotheses, the primary one first; empty where no two arms are obvious to compare"""
+    scores: Sequence[ArmScores]
+    contests: Sequence[Contest]
+    arms_differ: Differences
+    """in what the arms do, by their names"""
+    rivals: Sequence[Arm]
+    """the two whole arms of the first hypothesis; empty where there are no records of both"""
+    along_the_way: Sequence[AlongTheWay]
+    """checkpoints of the one against those of the other"""
+    courses: Sequence[Course]
+    """the runs' logs"""
+    reached: Sequence[Reached]
+    """mean scores of checkpoints"""
+    notes_on_tasks: Sequence[str]
+
+    # Of what was written:
+    tables: Sequence[str] = ()
+    """CSV files of single models"""
+    figures: Sequence[PaperFigure] = ()
+    report: str = ""
+    """the page that shows all of it"""
+
+    @property
+    def models(self) -> list[Model]:
+        """All models."""
+        return [summary.model for summary in self.summaries]
+
+    @property
+    def conclusion(self) -> list[str]:
+        """The sentence on the first hypothesis and those beside it; empty where no two arms are compared."""
+        return [said for test in self.tests[:1] for said in (test.conclusion.sentence, *test.conclusion.beside)]
+
+    def as_report(self) -> dict[str, Any]:
+        """The dict that --json prints: what is of single models, the files, and the conclusion on the arms."""
+        return {
+            "records": self.records,
+            "models": [summary.fields for summary in self.summaries],
+            "common_figures": len(self.figures_in_common),
+            "levels": {level.name: {"meaning": level.meaning, "full": level.full} for level in LEVELS},
+            "significance": {level: cells._asdict() for level, cells in self.significance.items()},
+            "compared": list(self.compared),
+            "win_rates": [rate._asdict() for rate in self.win_rates],
+            "frozen": [score._asdict() for score in self.frozen],
+            "blimp": [pair._asdict() for pair in self.blimp],
+            "differences": {
+                "settings": self.differences.settings,
+                "unknown": self.differences.unknown,
+                "pairs": [pair._asdict() for pair in self.pairs],
+            },
+            "left_out": [found._asdict() for found in self.left_out],
+            "notes": list(self.notes),
+            "tables": list(self.tables),
+            "figures": [figure._asdict() for figure in self.figures],
+            "conclusion": self.conclusion,
+            "report": self.report,
+        }
+
+
+def summarise(
+    model: Model, figures: Collection[SuiteFigure], paradigms: Collection[str], aucs: Mapping[str, float | None]
+) -> Summary:
+    """One model for the result.
+
+    figures, paradigms  those that all models have: averages over these can be compared
+    aucs                intruder AUC by target of a store
+    """
+    by_figure: dict[SuiteFigure, list[float]] = {figure: [] for figure in model.figures}
+    for (task, metric, _), value in model.scores.items():
+        by_figure[task, metric].append(value)
+    failed = [task for task, _ in model.failed]
+    return Summary(
+        model,
+        average(model) if model.figures else None,
+        average(model, figures) if figures and model.trainings else None,
+        [
+            FigureMean(task, metric, fmean(of), stdev(of) if len(of) > 1 else None, len(of), failed.count(task))
+            for (task, metric), of in by_figure.items()
+        ],
+        _summarise_blimp(model, paradigms),
+        aucs.get(model.target) if model.target else None,
+    )
+
+
+def _summarise_blimp(model: Model, paradigms: Collection[str]) -> BlimpMean | None:
+    if model.blimp is None:
+        return None
+    figures = model.blimp["figures"]
+    return BlimpMean(
+        blimp_average(model),
+        len(figures),
+        sum(figure["n"] for figure in figures),
+        blimp_average(model, paradigms) if paradigms else None,
+        len(paradigms),
+        sum(figure.get("ties", 0) for figure in figures),
+    )
+
+
+def pairs_of(models: Sequence[Model]) -> list[PairDifferences]:
+    """In what every two models differ."""
+    pairs = []
+    for i, model in enumerate(models):
+        for other in models[i + 1 :]:
+            found = differences([model, other])
+            pairs.append(
+                PairDifferences(model.label, other.label, list(found.settings), bool(found.unknown), found.alone)
+            )
+    return pairs

@@ -1,0 +1,485 @@
+"""The comparison as tables: CSV of single models, and the page's, which are also LaTeX.
+
+    files = write_csv(result, directory)                 # models.csv, tasks.csv, significance.csv ...
+    write_tables(tables_of(result, directory), directory)    # report-scores.csv, report-scores.tex ...
+
+A table of the page is written as CSV (exact) and as LaTeX (booktabs, as shown). Seconds are those of a quiet machine
+(curves.py). Left out: figures (figures.py), the page (page.py).
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, permutations
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from mlsm.common.durable import appearing_whole
+from mlsm.common.text import printable
+from mlsm.evaluation.comparison.arms import Arm
+from mlsm.evaluation.comparison.conclusion import Test, p_value, points
+from mlsm.evaluation.comparison.config import Spent
+from mlsm.evaluation.comparison.curves import Course, Point
+from mlsm.evaluation.comparison.effects import LEVELS, ArmScores, BlimpPair, Matrices, ScoreTest, WinRate
+from mlsm.evaluation.comparison.identity import Differences
+from mlsm.evaluation.comparison.models import TITLES
+from mlsm.evaluation.comparison.result import Comparison, Summary
+from mlsm.evaluation.comparison.significance import Interval
+from mlsm.evaluation.plots import save_table
+
+TABLES = ("hypotheses", "scores", "wins", "checkpoints", "settings", "costs", "parts")  # of the page
+
+# -- of single models, CSV alone --------------------------------------------------------------------------
+
+_MODEL_COLUMNS = (
+    "model",
+    "weights",
+    "objective",
+    "encoder",
+    "teacher",
+    "layer",
+    "k",
+    "lambda",
+    "kappa",
+    "step",
+    "fraction",
+    "mass_kept",
+    "intruder_auc",
+    "average",
+    "common_average",
+    "n",
+)
+Content = tuple[Sequence[str], Iterable[Sequence[Any]]]  # header and rows
+
+
+def write_csv(result: Comparison, directory: Path) -> list[Path]:
+    """Write the CSV files of single models. Returns their paths."""
+    differ_in = {}  # (model, against), both ways -> in what the two differ
+    for pair in result.pairs:
+        said = ", ".join([*pair.differ_in, *["unknown settings"] * pair.unknown])
+        differ_in[pair.model, pair.against] = differ_in[pair.against, pair.model] = said
+    contents: dict[str, Content] = {
+        "models": _models(result.summaries),
+        "tasks": (
+            ("model", "task", "metric", "mean", "sd", "seeds", "failed"),
+            [(summary.label, *figure) for summary in result.summaries for figure in summary.figures],
+        ),
+        "significance": _significance(result, differ_in),
+        "win-rates": _pairs(WinRate, result.win_rates, differ_in),
+        "blimp": _pairs(BlimpPair, result.blimp, differ_in),
+        "frozen": (("model", "task", "metric", "value", "n"), result.frozen),
+        "differences": _differences(result),
+        "left-out": (
+            ("model", "against", "why", "task", "seed"),
+            [(*found[:3], *training) for found in result.left_out for training in found.trainings],
+        ),
+    }
+    return [save_table(directory / f"{name}.csv", header, rows) for name, (header, rows) in contents.items()]
+
+
+def _models(summaries: Sequence[Summary]) -> Content:
+    blimp = ("average", "paradigms", "ties")
+    header = (*_MODEL_COLUMNS, "failed", "pretraining_flops", "teacher_flops", "blimp", "blimp_paradigms", "blimp_ties")
+    rows = []
+    for summary in summaries:
+        fields, flops = summary.fields, summary.model.facts["flops"]
+        known = [getattr(summary.blimp, name, None) for name in blimp]
+        named = [fields[name] for name in _MODEL_COLUMNS]
+        rows.append([*named, len(summary.model.failed), flops["pretraining"], flops["teacher"], *known])
+    return header, rows
+
+
+def _pairs(kind: type[WinRate] | type[BlimpPair], found: Sequence[Any], differ_in: Mapping[Any, str]) -> Content:
+    """Rows of two models, with that in which they differ after their names."""
+    columns = kind._fields
+    return (*columns[:2], "differ_in", *columns[2:]), [
+        (*row[:2], differ_in[row.model, row.against], *row[2:]) for row in found
+    ]
+
+
+def _significance(result: Comparison, differ_in: Mapping[tuple[str, str], str]) -> Content:
+    rows = []
+    for level in LEVELS:
+        cells = result.significance[level.name]
+        for (i, name), (j, other) in permutations(enumerate(result.compared), 2):
+            of_two = [matrix[i][j] for matrix in cells]
+            rows.append([level.name, level.full, name, other, differ_in[name, other], *of_two])
+    return ("level", "of", "model", "against", "differ_in", *Matrices._fields), rows
+
+
+def _differences(result: Comparison) -> Content:
+    rows = [
+        (name, value, label)
+        for name, values in result.differences.settings.items()
+        for value, labels in values.items()
+        for label in labels
+    ]
+    rows += [("settings of pre-training", "not all recorded", label) for label in result.differences.unknown]
+    return ("setting", "value", "model"), rows
+
+
+# -- of the page ------------------------------------------------------------------------------------------
+
+MOST_ARMS = 12  # in a matrix on the page
+Cell = str | tuple[str, str]  # what is shown, and what stands small below it
+_LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "−": "$-$", "×": r"$\times$",
+    "κ": r"$\kappa$", "λ": r"$\lambda$", "–": "--",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of the page.
+
+    stem          of its files
+    columns       shown heads; the first column holds names
+    rows          shown cells
+    data          header and rows of the CSV, exact
+    """
+
+    stem: str
+    title: str
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    data: tuple[Sequence[str], Sequence[Sequence[Any]]]
+
+
+def write_tables(tables: Sequence[Table], directory: Path) -> list[Path]:
+    """Write every table's CSV and LaTeX."""
+    written = []
+    for table in tables:
+        written.append(save_table(directory / f"{table.stem}.csv", *table.data))
+        written.append(directory / f"{table.stem}.tex")
+        with appearing_whole(written[-1]) as file:
+            file.write(latex(table).encode())
+    return written
+
+
+def latex(table: Table) -> str:
+    """A table for a paper that loads booktabs."""
+    aligned = "l" + "r" * (len(table.columns) - 1)
+    lines = [" & ".join(escape_latex(cell) for cell in row) + r" \\" for row in (table.columns, *table.rows)]
+    body = "\n".join(lines[1:])
+    return (
+        f"% {printable(table.title, keep='')}. {printable(table.caption, keep='')}\n"
+        f"\\begin{{tabular}}{{{aligned}}}\n\\toprule\n{lines[0]}\n\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
+    )
+
+
+def escape_latex(cell: Cell) -> str:
+    """A cell as LaTeX text on one line; what stands small is in brackets."""
+    text = cell if isinstance(cell, str) else f"{cell[0]} [{cell[1]}]"
+    return "".join(_LATEX.get(character, character) for character in printable(text, keep=""))
+
+
+def tables_of(result: Comparison, directory: Path) -> dict[str, Table]:
+    """The page's tables by name, those without rows left out.
+
+    directory  what the paths of logs are relative to
+    """
+    arms, study = result.arms.arms, result.study
+    found = [
+        table_of_hypotheses(result.tests),
+        table_of_scores(result.scores, result.tasks),
+        table_of_wins(result),
+        table_of_checkpoints(result),
+        table_of_settings(arms, result.arms_differ),
+        table_of_costs(arms, result.courses, study.accounts if study else {}, directory),
+        table_of_parts(study.parts if study else ()),
+    ]
+    return {name: table for name, table in zip(TABLES, found, strict=True) if table is not None and table.rows}
+
+
+# -- hypotheses -------------------------------------------------------------------------------------------
+
+
+def table_of_hypotheses(tests: Sequence[Test]) -> Table:
+    """Every hypothesis with its test."""
+    columns = ["hypothesis", "role", "tasks", "difference", "pairs", "p", "p (Holm)", "tasks × seeds", "detectable"]
+    columns += ["scores (paper)", "verdict"]
+    header = ["better", "than", "role", "verdict", "pairs", "tasks", "difference", "low", "high", "p", "holm"]
+    header += ["bootstrap_low", "bootstrap_high", "detectable"]
+    header += ["scores_tasks", "scores", "wins", "losses", "ties", "scores_p"]
+    rows: list[list[Cell]] = []
+    data: list[list[Any]] = []
+    for role, effect, conclusion, holm in tests:
+        name, verdict = f"{effect.better} > {effect.than}", conclusion.label
+        if effect.lacks:
+            rows.append([name, role, *["–"] * 8, verdict])
+            data.append([effect.better, effect.than, role, conclusion.verdict, 0, *[""] * (len(header) - 5)])
+            continue
+        mean, scores = effect.mean, effect.scores
+        assert scores is not None  # as there is a pair
+        low, high = effect.resampled or (None, None)
+        rows.append([
+            name, role, ", ".join(TITLES[task] for task in effect.tasks),
+            (points(mean.mean), _between(mean.low, mean.high)), str(mean.n), _p(mean.p), _p(holm),
+            _between(low, high), "–" if mean.detectable is None else points(mean.detectable, sign=False),
+            (f"p {p_value(scores.p)}" if scores.p is not None else "–", f"won {_won(scores)}"), verdict,
+        ])  # fmt: skip
+        data.append([
+            effect.better, effect.than, role, conclusion.verdict, mean.n, " ".join(effect.tasks), mean.mean, mean.low,
+            mean.high, mean.p, holm, low, high, mean.detectable, " ".join(scores.tasks), *scores[1:6],
+        ])  # fmt: skip
+    caption = (
+        "Differences are of the mean score over the named tasks, in percentage points, paired by pre-training seed, "
+        "with 95 % intervals below. "
+        "Interval and p: Student's, two-sided. Tasks × seeds: 95 % bootstrap interval, both drawn again; from few "
+        "seeds it is too narrow. Detectable: the smallest true difference that as many pairs of this spread find with "
+        "a power of 80 %. Scores: the paper's one-sided signed-rank test over all tasks that both models have, which "
+        "can be more than the tasks of the difference. It counts correlated scores, since the fine-tunings of one "
+        "pre-training and the metrics of one task go together; it says nothing of another pre-training."
+    )
+    return Table("report-hypotheses", "Hypotheses", caption, columns, rows, (header, data))
+
+
+def _won(scores: ScoreTest) -> str:
+    """How many scores of the paper's test were won, and in how many tasks they are."""
+    tasks = len(scores.tasks)
+    return f"{scores.wins} of {scores.n} in {tasks} task{'s' * (tasks != 1)}"
+
+
+def _p(p):
+    return "–" if p is None else p_value(p).removeprefix("= ")
+
+
+def _between(low, high):
+    return "–" if low is None else f"{points(low)} to {points(high)}"
+
+
+# -- scores -----------------------------------------------------------------------------------------------
+
+
+def table_of_scores(scores: Sequence[ArmScores], tasks: Sequence[str]) -> Table:
+    """The finished models of every arm between floor and ceiling: scores with intervals over pre-training seeds.
+
+    tasks  whose mean is tested
+    """
+    names = list(scores[0].scores) if scores else []
+    titles = {"mean": "mean", "blimp": "BLiMP"} | TITLES
+    columns = ["model", "seeds", *(titles[name] for name in names)]
+    rows: list[list[Cell]] = [[arm.arm, str(arm.n), *map(_score, arm.scores.values())] for arm in scores]
+    data = [
+        [arm.arm, name, of.n, of.mean, of.low, of.high]
+        for arm in scores
+        for name, of in arm.scores.items()
+        if of is not None
+    ]
+    caption = (
+        f"Per cent, with 95 % intervals (t) over pre-training seeds, where there are two or more; each score is the "
+        f"mean over metrics and fine-tuning seeds. Mean: of {', '.join(TITLES[task] for task in tasks) or 'no task'}. "
+        f"Intervals of single arms say little about a difference, as arms share seeds: the test is paired."
+    )
+    if "blimp" in names:
+        caption += (
+            " BLiMP: of the student's words where it predicts words, else of a linear probe that was trained on it: "
+            "the first by name; the files at the end of the page say which."
+        )
+    header = ("model", "score", "seeds", "mean", "low", "high")
+    return Table("report-scores", "Scores", caption, columns, rows, (header, data))
+
+
+def _score(found: Interval | None) -> Cell:
+    if found is None:
+        return "–"
+    shown = f"{100 * found.mean:.1f}".replace("-", "−")
+    if found.low is None or found.high is None:
+        return shown
+    return shown, f"{100 * found.low:.1f}–{100 * found.high:.1f}".replace("-", "−")
+
+
+# -- every arm against every other ------------------------------------------------------------------------
+
+
+def table_of_wins(result: Comparison) -> Table:
+    """The row against the column: difference and p, paired over seeds; pairs of scores won and the paper's p."""
+    averages = {arm.name: arm.average(result.tasks) or 0.0 for arm in result.arms.arms if arm.at().models}
+    best = sorted(averages, key=lambda name: -averages[name])[:MOST_ARMS]
+    shown = [name for name in averages if name in best]
+    cells: dict[tuple[str, str], Cell] = {}
+    data: list[list[Any]] = []
+    for effect, blimp in result.contests:
+        mean, scores = effect.mean, effect.scores
+        assert scores is not None  # as there is a pair
+        t_test = f"p {p_value(mean.p)}" if mean.p is not None else f"n = {mean.n}"
+        won = _won(scores) + (f", p {p_value(scores.p)}" if scores.p is not None else "")
+        cells[effect.better, effect.than] = f"{points(mean.mean)}, {t_test}", won
+        data.append([
+            effect.better, effect.than, mean.n, " ".join(effect.tasks), mean.mean, mean.low, mean.high, mean.p,
+            " ".join(scores.tasks), *scores[1:],
+            *((blimp.n, blimp.mean, blimp.low, blimp.high) if blimp else [""] * 4),
+        ])  # fmt: skip
+    rows = [[name, *(cells.get((name, other), "–") for other in shown)] for name in shown]
+    more = f" The {MOST_ARMS} best of {len(averages)}; the file has all." if len(shown) < len(averages) else ""
+    of_mean = ", ".join(TITLES[task] for task in result.tasks) or "the tasks that both have"
+    caption = (
+        f"Row less column: difference of the means in points, with Student's p over pairs of pre-trainings (n: no p "
+        f"from so few, or from equal ones). Mean: of {of_mean}. Below: scores won by the row, and p of the paper's "
+        f"one-sided signed-rank test over all tasks that both models have. It counts correlated scores. No p here is "
+        f"adjusted for the number of tests: all of this is exploratory.{more}"
+    )
+    header = ["model", "against", "pairs", "tasks", "difference", "low", "high", "p"]
+    header += ["scores_tasks", "scores", "wins", "losses", "ties"]
+    header += ["scores_p", "scores_two_sided", "blimp_pairs", "blimp_difference", "blimp_low", "blimp_high"]
+    return Table("report-wins", "Every arm against every other", caption, ["", *shown], rows, (header, data))
+
+
+def table_of_checkpoints(result: Comparison) -> Table | None:
+    """Checkpoints of one arm of the first hypothesis against the other's at the same progress and its finished ones."""
+    if len(result.along_the_way) < 2:
+        return None
+    better, than = (arm.name for arm in result.rivals)
+    columns = [better, f"{than}, same progress", f"{than}, finished"]
+    rows: list[list[Cell]] = []
+    data: list[list[Any]] = []
+    for fraction, *effects in result.along_the_way:
+        row: list[Cell] = [f"{100 * fraction:.4g}%"]
+        for of_other, effect in zip((fraction, 1.0), effects, strict=True):
+            row.append("–" if effect.lacks else (points(effect.mean.mean), _between(effect.mean.low, effect.mean.high)))
+            if not effect.lacks:
+                mean = effect.mean
+                data.append([fraction, of_other, mean.n, mean.mean, mean.low, mean.high, mean.p])
+        rows.append(row)
+    caption = (
+        f"How much higher {better} scores after a share of its steps, in points with 95 % intervals (t, paired by "
+        f"pre-training seed). Exploratory."
+    )
+    header = ("progress", "progress_of_other", "pairs", "difference", "low", "high", "p")
+    return Table("report-checkpoints", "Along the pre-training", caption, columns, rows, (header, data))
+
+
+# -- what differs -----------------------------------------------------------------------------------------
+
+
+def table_of_settings(arms: Sequence[Arm], found: Differences) -> Table:
+    """In which settings of pre-training the arms differ, seeds and steps apart."""
+    rows: list[list[Cell]] = []
+    data: list[list[Any]] = []
+    for setting, values in found.settings.items():
+        if setting in ("run_seed", "step"):
+            continue
+        value_of = {name: value for value, names in values.items() for name in names}
+        rows.append([setting, *(value_of.get(arm.name, "–") for arm in arms)])
+        data += [[setting, value, name] for name, value in value_of.items()]
+    caption = (
+        "Every setting of pre-training in which the arms differ (–: it follows from the objective, or is not "
+        "recorded). What is not listed is the same for all."
+    )
+    header = ("setting", "value", "arm")
+    columns = ["setting", *(arm.name for arm in arms)]
+    return Table("report-settings", "What differs between the arms", caption, columns, rows, (header, data))
+
+
+# -- costs ------------------------------------------------------------------------------------------------
+
+WHOLE_ENCODING = (
+    "Encoding is all that made the store of an arm and, where it was another, that of its dictionary: also what other "
+    "arms share, and other layers and k of the same pass. "
+)
+
+
+def table_of_costs(
+    arms: Sequence[Arm], courses: Sequence[Course], accounts: Mapping[str, Mapping[str, float]], directory: Path
+) -> Table:
+    """What the training of each arm cost, by its logs and records: means over seeds.
+
+    accounts   of a StudyFacts
+    directory  what the paths of logs are relative to
+    """
+    further = list(dict.fromkeys(name for of_arm in accounts.values() for name in of_arm))
+    names = ["steps", "tokens", "FLOPs", "teacher's FLOPs", "held-out loss", "s a step", "seconds"]
+    names += [f"with {name}" for name in further]
+    by_run = {(course.arm, course.seed): course for course in courses}
+    rows: list[list[str]] = []
+    data: list[list[Any]] = []
+    for arm in arms:
+        models = arm.at().by_seed or {model.facts["run_seed"]: model for model in arm.models}
+        known = accounts.get(arm.name)
+        added = [None] * len(further) if known is None else accumulate(known.get(name, 0.0) for name in further)
+        sums = [0.0, *added]
+        costs = []
+        for seed, model in models.items():
+            course, flops = by_run.get((arm.name, seed)), model.facts["flops"]
+            point = (course and course.points[-1]) or Point(
+                model.facts["step"], None, flops["pretraining"], *[None] * 3
+            )
+            totals = [None if None in (point.seconds, more) else point.seconds + more for more in sums]
+            step_seconds = course.step_seconds if course else None
+            costs.append([*point[:3], flops["teacher"], point.loss, step_seconds, *totals])
+            log = os.path.relpath(course.log, directory) if course else None
+            data.append([arm.name, seed, model.label, *costs[-1], log])
+        rows.append([arm.name, *(_amount(_mean(values)) for values in zip(*costs, strict=True))])
+    caption = (
+        "Means over pre-training seeds. Seconds are steps × the step time of a quiet machine (the fastest tenth of the "
+        "logged steps), not a clock. Teacher's FLOPs: its forward passes over the tokens that one student read, as if "
+        "they were encoded for it alone. "
+        + ("The further accounts add up from left to right. " if further else "")
+        + (WHOLE_ENCODING if "encoding" in further else "")
+        + "Losses of different objectives or targets do not compare."
+    )
+    header = ("arm", "pre-training seed", "model", *names, "log")
+    return Table("report-costs", "What training cost", caption, ["arm", *names], rows, (header, data))
+
+
+def table_of_parts(parts: Sequence[Spent]) -> Table:
+    """Predicted and measured costs of a study's parts: the seeds of an arm in one row, each part in the CSV file."""
+    columns = ["part", "seeds", "predicted", "measured", "disk, predicted"]
+    groups: dict[str, list[Spent]] = {}
+    for part in parts:
+        if (part.predicted_seconds, part.measured_seconds, part.bytes) != (None, None, None):
+            groups.setdefault(re.sub(r"-seed\d+$", "", part.name), []).append(part)
+    rows = []
+    for name, found in groups.items():
+        predicted = _sum([part.predicted_seconds for part in found])
+        measured = _sum([part.measured_seconds for part in found])
+        size = _sum([part.bytes for part in found])
+        rows.append([name, str(len(found)), _duration(predicted), _duration(measured), _size(size)])
+    header = ("part", "predicted_seconds", "measured_seconds", "bytes")
+    data = [[part.name, part.predicted_seconds, part.measured_seconds, part.bytes] for part in parts]
+    caption = (
+        "What the parts of the study were expected to take, and what trainings took: steps × the step time of a quiet "
+        "machine. Sums over seeds, as far as they were estimated or measured; – and not listed: none was."
+    )
+    return Table("report-parts", "What the study cost", caption, columns, rows, (header, data))
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _amount(value: float | None) -> str:
+    if value is None:
+        return "–"
+    if value >= 999_999.5:
+        digits, exponent = f"{value:.2e}".split("e+")
+        return f"{digits}e{int(exponent)}"
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    for unit, of in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * of:
+            return f"{_amount(seconds / of)} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def _size(count: float | None) -> str:
+    if count is None:
+        return "–"
+    for unit, of in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= of:
+            return f"{_amount(count / of)} {unit}"
+    return f"{count} bytes"
