@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mlsm.common.version import VERSION
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted((ROOT / "slurm").glob("*.sbatch"))
 
@@ -22,11 +24,11 @@ def setup_cfg():
 
 
 def test_there_is_one_version():
-    version = setup_cfg()["metadata"]["version"]
+    assert setup_cfg()["metadata"]["version"] == "attr: mlsm.common.version.VERSION"
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert citation["version"] == version and citation["license"] == setup_cfg()["metadata"]["license"]
+    assert citation["version"] == VERSION and citation["license"] == setup_cfg()["metadata"]["license"]
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert headings[:2] == ["Unreleased", version]
+    assert headings[:2] == ["Unreleased", VERSION]
 
 
 def test_every_lint_is_that_of_make_lint():

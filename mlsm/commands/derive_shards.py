@@ -7,7 +7,11 @@ from mlsm.terminal.encoding import encoding
 from shards.config import DeriveConfig as Settings
 
 newest = stores_with_entries
-show = encoding
+
+
+def show(report: dict, settings: Settings) -> str:
+    """Show the store that was made, and the command that trains on it."""
+    return encoding([report], settings)
 
 
 def run(settings: Settings, progress: Progress = silent) -> EncodedStore:

@@ -147,7 +147,7 @@ def run(tmp_path_factory):
         device="cpu",
         run_dir=directory / "mlsm-tiny",
     )
-    return config.output, train(config)
+    return config.run_dir, train(config)
 
 
 def test_a_student_tells_its_lineage(run):
