@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from mlsm.common.gains import cross_fitted_gain, gain, mass_by_group, shrunk_marginals
 from mlsm.evaluation.inspection.lsps.positions import position_profiles
 from mlsm.evaluation.inspection.lsps.sample import Sample
-from pipeline.batch import Reading, hidden_rows
+from pipeline.batch import InputFormat, hidden_rows
 from pipeline.config import CENTERS, LearnConfig
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.dictionary.centering import HiddenSums
@@ -114,7 +114,7 @@ class _Tokens:
         special = np.array(job.special_ids["all"])
         for start in range(0, len(windows), WINDOWS_AT_ONCE):
             chunk = windows[start : start + WINDOWS_AT_ONCE]
-            reading = Reading.of(job.config, teacher)
+            reading = InputFormat.of(job.config, teacher)
             (raw,), coded_T = hidden_rows(
                 teacher, chunk, WINDOWS_AT_ONCE, job.config.max_length, job.special_ids, (layer,), reading, raw=True
             )

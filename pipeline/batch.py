@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 UNIT_END = object()  # comes after the blocks of a unit
 
 
-class Reading(NamedTuple):
+class InputFormat(NamedTuple):
     """What a teacher is told about a window beside its ids.
 
     documents_apart  which tokens belong to one document: each is read as if it stood alone
@@ -37,7 +37,7 @@ class Reading(NamedTuple):
     segments: bool = False
 
     @classmethod
-    def of(cls, config: TeacherConfig, teacher: "Teacher") -> "Reading":
+    def of(cls, config: TeacherConfig, teacher: "Teacher") -> "InputFormat":
         """How a command reads: with segments if windows are pairs and the teacher has two token types."""
         return cls(config.documents_apart, config.packing == "pairs" and teacher.segments >= 2)
 
@@ -46,7 +46,7 @@ class Reading(NamedTuple):
         return {name: True for name, value in self._asdict().items() if value}
 
 
-AS_ONE_TEXT = Reading()
+AS_ONE_TEXT = InputFormat()
 
 
 @dataclass(eq=False)
@@ -95,7 +95,7 @@ class Block:
 
 
 @dataclass(eq=False)
-class Batch:
+class TeacherBatch:
     """Windows of one forward pass; each stage replaces what the one before it made.
 
     ids_WL     int64 tensor, padded, in pinned memory where there is a GPU
@@ -140,7 +140,7 @@ class Batch:
         (block,) = self.blocks
         return block
 
-    def only(self, windows: Sequence[int] | np.ndarray) -> "Batch":
+    def only(self, windows: Sequence[int] | np.ndarray) -> "TeacherBatch":
         """The batch with these windows alone, in their places; the others become copies of the first of them."""
         chosen_W = np.zeros(len(self.ids_WL), bool)
         chosen_W[windows] = True
@@ -164,14 +164,14 @@ class Batch:
         """Numbers of the windows that the batch's blocks do not name as failed."""
         return [window for window in range(self.windows) if self.first + window not in self.blocks[0].failed]
 
-    def without_known_failures(self) -> "Batch":
+    def without_known_failures(self) -> "TeacherBatch":
         """The batch without the windows that are known to fail; idle when these are all."""
         whole = self.not_known_to_fail()
         if len(whole) == self.windows:
             return self
         return self.only(whole) if whole else replace(self, coded_T=np.zeros_like(self.coded_T), idle=True)
 
-    def alone(self, windows: list[int]) -> "Batch":
+    def alone(self, windows: list[int]) -> "TeacherBatch":
         """A smaller batch of these windows, in increasing order; its `coded_T` is not adapted to them."""
         length, source_W = self.ids_WL.shape[1], torch.tensor(windows)
         window_N, place_N = self.tokens_N // length, self.tokens_N % length
@@ -207,7 +207,7 @@ def make_batch(
     pinned: bool = False,
     documents_T: np.ndarray | None = None,
     segments: bool = False,
-) -> Batch:
+) -> TeacherBatch:
     """The Batch of some windows, given end to end.
 
     windows      in a forward pass; fewer are filled up with copies of the first, so that shapes are fixed
@@ -235,7 +235,9 @@ def make_batch(
         mask_WL, documents_WL, segments_WL = (
             tensor if tensor is None else tensor.pin_memory() for tensor in (mask_WL, documents_WL, segments_WL)
         )
-    return Batch(ids_WL, mask_WL, tokens_N, coded_T, len(lengths_W), documents_WL=documents_WL, segments_WL=segments_WL)
+    return TeacherBatch(
+        ids_WL, mask_WL, tokens_N, coded_T, len(lengths_W), documents_WL=documents_WL, segments_WL=segments_WL
+    )
 
 
 def documents_of(columns: dict[str, np.ndarray]) -> np.ndarray:
@@ -277,7 +279,7 @@ class Hidden:
 
 
 @torch.inference_mode()
-def raw_rows(teacher: "Teacher", batch: Batch, layers: Iterable[int]) -> dict[int, torch.Tensor]:
+def raw_rows(teacher: "Teacher", batch: TeacherBatch, layers: Iterable[int]) -> dict[int, torch.Tensor]:
     """Hidden states of a batch's coded tokens as the teacher gives them: dict of layer to a new (N, d) tensor."""
     wanted = sorted(set(layers))
     inputs, reading = (batch.ids_WL, batch.real_WL, batch.tokens_N), batch.reading
@@ -287,7 +289,9 @@ def raw_rows(teacher: "Teacher", batch: Batch, layers: Iterable[int]) -> dict[in
 
 
 @torch.inference_mode()
-def centred_rows(teacher: "Teacher", batch: Batch, wanted: Sequence[tuple[int, torch.Tensor | None]]) -> list[Hidden]:
+def centred_rows(
+    teacher: "Teacher", batch: TeacherBatch, wanted: Sequence[tuple[int, torch.Tensor | None]]
+) -> list[Hidden]:
     """Hidden states of a batch's coded tokens, centred and scaled to unit length.
 
     wanted   pairs (layer, what `center_on` gives for the dictionary that they are coded with)
@@ -304,7 +308,7 @@ def centred_rows(teacher: "Teacher", batch: Batch, wanted: Sequence[tuple[int, t
     return [found.get(number) or plain[layer] for number, (layer, _) in enumerate(wanted)]
 
 
-class HiddenRows(NamedTuple):
+class TeacherRows(NamedTuple):
     """Raw hidden states with the positions of their tokens, as the teacher counts them."""
 
     rows_Nd: np.ndarray
@@ -318,7 +322,7 @@ def hidden_rows(
     max_length: int,
     special_ids: dict,
     layers: Sequence[int],
-    reading: Reading = AS_ONE_TEXT,
+    reading: InputFormat = AS_ONE_TEXT,
     raw: bool = False,
 ) -> tuple[list, np.ndarray]:
     """Unit-length hidden states of the non-special tokens of some windows, on the host.
@@ -347,7 +351,7 @@ def hidden_rows(
         for layer, rows_Nd in found.items():
             Hidden(layer, rows_Nd, (~rows_Nd.isfinite().all(1)).sum()).check(teacher)
         position_N = prepared.position_N.numpy()
-        return [HiddenRows(found[layer].cpu().numpy(), position_N) for layer in layers], prepared.coded_T
+        return [TeacherRows(found[layer].cpu().numpy(), position_N) for layer in layers], prepared.coded_T
     found = dict(zip(layers, centred_rows(teacher, prepared, [(layer, None) for layer in layers]), strict=True))
     for hidden in found.values():
         hidden.check(teacher)

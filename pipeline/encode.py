@@ -44,14 +44,14 @@ import torch
 
 from mlsm.common.errors import EncodeError
 from mlsm.common.progress import silent
-from pipeline.batch import UNIT_END, Batch, Block, Hidden, Reading, add_amounts, documents_of, make_batch
+from pipeline.batch import UNIT_END, Block, Hidden, InputFormat, TeacherBatch, add_amounts, documents_of, make_batch
 from pipeline.config import TeacherConfig
 from pipeline.corpus import Window
 from pipeline.executor import KILLED, Context, Executor
 from pipeline.failures import REASON, TOO_LITTLE_MEMORY, find_killers, mend
 from pipeline.job import Job, check_same_teacher
 from pipeline.overlap import Stages, open_lane
-from pipeline.precision import Comparison
+from pipeline.precision import PrecisionCheck
 from pipeline.stores import OpenStore, TargetStore, likely_bytes, warn_of_disk
 from pipeline.targets import CodedTarget, Target
 from shards.manifest import PlannedUnit, UnitRecord, differing, fingerprint
@@ -371,7 +371,7 @@ class Coder:
 
     def __init__(self, teacher: Any, targets: Sequence[CodedTarget], config: TeacherConfig, special_ids: dict):
         self.teacher, self.targets, self.config, self.special_ids = teacher, targets, config, special_ids
-        self._reading = Reading.of(config, teacher)
+        self._reading = InputFormat.of(config, teacher)
         self._on_gpu = teacher.device.type == "cuda"
         self.layout = LAYOUTS[teacher.device.type]
         self.environment = {"device": str(teacher.device), **_library_versions()}
@@ -383,7 +383,7 @@ class Coder:
         self._lanes = {stage: open_lane(teacher.device) for stage in ("teach", "code", "finish")}
         self._teaching, self._coding = threading.Lock(), threading.Lock()  # `mend` does both, in its own thread
         self.most_windows = max(1, config.batch_tokens // config.max_length)
-        self._comparison = Comparison(self)
+        self._comparison = PrecisionCheck(self)
 
     def stages(self) -> tuple:
         """Pairs of a stage's name and its generator; the first takes lists of blocks with their ids."""
@@ -414,7 +414,7 @@ class Coder:
                 batch.compared, begins_unit = self._comparison.wanted and begins_unit, False
                 yield batch.without_known_failures()
 
-    def cut(self, block: Block, start: int, stop: int, size: int) -> Batch:
+    def cut(self, block: Block, start: int, stop: int, size: int) -> TeacherBatch:
         """The Batch of a block's windows from `start` to `stop`, filled up to `size` windows."""
         columns = block.columns
         ends_W = np.cumsum(columns["lengths"])
@@ -464,7 +464,7 @@ class Coder:
         for batch, hidden in zip(batches, found, strict=True):
             batch.hidden, batch.marks["teacher"] = hidden, (begin, end)
 
-    def states(self, teacher: Any, batch: Batch, numbers: Sequence[int]) -> list[Hidden]:
+    def states(self, teacher: Any, batch: TeacherBatch, numbers: Sequence[int]) -> list[Hidden]:
         """The hidden states of a batch's coded tokens that the targets of these numbers code, from one pass."""
         targets = [self.targets[number] for number in numbers]
         return targets[0].states(teacher, batch, targets)
@@ -502,7 +502,7 @@ class Coder:
                 self._comparison.compare(batch)
             yield batch
 
-    def code_again(self, batch: Batch) -> Batch:
+    def code_again(self, batch: TeacherBatch) -> TeacherBatch:
         """The batch with its codes, from a pass of the teacher of its own."""
         batch.sharing = 1
         self._teach([batch])

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.batch import Reading, hidden_rows
+from pipeline.batch import InputFormat, hidden_rows
 from pipeline.corpus.windows import packed_tokens
 from pipeline.dictionary.centering import HiddenSums
 from pipeline.encode import make_coder, write_units
@@ -157,7 +157,7 @@ def _learn_provisional(job, teacher, entry):
     for unit in reversed(job.plan.units):
         windows = job.windows(unit)
         while count < wanted and (chunk := list(islice(windows, size))):
-            reading = Reading.of(config, teacher)
+            reading = InputFormat.of(config, teacher)
             (found,), _ = hidden_rows(
                 teacher, chunk, size, config.max_length, job.special_ids, (entry.layer,), reading, raw=centred
             )

@@ -26,7 +26,7 @@ from mlsm.common.invocation import program
 from mlsm.common.progress import silent
 from mlsm.common.workplaces import discard, workplace
 from pipeline.announcement import announcement
-from pipeline.batch import Reading
+from pipeline.batch import InputFormat
 from pipeline.config import DictionaryConfig, LearnConfig
 from pipeline.dictionary.centering import Center
 from pipeline.executor import PART, Executor
@@ -116,7 +116,7 @@ def _wanted(job, teacher, layer, k):
         "epochs": config.dictionary_epochs,
         "seed": config.seed,
     }
-    request |= Reading.of(config, teacher).settings()
+    request |= InputFormat.of(config, teacher).settings()
     # Keys are left out at their usual values, so that names stay.
     if (dtype := name_of_dtype(teacher)) != "float32":
         request["dtype"] = dtype
@@ -352,7 +352,7 @@ def provide_codebook(executor: Executor, teacher: "Teacher", layer: int) -> Code
         "tokens": config.dictionary_tokens,
         "seed": config.seed,
         "dtype": name_of_dtype(teacher),
-    } | Reading.of(config, teacher).settings()
+    } | InputFormat.of(config, teacher).settings()
     if job.stored is not None:
         request["hidden"] = job.stored.store.target_id
     name = f"{Path(teacher.name).name}-l{layer}-pq{config.bytes}"

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.batch import Batch, add_amounts
+from pipeline.batch import TeacherBatch, add_amounts
 from pipeline.failures import ran_out_of_memory
 
 COMPARED_WINDOWS = 8  # of every unit
 logger = logging.getLogger(__name__)
 
 
-class Comparison:
+class PrecisionCheck:
     """Compares the teacher of a Coder with itself in float32, which it loads when it first needs it.
 
     wanted  whether the teacher computes in another precision, and there is memory for both
@@ -27,7 +27,7 @@ class Comparison:
         self.wanted = coder.teacher.dtype != torch.float32 and hasattr(coder.teacher, "in_float32")  # not a store
 
     @torch.inference_mode()
-    def compare(self, batch: Batch) -> None:
+    def compare(self, batch: TeacherBatch) -> None:
         """Let the block's statistics say what the teacher's dtype changes in the first windows of a batch.
 
         Sums over their coded tokens: dtype_tokens; dtype_tv, total variation of the distributions; dtype_hidden,

@@ -21,7 +21,7 @@ from mlsm.common import disk
 from mlsm.common.durable import explain_link
 from mlsm.common.errors import EncodeError, describe
 from pipeline import plan as planning
-from pipeline.batch import Reading, hidden_rows
+from pipeline.batch import InputFormat, hidden_rows
 from pipeline.corpus import Window
 from pipeline.dictionary.centering import HiddenSums
 from pipeline.executor import KILLED, PART, Context, Executor, unpack
@@ -294,7 +294,7 @@ def read_batch(job: Job, teacher: "Teacher", layers: Sequence[int], windows: lis
 
 def _read_usable(job, teacher, layers, windows, batch):
     """For every layer, hidden states of the windows at which the teacher does not fail, and at how many it does."""
-    reading, raw = Reading.of(job.config, teacher), job.config.center != "none"
+    reading, raw = InputFormat.of(job.config, teacher), job.config.center != "none"
 
     def read(layers, windows):
         rows, _ = hidden_rows(teacher, windows, batch, job.config.max_length, job.special_ids, layers, reading, raw)

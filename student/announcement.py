@@ -16,7 +16,7 @@ from shards.reader import Store
 from student.batches import Loader
 from student.config import ResolvedConfig
 from student.meter import Meter
-from student.task import Task
+from student.task import TrainingTask
 
 # The share of the rate of a plain matrix product that a whole training step reaches, roughly. On a CPU small encoders
 # reach less and large ones more. Of a GPU's published peak, 40 % is usual for encoders of BERT-base's size.
@@ -47,7 +47,7 @@ class Start(NamedTuple):
 
     config: ResolvedConfig
     origins: dict[str, str]
-    task: Task
+    task: TrainingTask
     store: Store
     model: Any
     loader: Loader

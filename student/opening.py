@@ -20,14 +20,14 @@ from student.ranks import Ranks
 from student.resolve import Resolved, resolve, resolve_compile, resolve_dtype
 from student.runs.directory import Run
 from student.runs.tracking import check_trackers
-from student.task import Task
+from student.task import TrainingTask
 
 logger = logging.getLogger(__name__)
 
 
 def open_run(
-    config: StudentConfig, ranks: Ranks, prepare: Callable[[Any, Store], Task], origins: dict[str, str] | None
-) -> tuple[Resolved, Store, Task, Run]:
+    config: StudentConfig, ranks: Ranks, prepare: Callable[[Any, Store], TrainingTask], origins: dict[str, str] | None
+) -> tuple[Resolved, Store, TrainingTask, Run]:
     """Settings with nothing left open, store, task and directory of the run. RunError where they do not belong
     together."""
     check_trackers(config.track)

@@ -65,7 +65,7 @@ from student.runs.export import (
     write_papers,
 )
 from student.runs.probed import export_of, with_student_and_store
-from student.task import Task
+from student.task import TrainingTask
 from student.train import train
 
 logger = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ def train_probe(
     return train(with_student_and_store(config), progress, prepare=probe_task, origins=origins)
 
 
-def probe_task(config: ProbeConfig, store: Store) -> Task:
+def probe_task(config: ProbeConfig, store: Store) -> TrainingTask:
     """Train a probe. Raises RunError where settings, student and store do not belong together."""
     if config.student is None:
         raise RunError("no student given: name a run, an export, a kept checkpoint or a Hub id with --student.")
@@ -229,7 +229,7 @@ def probe_task(config: ProbeConfig, store: Store) -> Task:
         before = {"student": {"name": config.encoder_source, "weights": frozen} | lineage_of_student}
         export_probe(model, directory, facts, store, lineage | before)
 
-    return Task("train-probe", Mlm(store), {"student": frozen}, build, export, segments)
+    return TrainingTask("train-probe", Mlm(store), {"student": frozen}, build, export, segments)
 
 
 def _load_frozen(source: str | Path) -> tuple[Student, dict]:

@@ -31,7 +31,7 @@ _APART_TARGETS = (
 )
 
 
-class Task(NamedTuple):
+class TrainingTask(NamedTuple):
     """The parts of a run that depend on what is trained."""
 
     name: str
@@ -53,7 +53,7 @@ class Task(NamedTuple):
         return config.identity() | self.objective.identity() | segments | ({"other_targets": others} if others else {})
 
 
-def student_task(config: StudentConfig, store: Store) -> Task:
+def student_task(config: StudentConfig, store: Store) -> TrainingTask:
     """Train an encoder by one objective. Raises RunError where settings and stores do not belong together.
 
     store  the first one that is learned from; those beside it are opened here
@@ -81,4 +81,4 @@ def student_task(config: StudentConfig, store: Store) -> Task:
         return student
 
     segments = config.segments == "auto" and store_has_pairs(store) and token_types(hf_config) >= 2
-    return Task("train-student", objective, hf_config.to_diff_dict(), build, export_student, segments)
+    return TrainingTask("train-student", objective, hf_config.to_diff_dict(), build, export_student, segments)

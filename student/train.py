@@ -59,7 +59,7 @@ from student.runs.directory import Run
 from student.runs.state import RunState
 from student.runs.tracking import Trackers, start_trackers
 from student.signals import StopSignals
-from student.task import Task, student_task
+from student.task import TrainingTask, student_task
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ _DROPOUT_PURPOSE = 0x64726F70  # "drop"
 def train(
     config: StudentConfig,
     progress: Callable[..., None] = silent,
-    prepare: Callable[[Any, Store], Task] = student_task,
+    prepare: Callable[[Any, Store], TrainingTask] = student_task,
     origins: dict[str, str] | None = None,
 ) -> dict:
     """Train, evaluate and export a student; continue where an interrupted run of the same settings stopped.
@@ -121,7 +121,7 @@ class Trainer:
         self,
         resolved: Resolved,
         store: Store,
-        task: Task,
+        task: TrainingTask,
         run: Run,
         *,
         ranks: Ranks,

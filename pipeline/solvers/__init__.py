@@ -22,7 +22,7 @@ from mlsm.common.errors import describe
 from pipeline.solvers import cuda_products, fista
 from pipeline.solvers.cuda_products import PreparedOnGpu
 from pipeline.solvers.fista import STEPS
-from pipeline.solvers.prepared import Prepared
+from pipeline.solvers.prepared import PreparedAtoms
 from pipeline.solvers.prepared import prepare as prepare_on_cpu
 from pipeline.solvers.problem import (
     LONGEST,
@@ -37,7 +37,7 @@ from pipeline.solvers.problem import (
 )
 from pipeline.solvers.tensors import float32_on, on_gpu, product
 
-__all__ = ["BACKENDS", "Codes", "ConvergenceWarning", "Prepared", "choose_backend", "nonneg_lasso", "prepare"]
+__all__ = ["BACKENDS", "Codes", "ConvergenceWarning", "PreparedAtoms", "choose_backend", "nonneg_lasso", "prepare"]
 
 BACKENDS = ("auto", "cpu", "cuda", "torch", "fista")
 LARGEST_LAM = 1e30  # far above any correlation: kernels, which know no infinity, subtract it from -3e38
@@ -57,7 +57,7 @@ class PreparedTensors(NamedTuple):
         return self.atoms_Kd is atoms_Kd and self.version == _version(atoms_Kd)
 
 
-def prepare(atoms_Kd: Array, gram_KK: Array | None = None) -> Prepared | PreparedTensors:
+def prepare(atoms_Kd: Array, gram_KK: Array | None = None) -> PreparedAtoms | PreparedTensors:
     """Prepare atoms (K, d) for many calls of `nonneg_lasso`, where they lie: on a CPU or a GPU.
 
     gram_KK  atoms_Kd @ atoms_Kd.T, float32, computed if not given
@@ -81,7 +81,7 @@ def nonneg_lasso(
     atoms_Kd: Array,
     lam: float,
     *,
-    gram_KK: Array | Prepared | PreparedTensors | None = None,
+    gram_KK: Array | PreparedAtoms | PreparedTensors | None = None,
     tol: float | None = 1e-3,
     gap: bool = False,
     backend: str = "auto",
@@ -114,7 +114,7 @@ def nonneg_lasso(
     """
     hidden_Nd, atoms_Kd = (x if isinstance(x, torch.Tensor) else np.asarray(x) for x in (hidden_Nd, atoms_Kd))
     _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend, steps)
-    if not isinstance(gram_KK, Prepared | PreparedTensors):
+    if not isinstance(gram_KK, PreparedAtoms | PreparedTensors):
         _check_rows("atoms", atoms_Kd)
     usable_N, rows_Nd = None, hidden_Nd
     if on_gpu(hidden_Nd):  # nothing waits for the check: rows that fail it are coded as zeros, and refused at the end
@@ -228,10 +228,10 @@ def _check_arguments(hidden_Nd, atoms_Kd, gram_KK, lam, tol, backend, steps):
             "the dictionary has no atoms, or its atoms have no width; expected shape (K, d) with K, d >= 1; found "
             f"{tuple(atoms_Kd.shape)}"
         )
-    if isinstance(gram_KK, Prepared | PreparedTensors):
+    if isinstance(gram_KK, PreparedAtoms | PreparedTensors):
         for_cpu = backend == "cpu" or (backend in ("auto", "fista") and not on_gpu(hidden_Nd))
         on_another = on_gpu(hidden_Nd) and on_gpu(atoms_Kd) and hidden_Nd.device != atoms_Kd.device
-        if not gram_KK.fits(atoms_Kd) or isinstance(gram_KK, Prepared) != for_cpu or on_another:
+        if not gram_KK.fits(atoms_Kd) or isinstance(gram_KK, PreparedAtoms) != for_cpu or on_another:
             raise ValueError(
                 "gram is prepared for other atoms, or for another GPU, or for a CPU where a GPU codes; give the matrix "
                 "itself"

@@ -38,7 +38,7 @@ import numpy as np
 
 from pipeline.solvers import onednn
 from pipeline.solvers.parallel import inlined, kernel, one_blas_thread, run_in_threads, thread_count
-from pipeline.solvers.prepared import DIRECTIONS, Prepared, aligned_zeros, correlate, prepare
+from pipeline.solvers.prepared import DIRECTIONS, PreparedAtoms, aligned_zeros, correlate, prepare
 from pipeline.solvers.problem import Array, Codes, join_codes, numpy_rows
 from pipeline.solvers.vectors import (
     LANES,
@@ -67,9 +67,9 @@ LOWEST = np.float32(-3e38)  # kernels know no infinity
 INNER = 0.1  # a round solves its working set to this share of the worst violation
 
 
-def solve(hidden_Nd: Array, atoms_Kd: Array, gram_KK: Array | Prepared | None, lam: float, tol: float) -> Codes:
+def solve(hidden_Nd: Array, atoms_Kd: Array, gram_KK: Array | PreparedAtoms | None, lam: float, tol: float) -> Codes:
     """Sparse-code N tokens; arguments as in `nonneg_lasso`, already checked."""
-    if isinstance(gram_KK, Prepared):
+    if isinstance(gram_KK, PreparedAtoms):
         prepared = gram_KK
     else:
         with one_blas_thread():  # how a product is cut up for threads changes how its sums round

@@ -46,7 +46,7 @@ class View(NamedTuple):
     has_small: bool  # some atom is so small that its Gram entries need more than 16 bits
 
 
-class Prepared(NamedTuple):
+class PreparedAtoms(NamedTuple):
     """Atoms and Gram matrix as the solver on a CPU reads them: made once for any number of calls."""
 
     view: View
@@ -61,7 +61,7 @@ class Prepared(NamedTuple):
         return np.array_equal(self.view.atoms_Kd[:, : self.weight_Kd.shape[1]], atoms_Kd)
 
 
-class Correlations(NamedTuple):
+class AtomCorrelations(NamedTuple):
     """Correlations of all atoms with the tokens of a task, and how far off they may be.
 
     Exact ones are within margin_n + relative * abs(rounded_nK) of rounded_nK - along_nr @ main_rK.
@@ -73,7 +73,7 @@ class Correlations(NamedTuple):
     relative: np.float32
 
 
-def prepare(atoms_Kd: Array, gram_KK: Array | None = None) -> Prepared:
+def prepare(atoms_Kd: Array, gram_KK: Array | None = None) -> PreparedAtoms:
     """Prepare atoms (K, d) for `nonneg_lasso` on a CPU.
 
     gram_KK  atoms_Kd @ atoms_Kd.T, float32, computed if not given
@@ -113,17 +113,17 @@ def prepare(atoms_Kd: Array, gram_KK: Array | None = None) -> Prepared:
     scale = np.float32(largest / LARGEST_INTEGER)
     has_small = bool((square_K[square_K > 0] < SMALL * scale).any())
     view = View(padded_Kd, integers_KK, scale, square_K, main_rK, has_small)
-    return Prepared(view, weight_Kd, rounding, largest**0.5 * (1 + 1e-6), basis_rd)
+    return PreparedAtoms(view, weight_Kd, rounding, largest**0.5 * (1 + 1e-6), basis_rd)
 
 
-def correlate(prepared: Prepared, hidden_nd: np.ndarray) -> Correlations:
+def correlate(prepared: PreparedAtoms, hidden_nd: np.ndarray) -> AtomCorrelations:
     """Correlations of all atoms with some tokens, in this thread."""
     hidden = torch.from_numpy(hidden_nd)
     norm_n = hidden.norm(dim=1)
     margin_n = norm_n * (hidden_nd.shape[1] * 2.0**-24 * prepared.norm)  # of a sum in float32, at most
     if prepared.weight_Kd.dtype == torch.float32:
         product_nK = onednn.product(hidden, prepared.weight_Kd).numpy()
-        return Correlations(product_nK, np.empty((len(hidden), 0), np.float32), margin_n.numpy(), np.float32(0))
+        return AtomCorrelations(product_nK, np.empty((len(hidden), 0), np.float32), margin_n.numpy(), np.float32(0))
     along_nr, rest_nd = _take_out(hidden, prepared.basis_rd)
     rounded_nd = rest_nd.bfloat16()
     lost_n, rest_n = (rounded_nd.float() - rest_nd).norm(dim=1), rest_nd.norm(dim=1)
@@ -132,7 +132,7 @@ def correlate(prepared: Prepared, hidden_nd: np.ndarray) -> Correlations:
         lost_n * prepared.norm + rest_n * (1.01 * prepared.weight_rounding) + norm_n * (1e-6 * max(1.0, prepared.norm))
     )
     product_nK = multiply(rounded_nd, prepared.weight_Kd).view(torch.int16).numpy()
-    return Correlations(product_nK, along_nr.numpy(), margin_n.numpy(), OUTPUT_ROUNDING)
+    return AtomCorrelations(product_nK, along_nr.numpy(), margin_n.numpy(), OUTPUT_ROUNDING)
 
 
 def _take_out(hidden_nd, basis_rd):

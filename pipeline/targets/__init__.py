@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import torch
 
-from pipeline.batch import Batch, Hidden
+from pipeline.batch import Hidden, TeacherBatch
 from pipeline.job import Job
 from pipeline.stores import Record
 from pipeline.targets.hidden import HiddenStates
@@ -67,7 +67,7 @@ class CodedTarget(Target, Protocol):
         """Bring to the device what coding needs, before the first batch."""
 
     @staticmethod
-    def states(teacher: Any, batch: Batch, targets: Sequence[Any]) -> list[Hidden]:
+    def states(teacher: Any, batch: TeacherBatch, targets: Sequence[Any]) -> list[Hidden]:
         """The hidden states that `code` takes, for several targets of this class, from one pass of the teacher."""
 
     def code(self, rows_Nd: torch.Tensor) -> Any:
@@ -76,7 +76,7 @@ class CodedTarget(Target, Protocol):
     def tensors(self, codes: Any) -> tuple:
         """The tensors of codes that are on a GPU, for the lane that takes them over."""
 
-    def columns(self, codes: Any, batch: Batch) -> dict[str, np.ndarray]:
+    def columns(self, codes: Any, batch: TeacherBatch) -> dict[str, np.ndarray]:
         """Columns over all tokens of a batch, on the host; its block's statistics get what the codes say.
 
         codes  may be on a GPU; None if none of the batch's windows is coded

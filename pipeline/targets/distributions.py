@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from pipeline.batch import Batch, add_amounts
+from pipeline.batch import TeacherBatch, add_amounts
 from pipeline.solvers.parallel import inlined, kernel
 from pipeline.solvers.problem import Codes
 from shards.codec import ratio_bounds
@@ -71,7 +71,7 @@ def distributions(codes: Codes, top_n: int | Literal["all"]) -> Distributions:
     return Distributions(indptr, indices, weights, tail_N, int((found_N > limit).sum()))
 
 
-def columns_of(rows: Distributions | None, batch: Batch) -> dict[str, np.ndarray]:
+def columns_of(rows: Distributions | None, batch: TeacherBatch) -> dict[str, np.ndarray]:
     """Columns over all tokens of a batch; special tokens get no entries, and with None no token gets one."""
     tokens = len(batch.coded_T)
     nnz, tail = np.zeros(tokens, np.int64), np.zeros(tokens, np.float32)

@@ -17,7 +17,7 @@ import torch
 
 from mlsm.common.disk import read_file
 from mlsm.common.errors import EncodeError, describe
-from pipeline.batch import Batch, Hidden, Reading, add_amounts, centred_rows
+from pipeline.batch import Hidden, InputFormat, TeacherBatch, add_amounts, centred_rows
 from pipeline.config import EncodeHiddenConfig
 from pipeline.job import Job, load_teacher, name_of_dtype
 from pipeline.stores import Record, keep_copy
@@ -132,7 +132,7 @@ class HiddenStates:
             "width": layout.width,
             "quantise": quantise,
             "dtype": name_of_dtype(teacher),
-        } | Reading.of(self.config, teacher).settings()
+        } | InputFormat.of(self.config, teacher).settings()
         if job.stored is not None:
             settings["hidden"] = job.stored.identity()
         lineage = {"teacher_name": teacher.name, "teacher_layers": teacher.num_layers}
@@ -146,7 +146,7 @@ class HiddenStates:
         pass
 
     @staticmethod
-    def states(teacher: "Teacher", batch: Batch, targets: Sequence["HiddenStates"]) -> list[Hidden]:
+    def states(teacher: "Teacher", batch: TeacherBatch, targets: Sequence["HiddenStates"]) -> list[Hidden]:
         return centred_rows(teacher, batch, [(target.layer, None) for target in targets])
 
     def code(self, rows_Nd: torch.Tensor) -> torch.Tensor:
@@ -155,7 +155,7 @@ class HiddenStates:
     def tensors(self, codes: torch.Tensor) -> tuple:
         return (codes,)
 
-    def columns(self, codes: torch.Tensor | None, batch: Batch) -> dict[str, np.ndarray]:
+    def columns(self, codes: torch.Tensor | None, batch: TeacherBatch) -> dict[str, np.ndarray]:
         layout, block = self.layout, batch.block
         hidden_Tb = np.zeros((len(batch.coded_T), layout.bytes), layout.dtype)
         marks_T = np.zeros(len(batch.coded_T), np.float32)

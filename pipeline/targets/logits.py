@@ -33,7 +33,7 @@ import numpy as np
 import torch
 
 from mlsm.common.errors import EncodeError
-from pipeline.batch import Batch, Hidden, Reading, not_finite
+from pipeline.batch import Hidden, InputFormat, TeacherBatch, not_finite
 from pipeline.config import EncodeLogitsConfig
 from pipeline.job import Job, check_teacher, name_of_dtype
 from pipeline.stores import Record
@@ -111,7 +111,7 @@ class Logits:
             "top_n": self.top_n,
             "octaves": LOGITS_OCTAVES,
             "dtype": name_of_dtype(teacher),
-        } | Reading.of(self.config, teacher).settings()
+        } | InputFormat.of(self.config, teacher).settings()
         name = f"logits-{Path(teacher.name).name}"
         if self.config.masked:  # left out otherwise, so that stores keep their names
             settings["masked_passes"], name = PASSES, f"{name}-masked"
@@ -125,7 +125,7 @@ class Logits:
         pass
 
     @staticmethod
-    def states(teacher: MaskedLm, batch: Batch, targets: Sequence["Logits"]) -> list[Hidden]:
+    def states(teacher: MaskedLm, batch: TeacherBatch, targets: Sequence["Logits"]) -> list[Hidden]:
         (target,) = targets
         if target._mask_id is None:
             rows_Nd = teacher(batch.ids_WL, batch.real_WL, batch.tokens_N, **batch.reading)
@@ -151,7 +151,7 @@ class Logits:
     def tensors(self, codes: MostProbable) -> tuple:
         return codes.ids_Nn, codes.weights_Nn, codes.tail_N
 
-    def columns(self, codes: MostProbable | None, batch: Batch) -> dict[str, np.ndarray]:
+    def columns(self, codes: MostProbable | None, batch: TeacherBatch) -> dict[str, np.ndarray]:
         if codes is None:
             return columns_of(None, batch)
         codes = codes.to_host() if isinstance(codes.tail_N, torch.Tensor) else codes
@@ -226,7 +226,7 @@ def assign_passes(ids_WL: np.ndarray, tokens_N: np.ndarray) -> np.ndarray:
 
 
 @torch.inference_mode()
-def masked_rows(teacher: "MaskedLm", batch: Batch, mask_id: int) -> torch.Tensor:
+def masked_rows(teacher: "MaskedLm", batch: TeacherBatch, mask_id: int) -> torch.Tensor:
     """Hidden states (N, d) of a batch's coded tokens, each of the pass in which it is hidden; as `Teacher` gives them.
 
     All passes have the shape of the batch, so that what a window gets depends on no other window of it.

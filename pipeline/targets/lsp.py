@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from mlsm.common.errors import EncodeError
-from pipeline.batch import Batch, Hidden, Reading, add_amounts, center_on, centred_rows
+from pipeline.batch import Hidden, InputFormat, TeacherBatch, add_amounts, center_on, centred_rows
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
 from pipeline.job import Job, load_teacher, name_of_dtype
@@ -96,7 +96,7 @@ class Lsp:
             settings["tolerance"] = config.tolerance  # which FISTA does not have
         if dictionary.center is not None:  # left out otherwise, so that stores keep their names
             settings["center"] = dictionary.centering
-        settings |= Reading.of(config, self.teacher).settings()
+        settings |= InputFormat.of(config, self.teacher).settings()
         if job.stored is not None:
             settings["hidden"] = job.stored.identity()
             quantise = job.stored.identity()["quantise"]
@@ -112,7 +112,7 @@ class Lsp:
         keep_copy(files.dictionary, lambda: copies.read_dictionary(files), self.dictionary.save)
 
     @staticmethod
-    def states(teacher: "Teacher", batch: Batch, targets: Sequence["Lsp"]) -> list[Hidden]:
+    def states(teacher: "Teacher", batch: TeacherBatch, targets: Sequence["Lsp"]) -> list[Hidden]:
         return centred_rows(teacher, batch, [(target.layer, target._center_Pd) for target in targets])
 
     def prepare(self) -> None:
@@ -132,7 +132,7 @@ class Lsp:
     def tensors(self, codes: Codes) -> tuple:
         return codes.indptr, codes.indices, codes.values, codes.kkt
 
-    def columns(self, codes: Codes | None, batch: Batch) -> dict[str, np.ndarray]:
+    def columns(self, codes: Codes | None, batch: TeacherBatch) -> dict[str, np.ndarray]:
         if codes is None:
             return columns_of(None, batch)
         rows, statistics = distributions(codes, self.top_n), batch.block.statistics

@@ -43,7 +43,7 @@ from student.runs.export_config import ExportConfig
 from student.runs.hub import Revision, push
 from student.runs.identity import read_json
 from student.runs.probed import recorded_store
-from student.task import Task
+from student.task import TrainingTask
 
 logger = logging.getLogger(__name__)
 
@@ -259,7 +259,7 @@ def _belonging(run: Path, path: Path):
         ) from error
 
 
-def _task(run: Path, description: dict, stores: list[Store], path: Path) -> Task:
+def _task(run: Path, description: dict, stores: list[Store], path: Path) -> TrainingTask:
     """What the run trains, by its own description, as large as the checkpoint is; this needs no Hub."""
     settings, architecture = description["settings"], description["architecture"]
     if "probe_input" in settings:
@@ -275,10 +275,10 @@ def _task(run: Path, description: dict, stores: list[Store], path: Path) -> Task
         encoder = build_encoder(hf_config, settings["seed"])
         return Student(encoder, objective.outputs, tied=objective.tied, seed=settings["seed"])
 
-    return Task("export-student", objective, architecture, build, export_student)
+    return TrainingTask("export-student", objective, architecture, build, export_student)
 
 
-def _probe_task(run: Path, description: dict, store) -> Task:
+def _probe_task(run: Path, description: dict, store) -> TrainingTask:
     settings = description["settings"] | {"student": description["operational"]["student"]}
     settings["segments"] = "auto" if "segments" in settings else "never"
     known = {field.name for field in fields(ProbeConfig) if field.init}

@@ -37,7 +37,7 @@ from mlsm.evaluation import models, records
 from mlsm.evaluation.inspection.lsps.config import LspConfig
 from mlsm.evaluation.inspection.lsps.show import show as show_lsps
 from mlsm.evaluation.inspection.stores import document_tokens, show
-from mlsm.evaluation.studies.flops.encoders import Encoder
+from mlsm.evaluation.studies.flops.encoders import EncoderShape
 from mlsm.evaluation.tasks.finetuning import trials
 from mlsm.evaluation.tasks.finetuning.heads import Backbone
 from mlsm.evaluation.tasks.scoring import models as masked_lms
@@ -544,7 +544,7 @@ def test_a_configuration_that_transformers_cannot_read(subjects, field):
         file.write_text(json.dumps(known))
     records.describe(export)
     with pytest.raises(FlopsError, match="no configuration found there"):
-        Encoder.find(str(export))
+        EncoderShape.find(str(export))
     with pytest.raises(ModelError, match="config.json cannot be read") as caught:
         Backbone(export)
     assert len(str(caught.value)) < 1000

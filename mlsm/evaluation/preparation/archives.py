@@ -33,7 +33,7 @@ CHUNK = 2**20
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError)
 
 
-class File(NamedTuple):
+class ArchivedFile(NamedTuple):
     """One file of a source."""
 
     path: PurePosixPath
@@ -94,7 +94,7 @@ class Sources:
         if not source.is_dir() and not source.name.lower().endswith((".zip", *TARS)):
             raise DataError(f"--from {source} is neither a directory nor an archive (.zip, {', '.join(TARS)}).")
         self._open = ExitStack()
-        self.files: list[File] = []
+        self.files: list[ArchivedFile] = []
         root = source.absolute().parent
         for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
             name = PurePosixPath(path.absolute().relative_to(root))
@@ -107,12 +107,12 @@ class Sources:
                         if not member.is_dir() and not member.filename.startswith("__MACOSX/"):
                             inner = name.with_suffix("") / member.filename
                             where, opens = f"{path}, {member.filename}", partial(archive.open, member)
-                            self.files.append(File(inner, where, member.file_size, member.compress_size, opens))
+                            self.files.append(ArchivedFile(inner, where, member.file_size, member.compress_size, opens))
                 elif path.name.lower().endswith(TARS):
                     self._add_tar(path, name)
                 else:
                     size = path.stat().st_size
-                    self.files.append(File(name, str(path), size, size, partial(disk.open_to_read, path)))
+                    self.files.append(ArchivedFile(name, str(path), size, size, partial(disk.open_to_read, path)))
             except DAMAGE as error:
                 self._open.close()
                 raise DataError(f"{path} cannot be read ({describe(error)}). Fetch it again.") from None
@@ -123,7 +123,7 @@ class Sources:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def find(self, *names: str) -> File | None:
+    def find(self, *names: str) -> ArchivedFile | None:
         """The file whose path ends with the first of the names that there is.
 
         Raises  DataError where several differ in content, or one cannot be read
@@ -152,4 +152,4 @@ class Sources:
             if member.isfile():
                 inner = name.with_name(name.name.partition(".tar")[0].removesuffix(".tgz")) / member.name
                 where = f"{path}, {member.name}"
-                self.files.append(File(inner, where, member.size, member.size, partial(opened, member)))
+                self.files.append(ArchivedFile(inner, where, member.size, member.size, partial(opened, member)))

@@ -18,9 +18,9 @@ from mlsm.common.disk import file_sha256
 from mlsm.common.durable import make_directories, publish_directory, refuse_what_is_in_the_way
 from mlsm.common.errors import DataError
 from mlsm.common.progress import silent
-from mlsm.evaluation.preparation.archives import File, Sources
+from mlsm.evaluation.preparation.archives import ArchivedFile, Sources
 from mlsm.evaluation.preparation.config import PrepareDataConfig
-from mlsm.evaluation.preparation.sets import SETS, Part
+from mlsm.evaluation.preparation.sets import SETS, LayoutDirectory
 
 
 def prepare(settings: PrepareDataConfig, progress: Callable[..., None] = silent) -> dict:
@@ -54,7 +54,7 @@ def prepare(settings: PrepareDataConfig, progress: Callable[..., None] = silent)
     return {"dataset": settings.dataset, "output": str(settings.output), "parts": parts, "missing": missing}
 
 
-def _collect(part: Part, sources: Sources) -> tuple[Mapping[str, bytes | File] | None, list[str]]:
+def _collect(part: LayoutDirectory, sources: Sources) -> tuple[Mapping[str, bytes | ArchivedFile] | None, list[str]]:
     """The files of a part, or what they will hold, from the first way in which all are there; else None, and what is
     lacking in the way of which most is there."""
     lacking = []

@@ -29,7 +29,7 @@ class Way(NamedTuple):
     """names in the layout that may be absent"""
 
 
-class Part(NamedTuple):
+class LayoutDirectory(NamedTuple):
     """A directory of the layout."""
 
     directory: str
@@ -56,7 +56,7 @@ def _glue(name, archive, *counts, files=("train.tsv", "dev.tsv")):
     way = Way({file: (f"{directory}/{file}",) for file in files})
     expected = dict(zip(("train", *TASKS[name].evaluation), counts, strict=True))
     where = f"https://dl.fbaipublicfiles.com/glue/data/{archive}"
-    return Part(f"glue/{directory}", (way,), _count_task(name), expected, where)
+    return LayoutDirectory(f"glue/{directory}", (way,), _count_task(name), expected, where)
 
 
 def split_paraphrases(published: Contents) -> Contents:
@@ -114,7 +114,7 @@ _CONLL = {"train.txt": "train", "dev.txt": "testa", "test.txt": "testb"}
 
 SETS = {
     "blimp": (
-        Part(
+        LayoutDirectory(
             "blimp",
             (Way({f"{name}.jsonl": (f"data/{name}.jsonl", f"{name}.jsonl") for name in blimp.PARADIGMS}),),
             _count_pairs, {"paradigms": 67, "pairs": 67_000},
@@ -122,7 +122,7 @@ SETS = {
         ),
     ),
     "wsd": (
-        Part(
+        LayoutDirectory(
             "wsd", (Way(_SENSES | {str(SENSE_INDEX): ("index.sense",)}),), _count_senses,
             {"SemCor": 226_036, "test sets": 7_253},
             "http://lcl.uniroma1.it/wsdeval (WSD_Evaluation_Framework.zip) and, for index.sense, "
@@ -146,7 +146,7 @@ SETS = {
         _glue("stsb", "STS-B.zip", 5749, 1500),
     ),
     "wic": (
-        Part(
+        LayoutDirectory(
             "wic",
             (Way({f"{part}/{part}.{kind}.txt": (f"{part}/{part}.{kind}.txt", f"{part}.{kind}.txt")
                   for part in ("train", "dev") for kind in ("data", "gold")}),),
@@ -154,7 +154,7 @@ SETS = {
         ),
     ),
     "conll": (
-        Part(
+        LayoutDirectory(
             "conll2003",
             (
                 Way({name: (f"eng.{part}",) for name, part in _CONLL.items()}, optional=("test.txt",)),

@@ -69,7 +69,7 @@ class Activations:
         return (columns.T @ columns).toarray() / len(self.sample) - np.outer(mean_n, mean_n)
 
 
-class Correlations(NamedTuple):
+class LspCorrelations(NamedTuple):
     """Pairs of LSPs that correlate, and the best of each LSP whatever its correlation.
 
     first_P, second_P  LSPs of the first and of the second store;  r_P  float64, at least the least that was asked for
@@ -85,16 +85,16 @@ class Correlations(NamedTuple):
     best_J: np.ndarray
     best_r_J: np.ndarray
 
-    def reversed(self) -> "Correlations":
+    def reversed(self) -> "LspCorrelations":
         """The same with first and second store exchanged."""
-        return Correlations(
+        return LspCorrelations(
             self.second_P, self.first_P, self.r_P, self.best_J, self.best_r_J, self.best_K, self.best_r_K
         )
 
 
 def correlate(
     first: Activations, second: Activations, least: float, progress: Callable[..., None] = silent
-) -> Correlations:
+) -> LspCorrelations:
     """The Correlations of two stores' LSPs. Their samples must be of the same tokens."""
     k, j, total = first.sample.k, second.sample.k, len(first.sample)
     pairs: list[tuple[np.ndarray, ...]] = []
@@ -122,7 +122,7 @@ def correlate(
         progress("correlations", block.stop, k, unit="LSPs")
     best_K[np.isneginf(best_r_K)] = -1
     first_P, second_P, r_P = (np.concatenate(column) for column in zip(*pairs, strict=True))
-    return Correlations(first_P, second_P, r_P, best_K, best_r_K, best_J, best_r_J)
+    return LspCorrelations(first_P, second_P, r_P, best_K, best_r_K, best_J, best_r_J)
 
 
 @kernel

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlsm.evaluation.inspection.tracking.correlation import Activations, Correlations
+from mlsm.evaluation.inspection.tracking.correlation import Activations, LspCorrelations
 
 GAIN = 0.05
 BEFORE = ("kept", "drifted", "split", "merged", "vanished", "rare")
@@ -48,7 +48,7 @@ class Matches(NamedTuple):
     r_K: np.ndarray
 
 
-def match(first: Activations, second: Activations, pairs: Correlations, kept_from: float, matching: str) -> Matches:
+def match(first: Activations, second: Activations, pairs: LspCorrelations, kept_from: float, matching: str) -> Matches:
     """The Matches of two stores' LSPs, from the pairs that correlate enough to be matched."""
     states = np.where(first.is_rare, "rare", "vanished").astype("<U8")
     states_after = np.where(second.is_rare, "rare", "appeared").astype("<U8")

@@ -29,7 +29,7 @@ from mlsm.evaluation.inspection.lsps import words
 from mlsm.evaluation.inspection.lsps.sample import draw
 from mlsm.evaluation.inspection.lsps.vocabulary import Vocabulary
 from mlsm.evaluation.inspection.tracking.config import TrackConfig
-from mlsm.evaluation.inspection.tracking.correlation import LEAST_TOKENS, Activations, Correlations, correlate
+from mlsm.evaluation.inspection.tracking.correlation import LEAST_TOKENS, Activations, LspCorrelations, correlate
 from mlsm.evaluation.inspection.tracking.figure import draw as draw_figure
 from mlsm.evaluation.inspection.tracking.matching import AFTER, BEFORE, GAIN, Matches, match
 from mlsm.evaluation.plots import drawn, save_table
@@ -147,7 +147,7 @@ def _facts(store, activations):
     }
 
 
-def _step(matches: Matches, chance: Correlations) -> dict:
+def _step(matches: Matches, chance: LspCorrelations) -> dict:
     one_to_one = [r for r, state in zip(matches.r_K, matches.states, strict=True) if state in ("kept", "drifted")]
     return {
         "counts": {state: matches.states.count(state) for state in BEFORE},

@@ -36,7 +36,7 @@ class Products(NamedTuple):
         return self.linear + self.attention
 
 
-class Encoder:
+class EncoderShape:
     """An encoder known by its Hugging Face configuration.
 
     name       as the user gave it
@@ -49,7 +49,7 @@ class Encoder:
         self.embedding_width = getattr(hf_config, "embedding_size", self.width)
 
     @classmethod
-    def find(cls, name: str) -> "Encoder":
+    def find(cls, name: str) -> "EncoderShape":
         """The encoder of a name that train-student knows, `bundled`, a directory or a Hub id.
 
         Raises FlopsError where there is none; ValueError from a name whose size cannot be built.
@@ -72,13 +72,13 @@ class Encoder:
         deberta = family == "deberta" and not getattr(self.config, "talking_head", False)
         return family in BERT_FAMILY or deberta
 
-    def cut(self, layers: int) -> "Encoder":
+    def cut(self, layers: int) -> "EncoderShape":
         """The same without the layers above a number. Raises FlopsError where there are not so many."""
         if not 1 <= layers <= self.layers:
             raise FlopsError(f"{self.name} has {self.layers} layers, no layer {layers}. Give 1 to {self.layers}.")
         from pipeline.teacher import cut_config
 
-        return Encoder(self.name, cut_config(self.config, layers))
+        return EncoderShape(self.name, cut_config(self.config, layers))
 
     def forward(self, windows: int, length: int) -> Products:
         """Operations of a forward pass over whole windows, every position computed, without head."""
@@ -129,7 +129,7 @@ def measure_encoder(hf_config: "PretrainedConfig", windows: int, length: int) ->
     return count_flops(model.eval(), input_ids=(windows, length))
 
 
-def measure_head(encoder: Encoder, tokens: int, outputs: int) -> int:
+def measure_head(encoder: EncoderShape, tokens: int, outputs: int) -> int:
     """Operations of the student's own head and output matrix at a number of tokens."""
     import torch
     from torch import nn
@@ -143,7 +143,7 @@ def measure_head(encoder: Encoder, tokens: int, outputs: int) -> int:
         return count_flops(module, input=torch.empty(tokens, encoder.width))
 
 
-def measure_student(encoder: Encoder, windows: int, length: int, masked: int, outputs: int) -> int:
+def measure_student(encoder: EncoderShape, windows: int, length: int, masked: int, outputs: int) -> int:
     """Operations of the forward pass that train-student does: last layer and head at masked positions only."""
     from student.encoders.build import build_encoder
     from student.encoders.flops import forward_flops

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from mlsm.common.errors import FlopsError
 from mlsm.evaluation.studies.flops.config import CountFlopsConfig
-from mlsm.evaluation.studies.flops.encoders import Encoder
+from mlsm.evaluation.studies.flops.encoders import EncoderShape
 from mlsm.evaluation.studies.flops.solver import fista_flops, learning_flops, solver_flops
 
 FISTA = "sparse solver, 100 FISTA steps"
@@ -25,8 +25,8 @@ TRAINING = 3  # forward passes in a forward and backward pass
 class Setting(NamedTuple):
     """A batch, and who computes what on it."""
 
-    student: Encoder
-    teacher: Encoder
+    student: EncoderShape
+    teacher: EncoderShape
     vocabulary: int
     k: int
     layer: int
@@ -37,7 +37,7 @@ class Setting(NamedTuple):
     @classmethod
     def of(cls, config: CountFlopsConfig) -> "Setting":
         """The setting of a CountFlopsConfig. Raises FlopsError where an encoder or its layer does not exist."""
-        student, teacher = Encoder.find(config.encoder), Encoder.find(config.teacher)
+        student, teacher = EncoderShape.find(config.encoder), EncoderShape.find(config.teacher)
         teacher.cut(config.layer)
         return cls(
             student,
@@ -123,7 +123,7 @@ def student_flops(setting: Setting, paradigm: str) -> dict[str, float]:
     }
 
 
-def teacher_flops(teacher: Encoder, layer: int, windows: float, length: int) -> float:
+def teacher_flops(teacher: EncoderShape, layer: int, windows: float, length: int) -> float:
     """Operations of the teacher cut after a layer, over whole windows, attention included."""
     return windows * teacher.cut(layer).forward(1, length).total
 

@@ -6,7 +6,7 @@ Counted once, however many runs share the store. Left out: the dictionary (pretr
 thousandths of a per cent), students (mlsm/evaluation/lineage.py).
 """
 
-from mlsm.evaluation.studies.flops.encoders import Encoder
+from mlsm.evaluation.studies.flops.encoders import EncoderShape
 from mlsm.evaluation.studies.flops.pretraining import teacher_flops
 from mlsm.evaluation.studies.flops.solver import correlation_flops, fista_flops, solver_flops
 from shards.reader import Store
@@ -16,7 +16,7 @@ def store_flops(store: Store) -> float:
     """Operations of encoding a store; none for one of token ids. Raises FlopsError where there is no such teacher."""
     if store.kind == "ids":
         return 0.0
-    teacher = Encoder.find(store.settings["teacher_name"])
+    teacher = EncoderShape.find(store.settings["teacher_name"])
     report, length = store.report(), store.max_length
     if store.kind == "hidden":
         return teacher_flops(teacher, store.settings["layer"], report["windows"], length)

@@ -27,7 +27,7 @@ from mlsm.common.errors import StudyError
 from mlsm.evaluation import records
 from mlsm.evaluation.comparison.significance import LEVEL, holm
 from mlsm.evaluation.studies.protocol.costs import name_in_records
-from mlsm.evaluation.studies.protocol.description import Arm, Study
+from mlsm.evaluation.studies.protocol.description import PlannedArm, Study
 
 GATE = {"standard_errors": 5.0, "points": 3.0, "learned_standard_errors": 2.0}  # see `gate`
 Scores = dict[str, float]  # measure -> score in points
@@ -190,7 +190,7 @@ def _composite(scores: Scores, ends: dict[str, tuple[float, float]]) -> float:
     return fmean(100 * (scores[measure] - low) / (high - low) for measure, (low, high) in ends.items())
 
 
-def _is_scored(arm: Arm, seeds, values) -> bool:
+def _is_scored(arm: PlannedArm, seeds, values) -> bool:
     return set(seeds) <= values[arm.name].keys()
 
 

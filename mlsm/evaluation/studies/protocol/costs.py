@@ -25,7 +25,7 @@ from mlsm.common.device import choose_device
 from mlsm.common.errors import MlsmError, StudyError
 from mlsm.common.wordnet import LEXNAMES
 from mlsm.evaluation import records
-from mlsm.evaluation.studies.flops.encoders import BASE_WIDTH, CASED_VOCABULARY, Encoder
+from mlsm.evaluation.studies.flops.encoders import BASE_WIDTH, CASED_VOCABULARY, EncoderShape
 from mlsm.evaluation.studies.protocol.description import STORES
 from mlsm.evaluation.studies.protocol.parts import FUNCTIONS, Made, Part
 from mlsm.evaluation.tasks.blimp.evaluate import task_of
@@ -289,7 +289,7 @@ def _token_seconds(part: Part, parts: list[Part], over_vocabulary: bool) -> floa
     training = _training_of(model, parts)
     if training is None:
         length = part.values.get("max_length") or CorpusConfig.max_length
-        outputs = Encoder.find(model).config.vocab_size if over_vocabulary else 2
+        outputs = EncoderShape.find(model).config.vocab_size if over_vocabulary else 2
         return _measure(model, None, outputs, length, device).window_seconds / length
     maker = _maker_of(training, parts)
     outputs = maker.vocabulary if over_vocabulary else 2
@@ -340,7 +340,7 @@ def _maker_of(training: Part, parts: list[Part]) -> Maker:
     teacher = part.values.get("teacher")
     vocabulary, width = CASED_VOCABULARY, BASE_WIDTH
     if teacher:
-        encoder = Encoder.find(teacher)
+        encoder = EncoderShape.find(teacher)
         vocabulary, width = encoder.config.vocab_size, encoder.width
     return Maker(part.values.get("max_length", CorpusConfig.max_length), vocabulary, k, width)
 
@@ -383,7 +383,7 @@ def _measure(encoder: str, vocabulary: int | None, outputs: int, length: int, de
     from student.encoders.model import Student
     from student.objectives.losses import sparse_cross_entropy
 
-    hf_config = Encoder.find(encoder).config
+    hf_config = EncoderShape.find(encoder).config
     if vocabulary is not None:
         fit_config(hf_config, vocabulary, {"pad": 0, "cls": 0, "sep": 0}, length)
     place = choose_device(device)

@@ -112,7 +112,7 @@ class StoreRecipe(NamedTuple):
             yield suffix, layer, k
 
 
-class Arm(NamedTuple):
+class PlannedArm(NamedTuple):
     """A way of pre-training."""
 
     name: str
@@ -158,7 +158,7 @@ class Study(NamedTuple):
     models: tuple[str, ...]
     """models that are evaluated beside the students, such as the teacher"""
     stores: dict[str, StoreRecipe]
-    arms: dict[str, Arm]
+    arms: dict[str, PlannedArm]
     common: dict[str, dict[str, Any]]
     """settings of frozen, finetune, evaluate-blimp, train-probe and choose-layer, those that are to be run, and of
     compare"""
@@ -204,7 +204,7 @@ def read_study(recipe: str) -> Study:
     common = {verb: section or {} for verb, section in sections.items()}
     stores = dict(_read_stores(path, own["stores"], common))
     _check_order(path, stores)
-    arms: dict[str, Arm] = {}
+    arms: dict[str, PlannedArm] = {}
     for arm in _read_arms(path, own, stores, common):
         if arms.setdefault(arm.name, arm) is not arm:
             raise StudyError(f"recipe {path}: two arms are called {arm.name}. Rename one of them.")
@@ -389,7 +389,7 @@ def _check_acyclic(path: Path, stores: Mapping[str, StoreRecipe], recipe: StoreR
         _check_acyclic(path, stores, stores[name], (*seen, name))
 
 
-def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> Iterator[Arm]:
+def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> Iterator[PlannedArm]:
     for name, described in own["arms"].items():
         described = dict(described)
         seeds = _read_seeds(path, f"arm {name}", described.pop("seeds")) if "seeds" in described else own["seeds"]
@@ -418,7 +418,7 @@ def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> It
                     raise StudyError(
                         f"recipe {path}: {arm!r} cannot name an arm. Write its values as arms of their own."
                     )
-                yield Arm(arm, store, layer, k, settings, seeds)
+                yield PlannedArm(arm, store, layer, k, settings, seeds)
 
 
 def _maker_of(stores: Mapping[str, StoreRecipe], name: str) -> str:

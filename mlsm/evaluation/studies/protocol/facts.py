@@ -14,8 +14,8 @@ from mlsm.common.json_lines import read_json_lines
 from mlsm.evaluation.comparison.config import Spent, StudyFacts
 from mlsm.evaluation.comparison.curves import quiet_step_seconds
 from mlsm.evaluation.studies.protocol.costs import Cost, is_finished
-from mlsm.evaluation.studies.protocol.description import NEEDED, Arm, Study
-from mlsm.evaluation.studies.protocol.parts import Part, Plan, name_of
+from mlsm.evaluation.studies.protocol.description import NEEDED, PlannedArm, Study
+from mlsm.evaluation.studies.protocol.parts import Part, StudyPlan, name_of
 from student.config import StudentConfig
 from student.runs.identity import read_or_none
 
@@ -46,7 +46,7 @@ def _are_costs(found: object) -> bool:
     return isinstance(found, dict) and all(find_problem(cost, COST) is None for cost in found.values())
 
 
-def facts_of(study: Study, planned: Plan, kept: dict[str, dict]) -> StudyFacts:
+def facts_of(study: Study, planned: StudyPlan, kept: dict[str, dict]) -> StudyFacts:
     """The facts for the report.
 
     kept  of `keep_costs`
@@ -86,7 +86,7 @@ def _not_run(parts: list[Part]) -> list[str]:
     return [f"Not run yet: {', '.join(ready)}{f'; and {waiting} parts that wait for these' if waiting else ''}."]
 
 
-def _account(study: Study, arm: Arm, kept: dict[str, dict]) -> dict[str, float] | None:
+def _account(study: Study, arm: PlannedArm, kept: dict[str, dict]) -> dict[str, float] | None:
     """What an arm's training needed beside itself; None where it was not estimated."""
     if arm.settings.get("objective", StudentConfig.objective) not in NEEDED:
         return {}  # which needs ids alone, whatever else its store holds

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlsm.common.errors import StudyError
-from mlsm.evaluation.studies.protocol.description import SETTINGS, Arm, StoreRecipe, Study
+from mlsm.evaluation.studies.protocol.description import SETTINGS, PlannedArm, StoreRecipe, Study
 from mlsm.evaluation.studies.word_senses.choose_layer import choose_layer
 from mlsm.evaluation.tasks.blimp.evaluate import evaluate
 from mlsm.evaluation.tasks.finetuning.suite import finetune
@@ -84,7 +84,7 @@ class Part(NamedTuple):
         return FUNCTIONS[self.verb](self.settings(), progress)
 
 
-class Plan(NamedTuple):
+class StudyPlan(NamedTuple):
     """The parts of a study."""
 
     parts: list[Part]
@@ -94,7 +94,7 @@ class Plan(NamedTuple):
     """what cannot be done here, a sentence each"""
 
 
-def plan(study: Study, directory: Path, data: Path | None) -> Plan:
+def plan(study: Study, directory: Path, data: Path | None) -> StudyPlan:
     """The parts of a study in their order.
 
     directory  of everything that it makes
@@ -122,7 +122,7 @@ def plan(study: Study, directory: Path, data: Path | None) -> Plan:
     for arm in (*primary, *named, *study.arms.values()):
         for seed in arm.seeds:
             _add(parts, planner.later(arm, seed))
-    return Plan(list(parts.values()), first, planner.left_out)
+    return StudyPlan(list(parts.values()), first, planner.left_out)
 
 
 def find_diagnostic(parts: Iterable[Part]) -> Path | None:
@@ -197,7 +197,7 @@ class _Planner:
             needs = tuple(name_of(self.study.stores[name]) for name in recipe.before)
             yield Part(name_of(recipe, seed), recipe.verb, recipe.settings | values, needs)
 
-    def student(self, arm: Arm, seed: int) -> Iterator[Part]:
+    def student(self, arm: PlannedArm, seed: int) -> Iterator[Part]:
         """A student with its store, and its first evaluation: by frozen measures, or else all of them."""
         yield from self.stores({arm.store}, seed)
         name = f"{arm.name}-seed{seed}"
@@ -214,7 +214,7 @@ class _Planner:
         else:
             yield from self.later(arm, seed)
 
-    def later(self, arm: Arm, seed: int) -> Iterator[Part]:
+    def later(self, arm: PlannedArm, seed: int) -> Iterator[Part]:
         """The other evaluations of a student: fine-tuning, and BLiMP, through probes for those without words."""
         if arm.name not in self.study.tuned:
             return
@@ -274,7 +274,7 @@ class _Planner:
             values = self.blimp | {"models": (str(model),), "step": step} | where
             yield Part(f"evaluate-blimp/{name}", "evaluate-blimp", values, needs)
 
-    def _step(self, arm: Arm) -> str | None:
+    def _step(self, arm: PlannedArm) -> str | None:
         """Which checkpoints of its students and their probes are evaluated."""
         return "all" if arm.name in self.study.curves else None
 

@@ -28,7 +28,7 @@ from mlsm.evaluation.studies.protocol.config import StudyConfig
 from mlsm.evaluation.studies.protocol.costs import Cost, costs, is_finished, is_made
 from mlsm.evaluation.studies.protocol.description import Study, read_study
 from mlsm.evaluation.studies.protocol.facts import facts_of, keep_costs, kept_costs
-from mlsm.evaluation.studies.protocol.parts import Part, Plan, find_diagnostic, plan
+from mlsm.evaluation.studies.protocol.parts import Part, StudyPlan, find_diagnostic, plan
 from mlsm.evaluation.studies.protocol.printing import as_make, as_slurm, compare_line
 from mlsm.evaluation.studies.protocol.students import write_students
 from shards.reader import Store
@@ -141,7 +141,7 @@ def choose(parts: list[Part], only: tuple[str, ...]) -> list[Part]:
     return [part for part in parts if not only or any(fnmatch(part.name, pattern) for pattern in only)]
 
 
-def _plan_of_primary(planned: Plan) -> str | None:
+def _plan_of_primary(planned: StudyPlan) -> str | None:
     """The plan of the first student's store, None where that is not there yet."""
     first = next(part for part in planned.parts if part.verb == "train-student")
     with suppress(MlsmError):
@@ -166,7 +166,7 @@ def _name_stages(progress, part):
     return lambda stage, *args, **kwargs: progress(f"{part}: {stage}", *args, **kwargs)
 
 
-def _compare(settings: StudyConfig, described: Study, planned: Plan, kept: dict, progress) -> dict | None:
+def _compare(settings: StudyConfig, described: Study, planned: StudyPlan, kept: dict, progress) -> dict | None:
     """Compare what has been evaluated so far, and write the report. None where nothing has, or where the primary
     hypothesis is withheld, of which the report would show the scores."""
     if _withhold(described, settings.directory) or not any(settings.evaluations.glob("*/*/*.json")):
@@ -175,7 +175,7 @@ def _compare(settings: StudyConfig, described: Study, planned: Plan, kept: dict,
     return found.as_report()
 
 
-def _comparison(settings: StudyConfig, described: Study, planned: Plan) -> CompareConfig:
+def _comparison(settings: StudyConfig, described: Study, planned: StudyPlan) -> CompareConfig:
     """The settings of the comparison of all that has been evaluated."""
     return CompareConfig(
         results=(settings.evaluations,),

@@ -32,7 +32,7 @@ Centers = Mapping[int | str, tuple[int, torch.Tensor | None]]
 WIDTHS = 4  # windows are padded to a multiple: fewer shapes, for each of which oneDNN compiles
 
 
-class Reading(NamedTuple):
+class WordWindow(NamedTuple):
     """One window of a sentence.
 
     ids     with [CLS] and [SEP]
@@ -64,10 +64,10 @@ class Readings:
         self._sentences = sorted(found, key=lambda words_and_windows: -_length(words_and_windows))
         self.tokens = sum(map(_length, found))
 
-    def chunks(self, tokens: int) -> Iterator[tuple[np.ndarray, list[Reading]]]:
+    def chunks(self, tokens: int) -> Iterator[tuple[np.ndarray, list[WordWindow]]]:
         """Yield parts of about so many ids: (numbers of the words (n), list of Reading with words counted from 0)."""
         words: list[int] = []
-        readings: list[Reading] = []
+        readings: list[WordWindow] = []
         size = 0
         for numbers, windows in self._sentences:
             shift = len(words)
@@ -120,11 +120,11 @@ def _windows(ids, numbers, room, special):
         inside = range(start, min(start + room, len(ids)))
         chosen = [i for i in inside if numbers[i] >= 0 and (nearest is None or nearest[i] == start)]
         window = [special["cls"], *ids[inside.start : inside.stop], special["sep"]]
-        found.append(Reading(window, [1 + i - start for i in chosen], [numbers[i] for i in chosen]))
+        found.append(WordWindow(window, [1 + i - start for i in chosen], [numbers[i] for i in chosen]))
     return found
 
 
-class Batch(NamedTuple):
+class WordBatch(NamedTuple):
     """One forward pass.
 
     tokens_N  places of the chosen subtokens, counted row by row;  words_N  which word each belongs to
@@ -136,7 +136,7 @@ class Batch(NamedTuple):
     words_N: torch.Tensor
 
 
-def batches(readings: list[Reading], batch_tokens: int, pad: int) -> Iterator[Batch]:
+def batches(readings: list[WordWindow], batch_tokens: int, pad: int) -> Iterator[WordBatch]:
     """The forward passes of some readings, the longest first, each of at most `batch_tokens` ids, padding included."""
     ordered = sorted(readings, key=lambda reading: -len(reading.ids))
     start = 0
@@ -154,14 +154,14 @@ def _batch(readings, width, pad):
     ids_WL[real_WL] = [i for reading in readings for i in reading.ids]
     tokens = [row * width + place for row, reading in enumerate(readings) for place in reading.places]
     words = [word for reading in readings for word in reading.words]
-    return Batch(*map(torch.from_numpy, (ids_WL, real_WL, np.array(tokens, np.int64), np.array(words, np.int64))))
+    return WordBatch(*map(torch.from_numpy, (ids_WL, real_WL, np.array(tokens, np.int64), np.array(words, np.int64))))
 
 
 @torch.inference_mode()
 def word_vectors(
     teacher: "Teacher",
     words: int,
-    readings: list[Reading],
+    readings: list[WordWindow],
     layers: Sequence[int],
     batch_tokens: int,
     pad: int,

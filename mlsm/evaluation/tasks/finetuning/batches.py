@@ -30,7 +30,7 @@ IGNORED = -100  # torch's number of a label that carries no loss
 WIDTHS = 8  # batches are padded to a multiple: few shapes, so that the memory of one serves the next
 
 
-class Encoded:
+class EncodedExamples:
     """The examples of one part of a task as one model reads them.
 
     words_N  where words have labels: of every example, the positions of its words' first tokens, -1 for a word that
@@ -105,7 +105,7 @@ def encode(
     max_length: int,
     takes_types: bool,
     mark_target: bool = False,
-) -> Encoded:
+) -> EncodedExamples:
     """Tokenise examples, cutting pairs at the longer sentence.
 
     tokenizer    a fast one, as of pipeline.teacher.load_tokenizer
@@ -129,7 +129,7 @@ def encode(
                 words_N += [_first_tokens(e, example.first) for e, example in zip(encodings, part, strict=True)]
     finally:
         inner.no_truncation()
-    return Encoded(
+    return EncodedExamples(
         lengths_N,
         np.concatenate(ids),
         np.concatenate(types) if takes_types else None,
@@ -165,7 +165,7 @@ def task_number(task: str) -> int:
     return zlib.crc32(task.encode())
 
 
-def batches_by_length(encoded: Encoded, size: int) -> list[np.ndarray]:
+def batches_by_length(encoded: EncodedExamples, size: int) -> list[np.ndarray]:
     """Rows of evaluation batches, long examples first, so that memory runs out at once or never."""
     rows_N = np.argsort(-encoded.lengths_N, kind="stable")
     return [rows_N[begin : begin + size] for begin in range(0, len(rows_N), size)]

@@ -16,7 +16,7 @@ from mlsm.common.disk import file_sha256
 from mlsm.common.errors import DataError, describe
 from mlsm.evaluation.tasks.finetuning.config import TENTH
 from mlsm.evaluation.tasks.finetuning.formats import Example
-from mlsm.evaluation.tasks.finetuning.tasks import TASKS, File, Task
+from mlsm.evaluation.tasks.finetuning.tasks import TASKS, Task, TaskFile
 
 
 class TaskData(NamedTuple):
@@ -102,7 +102,7 @@ def find_directory(task: Task, data_dir: Path) -> Path | None:
     return next((place for place in places if place.is_dir()), None)
 
 
-def _from_files(task: Task, directory: Path, parts: dict[str, tuple[File, ...]]) -> TaskData:
+def _from_files(task: Task, directory: Path, parts: dict[str, tuple[TaskFile, ...]]) -> TaskData:
     """Read the training part and `parts`: of each development or test set the ways in which its files may lie."""
     files: dict[str, str] = {}
 
@@ -124,7 +124,7 @@ def _from_files(task: Task, directory: Path, parts: dict[str, tuple[File, ...]])
     return TaskData(f"{task.name}, local", files, train, evaluation)
 
 
-def choose_file(task: Task, directory: Path, alternatives: tuple[File, ...]) -> File:
+def choose_file(task: Task, directory: Path, alternatives: tuple[TaskFile, ...]) -> TaskFile:
     """The first of the alternatives whose files are all there. DataError if there is none."""
     for file in alternatives:
         if all((directory / name).is_file() for name in file.names):

@@ -31,7 +31,7 @@ from mlsm.evaluation.tasks.finetuning.heads import read_config, takes_types
 from mlsm.evaluation.tasks.finetuning.metrics import check_installed
 from mlsm.evaluation.tasks.finetuning.miniature import write_miniatures
 from mlsm.evaluation.tasks.finetuning.tasks import TASKS
-from mlsm.evaluation.tasks.finetuning.trials import Candidate, Prepared, Trial, load
+from mlsm.evaluation.tasks.finetuning.trials import Candidate, PreparedTrial, Trial, load
 from mlsm.evaluation.tasks.frozen.suite import measure_frozen
 from student.memory import forget_peak
 
@@ -156,7 +156,7 @@ def _run_task(task, wanted, data_dir, settings, device, progress, tally):
         if not seeds:
             continue
         forget_peak(device)
-        model = Prepared(trial, settings)
+        model = PreparedTrial(trial, settings)
         for seed in seeds:
             facts = {"unit": "steps", "model": trial.candidate.facts["model"], "seed": seed}
 

@@ -20,7 +20,7 @@ SUPERGLUE = ("aps/super_glue", "3de24cf8022e94f4ee4b9d55a6f539891524d646")
 CONLL = ("eriktks/conll2003", "refs/convert/parquet")
 
 
-class File(NamedTuple):
+class TaskFile(NamedTuple):
     """One way in which a part of a task may lie on disk."""
 
     names: tuple[str, ...]
@@ -52,12 +52,12 @@ class Task(NamedTuple):
     labels: tuple[str, ...]
     """as its files spell them; none for a score from 0 to 5"""
     hub: Hub
-    train: tuple[File, ...]
-    evaluation: dict[str, tuple[File, ...]]
+    train: tuple[TaskFile, ...]
+    evaluation: dict[str, tuple[TaskFile, ...]]
     """development sets: what the Hub calls one -> its files"""
     labels_words: bool = False
     """whether every word has a label"""
-    test: dict[str, tuple[File, ...]] = {}
+    test: dict[str, tuple[TaskFile, ...]] = {}
     """test sets whose labels are public, as `evaluation`; read from files only"""
 
     @property
@@ -79,7 +79,7 @@ SENTENCES = ("sentence1", "sentence2")
 
 
 def _tsv(name, *columns, **options):
-    return File((name,), Tsv(*columns, **options))
+    return TaskFile((name,), Tsv(*columns, **options))
 
 
 def _glue(name, directory, labels, hub_columns, columns, **options):
@@ -97,16 +97,16 @@ def _mnli(part):
 
 _QNLI = _tsv("train.tsv", "question", "sentence", "label")
 _QQP = _tsv("train.tsv", "question1", "question2", "is_duplicate", skips_short=True)
-_SUBSET, _SUBSET_DEV = File(("subset_train.json",), json_pairs), File(("subset_dev.json",), json_pairs)
-_BIMPM = File(("bimpm_dev.tsv",), Tsv(1, 2, 0, width=4), drops_seen=True)
+_SUBSET, _SUBSET_DEV = TaskFile(("subset_train.json",), json_pairs), TaskFile(("subset_dev.json",), json_pairs)
+_BIMPM = TaskFile(("bimpm_dev.tsv",), Tsv(1, 2, 0, width=4), drops_seen=True)
 
 _TASKS = (
     _glue("cola", "CoLA", BINARY, ("sentence", None), (3, None, 1), width=4),
     Task(
         "conll2003", ("conll2003", "CoNLL-2003"), ENTITIES, Hub(CONLL, None, "tokens", None, "ner_tags"),
-        (File(("train.txt",), conll), File(("eng.train",), conll)),
-        {"validation": tuple(File((name,), conll) for name in ("dev.txt", "valid.txt", "eng.testa"))},
-        labels_words=True, test={"test": tuple(File((name,), conll) for name in ("test.txt", "eng.testb"))},
+        (TaskFile(("train.txt",), conll), TaskFile(("eng.train",), conll)),
+        {"validation": tuple(TaskFile((name,), conll) for name in ("dev.txt", "valid.txt", "eng.testa"))},
+        labels_words=True, test={"test": tuple(TaskFile((name,), conll) for name in ("test.txt", "eng.testb"))},
     ),
     Task(
         "mnli", ("MNLI",), INFERENCE, Hub(GLUE, "mnli", "premise", "hypothesis"),
@@ -128,8 +128,8 @@ _TASKS = (
     _glue("stsb", "STS-B", (), SENTENCES, (*SENTENCES, "score")),
     Task(
         "wic", ("wic", "WiC", "WiC_dataset"), ("F", "T"), Hub(SUPERGLUE, "wic", *SENTENCES),
-        (File(("train/train.data.txt", "train/train.gold.txt"), wic),),
-        {"validation": (File(("dev/dev.data.txt", "dev/dev.gold.txt"), wic),)},
+        (TaskFile(("train/train.data.txt", "train/train.gold.txt"), wic),),
+        {"validation": (TaskFile(("dev/dev.data.txt", "dev/dev.gold.txt"), wic),)},
     ),
 )  # fmt: skip
 TASKS = {task.name: task for task in _TASKS}

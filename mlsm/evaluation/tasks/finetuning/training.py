@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from mlsm.common.device import own_randomness
-from mlsm.evaluation.tasks.finetuning.batches import IGNORED, Encoded, batches_by_length, order, task_number
+from mlsm.evaluation.tasks.finetuning.batches import IGNORED, EncodedExamples, batches_by_length, order, task_number
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.metrics import UNREAD, Predictions
 from mlsm.evaluation.tasks.finetuning.tasks import Task
@@ -37,7 +37,7 @@ _SECONDS_BETWEEN_REPORTS = 0.5
 
 def train(
     model: "PreTrainedModel",
-    encoded: Encoded,
+    encoded: EncodedExamples,
     task: Task,
     seed: int,
     settings: FinetuneConfig,
@@ -80,7 +80,7 @@ def rate_factor(step: int, steps: int, warmup: float) -> float:
     return step / rising if step < rising else (steps - step) / (steps - rising)
 
 
-def epoch_batches(task: str, epoch: int, encoded: Encoded, settings: FinetuneConfig) -> list[np.ndarray]:
+def epoch_batches(task: str, epoch: int, encoded: EncodedExamples, settings: FinetuneConfig) -> list[np.ndarray]:
     """Rows of the batches of an epoch."""
     rows_N = order(task, epoch, len(encoded))
     return [rows_N[begin : begin + settings.batch] for begin in range(0, len(rows_N), settings.batch)]
@@ -100,7 +100,7 @@ def _loss(model, inputs, labels):
 
 
 @torch.inference_mode()
-def predict(model: "PreTrainedModel", encoded: Encoded, task: Task) -> Predictions:
+def predict(model: "PreTrainedModel", encoded: EncodedExamples, task: Task) -> Predictions:
     """What a model says of every example, in their order.
 
     Returns  int labels or float scores (N); where words have labels, a list of labels of every example's words,

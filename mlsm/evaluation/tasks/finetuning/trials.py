@@ -25,7 +25,7 @@ from mlsm.common.model_checks import describe_unfit_tokenizer
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
 from mlsm.evaluation.tasks.finetuning import metrics, training
-from mlsm.evaluation.tasks.finetuning.batches import Encoded, encode, order_digest
+from mlsm.evaluation.tasks.finetuning.batches import EncodedExamples, encode, order_digest
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.data import TaskData, hold_out_tenth
 from mlsm.evaluation.tasks.finetuning.heads import Backbone, positions_of, takes_types
@@ -110,8 +110,8 @@ def load(directory: Path) -> tuple[Backbone, PreTrainedTokenizerFast]:
 class Examples(NamedTuple):
     """What a training learns from and is scored on, as a model reads it."""
 
-    train: Encoded
-    evaluation: dict[str, Encoded]
+    train: EncodedExamples
+    evaluation: dict[str, EncodedExamples]
     gold: dict[str, list]
 
 
@@ -128,7 +128,7 @@ class Trained(NamedTuple):
     """of its embeddings"""
 
 
-class Prepared:
+class PreparedTrial:
     """A model and the examples of a task as it reads them, ready for any seed."""
 
     def __init__(self, trial: Trial, settings: FinetuneConfig):

@@ -25,14 +25,14 @@ from mlsm.common.disk import open_to_read
 from mlsm.common.durable import appearing_whole
 from mlsm.common.errors import ModelError
 from mlsm.common.model_checks import describe_unfit_tokenizer
-from mlsm.evaluation.tasks.finetuning.batches import Encoded, batches_by_length, encode
+from mlsm.evaluation.tasks.finetuning.batches import EncodedExamples, batches_by_length, encode
 from mlsm.evaluation.tasks.finetuning.formats import Example
 from pipeline.teacher import Teacher, load_tokenizer, read_config
 
 AT_ONCE = 64  # texts in a forward pass
 
 
-class Words(NamedTuple):
+class WordFeatures(NamedTuple):
     """The words of some sentences.
 
     states_TD  features of the words that were read, in their order
@@ -48,7 +48,7 @@ class Words(NamedTuple):
         return np.concatenate(self.read_N)
 
 
-class Encoder:
+class FrozenEncoder:
     """A frozen encoder and its tokenizer.
 
     layers      numbers of the layers whose hidden states are concatenated, None: all of them with the embeddings
@@ -74,7 +74,7 @@ class Encoder:
         """D."""
         return len(self.layers) * self.teacher.hidden_size
 
-    def words(self, sentences: Sequence[list[str]], report: Callable[[int], None]) -> Words:
+    def words(self, sentences: Sequence[list[str]], report: Callable[[int], None]) -> WordFeatures:
         """The first piece of every word of some sentences. `report` is told how many sentences are done."""
         encoded = self._encode(sentences, labels_words=True)
         assert encoded.words_N is not None
@@ -84,7 +84,7 @@ class Encoder:
         for row, states_LD in self._read(encoded, report):
             places = encoded.words_N[row]
             states_TD[starts[row] : starts[row + 1]] = states_LD[places[places >= 0]]
-        return Words(states_TD, read_N)
+        return WordFeatures(states_TD, read_N)
 
     def means(self, texts: Sequence[str], report: Callable[[int], None]) -> np.ndarray:
         """The mean of every text, (N, D)."""
@@ -94,11 +94,11 @@ class Encoder:
             means_ND[row] = states_LD.mean(0)
         return means_ND
 
-    def _encode(self, texts, labels_words) -> Encoded:
+    def _encode(self, texts, labels_words) -> EncodedExamples:
         examples = [Example(text, None, [0] * len(text) if labels_words else 0) for text in texts]
         return encode(self.tokenizer, examples, labels_words, max_length=self.max_length, takes_types=False)
 
-    def _read(self, encoded: Encoded, report) -> Iterator[tuple[int, np.ndarray]]:
+    def _read(self, encoded: EncodedExamples, report) -> Iterator[tuple[int, np.ndarray]]:
         """(number of a text, its hidden states (L, D)), the longest texts first."""
         done = 0
         for rows in batches_by_length(encoded, AT_ONCE):

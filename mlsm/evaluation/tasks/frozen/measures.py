@@ -24,8 +24,8 @@ from mlsm.evaluation.tasks.finetuning import metrics
 from mlsm.evaluation.tasks.finetuning.batches import choose
 from mlsm.evaluation.tasks.finetuning.data import choose_file, find_directory, load_task, split_tenth
 from mlsm.evaluation.tasks.finetuning.formats import Example, conll_columns
-from mlsm.evaluation.tasks.finetuning.tasks import TASKS, File, Task
-from mlsm.evaluation.tasks.frozen.features import Encoder, Words, kept, pair_features
+from mlsm.evaluation.tasks.finetuning.tasks import TASKS, Task, TaskFile
+from mlsm.evaluation.tasks.frozen.features import FrozenEncoder, WordFeatures, kept, pair_features
 from mlsm.evaluation.tasks.frozen.linear import (
     INVERSE_PENALTIES,
     MOST_ITERATIONS,
@@ -52,7 +52,7 @@ class Measure(Protocol):
     settings: dict
     total: int
 
-    def score(self, encoder: Encoder, place: Path, report: Report) -> tuple[list[dict], dict]:
+    def score(self, encoder: FrozenEncoder, place: Path, report: Report) -> tuple[list[dict], dict]:
         """The figures of a record, and what the tuning split chose. Features are kept in `place`."""
 
 
@@ -91,7 +91,7 @@ class Tags:
         files: dict[str, str] = {}
         self._tags: list[list[list[str]]] = []  # an example's label is its place here
 
-        def read(alternatives: Sequence[File]) -> list[Example]:
+        def read(alternatives: Sequence[TaskFile]) -> list[Example]:
             (name,) = choose_file(task, directory, tuple(alternatives)).names
             files[name] = file_sha256(directory / name)
             sentences = [columns for columns, _ in conll_columns(directory / name)]
@@ -110,10 +110,10 @@ class Tags:
         self.settings = {"words": "first piece"} | LINEAR
         self.total = len(self.nine) + sum(n_eval.values())
 
-    def score(self, encoder: Encoder, place: Path, report: Report) -> tuple[list[dict], dict]:
+    def score(self, encoder: FrozenEncoder, place: Path, report: Report) -> tuple[list[dict], dict]:
         """As of Measure."""
         done = 0
-        words: dict[str, Words] = {}
+        words: dict[str, WordFeatures] = {}
         for part, examples in {"nine": self.nine, **self.parts}.items():
             sentences = [list(example.first) for example in examples]
             words[part] = _words(encoder, place / f"{part}.npz", sentences, done, report)
@@ -129,7 +129,7 @@ class Tags:
         assert isinstance(example.label, int)
         return self._tags[example.label]
 
-    def _score(self, metric, words: dict[str, Words]) -> tuple[list[dict], dict]:
+    def _score(self, metric, words: dict[str, WordFeatures]) -> tuple[list[dict], dict]:
         gold = {
             part: [self._tags_of(example)[self.COLUMNS.index(metric)] for example in examples]
             for part, examples in {"nine": self.nine, **self.parts}.items()
@@ -153,7 +153,7 @@ class Tags:
         return figures, chosen
 
 
-def _words(encoder: Encoder, file: Path, sentences, done: int, report: Report) -> Words:
+def _words(encoder: FrozenEncoder, file: Path, sentences, done: int, report: Report) -> WordFeatures:
     """Words of sentences, by way of a file."""
 
     def make():
@@ -162,10 +162,10 @@ def _words(encoder: Encoder, file: Path, sentences, done: int, report: Report) -
 
     arrays = kept(file, make)
     ends = np.cumsum([len(words) for words in sentences])
-    return Words(arrays["states"], np.split(arrays["read"], ends[:-1]))
+    return WordFeatures(arrays["states"], np.split(arrays["read"], ends[:-1]))
 
 
-def _read_tags(tags_N: Sequence[Sequence[str]], words: Words) -> np.ndarray:
+def _read_tags(tags_N: Sequence[Sequence[str]], words: WordFeatures) -> np.ndarray:
     """The tags of the words that were read."""
     return np.concatenate([np.array(tags)[read] for tags, read in zip(tags_N, words.read_N, strict=True)])
 
@@ -209,7 +209,7 @@ class Texts:
         self.settings = {"texts": shape + ("first piece of the word" if task.name == "wic" else "mean")} | penalties
         self.total = (len(self.nine) + len(self.tenth) + self.data["n_eval"]) * (2 if task.has_pairs else 1)
 
-    def score(self, encoder: Encoder, place: Path, report: Report) -> tuple[list[dict], dict]:
+    def score(self, encoder: FrozenEncoder, place: Path, report: Report) -> tuple[list[dict], dict]:
         """As of Measure."""
         done, sides = 0, {}
         for part, examples in {"train": [*self.nine, *self.tenth], **self.evaluation}.items():
@@ -246,7 +246,9 @@ class Texts:
             figures += cosines
         return figures, result
 
-    def _sides(self, encoder: Encoder, examples: list[Example], done: int, report: Report) -> dict[str, np.ndarray]:
+    def _sides(
+        self, encoder: FrozenEncoder, examples: list[Example], done: int, report: Report
+    ) -> dict[str, np.ndarray]:
         """Vectors of the texts of each side, in the order of the examples."""
 
         def told(number, side):
@@ -259,7 +261,7 @@ class Texts:
             str(side): encoder.means([_text(e, side) for e in examples], partial(told, side=side)) for side in sides
         }
 
-    def _cosines(self, encoder: Encoder, sides) -> tuple[list[dict], dict]:
+    def _cosines(self, encoder: FrozenEncoder, sides) -> tuple[list[dict], dict]:
         """Figures of cosines at the layer that is best on the training set, and the figures of all layers."""
         train, dev = [*self.nine, *self.tenth], self.evaluation["validation"]
         by_layer = []
@@ -280,7 +282,7 @@ class Texts:
         return figures, {"layer": best["layer"], "layers": by_layer}
 
 
-def _targets(encoder: Encoder, examples: list[Example], side: int, report: Report) -> np.ndarray:
+def _targets(encoder: FrozenEncoder, examples: list[Example], side: int, report: Report) -> np.ndarray:
     """The first piece of the target of one side of every example; zeros if it was not read."""
     words = encoder.words([_text(example, side).split(" ") for example in examples], report)
     found_ND = np.zeros((len(examples), encoder.width), np.float32)

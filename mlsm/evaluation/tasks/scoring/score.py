@@ -37,7 +37,7 @@ from mlsm.evaluation.models import directories
 from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig
 from mlsm.evaluation.tasks.scoring.files import Material, read
 from mlsm.evaluation.tasks.scoring.models import check_family, load
-from mlsm.evaluation.tasks.scoring.scorer import Encoded, Scorer
+from mlsm.evaluation.tasks.scoring.scorer import EncodedSentence, Scorer
 from pipeline.teacher import load_tokenizer
 from shards.copies import tokenizer_fingerprint
 from shards.manifest import fingerprint
@@ -185,7 +185,7 @@ def score_rows(scorer: Scorer, rows: Sequence[tuple[str, ...]], columns: tuple[s
     return found_pairs
 
 
-def _shared(good: Encoded, bad: Encoded) -> tuple[list[int], list[int]]:
+def _shared(good: EncodedSentence, bad: EncodedSentence) -> tuple[list[int], list[int]]:
     """The tokens of each of two sentences that the other has, too, by difflib's matching of their ids, as in the code
     of CrowS-Pairs."""
     found: tuple[list[int], list[int]] = ([], [])

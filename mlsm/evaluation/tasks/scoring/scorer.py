@@ -46,7 +46,7 @@ MOST_LOGITS = {"cpu": 2**23, "cuda": 2**27}
 _CHECKED_LENGTH, _AGREEMENT = 7, 1e-3  # positions; largest difference, relative to the largest logit
 
 
-class Encoded(NamedTuple):
+class EncodedSentence(NamedTuple):
     """One sentence as the model reads it."""
 
     ids: list[int]
@@ -204,7 +204,7 @@ class Scorer:
         scores = dict(zip(distinct, self._score_tokens(self.encode(distinct)), strict=True))
         return [scores[sentence] for sentence in sentences]
 
-    def encode(self, sentences: list[str]) -> list[Encoded]:
+    def encode(self, sentences: list[str]) -> list[EncodedSentence]:
         """Sentences with the special tokens that the tokenizer adds, or [CLS] and [SEP] where it adds none."""
         batch = self.tokenizer(sentences, return_special_tokens_mask=True, return_attention_mask=False)
         rows = zip(
@@ -219,20 +219,20 @@ class Scorer:
             )
         return encoded
 
-    def _encode_one(self, ids, added, words) -> Encoded:
+    def _encode_one(self, ids, added, words) -> EncodedSentence:
         if not any(added):
             ids, words = [self._special["cls"], *ids, self._special["sep"]], [None, *words, None]
             added = [1, *added, 1]
-        return Encoded(ids, [place for place, extra in enumerate(added) if not extra], words)
+        return EncodedSentence(ids, [place for place, extra in enumerate(added) if not extra], words)
 
-    def _mask(self, sentence: Encoded, place: int) -> tuple[int, ...]:
+    def _mask(self, sentence: EncodedSentence, place: int) -> tuple[int, ...]:
         """The row in which one token, or what the metric hides with it, is masked."""
         stop, word = place + 1, sentence.words[place]
         while self._hides_rest_of_word and word is not None and sentence.words[stop : stop + 1] == [word]:
             stop += 1
         return (*sentence.ids[:place], *[self._special["mask"]] * (stop - place), *sentence.ids[stop:])
 
-    def _score_tokens(self, encoded: list[Encoded]) -> list[np.ndarray]:
+    def _score_tokens(self, encoded: list[EncodedSentence]) -> list[np.ndarray]:
         numbers: dict[tuple, int] = {}  # (row, place) -> its number
         requests = []  # of every token: the number of its row, the token
         for sentence in encoded:

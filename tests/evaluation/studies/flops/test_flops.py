@@ -13,7 +13,7 @@ from mlsm.commands.count_flops import show as summary
 from mlsm.common.errors import FlopsError
 from mlsm.evaluation.studies.flops.config import CountFlopsConfig
 from mlsm.evaluation.studies.flops.count import as_printed, count_flops, short_flops
-from mlsm.evaluation.studies.flops.encoders import Encoder, measure_head, measure_student
+from mlsm.evaluation.studies.flops.encoders import EncoderShape, measure_head, measure_student
 from mlsm.evaluation.studies.flops.pretraining import (
     FISTA,
     Setting,
@@ -123,9 +123,9 @@ FAMILIES = {
 @pytest.mark.parametrize(("layers", "windows", "length"), [(1, 1, 7), (3, 4, 24)])
 def test_formulas_are_what_torch_counts(family, layers, windows, length):
     kind, settings = FAMILIES[family]
-    encoder = Encoder(family, kind(**SIZE | settings, num_hidden_layers=layers))
+    encoder = EncoderShape(family, kind(**SIZE | settings, num_hidden_layers=layers))
     if family == "distilbert":
-        encoder = Encoder(family, kind(dim=32, n_layers=layers, n_heads=4, hidden_dim=80, vocab_size=50))
+        encoder = EncoderShape(family, kind(dim=32, n_layers=layers, n_heads=4, hidden_dim=80, vocab_size=50))
     assert encoder.is_analytic
     assert encoder.forward(windows, length).total == encoder.measure(windows, length)
     assert encoder.head(windows * length, 11) == measure_head(encoder, windows * length, 11)
@@ -133,23 +133,23 @@ def test_formulas_are_what_torch_counts(family, layers, windows, length):
 
 @pytest.mark.parametrize("name", ["bert-tiny", "bert-3x192", "bundled", "deberta-base"])
 def test_named_encoders_too(name):
-    encoder = Encoder.find(name)
+    encoder = EncoderShape.find(name)
     assert encoder.forward(2, 128).total == encoder.measure(2, 128)
 
 
 def test_others_are_measured(tmp_path):
     ModernBertConfig(**SIZE | {"vocab_size": 50_400}, num_hidden_layers=2).save_pretrained(tmp_path)
-    encoder = Encoder.find(str(tmp_path))
+    encoder = EncoderShape.find(str(tmp_path))
     assert not encoder.is_analytic and encoder.vocabulary == 50_400
     assert encoder.forward(2, 16).total == encoder.measure(2, 16) > 0
     settings = CountFlopsConfig(**SMALL | {"teacher": str(tmp_path)}, layer=1, output=tmp_path / "runs")
     assert "layers and (no formula) its attention, no solver" in summary(count_flops(settings), settings)
     talking = DebertaConfig(**SIZE, **RELATIVE, talking_head=True, pos_att_type=["c2p"])
-    assert not Encoder("talking", talking).is_analytic
+    assert not EncoderShape("talking", talking).is_analytic
 
 
 def test_the_student_as_trained_skips_most_of_its_last_layer():
-    encoder = Encoder.find("bert-3x64")
+    encoder = EncoderShape.find("bert-3x64")
     whole = encoder.forward(4, 16).total + encoder.head(4 * 2, 20)
     skipped = 4 * 14 * 2 * (2 * 64 * 64 + 2 * 64 * 256 + 2 * 16 * 64)  # of 16 positions 14 need keys and values only
     assert measure_student(encoder, 4, 16, 4 * 2, 20) == whole - skipped

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlsm.evaluation.studies.flops.encoders import Encoder
+from mlsm.evaluation.studies.flops.encoders import EncoderShape
 from mlsm.evaluation.studies.flops.solver import solver_flops
 from mlsm.evaluation.studies.flops.stores import store_flops
 from pipeline.commands import encode_ids, encode_logits, encode_lsp
@@ -23,7 +23,7 @@ def test_teacher_and_solver_or_head(kind, tmp_path, english_text, teacher_direct
     source = {"tokenizer": str(teacher_directory)} if kind == "ids" else {"teacher": str(teacher_directory)}
     common = {"corpus": (str(english_text),), "max_length": 32, "max_tokens": 8_000, "output": tmp_path}
     (report,) = encode(settings(**common, **source, **more))
-    store, teacher = Store.open(report["store"]), Encoder.find(str(teacher_directory))
+    store, teacher = Store.open(report["store"]), EncoderShape.find(str(teacher_directory))
     report = store.report()
     windows = report["windows"]
     counts_V = sum(store.split(split).token_counts() for split in {unit.split for unit in store.plan.units})
