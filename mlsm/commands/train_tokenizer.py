@@ -9,8 +9,8 @@ DOWNLOADS = False
 show = paths
 
 
-def run(settings: Settings, progress: Progress = silent) -> list[str]:
+def make_tokenizer(settings: Settings, progress: Progress = silent) -> list[str]:
     """Train a cased WordPiece tokenizer. Returns the directories that were made, in a list of one."""
-    from pipeline.tokenizer import run as train
+    from pipeline.tokenizer import make_tokenizer as train
 
     return [str(path) for path in train(settings, progress)]

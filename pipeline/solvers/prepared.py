@@ -116,7 +116,7 @@ def prepare(atoms_Kd: Array, gram_KK: Array | None = None) -> PreparedAtoms:
     return PreparedAtoms(view, weight_Kd, rounding, largest**0.5 * (1 + 1e-6), basis_rd)
 
 
-def correlate(prepared: PreparedAtoms, hidden_nd: np.ndarray) -> AtomCorrelations:
+def correlate_atoms(prepared: PreparedAtoms, hidden_nd: np.ndarray) -> AtomCorrelations:
     """Correlations of all atoms with some tokens, in this thread."""
     hidden = torch.from_numpy(hidden_nd)
     norm_n = hidden.norm(dim=1)

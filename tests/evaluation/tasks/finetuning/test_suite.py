@@ -269,7 +269,7 @@ def test_a_rate_is_chosen_as_by_hand_and_the_training_is_that_with_this_rate_alo
     assert sum("Learning rates that the fine-tunings of" in note and "of 2:" in note for note in said) == 2
     damaged = record | {"lr_choice": {"lr": None, "tried": []}}
     with pytest.raises(RecordError, match="lr_choice.lr"):
-        records.check(damaged, "a file")
+        records.check_record(damaged, "a file")
     first, second = models_of(records.read([grid.output / "evaluations"]))[0]
     assert len(match_trainings(first, second)[0]) == 2, "trainings with the same rates to choose from are pairs"
 
