@@ -241,7 +241,7 @@ def pin(batch: Batch) -> Batch:
     return batch._replace(micro=[_with_tensors(micro, Tensor.pin_memory) for micro in batch.micro])
 
 
-def begin_reading(figures: Tensor) -> Callable[[], list[float]]:
+def copy_to_host(figures: Tensor) -> Callable[[], list[float]]:
     """Copy some numbers to the host behind the work that makes them; the function returned waits for these alone, and
     not for what is queued later."""
     if not figures.is_cuda:
