@@ -9,8 +9,8 @@ DOWNLOADS = False
 show = paths
 
 
-def make_tokenizer(settings: Settings, progress: Progress = silent) -> list[str]:
+def run(settings: Settings, progress: Progress = silent) -> list[str]:
     """Train a cased WordPiece tokenizer. Returns the directories that were made, in a list of one."""
-    from pipeline.tokenizer import make_tokenizer as train
+    from pipeline.tokenizer import make_tokenizer
 
-    return [str(path) for path in train(settings, progress)]
+    return [str(path) for path in make_tokenizer(settings, progress)]
