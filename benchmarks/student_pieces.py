@@ -2,7 +2,7 @@
 
     python -m benchmarks.student_pieces [--quick]
 
-The step of `benchmarks.student_step` (ours, MLSM, 32 windows of 128 tokens), whole and with one piece left out at a time:
+The step of `benchmarks.student_step` (MLSM, 32 windows of 128 tokens), whole and with one piece left out at a time:
 
     last_layer  the last layer at masked positions only (student/encoders/last_layer.py)
     linear      linear layers by the faster of torch's two libraries (linear.py): torch's own instead
