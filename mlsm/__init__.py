@@ -9,7 +9,7 @@
 The commands of the command line (mlsm/commands/) are functions here: their flags are keyword arguments, their
 results small objects whose `report` is the dict that --json prints. Nothing is loaded before it is used, so that the
 import takes milliseconds. Editors and type checkers read mlsm/__init__.pyi, which `python tests/stub.py` writes. Left
-out: the rooms that do the work (pipeline, student, shards, mlsm/evaluation), which may change.
+out: the packages that do the work (pipeline, student, shards, mlsm/evaluation), which may change.
 """
 
 from importlib import import_module
@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-ROOMS = ("pipeline", "shards", "student")
+TOP_LEVEL = ("pipeline", "shards", "student")
 COMMANDS = sorted(path.stem for path in Path(__file__).parent.glob("commands/[!_]*.py"))  # each is a function here
 HOME = {
     "BlimpConfig": "mlsm.evaluation.tasks.blimp.config",
@@ -46,7 +46,7 @@ def _refuse_shadows() -> None:
     Their names are short, and Python takes the first that lies on its path.
     """
     root = Path(__file__).resolve().parent.parent
-    for name in ROOMS:
+    for name in TOP_LEVEL:
         try:
             spec = find_spec(name)
         except ValueError:  # a module that was put into sys.modules by hand does not say where it is from

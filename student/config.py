@@ -62,7 +62,7 @@ class StudentConfig:
     """What to train, on which store, and how."""
 
     store: str | tuple[str, ...] | None = None
-    """directory or URL of the store (one target) that `encode-lsp`, `encode-ids` or `encode-logits` has written. Of
+    """directory or URL of the store (one target) that an `encode-...` command or `derive-shards` has written. Of
     several stores of one plan, mlsm and hard-mlsm learn all targets at once, in a block of outputs for each"""
 
     store_weights: tuple[float, ...] | None = None
@@ -344,7 +344,7 @@ class StudentConfig:
             raise ValueError("--store needs a value.")
         if several and not OBJECTIVES[self.objective].several_stores:
             raise ValueError(
-                f"several stores are for the objectives {_names('several_stores', ' and ')}, found {self.objective}."
+                f"several stores are for the objectives {_names('several_stores')}, found {self.objective}."
                 f" Name one --store."
             )
         if self.store_weights is None:
@@ -457,8 +457,8 @@ class ProbeConfig(StudentConfig):
     pairs; `never` gives segment 0 to every token"""
 
     student: str | None = None
-    """a run, an export, a kept checkpoint or a Hub id of an mlsm, hard-mlsm, naive-mlsm or mtl student, for hidden of
-    any student; unset: the newest finished run with LSPs under runs/students"""
+    """a run, an export, a kept checkpoint or a Hub id of a student with LSP outputs, for hidden of any
+    student; unset: the newest finished run with LSPs under runs/students"""
 
     probe_input: ProbeInput = "softmax"
     """what the probe reads: `softmax`, the LSP distribution, tests what LSPs carry; `logits`, the raw outputs, tests
@@ -586,8 +586,8 @@ def _rise(shares: tuple[float, ...]) -> bool:
     return bool(shares) and all(before < after for before, after in zip((0, *shares), (*shares, 1), strict=True))
 
 
-def _names(fact: str, joined: str = ", ") -> str:
-    return joined.join(name for name, facts in OBJECTIVES.items() if getattr(facts, fact))
+def _names(fact: str) -> str:
+    return ", ".join(name for name, facts in OBJECTIVES.items() if getattr(facts, fact))
 
 
 class ResolvedConfig(StudentConfig):
