@@ -1,9 +1,11 @@
 """A store with a dictionary, of a made-up language with markup for words."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
+from lsp_pages import HOSTILE
 from tiny_store import SPECIAL, write_store
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -12,15 +14,6 @@ from mlsm.evaluation.inspection.lsps.view import StoreView
 from pipeline.dictionary import Dictionary
 
 WORDS = 60
-HOSTILE = {
-    7: "<script>window.hacked=1</script>",
-    8: "<img/src=x/onerror=window.hacked=1>",
-    9: "{{7*7}}",
-    10: "</script>",
-    11: "__proto__",
-    12: "\"'><b>",
-    13: "&lt;",
-}
 
 
 @pytest.fixture(scope="session")
@@ -78,3 +71,22 @@ def _write_labels(directory, fingerprint, k):
 @pytest.fixture(scope="session")
 def hostile_view(hostile_store):
     return StoreView(hostile_store, 1_000_000)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A headless Chromium; tests that need one are skipped if there is none."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    from selenium.webdriver.chrome.service import Service
+
+    programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
+    if None in programs:
+        pytest.skip("no chromium and chromedriver are installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = programs[0]
+    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1200,900"):
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(programs[1]))
+    yield driver
+    driver.quit()
