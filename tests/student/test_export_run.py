@@ -352,6 +352,6 @@ def test_the_summary_has_the_lines_of_the_card_which_load_the_export(objective, 
     code = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     assert code
     for line in "".join(code).splitlines():
-        assert f"  {line.replace('PATH', repr(str(config.run_dir)))}\n" in loading + "\n"
+        assert f"  {line.replace('PATH', repr(str(config.output)))}\n" in loading + "\n"
     dry = replace(config, dry_run=True)
     assert "Load it" not in show_export(export_run(dry), dry)

@@ -22,7 +22,7 @@ from mlsm.cli import run as command_line
 from mlsm.commands.evaluate_blimp import show as blimp
 from mlsm.common.errors import BlimpError, ModelError, RunError
 from mlsm.evaluation import records
-from mlsm.evaluation.tasks.blimp import evaluate_blimp as evaluating
+from mlsm.evaluation.tasks.blimp import evaluate as evaluating
 from mlsm.evaluation.tasks.blimp.config import BlimpConfig
 from mlsm.evaluation.tasks.blimp.data import PARADIGMS, PHENOMENA
 from mlsm.evaluation.tasks.blimp.evaluate import evaluate_blimp
@@ -161,13 +161,13 @@ def test_a_killed_evaluation_goes_on_behind_the_last_whole_paradigm(config, monk
         import os, signal
         from pathlib import Path
         from mlsm.evaluation.tasks.blimp.config import BlimpConfig
-        from mlsm.evaluation.tasks.blimp.evaluate import evaluate
+        from mlsm.evaluation.tasks.blimp.evaluate import evaluate_blimp
 
         def progress(stage, done, total, unit="tokens", **figures):
             if done == 20 * 8:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        evaluate(BlimpConfig(models=({config.models[0]!r},), data_dir=Path({str(config.data_dir)!r}),
+        evaluate_blimp(BlimpConfig(models=({config.models[0]!r},), data_dir=Path({str(config.data_dir)!r}),
                              output=Path({str(config.output)!r}), device="cpu"), progress)
     """)
     run = run_python(["-c", code])

@@ -205,7 +205,7 @@ def test_what_is_wrong_is_said_before_anything_is_trained(
     nothing_is_trained(DataError, "wic needs .*dev.gold.txt", data_dir=incomplete, tasks=("mrpc", "wic"))
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "seqeval", None)
-        nothing_is_trained(DataError, r"conll2003 needs seqeval. .*mlsm\[eval\]", tasks=("mrpc", "conll2003"))
+        nothing_is_trained(DataError, r"conll2003 needs seqeval. .*mlsm-pretrain\[eval\]", tasks=("mrpc", "conll2003"))
         patched.setitem(sys.modules, "sklearn", None)
         nothing_is_trained(DataError, r"fine-tuning needs scikit-learn. .*mlsm\[eval\]", tasks=("mrpc",))
     broken = shutil.copytree(teacher_directory, tmp_path / "broken")

@@ -239,7 +239,7 @@ def test_the_tuning_split_is_no_part_of_the_rest(miniatures):
     assert measure.data["n_train"] == len(nine) + len(tenth) == 50
     assert tenth and not any(sentence in nine for sentence in tenth)
     data = load_task(TASKS["conll2003"], miniatures)
-    assert [e.first for e in split_tenth("conll2003", measures.choose("conll2003", data.train, 50))[1]] == tenth
+    assert [e.first for e in split_tenth("conll2003", measures.take_examples("conll2003", data.train, 50))[1]] == tenth
 
 
 @pytest.fixture
