@@ -9,6 +9,7 @@ or notebook appears by itself. Left out: reading pages without the site (mlsm do
 
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 import griffe
@@ -145,7 +146,7 @@ def as_markdown(docstring):
     for paragraph in re.split(r"\n\s*\n", docstring.strip("\n")):
         has_columns = re.search(r"\S {2,}\S", paragraph) or all(line.startswith("  ") for line in paragraph.split("\n"))
         if has_columns:
-            paragraphs.append(f"```text\n{paragraph}\n```")
+            paragraphs.append(f"```text\n{textwrap.dedent(paragraph)}\n```")
         else:
             outside_code = re.compile(r"[<*](?=(?:[^`]*`[^`]*`)*[^`]*$)")  # an even number of backticks follows
             paragraphs.append(outside_code.sub(lambda found: {"<": "&lt;", "*": r"\*"}[found[0]], paragraph))

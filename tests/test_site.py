@@ -79,6 +79,20 @@ def test_every_notebook_is_a_page_to_which_links_lead(site):
     assert ".ipynb" not in (site / "index.html").read_text(encoding="utf-8")
 
 
+def test_lines_of_code_are_seen_whole(site, browser):
+    """Those of 120 characters, too, on a laptop, without scrolling."""
+    hidden = "return [...document.querySelectorAll('pre, pre > code')]."
+    hidden += "filter((one) => one.scrollWidth > one.clientWidth).length"
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    )
+    for page in ("reference/formats", "reference/encode-lsp", "tutorials/own-corpus", "training"):
+        browser.get((site / f"{page}.html").as_uri())
+        assert browser.execute_script("return document.querySelectorAll('pre > code').length") > 1
+        assert browser.execute_script(hidden) == 0, page
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_nothing_is_fetched_from_elsewhere(site):
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 50

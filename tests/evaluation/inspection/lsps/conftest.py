@@ -1,7 +1,6 @@
 """A store with a dictionary, of a made-up language with markup for words."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -71,22 +70,3 @@ def _write_labels(directory, fingerprint, k):
 @pytest.fixture(scope="session")
 def hostile_view(hostile_store):
     return StoreView(hostile_store, 1_000_000)
-
-
-@pytest.fixture(scope="session")
-def browser():
-    """A headless Chromium; tests that need one are skipped if there is none."""
-    webdriver = pytest.importorskip("selenium.webdriver")
-    from selenium.webdriver.chrome.service import Service
-
-    programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
-    if None in programs:
-        pytest.skip("no chromium and chromedriver are installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = programs[0]
-    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1200,900"):
-        options.add_argument(f"--{argument}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(programs[1]))
-    yield driver
-    driver.quit()
