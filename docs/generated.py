@@ -53,9 +53,10 @@ def on_files(files, config):
     """Add the pages."""
     texts = {page: command_page(load(name)) for name, page in COMMANDS.items()}
     texts |= {"reference/python.md": api_page(), "reference/formats.md": formats_page()}
-    texts |= {f"{name}.md": tutorial_page(name) for name in TUTORIALS}
-    for page, text in texts.items():
-        files.append(File.generated(config, page, content=text))
+    pictures: dict[str, bytes] = {}
+    texts |= {f"{name}.md": tutorial_page(name, pictures) for name in TUTORIALS}
+    for page, content in (texts | pictures).items():
+        files.append(File.generated(config, page, content=content))
     return files
 
 
@@ -128,10 +129,15 @@ def formats_page():
     return "\n".join(lines)
 
 
-def tutorial_page(name):
-    """Show a notebook as a page, with the way to the file."""
+def tutorial_page(name, pictures):
+    """Show a notebook as a page, with the way to the file; its figures are added to `pictures` by their addresses."""
     stem = name.rpartition("/")[2]
-    title, _, text = text_of(name).partition("\n")
+
+    def keep(picture):
+        pictures[f"{name}-{len(pictures)}.png"] = picture
+        return f"{stem}-{len(pictures) - 1}.png"
+
+    title, _, text = text_of(name, keep).partition("\n")
     text = re.sub(r"\]\(([\w-]+)\.ipynb\)", r"](\1.md)", text)
     return f"{title}\n\n*This page is a notebook: [{stem}.ipynb]({stem}.ipynb).*\n{text}"
 

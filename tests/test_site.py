@@ -1,6 +1,8 @@
 """The site of docs/: built strictly, every command and public name on a page, and nothing from elsewhere."""
 
+import base64
 import html
+import json
 import os
 import re
 import subprocess
@@ -77,6 +79,18 @@ def test_every_notebook_is_a_page_to_which_links_lead(site):
         assert re.findall(r'href="([^"]*\.ipynb)"', page) == [path.name] and "encode_lsp" in page
         assert (site / "tutorials" / path.name).is_file()
     assert ".ipynb" not in (site / "index.html").read_text(encoding="utf-8")
+
+
+def test_outputs_of_notebooks_are_on_their_pages(site):
+    """As far as they are stored: what cells print, and their figures as files."""
+    for path in (ROOT / "docs" / "tutorials").glob("*.ipynb"):
+        page = html.unescape((site / "tutorials" / f"{path.stem}.html").read_text(encoding="utf-8"))
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        outputs = [output for cell in cells for output in cell.get("outputs", ())]
+        assert all(line.strip() in page for output in outputs for line in output.get("text", ()))
+        figures = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", ())]
+        shown = [site / "tutorials" / name for name in re.findall(r'<img [^>]*src="([^"]*)"', page)]
+        assert [base64.b64encode(file.read_bytes()).decode() for file in shown] == figures
 
 
 def test_lines_of_code_are_seen_whole(site, browser):
