@@ -133,24 +133,18 @@ def _gpu():
             means = "Install a torch built for CUDA (pytorch.org/get-started) to use the GPU."
         yield _check("GPU", found, means, not is_unused, devices=[])
         means = "It codes on GPUs alone: not needed here."
-        yield _check("numba-cuda", version or "not installed", means, version=version, kernels=False)
+        yield _check("numba-cuda", version or "not installed", means, version=version)
         return
-    from pipeline.solvers import describe_missing_kernels
-
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     names = [f"{device.name}, {device.total_memory / 1e9:.0f} GB" for device in devices]
     means = "Commands use the first one; --device cuda:1 takes another, --workers N gives each process one."
     if not torch.cuda.is_bf16_supported(including_emulation=False):
         means += " It does not multiply bfloat16 itself: give train-student --dtype float32."
     yield _check("GPU", "; ".join(names), means, devices=names)
-    trouble = describe_missing_kernels(torch.device("cuda", 0))
-    means = "The kernels for sparse coding run on this GPU."
-    if trouble is not None:
-        means = "Coding takes torch's own operations, which need longer. Most often this helps:"
-        means += '  pip install "mlsm-pretrain[gpu]"'
-    found = version or "not installed"
-    found += f" ({trouble})" if trouble else ""
-    yield _check("numba-cuda", found, means, trouble is None, version=version, kernels=trouble is None)
+    means = "It and plain torch are proven on the GPU before one of them codes."
+    if version is None:
+        means = 'Without it there are no CUDA kernels, and torch codes. Install it:  pip install "mlsm-pretrain[gpu]"'
+    yield _check("numba-cuda", version or "not installed", means, version is not None, version=version)
 
 
 def _software():
