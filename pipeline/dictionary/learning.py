@@ -187,7 +187,7 @@ class _Learning:
     def run(self, checkpoint=None):
         """Go on from the checkpoint or begin; returns the Dictionary. Atoms that are not learned are there at once."""
         if "atoms" in self.settings:
-            self.learner = self._make_learner(_initial_atoms(self.vectors, self.settings))
+            self.learner = self._make_learner(_initial_atoms(self.vectors, self.settings, self.device))
             self.evaluation.add(self.learner, 0, 0.0)
             return self._finish(f"{self.settings['atoms']}: not learned")
         if checkpoint is not None:
@@ -247,7 +247,7 @@ class _Learning:
     def _restore(self, state):
         """Set the learner up from a state, or at the beginning if there is none."""
         if state is None:
-            self.learner = self._make_learner(_initial_atoms(self.vectors, self.settings))
+            self.learner = self._make_learner(_initial_atoms(self.vectors, self.settings, self.device))
             return
         arrays, facts = state
         self.learner = self._make_learner(arrays["atoms_Kd"], facts.get("solver_backend"))
@@ -277,11 +277,14 @@ class _Learning:
         return TorchLearner(atoms_Kd, lam, FORGETTING, device, self.backend or "auto")
 
 
-def _initial_atoms(vectors, settings):
+def _initial_atoms(vectors, settings, device):
     k, kind = settings["k"], settings.get("atoms", settings["init"])
     if kind in ("sample", "sampled"):
         return _without_near_ones(vectors.sample(k), vectors)
     import faiss
+    import torch
+
+    from mlsm.common import faiss_gpu
 
     hidden_nd = vectors.sample(KMEANS_VECTORS_PER_ATOM * k)
     iterations = CLUSTER_ITERATIONS if kind == "clusters" else KMEANS_ITERATIONS
@@ -294,6 +297,8 @@ def _initial_atoms(vectors, settings):
         min_points_per_centroid=1,
         max_points_per_centroid=KMEANS_VECTORS_PER_ATOM,
     )
+    products = iterations * k * hidden_nd.size
+    kmeans.index = faiss_gpu.place(kmeans.index, torch.device(device), products=products)
     kmeans.train(hidden_nd)
     centroids_Kd = np.ascontiguousarray(kmeans.centroids)
     return centroids_Kd if kind == "clusters" else _without_near_ones(centroids_Kd, vectors)
