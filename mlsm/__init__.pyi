@@ -177,6 +177,7 @@ def doctor(
     *,
     progress: Progress = None,
     output: PathOrText = "runs",
+    gpu: bool = False,
 ) -> Report:
     """What this machine has, and what that means for speed: doctor()["checks"]."""
 

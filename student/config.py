@@ -220,7 +220,8 @@ class StudentConfig:
     """decides weights, order, masks and dropout"""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """arithmetic of the forward pass; auto: bfloat16 on a GPU, float32 on a CPU. Weights stay float32"""
+    """arithmetic of the forward pass; auto: float32 on a CPU, and on a GPU bfloat16, if a trial there found it right
+    and faster. Weights stay float32"""
 
     products: Literal["auto", "onednn", "torch"] = "auto"
     """library of the float32 matrix products on a CPU: `auto` times torch's own and oneDNN's, once on a machine, and
@@ -231,7 +232,8 @@ class StudentConfig:
     """auto (a GPU where there is one), cpu, cuda, cuda:1; of several processes on GPUs each takes its own"""
 
     compile: bool | None = None
-    """torch.compile the student: its first step takes a minute or more, and it rounds differently; unset: on a GPU"""
+    """torch.compile the student: its first step takes a minute or more, and it rounds differently; unset: on a
+    GPU, if a trial there found it right and faster"""
 
     activation_checkpointing: bool = False
     """compute the layers a second time in the backward pass instead of keeping their results: less memory, slower"""

@@ -3,6 +3,7 @@
     run = run_command(["verify-shards", store], cwd=place)    # `python cli.py verify-shards ...`, to its end
     run = run_python(["-c", code, argument])                  # as subprocess.run([sys.executable, ...]) with its output
     process = Preloaded([file, argument], stderr=PIPE)        # as subprocess.Popen([sys.executable, ...])
+    monkeypatch.setattr(module, "subprocess", SUBPROCESS)     # for code that itself starts Python
 
 Each is a process of its own and a child of this one, with its own streams, environment, signals and exit. What Python
 does at import is done before it begins, and its hashes of strings are those of all that come from the same process. So
@@ -25,7 +26,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_REQUEST = 1 << 17  # bytes
@@ -76,6 +77,9 @@ class Preloaded(subprocess.Popen):
             self.pid = int(server.recv(LONGEST_REQUEST))
         self._child_created = True
         self._close_pipe_fds(*(given[f"{pipe}{end}"] for pipe in ("p2c", "c2p", "err") for end in ("read", "write")))
+
+
+SUBPROCESS = SimpleNamespace(**vars(subprocess) | {"Popen": lambda command, **more: Preloaded(command[1:], **more)})
 
 
 class Python(subprocess.Popen):
