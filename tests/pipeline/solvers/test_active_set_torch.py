@@ -173,15 +173,11 @@ def test_kernels_are_tried_before_they_are_trusted(gpu, monkeypatch, error, said
         return nonneg_lasso(hidden, atoms, lam, gram_KK=gram, tol=tol, backend="torch")
 
     eye = torch.eye
-    module = type("cd_cuda", (), {"solve": staticmethod(lambda *given: torch_codes(kernels(*given)))})
+    module = type("cd_cuda", (), {"solve": staticmethod(lambda *given: kernels(*given).to_tensors())})
     monkeypatch.setitem(__import__("sys").modules, "pipeline.solvers.cd_cuda", module)
     monkeypatch.setattr(solvers, "cd_cuda", module, raising=False)
     monkeypatch.setattr(torch, "eye", lambda count, device: eye(count))
     assert solvers.describe_missing_kernels(gpu) == said
-
-
-def torch_codes(codes):
-    return solvers.Codes(*(torch.from_numpy(array) for array in (codes.indptr, codes.indices, codes.values, codes.kkt)))
 
 
 def test_prepared_atoms_of_a_gpu_know_their_atoms():
