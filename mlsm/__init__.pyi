@@ -46,10 +46,13 @@ from shards.reader import Store as Store
 from shards.remote import Remote as Remote
 from shards.remote import gopen as gopen
 from shards.torch_dataset import LspDataset as LspDataset
+from shards.torch_dataset import LspWindows as LspWindows
 from student.config import ProbeConfig as ProbeConfig
 from student.config import StudentConfig as StudentConfig
 from student.lsp_model import LspModel as LspModel
 from student.masks.config import MaskWeightsConfig
+from student.pretraining import LspCollator as LspCollator
+from student.pretraining import LspForPreTraining as LspForPreTraining
 from student.probe import ProbedLspModel as ProbedLspModel
 from student.runs.export_config import ExportConfig
 

@@ -113,6 +113,16 @@ def run_python(arguments, process=Preloaded, timeout=None, **options) -> subproc
     return subprocess.CompletedProcess(arguments, started.returncode, *printed)
 
 
+def start_ranks(arguments, ranks=2, **options) -> list[Preloaded]:
+    """Start as many processes that train together, as a launcher would; a single one is not told of any others."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+    places = [meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)] if ranks > 1 else [{}]
+    alone = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    options = {"cwd": ROOT, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | options
+    return [Preloaded(arguments, env=alone | place, **options) for place in places]
+
+
 def _text(value):
     return value if isinstance(value, os.PathLike) else str(value)
 

@@ -104,7 +104,7 @@ def nonneg_lasso(
                what was proven there for such shapes (proof.py), else, with a warning, "torch"
     steps      how many "fista" takes, which has no other stopping test
     Returns    Codes, with the largest KKT violation of every token over all atoms ("cuda": an upper bound of it, which
-               counts what its products may be off by): tensors if hidden_Nd is one on a GPU and is coded there,
+               counts what its products may be off by): tensors if hidden_Nd is one, on the device that coded it,
                else NumPy arrays
     Raises     ValueError on shapes that do not match, lam or tol <= 0, non-finite input or norms above 1e8 (naming the
                rows), and a gram_KK that is not that of the atoms
@@ -125,7 +125,7 @@ def nonneg_lasso(
     _judge(codes.kkt, tol, usable_N, hidden_Nd)
     if gap:
         codes = dataclasses.replace(codes, gap=duality_gap(hidden_Nd, atoms_Kd, codes, lam))
-    return codes
+    return codes.to_tensors() if isinstance(hidden_Nd, torch.Tensor) else codes
 
 
 def _solve(hidden_Nd, atoms_Kd, lam, gram_KK, tol, backend, steps):

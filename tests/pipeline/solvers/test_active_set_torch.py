@@ -148,10 +148,6 @@ def counting(asked, method):
 # -- how it is chosen ----------------------------------------------------------------------------------------
 
 
-def torch_codes(codes):
-    return solvers.Codes(*(torch.from_numpy(array) for array in (codes.indptr, codes.indices, codes.values, codes.kkt)))
-
-
 def test_prepared_atoms_of_a_gpu_know_their_atoms():
     hidden, atoms = (torch.from_numpy(array) for array in problem())
     gram = atoms @ atoms.T
