@@ -227,7 +227,8 @@ def _exported_files(path: Path, state: dict) -> dict[str, bytes]:
                     described = parse_json(contents[name], path / name)
                 except ShardError as error:
                     raise RunError(f"{error}. Nothing was exported. Give the step of another checkpoint.") from None
-                if isinstance(described, dict) and described.get("auto_map") not in (None, AUTO_MAP):
+                named = described.get("auto_map") if isinstance(described, dict) else None
+                if named is not None and not (isinstance(named, dict) and named.items() <= AUTO_MAP.items()):
                     raise RunError(
                         f"{path / name} names code that is none of ours (auto_map), so nothing was exported. Do not"
                         f" trust the run, and take another one."

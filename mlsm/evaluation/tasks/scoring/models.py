@@ -31,9 +31,8 @@ from mlsm.common.text import shell_quote
 from mlsm.evaluation.tasks.scoring.scorer import MaskedLm, ProbedMaskedLm, StockMaskedLm
 from pipeline.teacher import load_tokenizer
 from student.encoders.mask_later import mask_later_of
-from student.encoders.modeling_mlsm import HEAD_FILE
+from student.encoders.modeling_mlsm import HEAD_FILE, PROBE_FILE
 from student.probe import ProbedLspModel
-from student.runs.export import PROBE_FILE
 
 
 def load(directory: Path, device: torch.device) -> tuple[MaskedLm, PreTrainedTokenizerFast]:
