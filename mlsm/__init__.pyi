@@ -22,6 +22,7 @@ from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig as ScoreTextCon
 from mlsm.results import Compared as Compared
 from mlsm.results import EncodedStore as EncodedStore
 from mlsm.results import Exported as Exported
+from mlsm.results import ImportedStudent as ImportedStudent
 from mlsm.results import LearnedDictionary as LearnedDictionary
 from mlsm.results import Report as Report
 from mlsm.results import TrainedStudent as TrainedStudent
@@ -52,6 +53,7 @@ from student.lsp_model import LspModel as LspModel
 from student.masks.config import MaskWeightsConfig as MaskWeightsConfig
 from student.probe import ProbedLspModel as ProbedLspModel
 from student.runs.export_config import ExportConfig as ExportConfig
+from student.runs.import_config import ImportStudentConfig as ImportStudentConfig
 
 Progress = Callable[..., None] | None
 PathOrText = str | PathLike[str]
@@ -427,6 +429,17 @@ def import_dictionary(
     output: PathOrText = "runs",
 ) -> Report:
     """Make a dictionary of ours of a .npy file of atoms, such as the official code's: file="layer_10_k_3000.npy"."""
+
+def import_student(
+    config: ImportStudentConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    model: PathOrText | None = None,
+    max_length: int = 128,
+    output: PathOrText | None = None,
+) -> ImportedStudent:
+    """Split a checkpoint of the official MLSM code into encoder, LSP head and word head, as an export of ours."""
 
 def learn_dictionary(
     config: LearnConfig | None = None,

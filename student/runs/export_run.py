@@ -8,7 +8,7 @@ export (export.py, probe.py), the Hub (hub.py).
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from fnmatch import fnmatch
@@ -63,7 +63,9 @@ def export_run(config: ExportConfig, progress: Callable[..., None] = silent, api
     checkpoints, description = _open_run(run)
     path, state = _find(checkpoints, config.step)
     output = config.output or EXPORTS / f"{run.resolve().name}-{path.name}"
-    _check_output(output, run)
+    if output.resolve().is_relative_to(run.resolve()):
+        raise RunError(f"{output} lies in the run {run}, whose files stay as they are. {_OTHER_OUTPUT}")
+    check_output(output)
     report = {"run": str(run), "step": state["step"], "kept": _is_kept(path), "export": str(output)}
     with _reading(path):
         write = _with_terms(_writer(run, description, path, state, config.store), config)
@@ -123,18 +125,18 @@ def _find(checkpoints: Checkpoints, wanted: str) -> tuple[Path, dict]:
     return found
 
 
-def _check_output(output: Path, run: Path) -> None:
+_OTHER_OUTPUT = "Nothing was changed. Give another --output."
+
+
+def check_output(output: Path) -> None:
     """RunError where writing the output would replace anything but an export."""
-    remedy = "Nothing was changed. Give another --output."
-    if output.resolve().is_relative_to(run.resolve()):
-        raise RunError(f"{output} lies in the run {run}, whose files stay as they are. {remedy}")
     if not output.exists():
         return
     names = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
     if (names or not output.is_dir()) and not (output / LINEAGE_FILE).is_file():
-        raise RunError(f"{output} is in use and holds no export. {remedy}")
+        raise RunError(f"{output} is in use and holds no export. {_OTHER_OUTPUT}")
     if foreign := [name for name in names if not any(fnmatch(name, pattern) for pattern in EXPORT_FILES)]:
-        raise RunError(f"{output} holds what no export writes: {', '.join(foreign)}. {remedy}")
+        raise RunError(f"{output} holds what no export writes: {', '.join(foreign)}. {_OTHER_OUTPUT}")
 
 
 @contextmanager
@@ -149,7 +151,8 @@ def _reading(checkpoint: Path):
 
 
 @contextmanager
-def _writing(directory: Path):
+def writing(directory: Path) -> Iterator[None]:
+    """Turn the errors of a full disk, whichever library meets it, into a WriteError."""
     try:
         yield
     except (OSError, SafetensorError) as error:  # the latter is what save_pretrained raises on a full disk
@@ -159,7 +162,7 @@ def _writing(directory: Path):
 
 
 def _publish(output: Path, write) -> None:
-    with _writing(output):
+    with writing(output):
         publish_directory(output, write)
 
 
@@ -323,7 +326,7 @@ def _rehearse(repository: str, branches: list[Revision], main: Revision, write) 
     rows = [*map(_row, branches), _row(main)]
     if main.directory not in [branch.directory for branch in branches]:
         with TemporaryDirectory() as temporary:
-            with _writing(Path(temporary)):
+            with writing(Path(temporary)):
                 write(Path(temporary))
             rows[-1]["files"] = main._replace(directory=Path(temporary)).files()
     return {"repository": repository, "address": None, "revisions": rows}
