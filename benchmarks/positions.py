@@ -114,9 +114,9 @@ class _Tokens:
         special = np.array(job.special_ids["all"])
         for start in range(0, len(windows), WINDOWS_AT_ONCE):
             chunk = windows[start : start + WINDOWS_AT_ONCE]
-            reading = InputFormat.of(job.config, teacher)
+            form = InputFormat.of(job.config, teacher)
             (raw,), coded_T = hidden_rows(
-                teacher, chunk, WINDOWS_AT_ONCE, job.config.max_length, job.special_ids, (layer,), reading, raw=True
+                teacher, chunk, WINDOWS_AT_ONCE, job.config.max_length, job.special_ids, (layer,), form, raw=True
             )
             rows.append(raw.rows_Nd)
             positions.append(raw.position_N)

@@ -29,7 +29,7 @@ from sklearn.preprocessing import StandardScaler
 
 from benchmarks.blimp import data_directory
 from benchmarks.data import conditions
-from mlsm.evaluation.tasks.finetuning.batches import choose
+from mlsm.evaluation.tasks.finetuning.batches import take_examples
 from mlsm.evaluation.tasks.finetuning.data import load_task
 from mlsm.evaluation.tasks.finetuning.metrics import figures
 from mlsm.evaluation.tasks.finetuning.tasks import ENTITIES, TASKS
@@ -42,7 +42,7 @@ def main():
     data, result = data_directory(), {"benchmark": "simple_rules", "limit_train": settings.limit_train, "tasks": {}}
     for task in TASKS.values():
         examples = load_task(task, data)
-        train = choose(task.name, examples.train, settings.limit_train)
+        train = take_examples(task.name, examples.train, settings.limit_train)
         gold = {part: [example.label for example in rows] for part, rows in examples.evaluation.items()}
         rules = {"lookup": lookup(train)} if task.labels_words else {"constant": constant(train), "words": words(train)}
         for name, rule in rules.items():

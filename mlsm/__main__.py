@@ -27,7 +27,7 @@ from mlsm.terminal.process import (
     complain,
     end_on_signals,
     is_follower,
-    is_told_by_another,
+    is_reported_by_another,
     one_line,
     wait_without_spinning,
 )
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if debug:
             raise
         code = exit_code(error)
-        if not is_told_by_another(error, code):
+        if not is_reported_by_another(error, code):
             complain(one_line(error), code)
     sys.stdout.flush()
     if lost := loss(sys.stdout):

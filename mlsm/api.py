@@ -23,7 +23,7 @@ from typing import Any
 
 from mlsm.cli.flags import meant_by, settable
 from mlsm.commands import Command, load
-from mlsm.commands._newest import choose
+from mlsm.commands._newest import choose_newest
 from mlsm.common.extras import name_extras
 from mlsm.common.progress import silent
 from mlsm.recipes.reading import recipe_settings, recipe_to_keep
@@ -73,7 +73,7 @@ def _run(command: Command, given: tuple[Any, ...], settings: dict[str, Any]) -> 
         config = _configure(command, by_position | settings, recipe)
     elif settings or recipe is not None or len(given) > 1:
         raise TypeError(f"{command.python_name}: give a settings object or keyword arguments, not both")
-    config, choice = choose(command, config)
+    config, choice = choose_newest(command, config)
     if choice is not None:
         logger.info("%s", choice)
     with name_extras(f"mlsm.{command.python_name}"):

@@ -185,7 +185,7 @@ class TeacherBatch:
         return {name: None if (rows := getattr(self, name)) is None else rows[source_W] for name in names}
 
     @property
-    def reading(self) -> dict[str, torch.Tensor]:
+    def extra_inputs(self) -> dict[str, torch.Tensor]:
         """What the teacher is told beside ids and padding, as keyword arguments."""
         given = {"documents_WL": self.documents_WL, "segments_WL": self.segments_WL, "rows_Nd": self.rows_Nd}
         return {name: tensor for name, tensor in given.items() if tensor is not None}
@@ -282,9 +282,9 @@ class Hidden:
 def raw_rows(teacher: "Teacher", batch: TeacherBatch, layers: Iterable[int]) -> dict[int, torch.Tensor]:
     """Hidden states of a batch's coded tokens as the teacher gives them: dict of layer to a new (N, d) tensor."""
     wanted = sorted(set(layers))
-    inputs, reading = (batch.ids_WL, batch.real_WL, batch.tokens_N), batch.reading
+    inputs, extra = (batch.ids_WL, batch.real_WL, batch.tokens_N), batch.extra_inputs
     last_alone = wanted == [teacher.layer]
-    states = [teacher(*inputs, **reading)] if last_alone else teacher(*inputs, layers=wanted, **reading)
+    states = [teacher(*inputs, **extra)] if last_alone else teacher(*inputs, layers=wanted, **extra)
     return dict(zip(wanted, states, strict=True))
 
 
@@ -322,7 +322,7 @@ def hidden_rows(
     max_length: int,
     special_ids: dict,
     layers: Sequence[int],
-    reading: InputFormat = AS_ONE_TEXT,
+    form: InputFormat = AS_ONE_TEXT,
     raw: bool = False,
 ) -> tuple[list, np.ndarray]:
     """Unit-length hidden states of the non-special tokens of some windows, on the host.
@@ -334,7 +334,7 @@ def hidden_rows(
     Raises   EncodeError on a hidden state that is not finite
     """
     columns = join_windows(windows)
-    documents_T = documents_of(columns) if reading.documents_apart else None
+    documents_T = documents_of(columns) if form.documents_apart else None
     prepared = make_batch(
         columns["ids"],
         columns["lengths"],
@@ -342,7 +342,7 @@ def hidden_rows(
         max_length,
         special_ids,
         documents_T=documents_T,
-        segments=reading.segments,
+        segments=form.segments,
     )
     if windows[0].number is not None:
         prepared.rows_Nd = teacher.read(prepared, np.array([window.number for window in windows]))

@@ -76,7 +76,7 @@ CODE = _digest_of_code()  # when this process imported it: a worker keeps its co
 class WorkerPool(Executor):
     """The workers of one command, which are started for the first item and gone after the `with` block."""
 
-    grain = 8
+    batches_at_once = 8
 
     def __init__(self, job: Any):
         super().__init__(job)

@@ -5,7 +5,7 @@
     read    the unit's windows -> blocks -> batches of one forward pass
     teach   batches -> hidden states, one pass of the teacher for all targets
     code    hidden states -> codes, by each target in turn (targets/ says what each does)
-    mend    batches at which one of these failed are tried again (failures.py)
+    retry    batches at which one of these failed are tried again (failures.py)
     finish  codes -> the columns of blocks
     write   blocks -> a shard, which is committed at its end, in the caller's thread
 
@@ -48,9 +48,9 @@ from pipeline.batch import UNIT_END, Block, Hidden, InputFormat, TeacherBatch, a
 from pipeline.config import TeacherConfig
 from pipeline.corpus import Window
 from pipeline.executor import KILLED, Context, Executor
-from pipeline.failures import REASON, TOO_LITTLE_MEMORY, find_killers, mend
+from pipeline.failures import REASON, TOO_LITTLE_MEMORY, find_killers, retry
 from pipeline.job import Job, check_same_teacher
-from pipeline.overlap import Stages, open_lane
+from pipeline.overlap import Stages, open_stream
 from pipeline.precision import PrecisionCheck
 from pipeline.stores import OpenStore, TargetStore, likely_bytes, warn_of_disk
 from pipeline.targets import CodedTarget, Target
@@ -62,8 +62,8 @@ Task: TypeAlias = tuple[PlannedUnit, Sequence[int]]  # a unit, and the numbers o
 Counts: TypeAlias = dict[int, tuple[int, Sequence[dict]]]  # by a store's number: tokens and quarantined documents
 # How many items each stage may have ready for the next; 0 means that both share a thread.
 LAYOUTS = {
-    "cpu": {"read": 4, "teach": 0, "code": 0, "mend": 0, "finish": 2},
-    "cuda": {"read": 4, "teach": 2, "code": 0, "mend": 2, "finish": 2},
+    "cpu": {"read": 4, "teach": 0, "code": 0, "retry": 0, "finish": 2},
+    "cuda": {"read": 4, "teach": 2, "code": 0, "retry": 2, "finish": 2},
 }
 logger = logging.getLogger(__name__)
 
@@ -360,12 +360,12 @@ class IdsCoder:
 
 
 class Coder:
-    """Read, teach, code, mend and finish: the stages from blocks of ids to blocks with the columns of a target.
+    """Read, teach, code, retry and finish: the stages from blocks of ids to blocks with the columns of a target.
 
     targets       those that blocks name by their number; none deeper than the teacher is cut
     most_windows  of a forward pass; fewer once the device had too little memory
 
-    For one chain of stages at a time. A stage marks a batch with the error that it meets and continues; `mend` says
+    For one chain of stages at a time. A stage marks a batch with the error that it meets and continues; `retry` says
     what follows. Windows that are known to fail from the start never reach the teacher.
     """
 
@@ -380,8 +380,8 @@ class Coder:
         for target in targets:
             target.prepare()
             self.environment |= target.environment
-        self._lanes = {stage: open_lane(teacher.device) for stage in ("teach", "code", "finish")}
-        self._teaching, self._coding = threading.Lock(), threading.Lock()  # `mend` does both, in its own thread
+        self._streams = {stage: open_stream(teacher.device) for stage in ("teach", "code", "finish")}
+        self._teaching, self._coding = threading.Lock(), threading.Lock()  # `retry` does both, in its own thread
         self.most_windows = max(1, config.batch_tokens // config.max_length)
         self._comparison = PrecisionCheck(self)
 
@@ -391,7 +391,7 @@ class Coder:
             ("read", self.read),
             ("teach", self.teach),
             ("code", self.code),
-            ("mend", self.mend),
+            ("retry", self.retry),
             ("finish", self.finish),
         )
 
@@ -457,10 +457,10 @@ class Coder:
 
     def _teach(self, batches):
         """Give batches of the same windows, each for another target, their hidden states."""
-        with self._teaching, self._lanes["teach"] as lane:
-            begin = lane.mark()
+        with self._teaching, self._streams["teach"] as stream:
+            begin = stream.mark()
             found = self.states(self.teacher, batches[0], [batch.block.output for batch in batches])
-            end = lane.mark()
+            end = stream.mark()
         for batch, hidden in zip(batches, found, strict=True):
             batch.hidden, batch.marks["teacher"] = hidden, (begin, end)
 
@@ -485,19 +485,19 @@ class Coder:
     def _code(self, batch):
         target = self.targets[batch.block.output]
         hidden, batch.hidden = batch.hidden, None
-        with self._coding, self._lanes["code"] as lane:
-            lane.after(batch.marks["teacher"][1], hidden.rows_Nd, hidden.not_finite)
+        with self._coding, self._streams["code"] as stream:
+            stream.after(batch.marks["teacher"][1], hidden.rows_Nd, hidden.not_finite)
             hidden.check(self.teacher)  # waits for the teacher, but the teacher's thread goes on
-            begin = lane.mark()
+            begin = stream.mark()
             batch.codes = target.code(hidden.rows_Nd)
-            batch.marks[target.work] = begin, lane.mark()
+            batch.marks[target.work] = begin, stream.mark()
         return batch
 
-    # -- mend ----------------------------------------------------------------------------------------------
+    # -- retry ----------------------------------------------------------------------------------------------
 
-    def mend(self, batches: Iterable) -> Iterator:
+    def retry(self, batches: Iterable) -> Iterator:
         """Batches with their codes, whatever failed (failures.py); the first of a unit is compared with float32."""
-        for batch in mend(self, batches):
+        for batch in retry(self, batches):
             if batch is not UNIT_END and batch.compared:
                 self._comparison.compare(batch)
             yield batch
@@ -510,8 +510,8 @@ class Coder:
 
     @contextmanager
     def alone_on_device(self) -> Iterator[None]:
-        """Keep teacher and solver to this thread, for work on the solver's lane."""
-        with self._teaching, self._coding, self._lanes["code"]:
+        """Keep teacher and solver to this thread, for work on the solver's stream."""
+        with self._teaching, self._coding, self._streams["code"]:
             yield
 
     # -- finish --------------------------------------------------------------------------------------------
@@ -533,9 +533,9 @@ class Coder:
         target = self.targets[batch.block.output]
         if batch.codes is None:  # none of its windows can be coded
             return target.columns(None, batch)
-        with self._lanes["finish"] as lane:
-            lane.after(batch.marks[target.work][1], *target.tensors(batch.codes))
-            seconds = {name: lane.seconds(*marks) for name, marks in batch.marks.items()}
+        with self._streams["finish"] as stream:
+            stream.after(batch.marks[target.work][1], *target.tensors(batch.codes))
+            seconds = {name: stream.seconds(*marks) for name, marks in batch.marks.items()}
             clock = time.perf_counter()
             columns = target.columns(batch.codes, batch)
             seconds["distributions"] = time.perf_counter() - clock

@@ -157,9 +157,9 @@ def _learn_provisional(job, teacher, entry):
     for unit in reversed(job.plan.units):
         windows = job.windows(unit)
         while count < wanted and (chunk := list(islice(windows, size))):
-            reading = InputFormat.of(config, teacher)
+            form = InputFormat.of(config, teacher)
             (found,), _ = hidden_rows(
-                teacher, chunk, size, config.max_length, job.special_ids, (entry.layer,), reading, raw=centred
+                teacher, chunk, size, config.max_length, job.special_ids, (entry.layer,), form, raw=centred
             )
             parts.append(found)
             count += len(found.rows_Nd if centred else found)

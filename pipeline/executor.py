@@ -74,10 +74,10 @@ class Executor:
     """Applies functions to items, for one job, inside a `with` block.
 
     job    the Job
-    grain  how many small pieces of work make an item that is worth sending
+    batches_at_once  how many small pieces of work make an item that is worth sending
     """
 
-    grain = 1
+    batches_at_once = 1
 
     def __init__(self, job: Any):
         self.job = job

@@ -1,6 +1,6 @@
 """What happens when the coding of text fails: second passes over the same text.
 
-A stage only marks a batch with the error that it met. `mend`, the stage after the solver, codes such a batch again:
+A stage only marks a batch with the error that it met. `retry`, the stage after the solver, codes such a batch again:
 
 - Where the error may be the text's fault, the windows at which coding fails are found by halving the batch. They keep
   their places without entries, and the batch is coded once more without them, so its bytes follow from the text and
@@ -71,24 +71,24 @@ def isolate(windows: Sequence | np.ndarray, attempt: Callable) -> Iterator[tuple
     yield from isolate(windows[half:], attempt)
 
 
-def mend(coder: Any, batches: Iterable) -> Iterator:
+def retry(coder: Any, batches: Iterable) -> Iterator:
     """The batches of a Coder, each with its codes: those that a stage marked or passed over are coded here."""
     for batch in batches:
         if batch is UNIT_END or batch.idle or batch.codes is not None:
             yield batch
             continue
         try:
-            mended = None if batch.error is None else _code_without_failing(coder, batch)
+            retried = None if batch.error is None else _code_without_failing(coder, batch)
         except Exception as error:
             if len(batch.ids_WL) == 1 or not ran_out_of_memory(error):
                 raise
             _note_lack_of_memory(coder, batch)
-            mended = None
-        if mended is not None:
-            yield mended
+            retried = None
+        if retried is not None:
+            yield retried
             continue
         batch.hidden = batch.codes = batch.error = None  # their memory is needed
-        yield from mend(coder, coder.code(coder.teach(_divide(coder, batch))))
+        yield from retry(coder, coder.code(coder.teach(_divide(coder, batch))))
 
 
 def _code_without_failing(coder, batch):

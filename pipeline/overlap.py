@@ -1,4 +1,4 @@
-"""What runs at the same time: stages in threads of their own, and the lanes of a device that their work is queued in.
+"""What runs at the same time: stages in threads of their own, and the streams of a device that their work is queued in.
 
 A stage is an iterator that runs ahead in a thread, at most so many items.
 
@@ -14,10 +14,10 @@ work that was finished before it is not lost. In the other direction nothing wai
 block, an exception, an early exit or Ctrl-C, stops every stage at its next item, closes its iterator in its
 own thread and leaves no thread behind.
 
-On a GPU every stage has a lane, a CUDA stream, so that teacher, solver and copies overlap; order between them is by
+On a GPU every stage has a CUDA stream, so that teacher, solver and copies overlap; order between them is by
 events, and memory that crosses over is not used again before its reader is done. How torch sums products of float16 is
-a setting of the process: all lanes have the solver's, or the last bits of a teacher's states would depend on whether
-the solver works at the same time. On a CPU a call returns when its work is done, and a lane only reads the clock. Not
+a setting of the process: all streams have the solver's, or the last bits of a teacher's states would depend on whether
+the solver works at the same time. On a CPU a call returns when its work is done, and a stream only reads the clock. Not
 run on a GPU yet. Not handled here: what the stages do (encode.py); items that finish out of order.
 """
 
@@ -142,15 +142,15 @@ class _Stage:
             self._items = None
 
 
-# -- lanes -------------------------------------------------------------------------------------------------
+# -- streams -----------------------------------------------------------------------------------------------
 
 
-def open_lane(device: torch.device) -> "GpuLane | HostLane":
-    """A new lane of the device; use it as `with lane:` around the calls that queue work."""
-    return GpuLane(device) if device.type == "cuda" else HostLane()
+def open_stream(device: torch.device) -> "GpuStream | HostStream":
+    """A new stream of the device; use it as `with stream:` around the calls that queue work."""
+    return GpuStream(device) if device.type == "cuda" else HostStream()
 
 
-class HostLane:
+class HostStream:
     """Work is done when the call returns: nothing to order."""
 
     def __enter__(self):
@@ -160,19 +160,19 @@ class HostLane:
         pass
 
     def mark(self) -> float:
-        """A point in the lane's work, for `after` and `seconds`."""
+        """A point in the stream's work, for `after` and `seconds`."""
         return time.perf_counter()
 
     def after(self, mark: float, *tensors: torch.Tensor) -> None:
-        """Let this lane's next work wait for a mark of another lane, from which it takes over tensors."""
+        """Let this stream's next work wait for a mark of another stream, from which it takes over tensors."""
 
     @staticmethod
     def seconds(begin: float, end: float) -> float:
-        """Time between two marks of one lane; waits until the second is reached."""
+        """Time between two marks of one stream; waits until the second is reached."""
         return end - begin
 
 
-class GpuLane:
+class GpuStream:
     """A CUDA stream, for the thread of one stage."""
 
     def __init__(self, device: torch.device):

@@ -177,8 +177,8 @@ def _read_hidden(executor, teacher, batches, layers, place):
     Yields   lists of rows as the sample holds them (sample_dtype), one for a layer
     """
     expected = teacher.fingerprint, name_of_dtype(teacher)
-    starts = range(0, len(batches), executor.grain)
-    items = [(number, batches[i : i + executor.grain]) for number, i in enumerate(starts)]
+    starts = range(0, len(batches), executor.batches_at_once)
+    items = [(number, batches[i : i + executor.batches_at_once]) for number, i in enumerate(starts)]
     read = partial(read_hidden, layers=layers, place=place, expected=expected)
     ready, wanted = {}, 0
     try:
@@ -294,10 +294,10 @@ def read_batch(job: Job, teacher: "Teacher", layers: Sequence[int], windows: lis
 
 def _read_usable(job, teacher, layers, windows, batch):
     """For every layer, hidden states of the windows at which the teacher does not fail, and at how many it does."""
-    reading, raw = InputFormat.of(job.config, teacher), job.config.center != "none"
+    form, raw = InputFormat.of(job.config, teacher), job.config.center != "none"
 
     def read(layers, windows):
-        rows, _ = hidden_rows(teacher, windows, batch, job.config.max_length, job.special_ids, layers, reading, raw)
+        rows, _ = hidden_rows(teacher, windows, batch, job.config.max_length, job.special_ids, layers, form, raw)
         return [_as_records(found, sample_dtype(job, teacher)) if raw else found for found in rows]
 
     if len(layers) > 1:

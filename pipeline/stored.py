@@ -154,9 +154,9 @@ class StoredHidden:
         found.rows_Md[~found.coded_M] = np.nan  # which is noticed as of a teacher
         return torch.from_numpy(found.rows_Md)
 
-    def __call__(self, ids_WL: torch.Tensor, real_WL: Any, tokens_N: torch.Tensor, **reading: Any) -> torch.Tensor:
+    def __call__(self, ids_WL: torch.Tensor, real_WL: Any, tokens_N: torch.Tensor, **extra: Any) -> torch.Tensor:
         """The states that a batch carries, a copy on the device."""
-        rows_Nd: torch.Tensor = reading["rows_Nd"]
+        rows_Nd: torch.Tensor = extra["rows_Nd"]
         return rows_Nd.to(self.device, copy=True)
 
 

@@ -36,7 +36,7 @@ _VERSION = 1  # of what is learned from equal words
 _CHUNK = 10_000  # words that the trainer gets as one string
 
 
-def run(config: TokenizerConfig, progress: Callable[..., None]) -> list[Path]:
+def make_tokenizer(config: TokenizerConfig, progress: Callable[..., None]) -> list[Path]:
     """Train as the settings say, or find what was trained so before. Returns the directory, in a list.
 
     Raises  CorpusError; TeacherError if the directory was changed after it was written; OSError

@@ -26,11 +26,11 @@ from mlsm.common.json_checks import (
     Fingerprint,
     Name,
     Number,
-    convert,
     find_problem,
     is_count,
     is_number,
     one_of,
+    parse_as,
     parse_json,
 )
 from mlsm.common.paths import utf8
@@ -247,7 +247,7 @@ class Plan:
     def parse(cls, raw: bytes, where: object) -> "Plan":
         """The plan in a file of the name `where`; ShardError when it is damaged or not the plan that the name says."""
         values = parse_json(raw, where)
-        plan = convert(values, cls, where)
+        plan = parse_as(values, cls, where)
         if problem := find_problem(plan.windowing, _Windowing, "windowing."):
             raise ShardError(f"{where}: {problem}")
         if plan.id != _stem(where):
@@ -324,7 +324,7 @@ class UnitRecord:
         values = parse_json(raw, where)
         if not fits_checksum(values):
             raise ShardError(f"{where}: the record does not match its checksum")
-        record = convert(values, cls, where)
+        record = parse_as(values, cls, where)
         if problem := record._problem_between_fields():
             raise ShardError(f"{where}: {problem}")
         if record.unit != _stem(where):

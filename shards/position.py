@@ -48,7 +48,7 @@ class Share:
         return max(0, -(-(total - self.item(0)) // step))
 
 
-def identity(store: StoreFacts, split: str, seed: int, shuffle: bool) -> dict:
+def sequence_identity(store: StoreFacts, split: str, seed: int, shuffle: bool) -> dict:
     """The sequence of windows that a position counts in: with another identity it is a place in another sequence."""
     return {
         "format": STATE_FORMAT,

@@ -41,7 +41,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from mlsm.common.errors import StoreError
 from shards.codec import HiddenRows
 from shards.manifest import differing
-from shards.position import STATE_FORMAT, Share, check_identity, identity
+from shards.position import STATE_FORMAT, Share, check_identity, sequence_identity
 from shards.reader import Store
 
 _CHUNK = 256  # windows that samples are decoded in; about 10 MB
@@ -246,7 +246,7 @@ class LspDataset(IterableDataset):
         self._begin(began)
 
     def _identity(self):
-        return identity(self.store, self.split, self.seed, self.shuffle)
+        return sequence_identity(self.store, self.split, self.seed, self.shuffle)
 
     def _move(self, place, windows):
         """The place that many windows further on, over all ranks."""

@@ -40,7 +40,7 @@ from shards.block_check import check_block
 from shards.files import StoreFiles, is_plan_file, read_small
 from shards.manifest import Plan, UnitRecord, differing, needed_statistics
 from shards.reader import is_url, plan_of
-from shards.remaking import remaking_commands
+from shards.repair import repair_commands
 from shards.schema import ShardMeta
 from shards.shard_file import ShardFile
 
@@ -98,7 +98,7 @@ def _verify(files, full, repair, threads, progress):
     survey = _survey(files, target)
     damaged = survey.damaged + _check_shards(files, target, survey.records, full or repair, threads, progress)
     missing = {unit.id: unit for plan in survey.plans for unit in files.missing_units(plan)}
-    commands = remaking_commands(files, target, survey.plans, damaged) if files.is_encoded_here() else []
+    commands = repair_commands(files, target, survey.plans, damaged) if files.is_encoded_here() else []
     return {
         "store": str(files.path),
         "target": target["target"],

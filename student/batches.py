@@ -188,13 +188,13 @@ class Loader:
             real_WL[~real_WL.any(axis=1)] = True  # padding alone sees itself: some kernels give NaN otherwise
         where_M, most_masked, fillers = window_M * width + position_M, int(mask_WL.sum(axis=1).max()), 0
         if self.few_shapes:
-            most_masked, fillers = round_up(most_masked), round_up(len(where_M)) - len(where_M)
+            most_masked, fillers = round_to_three_bits(most_masked), round_to_three_bits(len(where_M)) - len(where_M)
             where_M = np.pad(where_M, (0, fillers), mode="edge") if fillers else where_M
         visible = None
         if self.mask_later:
             visible_W = (real_WL & (input_WL != self.masking.special_ids["mask"])).sum(axis=1)
             most = int(visible_W.max())
-            visible = int(visible_W.min()), min(width, round_up(most)) if self.few_shapes else most
+            visible = int(visible_W.min()), min(width, round_to_three_bits(most)) if self.few_shapes else most
         masked = MaskedTokens(self.windows, read, start + window_M, position_M)
         return MicroBatch(
             input_WL=torch.from_numpy(input_WL),
@@ -241,7 +241,7 @@ def pin(batch: Batch) -> Batch:
     return batch._replace(micro=[_with_tensors(micro, Tensor.pin_memory) for micro in batch.micro])
 
 
-def begin_reading(figures: Tensor) -> Callable[[], list[float]]:
+def copy_to_host(figures: Tensor) -> Callable[[], list[float]]:
     """Copy some numbers to the host behind the work that makes them; the function returned waits for these alone, and
     not for what is queued later."""
     if not figures.is_cuda:
@@ -278,7 +278,7 @@ def digest_windows(
     return sum(int.from_bytes(digest, "little") for digest in hashes) % 2**64
 
 
-def round_up(count: int) -> int:
+def round_to_three_bits(count: int) -> int:
     """The next number of three significant bits: 19 to 20, 2,432 to 2,560. At most a quarter more."""
     unit = 1 << max(0, count.bit_length() - 3)
     return -(-count // unit) * unit

@@ -15,7 +15,7 @@ from shards.reader import Store
 from student.config import StudentConfig
 from student.encoders.products import choose_products, contradicts
 from student.masks.config import UNIFORM
-from student.masks.weights import tables_of
+from student.masks.weights import mask_tables
 from student.ranks import Ranks
 from student.resolve import Resolved, resolve, resolve_compile, resolve_dtype
 from student.runs.directory import Run
@@ -39,7 +39,7 @@ def open_run(
     resolved = resolve(replace(config, dtype=dtype, compile=compiled), store, origins)
     ranks.share(resolved.config.batch_windows)  # refuses more processes than windows
     task = prepare(resolved.config, store)
-    tables = tables_of(resolved.config, store)
+    tables = mask_tables(resolved.config, store)
     names = [UNIFORM if table is None else table.name for table in tables]
     settings = task.settings(resolved.config)
     if any(tables):  # their content counts, and not their places

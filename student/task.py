@@ -15,7 +15,7 @@ from student.batches import store_has_pairs
 from student.config import StudentConfig
 from student.encoders.build import encoder_config, token_types
 from student.encoders.model import Student, build_student
-from student.encoders.stock import take_head
+from student.encoders.stock import copy_head
 from student.objectives.base import Objective
 from student.objectives.several_stores import build_objective, open_beside
 from student.runs.export import export_student
@@ -77,7 +77,7 @@ def student_task(config: StudentConfig, store: Store) -> TrainingTask:
     def build() -> Student:
         student = build_student(config, store, objective)
         if config.continue_head:
-            take_head(student, cast(Path, config.initial_weights), objective.token_columns)
+            copy_head(student, cast(Path, config.initial_weights), objective.token_columns)
         return student
 
     segments = config.segments == "auto" and store_has_pairs(store) and token_types(hf_config) >= 2

@@ -36,7 +36,7 @@ from shards.counter import hash_u64
 from shards.manifest import fingerprint
 from shards.reader import Store
 from student.announcement import Start, announcement
-from student.batches import Batch, Loader, MicroBatch, begin_reading, pin, read_ahead, to_device
+from student.batches import Batch, Loader, MicroBatch, copy_to_host, pin, read_ahead, to_device
 from student.config import ResolvedConfig, StudentConfig
 from student.encoders.build import weights_fingerprint
 from student.encoders.dropout import use_fast_dropout
@@ -455,7 +455,7 @@ class Stepper:
         grad_norm = gradient_norm(weights)
         torch.nn.utils.clip_grads_with_norm_(weights, self.config.grad_clip, grad_norm)
         figures = torch.stack([loss, grad_norm])
-        read = begin_reading(figures)
+        read = copy_to_host(figures)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, step)
         # As a GradScaler does: the fused kernel itself leaves weights and moments as they are where this is not zero.

@@ -8,7 +8,7 @@ from typing import Any
 from mlsm.cli.flags import take_flag, take_value
 from mlsm.cli.settings import as_yaml, parse
 from mlsm.commands import Command
-from mlsm.commands._newest import choose
+from mlsm.commands._newest import choose_newest
 from mlsm.common.text import printable, printable_values, redacted
 from mlsm.results import report_of
 from mlsm.terminal.process import is_follower, one_line, passing_on_notes, quiet_libraries, warn
@@ -27,7 +27,7 @@ def run_command(command: Command, argv: list[str]) -> int:
     if print_config:
         print(redacted(as_yaml(command, parsed)), end="")
         return 0
-    settings, choice = (parsed.settings, parsed.choice) if parsed.choice else choose(command, parsed.settings)
+    settings, choice = (parsed.settings, parsed.choice) if parsed.choice else choose_newest(command, parsed.settings)
     with Progress(open(os.devnull, "w") if is_follower() else sys.stderr) as progress:
         if command.recipes:
             progress.note(f"{command.name}, {parsed.why}" if parsed.why else command.name)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from student.config import StudentConfig
 
 
-def choose(command: Command, settings: Any) -> tuple[Any, str | None]:
+def choose_newest(command: Command, settings: Any) -> tuple[Any, str | None]:
     """Fill in what a command works on. Returns the settings, and a line that says what was chosen, or None."""
     if command.newest is None or getattr(settings, command.works_on) is not None:
         return settings, None
@@ -83,7 +83,7 @@ def store_to_train_on(command: Command, settings: Any) -> "tuple[Store | None, s
         if command.complete is not None:
             settings = command.complete(settings)
         else:
-            settings, choice = choose(command, settings)
+            settings, choice = choose_newest(command, settings)
         return Store.open(settings.stores[0]), choice
     except (StoreError, ShardError, ValueError, OSError):
         return None, None

@@ -8,9 +8,9 @@ from mlsm.terminal.tables import table
 
 def run(settings: Settings, progress: Progress = silent) -> Report:
     """Score masked language models on BLiMP's minimal pairs."""
-    from mlsm.evaluation.tasks.blimp.evaluate import evaluate
+    from mlsm.evaluation.tasks.blimp.evaluate import evaluate_blimp
 
-    return Report.of(evaluate(settings, progress))
+    return Report.of(evaluate_blimp(settings, progress))
 
 
 def show(result: dict, settings: Settings) -> str:

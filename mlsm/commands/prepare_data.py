@@ -13,9 +13,9 @@ DOWNLOADS = False
 
 def run(settings: Settings, progress: Progress = silent) -> Report:
     """Put evaluation data as published into the layout that evaluations read: dataset="wic", from_="downloads"."""
-    from mlsm.evaluation.preparation.prepare import prepare
+    from mlsm.evaluation.preparation.prepare import prepare_data
 
-    return Report.of(prepare(settings, progress))
+    return Report.of(prepare_data(settings, progress))
 
 
 def show(report: dict, settings: Settings) -> str:

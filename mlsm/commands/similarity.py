@@ -17,9 +17,9 @@ def run(settings: Settings, progress: Progress = silent) -> Report:
 
     store  a store of LSPs, or a student that predicts them; with tasks="stsb" instead of texts: tables
     """
-    from mlsm.evaluation.similarity.compare import compare
+    from mlsm.evaluation.similarity.compare import compare_texts
 
-    return Report.of(compare(settings, progress))
+    return Report.of(compare_texts(settings, progress))
 
 
 def show(result: dict, settings: Settings) -> str:

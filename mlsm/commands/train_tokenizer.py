@@ -11,6 +11,6 @@ show = paths
 
 def run(settings: Settings, progress: Progress = silent) -> list[str]:
     """Train a cased WordPiece tokenizer. Returns the directories that were made, in a list of one."""
-    from pipeline.tokenizer import run as train
+    from pipeline.tokenizer import make_tokenizer
 
-    return [str(path) for path in train(settings, progress)]
+    return [str(path) for path in make_tokenizer(settings, progress)]

@@ -83,7 +83,7 @@ def parse_json(raw: str | bytes | bytearray | memoryview, where: object) -> Any:
     raise ShardError(f"{where}: not readable as JSON ({problem})")
 
 
-def convert(values: object, kind: type[T], where: object) -> T:
+def parse_as(values: object, kind: type[T], where: object) -> T:
     """The values as an object of a type. Raises ShardError, naming file and field, where they do not fit it."""
     try:
         return msgspec.convert(values, kind)

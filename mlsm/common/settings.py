@@ -60,7 +60,9 @@ def convert_field(field: dataclasses.Field, value: object, text: bool = False) -
         return convert(field.type, value, text)
     except (ValueError, OverflowError):
         hint = plain_hint(field.type)
-        raise ValueError(f"{flag_of(field)} takes {describe(hint)}, found {value!r}{_advice(hint, value)}") from None
+        raise ValueError(
+            f"{flag_of(field)} takes {type_in_words(hint)}, found {value!r}{_advice(hint, value)}"
+        ) from None
 
 
 def require(settings: Any, name: str, holds: Callable[[Any], bool], rule: str) -> None:
@@ -134,16 +136,16 @@ def plain_hint(hint: Any) -> Any:
     return hint
 
 
-def describe(hint: Any) -> str:
+def type_in_words(hint: Any) -> str:
     """What a type takes, in words."""
     hint = plain_hint(hint)
     kinds = get_args(hint)
     if get_origin(hint) is tuple:
-        return f"a list, each {describe(kinds[0])}"
+        return f"a list, each {type_in_words(kinds[0])}"
     if get_origin(hint) is Literal:
         return f"one of {', '.join(kinds)}" if len(kinds) > 1 else kinds[0]
     if kinds:
-        return " or ".join(map(describe, kinds))
+        return " or ".join(map(type_in_words, kinds))
     return {
         int: "a whole number",
         float: "a number",

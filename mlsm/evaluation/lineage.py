@@ -254,7 +254,7 @@ def _window_flops(directory, layer, length, passes=1):
 
     from pipeline.teacher import cut_config, read_config
     from student.encoders.build import without_pooler
-    from student.encoders.flops import count_flops
+    from student.encoders.flops import count_operations
 
     config = read_config(directory, directory)
     with torch.device("meta"):
@@ -262,5 +262,5 @@ def _window_flops(directory, layer, length, passes=1):
             model = AutoModelForMaskedLM.from_config(config)
         else:
             model = AutoModel.from_config(cut_config(config, layer), **without_pooler(config))
-    once = count_flops(model, input_ids=(1, length))
-    return once if passes == 1 else once + (passes - 1) * count_flops(model.base_model, input_ids=(1, length))
+    once = count_operations(model, input_ids=(1, length))
+    return once if passes == 1 else once + (passes - 1) * count_operations(model.base_model, input_ids=(1, length))

@@ -73,7 +73,7 @@ FROZEN = METRICS | {
 PARTS = ("tuning", "dev", "test")
 
 
-def describe(path: Path | str, name: str | None = None) -> dict:
+def describe_model(path: Path | str, name: str | None = None) -> dict:
     """What a record says of a model: model, path, weights and its lineage.
 
     path  directory of an export, a kept checkpoint or any stock model
@@ -133,7 +133,7 @@ def path_of(output: Path | str, record: Mapping) -> Path:
 @refuse_what_is_in_the_way()
 def write(output: Path | str, record: dict) -> Path:
     """Write a record, whole, in place of an earlier one. Returns its path; RecordError where it is malformed."""
-    path = path_of(output, check(record, "this record"))
+    path = path_of(output, check_record(record, "this record"))
     make_directories(path.parent)
     replace_json(path, record)
     return path
@@ -157,7 +157,7 @@ def read_file(file: Path) -> dict:
         record = json.loads(disk.read_file(file))
     except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{file}: expected a record as JSON: {error}. Delete it and evaluate again.") from None
-    return _fill_in(check(record, file))
+    return _fill_in(check_record(record, file))
 
 
 def _fill_in(record):
@@ -175,7 +175,7 @@ def _find_files(path):
     return [path]
 
 
-def check(record: Any, where: Path | str) -> dict:
+def check_record(record: Any, where: Path | str) -> dict:
     """Return the record unchanged, or raise a RecordError that says what is wrong with it.
 
     where  what the message begins with: the record's file

@@ -135,7 +135,7 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text} (run again with --debug for the traceback)"
 
 
-def is_told_by_another(error: Exception, code: int) -> bool:
+def is_reported_by_another(error: Exception, code: int) -> bool:
     """Say whether another process reports the same error, so that this one does not have to."""
     same_for_all = code in (EXIT_INPUT, EXIT_STORE) and int(os.environ.get("LOCAL_RANK", 0)) > 0
     return is_follower() and (same_for_all or isinstance(error, PeerError))

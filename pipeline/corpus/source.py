@@ -238,7 +238,7 @@ def is_hidden(path: PurePath) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def kind_of(path: StoredFile | PurePath) -> str:
+def suffix_of(path: StoredFile | PurePath) -> str:
     """The suffix that says what a file holds, in small letters: the last that is not a compression's; "" for none."""
     kinds = [suffix.lower() for suffix in path.suffixes if suffix not in COMPRESSED]
     return kinds[-1] if kinds else ""

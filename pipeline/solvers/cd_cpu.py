@@ -38,7 +38,7 @@ import numpy as np
 
 from pipeline.solvers import onednn
 from pipeline.solvers.parallel import inlined, kernel, one_blas_thread, run_in_threads, thread_count
-from pipeline.solvers.prepared import DIRECTIONS, PreparedAtoms, aligned_zeros, correlate, prepare
+from pipeline.solvers.prepared import DIRECTIONS, PreparedAtoms, aligned_zeros, correlate_atoms, prepare
 from pipeline.solvers.problem import Array, Codes, join_codes, numpy_rows
 from pipeline.solvers.vectors import (
     LANES,
@@ -125,7 +125,7 @@ class _Buffers:
         """Counts, indices, values and kkt of the task's tokens."""
         rows, width = hidden_nd.shape
         self.hidden_nd[:rows, :width] = hidden_nd
-        found = correlate(self.prepared, hidden_nd)
+        found = correlate_atoms(self.prepared, hidden_nd)
         counts_n, kkt_n = self.counts_n[:rows], self.kkt_n[:rows]
         codes = self.indices_nK, self.values_nK, counts_n, kkt_n
         done = 0

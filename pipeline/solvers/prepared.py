@@ -61,7 +61,7 @@ class PreparedAtoms(NamedTuple):
         return np.array_equal(self.view.atoms_Kd[:, : self.weight_Kd.shape[1]], atoms_Kd)
 
 
-class AtomCorrelations(NamedTuple):
+class Correlations(NamedTuple):
     """Correlations of all atoms with the tokens of a task, and how far off they may be.
 
     Exact ones are within margin_n + relative * abs(rounded_nK) of rounded_nK - along_nr @ main_rK.
@@ -116,14 +116,14 @@ def prepare(atoms_Kd: Array, gram_KK: Array | None = None) -> PreparedAtoms:
     return PreparedAtoms(view, weight_Kd, rounding, largest**0.5 * (1 + 1e-6), basis_rd)
 
 
-def correlate(prepared: PreparedAtoms, hidden_nd: np.ndarray) -> AtomCorrelations:
+def correlate_atoms(prepared: PreparedAtoms, hidden_nd: np.ndarray) -> Correlations:
     """Correlations of all atoms with some tokens, in this thread."""
     hidden = torch.from_numpy(hidden_nd)
     norm_n = hidden.norm(dim=1)
     margin_n = norm_n * (hidden_nd.shape[1] * 2.0**-24 * prepared.norm)  # of a sum in float32, at most
     if prepared.weight_Kd.dtype == torch.float32:
         product_nK = onednn.product(hidden, prepared.weight_Kd).numpy()
-        return AtomCorrelations(product_nK, np.empty((len(hidden), 0), np.float32), margin_n.numpy(), np.float32(0))
+        return Correlations(product_nK, np.empty((len(hidden), 0), np.float32), margin_n.numpy(), np.float32(0))
     along_nr, rest_nd = _take_out(hidden, prepared.basis_rd)
     rounded_nd = rest_nd.bfloat16()
     lost_n, rest_n = (rounded_nd.float() - rest_nd).norm(dim=1), rest_nd.norm(dim=1)
@@ -132,7 +132,7 @@ def correlate(prepared: PreparedAtoms, hidden_nd: np.ndarray) -> AtomCorrelation
         lost_n * prepared.norm + rest_n * (1.01 * prepared.weight_rounding) + norm_n * (1e-6 * max(1.0, prepared.norm))
     )
     product_nK = multiply(rounded_nd, prepared.weight_Kd).view(torch.int16).numpy()
-    return AtomCorrelations(product_nK, along_nr.numpy(), margin_n.numpy(), OUTPUT_ROUNDING)
+    return Correlations(product_nK, along_nr.numpy(), margin_n.numpy(), OUTPUT_ROUNDING)
 
 
 def _take_out(hidden_nd, basis_rd):

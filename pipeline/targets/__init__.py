@@ -74,7 +74,7 @@ class CodedTarget(Target, Protocol):
         """The codes of hidden states, on the teacher's device."""
 
     def tensors(self, codes: Any) -> tuple:
-        """The tensors of codes that are on a GPU, for the lane that takes them over."""
+        """The tensors of codes that are on a GPU, for the stream that takes them over."""
 
     def columns(self, codes: Any, batch: TeacherBatch) -> dict[str, np.ndarray]:
         """Columns over all tokens of a batch, on the host; its block's statistics get what the codes say.

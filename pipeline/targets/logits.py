@@ -128,7 +128,7 @@ class Logits:
     def states(teacher: MaskedLm, batch: TeacherBatch, targets: Sequence["Logits"]) -> list[Hidden]:
         (target,) = targets
         if target._mask_id is None:
-            rows_Nd = teacher(batch.ids_WL, batch.real_WL, batch.tokens_N, **batch.reading)
+            rows_Nd = teacher(batch.ids_WL, batch.real_WL, batch.tokens_N, **batch.extra_inputs)
         else:
             rows_Nd = masked_rows(teacher, batch, target._mask_id)
         return [Hidden(teacher.layer, rows_Nd, (~rows_Nd.isfinite().all(1)).sum())]
@@ -238,6 +238,6 @@ def masked_rows(teacher: "MaskedLm", batch: TeacherBatch, mask_id: int) -> torch
         tokens_n, ids_WL = batch.tokens_N[place_n], batch.ids_WL.clone()
         ids_WL.view(-1)[tokens_n] = mask_id
         places.append(place_n)
-        rows.append(teacher(ids_WL, batch.real_WL, tokens_n, **batch.reading))
+        rows.append(teacher(ids_WL, batch.real_WL, tokens_n, **batch.extra_inputs))
     back_N = torch.cat(places).argsort()
     return torch.cat(rows).index_select(0, back_N.to(rows[0].device))

@@ -164,7 +164,7 @@ def _load_dictionary(device, atoms_Kd, backend):
             return atoms_Kd, prepare(atoms_Kd, gram_KK) if backend == "cpu" else gram_KK
     atoms_Kd = torch.from_numpy(atoms_Kd).to(device)
     prepared = prepare(atoms_Kd, gram_KK)
-    torch.cuda.synchronize(device)  # once, so that no lane has to wait for them
+    torch.cuda.synchronize(device)  # once, so that no stream has to wait for them
     return atoms_Kd, prepared
 
 

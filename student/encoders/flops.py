@@ -47,10 +47,10 @@ def forward_flops(model: nn.Module, windows: int, length: int, masked: int) -> i
     """
     inputs = {"input_WL": (windows, length), "where_M": (masked,), "most_masked": -(-masked // windows)}
     visible = length - masked // windows  # of every window, where [MASK] enters later
-    return count_flops(model, attention_WL=None, **inputs, visible=[visible, visible])
+    return count_operations(model, attention_WL=None, **inputs, visible=[visible, visible])
 
 
-def count_flops(module: nn.Module, **inputs: Any) -> int:
+def count_operations(module: nn.Module, **inputs: Any) -> int:
     """Operations of a forward pass of any module, without computing it.
 
     inputs  keyword arguments; a tuple is the shape of an int64 tensor

@@ -72,7 +72,7 @@ def masked_lm(model: Student, matrix_Vd: Tensor | None, bias_V: Tensor) -> PreTr
     return stock.eval()
 
 
-def take_head(model: Student, directory: Path, token_columns: slice | None) -> None:
+def copy_head(model: Student, directory: Path, token_columns: slice | None) -> None:
     """Give a student whose encoder is that of a directory's model the prediction head of that model, too.
 
     token_columns  those of the outputs that are the vocabulary, whose biases it takes; None: there are none

@@ -86,7 +86,7 @@ def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] =
     }
 
 
-def tables_of(config: StudentConfig, store: Store) -> list[MaskTable | None]:
+def mask_tables(config: StudentConfig, store: Store) -> list[MaskTable | None]:
     """The tables that take turns in a run, as its settings name them, made of its store where they name a kind. A
     table is None where all tokens are alike, or their weights are the student's own to learn (adaptive_masks.py).
 

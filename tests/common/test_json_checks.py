@@ -10,11 +10,11 @@ from mlsm.common.json_checks import (
     Digest,
     Name,
     Number,
-    convert,
     find_problem,
     object_of,
     one_of,
     optional,
+    parse_as,
     parse_json,
     within,
 )
@@ -70,10 +70,10 @@ def test_what_is_no_object_at_all_is_said(values):
 
 
 def test_values_become_the_object_that_was_asked_for():
-    assert convert({"id": "a.b-c", "windows": 3}, Unit, "x.json") == Unit("a.b-c", 3)
+    assert parse_as({"id": "a.b-c", "windows": 3}, Unit, "x.json") == Unit("a.b-c", 3)
     for name in ("../a", "", "a/b", "a\n", "a" * 201):
         with pytest.raises(ShardError, match=r"x.json: field id: expected a plain name .*, found '"):
-            convert({"id": name}, Unit, "x.json")
+            parse_as({"id": name}, Unit, "x.json")
 
 
 @pytest.mark.parametrize(
@@ -103,4 +103,4 @@ def test_half_a_surrogate_pair_as_a_name_is_a_problem_like_any_other():
     values, kind = {"\ud800": 1}, object_of({"name": optional(str)})
     assert find_problem(values, kind) == "expected texts of Unicode, found half of a surrogate pair"
     with pytest.raises(ShardError, match="a.json: expected texts of Unicode"):
-        convert(values, kind, "a.json")
+        parse_as(values, kind, "a.json")

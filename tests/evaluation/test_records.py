@@ -68,7 +68,7 @@ def test_a_record_that_names_neither_warm_up_nor_clipping_was_made_without_them(
 
 def test_blimp_has_one_record_a_model():
     blimp = record(suite="blimp", task="blimp", seed=None, figures=[{"metric": "x", "value": 1, "n": 10, "ties": 1}])
-    records.check(blimp, "here")
+    records.check_record(blimp, "here")
     assert records.path_of("out", blimp).name == "blimp.json"
 
 
@@ -152,7 +152,7 @@ def run(tmp_path_factory):
 
 def test_a_student_tells_its_lineage(run):
     directory, result = run
-    whole, half = (records.describe(directory / part) for part in ("export", "checkpoints/step-00000004"))
+    whole, half = (records.describe_model(directory / part) for part in ("export", "checkpoints/step-00000004"))
     assert whole["model"] == "mlsm-tiny" and half["model"] == "mlsm-tiny-step-00000004"
     assert whole["weights"] != half["weights"]
     expected = {"objective": "mlsm", "kappa": None, "run_seed": 42, "step": 8, "fraction": 1.0, "layer": 3, "k": 24}
@@ -162,7 +162,7 @@ def test_a_student_tells_its_lineage(run):
     assert whole["flops"]["pretraining"] == pytest.approx(result["flops"], rel=1e-12)
     assert half["flops"]["pretraining"] == pytest.approx(result["flops"] / 2, rel=1e-12)
     assert whole["flops"]["teacher"] is None  # no such teacher on this machine
-    records.check(record(**whole), "here")
+    records.check_record(record(**whole), "here")
 
 
 @pytest.mark.parametrize("objective", ["mlm", "supersense"])
@@ -207,7 +207,7 @@ def test_of_a_stock_model_nothing_is_known(tmp_path):
     (tmp_path / "models--bert--base" / "snapshots" / "abc").mkdir(parents=True)
     snapshot = tmp_path / "models--bert--base" / "snapshots" / "abc"
     (snapshot / "model.safetensors").write_bytes(b"1")
-    said = records.describe(snapshot)
+    said = records.describe_model(snapshot)
     assert said["model"] == "bert/base" and {name: said[name] for name in UNKNOWN} == UNKNOWN
 
 

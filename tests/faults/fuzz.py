@@ -326,7 +326,7 @@ def export_resumable(place):
 def describe_run(place):
     for path in [place.subject / "export", *sorted(place.subject.glob("checkpoints/*"))]:
         if (path / "config.json").is_file():  # one that is kept
-            json.dumps(records.describe(path))
+            json.dumps(records.describe_model(path))
 
 
 def finish_again(place):
@@ -363,7 +363,7 @@ def show_export(place):
 
 
 def describe_export(place):
-    json.dumps(records.describe(place.subject))
+    json.dumps(records.describe_model(place.subject))
 
 
 def continue_from_export(place):
@@ -929,7 +929,7 @@ def make_material(directory, number):
 
 
 def make_records(directory, export, number):
-    known = records.describe(export)
+    known = records.describe_model(export)
     for seed in range(2):
         for name, facts in {"ours": known | {"path": "export"}, "theirs": {}}.items():
             for task, values in {"rte": [0.5], "mrpc": [0.6, 0.7]}.items():

@@ -508,7 +508,7 @@ def test_what_is_no_file_in_an_export_is_not_waited_for(subjects, name, put):
     with chdir(export):
         put(name)
     with within_seconds(20), pytest.raises(RecordError, match=name):
-        records.describe(export)
+        records.describe_model(export)
 
 
 @pytest.mark.promise("an export whose files …")
@@ -530,7 +530,7 @@ def test_what_is_no_file_in_an_export_is_not_waited_for(subjects, name, put):
 def test_a_damaged_lineage_is_an_error_that_names_it(subjects, text):
     (subjects / "export" / "lineage.json").write_text(text)
     with pytest.raises(RecordError, match="export/lineage.json"):
-        records.describe(subjects / "export")
+        records.describe_model(subjects / "export")
 
 
 @pytest.mark.parametrize("field", [{"auto_map": 3}, {"num_hidden_layers": "x" * 70_000}, {"layer_types": 1}])
@@ -542,7 +542,7 @@ def test_a_configuration_that_transformers_cannot_read(subjects, field):
         known.get("settings", {}).pop("dropout", None)
         known.setdefault("settings", {})["dropout"] = None
         file.write_text(json.dumps(known))
-    records.describe(export)
+    records.describe_model(export)
     with pytest.raises(FlopsError, match="no configuration found there"):
         EncoderShape.find(str(export))
     with pytest.raises(ModelError, match="config.json cannot be read") as caught:

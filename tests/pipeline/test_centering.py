@@ -16,7 +16,7 @@ from mlsm.evaluation.inspection.lsps.texts import teacher_lsps
 from mlsm.evaluation.studies.word_senses.word_vectors import WordWindow as WordReading
 from mlsm.evaluation.studies.word_senses.word_vectors import word_vectors
 from pipeline import sample as sampling
-from pipeline.batch import WordWindow, hidden_rows
+from pipeline.batch import InputFormat, hidden_rows
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig, LearnConfig
 from pipeline.dictionary import Dictionary
@@ -233,7 +233,7 @@ def test_positions_are_counted_from_each_document_where_these_are_apart(place, t
     job = teacher_job(replace(place, documents_apart=True, center="position"), silent)
     windows = [window for unit in job.plan.units[:1] for window in job.windows(unit)][:40]
     several = next(window for window in windows if len(window.run_starts) > 1)
-    (raw,), coded = hidden_rows(load_teacher(job), [several], 1, 32, job.special_ids, (2,), WordWindow(True), raw=True)
+    (raw,), coded = hidden_rows(load_teacher(job), [several], 1, 32, job.special_ids, (2,), InputFormat(True), raw=True)
     ids, expected, count = np.array(several.ids), [], 0
     for i in ids:
         expected.append(count)

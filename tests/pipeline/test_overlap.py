@@ -25,7 +25,7 @@ from pipeline.corpus import Window
 from pipeline.dictionary import Dictionary
 from pipeline.encode import LAYOUTS, Coder
 from pipeline.job import Job, teacher_job
-from pipeline.overlap import HostLane
+from pipeline.overlap import HostStream
 from pipeline.solvers import Codes
 from pipeline.stores import TargetStore
 from pipeline.targets import lsp
@@ -251,7 +251,7 @@ def test_every_stage_waits_for_the_one_before(place, alone, tmp_path, monkeypatc
     """
     lanes = []
 
-    class Watched(HostLane):
+    class Watched(HostStream):
         def __init__(self):
             self.ends, self.waits, self.inside = [], [], False
             lanes.append(self)
@@ -273,7 +273,7 @@ def test_every_stage_waits_for_the_one_before(place, alone, tmp_path, monkeypatc
             self.waits.append((mark, len(arrays)))
 
     fetched = []
-    monkeypatch.setattr(coding, "open_lane", lambda device: Watched())
+    monkeypatch.setattr(coding, "open_stream", lambda device: Watched())
 
     def of_tensors(codes, top_n):
         fetched.append(lanes[-1].inside)

@@ -13,11 +13,13 @@ from tokenizers import Tokenizer
 from mlsm.common.errors import CorpusError, TeacherError
 from mlsm.common.progress import silent
 from pipeline.config import TokenizerConfig
-from pipeline.tokenizer import run
+from pipeline.tokenizer import make_tokenizer
 
 
 def vocabulary(path, **settings):
-    (directory,) = run(TokenizerConfig(corpus=(str(path),), output=path.parent, vocab_size=600, **settings), silent)
+    (directory,) = make_tokenizer(
+        TokenizerConfig(corpus=(str(path),), output=path.parent, vocab_size=600, **settings), silent
+    )
     return Tokenizer.from_file(str(Path(directory) / "tokenizer.json")).get_vocab()
 
 
@@ -48,7 +50,9 @@ def many_ties(path, *, reverse=False):
 
 
 def train(path, output, **settings):
-    (directory,) = run(TokenizerConfig(corpus=(str(path),), output=output, vocab_size=1700, **settings), silent)
+    (directory,) = make_tokenizer(
+        TokenizerConfig(corpus=(str(path),), output=output, vocab_size=1700, **settings), silent
+    )
     return Path(directory)
 
 
@@ -92,7 +96,7 @@ def test_merges_are_those_of_the_tokenizers_library(tmp_path):
     plain.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     plain.train_from_iterator([text], trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=special))
-    (directory,) = run(TokenizerConfig(corpus=(str(path),), output=tmp_path, vocab_size=vocab_size), silent)
+    (directory,) = make_tokenizer(TokenizerConfig(corpus=(str(path),), output=tmp_path, vocab_size=vocab_size), silent)
     ours = Tokenizer.from_file(str(Path(directory) / "tokenizer.json"))
     assert ours.get_vocab().keys() == plain.get_vocab().keys()
     merges = ["ab", "cd", "hi", "hij", "##mn", "kl", "klmn", "op", "lmn"]

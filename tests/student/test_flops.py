@@ -10,7 +10,7 @@ from transformers import AutoModel, ModernBertConfig
 from student.config import StudentConfig
 from student.encoders.build import build_encoder, encoder_config
 from student.encoders.deberta import adapt_deberta
-from student.encoders.flops import count_flops, forward_flops, named_peak, peak_flops, step_flops
+from student.encoders.flops import count_operations, forward_flops, named_peak, peak_flops, step_flops
 from student.encoders.model import Student
 from student.memory import peak_memory
 from student.meter import Meter, share_of_baseline
@@ -40,7 +40,7 @@ def test_the_papers_student_costs_what_the_paper_says(ids_store):
     with torch.device("meta"):
         deberta = AutoModel.from_config(encoder_config(StudentConfig(encoder="deberta-base"), ids_store))
     adapt_deberta(deberta)
-    flops = count_flops(deberta, input_ids=(128, 128))
+    flops = count_operations(deberta, input_ids=(128, 128))
     assert flops == deberta_formula(12, 768, 128, 128)
     assert flops == pytest.approx(3.02e12, rel=2e-3)
 
@@ -49,7 +49,7 @@ def test_the_papers_student_costs_what_the_paper_says(ids_store):
 def test_bert_is_counted_with_its_attention(ids_store, windows):
     bert = encoder("bert-3x64", ids_store)
     assert bert.config._attn_implementation == "sdpa"
-    assert count_flops(bert, input_ids=(windows, L)) == bert_formula(3, 64, windows, L)
+    assert count_operations(bert, input_ids=(windows, L)) == bert_formula(3, 64, windows, L)
 
 
 def test_local_attention_counts_as_it_is_computed(ids_store, tmp_path):
@@ -57,7 +57,7 @@ def test_local_attention_counts_as_it_is_computed(ids_store, tmp_path):
     size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     ModernBertConfig(**size).save_pretrained(tmp_path)
     a_position = 2 * (4 * 32**2 + 3 * 32 * 48) + 2 * 2 * L * 32
-    found = count_flops(encoder(tmp_path, ids_store), input_ids=(W, L))
+    found = count_operations(encoder(tmp_path, ids_store), input_ids=(W, L))
     assert found == pytest.approx(2 * W * L * a_position, rel=2e-4)  # 5.17: the rotation too
 
 

@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import student.train
-from student.batches import Loader, round_up
+from student.batches import Loader, round_to_three_bits
 from student.config import StudentConfig
 from student.encoders.model import build_student
 from student.masks.masking import build_masking
@@ -120,7 +120,7 @@ def test_a_compiled_student_meets_few_shapes(lsp_store, settings, monkeypatch):
 
 def test_rounding_up():
     counts = (0, 1, 7, 8, 9, 19, 2432, 2560, 2561)
-    assert [round_up(count) for count in counts] == [0, 1, 7, 8, 10, 20, 2560, 2560, 3072]
+    assert [round_to_three_bits(count) for count in counts] == [0, 1, 7, 8, 10, 20, 2560, 2560, 3072]
 
 
 def test_a_student_is_compiled_on_a_gpu_unless_told_otherwise():

@@ -24,7 +24,7 @@ from mlsm.evaluation import records
 from mlsm.evaluation.comparison.arms import find_arms
 from mlsm.evaluation.comparison.conclusion import choose_tasks, examine_hypotheses, tasks_of_the_mean
 from mlsm.evaluation.comparison.config import CompareConfig, StudyFacts
-from mlsm.evaluation.comparison.curves import read_courses, read_scores
+from mlsm.evaluation.comparison.curves import read_checkpoints, read_courses
 from mlsm.evaluation.comparison.effects import (
     compare_along_the_way,
     compare_on_blimp,
@@ -46,7 +46,7 @@ from mlsm.evaluation.comparison.models import (
 )
 from mlsm.evaluation.comparison.page import write_page
 from mlsm.evaluation.comparison.paper import draw_paper_figures
-from mlsm.evaluation.comparison.result import Comparison, FrozenScore, pairs_of, summarise
+from mlsm.evaluation.comparison.result import Comparison, FrozenScore, pairs_of, summarise_model
 from mlsm.evaluation.comparison.tables import TABLES, tables_of, write_csv, write_tables
 
 DEFAULT_RESULTS = Path("runs/evaluations")
@@ -87,7 +87,7 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
     result = Comparison(
         records=len(found),
         summaries=[
-            summarise(model, figures, paradigms if model in scored else (), judgements.aucs) for model in models
+            summarise_model(model, figures, paradigms if model in scored else (), judgements.aucs) for model in models
         ],
         figures_in_common=figures,
         compared=[model.label for model in tuned],
@@ -124,7 +124,7 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
         rivals=rivals or (),
         along_the_way=compare_along_the_way(*rivals, tasks) if rivals else [],
         courses=courses,
-        reached=read_scores(arms.arms, courses, tasks),
+        reached=read_checkpoints(arms.arms, courses, tasks),
         notes_on_tasks=notes_on_tasks,
     )
     return _write(result, settings, progress)

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from mlsm.evaluation.comparison.arms import Arm, Arms
 from mlsm.evaluation.comparison.config import StudyFacts
-from mlsm.evaluation.comparison.effects import Effect, adjust, examine, find_effect, learned_tasks
+from mlsm.evaluation.comparison.effects import Effect, adjust, find_effect, judge_hypothesis, learned_tasks
 from mlsm.evaluation.comparison.identity import Differences, differences
 from mlsm.evaluation.comparison.models import tasks_of
 from mlsm.evaluation.comparison.significance import LEVEL, POWER, Interval
@@ -88,12 +88,15 @@ def examine_hypotheses(found: Arms, study: StudyFacts | None) -> list[Test]:
         pair = _obvious_pair(found.arms)
         if pair is None:
             return []
-        effect = examine(found, pair)
+        effect = judge_hypothesis(found, pair)
         return [Test("not planned", effect, conclude(effect, beyond=_beyond(found, effect)), None)]
-    first = examine(found, study.primary, study.tasks, study.seeds)
+    first = judge_hypothesis(found, study.primary, study.tasks, study.seeds)
     tests = [Test("primary", first, conclude(first, len(study.seeds), beyond=_beyond(found, first)), None)]
     seeds = [study.seeds_of.get(hypothesis, study.seeds) for hypothesis in study.secondary]
-    others = [examine(found, pair, study.tasks, of_pair) for pair, of_pair in zip(study.secondary, seeds, strict=True)]
+    others = [
+        judge_hypothesis(found, pair, study.tasks, of_pair)
+        for pair, of_pair in zip(study.secondary, seeds, strict=True)
+    ]
     for effect, of_pair, p in zip(others, seeds, adjust(others), strict=True):
         said = conclude(effect, len(of_pair), p, len(others), _beyond(found, effect))
         tests.append(Test("secondary", effect, said, p))

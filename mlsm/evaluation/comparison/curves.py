@@ -133,7 +133,7 @@ def _points(lines):
     return tuple(points[step] for step in sorted(points))
 
 
-def read_scores(arms: Sequence[Arm], courses: Sequence[Course], tasks: Sequence[str]) -> list[Reached]:
+def read_checkpoints(arms: Sequence[Arm], courses: Sequence[Course], tasks: Sequence[str]) -> list[Reached]:
     """The fine-tuned checkpoints of arms that have them all: what was spent until then, and the mean over tasks."""
     by_run = {(course.arm, course.seed): course for course in courses}
     scores = []

@@ -279,7 +279,7 @@ class Effect:
         return interval([row[self.tasks.index(task)] for row in self.differences_ST])
 
 
-def examine(
+def judge_hypothesis(
     found: Arms, hypothesis: tuple[str, str], planned_tasks: Collection[str] = (), planned_seeds: Collection[int] = ()
 ) -> Effect:
     """What the records say of a hypothesis (better, than); other arguments as of `find_effect`."""

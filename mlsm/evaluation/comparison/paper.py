@@ -128,7 +128,7 @@ def _draw_varied(models: Sequence[Model], settings: CompareConfig, fact: str, ta
     figures = common_figures(arm.models)
     draw_averages(drawing, axes[0], arm, fact, figures)
     if settings.paper:
-        averages = published.averages(table)
+        averages = published.printed_averages(table)
         axes[0].plot(list(averages), list(averages.values()), label="paper", **PAPER)
         for value, mean in averages.items():
             drawing.add("average", "mean", value, mean, source="paper")
@@ -346,7 +346,7 @@ def _draw_task(drawing: Drawing, axes: "Axes", arms: Sequence[Arm], suite_figure
 
 def _draw_published(drawing, panels, shown):
     """The paper's finished MLSM (layer 10, k = 3,072) as a line across each panel: its curves are not published."""
-    levels = [published.averages(1)[10], *(published.scores(1)[10][suite_figure] for suite_figure in shown)]
+    levels = [published.printed_averages(1)[10], *(published.scores(1)[10][suite_figure] for suite_figure in shown)]
     names = ["average", *(" ".join(suite_figure) for suite_figure in shown)]
     for panel, level, name in zip(panels, levels, names, strict=True):
         panel.axhline(level, label="paper: MLSM, finished", **PAPER | {"marker": ""})

@@ -28,7 +28,7 @@ def scores(table: int) -> dict[float, dict[tuple[str, str], float]]:
     return found
 
 
-def averages(table: int) -> dict[float, float]:
+def printed_averages(table: int) -> dict[float, float]:
     """{what was varied: average} as printed in table 1, 2 or 4."""
     return {float(row["value"]): float(row["score"]) for row in _rows(table) if row["task"] == "average"}
 

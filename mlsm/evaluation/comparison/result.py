@@ -240,7 +240,7 @@ class Comparison:
         }
 
 
-def summarise(
+def summarise_model(
     model: Model, figures: Collection[SuiteFigure], paradigms: Collection[str], aucs: Mapping[str, float | None]
 ) -> Summary:
     """One model for the result.

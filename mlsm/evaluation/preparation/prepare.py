@@ -23,7 +23,7 @@ from mlsm.evaluation.preparation.config import PrepareDataConfig
 from mlsm.evaluation.preparation.sets import SETS, LayoutDirectory
 
 
-def prepare(settings: PrepareDataConfig, progress: Callable[..., None] = silent) -> dict:
+def prepare_data(settings: PrepareDataConfig, progress: Callable[..., None] = silent) -> dict:
     """Find, write, check and publish the parts of a set.
 
     Returns  dataset, output, parts (directory, files, counts, expected, finished_before), missing (directory, lacks,

@@ -16,16 +16,16 @@ import numpy as np
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps.view import StoreView
 from mlsm.evaluation.similarity.config import SimilarityConfig
-from mlsm.evaluation.similarity.measures import overlap, pairs_of
+from mlsm.evaluation.similarity.measures import best_pairs, overlap
 from mlsm.evaluation.similarity.scores import mean_distribution, text_scores
 from mlsm.evaluation.similarity.sources import TeacherSource, Tokens, open_source
-from mlsm.evaluation.similarity.zero_shot import evaluate
+from mlsm.evaluation.similarity.zero_shot import evaluate_table
 from shards.tools import store_of
 
 MOST_SHARED = 8
 
 
-def compare(config: SimilarityConfig, progress: Callable[..., None] = silent) -> dict:
+def compare_texts(config: SimilarityConfig, progress: Callable[..., None] = silent) -> dict:
     """What the settings ask for.
 
     Returns  facts of what read the texts; cut, how many texts were longer than it reads; `tables` (zero_shot.py), or
@@ -37,7 +37,7 @@ def compare(config: SimilarityConfig, progress: Callable[..., None] = silent) ->
     source = open_source(str(store_of(config)), config.teacher)
     found: dict[str, Any] = source.facts()
     if config.tasks:
-        found["tables"] = [evaluate(source, task, config.data_dir, progress) for task in config.tasks]
+        found["tables"] = [evaluate_table(source, task, config.data_dir, progress) for task in config.tasks]
         return found | {"cut": source.cut}
     progress("read texts", 0, None)
     pairs: list[dict[str, Any]] = [
@@ -59,7 +59,7 @@ def _explain(a: Tokens, b: Tokens) -> dict[str, list[list]]:
     """The best pairs of tokens, in the order of the first text, and the LSPs that both texts have."""
     similarity = overlap(a.lsps_TK, b.lsps_TK)
     matches = []
-    for first, second in zip(*pairs_of(similarity), strict=True):
+    for first, second in zip(*best_pairs(similarity), strict=True):
         common_K = np.minimum(a.lsps_TK[first], b.lsps_TK[second])
         lsp = int(common_K.argmax()) if common_K.any() else None
         matches.append([a.names[first], b.names[second], float(similarity[first, second]), lsp])

@@ -41,15 +41,15 @@ def overlap(p_NK: np.ndarray, q_MK: np.ndarray) -> np.ndarray:
 MEASURES = {"jensen-shannon": jensen_shannon, "overlap": overlap}  # of distributions
 
 
-def pairs_of(similarity_NM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def best_pairs(similarity_NM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The one-to-one pairs of tokens with the largest sum of similarities: rows and columns, min(N, M) of each."""
     return linear_sum_assignment(similarity_NM, maximize=True)
 
 
-def match(similarity_NM: np.ndarray) -> float:
+def matched_similarity(similarity_NM: np.ndarray) -> float:
     """Similarity of two texts by their best pairs of tokens: twice its sum over N + M. A token that is left over counts
     as like nothing."""
-    return float(2 * similarity_NM[pairs_of(similarity_NM)].sum() / sum(similarity_NM.shape))
+    return float(2 * similarity_NM[best_pairs(similarity_NM)].sum() / sum(similarity_NM.shape))
 
 
 def greedy_f1(similarity_NM: np.ndarray) -> float:

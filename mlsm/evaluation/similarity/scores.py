@@ -15,7 +15,7 @@ from collections import Counter
 
 import numpy as np
 
-from mlsm.evaluation.similarity.measures import MEASURES, cosine, greedy_f1, match
+from mlsm.evaluation.similarity.measures import MEASURES, cosine, greedy_f1, matched_similarity
 from mlsm.evaluation.similarity.sources import Tokens
 
 
@@ -33,7 +33,7 @@ def text_scores(a: Tokens, b: Tokens, atoms_Ke: np.ndarray) -> dict[str, float]:
     scores = {f"{name}, mean": float(s[0, 0]) for name, s in lsp_similarities(p_1K, q_1K, atoms_Ke).items()}
     of_tokens = lsp_similarities(a.lsps_TK, b.lsps_TK, atoms_Ke)
     both = bool(a.names and b.names)
-    scores |= {f"{name}, matching": match(s_NM) if both else 0.0 for name, s_NM in of_tokens.items()}
+    scores |= {f"{name}, matching": matched_similarity(s_NM) if both else 0.0 for name, s_NM in of_tokens.items()}
     for layer, hidden_Nd in a.hidden.items():
         hidden_Md = b.hidden[layer]
         sums_1d = hidden_Nd.sum(0, keepdims=True), hidden_Md.sum(0, keepdims=True)  # which point where the means point

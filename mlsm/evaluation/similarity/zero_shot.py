@@ -23,7 +23,7 @@ from mlsm.evaluation.tasks.finetuning.tasks import TASKS
 CHUNK = 256  # pairs that are read at once
 
 
-def evaluate(
+def evaluate_table(
     source: TeacherSource | StudentSource, task: str, data_dir: Path | None, progress: Callable[..., None]
 ) -> dict:
     """One table.

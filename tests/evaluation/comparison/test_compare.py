@@ -72,7 +72,7 @@ def test_figure_3_draws_the_tables_numbers(layers):
     averages = {of.model.facts["layer"]: of.average for of in result.summaries}
     assert drawn == averages and len([row for row in rows if row["series"].startswith("seed")]) == 15
     paper = {float(row["x"]): float(row["value"]) for row in rows if row["source"] == "paper"}
-    assert paper == published.averages(1)
+    assert paper == published.printed_averages(1)
     cells = result.significance["scores"]
     matrix = {(row["panel"], row["x"], row["against"]): row["value"] for row in rows if row["against"]}
     assert float(matrix["p", "10", "12"]) == cells.p[1][2] and int(matrix["wins", "12", "10"]) == cells.wins[2][1]

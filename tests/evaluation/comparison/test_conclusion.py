@@ -5,7 +5,7 @@ from tiny_study import arm, pair
 
 from mlsm.evaluation.comparison.arms import find_arms
 from mlsm.evaluation.comparison.conclusion import conclude, p_value, points
-from mlsm.evaluation.comparison.effects import Effect, examine
+from mlsm.evaluation.comparison.effects import Effect, judge_hypothesis
 from mlsm.evaluation.comparison.identity import differences
 from mlsm.evaluation.comparison.models import models_of
 
@@ -15,7 +15,7 @@ SPREAD = (-0.01, -0.005, 0.0, 0.005, 0.01)
 def of(rows, sign=1, planned=0, **settings):
     """The conclusion on mlsm > mlm from differences by pre-training seed and task."""
     rows = [[sign * value for value in row] for row in rows]
-    return conclude(examine(find_arms(models_of(pair(rows))[0]), ("mlsm", "mlm")), planned, **settings)
+    return conclude(judge_hypothesis(find_arms(models_of(pair(rows))[0]), ("mlsm", "mlm")), planned, **settings)
 
 
 def around(mean, pairs=5):
@@ -89,7 +89,7 @@ def test_fine_tunings_that_failed_are_counted_beside_the_sentence():
     for record in records[:3]:
         record["collapsed"] = "every prediction is 1"
     records[3]["diverged"] = "the loss is not finite"
-    said = conclude(examine(find_arms(models_of(records)[0]), ("mlsm", "mlm")), 5)
+    said = conclude(judge_hypothesis(find_arms(models_of(records)[0]), ("mlsm", "mlm")), 5)
     assert said.beside[0] == ("Of the 60 fine-tunings compared, 4 diverged or predict one class for all; they count.")
 
 
@@ -116,7 +116,7 @@ def test_what_holds_for_these_tasks_only_is_said():
 def test_what_else_differs_is_said():
     records = arm("mlsm", {1: {"rte": 0.6}}) + arm("mlm", {1: {"rte": 0.5}}, of_identity={"lr": 5e-4})
     models = models_of(records)[0]
-    effect = examine(find_arms(models), ("mlsm", "mlm"))
+    effect = judge_hypothesis(find_arms(models), ("mlsm", "mlm"))
     (said,) = conclude(effect, 0, beyond=differences(models)).beside
     assert said == ("They differ in objective, lr: the difference in score is not due to one of these alone.")
 

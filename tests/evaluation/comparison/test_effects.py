@@ -9,7 +9,7 @@ from tiny_records import a_blimp_record, digest
 from tiny_study import TARGETS, arm, identity, pair
 
 from mlsm.evaluation.comparison.arms import find_arms
-from mlsm.evaluation.comparison.effects import adjust, blimp_effect, examine
+from mlsm.evaluation.comparison.effects import adjust, blimp_effect, judge_hypothesis
 from mlsm.evaluation.comparison.models import SUITE, models_of
 from mlsm.evaluation.comparison.significance import bootstrap, interval, smallest_detectable
 
@@ -22,7 +22,7 @@ def found(records):
 
 
 def effect_of(records, hypothesis=HYPOTHESIS, tasks=()):
-    return examine(found(records), hypothesis, tasks)
+    return judge_hypothesis(found(records), hypothesis, tasks)
 
 
 def test_the_mean_difference_has_students_interval_over_pretraining_seeds():
@@ -103,9 +103,9 @@ def test_a_pair_that_lacks_a_planned_task_is_left_out():
 
 
 def test_seeds_that_nobody_planned_are_not_tested():
-    effect = examine(found(pair(DIFFERENCES)), HYPOTHESIS, (), (1, 2, 3, 9))
+    effect = judge_hypothesis(found(pair(DIFFERENCES)), HYPOTHESIS, (), (1, 2, 3, 9))
     assert effect.seeds == (1, 2, 3) and effect.unplanned == (0, 4)
-    assert examine(found(pair(DIFFERENCES)), HYPOTHESIS, (), (9,)).lacks.endswith(
+    assert judge_hypothesis(found(pair(DIFFERENCES)), HYPOTHESIS, (), (9,)).lacks.endswith(
         "no planned pre-training seed in common"
     )
 

@@ -15,7 +15,7 @@ from mlsm.commands.prepare_data import show as preparation
 from mlsm.common.errors import DataError
 from mlsm.evaluation.preparation import archives
 from mlsm.evaluation.preparation.config import PrepareDataConfig
-from mlsm.evaluation.preparation.prepare import prepare
+from mlsm.evaluation.preparation.prepare import prepare_data
 from mlsm.evaluation.preparation.sets import SETS
 from mlsm.evaluation.tasks.blimp.data import PARADIGMS
 from mlsm.evaluation.tasks.blimp.data import read as read_blimp
@@ -31,7 +31,7 @@ def places(tmp_path):
 
 def run(name, places):
     source, output = places
-    return prepare(PrepareDataConfig(dataset=name, from_=source, output=output))
+    return prepare_data(PrepareDataConfig(dataset=name, from_=source, output=output))
 
 
 def write_zip(path, files):
@@ -116,7 +116,7 @@ def test_wic_in_any_form(form, places):
 
 def test_one_archive_may_be_named(places):
     write_zip(places[0] / "WiC_dataset.zip", WIC)
-    prepare(PrepareDataConfig(dataset="wic", from_=places[0] / "WiC_dataset.zip", output=places[1]))
+    prepare_data(PrepareDataConfig(dataset="wic", from_=places[0] / "WiC_dataset.zip", output=places[1]))
     assert (places[1] / "wic/dev/dev.gold.txt").read_text() == "T\n"
 
 

@@ -15,7 +15,7 @@ import mlsm
 from mlsm.commands.similarity import show as summary
 from mlsm.common.errors import InspectionError
 from mlsm.evaluation.inspection.lsps.texts import teacher_lsps
-from mlsm.evaluation.similarity.compare import compare
+from mlsm.evaluation.similarity.compare import compare_texts
 from mlsm.evaluation.similarity.config import SimilarityConfig
 from mlsm.evaluation.similarity.sources import open_source
 from pipeline.dictionary import Dictionary
@@ -70,14 +70,14 @@ def test_a_student_is_compared_by_what_it_predicts(export):
         assert tokens.names == expected.tokens
         np.testing.assert_allclose(tokens.lsps_TK, expected.distributions_Tk.numpy(), atol=1e-6)
         assert tokens.hidden["last layer"].shape == (len(expected.tokens), 32)
-    result = compare(SimilarityConfig(store=str(export), texts_a=TEXTS[:1], texts_b=TEXTS[1:2]))
+    result = compare_texts(SimilarityConfig(store=str(export), texts_a=TEXTS[:1], texts_b=TEXTS[1:2]))
     assert "every token masked in turn" in summary(result, None)
 
 
 def test_what_two_texts_share(coded_store, source):
     texts = {"texts_a": TEXTS[:2], "texts_b": (TEXTS[0], TEXTS[2])}
     config = SimilarityConfig(store=str(coded_store.path), samples=2000, **texts)
-    result = compare(config)
+    result = compare_texts(config)
     same, other = result["pairs"]
     assert all(value == pytest.approx(1, abs=1e-5) for value in same["scores"].values())
     assert [first for first, *_ in same["matches"]] == [second for _, second, *_ in same["matches"]]
@@ -99,16 +99,16 @@ def test_long_texts_are_cut_and_counted(coded_store, export):
     long = "values " * 300
     config = SimilarityConfig(store=str(coded_store.path), texts_a=(long,), texts_b=TEXTS[:1], samples=0)
     for store in (coded_store.path, export):
-        result = compare(replace(config, store=str(store)))
+        result = compare_texts(replace(config, store=str(store)))
         assert result["cut"] == 1 and "cut to a window: 1" in summary(result, config)
 
 
 def test_what_cannot_be_compared_is_said(coded_store, export):
     texts = {"texts_a": ("",), "texts_b": TEXTS[:1], "samples": 0}
     with pytest.raises(InspectionError, match="the text '' has no tokens"):
-        compare(SimilarityConfig(store=str(coded_store.path), **texts))
+        compare_texts(SimilarityConfig(store=str(coded_store.path), **texts))
     with pytest.raises(InspectionError, match="--teacher is for a store"):
-        compare(SimilarityConfig(store=str(export), teacher="bundled", **texts))
+        compare_texts(SimilarityConfig(store=str(export), teacher="bundled", **texts))
     for wrong in ({"texts_a": "a"}, {"tasks": "wic", "texts_a": "a", "texts_b": "b"}, {}):
         with pytest.raises(ValueError, match="takes --tasks, or as many --texts-a as --texts-b"):
             SimilarityConfig(**wrong)

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist, jensenshannon
 
-from mlsm.evaluation.similarity.measures import cosine, greedy_f1, jensen_shannon, match, overlap, pairs_of
+from mlsm.evaluation.similarity.measures import (
+    best_pairs,
+    cosine,
+    greedy_f1,
+    jensen_shannon,
+    matched_similarity,
+    overlap,
+)
 
 
 def rows(count, seed, k=12):
@@ -50,7 +57,7 @@ def test_rows_that_are_equal_but_for_the_last_bit_are_the_same():
     q_NK[:, 0] = np.nextafter(q_NK[:, 0], np.float32(1))
     assert np.isnan(cdist(p_NK.astype(float), q_NK.astype(float), "jensenshannon")).any()
     found = jensen_shannon(p_NK, q_NK)
-    assert np.diag(found) == pytest.approx(np.ones(300)) and match(found) == pytest.approx(1)
+    assert np.diag(found) == pytest.approx(np.ones(300)) and matched_similarity(found) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4), (1, 3)])
@@ -59,8 +66,8 @@ def test_matching_is_the_best_of_all_one_to_one_pairs(shape):
     small, large = sorted(shape)
     wide = similarity if shape[0] <= shape[1] else similarity.T
     best = max(sum(wide[i, j] for i, j in enumerate(chosen)) for chosen in itertools.permutations(range(large), small))
-    assert match(similarity) == pytest.approx(2 * best / (small + large))
-    assert len(set(pairs_of(similarity)[0])) == len(set(pairs_of(similarity)[1])) == small
+    assert matched_similarity(similarity) == pytest.approx(2 * best / (small + large))
+    assert len(set(best_pairs(similarity)[0])) == len(set(best_pairs(similarity)[1])) == small
 
 
 def test_bertscore_is_its_definition():

@@ -9,7 +9,7 @@ from scipy import stats
 from mlsm.commands.similarity import show as summary
 from mlsm.evaluation.similarity.scores import mean_distribution, text_scores, word_at, word_scores
 from mlsm.evaluation.similarity.sources import Tokens
-from mlsm.evaluation.similarity.zero_shot import best_threshold, correlation, evaluate
+from mlsm.evaluation.similarity.zero_shot import best_threshold, correlation, evaluate_table
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 ATOMS = np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32)
@@ -114,12 +114,12 @@ def write_sets(directory):
 def test_tables_of_both_sets(tmp_path):
     write_sets(tmp_path)
     calls = []
-    table = evaluate(Known(), "stsb", tmp_path, lambda *how, **_: calls.append(how))
+    table = evaluate_table(Known(), "stsb", tmp_path, lambda *how, **_: calls.append(how))
     rows = {row["measure"]: row for row in table["rows"]}
     assert rows["overlap, matching"]["spearman"] == pytest.approx(1)
     assert rows["overlap, matching"]["pearson"] == pytest.approx(stats.pearsonr([1, 0.5, 0], [5, 3, 0])[0])
     assert table["data"]["n_eval"] == 6 and calls[-1] == ("similarity stsb", 6, 6)
-    of_texts, table = table, evaluate(Known(), "wic", tmp_path, lambda *how, **_: None)
+    of_texts, table = table, evaluate_table(Known(), "wic", tmp_path, lambda *how, **_: None)
     row = next(row for row in table["rows"] if row["measure"] == "overlap")
     assert row["train"] == 1 and row["accuracy"] == 0.75 and 0.9 / 1.1 < row["threshold"] < 1
     assert table["majority"] == 0.75 and table["data"]["n_train"] == 4

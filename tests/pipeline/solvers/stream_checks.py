@@ -26,7 +26,7 @@ from fake_device import DEVICE, OnDevice, Stream
 
 lockstep.install()  # before kernels are made
 
-from pipeline.overlap import open_lane  # noqa: E402
+from pipeline.overlap import open_stream  # noqa: E402
 from pipeline.solvers import (  # noqa: E402
     cd_cuda,
     cuda_products,
@@ -61,7 +61,7 @@ def numbers(*shape, seed=0):
 @check
 def lanes_hand_tensors_over():
     """One lane makes tensors and lets them go while another still has to read them."""
-    first, second = open_lane(DEVICE), open_lane(DEVICE)
+    first, second = open_stream(DEVICE), open_stream(DEVICE)
     results, inputs = [], [numbers(3, 4, seed=seed) for seed in range(3)]
     for value in inputs:
         with first:
@@ -86,7 +86,7 @@ def the_solver_in_a_lane():
     prepared = prepare(atoms_there)
     assert describe_missing_kernels(DEVICE) is None  # else another solver would be checked
     torch.cuda.synchronize(DEVICE)
-    teacher, solver = open_lane(DEVICE), open_lane(DEVICE)
+    teacher, solver = open_stream(DEVICE), open_stream(DEVICE)
     with teacher:
         rows = hidden.to(DEVICE) * 1.0
         mark = teacher.mark()

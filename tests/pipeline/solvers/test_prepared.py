@@ -8,7 +8,7 @@ import torch
 from lasso import assert_equal_bits, check_certificate, problem, real_data, rounding_products, sklearn_codes, unit_rows
 
 from pipeline.solvers import ConvergenceWarning, cd_cpu, nonneg_lasso, onednn, prepare, prepared
-from pipeline.solvers.prepared import correlate
+from pipeline.solvers.prepared import correlate_atoms
 from pipeline.solvers.problem import objective
 
 
@@ -30,7 +30,7 @@ both_products = pytest.mark.parametrize("bfloat16", [True, False], indirect=True
 
 def approximate(prepared, hidden_nd):
     """Correlations as the solver first has them, and their error bound, both float64 (n, K)."""
-    found = correlate(prepared, hidden_nd)
+    found = correlate_atoms(prepared, hidden_nd)
     rounded_nK = found.rounded_nK
     if rounded_nK.dtype == np.int16:
         rounded_nK = (rounded_nK.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
@@ -97,13 +97,13 @@ def test_a_certificate_finds_what_the_approximation_hides(monkeypatch):
     hidden_Nd, atoms_Kd = problem(40, 16, 60)
 
     def hide(prepared, hidden_nd):
-        found = correlate(prepared, hidden_nd)
+        found = correlate_atoms(prepared, hidden_nd)
         rounded_nK = (hidden_nd @ atoms_Kd.T).astype(np.float32)
         rounded_nK[:, ::2] -= 0.4
         along_nr = np.zeros_like(found.along_nr)
         return found._replace(rounded_nK=rounded_nK, along_nr=along_nr, margin_n=found.margin_n + np.float32(0.4))
 
-    monkeypatch.setattr(cd_cpu, "correlate", hide)
+    monkeypatch.setattr(cd_cpu, "correlate_atoms", hide)
     check_certificate(hidden_Nd, atoms_Kd, nonneg_lasso(hidden_Nd, atoms_Kd, 0.05), 0.05)
 
 

@@ -153,7 +153,7 @@ def _share_won(likeness_UU, members_M, place_T, intruder_TI):
     return ((own_T[:, None] > foreign_TI) + 0.5 * (own_T[:, None] == foreign_TI)).mean(1)
 
 
-def summarise(judged: list[Judged]) -> dict:
+def summarise_judged(judged: list[Judged]) -> dict:
     """Means over the judged LSPs, that of the AUC with a bootstrap interval over LSPs; None where none is judged."""
     aucs = np.array([one.auc for one in judged if one.auc is not None])
     if not len(aucs):

@@ -20,7 +20,7 @@ from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps import statistics, words
 from mlsm.evaluation.inspection.lsps.contexts import context, lsp_contexts
-from mlsm.evaluation.inspection.lsps.intruders import IntruderTest, summarise
+from mlsm.evaluation.inspection.lsps.intruders import IntruderTest, summarise_judged
 from mlsm.evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
 from mlsm.evaluation.inspection.lsps.neighbours import TokenIndex, nearest_atoms
 from mlsm.evaluation.inspection.lsps.positions import PositionProfiles, position_profiles, word_information
@@ -274,7 +274,7 @@ class StoreView:
             }
             for lsp, one in enumerate(judged)
         ]
-        return {**self.facts(), "target": self.store.target_id, **summarise(judged), "lsps": rows}
+        return {**self.facts(), "target": self.store.target_id, **summarise_judged(judged), "lsps": rows}
 
     # -- tokens by their profile --------------------------------------------------------------------------
 

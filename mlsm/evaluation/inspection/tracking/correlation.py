@@ -92,7 +92,7 @@ class LspCorrelations(NamedTuple):
         )
 
 
-def correlate(
+def correlate_lsps(
     first: Activations, second: Activations, least: float, progress: Callable[..., None] = silent
 ) -> LspCorrelations:
     """The Correlations of two stores' LSPs. Their samples must be of the same tokens."""

@@ -48,7 +48,9 @@ class Matches(NamedTuple):
     r_K: np.ndarray
 
 
-def match(first: Activations, second: Activations, pairs: LspCorrelations, kept_from: float, matching: str) -> Matches:
+def match_lsps(
+    first: Activations, second: Activations, pairs: LspCorrelations, kept_from: float, matching: str
+) -> Matches:
     """The Matches of two stores' LSPs, from the pairs that correlate enough to be matched."""
     states = np.where(first.is_rare, "rare", "vanished").astype("<U8")
     states_after = np.where(second.is_rare, "rare", "appeared").astype("<U8")

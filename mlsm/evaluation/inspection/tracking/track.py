@@ -29,9 +29,9 @@ from mlsm.evaluation.inspection.lsps import words
 from mlsm.evaluation.inspection.lsps.sample import draw
 from mlsm.evaluation.inspection.lsps.vocabulary import Vocabulary
 from mlsm.evaluation.inspection.tracking.config import TrackConfig
-from mlsm.evaluation.inspection.tracking.correlation import LEAST_TOKENS, Activations, LspCorrelations, correlate
+from mlsm.evaluation.inspection.tracking.correlation import LEAST_TOKENS, Activations, LspCorrelations, correlate_lsps
 from mlsm.evaluation.inspection.tracking.figure import draw as draw_figure
-from mlsm.evaluation.inspection.tracking.matching import AFTER, BEFORE, GAIN, Matches, match
+from mlsm.evaluation.inspection.tracking.matching import AFTER, BEFORE, GAIN, Matches, match_lsps
 from mlsm.evaluation.plots import drawn, save_table
 from shards.manifest import differing
 from shards.reader import Store, plan_of
@@ -74,9 +74,9 @@ def track(config: TrackConfig, progress: Callable[..., None] = silent) -> dict:
         newer = Activations(draw(store, config.samples, progress))
         _check_tokens(stores[number], older.sample, store, newer.sample)
         newer_names = _names(newer, found)
-        pairs = correlate(older, newer, config.matched_from, progress)
-        chance = correlate(older.rotate(), newer, config.matched_from, progress)
-        matches = match(older, newer, pairs, config.kept_from, config.matching)
+        pairs = correlate_lsps(older, newer, config.matched_from, progress)
+        chance = correlate_lsps(older.rotate(), newer, config.matched_from, progress)
+        matches = match_lsps(older, newer, pairs, config.kept_from, config.matching)
         steps.append(_step(matches, chance))
         own = _records(matches, pairs, (older, older_names), (newer, newer_names))
         records += [{"from": number, "to": number + 1} | record for record in own]

@@ -22,7 +22,7 @@ from mlsm.evaluation.studies.flops.pretraining import (
     encoding_flops,
     full_table,
     offline_flops,
-    table,
+    pretraining_table,
 )
 from mlsm.evaluation.studies.flops.solver import correlation_flops, fista_flops, solver_flops, update_flops
 from pipeline.config import plain
@@ -45,7 +45,7 @@ def count_flops(settings: CountFlopsConfig, progress: Callable[..., None] = sile
 
 
 def _count(setting, settings):
-    columns, full = table(setting), full_table(setting)
+    columns, full = pretraining_table(setting), full_table(setting)
     run = settings.max_steps * settings.batch_windows / setting.windows
     dictionary = dictionary_flops(setting, settings.dictionary_tokens, settings.dictionary_epochs)
     cut, mlm = f"mlsm-{setting.layer}", full["mlm"]["total"]

@@ -119,14 +119,14 @@ def measure_encoder(hf_config: "PretrainedConfig", windows: int, length: int) ->
     from transformers import AutoModel
 
     from student.encoders.build import without_pooler
-    from student.encoders.flops import count_flops
+    from student.encoders.flops import count_operations
 
     roomy = copy.deepcopy(hf_config)
     if getattr(roomy, "max_position_embeddings", None) and roomy.model_type != "deberta":
         roomy.max_position_embeddings = max(roomy.max_position_embeddings, length + 2)  # looked up, not computed
     with torch.device("meta"):
         model = AutoModel.from_config(roomy, attn_implementation="eager", **without_pooler(roomy))
-    return count_flops(model.eval(), input_ids=(windows, length))
+    return count_operations(model.eval(), input_ids=(windows, length))
 
 
 def measure_head(encoder: EncoderShape, tokens: int, outputs: int) -> int:
@@ -134,13 +134,13 @@ def measure_head(encoder: EncoderShape, tokens: int, outputs: int) -> int:
     import torch
     from torch import nn
 
-    from student.encoders.flops import count_flops
+    from student.encoders.flops import count_operations
     from student.encoders.modeling_mlsm import PredictionHead
 
     with torch.device("meta"):
         head = PredictionHead(encoder.config, encoder.embedding_width)
         module = nn.Sequential(head, nn.Linear(encoder.embedding_width, outputs))
-        return count_flops(module, input=torch.empty(tokens, encoder.width))
+        return count_operations(module, input=torch.empty(tokens, encoder.width))
 
 
 def measure_student(encoder: EncoderShape, windows: int, length: int, masked: int, outputs: int) -> int:

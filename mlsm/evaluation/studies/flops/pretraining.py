@@ -79,7 +79,7 @@ class Setting(NamedTuple):
         return 0 if paradigm == "mlm" else self.teacher.layers
 
 
-def table(setting: Setting) -> dict[str, dict[str, float]]:
+def pretraining_table(setting: Setting) -> dict[str, dict[str, float]]:
     """Table 3 of the paper: operations of a batch by paradigm and row, unrounded; `percent_of_mlm` among the rows."""
     columns = {paradigm: _column(setting, paradigm) for paradigm in setting.paradigms}
     for rows in columns.values():

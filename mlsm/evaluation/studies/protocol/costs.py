@@ -29,7 +29,7 @@ from mlsm.evaluation.studies.flops.encoders import BASE_WIDTH, CASED_VOCABULARY,
 from mlsm.evaluation.studies.protocol.description import STORES
 from mlsm.evaluation.studies.protocol.parts import FUNCTIONS, Made, Part
 from mlsm.evaluation.tasks.blimp.evaluate import task_of
-from mlsm.evaluation.tasks.finetuning.batches import encode
+from mlsm.evaluation.tasks.finetuning.batches import tokenise
 from mlsm.evaluation.tasks.finetuning.config import FROZEN_EXAMPLES
 from mlsm.evaluation.tasks.finetuning.data import load_task
 from mlsm.evaluation.tasks.finetuning.tasks import TASKS
@@ -367,7 +367,7 @@ class TaskSize(NamedTuple):
 def _task_size(name: str, data_dir: str, max_length: int, batch: int) -> TaskSize:
     task = TASKS[name]
     data = load_task(task, data_dir)
-    sample = encode(
+    sample = tokenise(
         load_tokenizer(BUNDLED), data.train[:EXAMPLES], task.labels_words, max_length=max_length, takes_types=False
     )
     longest = np.maximum.reduceat(sample.lengths_N, np.arange(0, len(sample.lengths_N), batch))

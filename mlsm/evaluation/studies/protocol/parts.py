@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from mlsm.common.errors import StudyError
 from mlsm.evaluation.studies.protocol.description import SETTINGS, PlannedArm, StoreRecipe, Study
 from mlsm.evaluation.studies.word_senses.choose_layer import choose_layer
-from mlsm.evaluation.tasks.blimp.evaluate import evaluate
+from mlsm.evaluation.tasks.blimp.evaluate import evaluate_blimp
 from mlsm.evaluation.tasks.finetuning.suite import finetune
 from pipeline.commands import encode_hidden, encode_ids, encode_logits, encode_lsp
 from shards.tools import derive_shards
@@ -37,7 +37,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "train-student": train,
     "train-probe": train_probe,
     "finetune": finetune,
-    "evaluate-blimp": evaluate,
+    "evaluate-blimp": evaluate_blimp,
     "choose-layer": choose_layer,
 }
 

@@ -50,7 +50,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     """
     described = read_study(settings.recipe)
     planned = plan(described, settings.directory, settings.data)
-    chosen = choose(planned.parts, settings.only)
+    chosen = choose_parts(planned.parts, settings.only)
     if settings.print_commands is not None:
         lines = as_make if settings.print_commands == "make" else as_slurm
         return {"commands": lines(chosen, settings)}
@@ -131,7 +131,7 @@ def _compose(described: Study, directory: Path) -> dict | None:
     return None if described.composite is None else compose(described, directory)
 
 
-def choose(parts: list[Part], only: tuple[str, ...]) -> list[Part]:
+def choose_parts(parts: list[Part], only: tuple[str, ...]) -> list[Part]:
     """The parts whose names match some pattern; all where there is none. StudyError where a pattern matches nothing."""
     for pattern in only:
         if not any(fnmatch(part.name, pattern) for part in parts):

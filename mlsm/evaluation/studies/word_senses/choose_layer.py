@@ -33,7 +33,7 @@ from mlsm.common.errors import WsdDataError
 from mlsm.common.invocation import program
 from mlsm.common.progress import silent
 from mlsm.common.workplaces import workplace
-from mlsm.evaluation.studies.word_senses.conclusions import finetuning_averages, summarise, write_report
+from mlsm.evaluation.studies.word_senses.conclusions import finetuning_averages, summarise_layers, write_report
 from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
 from mlsm.evaluation.studies.word_senses.data import WsdData, data_fingerprint
 from mlsm.evaluation.studies.word_senses.labels import name_lsps
@@ -91,7 +91,7 @@ def choose_layer(config: ChooseLayerConfig, progress: Callable[..., None] = sile
         "directory": str(directory),
         "teacher": {"name": teacher.name, "fingerprint": teacher.fingerprint, "layers": teacher.num_layers},
         "lam": config.lam,
-        **summarise(layers, right, averages),
+        **summarise_layers(layers, right, averages),
         "finished_before": not lacking,
         "seconds": time.perf_counter() - started,
     }

@@ -30,7 +30,7 @@ SIGNIFICANT = 0.05
 GROUPS = ("ALL", *TEST_SETS, "NOUN", "VERB", "ADJ", "ADV")
 
 
-def summarise(layers: list[dict], right: list[np.ndarray], averages: dict[int, float] | None) -> dict:
+def summarise_layers(layers: list[dict], right: list[np.ndarray], averages: dict[int, float] | None) -> dict:
     """The result's parts that compare layers.
 
     layers    records of layer.json;  right  their bool (V, Q), the headline's row first
@@ -49,7 +49,7 @@ def summarise(layers: list[dict], right: list[np.ndarray], averages: dict[int, f
         "counts": layers[0]["counts"],
         "layers": entries,
         "recommended": [recommend(by_size[k], correct) for k in sizes],
-        "correlation": [correlate(by_size[k], averages) | {"k": k} for k in sizes] if averages else None,
+        "correlation": [correlate_with_averages(by_size[k], averages) | {"k": k} for k in sizes] if averages else None,
     }
 
 
@@ -132,7 +132,7 @@ def finetuning_averages(path: Path | None) -> dict[int, float] | None:
     return {layer: scale * average for layer, average in found.items()}
 
 
-def correlate(entries: list[dict], averages: dict[int, float]) -> dict:
+def correlate_with_averages(entries: list[dict], averages: dict[int, float]) -> dict:
     """Spearman and Pearson between F1 and fine-tuning averages over the layers that have both.
 
     As they are, and rounded to 0.1 of a per cent: the paper's Spearman needs ties.

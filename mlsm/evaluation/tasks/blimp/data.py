@@ -97,7 +97,7 @@ def read(directory: Path | None) -> tuple[list[Paradigm], dict[str, str]]:
     return paradigms, {file.name: hashlib.sha256(raw).hexdigest() for file, raw in zip(files, contents, strict=True)}
 
 
-def select(names: tuple[str, ...]) -> list[str]:
+def choose_paradigms(names: tuple[str, ...]) -> list[str]:
     """The paradigms that are named, or whose phenomenon is; all without names. BlimpError on an unknown name."""
     if unknown := [name for name in names if name not in PARADIGMS and name not in PHENOMENA]:
         raise BlimpError(

@@ -31,7 +31,7 @@ from mlsm.common.progress import silent
 from mlsm.evaluation import records
 from mlsm.evaluation.models import directories
 from mlsm.evaluation.tasks.blimp.config import BlimpConfig
-from mlsm.evaluation.tasks.blimp.data import PHENOMENA, Paradigm, read, select, subset
+from mlsm.evaluation.tasks.blimp.data import PHENOMENA, Paradigm, choose_paradigms, read, subset
 from mlsm.evaluation.tasks.scoring.models import check_family, load
 from mlsm.evaluation.tasks.scoring.scorer import Scorer
 from pipeline.teacher import load_tokenizer
@@ -55,7 +55,7 @@ class Scores(NamedTuple):
         return {"metric": paradigm, "value": right / len(self.good_N), "n": len(self.good_N), "ties": ties}
 
 
-def evaluate(config: BlimpConfig, progress: Callable[..., None] = silent) -> dict:
+def evaluate_blimp(config: BlimpConfig, progress: Callable[..., None] = silent) -> dict:
     """Score every model that has not been scored in this way before.
 
     Returns  records: one for every model, with `averages` added to what records.py says; of each record
@@ -67,7 +67,7 @@ def evaluate(config: BlimpConfig, progress: Callable[..., None] = silent) -> dic
     device = choose_device(config.device)
     places = _find_models(config)
     paradigms, files = read(config.data_dir)
-    chosen = select(config.tasks)
+    chosen = choose_paradigms(config.tasks)
     paradigms = [paradigm for paradigm in paradigms if paradigm.name in chosen]
     if config.per_paradigm is not None:
         paradigms = [subset(paradigm, config.per_paradigm) for paradigm in paradigms]
@@ -101,7 +101,7 @@ def task_of(config: BlimpConfig) -> str:
     """What records call the scoring of these settings: `blimp`, with what is not usual in it."""
     parts: list[str | int | None] = [config.metric if config.metric != "original" else None, config.per_paradigm]
     if config.tasks:
-        names = select(config.tasks)
+        names = choose_paradigms(config.tasks)
         parts.append(f"of-{len(names)}-{fingerprint(names)[:8]}")
     return "-".join(["blimp", *(str(part) for part in parts if part is not None)])
 
@@ -131,7 +131,7 @@ def _begin_record(directory: Path, config: BlimpConfig, paradigms: list[Paradigm
         "task": task_of(config),
         "data": {"name": "blimp", "files": files, "n_train": 0, "n_eval": sum(len(p.pairs) for p in paradigms)},
         "tokenizer": tokenizer_fingerprint(load_tokenizer(directory)),
-    } | records.describe(directory)
+    } | records.describe_model(directory)
 
 
 def _find_finished(record: dict, config: BlimpConfig) -> tuple[Path, dict] | None:

@@ -97,7 +97,7 @@ class EncodedExamples:
         return inputs, torch.from_numpy(labels).to(device)
 
 
-def encode(
+def tokenise(
     tokenizer: "PreTrainedTokenizerFast",
     examples: Sequence[Example],
     labels_words: bool,
@@ -145,7 +145,7 @@ def order(task: str, epoch: int, count: int) -> np.ndarray:
     return permutation(count, _ORDER_PURPOSE, task_number(task), epoch)
 
 
-def choose(task: str, examples: list[Example], count: int | None) -> list[Example]:
+def take_examples(task: str, examples: list[Example], count: int | None) -> list[Example]:
     """`count` of a task's training examples, always the same ones, in their order; all where that is None or more."""
     if count is None or count >= len(examples):
         return examples

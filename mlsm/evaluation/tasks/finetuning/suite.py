@@ -24,7 +24,7 @@ from mlsm.common.errors import StudyError
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
 from mlsm.evaluation.models import directories
-from mlsm.evaluation.tasks.finetuning.batches import choose
+from mlsm.evaluation.tasks.finetuning.batches import take_examples
 from mlsm.evaluation.tasks.finetuning.config import TENTH, FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.data import hold_out_tenth, load_task
 from mlsm.evaluation.tasks.finetuning.heads import read_config, takes_types
@@ -97,7 +97,7 @@ def _data_dir(settings):
 def _find_candidates(settings):
     found: list[Candidate] = []
     for directory in directories(settings.models, settings.step):
-        facts = records.describe(directory)
+        facts = records.describe_model(directory)
         if twice := [other.directory for other in found if other.facts["weights"] == facts["weights"]]:
             if facts["step"] == 0:  # several runs may begin with the same weights
                 logger.info("%s has the same weights as %s and is trained once", directory, twice[0])
@@ -139,7 +139,7 @@ def settle(settings: FinetuneConfig, candidates: Sequence[Candidate]) -> Finetun
 def _load_data(task, data_dir, settings):
     """The examples of a task, of the training part as many as are asked for: the record's n_train says how many."""
     data = load_task(task, data_dir, settings.split)
-    data = data._replace(train=choose(task.name, data.train, settings.limit_train))
+    data = data._replace(train=take_examples(task.name, data.train, settings.limit_train))
     return hold_out_tenth(task, data) if settings.split == TENTH else data
 
 

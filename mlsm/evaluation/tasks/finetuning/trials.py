@@ -25,7 +25,7 @@ from mlsm.common.model_checks import describe_unfit_tokenizer
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
 from mlsm.evaluation.tasks.finetuning import metrics, training
-from mlsm.evaluation.tasks.finetuning.batches import EncodedExamples, encode, order_digest
+from mlsm.evaluation.tasks.finetuning.batches import EncodedExamples, order_digest, tokenise
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.data import TaskData, hold_out_tenth
 from mlsm.evaluation.tasks.finetuning.heads import Backbone, positions_of, takes_types
@@ -139,7 +139,7 @@ class PreparedTrial:
 
         def read(data: TaskData) -> Examples:
             train, *evaluation = (
-                encode(
+                tokenise(
                     tokenizer,
                     examples,
                     trial.task.labels_words,

@@ -25,7 +25,7 @@ from mlsm.common.disk import open_to_read
 from mlsm.common.durable import appearing_whole
 from mlsm.common.errors import ModelError
 from mlsm.common.model_checks import describe_unfit_tokenizer
-from mlsm.evaluation.tasks.finetuning.batches import EncodedExamples, batches_by_length, encode
+from mlsm.evaluation.tasks.finetuning.batches import EncodedExamples, batches_by_length, tokenise
 from mlsm.evaluation.tasks.finetuning.formats import Example
 from pipeline.teacher import Teacher, load_tokenizer, read_config
 
@@ -48,7 +48,7 @@ class WordFeatures(NamedTuple):
         return np.concatenate(self.read_N)
 
 
-class FrozenEncoder:
+class FeatureExtractor:
     """A frozen encoder and its tokenizer.
 
     layers      numbers of the layers whose hidden states are concatenated, None: all of them with the embeddings
@@ -96,7 +96,7 @@ class FrozenEncoder:
 
     def _encode(self, texts, labels_words) -> EncodedExamples:
         examples = [Example(text, None, [0] * len(text) if labels_words else 0) for text in texts]
-        return encode(self.tokenizer, examples, labels_words, max_length=self.max_length, takes_types=False)
+        return tokenise(self.tokenizer, examples, labels_words, max_length=self.max_length, takes_types=False)
 
     def _read(self, encoded: EncodedExamples, report) -> Iterator[tuple[int, np.ndarray]]:
         """(number of a text, its hidden states (L, D)), the longest texts first."""

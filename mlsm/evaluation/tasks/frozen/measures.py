@@ -21,11 +21,11 @@ import numpy as np
 from mlsm.common.disk import file_sha256
 from mlsm.common.errors import DataError
 from mlsm.evaluation.tasks.finetuning import metrics
-from mlsm.evaluation.tasks.finetuning.batches import choose
+from mlsm.evaluation.tasks.finetuning.batches import take_examples
 from mlsm.evaluation.tasks.finetuning.data import choose_file, find_directory, load_task, split_tenth
 from mlsm.evaluation.tasks.finetuning.formats import Example, conll_columns
 from mlsm.evaluation.tasks.finetuning.tasks import TASKS, Task, TaskFile
-from mlsm.evaluation.tasks.frozen.features import FrozenEncoder, WordFeatures, kept, pair_features
+from mlsm.evaluation.tasks.frozen.features import FeatureExtractor, WordFeatures, kept, pair_features
 from mlsm.evaluation.tasks.frozen.linear import (
     INVERSE_PENALTIES,
     MOST_ITERATIONS,
@@ -52,7 +52,7 @@ class Measure(Protocol):
     settings: dict
     total: int
 
-    def score(self, encoder: FrozenEncoder, place: Path, report: Report) -> tuple[list[dict], dict]:
+    def score(self, encoder: FeatureExtractor, place: Path, report: Report) -> tuple[list[dict], dict]:
         """The figures of a record, and what the tuning split chose. Features are kept in `place`."""
 
 
@@ -103,14 +103,14 @@ class Tags:
         self.parts = {"dev": read(task.evaluation["validation"])}
         if any((directory / name).is_file() for file in task.test["test"] for name in file.names):
             self.parts["test"] = read(task.test["test"])
-        self.nine, self.parts["tuning"] = split_tenth(task.name, choose(task.name, train, limit))
+        self.nine, self.parts["tuning"] = split_tenth(task.name, take_examples(task.name, train, limit))
         n_train = len(self.nine) + len(self.parts["tuning"])
         n_eval = {part: len(examples) for part, examples in self.parts.items()}
         self.data = {"name": f"{task.name}, local", "files": files, "n_train": n_train, "n_eval": sum(n_eval.values())}
         self.settings = {"words": "first piece"} | LINEAR
         self.total = len(self.nine) + sum(n_eval.values())
 
-    def score(self, encoder: FrozenEncoder, place: Path, report: Report) -> tuple[list[dict], dict]:
+    def score(self, encoder: FeatureExtractor, place: Path, report: Report) -> tuple[list[dict], dict]:
         """As of Measure."""
         done = 0
         words: dict[str, WordFeatures] = {}
@@ -153,7 +153,7 @@ class Tags:
         return figures, chosen
 
 
-def _words(encoder: FrozenEncoder, file: Path, sentences, done: int, report: Report) -> WordFeatures:
+def _words(encoder: FeatureExtractor, file: Path, sentences, done: int, report: Report) -> WordFeatures:
     """Words of sentences, by way of a file."""
 
     def make():
@@ -202,14 +202,14 @@ class Texts:
         metrics.check_installed(task)
         data = load_task(task, data_dir)
         self.task, self.evaluation = task, data.evaluation
-        self.nine, self.tenth = split_tenth(task.name, choose(task.name, data.train, limit))
+        self.nine, self.tenth = split_tenth(task.name, take_examples(task.name, data.train, limit))
         self.data = data._replace(train=[*self.nine, *self.tenth]).facts()
         shape = "pair: u, v, |u-v|, uv; " if task.has_pairs else ""
         penalties = LINEAR if task.labels else {"ridge_penalties": list(RIDGE_PENALTIES)}
         self.settings = {"texts": shape + ("first piece of the word" if task.name == "wic" else "mean")} | penalties
         self.total = (len(self.nine) + len(self.tenth) + self.data["n_eval"]) * (2 if task.has_pairs else 1)
 
-    def score(self, encoder: FrozenEncoder, place: Path, report: Report) -> tuple[list[dict], dict]:
+    def score(self, encoder: FeatureExtractor, place: Path, report: Report) -> tuple[list[dict], dict]:
         """As of Measure."""
         done, sides = 0, {}
         for part, examples in {"train": [*self.nine, *self.tenth], **self.evaluation}.items():
@@ -247,7 +247,7 @@ class Texts:
         return figures, result
 
     def _sides(
-        self, encoder: FrozenEncoder, examples: list[Example], done: int, report: Report
+        self, encoder: FeatureExtractor, examples: list[Example], done: int, report: Report
     ) -> dict[str, np.ndarray]:
         """Vectors of the texts of each side, in the order of the examples."""
 
@@ -261,7 +261,7 @@ class Texts:
             str(side): encoder.means([_text(e, side) for e in examples], partial(told, side=side)) for side in sides
         }
 
-    def _cosines(self, encoder: FrozenEncoder, sides) -> tuple[list[dict], dict]:
+    def _cosines(self, encoder: FeatureExtractor, sides) -> tuple[list[dict], dict]:
         """Figures of cosines at the layer that is best on the training set, and the figures of all layers."""
         train, dev = [*self.nine, *self.tenth], self.evaluation["validation"]
         by_layer = []
@@ -282,7 +282,7 @@ class Texts:
         return figures, {"layer": best["layer"], "layers": by_layer}
 
 
-def _targets(encoder: FrozenEncoder, examples: list[Example], side: int, report: Report) -> np.ndarray:
+def _targets(encoder: FeatureExtractor, examples: list[Example], side: int, report: Report) -> np.ndarray:
     """The first piece of the target of one side of every example; zeros if it was not read."""
     words = encoder.words([_text(example, side).split(" ") for example in examples], report)
     found_ND = np.zeros((len(examples), encoder.width), np.float32)

@@ -23,7 +23,7 @@ from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
 from mlsm.evaluation.studies.word_senses.data import WsdData
 from mlsm.evaluation.studies.word_senses.framework import data_files
 from mlsm.evaluation.studies.word_senses.word_vectors import Readings, word_vectors
-from mlsm.evaluation.tasks.frozen.features import FrozenEncoder, kept
+from mlsm.evaluation.tasks.frozen.features import FeatureExtractor, kept
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.teacher import special_ids
 
@@ -78,7 +78,7 @@ class Senses:
         }
         self.total = sum(len(sentence.instances) > 0 for sentence in self._data.sentences)
 
-    def score(self, encoder: FrozenEncoder, place: Path, report: Callable[[int], None]) -> tuple[list[dict], dict]:
+    def score(self, encoder: FeatureExtractor, place: Path, report: Callable[[int], None]) -> tuple[list[dict], dict]:
         """As of Measure."""
         layers = [layer for layer in encoder.layers if layer > 0]
         if not layers:

@@ -18,7 +18,7 @@ from mlsm.common.errors import StudyError
 from mlsm.common.workplaces import workplace
 from mlsm.evaluation import records
 from mlsm.evaluation.tasks.finetuning.config import FROZEN_EXAMPLES, FROZEN_LENGTH, FinetuneConfig
-from mlsm.evaluation.tasks.frozen.features import FrozenEncoder
+from mlsm.evaluation.tasks.frozen.features import FeatureExtractor
 from mlsm.evaluation.tasks.frozen.measures import Measure, read_measure
 from pipeline.teacher import tokenizer_fingerprint
 
@@ -94,7 +94,7 @@ def _is_missing(candidate, facts, name, settings, tally) -> bool:
 def _record(candidate, name, measure, facts, settings, length, device, progress) -> dict:
     """Measure a model on a task; the record, which is not written."""
     began = time.monotonic()
-    encoder = FrozenEncoder(candidate.directory, settings.layer, length, device)
+    encoder = FeatureExtractor(candidate.directory, settings.layer, length, device)
     request = facts | {"task": name, "tokenizer": tokenizer_fingerprint(encoder.tokenizer)}
     digits = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 

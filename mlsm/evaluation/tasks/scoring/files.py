@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlsm.common.errors import ScoringError
-from pipeline.corpus.source import JSON_LINES, kind_of, reading
+from pipeline.corpus.source import JSON_LINES, reading, suffix_of
 
 PAIR_COLUMNS = (("good", "bad"), ("sentence_good", "sentence_bad"), ("sent_more", "sent_less"))
 
@@ -46,7 +46,7 @@ def read(path: Path, text_field: str = "text", pairs: bool = False) -> Material:
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise ScoringError(f"{path}, line {line}: not UTF-8. Convert it: iconv -f latin1 -t utf-8") from None
-    kind = kind_of(path)
+    kind = suffix_of(path)
     if kind == ".csv":
         records = _csv_records(path, text)
     elif kind in JSON_LINES:

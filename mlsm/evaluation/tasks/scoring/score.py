@@ -67,7 +67,7 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
     materials = [read(path, config.text_field, bool(config.pairs)) for path in files]
     results = []
     for directory in places:
-        known = records.describe(directory)
+        known = records.describe_model(directory)
         tokenizer = tokenizer_fingerprint(load_tokenizer(directory))
         scorer = None
         for path, material in zip(files, materials, strict=True):
@@ -88,7 +88,7 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
                 rows = _score_in_parts(scorer, material, base, known["model"], progress)
                 with refuse_what_is_in_the_way():
                     replace_bytes(scores, _json_lines(rows))
-                record |= summarise(rows) | {"env": records.environment(device), "wall": time.perf_counter() - clock}
+                record |= figures_of(rows) | {"env": records.environment(device), "wall": time.perf_counter() - clock}
                 with refuse_what_is_in_the_way():
                     replace_json(commit, record)
             with suppress(OSError):
@@ -98,7 +98,7 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
     return {"results": results}
 
 
-def summarise(rows: Sequence[dict]) -> dict:
+def figures_of(rows: Sequence[dict]) -> dict:
     """The figures of a file: of sentences their number, tokens, PLL in nats and PPPL; of pairs those of `_judge`, for
     all tokens and for those that both sentences share."""
     if "shared_pll" in rows[0]:

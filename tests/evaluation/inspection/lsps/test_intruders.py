@@ -13,7 +13,7 @@ from mlsm.commands.show_lsp import show as summary
 from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps.config import LspConfig
-from mlsm.evaluation.inspection.lsps.intruders import TOP, IntruderTest, summarise
+from mlsm.evaluation.inspection.lsps.intruders import TOP, IntruderTest, summarise_judged
 from mlsm.evaluation.inspection.lsps.sample import Sample, by_lsp
 from mlsm.evaluation.inspection.lsps.show import show
 from mlsm.evaluation.inspection.lsps.texts import embed, load_judge
@@ -62,7 +62,7 @@ def test_lsps_of_a_topic_are_told_from_lsps_of_nothing(language):
     half_NK = of_topic_NK & (rng.random(of_topic_NK.shape) < 0.5)
     nothing_NK = rng.random((TOKENS, 120)) < 0.03
     found = judge(language, np.concatenate([half_NK, nothing_NK], axis=1), vectors(language))
-    meant, by_chance = summarise(found[:TOPICS]), summarise(found[TOPICS:])
+    meant, by_chance = summarise_judged(found[:TOPICS]), summarise_judged(found[TOPICS:])
     assert meant["judged"] == TOPICS and meant["auc"] > 0.9
     assert by_chance["judged"] > 110 and abs(by_chance["auc"] - 0.5) < 0.05
     assert by_chance["interval"][1] < 0.6 < meant["interval"][0]
@@ -82,7 +82,7 @@ def test_frequency_and_pieces_do_not_give_intruders_away(language, tell):
     fires_NK = (has_V[:, None] & (rng.random((ENTRIES, 80)) < 0.4))[ids_N]
     shown = 5 * np.outer(property_V - property_V.mean(), rng.normal(size=WIDTH))
     embeddings_Vd = shown / property_V.std() + rng.normal(size=(ENTRIES, WIDTH))
-    found = summarise(judge(language, fires_NK, embeddings_Vd))
+    found = summarise_judged(judge(language, fires_NK, embeddings_Vd))
     assert found["judged"] > 60 and abs(found["auc"] - 0.5) < 0.06
     assert abs(found["by_frequency"] - 0.5) < 0.06
 
@@ -92,7 +92,7 @@ def test_lsps_without_enough_words_are_not_judged(language):
     fires_NK = np.stack([np.zeros(TOKENS, bool), ids_N == 7], axis=1)
     found = judge(language, fires_NK, vectors(language))
     assert [one.auc for one in found] == [None, None] and [one.members for one in found] == [[], [7]]
-    assert summarise(found) == {
+    assert summarise_judged(found) == {
         "judged": 0, "auc": None, "interval": None, "by_frequency": None, "by_spelling": None
     }  # fmt: skip
 
@@ -104,7 +104,7 @@ def test_spelling_alone_finds_lsps_that_are_endings(language):
     texts = ["".join(rng.choice(list("abcdefgh"), 4)) + f"-{'klmnopqrstuv'[ending]}" for ending in ending_V]
     spelt = ids_N, ending_V, SimpleNamespace(**vars(vocabulary) | {"texts": texts})
     of_ending_NK = (ending_V[ids_N][:, None] == np.arange(TOPICS)) & (rng.random((TOKENS, TOPICS)) < 0.5)
-    found = summarise(judge(spelt, of_ending_NK, rng.normal(size=(ENTRIES, WIDTH))))
+    found = summarise_judged(judge(spelt, of_ending_NK, rng.normal(size=(ENTRIES, WIDTH))))
     assert found["by_spelling"] > 0.9 and abs(found["auc"] - 0.5) < 0.1
 
 

@@ -6,8 +6,8 @@ from scipy.optimize import linear_sum_assignment
 from scipy.sparse import csr_array
 
 from mlsm.evaluation.inspection.lsps.sample import Sample
-from mlsm.evaluation.inspection.tracking.correlation import LEAST_TOKENS, Activations, correlate
-from mlsm.evaluation.inspection.tracking.matching import AFTER, BEFORE, GAIN, match
+from mlsm.evaluation.inspection.tracking.correlation import LEAST_TOKENS, Activations, correlate_lsps
+from mlsm.evaluation.inspection.tracking.matching import AFTER, BEFORE, GAIN, match_lsps
 
 TOKENS, LSPS, OF_A_TOKEN = 12_000, 200, 8
 
@@ -43,11 +43,11 @@ def sample_of(dense_NK):
 
 def both(first_NK, second_NJ, least=0.3):
     first, second = Activations(sample_of(first_NK)), Activations(sample_of(second_NJ))
-    return first, second, correlate(first, second, least)
+    return first, second, correlate_lsps(first, second, least)
 
 
 def matched(first_NK, second_NJ, matching="hungarian"):
-    return match(*both(first_NK, second_NJ), kept_from=0.7, matching=matching)
+    return match_lsps(*both(first_NK, second_NJ), kept_from=0.7, matching=matching)
 
 
 def test_correlations_are_those_of_numpy():
@@ -73,7 +73,7 @@ def test_correlations_are_those_of_numpy():
 def test_chance_is_the_correlation_with_tokens_moved_on_by_half_of_them():
     first_NK, second_NJ = planted(0, 40, 5_999), noisy(planted(0, 40, 5_999), 0.5)
     first, second, pairs = both(first_NK, second_NJ, least=0.02)
-    found = correlate(first.rotate(), second, 0.02)
+    found = correlate_lsps(first.rotate(), second, 0.02)
     _, _, expected = both(np.roll(first_NK, 5_999 // 2, axis=0), second_NJ, least=0.02)
     assert len(expected.r_P) > 20 and pairs.r_P.max() > 0.4 > 0.1 > expected.r_P.max()
     for ours, theirs in zip(found, expected, strict=True):
@@ -136,7 +136,7 @@ def test_a_part_that_adds_little_is_no_part(shares, parts):
     gains = np.diff([np.corrcoef(first_NK[:, 0], sum_N)[0, 1] for sum_N in sums_JN])
     assert [gain > GAIN for gain in gains] == [number < parts for number in range(1, len(shares))]
     second_NJ = np.concatenate([np.stack(pieces_NJ, axis=1), first_NK[:, 1:]], axis=1)
-    found = match(*both(first_NK, second_NJ, least=0.1), kept_from=0.7, matching="hungarian")
+    found = match_lsps(*both(first_NK, second_NJ, least=0.1), kept_from=0.7, matching="hungarian")
     assert found.states[0] == ("split" if parts > 1 else "kept")
     assert found.into[0].tolist() == list(range(parts))
     expected = ["split"] * parts if parts > 1 else ["kept"]
@@ -151,11 +151,11 @@ def test_the_assignment_has_the_largest_sum():
     first_NK = shared_NK + 0.8 * shared_NK[:, rng.permutation(60)]
     second_NK = shared_NK + 0.8 * shared_NK[:, rng.permutation(60)]
     first, second, pairs = both(first_NK, second_NK, least=0.2)
-    found = match(first, second, pairs, kept_from=1.0, matching="hungarian")  # nothing is a sum of others exactly
+    found = match_lsps(first, second, pairs, kept_from=1.0, matching="hungarian")  # nothing is a sum of others exactly
     r_KK = np.corrcoef(first_NK, second_NK, rowvar=False)[:60, 60:]
     r_KK[r_KK < 0.2] = 0
     best = r_KK[linear_sum_assignment(r_KK, maximize=True)].sum()
-    mutual = match(first, second, pairs, kept_from=1.0, matching="mutual-best")
+    mutual = match_lsps(first, second, pairs, kept_from=1.0, matching="mutual-best")
     assert np.nansum(found.r_K) == pytest.approx(best, abs=1e-4)
     assert np.nansum(mutual.r_K) < best - 0.1
     assert len({int(into[0]) for into in found.into if len(into)}) == sum(len(into) for into in found.into)

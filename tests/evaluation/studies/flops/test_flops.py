@@ -21,7 +21,7 @@ from mlsm.evaluation.studies.flops.pretraining import (
     encoding_flops,
     full_table,
     offline_flops,
-    table,
+    pretraining_table,
     teacher_flops,
 )
 from mlsm.evaluation.studies.flops.solver import correlation_flops, fista_flops
@@ -46,14 +46,14 @@ def paper():
 
 
 def test_every_cell_of_table_3(paper):
-    columns = table(paper)
+    columns = pretraining_table(paper)
     assert tuple(columns) == COLUMNS
     for row, cells in PAPER.items():
         assert tuple(as_printed(row, columns[name][row]) for name in COLUMNS) == cells
 
 
 def test_the_papers_totals_are_ours_but_for_three_of_its_roundings(paper):
-    ours = {name: f"{rows['total'] / 1e13:.2f}e13" for name, rows in table(paper).items()}
+    ours = {name: f"{rows['total'] / 1e13:.2f}e13" for name, rows in pretraining_table(paper).items()}
     differing = {name for name, total in zip(COLUMNS, TOTALS, strict=True) if ours[name] != total}
     assert differing == set(PAPER_TOTALS)
     for name, total, percent in zip(COLUMNS, TOTALS, PERCENT, strict=True):
@@ -69,12 +69,12 @@ def test_the_numbers_above_are_those_of_the_file():
 
 
 def test_unrounded_percentages(paper):
-    percent = {name: round(rows["percent_of_mlm"], 1) for name, rows in table(paper).items()}
+    percent = {name: round(rows["percent_of_mlm"], 1) for name, rows in pretraining_table(paper).items()}
     assert percent == {"mlm": 100.0, "kd": 131.2, "naive-mlsm": 133.3, "mlsm-12": 107.3, "mlsm-10": 103.2}
 
 
 def test_what_the_table_leaves_out(paper):
-    full, mlm = full_table(paper), table(paper)["mlm"]["total"]
+    full, mlm = full_table(paper), pretraining_table(paper)["mlm"]["total"]
     assert full["mlsm-10"][FISTA] == fista_flops(0.15 * 128 * 128, 3072, 768) == pytest.approx(2.32e12, rel=1e-3)
     student = [
         sum(flops for part, flops in full[name].items() if part.startswith("student")) / mlm
@@ -84,7 +84,7 @@ def test_what_the_table_leaves_out(paper):
     assert "teacher, attention" not in full["mlm"] and full["kd"]["teacher, attention"] == 12 * 4 * 128 * 768 * 128**2
     for rows in full.values():
         assert rows["total"] == sum(rows[part] for part in rows if part not in ("total", "percent_of_mlm"))
-    run = 100_000 * 8 * table(paper)["mlsm-10"]["total"]
+    run = 100_000 * 8 * pretraining_table(paper)["mlsm-10"]["total"]
     assert 0 < dictionary_flops(paper, 2_000_000, 2.0) / run < 1e-3
 
 

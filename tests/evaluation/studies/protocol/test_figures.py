@@ -61,7 +61,7 @@ def settings(tmp_path_factory, english_text, teacher_directory, data):
             "max-steps": 4, "batch-windows": 8, "micro-batch": 8, "checkpoints": [0.25, 0.5, 1.0], "device": "cpu",
         },
         "finetune": {"tasks": ["mrpc"], "seeds": 1, "epochs": 1, "device": "cpu"},
-        "evaluate-blimp": {"per-paradigm": 2, "paradigms": ["wh_island", "causative"], "device": "cpu"},
+        "evaluate-blimp": {"per-paradigm": 2, "tasks": ["wh_island", "causative"], "device": "cpu"},
         "choose-layer": of_teacher | {"dictionary-epochs": 1.0, "device": "cpu"},
         "compare": {"paper": True},
     }  # fmt: skip

@@ -10,7 +10,7 @@ from mlsm.commands.choose_layer import show as layers
 from mlsm.common.errors import WsdDataError
 from mlsm.evaluation.studies.word_senses.conclusions import (
     GROUPS,
-    correlate,
+    correlate_with_averages,
     finetuning_averages,
     mcnemar,
     recommend,
@@ -57,15 +57,15 @@ def test_correlations_raw_and_rounded(tmp_path):
     averages = finetuning_averages(path)
     assert averages == pytest.approx({2: 70.12, 4: 72.49, 6: 72.51, 12: 60.0})
     f1 = {2: 0.5, 4: 0.6101, 6: 0.6099, 8: 0.9}
-    found = correlate([{"layer": layer, "f1": value} for layer, value in f1.items()], averages)
+    found = correlate_with_averages([{"layer": layer, "f1": value} for layer, value in f1.items()], averages)
     assert found["layers"] == [2, 4, 6]
     assert found["raw"]["spearman"]["coefficient"] == pytest.approx(0.5)  # ranks 1 2 3 and 1 3 2
     assert found["rounded"]["spearman"]["coefficient"] == pytest.approx(1.0)  # 72.5 twice, 61.0 twice
     left, right = np.array([50, 61.01, 60.99]), np.array([70.12, 72.49, 72.51])
     plain = ((left - left.mean()) * (right - right.mean())).sum() / (3 * left.std() * right.std())
     assert found["raw"]["pearson"]["coefficient"] == pytest.approx(plain)
-    assert correlate([{"layer": 2, "f1": 0.5}], averages) == {"layers": [2]}
-    flat = correlate([{"layer": layer, "f1": 0.5} for layer in (2, 4, 6)], averages)
+    assert correlate_with_averages([{"layer": 2, "f1": 0.5}], averages) == {"layers": [2]}
+    flat = correlate_with_averages([{"layer": layer, "f1": 0.5} for layer in (2, 4, 6)], averages)
     assert flat["raw"] is None
 
 

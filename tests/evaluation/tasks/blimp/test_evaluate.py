@@ -25,7 +25,7 @@ from mlsm.evaluation import records
 from mlsm.evaluation.tasks.blimp import evaluate as evaluating
 from mlsm.evaluation.tasks.blimp.config import BlimpConfig
 from mlsm.evaluation.tasks.blimp.data import PARADIGMS, PHENOMENA
-from mlsm.evaluation.tasks.blimp.evaluate import evaluate
+from mlsm.evaluation.tasks.blimp.evaluate import evaluate_blimp
 from student.config import ProbeConfig, StudentConfig
 from student.objectives.mlm import Mlm
 from student.objectives.mlsm import Mlsm
@@ -90,7 +90,7 @@ def read(config):
 
 
 def test_a_record_holds_what_another_way_to_score_gives(config, model, data):
-    result = evaluate(config)
+    result = evaluate_blimp(config)
     (record,), (path,) = result["records"], result["paths"]
     assert record["figures"] == expected_figures(model, data)
     assert record["averages"]["ties"] == 1
@@ -106,41 +106,41 @@ def test_a_record_holds_what_another_way_to_score_gives(config, model, data):
 
 
 def test_the_summary_has_phenomena_headline_and_ties(config):
-    result = evaluate(config)
+    result = evaluate_blimp(config)
     text = blimp(result, config)
     averages = result["records"][0]["averages"]
     for name, value in averages["phenomena"].items():
         assert f"{100 * value:.1f}" in next(line for line in text.splitlines() if line.strip().startswith(name))
     assert f"{100 * averages['headline']:.2f}" in text and "268 of 67 paradigms" in text
-    both = evaluate(replace(config, models=config.models * 2))
+    both = evaluate_blimp(replace(config, models=config.models * 2))
     assert both["already_finished"] == [True, True]
     assert blimp(both, config).count(f"{100 * averages['headline']:.2f}") == 2
 
 
 def test_the_same_command_again_loads_nothing(config, monkeypatch):
-    first = evaluate(config)
+    first = evaluate_blimp(config)
     monkeypatch.setattr(evaluating, "load", None)
-    again = evaluate(config)
+    again = evaluate_blimp(config)
     assert again["already_finished"] == [True] and again["records"] == first["records"]
 
 
 def test_another_tokenizer_on_the_same_weights_is_scored_again(config, model, tmp_path, monkeypatch):
-    first = evaluate(config)["records"][0]
+    first = evaluate_blimp(config)["records"][0]
     other = shutil.copytree(model, tmp_path / "other" / model.name)
     write_tokenizer(other, 59, step=-1)
     config = replace(config, models=(str(other),))
-    again = evaluate(config)
+    again = evaluate_blimp(config)
     second = again["records"][0]
     assert again["already_finished"] == [False] and second["weights"] == first["weights"]
     assert second["tokenizer"] != first["tokenizer"] and second["figures"] != first["figures"]
     monkeypatch.setattr(evaluating, "load", None)
-    assert evaluate(config)["already_finished"] == [True]
+    assert evaluate_blimp(config)["already_finished"] == [True]
 
 
 def test_another_metric_or_part_is_another_record(config):
-    whole = evaluate(config)["records"][0]
+    whole = evaluate_blimp(config)["records"][0]
     parts = [
-        evaluate(replace(config, **change))["records"][0]
+        evaluate_blimp(replace(config, **change))["records"][0]
         for change in ({"per_paradigm": 2}, {"metric": "within-word-l2r"})
     ]
     assert [part["task"] for part in parts] == ["blimp-2", "blimp-within-word-l2r"]
@@ -161,13 +161,13 @@ def test_a_killed_evaluation_goes_on_behind_the_last_whole_paradigm(config, monk
         import os, signal
         from pathlib import Path
         from mlsm.evaluation.tasks.blimp.config import BlimpConfig
-        from mlsm.evaluation.tasks.blimp.evaluate import evaluate
+        from mlsm.evaluation.tasks.blimp.evaluate import evaluate_blimp
 
         def progress(stage, done, total, unit="tokens", **figures):
             if done == 20 * 8:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        evaluate(BlimpConfig(models=({config.models[0]!r},), data_dir=Path({str(config.data_dir)!r}),
+        evaluate_blimp(BlimpConfig(models=({config.models[0]!r},), data_dir=Path({str(config.data_dir)!r}),
                              output=Path({str(config.output)!r}), device="cpu"), progress)
     """)
     run = run_python(["-c", code])
@@ -175,14 +175,14 @@ def test_a_killed_evaluation_goes_on_behind_the_last_whole_paradigm(config, monk
     files = sorted(path.name for path in config.output.rglob("*") if path.is_file())
     assert files == sorted(f"{name}.npz" for name in PARADIGMS[:20])
     names = scored(monkeypatch)
-    resumed = evaluate(config)["records"][0]
+    resumed = evaluate_blimp(config)["records"][0]
     assert names == list(PARADIGMS[20:])
-    unbroken = evaluate(replace(config, output=config.output / "other"))["records"][0]
+    unbroken = evaluate_blimp(replace(config, output=config.output / "other"))["records"][0]
     assert resumed | {"wall": 0} == unbroken | {"wall": 0}
 
 
 def test_scores_that_were_cut_or_are_of_other_pairs_are_made_again(config, data, tmp_path, monkeypatch):
-    first = evaluate(config)["records"][0]
+    first = evaluate_blimp(config)["records"][0]
     files = {path.stem: path for path in config.output.rglob("*.npz")}
     raw = files["causative"].read_bytes()
     files["causative"].write_bytes(raw[: len(raw) // 2])
@@ -191,7 +191,7 @@ def test_scores_that_were_cut_or_are_of_other_pairs_are_made_again(config, data,
     lines = (changed / "transitive.jsonl").read_text().splitlines()
     (changed / "transitive.jsonl").write_text("\n".join([*lines[1:], lines[0]]) + "\n")
     names = scored(monkeypatch)
-    again = evaluate(replace(config, data_dir=changed))
+    again = evaluate_blimp(replace(config, data_dir=changed))
     assert again["already_finished"] == [False] and names == ["causative", "transitive", "wh_island"]
     assert again["records"][0]["figures"] == first["figures"]  # the same pairs in another order
 
@@ -203,7 +203,7 @@ def test_weights_that_are_no_numbers_are_said_to_be_so(config, model, tmp_path):
     broken.save_pretrained(tmp_path / "broken")
     write_tokenizer(tmp_path / "broken", 59)
     with pytest.raises(BlimpError, match="broken: scores of adjunct_island are not finite"):
-        evaluate(replace(config, models=(str(tmp_path / "broken"),)))
+        evaluate_blimp(replace(config, models=(str(tmp_path / "broken"),)))
 
 
 # -- models of runs
@@ -245,35 +245,35 @@ def mlsm_export(store, tmp_path_factory):
 
 
 def test_a_run_and_its_checkpoints_are_scored(run, config, data):
-    result = evaluate(replace(config, models=(str(run),)))
+    result = evaluate_blimp(replace(config, models=(str(run),)))
     assert result["records"][0]["figures"] == expected_figures(run / "export", data)
-    every = evaluate(replace(config, models=(str(run), config.models[0]), step="all"))["records"]
+    every = evaluate_blimp(replace(config, models=(str(run), config.models[0]), step="all"))["records"]
     assert [(record["model"], record["step"], record["fraction"]) for record in every] == [
         ("mlm-run-step-00000002", 2, 0.5),
         ("mlm-run-step-00000004", 4, 1.0),
         ("tiny-bert", None, None),
     ]
     assert every[0]["figures"] == expected_figures(run / "checkpoints/step-00000002", data)
-    one = evaluate(replace(config, models=(str(run),), step="2"))
+    one = evaluate_blimp(replace(config, models=(str(run),), step="2"))
     assert one["already_finished"] == [True] and one["records"] == every[:1]
 
 
 def test_a_checkpoint_that_is_not_there_or_not_kept_is_said_to_be_so(run, config):
     with pytest.raises(ModelError, match="no checkpoint of step 9; those kept are: 2, 4"):
-        evaluate(replace(config, models=(str(run),), step="9"))
+        evaluate_blimp(replace(config, models=(str(run),), step="9"))
     with pytest.raises(ModelError, match=r"step 3 can only be resumed from.*mlsm export-student .*mlm-run --step 3"):
-        evaluate(replace(config, models=(str(run),), step="3"))
+        evaluate_blimp(replace(config, models=(str(run),), step="3"))
     with pytest.raises(ModelError, match="--step 2 chooses a checkpoint of a run"):
-        evaluate(replace(config, step="2"))
+        evaluate_blimp(replace(config, step="2"))
     with pytest.raises(ModelError, match="--step is an optimiser step or `all`, found last"):
-        evaluate(replace(config, models=(str(run),), step="last"))
+        evaluate_blimp(replace(config, models=(str(run),), step="last"))
 
 
 @pytest.mark.parametrize("probe_input", ["softmax", "logits"])
 def test_probes_are_scored_from_their_runs(probe_input, mlsm_export, store, config, tmp_path):
     output = tmp_path / "probe-run"
     train_probe(ProbeConfig(**settings(store), student=str(mlsm_export), probe_input=probe_input, run_dir=output))
-    (record,) = evaluate(replace(config, models=(str(output),), per_paradigm=1))["records"]
+    (record,) = evaluate_blimp(replace(config, models=(str(output),), per_paradigm=1))["records"]
     assert record["objective"] == "mlsm" and record["step"] == 5  # those of the student
     assert record["data"]["n_eval"] == 67
 
@@ -282,7 +282,7 @@ def test_an_unfinished_run_is_said_to_be_so(run, config, tmp_path):
     unfinished = shutil.copytree(run, tmp_path / "unfinished")
     shutil.rmtree(unfinished / "export")
     with pytest.raises(RunError, match="is unfinished; finish it, or:  mlsm export-student"):
-        evaluate(replace(config, models=(str(unfinished),)))
+        evaluate_blimp(replace(config, models=(str(unfinished),)))
 
 
 # -- what is no masked language model, on the command line
@@ -342,8 +342,8 @@ def test_the_command_prints_a_table_or_json(store, config, tmp_path, capsys):
 
 def test_a_few_paradigms_have_a_record_of_their_own(config):
     """By name or phenomenon; the scores are those of the whole evaluation."""
-    whole = evaluate(config)["records"][0]
-    result = evaluate(replace(config, tasks=("ellipsis", "wh_island")))
+    whole = evaluate_blimp(config)["records"][0]
+    result = evaluate_blimp(replace(config, tasks=("ellipsis", "wh_island")))
     (part,) = result["records"]
     names = ["ellipsis_n_bar_1", "ellipsis_n_bar_2", "wh_island"]
     assert part["settings"]["paradigms"] == names and "paradigms" not in whole["settings"]
@@ -351,6 +351,6 @@ def test_a_few_paradigms_have_a_record_of_their_own(config):
     assert list(part["averages"]["phenomena"]) == ["ellipsis", "island effects"] and part["task"] != whole["task"]
     assert "ellipsis" in blimp(result, config) and "binding" not in blimp(result, config)
     with pytest.raises(BlimpError, match="--tasks islands is neither a paradigm nor a phenomenon of BLiMP"):
-        evaluate(replace(config, tasks=("islands",)))
+        evaluate_blimp(replace(config, tasks=("islands",)))
     with pytest.raises(BlimpError, match=r"BLiMP\. Did you mean wh_island\? The phenomena: anaphor"):
-        evaluate(replace(config, tasks=("wh_islands",)))
+        evaluate_blimp(replace(config, tasks=("wh_islands",)))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from mlsm.evaluation.tasks.finetuning.batches import IGNORED, batches_by_length, encode, order, order_digest
+from mlsm.evaluation.tasks.finetuning.batches import IGNORED, batches_by_length, order, order_digest, tokenise
 from mlsm.evaluation.tasks.finetuning.data import load_task
 from mlsm.evaluation.tasks.finetuning.tasks import TASKS
 from pipeline.teacher import load_tokenizer
@@ -27,7 +27,7 @@ def test_the_order_is_of_task_and_epoch_and_complete():
 
 def test_batches_are_what_the_tokenizer_pads(tokenizer, teacher_directory, miniatures):
     examples = load_task(TASKS["mrpc"], miniatures).train
-    encoded = encode(tokenizer, examples, False, max_length=20, takes_types=True)
+    encoded = tokenise(tokenizer, examples, False, max_length=20, takes_types=True)
     rows = np.array([5, 0, 17])
     inputs, labels = encoded.batch(rows)
     oracle = AutoTokenizer.from_pretrained(teacher_directory)(
@@ -47,14 +47,14 @@ def test_batches_are_what_the_tokenizer_pads(tokenizer, teacher_directory, minia
 
 def test_a_model_without_sentence_types_gets_none(tokenizer, miniatures):
     examples = load_task(TASKS["stsb"], miniatures).train
-    inputs, labels = encode(tokenizer, examples, False, max_length=64, takes_types=False).batch(np.arange(4))
+    inputs, labels = tokenise(tokenizer, examples, False, max_length=64, takes_types=False).batch(np.arange(4))
     assert inputs.keys() == {"input_ids", "attention_mask"} and labels.dtype == torch.float32
 
 
 def test_first_tokens_are_those_of_word_ids(tokenizer, teacher_directory, miniatures):
     examples = load_task(TASKS["conll2003"], miniatures).train
     examples[3] = examples[3]._replace(first=["U.N.", "\u200b", "o'clock-ish", "Xyzzyqwfp"], label=[3, 0, 5, 6])
-    encoded = encode(tokenizer, examples, True, max_length=16, takes_types=False)
+    encoded = tokenise(tokenizer, examples, True, max_length=16, takes_types=False)
     splitting = AutoTokenizer.from_pretrained(teacher_directory)
     inputs, labels = encoded.batch(np.arange(8))
     for row, example in enumerate(examples[:8]):
@@ -72,7 +72,7 @@ def test_first_tokens_are_those_of_word_ids(tokenizer, teacher_directory, miniat
 def test_the_target_can_be_marked(tokenizer, miniatures):
     examples = load_task(TASKS["wic"], miniatures).train[:1]
     reading = {"max_length": 64, "takes_types": False}
-    plain, marked = (encode(tokenizer, examples, False, **reading, mark_target=mark) for mark in (False, True))
+    plain, marked = (tokenise(tokenizer, examples, False, **reading, mark_target=mark) for mark in (False, True))
     first, second = (
         text.replace(text[slice(*span)], f'"{text[slice(*span)]}"')
         for text, span in zip(examples[0][:2], examples[0].targets, strict=True)
@@ -81,7 +81,7 @@ def test_the_target_can_be_marked(tokenizer, miniatures):
 
 
 def test_evaluation_takes_every_example_once_the_longest_first(tokenizer, miniatures):
-    encoded = encode(tokenizer, load_task(TASKS["rte"], miniatures).train, False, max_length=64, takes_types=False)
+    encoded = tokenise(tokenizer, load_task(TASKS["rte"], miniatures).train, False, max_length=64, takes_types=False)
     batches = batches_by_length(encoded, 10)
     assert sorted(np.concatenate(batches)) == list(range(len(encoded)))
     assert encoded.lengths_N[batches[0][0]] == encoded.lengths_N.max()

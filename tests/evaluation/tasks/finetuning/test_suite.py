@@ -205,7 +205,7 @@ def test_what_is_wrong_is_said_before_anything_is_trained(
     nothing_is_trained(DataError, "wic needs .*dev.gold.txt", data_dir=incomplete, tasks=("mrpc", "wic"))
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "seqeval", None)
-        nothing_is_trained(DataError, r"conll2003 needs seqeval. .*mlsm\[eval\]", tasks=("mrpc", "conll2003"))
+        nothing_is_trained(DataError, r"conll2003 needs seqeval. .*mlsm-pretrain\[eval\]", tasks=("mrpc", "conll2003"))
         patched.setitem(sys.modules, "sklearn", None)
         nothing_is_trained(DataError, r"fine-tuning needs scikit-learn. .*mlsm\[eval\]", tasks=("mrpc",))
     broken = shutil.copytree(teacher_directory, tmp_path / "broken")
@@ -269,7 +269,7 @@ def test_a_rate_is_chosen_as_by_hand_and_the_training_is_that_with_this_rate_alo
     assert sum("Learning rates that the fine-tunings of" in note and "of 2:" in note for note in said) == 2
     damaged = record | {"lr_choice": {"lr": None, "tried": []}}
     with pytest.raises(RecordError, match="lr_choice.lr"):
-        records.check(damaged, "a file")
+        records.check_record(damaged, "a file")
     first, second = models_of(records.read([grid.output / "evaluations"]))[0]
     assert len(match_trainings(first, second)[0]) == 2, "trainings with the same rates to choose from are pairs"
 

@@ -7,7 +7,7 @@ from transformers import AutoModelForSequenceClassification, get_linear_schedule
 
 from mlsm.common.progress import silent
 from mlsm.evaluation.tasks.finetuning import training
-from mlsm.evaluation.tasks.finetuning.batches import encode, order
+from mlsm.evaluation.tasks.finetuning.batches import order, tokenise
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.data import load_task
 from mlsm.evaluation.tasks.finetuning.heads import Backbone
@@ -26,7 +26,7 @@ def prepared(teacher_directory, miniatures, tmp_path):
         tokenizer = load_tokenizer(teacher_directory)
         reading = {"max_length": 64, "takes_types": True}
         train, dev = (
-            encode(tokenizer, examples, task.labels_words, **reading)
+            tokenise(tokenizer, examples, task.labels_words, **reading)
             for examples in (data.train, data.evaluation["validation"])
         )
         model, _ = Backbone(teacher_directory).with_head(task, seed, tmp_path / "heads")
@@ -122,7 +122,7 @@ def test_predictions_are_in_the_order_of_the_examples(prepared):
 def test_words_beyond_the_cut_have_no_prediction(teacher_directory, miniatures, tmp_path):
     data = load_task(TASKS["conll2003"], miniatures)
     examples = data.evaluation["validation"]
-    encoded = encode(load_tokenizer(teacher_directory), examples, True, max_length=8, takes_types=False)
+    encoded = tokenise(load_tokenizer(teacher_directory), examples, True, max_length=8, takes_types=False)
     model, _ = Backbone(teacher_directory).with_head(TASKS["conll2003"], 0, tmp_path / "heads")
     said = training.predict(model, encoded, TASKS["conll2003"])
     for labels, words, example in zip(said, encoded.words_N, examples, strict=True):

@@ -92,8 +92,8 @@ def test_the_rows_are_those_of_all_texts_that_are_read_and_of_special_tokens(set
     """MNLI's two development sets among them, cut as the model reads them."""
     settings = replace(settings, tasks=("mnli",), limit_train=8, max_length=16, partial_vocabulary=True)
     read = []
-    encode = trials.encode
-    monkeypatch.setattr(trials, "encode", lambda *given, **named: read.append(encode(*given, **named)) or read[-1])
+    tokenise = trials.tokenise
+    monkeypatch.setattr(trials, "tokenise", lambda *given, **named: read.append(tokenise(*given, **named)) or read[-1])
     _, model, _ = trained(settings, monkeypatch)
     special = set(AutoTokenizer.from_pretrained(teacher_directory).all_special_ids)
     assert len(read) == 3 and special

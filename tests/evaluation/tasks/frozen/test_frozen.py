@@ -37,7 +37,7 @@ from mlsm.evaluation.tasks.finetuning.data import load_task, split_tenth
 from mlsm.evaluation.tasks.finetuning.suite import finetune
 from mlsm.evaluation.tasks.finetuning.tasks import TASKS
 from mlsm.evaluation.tasks.frozen import measures, senses
-from mlsm.evaluation.tasks.frozen.features import FrozenEncoder, kept, pair_features
+from mlsm.evaluation.tasks.frozen.features import FeatureExtractor, kept, pair_features
 from mlsm.evaluation.tasks.frozen.linear import INVERSE_PENALTIES, RIDGE_PENALTIES, tune_and_fit
 from mlsm.terminal.comparison import comparison
 from pipeline.dictionary import DictionarySettings, learn_dictionary
@@ -79,7 +79,7 @@ def test_features_are_the_hidden_states_of_transformers(family, teacher_director
         directory
     )
     AutoTokenizer.from_pretrained(teacher_directory).save_pretrained(directory)
-    encoder = FrozenEncoder(directory, None, 128, CPU)
+    encoder = FeatureExtractor(directory, None, 128, CPU)
     sentences = [["Anna", "visits", "unbelievable", "Berlin"], ["It", "rains"], ["Bruno"]]
     words = encoder.words(sentences, silent)
     expected = []
@@ -91,11 +91,11 @@ def test_features_are_the_hidden_states_of_transformers(family, teacher_director
     np.testing.assert_allclose(
         encoder.means(texts, silent), [states_of(directory, text)[0].mean(0) for text in texts], atol=2e-5
     )
-    some = FrozenEncoder(directory, (1,), 128, CPU).means(texts, silent)
+    some = FeatureExtractor(directory, (1,), 128, CPU).means(texts, silent)
     width = some.shape[1]
     np.testing.assert_array_equal(some, encoder.means(texts, silent)[:, width : 2 * width])
     with pytest.raises(ModelError, match="has layers 0 .* found --layer 9"):
-        FrozenEncoder(directory, (9,), 128, CPU)
+        FeatureExtractor(directory, (9,), 128, CPU)
 
 
 def noisy_classes(count=400, width=30, classes=3):
@@ -221,7 +221,7 @@ def test_cosines_and_pairs_are_those_by_hand(settings, teacher_directory, miniat
     assert record["chosen"]["cosine"]["layer"] == best["layer"] and found["cosine_dev"] == best["dev"]
     # the word of WiC is the one that the file names
     wic = load_task(TASKS["wic"], miniatures).train[:3]
-    encoder = FrozenEncoder(teacher_directory, None, 128, CPU)
+    encoder = FeatureExtractor(teacher_directory, None, 128, CPU)
     for side in (0, 1):
         targets = measures._targets(encoder, wic, side, silent)
         for example, target in zip(wic, targets, strict=True):
@@ -239,7 +239,7 @@ def test_the_tuning_split_is_no_part_of_the_rest(miniatures):
     assert measure.data["n_train"] == len(nine) + len(tenth) == 50
     assert tenth and not any(sentence in nine for sentence in tenth)
     data = load_task(TASKS["conll2003"], miniatures)
-    assert [e.first for e in split_tenth("conll2003", measures.choose("conll2003", data.train, 50))[1]] == tenth
+    assert [e.first for e in split_tenth("conll2003", measures.take_examples("conll2003", data.train, 50))[1]] == tenth
 
 
 @pytest.fixture
@@ -325,8 +325,8 @@ def test_killed_while_fitting_it_goes_on_from_the_features(settings, tmp_path_fa
     assert {file.name for file in files} == {"nine.npz", "tuning.npz", "dev.npz", "test.npz"}
     files[0].write_bytes(files[0].read_bytes()[:100])  # cut, as by a full disk
     read = []
-    whole = FrozenEncoder.words
-    monkeypatch.setattr(FrozenEncoder, "words", lambda *given: read.append(given) or whole(*given))
+    whole = FeatureExtractor.words
+    monkeypatch.setattr(FeatureExtractor, "words", lambda *given: read.append(given) or whole(*given))
     finetune(settings)
     assert len(read) == 1, "only the damaged part is read again"
     assert figures_of(settings, "conll2003")[0] == figures_of(unbroken, "conll2003")[0]
@@ -375,7 +375,7 @@ def test_a_record_of_another_kind_is_refused(settings):
     record.pop("file")
     for change in ({"task": "boolq"}, {"settings": {}}, {"figures": [{"metric": "f1_dev", "value": 0.1, "n": 3}]}):
         with pytest.raises(RecordError):
-            records.check(record | change, "a file")
+            records.check_record(record | change, "a file")
 
 
 MISTAKES = [

@@ -15,9 +15,7 @@ from shards.manifest import Plan
 from shards.schema import kind_of
 
 
-def remaking_commands(
-    files: StoreFiles, target: Mapping, plans: Iterable[Plan], damaged: Iterable[Mapping]
-) -> list[str]:
+def repair_commands(files: StoreFiles, target: Mapping, plans: Iterable[Plan], damaged: Iterable[Mapping]) -> list[str]:
     """The commands that make again what is damaged, once it is removed, and what is missing."""
     units = {entry["unit"] for entry in damaged} - {None}
     of_store = any(entry["unit"] is None and not entry["file"].startswith("plans/") for entry in damaged)
