@@ -232,7 +232,7 @@ for command in (["train-student", "--store", store, "--max-steps", "2", "--encod
                 ["train-probe", "--max-steps", "2"], ["export-student"], ["verify-shards", store], ["doctor"]):
     assert cli.run(command) == 0
 for command in (["encode-lsp"], ["learn-dictionary"], ["show-lsp", store], ["track", store, store],
-                ["evaluate-blimp", "bundled", "--data-dir", "."], ["finetune", "bundled", "--data-dir", "."]):
+                ["finetune", "bundled", "--data-dir", "."]):
     sys.argv[1:] = command
     with contextlib.suppress(SystemExit):
         cli.main()
@@ -254,7 +254,7 @@ def test_training_needs_no_extra_and_errors_name_those_of_other_commands(tmp_pat
     assert run.returncode == 0, run.stderr
     message = r'(\S+) needs \w+, which is not installed\. Run: +pip install "mlsm-pretrain\[(\w+)\]"'
     needs = re.findall(message, run.stderr)
-    commands = ["encode-lsp", "learn-dictionary", "show-lsp", "track", "evaluate-blimp", "finetune"]
+    commands = ["encode-lsp", "learn-dictionary", "show-lsp", "track", "finetune"]
     names = [*commands, "mlsm.nonneg_lasso", "mlsm.encode_lsp"]
     assert needs == [(name, "eval" if name == "finetune" else "encode") for name in names], run.stderr
 
