@@ -105,7 +105,7 @@ release-check:
 .venv/installed: setup.cfg constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[encode]"
 	touch $@
 
 .venv/installed-test: .venv/installed

@@ -29,7 +29,16 @@ from mlsm.recipes.reading import read_recipe, recipe_settings  # noqa: E402
 COMMANDS = {name: f"reference/{name}.md" for name in sorted(names())}
 TUTORIALS = sorted(f"tutorials/{path.stem}" for path in (ROOT / "docs" / "tutorials").glob("*.ipynb"))
 TUTORIALS.sort(key=lambda name: name != "tutorials/own-corpus")  # the first to read
-RESULTS = ("Report", "EncodedStore", "Estimate", "LearnedDictionary", "TrainedStudent", "Exported", "Verified")
+RESULTS = (
+    "Report",
+    "EncodedStore",
+    "Estimate",
+    "LearnedDictionary",
+    "TrainedStudent",
+    "Exported",
+    "ImportedStudent",
+    "Verified",
+)
 FORMATS = {
     "Stores and shards": "shards.schema",
     "Dictionaries": "pipeline.dictionary.atoms",

@@ -17,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mlsm.common.extras import name_extras
+
 TOP_LEVEL = ("pipeline", "shards", "student")
 COMMANDS = sorted(path.stem for path in Path(__file__).parent.glob("commands/[!_]*.py"))  # each is a function here
 HOME = {
@@ -72,7 +74,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'mlsm' has no attribute {name!r}. It has: {', '.join(__all__)}")
     if name in HOME:
-        value = getattr(import_module(HOME[name]), name)
+        with name_extras(f"mlsm.{name}"):
+            value = getattr(import_module(HOME[name]), name)
     else:
         value = import_module("mlsm.api").function_of(name.replace("_", "-"))
     globals()[name] = value

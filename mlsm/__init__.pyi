@@ -22,6 +22,7 @@ from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig
 from mlsm.results import Compared
 from mlsm.results import EncodedStore
 from mlsm.results import Exported
+from mlsm.results import ImportedStudent
 from mlsm.results import LearnedDictionary
 from mlsm.results import Report
 from mlsm.results import TrainedStudent
@@ -55,6 +56,7 @@ from student.pretraining import LspCollator as LspCollator
 from student.pretraining import LspForPreTraining as LspForPreTraining
 from student.probe import ProbedLspModel as ProbedLspModel
 from student.runs.export_config import ExportConfig
+from student.runs.import_config import ImportStudentConfig
 
 Progress = Callable[..., None] | None
 PathOrText = str | PathLike[str]
@@ -431,6 +433,17 @@ def import_dictionary(
     output: PathOrText = "runs",
 ) -> Report:
     """Make a dictionary of ours of a .npy file of atoms, such as the official code's: file="layer_10_k_3000.npy"."""
+
+def import_student(
+    config: ImportStudentConfig | None = None,
+    /,
+    *,
+    progress: Progress = None,
+    model: PathOrText | None = None,
+    max_length: int = 128,
+    output: PathOrText | None = None,
+) -> ImportedStudent:
+    """Split a checkpoint of the official MLSM code into encoder, LSP head and word head, as an export of ours."""
 
 def learn_dictionary(
     config: LearnConfig | None = None,

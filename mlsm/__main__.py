@@ -20,6 +20,7 @@ from mlsm.cli.help import greeting, overview, unknown_command
 from mlsm.cli.run import run_command
 from mlsm.commands import load, load_all, names
 from mlsm.common.errors import EXIT_INPUT, EXIT_WRITE, exit_code
+from mlsm.common.extras import name_extras
 from mlsm.common.streams import guard_standard_streams, loss
 from mlsm.common.version import VERSION
 from mlsm.terminal.process import (
@@ -75,7 +76,8 @@ def run(argv: list[str]) -> int:
     name, rest = argv[0], argv[1:]
     if name not in names():
         return complain(unknown_command(name, names()), EXIT_INPUT)
-    return run_command(load(name), rest)
+    with name_extras(name):
+        return run_command(load(name), rest)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from typing import Any
 from mlsm.cli.flags import meant_by, settable
 from mlsm.commands import Command, load
 from mlsm.commands._newest import choose_newest
+from mlsm.common.extras import name_extras
 from mlsm.common.progress import silent
 from mlsm.common.settings import plain_hint
 from mlsm.recipes.reading import recipe_settings, recipe_to_keep
@@ -76,7 +77,8 @@ def _run(command: Command, given: tuple[Any, ...], settings: dict[str, Any]) -> 
     config, choice = choose_newest(command, config)
     if choice is not None:
         logger.info("%s", choice)
-    return command.run(config, progress)
+    with name_extras(f"mlsm.{command.python_name}"):
+        return command.run(config, progress)
 
 
 def _configure(command: Command, settings: dict[str, Any], recipe: Any) -> Any:

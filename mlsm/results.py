@@ -160,6 +160,19 @@ class Exported(Result):
 
 
 @dataclass(frozen=True, eq=False)
+class ImportedStudent(Result):
+    """A checkpoint of the official code, split into the files of an export."""
+
+    export: str
+    words: int
+    lsps: int
+    predicts_words: bool
+
+    def __fspath__(self) -> str:
+        return self.export
+
+
+@dataclass(frozen=True, eq=False)
 class Verified(Result):
     """What a check of a store found."""
 

@@ -20,7 +20,9 @@ A shard is a USTAR archive with fixed times, owners and modes, so equal input gi
                            states before quantisation float64 hidden_sum and hidden_squares (d)
     __end__/end.json       offset, length and SHA-256 of every member group's raw bytes; no end, no shard
 
-WebDataset skips the names between double underscores. Columns of a block of W windows, T tokens, R
+WebDataset skips the names between double underscores. `datasets.load_dataset("webdataset", data_files=...)` does not,
+and refuses a shard ("don't share the same prefix or the same types"): write the store as Parquet (`export-store`) and
+open that by `load_dataset("parquet", data_files=...)`. Columns of a block of W windows, T tokens, R
 document runs, E stored entries:
 
     ids          uint16 (T), uint32 when the vocabulary is larger than 65,536

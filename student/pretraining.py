@@ -41,7 +41,7 @@ from student.encoders.model import Student, build_student
 from student.held_out import MASK_SEED
 from student.masks.masking import build_masking
 from student.objectives.mlsm import Mlsm
-from student.runs.export import check_replaceable, export_student
+from student.runs.export import check_export_place, export_student
 
 NO_TARGET = -100  # a label that carries no loss, as everywhere in transformers: Trainer counts the others
 
@@ -296,7 +296,7 @@ class LspForPreTraining(PreTrainedModel):
         def write(place) -> None:
             export_student(self.student, place, Mlsm(of), of, {**unknown, **known, "settings": settings})
 
-        check_replaceable(Path(directory), "Nothing was changed. Choose another directory.")
+        check_export_place(Path(directory), "Nothing was changed. Choose another directory.")
         publish_directory(Path(directory), write)
 
     def get_input_embeddings(self) -> torch.nn.Module:

@@ -3,7 +3,8 @@
 One matrix k x V without bias, between the student's k outputs and the vocabulary, learned by cross-entropy at masked
 positions: `train_probe(config)`, the trainer's own loop with another Task. What it reads:
 
-    softmax   the distribution over LSPs: are the words in the LSPs? The export is a ProbedLspModel
+    softmax   the distribution over LSPs: are the words in the LSPs? The export is a ProbedLspModel, and loads as an
+              AutoModelForMaskedLM where transformers may run its code
     logits    the raw outputs, z = O h + c. The probe merges with them, P z = (P O) h + P c, into an untied decoder:
               the export is the family's stock *ForMaskedLM, with the same scores
     hidden    the encoder's last hidden states, without any head: one readout for students of every objective, so that
@@ -43,6 +44,7 @@ from student.encoders.flops import forward_flops
 from student.encoders.linear import linear
 from student.encoders.mask_later import mask_later_of
 from student.encoders.model import FrozenEncoder, Student
+from student.encoders.modeling_mlsm import HIDDEN_PROBE, PROBE_FILE, SOFTMAX_PROBE
 from student.encoders.stock import has_known_head, masked_lm
 from student.lsp_model import (
     LspModel,
@@ -58,7 +60,7 @@ from student.objectives.mlm import Mlm
 from student.runs.export import (
     LINEAGE_FILE,
     LSP_LOADING,
-    PROBE_FILE,
+    LSPS_IN_TRANSFORMERS,
     CardText,
     auto_loading,
     mask_later_note,
@@ -71,7 +73,6 @@ from student.train import train
 logger = logging.getLogger(__name__)
 
 PROBE_FACT = "probe_input"  # in lsp_config.json
-_HIDDEN = "hidden_probe.weight"  # name of a hidden probe's matrix in its file
 _FROZEN = slice(None)  # all outputs of a loaded student are LSPs
 
 
@@ -154,8 +155,8 @@ class ProbedLspModel(nn.Module):
             probe_file = find_file(place, PROBE_FILE, revision)
             with reading_export(place):
                 tensors = load_tensors(probe_file)
-            if _HIDDEN in tensors:
-                return cls(*_load_hidden(place, tensors[_HIDDEN], revision))
+            if HIDDEN_PROBE in tensors:
+                return cls(*_load_hidden(place, tensors[HIDDEN_PROBE], revision))
         probed, model = load_probe(source, revision)
         return cls(probed, model.tokenizer)
 
@@ -189,7 +190,7 @@ def load_probe(source: str | Path, revision: str | None = None) -> tuple[ProbedS
             f" is loaded with AutoModelForMaskedLM."
         )
     with reading_export(source):
-        probe_Vk = load_tensors(find_file(source, PROBE_FILE, revision))["probe.weight"]
+        probe_Vk = load_tensors(find_file(source, PROBE_FILE, revision))[SOFTMAX_PROBE]
         probed = ProbedStudent(student, len(probe_Vk), facts[PROBE_FACT])
         probed.load_state_dict({"probe_Vk": probe_Vk}, strict=True)
     return probed, LspModel(student, load_tokenizer(source, student, revision), facts)
@@ -253,7 +254,7 @@ def export_probe(model: ProbedStudent, directory: Path, facts: dict, store: Stor
         (merge(model) if merges else model.encoder).save_pretrained(directory)
     if not merges:
         probe = model.probe_Vk.detach().cpu().contiguous()
-        save_file({_HIDDEN if model.probe_input == "hidden" else "probe.weight": probe}, directory / PROBE_FILE)
+        save_file({HIDDEN_PROBE if model.probe_input == "hidden" else SOFTMAX_PROBE: probe}, directory / PROBE_FILE)
     if model.probe_input != "hidden":
         save_lsp_head(model.student, _FROZEN, facts | {PROBE_FACT: model.probe_input}, directory)
     write_papers(directory, _card_text(model, lineage), store, lineage)
@@ -314,24 +315,36 @@ def _warn_of_documents(config: ProbeConfig, lineage_of_student: dict) -> None:
         )
 
 
+_PROBE_CODE = f"""\
+{auto_loading("AutoModelForMaskedLM", runs_code=True)}
+
+The code is `modeling_mlsm.py` in this repository, which needs transformers 5.17 or newer and no other package.
+`pipeline("fill-mask", model=PATH, trust_remote_code=True)` fills masks. Without `trust_remote_code=True`, transformers
+puts a head of random weights on the encoder, and warns of it. `AutoModel` loads only the encoder."""
+
+_PROBED_LSP_MODEL = """\
+Scores over the vocabulary; this needs the package `mlsm`:
+
+```python
+import mlsm
+model = mlsm.ProbedLspModel.from_pretrained(PATH)    # model(input_ids, attention_mask).logits
+```"""
+
+
 def _card_text(model: ProbedStudent, lineage: dict) -> CardText:
     family, what = model.encoder.config.model_type, "raw LSP outputs"
+    layer = mask_later_of(model.encoder.config)
     loading = auto_loading("AutoModelForMaskedLM")
     if model.probe_input != "logits":
         what = "distribution over LSPs" if model.probe_input == "softmax" else "last hidden states"
-        loading = (
-            "Scores over the vocabulary; this needs the package `mlsm`:\n\n"
-            "```python\nimport mlsm\nmodel = mlsm.ProbedLspModel.from_pretrained(PATH)\n"
-            "logits = model(input_ids, attention_mask).logits    # over the vocabulary\n```\n\n"
-            "`AutoModel` loads the encoder alone."
-        )
-    layer = mask_later_of(model.encoder.config)
+        loading = "\n\n".join([_PROBE_CODE] * (layer == 0) + [_PROBED_LSP_MODEL])
     notes = [LSP_LOADING] * (model.probe_input != "hidden") + [mask_later_note(layer)] * (layer > 0)
     return CardText(
         title=f"{family} encoder pre-trained with {lineage['student']['objective'].upper()}, with a linear probe",
         made=f"The student is frozen; one matrix was trained to predict masked tokens from its {what}.",
         loading="\n\n".join([loading, *notes]),
         tags=["linear-probe", "mlsm", "masked-latent-semantic-modeling"],
-        fills_masks=model.probe_input == "logits" and layer == 0,
+        fills_masks=layer == 0,
+        in_transformers="" if model.probe_input == "hidden" else LSPS_IN_TRANSFORMERS,
         reads_words=True,
     )

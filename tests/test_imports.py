@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from mlsm.common.extras import EXTRA_OF
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"mlsm/common", "mlsm/recipes", "shards", "student", "pipeline", "mlsm/evaluation", "mlsm/terminal"}
 PACKAGES |= {"mlsm/commands", "mlsm/cli", "mlsm/results"}
@@ -124,19 +126,48 @@ def test_shards_need_torch_in_one_file_at_most():
     assert users <= {"torch_dataset.py"}
 
 
-def test_every_required_package_is_imported():
+def requirements():
+    """Of setup.cfg: what is always installed, and what each extra adds, without the extras that it includes."""
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg", encoding="utf-8")
-    required = {re.match(r"[\w-]+", line)[0] for line in parser["options"]["install_requires"].split("\n")[1:]}
+    lists = {"": parser["options"]["install_requires"]} | dict(parser["options.extras_require"])
+    names = {name: re.findall(r"^([\w-]+)(?!.*mlsm-pretrain)", text, re.MULTILINE) for name, text in lists.items()}
+    return {name: {found for found in these if found != "mlsm-pretrain"} for name, these in names.items()}
+
+
+def providers_of_modules():
+    """The distributions of every module that the product imports, by the name that it is imported by."""
     modules = {
-        module
+        module.split(".")[0]
         for package in ("mlsm", "pipeline", "shards", "student")
         for path in python_files(package)
         for module in imported(path)
     }
-    providers = packages_distributions()
-    used = {name.lower().replace("_", "-") for module in modules for name in providers.get(module.split(".")[0], ())}
+    found = packages_distributions()
+    return {module: {name.lower().replace("_", "-") for name in found.get(module, ())} for module in modules}
+
+
+def test_every_required_package_is_imported():
+    required = requirements()[""]
+    used = set().union(*providers_of_modules().values())
     assert required - used == {"webdataset"}, "webdataset reads shards for others; what else is required is imported"
+
+
+BROUGHT = {
+    "aiohttp",
+    "jinja2",
+    "markupsafe",
+    "packaging",
+    "tornado",
+}  # by packages that need them
+
+
+def test_what_is_imported_and_not_always_installed_has_an_extra():
+    of_extras = requirements()
+    for module, providers in providers_of_modules().items():
+        if providers and not providers & of_extras[""] and not providers & {"mlsm-pretrain"} and module not in BROUGHT:
+            listed = of_extras[EXTRA_OF[module]]
+            assert providers & listed, f"{module} is not in {EXTRA_OF[module]}"
 
 
 EXTRAS = {
@@ -151,7 +182,7 @@ EXTRAS = {
     "seqeval",
     "sklearn",
     "PIL",
-}
+}  # but for those of `encode`
 DEMONSTRATION = """
 import contextlib, sys
 
@@ -183,6 +214,49 @@ def test_the_demonstration_needs_no_extra_and_errors_name_those_of_other_command
     assert run.returncode == 0, run.stderr
     needs = re.findall(r"needs? .*?\. Run: +pip install \"mlsm-pretrain\[(\w+)\]\"", run.stderr)
     assert needs == ["cluster", "corpora", "corpora", "eval", "corpora", "remote"], run.stderr
+
+
+CORE = """
+import os, subprocess, sys
+
+import mlsm  # with all packages: makes a store
+(store,) = mlsm.encode_lsp(layer=2, max_tokens=5_000, k=32, corpus="bundled", teacher="bundled")
+code = '''
+import contextlib, sys
+
+sys.modules |= dict.fromkeys({extras})
+from mlsm import __main__ as cli
+
+store = sys.argv[1]
+for command in (["train-student", "--store", store, "--max-steps", "2", "--encoder", "bert-1x32"],
+                ["train-probe", "--max-steps", "2"], ["export-student"], ["verify-shards", store], ["doctor"]):
+    assert cli.run(command) == 0
+for command in (["encode-lsp"], ["learn-dictionary"], ["show-lsp", store], ["track", store, store],
+                ["finetune", "bundled", "--data-dir", "."]):
+    sys.argv[1:] = command
+    with contextlib.suppress(SystemExit):
+        cli.main()
+import mlsm
+for use in (lambda: mlsm.nonneg_lasso, lambda: mlsm.encode_lsp(layer=2, corpus="bundled", teacher="bundled")):
+    try:
+        use()
+    except ImportError as error:
+        print(error, file=sys.stderr)
+'''
+raise SystemExit(subprocess.run([sys.executable, "-c", code, os.fspath(store)]).returncode)
+"""
+
+
+def test_training_needs_no_extra_and_errors_name_those_of_other_commands(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    code = CORE.replace("{extras}", repr(set(EXTRA_OF)))
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    message = r'(\S+) needs \w+, which is not installed\. Run: +pip install "mlsm-pretrain\[(\w+)\]"'
+    needs = re.findall(message, run.stderr)
+    commands = ["encode-lsp", "learn-dictionary", "show-lsp", "track", "finetune"]
+    names = [*commands, "mlsm.nonneg_lasso", "mlsm.encode_lsp"]
+    assert needs == [(name, "eval" if name == "finetune" else "encode") for name in names], run.stderr
 
 
 LIGHT = ("mlsm.__main__", "mlsm", "pipeline.config", "shards.config", "student.config")

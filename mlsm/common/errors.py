@@ -39,6 +39,10 @@ class MlsmError(Exception):
         return f"{message[:half]} ... {message[-half:]}"
 
 
+class MissingPackageError(MlsmError, ValueError, ImportError):
+    """A package is not installed that only some commands need; the message names the extra that installs it."""
+
+
 class PlaceError(MlsmError, ValueError):
     """A link, or something else that is not a directory, in a place that a command would write in."""
 

@@ -13,7 +13,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import combinations
+from itertools import combinations, count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -208,6 +208,16 @@ def describe_special_tokens(tokenizer: "PreTrainedTokenizerBase") -> str | None:
         if tokenizer.convert_tokens_to_ids(token) in read["input_ids"]:
             return f"the token for {role} is an ordinary word, {word!r}, which texts contain."
     return None
+
+
+def lsp_tokens(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """The ids of the tokens [MASK-0], [MASK-1], ... in this order; empty if there are none.
+
+    The official MLSM code adds them to a tokenizer, one for each LSP. The output layer of such a checkpoint predicts
+    words and LSPs, each with a softmax of its own.
+    """
+    vocabulary = tokenizer.get_vocab()
+    return list(takewhile(lambda id: id is not None, (vocabulary.get(f"[MASK-{i}]") for i in count())))
 
 
 def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[str, str]:

@@ -1,15 +1,17 @@
-"""MLSM students in plain transformers: every export with LSPs holds a copy of this file.
+"""MLSM students in plain transformers: every export with LSPs or a probe holds a copy of this file.
 
     model = AutoModel.from_pretrained(PATH, trust_remote_code=True)
     tokenizer = AutoTokenizer.from_pretrained(PATH)
     tokens, distributions_Tk = model.lsp("The bank raised its rates.", tokenizer)
 
+    words = AutoModelForMaskedLM.from_pretrained(PATH, trust_remote_code=True)    # of a probe
+
 LSPs are latent semantic properties. The encoder is the one that AutoModel loads without trust_remote_code; the head
 maps its last hidden states to logits of the k LSPs. Needs torch, transformers (5.17 or newer) and safetensors alone.
-Left out: the prediction of words (AutoModelForMaskedLM, where an export has one), what the LSPs mean (the package mlsm
-shows it).
+Not handled here: the masked-LM head of an export (AutoModelForMaskedLM loads it without this file), what the LSPs mean
+(the package mlsm shows it).
 
-Shapes: W windows, L positions, T tokens of a text without special ones, d hidden width, k LSPs.
+Shapes: W windows, L positions, T tokens of a text without special ones, d hidden width, k LSPs, V vocabulary.
 """
 
 import inspect
@@ -25,9 +27,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.activations import ACT2FN
+from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils import ModelOutput, cached_file
 
 HEAD_FILE, CONFIG_FILE = "lsp_head.safetensors", "lsp_config.json"  # of the first store's LSPs
+PROBE_FILE = "probe.safetensors"  # one matrix: (V, k) on distributions over LSPs, or (V, d) on hidden states
+SOFTMAX_PROBE, HIDDEN_PROBE = "probe.weight", "hidden_probe.weight"  # its name there
 _HUB_SETTINGS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 
 
@@ -107,30 +112,19 @@ class MlsmModel(PreTrainedModel):
         head    of a student of several stores: the store whose LSPs are predicted, counted from 1
         kwargs  as of AutoModel.from_pretrained, but for output_loading_info
         """
-        kwargs.pop("trust_remote_code", None)  # the encoder needs no code but transformers'
-        hub = {name: kwargs[name] for name in _HUB_SETTINGS if name in kwargs}
-        head_file, config_file = (cached_file(source, name, **hub) for name in head_files(head))
-        config = kwargs.pop("config", None) or AutoConfig.from_pretrained(source, **hub)
-        encoder_class = MODEL_MAPPING[type(config)]
-        if "add_pooling_layer" in inspect.signature(encoder_class.__init__).parameters:
-            kwargs["add_pooling_layer"] = False  # none was trained
-        encoder = encoder_class.from_pretrained(source, *args, config=config, **kwargs)
+        head_file, config_file = (_find(source, name, kwargs) for name in head_files(head))
+        encoder = _load_encoder(source, *args, **kwargs)
         return cls(encoder, load_file(head_file), json.loads(Path(config_file).read_text(encoding="utf-8")))
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
-        """Write encoder, head and this file, for `from_pretrained`; not a decoder of words that the export had.
+        """Write encoder, head and this file, for `from_pretrained`; not a decoder of words, or a probe, of the export.
 
         kwargs  as of the encoder's save_pretrained, but for push_to_hub, by which the encoder would push itself without
                 the head, and state_dict, in which it would look for its own names
         Raises  TypeError on these two
         """
-        if refused := [name for name in ("push_to_hub", "state_dict") if kwargs.get(name)]:
-            raise TypeError(f"save_pretrained takes no {refused[0]} here. To push all of it: model.push_to_hub(ID)")
-        self.encoder.save_pretrained(save_directory, **kwargs)
-        head_file, config_file = (Path(save_directory) / name for name in head_files(1))
-        save_file({name: tensor.contiguous() for name, tensor in self.head.state_dict().items()}, head_file)
-        config_file.write_text(json.dumps(self.facts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        shutil.copy(__file__, save_directory)
+        _save_encoder(self.encoder, save_directory, kwargs, AutoModel="MlsmModel")
+        save_head(self.head, self.facts, save_directory)
 
     def get_input_embeddings(self) -> nn.Module:
         """The token embeddings of the encoder."""
@@ -167,3 +161,97 @@ class MlsmModel(PreTrainedModel):
             hidden_Wd = hidden_WLd[places_W - start, places_W + 1]
             rows.append(self.head(hidden_Wd).float().softmax(dim=1).cpu())
         return tokenizer.convert_ids_to_tokens(ids), torch.cat(rows)
+
+
+class MlsmForMaskedLM(PreTrainedModel):
+    """A frozen student with the linear probe that predicts words from its outputs.
+
+    encoder  without a pooler
+    probe    the matrix: (V, k) on the softmax of the head's logits, or (V, d) on hidden states
+    head     of the former, None of the latter
+    facts    what lsp_config.json holds; empty without a head
+    """
+
+    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True  # which of them it is, the encoder has settled
+
+    def __init__(self, encoder: PreTrainedModel, probe: Tensor, head: LspHead | None = None, facts: dict | None = None):
+        super().__init__(encoder.config)
+        self.encoder, self.head, self.facts = encoder, head, facts or {}
+        self.probe = nn.Linear(probe.shape[1], probe.shape[0], bias=False)
+        self.probe.load_state_dict({"weight": probe})
+        self.probe.to(encoder.device, encoder.dtype)
+        self.eval()
+
+    @classmethod
+    def from_pretrained(cls, source: str | os.PathLike, *args: Any, **kwargs: Any) -> "MlsmForMaskedLM":
+        """Load the export of a probe, in evaluation mode.
+
+        source  directory or Hub id
+        kwargs  as of AutoModelForMaskedLM.from_pretrained, but for output_loading_info
+        """
+        ((name, probe),) = load_file(_find(source, PROBE_FILE, kwargs)).items()
+        if name == HIDDEN_PROBE:
+            return cls(_load_encoder(source, *args, **kwargs), probe)
+        student = MlsmModel.from_pretrained(source, *args, **kwargs)
+        return cls(student.encoder, probe, student.head, student.facts)
+
+    def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
+        """Write encoder, head, probe and this file, for `from_pretrained`; kwargs as of MlsmModel."""
+        of_lsps = {} if self.head is None else {"AutoModel": "MlsmModel"}
+        _save_encoder(self.encoder, save_directory, kwargs, AutoModelForMaskedLM="MlsmForMaskedLM", **of_lsps)
+        if self.head is not None:
+            save_head(self.head, self.facts, save_directory)
+        name = HIDDEN_PROBE if self.head is None else SOFTMAX_PROBE
+        save_file({name: self.probe.weight.contiguous()}, Path(save_directory) / PROBE_FILE)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The token embeddings of the encoder."""
+        return self.encoder.get_input_embeddings()
+
+    def forward(
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> MaskedLMOutput:
+        """Logits (W, L, V) of all positions, trained at those that hold the mask token; arguments as of the encoder."""
+        outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **kwargs | {"return_dict": True})
+        read = outputs.last_hidden_state
+        if self.head is not None:
+            read = self.head(read).float().softmax(dim=-1).to(read.dtype)
+        return MaskedLMOutput(
+            logits=self.probe(read), hidden_states=outputs.get("hidden_states"), attentions=outputs.get("attentions")
+        )
+
+
+def _hub(kwargs: dict) -> dict:
+    return {name: kwargs[name] for name in _HUB_SETTINGS if name in kwargs}
+
+
+def _find(source: str | os.PathLike, name: str, kwargs: dict) -> str:
+    return cached_file(source, name, **_hub(kwargs))
+
+
+def _load_encoder(source: str | os.PathLike, *args: Any, **kwargs: Any) -> PreTrainedModel:
+    kwargs.pop("trust_remote_code", None)  # the encoder needs no code but transformers'
+    config = kwargs.pop("config", None) or AutoConfig.from_pretrained(source, **_hub(kwargs))
+    encoder_class = MODEL_MAPPING[type(config)]
+    if "add_pooling_layer" in inspect.signature(encoder_class.__init__).parameters:
+        kwargs["add_pooling_layer"] = False  # none was trained
+    return encoder_class.from_pretrained(source, *args, config=config, **kwargs)
+
+
+def _save_encoder(encoder: PreTrainedModel, directory: str | os.PathLike, kwargs: dict, **classes: str) -> None:
+    """Write the encoder and this file, and name in config.json the classes of this file that load what is saved."""
+    if refused := [name for name in ("push_to_hub", "state_dict") if kwargs.get(name)]:
+        raise TypeError(f"save_pretrained takes no {refused[0]} here. To push all of it: model.push_to_hub(ID)")
+    encoder.save_pretrained(directory, **kwargs)
+    shutil.copy(__file__, directory)
+    config_file = Path(directory) / "config.json"
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    config["auto_map"] = {name: f"{Path(__file__).stem}.{found}" for name, found in classes.items()}
+    config_file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def save_head(head: LspHead, facts: dict, directory: str | os.PathLike) -> None:
+    """Write the LSP head of a student into its export, with the facts of lsp_config.json."""
+    head_file, config_file = (Path(directory) / name for name in head_files(1))
+    save_file({name: tensor.contiguous() for name, tensor in head.state_dict().items()}, head_file)
+    config_file.write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -4,7 +4,8 @@
                                      the encoder of every one
     lsp_head.safetensors, lsp_config.json   objectives with LSPs: for LspModel (lsp_model.py); of a student of several
                                      stores also lsp_head_2.safetensors, lsp_config_2.json, ...
-    modeling_mlsm.py                 with these: the same for transformers alone, which config.json names as auto_map
+    modeling_mlsm.py                 with these, or a probe: the same for transformers alone, which config.json names as
+                                     auto_map
     tokenizer ...                    the store's copy
     lineage.json                     what it was made from: settings, store, steps, held-out figures
     README.md                        model card: the same for people, and how to load
@@ -22,7 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import EvalResult, ModelCardData, try_to_load_from_cache
 
 from mlsm.common.errors import RunError
 from mlsm.common.model_checks import EXPORTED, quiet_transformers
@@ -34,20 +35,22 @@ from student.encoders import modeling_mlsm
 from student.encoders.build import without_pooler
 from student.encoders.mask_later import mask_later_of
 from student.encoders.model import Student
-from student.encoders.modeling_mlsm import CONFIG_FILE, HEAD_FILE
+from student.encoders.modeling_mlsm import CONFIG_FILE, HEAD_FILE, PROBE_FILE
 from student.encoders.stock import stock_model
 from student.lsp_model import lsp_facts, save_lsp_head
 from student.objectives.base import Objective
 
 LINEAGE_FILE = "lineage.json"
-PROBE_FILE = "probe.safetensors"
 _DATASET = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)")
+_BUNDLED_TEXT = "wikipedia-en-2014.txt.xz"  # of pipeline/bundled_text, which training does not import
 CODE_FILE = f"{EXPORTED}.py"
-AUTO_MAP = {"AutoModel": f"{EXPORTED}.MlsmModel"}  # in config.json: what transformers runs of that file, if it may
+# In config.json: what transformers runs of that file, if it may; for LSPs, and for the words of a probe.
+AUTO_MAP = {"AutoModel": f"{EXPORTED}.MlsmModel", "AutoModelForMaskedLM": f"{EXPORTED}.MlsmForMaskedLM"}
 # SHA-256 of that file in every version that wrote it: export-student copies it from a checkpoint, and no other code.
 KNOWN_CODE = (
     "08bdafc4ce094e04a1b1e977ff449a188ac753c3b511fa1eb590753c666541d7",
     "8929fc516f62006810832b00820cd356f39709732716f4095b0cc387f29b82a0",
+    "13514809737239fd4f03c77ce9cb260cf7136a8b3998dd009a44d162d50c6e5b",
 )
 # Patterns of all names that files of an export have, whatever its kind, family and tokenizer.
 EXPORT_FILES = (
@@ -83,6 +86,21 @@ _TARGET_SETTINGS = {
 }
 
 
+LSPS_IN_TRANSFORMERS = """\
+The distributions over latent semantic properties need no package but `transformers` (5.17 or newer) where the code in
+this repository, `modeling_mlsm.py`, may run. Each token is masked in turn, and predicted from the others:
+
+```python
+from transformers import AutoModel, AutoTokenizer
+model, tokenizer = AutoModel.from_pretrained(PATH, trust_remote_code=True), AutoTokenizer.from_pretrained(PATH)
+tokens, distributions = model.lsp("The bank raised its rates.", tokenizer)    # distributions.topk(5)
+```
+
+`model(**inputs)` gives `last_hidden_state` and `lsp_logits` of every position. `model.save_pretrained(DIRECTORY)` keeps
+the LSPs and the code. A model that was loaded without `trust_remote_code=True` saves neither, but its `config.json`
+still names the code: load such a copy without `trust_remote_code`, too."""
+
+
 class CardText(NamedTuple):
     """What differs between the cards of students and probes."""
 
@@ -95,6 +113,8 @@ class CardText(NamedTuple):
     """whether AutoModelForMaskedLM loads it"""
     unit: str = "nats per masked token"
     """of the loss"""
+    in_transformers: str = LSPS_IN_TRANSFORMERS
+    """how the LSPs of an export that holds its code are had; empty where it has none"""
     reads_words: bool = False
     """whether it learned from the words of the store, and none of the targets that the store may hold"""
 
@@ -120,7 +140,10 @@ def export_student(model: Student, directory: Path, objective: Objective, store:
     )
 
 
-def check_replaceable(directory: Path, remedy: str) -> None:
+OTHER_OUTPUT = "Nothing was changed. Give another --output."
+
+
+def check_export_place(directory: Path, remedy: str = OTHER_OUTPUT) -> None:
     """RunError, which ends with the remedy, where writing an export there would replace anything but an export."""
     if not directory.exists():
         return
@@ -134,23 +157,13 @@ def check_replaceable(directory: Path, remedy: str) -> None:
 def write_papers(
     directory: Path, text: CardText, store: Store, lineage: dict, other_stores: Sequence[Store] = ()
 ) -> None:
-    """Write tokenizer, lineage.json and model card of an export, and of one with LSPs the code that transformers runs.
-
-    No other code comes along, and none is named. Where [MASK] enters later there is none: transformers would let it in
-    at layer 0.
+    """Write tokenizer, code (`write_code`), lineage.json and model card of an export.
 
     other_stores  of the same plan, whose targets were learned beside those of `store`
     Raises  StoreError when the store's tokenizer is not the one that its text was encoded with
     """
     write_files(directory, store.read_tokenizer())
-    config_file = directory / "config.json"
-    if config_file.is_file():
-        config_file.write_bytes(without_code(config_file.read_bytes(), config_file))
-        described = json.loads(config_file.read_bytes())
-        if (directory / HEAD_FILE).is_file() and described.get("mask_later") is None:
-            write_files(directory, {CODE_FILE: Path(modeling_mlsm.__file__).read_bytes()})
-            described |= {"auto_map": AUTO_MAP}
-            config_file.write_text(json.dumps(described, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_code(directory)
     plan = {"windowing": store.plan.windowing, "corpus": store.plan.corpus}
     first, *others = [
         {"target": one.target_id, "plan": one.plan_id, "settings": one.settings}
@@ -160,6 +173,25 @@ def write_papers(
     lineage = lineage | {"store": first | plan} | ({"other_stores": others} if others else {})
     (directory / LINEAGE_FILE).write_bytes(utf8(_json(lineage) + "\n"))
     (directory / "README.md").write_text(_card(text, lineage, (directory / CODE_FILE).is_file()), encoding="utf-8")
+
+
+def write_code(directory: Path) -> None:
+    """Write the code that transformers runs into an export with LSPs or a probe, and name it in its config.json.
+
+    No other code comes along, and none is named. Where [MASK] enters later there is none: transformers would let it in
+    at layer 0.
+    """
+    config_file = directory / "config.json"
+    if not config_file.is_file():
+        return
+    config_file.write_bytes(without_code(config_file.read_bytes(), config_file))
+    described = json.loads(config_file.read_bytes())
+    held = {"AutoModel": HEAD_FILE, "AutoModelForMaskedLM": PROBE_FILE}
+    loads = {name: AUTO_MAP[name] for name, file in held.items() if (directory / file).is_file()}
+    if loads and described.get("mask_later") is None:
+        write_files(directory, {CODE_FILE: Path(modeling_mlsm.__file__).read_bytes()})
+        described |= {"auto_map": loads}
+        config_file.write_text(json.dumps(described, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 @lru_cache(maxsize=8)  # every kept checkpoint of a run asks for it, and of a large store it takes seconds
@@ -205,14 +237,16 @@ def _loading(objective, stock: bool, config) -> str:
 POOLER = "transformers lists `pooler.dense` as MISSING: students have none, and hidden states do not depend on it"
 
 
-def auto_loading(auto_class: str, adds_pooler: bool = False) -> str:
+def auto_loading(auto_class: str, adds_pooler: bool = False, runs_code: bool = False) -> str:
     """The lines that load an export with one of transformers' classes.
 
     adds_pooler  whether this class adds a pooler, which no student has
+    runs_code    whether the class is one of the code in the export
     """
+    trusting = ", trust_remote_code=True" * runs_code
     return (
         f"```python\nfrom transformers import {auto_class}, AutoTokenizer\n"
-        f"model, tokenizer = {auto_class}.from_pretrained(PATH), AutoTokenizer.from_pretrained(PATH)\n"
+        f"model, tokenizer = {auto_class}.from_pretrained(PATH{trusting}), AutoTokenizer.from_pretrained(PATH)\n"
         + f"# {POOLER}\n" * adds_pooler
         + "```"
     )
@@ -239,18 +273,6 @@ lsps.tokens, lsps.top(5)
 `lsp_head.safetensors` maps the last hidden
 state of a masked token to LSP logits: `norm(activation(dense(h))) @ output.weight.T + output.bias`, with the activation
 and norm epsilon of the encoder's config."""
-
-_IN_TRANSFORMERS = """\
-The distributions over latent semantic properties need no package but `transformers` (5.17 or newer) where the code in
-this repository, `modeling_mlsm.py`, may run. Each token is masked in turn, and predicted from the others:
-
-```python
-from transformers import AutoModel, AutoTokenizer
-model, tokenizer = AutoModel.from_pretrained(PATH, trust_remote_code=True), AutoTokenizer.from_pretrained(PATH)
-tokens, distributions = model.lsp("The bank raised its rates.", tokenizer)    # distributions.topk(5)
-```
-
-`model(**inputs)` gives `last_hidden_state` and `lsp_logits` of every position."""
 
 _SENTENCES = """\
 With `sentence-transformers`, a sentence's vector is the mean of its hidden states. They were not trained for that:
@@ -291,7 +313,7 @@ def _card(text: CardText, lineage: dict, has_code: bool) -> str:
         f"---\n{printable(data.to_yaml())}\n---",
         f"# {markdown_text(text.title)}\n\n{text.made}",
         f"## Loading\n\n{text.loading}",
-        *[f"## In transformers alone\n\n{_IN_TRANSFORMERS}"] * has_code,
+        *[f"## In transformers alone\n\n{text.in_transformers}"] * (has_code and text.in_transformers != ""),
         f"## Sentences\n\n{_SENTENCES}",
         f"## Held-out text\n\n{_figures(lineage, text.unit)}",
         f"## How it was made\n\n{spent_on + '. ' if spent_on else ''}Settings:\n\n{_block(lineage['settings'])}",
@@ -310,11 +332,13 @@ def _card(text: CardText, lineage: dict, has_code: bool) -> str:
 
 
 def _metadata(text: CardText, lineage: dict) -> ModelCardData:
-    """What the Hub reads: a licence and a language only once somebody says them (export-student)."""
+    """What the Hub reads. A licence is somebody's to say (export-student --license): it depends on the text and on the
+    teacher, of which a store knows none. The language is known only of the bundled text."""
     task = "fill-mask" if text.fills_masks else "feature-extraction"
     files = lineage["store"]["corpus"].get("files")
     names = files if isinstance(files, dict) else ()
     datasets = list(dict.fromkeys(found[1] for name in names if (found := _DATASET.match(name))))
+    is_bundled = [Path(name).name for name in names] == [_BUNDLED_TEXT]
     results = [
         EvalResult(
             task_type=task,
@@ -332,11 +356,28 @@ def _metadata(text: CardText, lineage: dict) -> ModelCardData:
         library_name="transformers",
         pipeline_tag=task,
         tags=text.tags,
-        base_model=hub_id(lineage.get("continued_from", "")),
+        language="en" if is_bundled else None,
+        base_model=_base_models(lineage, text.reads_words) or None,
         datasets=datasets or None,
         model_name=text.title,
         eval_results=results or None,
     )
+
+
+def _base_models(lineage: dict, reads_words: bool) -> list[str]:
+    """The names on the Hub of what the weights were trained further from, or else of the teachers they learned from."""
+    start = lineage.get("continued_from") or lineage.get("student", {}).get("name")
+    stores = [] if reads_words else [lineage["store"], *lineage.get("other_stores", ())]
+    sources = [start] if start else [store["settings"].get("teacher_name") for store in stores]
+    return list(dict.fromkeys(found for source in sources if source and (found := _name_on_hub(source))))
+
+
+def _name_on_hub(source: str) -> str | None:
+    """OWNER/NAME or NAME of a model on the Hub; None of a local one, and of a name that may have been a directory's."""
+    if not re.fullmatch(r"([\w-][\w.-]*/)?[\w-][\w.-]*", source):
+        return hub_id(source)
+    is_cached = isinstance(try_to_load_from_cache(source, "config.json"), str)
+    return source if is_cached or ("/" in source and not Path(source).parent.exists()) else None
 
 
 _SHOWN = {  # elsewhere in the card

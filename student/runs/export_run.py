@@ -8,7 +8,7 @@ export (export.py, probe.py), the Hub (hub.py).
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from fnmatch import fnmatch
@@ -38,7 +38,15 @@ from student.objectives import is_untied
 from student.objectives.several_stores import build_objective
 from student.probe import probe_task
 from student.runs.checkpoint import Checkpoints, load_weights
-from student.runs.export import AUTO_MAP, CODE_FILE, EXPORT_FILES, KNOWN_CODE, check_replaceable, export_student
+from student.runs.export import (
+    AUTO_MAP,
+    CODE_FILE,
+    EXPORT_FILES,
+    KNOWN_CODE,
+    OTHER_OUTPUT,
+    check_export_place,
+    export_student,
+)
 from student.runs.export_config import ExportConfig
 from student.runs.hub import Revision, push
 from student.runs.identity import read_json
@@ -63,7 +71,9 @@ def export_run(config: ExportConfig, progress: Callable[..., None] = silent, api
     checkpoints, description = _open_run(run)
     path, state = _find(checkpoints, config.step)
     output = config.output or EXPORTS / f"{run.resolve().name}-{path.name}"
-    _check_output(output, run)
+    if output.resolve().is_relative_to(run.resolve()):
+        raise RunError(f"{output} lies in the run {run}, whose files stay as they are. {OTHER_OUTPUT}")
+    check_export_place(output)
     report = {"run": str(run), "step": state["step"], "kept": _is_kept(path), "export": str(output)}
     with _reading(path):
         write = _with_terms(_writer(run, description, path, state, config.store), config)
@@ -123,14 +133,6 @@ def _find(checkpoints: Checkpoints, wanted: str) -> tuple[Path, dict]:
     return found
 
 
-def _check_output(output: Path, run: Path) -> None:
-    """RunError where writing the output would replace anything but an export."""
-    remedy = "Nothing was changed. Give another --output."
-    if output.resolve().is_relative_to(run.resolve()):
-        raise RunError(f"{output} lies in the run {run}, whose files stay as they are. {remedy}")
-    check_replaceable(output, remedy)
-
-
 @contextmanager
 def _reading(checkpoint: Path):
     """RunError where a checkpoint disappears while it is read."""
@@ -143,7 +145,8 @@ def _reading(checkpoint: Path):
 
 
 @contextmanager
-def _writing(directory: Path):
+def writing(directory: Path) -> Iterator[None]:
+    """Turn the errors of a full disk, whichever library meets it, into a WriteError."""
     try:
         yield
     except (OSError, SafetensorError) as error:  # the latter is what save_pretrained raises on a full disk
@@ -153,7 +156,7 @@ def _writing(directory: Path):
 
 
 def _publish(output: Path, write) -> None:
-    with _writing(output):
+    with writing(output):
         publish_directory(output, write)
 
 
@@ -221,7 +224,8 @@ def _exported_files(path: Path, state: dict) -> dict[str, bytes]:
                     described = parse_json(contents[name], path / name)
                 except ShardError as error:
                     raise RunError(f"{error}. Nothing was exported. Give the step of another checkpoint.") from None
-                if isinstance(described, dict) and described.get("auto_map") not in (None, AUTO_MAP):
+                named = described.get("auto_map") if isinstance(described, dict) else None
+                if named is not None and not (isinstance(named, dict) and named.items() <= AUTO_MAP.items()):
                     raise RunError(
                         f"{path / name} names code that is none of ours (auto_map), so nothing was exported. Do not"
                         f" trust the run, and take another one."
@@ -316,7 +320,7 @@ def _rehearse(repository: str, branches: list[Revision], main: Revision, write) 
     rows = [*map(_row, branches), _row(main)]
     if main.directory not in [branch.directory for branch in branches]:
         with TemporaryDirectory() as temporary:
-            with _writing(Path(temporary)):
+            with writing(Path(temporary)):
                 write(Path(temporary))
             rows[-1]["files"] = main._replace(directory=Path(temporary)).files()
     return {"repository": repository, "address": None, "revisions": rows}

@@ -171,7 +171,7 @@ def test_the_card_has_the_metadata_that_the_hub_reads(lsp_store, tmp_path, monke
     }
     export_student(model, tmp_path, Mlsm(lsp_store), lsp_store, lineage)
     card = ModelCard.load(tmp_path / "README.md")
-    assert card.data.base_model == "google/bert_uncased" and card.data.datasets == ["allenai/c4"]
+    assert card.data.base_model == ["google/bert_uncased"] and card.data.datasets == ["allenai/c4"]
     assert card.data.license is None and card.data.language is None
     found = {result.metric_type: result for result in card.data.eval_results}
     assert {name: result.metric_value for name, result in found.items()} == lineage["held_out"]
@@ -183,6 +183,36 @@ def test_the_card_has_the_metadata_that_the_hub_reads(lsp_store, tmp_path, monke
     for shown in ('"a.txt": {}', '"a.txt (2)": {}', '"encoder": "small"', '"hf://datasets/allenai/c4/en/1.json.gz"'):
         assert shown in card.text
     assert json.loads((tmp_path / "lineage.json").read_text())["store"]["corpus"]["files"] == files
+
+
+@pytest.mark.parametrize(
+    ("teacher", "base"),
+    [
+        ("sentence-transformers/all-MiniLM-L6-v2", ["sentence-transformers/all-MiniLM-L6-v2"]),
+        ("/home/ann/.cache/hub/models--google--electra/snapshots/0a1b", ["google/electra"]),
+        ("bert-base-cased", ["bert-base-cased"]),  # in the Hub's cache
+        ("models/minilm", None),  # a directory here, or once
+        ("my-teacher", None),
+        ("bundled", None),
+    ],
+)
+def test_the_card_names_the_teacher_where_its_name_is_one_on_the_hub(
+    teacher, base, lsp_store, ids_store, tmp_path, monkeypatch
+):
+    cached = tmp_path / "hub" / "models--bert-base-cased"
+    for file, text in {"refs/main": "0a1b", "snapshots/0a1b/config.json": "{}"}.items():
+        (cached / file).parent.mkdir(parents=True)
+        (cached / file).write_text(text)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(lsp_store.settings, "teacher_name", teacher)
+    corpus = {"documents": 7, "files": {"/usr/lib/pipeline/bundled_text/wikipedia-en-2014.txt.xz": {}}}
+    monkeypatch.setattr(lsp_store, "plan", replace(lsp_store.plan, corpus=corpus))
+    for objective, named in ((Mlsm(lsp_store), base), (Mlm(lsp_store), None)):  # Mlm reads no teacher
+        _, export = exported("bert-2x32", objective, lsp_store, tmp_path / objective.name)
+        data = ModelCard.load(export / "README.md").data
+        assert data.base_model == named and data.language == "en" and data.license is None
 
 
 def test_exporting_leaves_global_randomness_alone(ids_store):

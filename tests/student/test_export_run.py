@@ -242,7 +242,7 @@ def test_an_output_in_a_run_is_refused(place, finished):
 def test_every_file_of_every_export_can_be_replaced(family, lsp_store, tmp_path):
     for objective in (Mlsm(lsp_store), Mtl(lsp_store)):
         _, export = exported(family, objective, lsp_store, tmp_path / objective.name)
-        exporting._check_output(export, tmp_path / "run")
+        exporting.check_output(export)
 
 
 def test_a_checkpoint_that_the_run_replaces_meanwhile(finished, tmp_path, monkeypatch):

@@ -6,16 +6,18 @@ import os
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
-from tiny_exports import ATTENTION, IDS, exported, scrambled
+from tiny_exports import ATTENTION, IDS, LINEAGE, exported, scrambled
 from transformers import AutoModel, AutoTokenizer
 
 from mlsm.common.errors import RunError
-from student.config import StudentConfig
+from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import encoder_config
 from student.encoders.model import build_student
 from student.encoders.modeling_mlsm import MlsmModel
@@ -23,6 +25,7 @@ from student.lsp_model import LspModel
 from student.objectives.mlm import Mlm
 from student.objectives.mlsm import Mlsm
 from student.objectives.mtl import Mtl
+from student.probe import ProbedLspModel, probe_task
 from student.runs import checkpoint
 from student.runs.export import CODE_FILE, KNOWN_CODE, export_student
 from student.runs.export_config import ExportConfig
@@ -84,14 +87,42 @@ for path in sys.argv[1:]:
 """
 
 
-def run_alone(exports, place):
+PROBES_ALONE = """
+from transformers import AutoModelForMaskedLM, pipeline
+
+for path in sys.argv[1:]:
+    export, found = Path(path), {}
+    inputs = torch.load(export.parent / "inputs.pt")
+    model = AutoModelForMaskedLM.from_pretrained(export, trust_remote_code=True)
+    assert type(model).__name__ == "MlsmForMaskedLM" and not model.training
+    again = export.parent / "again"
+    model.save_pretrained(again)
+    AutoTokenizer.from_pretrained(export).save_pretrained(again)
+    for name, place in {"logits": export, "again": again}.items():
+        with torch.no_grad():
+            found[name] = AutoModelForMaskedLM.from_pretrained(place, trust_remote_code=True)(**inputs).logits
+        filled = pipeline("fill-mask", model=str(place), trust_remote_code=True, device="cpu")("w1 [MASK] w3", top_k=3)
+        found[name + " filled"] = torch.tensor([row["token"] for row in filled])
+        found[name + " scores"] = torch.tensor([row["score"] for row in filled])
+    if (export / "lsp_head.safetensors").exists():  # the student of a probe can be saved without the probe
+        AutoModel.from_pretrained(export, trust_remote_code=True).save_pretrained(export.parent / "student")
+        AutoModel.from_pretrained(export.parent / "student", trust_remote_code=True)
+        assert "MaskedLM" not in (export.parent / "student" / "config.json").read_text()
+    save_file({name: tensor.contiguous() for name, tensor in found.items()}, export.parent / "found.safetensors")
+"""
+
+
+PROBES_ALONE = ALONE.partition("for path in sys.argv")[0] + PROBES_ALONE
+
+
+def run_alone(exports, place, program=ALONE):
     """What the program above finds for each export; it sees neither this checkout nor an installed copy of it."""
     torch.save({"input_ids": IDS, "attention_mask": ATTENTION}, place / "inputs.pt")
     for export in exports:
         (export.parent / "inputs.pt").write_bytes((place / "inputs.pt").read_bytes())
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(place / "modules"), "OMP_NUM_THREADS": "1"}
-    program = f"OURS = {OURS!r}\n{ALONE}"
+    program = f"OURS = {OURS!r}\n{program}"
     command = [sys.executable, "-P", "-c", program, *map(str, exports)]
     run = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
@@ -133,6 +164,34 @@ def test_transformers_alone_gives_what_our_own_model_gives(family, alone):
     for objective in ("mlsm", "mtl"):
         export, found = alone[f"{family.name}-{objective}"]
         assert_equal_to_ours(found, export)
+
+
+def test_transformers_alone_predicts_the_words_that_a_probe_does(families, lsp_store, tmp_path):
+    exports = {}
+    for family, probe_input in product(families.iterdir(), ("softmax", "hidden")):
+        name = f"{family.name}-{probe_input}"
+        _, student = exported(family, Mlsm(lsp_store), lsp_store, tmp_path / f"student of {name}")
+        settings = ProbeConfig(student=str(student), store=str(lsp_store.path), probe_input=probe_input, lr=0.1)
+        task = probe_task(settings, lsp_store)
+        model = task.build()
+        with torch.no_grad():
+            model.probe_Vk.normal_(generator=torch.Generator().manual_seed(2))
+        exports[name] = tmp_path / name / "export"
+        exports[name].mkdir(parents=True)
+        task.export(model, exports[name], task.objective, lsp_store, LINEAGE)
+    for export, found in zip(exports.values(), run_alone(exports.values(), tmp_path, PROBES_ALONE), strict=True):
+        ours, real = ProbedLspModel.from_pretrained(export), ATTENTION.bool()
+        with torch.no_grad():
+            expected = ours(IDS, ATTENTION).logits[real]
+            ids = torch.tensor([ours.tokenizer("w1 [MASK] w3")["input_ids"]])
+            words = ours(ids).logits.softmax(dim=2)[ids == ours.tokenizer.mask_token_id][0].topk(3)
+        for name in ("logits", "again"):
+            assert torch.allclose(found[name][real], expected, atol=1e-4)
+            assert torch.equal(found[f"{name} filled"], words.indices)
+            assert torch.allclose(found[f"{name} scores"], words.values, atol=1e-5)
+        card = ModelCard.load(export / "README.md")
+        assert card.data.pipeline_tag == "fill-mask"
+        assert "AutoModelForMaskedLM.from_pretrained(PATH, trust_remote_code=True)" in card.text
 
 
 def test_it_is_saved_whole_or_not_at_all(lsp_store, tmp_path):

@@ -159,15 +159,19 @@ def _gpu():
 
 def _software():
     """The build of faiss, and a browser."""
-    import faiss
-
-    has_gpu = hasattr(faiss, "StandardGpuResources")
-    found = f"{faiss.__version__}, {'GPU' if has_gpu else 'CPU'} build ({faiss.get_compile_options().strip()})"
-    means = "It begins dictionaries (k-means) and finds similar LSPs: a small part of the time on either build."
-    owners = _owners_of_faiss()
-    if len(owners) > 1:
-        means = f"{' and '.join(owners)} own the same directory: uninstall both, then install one of them."
-    yield _check("faiss", found, means, len(owners) < 2, version=faiss.__version__, gpu=has_gpu, packages=owners)
+    try:
+        import faiss
+    except ModuleNotFoundError:
+        means = 'This machine trains students. To encode and to show LSPs:  pip install "mlsm-pretrain[encode]"'
+        yield _check("faiss", "not installed", means, version=None, gpu=False, packages=[])
+    else:
+        has_gpu = hasattr(faiss, "StandardGpuResources")
+        found = f"{faiss.__version__}, {'GPU' if has_gpu else 'CPU'} build ({faiss.get_compile_options().strip()})"
+        means = "It begins dictionaries (k-means) and finds similar LSPs: a small part of the time on either build."
+        owners = _owners_of_faiss()
+        if len(owners) > 1:
+            means = f"{' and '.join(owners)} own the same directory: uninstall both, then install one of them."
+        yield _check("faiss", found, means, len(owners) < 2, version=faiss.__version__, gpu=has_gpu, packages=owners)
     try:
         name = getattr(webbrowser.get(), "name", "the system's own")
         means = "The pages of show-lsp and compare open in it from the disk."

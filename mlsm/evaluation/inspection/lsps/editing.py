@@ -32,10 +32,9 @@ from mlsm.evaluation.inspection.lsps.statistics import top_tokens
 from mlsm.evaluation.inspection.lsps.view import StoreView
 from shards.reader import Store
 from student.config import ProbeConfig
-from student.encoders.modeling_mlsm import CONFIG_FILE
+from student.encoders.modeling_mlsm import CONFIG_FILE, PROBE_FILE
 from student.lsp_model import LspModel
 from student.probe import ProbedStudent, load_probe
-from student.runs.export import PROBE_FILE
 
 WORDS = 8  # of a list
 EXAMPLES = 4  # contexts on the page of an LSP

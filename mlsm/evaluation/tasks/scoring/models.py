@@ -24,6 +24,7 @@ from mlsm.common.model_checks import (
     describe_foreign_settings,
     describe_unfit_tokenizer,
     describe_unused_weights,
+    lsp_tokens,
     open_config,
     quiet_transformers,
 )
@@ -31,9 +32,8 @@ from mlsm.common.text import shell_quote
 from mlsm.evaluation.tasks.scoring.scorer import MaskedLm, ProbedMaskedLm, StockMaskedLm
 from pipeline.teacher import load_tokenizer
 from student.encoders.mask_later import mask_later_of
-from student.encoders.modeling_mlsm import HEAD_FILE
+from student.encoders.modeling_mlsm import HEAD_FILE, PROBE_FILE
 from student.probe import ProbedLspModel
-from student.runs.export import PROBE_FILE
 
 
 def load(directory: Path, device: torch.device) -> tuple[MaskedLm, PreTrainedTokenizerFast]:
@@ -51,6 +51,12 @@ def load(directory: Path, device: torch.device) -> tuple[MaskedLm, PreTrainedTok
     tokenizer = load_tokenizer(directory)
     if trouble := describe_unfit_tokenizer(tokenizer, encoder):
         raise ModelError(f"{directory}: {trouble} Give a model with the tokenizer that it was trained with.")
+    if lsps := lsp_tokens(tokenizer):
+        raise ModelError(
+            f"{directory} is a checkpoint of the official MLSM code: one output layer predicts words and {len(lsps):,}"
+            f" LSPs, so its probabilities of words are not those that it learned. Split it, and score the export:"
+            f"  {program()} import-student {shell_quote(directory)}"
+        )
     largest = max(tokenizer.get_vocab().values())
     if largest >= model.vocabulary:
         raise ModelError(
