@@ -11,6 +11,7 @@
 # make bounds the tests of what runs compiled by Numba, with the bounds of every array checked
 # make lint   ruff and mypy
 # make docs   the site of docs/ in build/site; open build/site/index.html
+# make notebooks   runs docs/tutorials at full size (half an hour on quiet cores) and stores their outputs in them
 # make screenshots   the pictures of pages in docs/figures, by a headless browser (MLSM_BROWSER=...); after make demo
 # make release-check   build sdist and wheel of what is committed, install the wheel into an empty environment, and use it
 #             there: the two commands of the README, small, and the notebooks at full size
@@ -60,6 +61,17 @@ docs: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
+# One after the other in one directory, as four use the same store.
+NOTEBOOKS := own-corpus look-at-lsps custom-loop own-vectors choose-layer compare-objectives
+
+notebooks: export MPLBACKEND = agg
+notebooks: export PYTHONPATH = $(CURDIR)
+notebooks: .venv/installed-test
+	rm -rf build/notebooks && mkdir -p build/notebooks
+	cd build/notebooks && for name in $(NOTEBOOKS); do \
+	  echo $$name && $(abspath $(BIN))/python $(CURDIR)/tests/run_notebook.py $(CURDIR)/docs/tutorials/$$name.ipynb $$name.ipynb || exit 1; done
+	cp build/notebooks/*.ipynb docs/tutorials/
+
 screenshots: .venv/installed-test
 	$(BIN)/python docs/screenshots.py
 
@@ -100,4 +112,4 @@ release-check:
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
 	touch $@
 
-.PHONY: demo test faults fuzz mutants bounds lint docs screenshots release-check
+.PHONY: demo test faults fuzz mutants bounds lint docs notebooks screenshots release-check

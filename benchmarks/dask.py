@@ -93,7 +93,7 @@ def encode(settings, workers):
     from pipeline.encode import encode as encode_stores
     from pipeline.job import load_teacher, teacher_job
     from pipeline.learn import load_dictionary
-    from pipeline.targets import Lsp
+    from pipeline.targets.lsp import Lsp
 
     answers = []
 

@@ -23,12 +23,21 @@ def data_file(name):
     return _found("data", name)
 
 
+def has_bench_data():
+    """Whether the bench data are there."""
+    return _find("bench", "reference.json") is not None
+
+
 def _found(folder, name):
-    places = [Path(os.environ["MLSM_DATA"])] if "MLSM_DATA" in os.environ else []
-    for place in [*places, ROOT.parent / "shared"]:
-        if (place / folder / name).exists():
-            return place / folder / name
+    if (path := _find(folder, name)) is not None:
+        return path
     sys.exit(f"this benchmark needs {folder}/{name}: set MLSM_DATA to the directory that contains {folder}/")
+
+
+def _find(folder, name):
+    places = [Path(os.environ["MLSM_DATA"])] if "MLSM_DATA" in os.environ else []
+    paths = (place / folder / name for place in [*places, ROOT.parent / "shared"])
+    return next((path for path in paths if path.exists()), None)
 
 
 def minilm_directory():

@@ -1,9 +1,10 @@
 """Real hidden states at the width of BERT-base, and a teacher of its size that returns them.
 
-The bench data are MiniLM's, 384 wide. Its states and atoms, times one matrix with orthonormal rows, are wider and have
-the same inner products: codes, Gram matrix and a solver's rounds are those of real data, and neither a teacher of that
-width nor learning its dictionary is needed. `LiftedTeacher` does the whole work of its random model and then returns
-lifted states in place of the model's own, since codes of random states are poor.
+The bench data are MiniLM's, 384 wide; where they are missing, states of the bundled teacher, 128 wide, take their
+place. States and atoms, times one matrix with orthonormal rows, are wider and have the same inner products: codes, Gram
+matrix and a solver's rounds are those of real data, and neither a teacher of that width nor learning its dictionary is
+needed. `LiftedTeacher` does the whole work of its random model and then returns lifted states in place of the model's
+own, since codes of random states are poor.
 
 Shapes: N tokens, d hidden width, K atoms.
 """
@@ -15,7 +16,8 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertModel
 
-from benchmarks.data import bench_file
+from benchmarks.data import bench_file, has_bench_data
+from mlsm.evaluation.inspection.gpu import bundled_states
 from pipeline.teacher import Teacher
 
 LAM = 0.05
@@ -47,6 +49,17 @@ def bench_problem() -> Problem:
     reference = json.loads(bench_file("reference.json").read_text())
     atoms_Kd = np.load(bench_file("spams_atoms_3072x384_f32.npy"))
     return Problem(hidden_Nd, atoms_Kd, reference["mean_objective_per_token"])
+
+
+def bundled_problem(tokens: int = 8192, atoms: int = 3072) -> Problem:
+    """States of the bundled teacher on the bundled text, of width 128; the first of them are the atoms."""
+    states_Nd = bundled_states(atoms + tokens).astype(np.float64)
+    return Problem(states_Nd[atoms:], _shortened(states_Nd[:atoms]).astype(np.float32), None)
+
+
+def available_problem() -> Problem:
+    """The bench data, or without them the bundled teacher's states."""
+    return bench_problem() if has_bench_data() else bundled_problem()
 
 
 def toy_problem() -> Problem:

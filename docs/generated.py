@@ -9,6 +9,7 @@ or notebook appears by itself. Left out: reading pages without the site (mlsm do
 
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 import griffe
@@ -61,9 +62,10 @@ def on_files(files, config):
     """Add the pages."""
     texts = {page: command_page(load(name)) for name, page in COMMANDS.items()}
     texts |= {"reference/python.md": api_page(), "reference/formats.md": formats_page()}
-    texts |= {f"{name}.md": tutorial_page(name) for name in TUTORIALS}
-    for page, text in texts.items():
-        files.append(File.generated(config, page, content=text))
+    pictures: dict[str, bytes] = {}
+    texts |= {f"{name}.md": tutorial_page(name, pictures) for name in TUTORIALS}
+    for page, content in (texts | pictures).items():
+        files.append(File.generated(config, page, content=content))
     return files
 
 
@@ -136,10 +138,15 @@ def formats_page():
     return "\n".join(lines)
 
 
-def tutorial_page(name):
-    """Show a notebook as a page, with the way to the file."""
+def tutorial_page(name, pictures):
+    """Show a notebook as a page, with the way to the file; its figures are added to `pictures` by their addresses."""
     stem = name.rpartition("/")[2]
-    title, _, text = text_of(name).partition("\n")
+
+    def keep(picture):
+        pictures[f"{name}-{len(pictures)}.png"] = picture
+        return f"{stem}-{len(pictures) - 1}.png"
+
+    title, _, text = text_of(name, keep).partition("\n")
     text = re.sub(r"\]\(([\w-]+)\.ipynb\)", r"](\1.md)", text)
     return f"{title}\n\n*This page is a notebook: [{stem}.ipynb]({stem}.ipynb).*\n{text}"
 
@@ -154,7 +161,7 @@ def as_markdown(docstring):
     for paragraph in re.split(r"\n\s*\n", docstring.strip("\n")):
         has_columns = re.search(r"\S {2,}\S", paragraph) or all(line.startswith("  ") for line in paragraph.split("\n"))
         if has_columns:
-            paragraphs.append(f"```text\n{paragraph}\n```")
+            paragraphs.append(f"```text\n{textwrap.dedent(paragraph)}\n```")
         else:
             outside_code = re.compile(r"[<*](?=(?:[^`]*`[^`]*`)*[^`]*$)")  # an even number of backticks follows
             paragraphs.append(outside_code.sub(lambda found: {"<": "&lt;", "*": r"\*"}[found[0]], paragraph))

@@ -52,13 +52,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
 
-        def take(page: Path, name: str, width: int, height: int, query: str = "") -> None:
+        def take(page: Path, name: str, width: int, height: int, address: str = "") -> None:
             """Write what the browser shows at the top of a page; width and height of its window are in pixels."""
             flags = ["headless", "disable-gpu", "disable-dev-shm-usage", "hide-scrollbars"]
             flags += ["no-sandbox"]  # which root needs, in containers; the pages are ours
-            flags += ["virtual-time-budget=10000"]  # milliseconds that the page's script has for loading words
+            flags += ["virtual-time-budget=10000"]  # milliseconds that the page's script has
             flags += [f"user-data-dir={place}/profile", f"window-size={width},{height}", f"screenshot={place}/{name}"]
-            command = [browser, *(f"--{flag}" for flag in flags), page.as_uri() + query]
+            command = [browser, *(f"--{flag}" for flag in flags), page.as_uri() + address]
             subprocess.run(command, check=True, timeout=120, stderr=subprocess.DEVNULL)
             with Image.open(place / name) as image:
                 small = image.convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE)
@@ -74,12 +74,12 @@ def main() -> None:
             (learned,) = mlsm.learn_dictionary(hidden=vectors, k=K, lam=LAM, dictionary_epochs=EPOCHS, output=place)
             mlsm.show_lsp(store=learned.dictionary, vectors=vectors, html=place / "images")
             take(place / "images" / "index.html", "visual-lsps.png", 860, 690)
-            take(place / "images" / "lsp" / f"{PATCHES_LSP}.html", "visual-lsp.png", 860, 690)
+            take(place / "images" / "index.html", "visual-lsp.png", 860, 690, f"#lsp-{PATCHES_LSP}")
         if "lsps" in wanted:
             heaviest = mlsm.show_lsp(store=options.store, word=WORD, samples=200_000)["lsps"][0]["lsp"]
             mlsm.show_lsp(store=options.store, html=place / "lsps")
-            take(place / "lsps" / "index.html", "lsp-list.png", 1040, 660, f"?q={WORD}")
-            take(place / "lsps" / "lsp" / f"{heaviest}.html", "lsp-page.png", 1040, 690)
+            take(place / "lsps" / "index.html", "lsp-list.png", 1040, 660, f"#q={WORD}")
+            take(place / "lsps" / "index.html", "lsp-page.png", 1040, 690, f"#lsp-{heaviest}")
 
 
 if __name__ == "__main__":

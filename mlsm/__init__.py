@@ -9,7 +9,7 @@
 The commands of the command line (mlsm/commands/) are functions here: their flags are keyword arguments, their
 results small objects whose `report` is the dict that --json prints. Nothing is loaded before it is used, so that the
 import takes milliseconds. Editors and type checkers read mlsm/__init__.pyi, which `python tests/stub.py` writes. Left
-out: the rooms that do the work (pipeline, student, shards, mlsm/evaluation), which may change.
+out: the packages that do the work (pipeline, student, shards, mlsm/evaluation), which may change.
 """
 
 from importlib import import_module
@@ -19,15 +19,18 @@ from typing import Any
 
 from mlsm.common.extras import name_extras
 
-ROOMS = ("pipeline", "shards", "student")
+TOP_LEVEL = ("pipeline", "shards", "student")
 COMMANDS = sorted(path.stem for path in Path(__file__).parent.glob("commands/[!_]*.py"))  # each is a function here
 HOME = {
     "BlimpConfig": "mlsm.evaluation.tasks.blimp.config",
     "Dictionary": "pipeline.dictionary",
     "EncodeConfig": "pipeline.config",
     "FinetuneConfig": "mlsm.evaluation.tasks.finetuning.config",
+    "LspCollator": "student.pretraining",
     "LspDataset": "shards.torch_dataset",
+    "LspForPreTraining": "student.pretraining",
     "LspModel": "student.lsp_model",
+    "LspWindows": "shards.torch_dataset",
     "ProbeConfig": "student.config",
     "ProbedLspModel": "student.probe",
     "Remote": "shards.remote",
@@ -48,7 +51,7 @@ def _refuse_shadows() -> None:
     Their names are short, and Python takes the first that lies on its path.
     """
     root = Path(__file__).resolve().parent.parent
-    for name in ROOMS:
+    for name in TOP_LEVEL:
         try:
             spec = find_spec(name)
         except ValueError:  # a module that was put into sys.modules by hand does not say where it is from

@@ -5,55 +5,58 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from mlsm.evaluation.comparison.config import CompareConfig as CompareConfig
-from mlsm.evaluation.inspection.lsps.config import LspConfig as LspConfig
-from mlsm.evaluation.inspection.machine import DoctorConfig as DoctorConfig
-from mlsm.evaluation.inspection.pages import DocsConfig as DocsConfig
-from mlsm.evaluation.inspection.tracking.config import TrackConfig as TrackConfig
-from mlsm.evaluation.preparation.config import PrepareDataConfig as PrepareDataConfig
-from mlsm.evaluation.similarity.config import SimilarityConfig as SimilarityConfig
-from mlsm.evaluation.studies.flops.config import CountFlopsConfig as CountFlopsConfig
-from mlsm.evaluation.studies.protocol.config import StudyConfig as StudyConfig
-from mlsm.evaluation.studies.targets.config import MatchEntropyConfig as MatchEntropyConfig
-from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig as ChooseLayerConfig
+from mlsm.evaluation.comparison.config import CompareConfig
+from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.machine import DoctorConfig
+from mlsm.evaluation.inspection.pages import DocsConfig
+from mlsm.evaluation.inspection.tracking.config import TrackConfig
+from mlsm.evaluation.preparation.config import PrepareDataConfig
+from mlsm.evaluation.similarity.config import SimilarityConfig
+from mlsm.evaluation.studies.flops.config import CountFlopsConfig
+from mlsm.evaluation.studies.protocol.config import StudyConfig
+from mlsm.evaluation.studies.targets.config import MatchEntropyConfig
+from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
 from mlsm.evaluation.tasks.blimp.config import BlimpConfig as BlimpConfig
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig as FinetuneConfig
-from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig as ScoreTextConfig
-from mlsm.results import Compared as Compared
-from mlsm.results import EncodedStore as EncodedStore
-from mlsm.results import Exported as Exported
-from mlsm.results import ImportedStudent as ImportedStudent
-from mlsm.results import LearnedDictionary as LearnedDictionary
-from mlsm.results import Report as Report
-from mlsm.results import TrainedStudent as TrainedStudent
-from mlsm.results import Verified as Verified
+from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig
+from mlsm.results import Compared
+from mlsm.results import EncodedStore
+from mlsm.results import Exported
+from mlsm.results import ImportedStudent
+from mlsm.results import LearnedDictionary
+from mlsm.results import Report
+from mlsm.results import TrainedStudent
+from mlsm.results import Verified
 from pipeline.config import EncodeConfig as EncodeConfig
-from pipeline.config import EncodeHiddenConfig as EncodeHiddenConfig
-from pipeline.config import EncodeIdsConfig as EncodeIdsConfig
-from pipeline.config import EncodeLogitsConfig as EncodeLogitsConfig
-from pipeline.config import LearnConfig as LearnConfig
-from pipeline.config import TokenizerConfig as TokenizerConfig
+from pipeline.config import EncodeHiddenConfig
+from pipeline.config import EncodeIdsConfig
+from pipeline.config import EncodeLogitsConfig
+from pipeline.config import LearnConfig
+from pipeline.config import TokenizerConfig
 from pipeline.dictionary import Dictionary as Dictionary
-from pipeline.images import ImagesConfig as ImagesConfig
-from pipeline.imported import ImportConfig as ImportConfig
+from pipeline.images import ImagesConfig
+from pipeline.imported import ImportConfig
 from pipeline.solvers import nonneg_lasso as nonneg_lasso
 from shards.codec import block_windows as block_windows
-from shards.config import CleanConfig as CleanConfig
-from shards.config import DeriveConfig as DeriveConfig
-from shards.config import ExportStoreConfig as ExportStoreConfig
-from shards.config import ShowConfig as ShowConfig
-from shards.config import VerifyConfig as VerifyConfig
+from shards.config import CleanConfig
+from shards.config import DeriveConfig
+from shards.config import ExportStoreConfig
+from shards.config import ShowConfig
+from shards.config import VerifyConfig
 from shards.reader import Store as Store
 from shards.remote import Remote as Remote
 from shards.remote import gopen as gopen
 from shards.torch_dataset import LspDataset as LspDataset
+from shards.torch_dataset import LspWindows as LspWindows
 from student.config import ProbeConfig as ProbeConfig
 from student.config import StudentConfig as StudentConfig
 from student.lsp_model import LspModel as LspModel
-from student.masks.config import MaskWeightsConfig as MaskWeightsConfig
+from student.masks.config import MaskWeightsConfig
+from student.pretraining import LspCollator as LspCollator
+from student.pretraining import LspForPreTraining as LspForPreTraining
 from student.probe import ProbedLspModel as ProbedLspModel
-from student.runs.export_config import ExportConfig as ExportConfig
-from student.runs.import_config import ImportStudentConfig as ImportStudentConfig
+from student.runs.export_config import ExportConfig
+from student.runs.import_config import ImportStudentConfig
 
 Progress = Callable[..., None] | None
 PathOrText = str | PathLike[str]
@@ -179,6 +182,7 @@ def doctor(
     *,
     progress: Progress = None,
     output: PathOrText = "runs",
+    gpu: bool = False,
 ) -> Report:
     """What this machine has, and what that means for speed: doctor()["checks"]."""
 

@@ -26,6 +26,7 @@ from mlsm.commands import Command, load
 from mlsm.commands._newest import choose_newest
 from mlsm.common.extras import name_extras
 from mlsm.common.progress import silent
+from mlsm.common.settings import plain_hint
 from mlsm.recipes.reading import recipe_settings, recipe_to_keep
 
 logger = logging.getLogger("mlsm")
@@ -49,7 +50,7 @@ def _signature(command: Command) -> inspect.Signature:
     """What help() and editors of notebooks show: the settings with their types and defaults."""
     kind = inspect.Parameter
     defaults = {field.name: field.default for field in settable(command.settings)}
-    types = {field.name: field.type for field in settable(command.settings)}
+    types = {field.name: plain_hint(field.type) for field in settable(command.settings)}
     more = ["recipe", "progress"] if command.recipes else ["progress"]
     parameters = [kind("config", kind.POSITIONAL_ONLY, default=None, annotation=command.settings | None)]
     if command.by_position:

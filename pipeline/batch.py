@@ -59,6 +59,7 @@ class Block:
     parts       columns of the batches that are done; this and what follows belongs to the last stage
     statistics  sums over the block, for the unit's statistics, and its largest KKT violation
     seconds     for which teacher, solver and distributions were busy, for the unit's environment
+    facts       for the unit's environment, that are known once something was coded
     failed      windows without entries because coding them failed, or is known to: number in the block to the reason
     sums        of arrays over the block, for the unit's
     number_W    int64, by which stored hidden states of its windows are found; None where a teacher reads them
@@ -70,6 +71,7 @@ class Block:
     parts: list = field(default_factory=list)
     statistics: dict = field(default_factory=dict)
     seconds: dict = field(default_factory=dict)
+    facts: dict = field(default_factory=dict)
     failed: dict = field(default_factory=dict)
     sums: dict = field(default_factory=dict)
     number_W: np.ndarray | None = None
@@ -89,6 +91,7 @@ class Block:
         largest = max(statistics.get("max_kkt", 0.0), self.statistics.get("max_kkt", 0.0))
         add_amounts(statistics, self.statistics)
         add_amounts(environment, self.seconds)
+        environment.update(self.facts)
         add_amounts(sums, self.sums)
         if "max_kkt" in self.statistics:
             statistics["max_kkt"] = largest

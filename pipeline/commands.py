@@ -35,8 +35,10 @@ from pipeline.job import Job, check_teacher, load_teacher, open_job, scan_corpus
 from pipeline.learn import load_dictionary, provide_codebook, provide_dictionaries, wanted_dictionaries
 from pipeline.stored import FROM_STORE
 from pipeline.stores import TargetStore
-from pipeline.targets import HiddenStates, Ids, Logits, Lsp
-from pipeline.targets.hidden import provisional_codebook
+from pipeline.targets.hidden import HiddenStates, provisional_codebook
+from pipeline.targets.ids import Ids
+from pipeline.targets.logits import Logits
+from pipeline.targets.lsp import Lsp
 from pipeline.teacher import check_documents_apart, check_reads_masks, load_tokenizer
 from pipeline.teacher.masked_lm import MaskedLm
 from pipeline.workers import open_executor

@@ -350,8 +350,9 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
     solver_steps: int = 100
     """Steps of `--solver fista`; the official code takes 100."""
     solver_backend: Literal["auto", "torch"] = "auto"
-    """What computes `--solver cd`: `auto` is compiled for the CPU or the GPU; where a GPU cannot run it, a warning says
-    why and `torch` is taken, the same tolerance by plain operations of torch. The records of units name it."""
+    """What computes `--solver cd`: `auto` is compiled for the CPU; on a GPU it is the CUDA kernels or `torch`, the same
+    tolerance by plain operations of torch: what a trial on rows of the run found right and faster. The records of
+    units name it."""
     k: tuple[int, ...] | None = None  # type: ignore[assignment]
     """Number of latent semantic properties: atoms of the dictionary. Not given: 3,072, or with `--dictionary` as many
     as it has, and another number is refused. Each number gets its own store."""

@@ -46,6 +46,18 @@ class SparseRows:
     tail: np.ndarray
 
 
+def pad_rows(counts_M: np.ndarray, values_E: np.ndarray, width: int | None = None, fill: int = 0) -> np.ndarray:
+    """Rows that follow each other, of different lengths, as one array (M, N, ...) that is filled up behind each.
+
+    counts_M  lengths of the rows; their sum is E
+    width     N; the longest row's unless given, at least that
+    """
+    width = int(counts_M.max(initial=0)) if width is None else width
+    padded_MN = np.full((len(counts_M), width, *values_E.shape[1:]), fill, values_E.dtype)
+    padded_MN[np.arange(width) < counts_M[:, None]] = values_E
+    return padded_MN
+
+
 @dataclass(frozen=True)
 class HiddenRows:
     """Hidden states as they are stored.

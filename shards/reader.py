@@ -132,6 +132,11 @@ class Store(StoreFacts):
         return totals | solver | (_row_statistics(statistics, "derived_from" in self.settings) if self.k else {})
 
 
+def open_store(store: Store | str | PathLike[str]) -> Store:
+    """The store itself if it is open, else the one at this path or URL. Raises as `Store.open`."""
+    return store if isinstance(store, Store) else Store.open(fspath(store))
+
+
 def _check_windowing(files, plan, settings):
     """Raise StoreError when a plan cut the text into other windows than the target's settings say."""
     windowing = settings.get("windowing")

@@ -1,48 +1,52 @@
-"""A store as a torch dataset, for any training loop: exact in mid-epoch, on any number of ranks and workers.
+"""A store as a torch dataset, for any training loop.
 
-    from shards.torch_dataset import LspDataset
-    dataset = LspDataset("runs/stores/lsp-...", seed=42)
-    for sample in dataset: ...
+    dataset = LspDataset("runs/stores/lsp-...", seed=42)    # in counted order, exact in mid-epoch, shared among ranks
+    windows = LspWindows("runs/stores/lsp-...")             # by number, for loaders that sample and shard: Trainer's
 
-A sample is one window, a dict of tensors (n tokens, E entries):
+A sample is one window, a dict of tensors (n tokens, N the most entries of one of them):
 
     input_ids, attention_mask, document_ids   int64 (n,); documents are counted inside the window
     window_id                                 int64 (), number in the split: one store's masks fit another's
-    lsp_indptr, lsp_indices                   int64 (n + 1,), (E,): entries of token t are indptr[t] to indptr[t + 1]
-    lsp_weights, lsp_tail                     float32 (E,), (n,): every non-empty row sums to 1; mass dropped before
+    lsp_indices, lsp_weights                  int64 and float32 (n, N): the distribution of each token, which sums to 1,
+                                              then entries of weight 0; only these at a token without a distribution
+    lsp_tail                                  float32 (n,): mass that was dropped before
 
     hidden, hidden_mask                       float32 (n, d), bool (n,): of a store of hidden states; zeros and False at
                                               tokens without one
 
-The four called lsp_ are absent from stores of ids and of hidden states. `dataset.collate` pads samples to the longest
-into a batch: (B, L) where a sample has (n,), document -1 at padding, `window_ids` (B,), and B L rows, row b L + t for
-token t of window b. So `torch.sparse_csr_tensor(indptr, indices, weights, (B * L, k))` is the target of a whole batch.
+The three called lsp_ are absent from stores of ids and of hidden states. `dataset.collate` pads samples to the longest
+into a batch: (B, L) where a sample has (n,), (B, L, N) where it has (n, N), document -1 at padding, `window_ids` (B,).
 
     DataLoader(LspDataset(path, batch_size=32), batch_size=None, num_workers=4)     # workers collate
     DataLoader(dataset, batch_size=32, collate_fn=dataset.collate)                  # or the loader does
 
 Give the dataset the batch size when there are workers: batches then come in one order, however many there are. With
 the second line every window still comes once, but which ones share a batch depends on the number of workers.
-`StatefulDataLoader` of torchdata takes either. Loaders that accelerate has prepared are refused, those of
-`transformers.Trainer` among them. Masking and losses are left to the caller.
+`StatefulDataLoader` of torchdata takes either. A loader of an LspDataset that accelerate has prepared is refused: both
+share the windows among ranks. LspWindows is for accelerate and Trainer. Not handled here: masks and losses (for
+LspWindows, see student/pretraining.py).
 """
 
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from mlsm.common.errors import StoreError
-from shards.codec import HiddenRows
+from shards.codec import HiddenRows, SparseRows, pad_rows
 from shards.manifest import differing
 from shards.position import STATE_FORMAT, Share, check_identity, sequence_identity
-from shards.reader import Store
+from shards.reader import Store, open_store
+from shards.windows import WindowReader
 
 _CHUNK = 256  # windows that samples are decoded in; about 10 MB
 _RANKS = 1024  # of one machine, at most
@@ -115,7 +119,7 @@ class LspDataset(IterableDataset):
             raise ValueError("give both rank and world_size, or neither")
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; it must be at least 1, or None for samples")
-        self.store = store if isinstance(store, Store) else Store.open(store)
+        self.store = open_store(store)
         self.windows = self.store.split(split)
         self.seed, self.split, self.shuffle = seed, split, shuffle
         self.endless, self.batch_size = endless, batch_size
@@ -280,6 +284,99 @@ class LspDataset(IterableDataset):
         return self._move(began, items * first["width"] * first["ranks"])
 
 
+# -- by number ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Window(Mapping[str, Tensor]):
+    """One window in one epoch: a sample as of LspDataset, which is read from the store when a tensor is asked for."""
+
+    windows: WindowReader
+    number: int
+    """in the split"""
+    epoch: int
+
+    @cached_property
+    def _sample(self) -> dict[str, Tensor]:
+        return next(_samples(self.windows, np.array([self.number])))
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._sample[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sample)
+
+    def __len__(self) -> int:
+        return len(self._sample)
+
+
+class LspWindows(Dataset[Window]):
+    """The windows of one split by number, for loaders that order and shard them: those of Trainer and of accelerate.
+
+    store   path of a store or of one of its plans, or an open Store
+    split   train or held_out
+    seed    None: item i is the split's window i, for loaders that shuffle. A number: item i is the window at place i
+            of the epoch in the counted order of (seed, epoch), the order of `train-student --seed`, in which neighbours
+            are near each other on the disk; for loaders that read in sequence
+    Raises  StoreError when there is no such store or split
+
+    An item knows its epoch, from which its mask follows (student/pretraining.py). With accelerate and Trainer this is
+    the epoch of the loader, on any number of ranks and workers and after resuming. With a plain DataLoader, or if
+    another dataset wraps this one, call `set_epoch` before each epoch. Held-out windows are always in epoch 0.
+    """
+
+    def __init__(self, store: Store | str | PathLike[str], split: str = "train", *, seed: int | None = None):
+        super().__init__()
+        self.store, self.split, self.seed = open_store(store), split, seed
+        self.windows = self.store.split(split)
+        self._epoch, self._process = _shared_number(), os.getpid()
+
+    def __len__(self) -> int:
+        self._follow_accelerate()  # samplers ask for it in the main process when an epoch starts
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> Window:
+        if not -len(self.windows) <= index < len(self.windows):
+            raise IndexError(f"window {index} of {len(self.windows)}")
+        return self.__getitems__([index % len(self.windows)])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Window]:
+        """The items of a batch, as torch's loaders ask for them."""
+        self._follow_accelerate()
+        epoch = int(self._epoch)
+        if self.seed is None:
+            return [Window(self.windows, int(index), epoch) for index in indices]
+        places = (self.windows.order(self.seed, epoch, int(index), int(index) + 1) for index in indices)
+        return [Window(self.windows, int(number), epoch) for (number,) in places]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let items that are requested from now on, here and in loader workers, belong to this epoch."""
+        if self.split == "held_out":
+            return
+        if os.getpid() != self._process:  # ranks forked from one process do not share it
+            self._epoch, self._process = _shared_number(), os.getpid()
+        self._epoch.fill_(epoch)
+
+    def _follow_accelerate(self):
+        """Set the epoch of the accelerate loader that is reading this dataset, if one is.
+
+        accelerate calls a dataset's `set_epoch` only if the sampler has none. The sampler that it makes of a random one
+        has one, so on several ranks and after resuming the dataset has to ask.
+        """
+        if get_worker_info() is None and (state := sys.modules.get("accelerate.state")):
+            loader = state.GradientState().active_dataloader
+            if getattr(loader, "dataset", None) is self:
+                self.set_epoch(loader.iteration)
+
+
+def _shared_number():
+    """A number in memory that a process shares with the workers that it starts, by fork or spawn."""
+    return torch.zeros((), dtype=torch.int64).share_memory_()
+
+
+# -- accelerate --------------------------------------------------------------------------------------------
+
+
 def _refuse_accelerate():
     """Raise ValueError if a loader that accelerate has prepared is what calls this, however indirectly.
 
@@ -291,11 +388,8 @@ def _refuse_accelerate():
         called_by_accelerate = frame.f_globals.get("__name__") == "accelerate.data_loader"
         if called_by_accelerate and type(frame.f_locals.get("self")).__name__ != "SkipDataLoader":
             raise ValueError(
-                "LspDataset cannot be read through a loader that accelerate has prepared, as transformers.Trainer does "
-                "by default: accelerate cuts the rows of a batch (lsp_indices, lsp_weights) to the batch size, and "
-                "shards the windows although each rank already reads its own. Prepare the model and the optimizer "
-                "only, iterate over the plain DataLoader, and move each batch to accelerator.device. With Trainer, "
-                "override get_train_dataloader to return the plain DataLoader."
+                "accelerate has prepared this loader of an LspDataset, so windows would be shared among ranks twice. "
+                "Use mlsm.LspWindows with mlsm.LspCollator, or keep the loader out of prepare()."
             )
         frame = frame.f_back
 
@@ -337,9 +431,9 @@ def _batch(windows, window_ids):
         hidden[real], mask[real] = rows.rows_Md, rows.coded_M
         batch |= {"hidden": torch.from_numpy(hidden), "hidden_mask": torch.from_numpy(mask)}
     elif rows is not None:
-        nnz, tail = np.zeros(real.size, np.int64), np.zeros(real.size, np.float32)
-        nnz[real.reshape(-1)], tail[real.reshape(-1)] = np.diff(rows.indptr), rows.tail
-        batch |= _rows(np.concatenate(([0], np.cumsum(nnz))), rows.indices, rows.weights, tail)
+        for name, of_tokens in _padded(rows).items():
+            batch[name] = of_tokens.new_zeros(*real.shape, *of_tokens.shape[1:])
+            batch[name][torch.from_numpy(real)] = of_tokens
     return batch
 
 
@@ -360,8 +454,9 @@ def _samples(windows, window_ids):
             sample["hidden_mask"] = torch.from_numpy(rows.coded_M[begin:end].copy())
         elif rows is not None:
             indptr = rows.indptr[begin : end + 1]
-            chosen = slice(indptr[0], indptr[-1])
-            sample |= _rows(indptr - indptr[0], rows.indices[chosen], rows.weights[chosen], rows.tail[begin:end])
+            entries = slice(indptr[0], indptr[-1])
+            tail = rows.tail[begin:end].copy()  # so that a sample that a worker sends is not its whole chunk
+            sample |= _padded(SparseRows(indptr, rows.indices[entries], rows.weights[entries], tail))
         yield sample
 
 
@@ -379,15 +474,14 @@ def _pad(samples, pad_id):
     fill = {"input_ids": pad_id, "attention_mask": 0, "document_ids": -1}
     batch = {name: _stack([sample[name] for sample in samples], width, value) for name, value in fill.items()}
     batch["window_ids"] = torch.stack([sample["window_id"] for sample in samples])
-    if "lsp_indptr" in samples[0]:
-        nnz = _stack([sample["lsp_indptr"].diff() for sample in samples], width, 0).reshape(-1)
-        batch["lsp_indptr"] = torch.cat([torch.zeros(1, dtype=torch.int64), nnz.cumsum(0)])
-        for name in ("lsp_indices", "lsp_weights"):
-            batch[name] = torch.cat([sample[name] for sample in samples])
-        batch["lsp_tail"] = _stack([sample["lsp_tail"] for sample in samples], width, 0).reshape(-1)
-    for name in ("hidden", "hidden_mask"):
+    for name in ("lsp_tail", "hidden", "hidden_mask"):
         if name in samples[0]:
             batch[name] = _stack([sample[name] for sample in samples], width, 0)
+    for name in ("lsp_indices", "lsp_weights"):
+        if name in samples[0]:
+            most = max(sample[name].shape[1] for sample in samples)
+            rows = [torch.nn.functional.pad(sample[name], (0, most - sample[name].shape[1])) for sample in samples]
+            batch[name] = _stack(rows, width, 0)
     return batch
 
 
@@ -398,13 +492,12 @@ def _stack(rows, width, fill):
     return stacked
 
 
-def _rows(indptr, indices, weights, tail):
-    """Copies, so that a sample that a worker sends is not the whole chunk it was cut from."""
+def _padded(rows):
+    counts = np.diff(rows.indptr)
     return {
-        "lsp_indptr": _long(indptr),
-        "lsp_indices": _long(indices),
-        "lsp_weights": torch.from_numpy(weights.copy()),
-        "lsp_tail": torch.from_numpy(tail.copy()),
+        "lsp_indices": _long(pad_rows(counts, rows.indices)),
+        "lsp_weights": torch.from_numpy(pad_rows(counts, rows.weights)),
+        "lsp_tail": torch.from_numpy(rows.tail),
     }
 
 

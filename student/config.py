@@ -62,7 +62,7 @@ class StudentConfig:
     """What to train, on which store, and how."""
 
     store: str | tuple[str, ...] | None = None
-    """directory or URL of the store (one target) that `encode-lsp`, `encode-ids` or `encode-logits` has written. Of
+    """directory or URL of the store (one target) that an `encode-...` command or `derive-shards` has written. Of
     several stores of one plan, mlsm and hard-mlsm learn all targets at once, in a block of outputs for each"""
 
     store_weights: tuple[float, ...] | None = None
@@ -220,7 +220,8 @@ class StudentConfig:
     """decides weights, order, masks and dropout"""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """arithmetic of the forward pass; auto: bfloat16 on a GPU, float32 on a CPU. Weights stay float32"""
+    """arithmetic of the forward pass; auto: float32 on a CPU, and on a GPU bfloat16, if a trial there found it right
+    and faster. Weights stay float32"""
 
     products: Literal["auto", "onednn", "torch"] = "auto"
     """library of the float32 matrix products on a CPU: `auto` times torch's own and oneDNN's, once on a machine, and
@@ -231,7 +232,8 @@ class StudentConfig:
     """auto (a GPU where there is one), cpu, cuda, cuda:1; of several processes on GPUs each takes its own"""
 
     compile: bool | None = None
-    """torch.compile the student: its first step takes a minute or more, and it rounds differently; unset: on a GPU"""
+    """torch.compile the student: its first step takes a minute or more, and it rounds differently; unset: on a
+    GPU, if a trial there found it right and faster"""
 
     activation_checkpointing: bool = False
     """compute the layers a second time in the backward pass instead of keeping their results: less memory, slower"""
@@ -344,7 +346,7 @@ class StudentConfig:
             raise ValueError("--store needs a value.")
         if several and not OBJECTIVES[self.objective].several_stores:
             raise ValueError(
-                f"several stores are for the objectives {_names('several_stores', ' and ')}, found {self.objective}."
+                f"several stores are for the objectives {_names('several_stores')}, found {self.objective}."
                 f" Name one --store."
             )
         if self.store_weights is None:
@@ -457,8 +459,8 @@ class ProbeConfig(StudentConfig):
     pairs; `never` gives segment 0 to every token"""
 
     student: str | None = None
-    """a run, an export, a kept checkpoint or a Hub id of an mlsm, hard-mlsm, naive-mlsm or mtl student, for hidden of
-    any student; unset: the newest finished run with LSPs under runs/students"""
+    """a run, an export, a kept checkpoint or a Hub id of a student with LSP outputs, for hidden of any
+    student; unset: the newest finished run with LSPs under runs/students"""
 
     probe_input: ProbeInput = "softmax"
     """what the probe reads: `softmax`, the LSP distribution, tests what LSPs carry; `logits`, the raw outputs, tests
@@ -586,8 +588,8 @@ def _rise(shares: tuple[float, ...]) -> bool:
     return bool(shares) and all(before < after for before, after in zip((0, *shares), (*shares, 1), strict=True))
 
 
-def _names(fact: str, joined: str = ", ") -> str:
-    return joined.join(name for name, facts in OBJECTIVES.items() if getattr(facts, fact))
+def _names(fact: str) -> str:
+    return ", ".join(name for name, facts in OBJECTIVES.items() if getattr(facts, fact))
 
 
 class ResolvedConfig(StudentConfig):

@@ -91,7 +91,7 @@ class LspModel(nn.Module):
 
     @classmethod
     def from_pretrained(cls, source: str | PathLike[str], revision: str | None = None, head: int = 1) -> "LspModel":
-        """Load the export of an mlsm, hard-mlsm, naive-mlsm or mtl student.
+        """Load the export of a student with LSP outputs.
 
         source    a finished run's directory, an export, a kept checkpoint, or a Hub id
         revision  branch or commit of a Hub id, such as step-00010000
@@ -294,11 +294,10 @@ def find_file(source: str | Path, name: str, revision: str | None = None) -> str
         if not Path(source).is_dir():
             raise RunError(
                 f"{source} is no directory, and no repository on the Hub with {name} that can be reached. Expected the"
-                f" export of an mlsm, hard-mlsm, naive-mlsm or mtl student: a finished run, its export, a kept"
-                f" checkpoint or a Hub id."
+                f" export of a student with LSP outputs: a finished run, its export, a kept checkpoint or a Hub id."
             ) from None
         raise RunError(
-            f"{source} has no {name}, so it holds no LSP outputs. Expected the export of an mlsm, hard-mlsm, naive-mlsm"
-            f" or mtl student: a finished run, its export, a kept checkpoint or a Hub id. Any other checkpoint of a"
-            f" run:  {program()} export-student RUN"
+            f"{source} has no {name}, so it holds no LSP outputs. Expected a student with LSP outputs: a finished run,"
+            f" its export, a kept checkpoint or a Hub id. Any other checkpoint of a run:"
+            f"  {program()} export-student RUN"
         ) from None

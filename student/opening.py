@@ -7,18 +7,21 @@ how open settings are settled (resolve.py), what the directory holds (runs/).
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mlsm.common.errors import RunError
 from mlsm.common.invocation import program
 from shards.reader import Store
+from student import proof
 from student.config import StudentConfig
 from student.encoders.products import choose_products, contradicts
 from student.masks.config import UNIFORM
 from student.masks.weights import mask_tables
 from student.ranks import Ranks
 from student.resolve import Resolved, resolve, resolve_compile, resolve_dtype
-from student.runs.directory import Run
+from student.runs.directory import MARGINALS, RESULT_FILE, Run
+from student.runs.identity import default_directory, differing_settings, find_description, run_identity
 from student.runs.tracking import check_trackers
 from student.task import TrainingTask
 
@@ -40,10 +43,10 @@ def open_run(
     ranks.share(resolved.config.batch_windows)  # refuses more processes than windows
     task = prepare(resolved.config, store)
     tables = mask_tables(resolved.config, store)
-    names = [UNIFORM if table is None else table.name for table in tables]
-    settings = task.settings(resolved.config)
-    if any(tables):  # their content counts, and not their places
-        settings["mask_weights"] = names if len(names) > 1 else names[0]
+    if proof.is_needed(config, ranks.device):
+        proven = _prove(config, resolved.config, store, task, tables, ranks, prepare)
+        resolved, task = resolved._replace(config=proven), prepare(proven, store)
+    settings = _settings(task, resolved.config, tables)
 
     def choose() -> Mapping[str, str]:
         return choose_products(resolved.config, task.build(), store.max_length, ranks.device, ranks.size)
@@ -59,3 +62,29 @@ def open_run(
             run.directory,
         )
     return resolved, store, task, run
+
+
+def _settings(task, config, tables):
+    """What decides what is trained; of mask weights the content counts, and not the place."""
+    names = [UNIFORM if table is None else table.name for table in tables]
+    mask_weights = {"mask_weights": names if len(names) > 1 else names[0]} if any(tables) else {}
+    return task.settings(config) | mask_weights
+
+
+def _prove(asked, settled, store, task, tables, ranks, prepare):
+    """The settings with an arithmetic that is right on this GPU (proof.py), or that the run was begun with."""
+
+    for one in proof.candidates(asked, settled):
+        identity = run_identity(one, store, task.architecture, _settings(task, one, tables))
+        directory = Path(one.run_dir or default_directory(one, identity, task.architecture))
+        kept = find_description(directory)
+        if kept is not None and not differing_settings(kept, identity, task.architecture):
+            break
+    else:
+        one = None
+    if one is not None and (not ranks.is_first or (directory / RESULT_FILE).exists()):
+        return one  # the first process has seen to it, or nothing is left to do
+    marginals = Path(settled.root if settled.run_dir is None else settled.run_dir).parent / MARGINALS
+    return proof.choose_arithmetic(
+        asked, settled, store, task, prepare, ranks.device, begun_with=one, marginals=marginals
+    )

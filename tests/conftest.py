@@ -1,6 +1,7 @@
 """Fixtures that several parts of the suite share. No network, one text, one tiny teacher."""
 
 import os
+import shutil
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -77,3 +78,22 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A headless Chromium; tests that need one are skipped if there is none."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    from selenium.webdriver.chrome.service import Service
+
+    programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
+    if None in programs:
+        pytest.skip("no chromium and chromedriver are installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = programs[0]
+    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1200,900"):
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(programs[1]))
+    yield driver
+    driver.quit()

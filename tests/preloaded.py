@@ -3,6 +3,7 @@
     run = run_command(["verify-shards", store], cwd=place)    # `python cli.py verify-shards ...`, to its end
     run = run_python(["-c", code, argument])                  # as subprocess.run([sys.executable, ...]) with its output
     process = Preloaded([file, argument], stderr=PIPE)        # as subprocess.Popen([sys.executable, ...])
+    monkeypatch.setattr(module, "subprocess", SUBPROCESS)     # for code that itself starts Python
 
 Each is a process of its own and a child of this one, with its own streams, environment, signals and exit. What Python
 does at import is done before it begins, and its hashes of strings are those of all that come from the same process. So
@@ -25,7 +26,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_REQUEST = 1 << 17  # bytes
@@ -78,6 +79,9 @@ class Preloaded(subprocess.Popen):
         self._close_pipe_fds(*(given[f"{pipe}{end}"] for pipe in ("p2c", "c2p", "err") for end in ("read", "write")))
 
 
+SUBPROCESS = SimpleNamespace(**vars(subprocess) | {"Popen": lambda command, **more: Preloaded(command[1:], **more)})
+
+
 class Python(subprocess.Popen):
     """The same without any of this: Python itself is started."""
 
@@ -107,6 +111,16 @@ def run_python(arguments, process=Preloaded, timeout=None, **options) -> subproc
             started.kill()
             raise
     return subprocess.CompletedProcess(arguments, started.returncode, *printed)
+
+
+def start_ranks(arguments, ranks=2, **options) -> list[Preloaded]:
+    """Start as many processes that train together, as a launcher would; a single one is not told of any others."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+    places = [meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)] if ranks > 1 else [{}]
+    alone = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    options = {"cwd": ROOT, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | options
+    return [Preloaded(arguments, env=alone | place, **options) for place in places]
 
 
 def _text(value):

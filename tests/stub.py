@@ -52,7 +52,8 @@ def stub() -> str:
     for command in commands.values():
         imports.add((command.settings.__module__, command.settings.__name__))
         imports |= {("mlsm.results", name) for name in _names(_returned(command))}
-    lines = [f"from {module} import {name} as {name}" for module, name in sorted(imports)]
+    exported = mlsm.HOME  # `as` exports a name: only those that `import mlsm` has
+    lines = [f"from {module} import {name}" + f" as {name}" * (name in exported) for module, name in sorted(imports)]
     return "\n".join([HEAD.format(imports="\n".join(lines)), *functions])
 
 

@@ -15,9 +15,9 @@ import pytest
 from mlsm.common.extras import EXTRA_OF
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = {"mlsm/common", "mlsm/recipes", "shards", "student", "pipeline", "mlsm/evaluation", "mlsm/terminal"}
-ROOMS |= {"mlsm/commands", "mlsm/cli", "mlsm/results"}
-OURS = ROOMS | {"benchmarks", "mlsm"}
+PACKAGES = {"mlsm/common", "mlsm/recipes", "shards", "student", "pipeline", "mlsm/evaluation", "mlsm/terminal"}
+PACKAGES |= {"mlsm/commands", "mlsm/cli", "mlsm/results"}
+OURS = PACKAGES | {"benchmarks", "mlsm"}
 ALLOWED = {
     "mlsm/common": {"mlsm/common"},
     "mlsm/recipes": {"mlsm/recipes", "mlsm/common"},
@@ -29,20 +29,20 @@ ALLOWED = {
         "mlsm/common",
     },  # recipes: which one made the store that is trained on
     "pipeline": {"pipeline", "shards", "mlsm/common"},
-    "mlsm/evaluation": ROOMS - {"mlsm/terminal", "mlsm/commands", "mlsm/cli"},
-    "mlsm/terminal": ROOMS - {"mlsm/commands", "mlsm/cli"},
-    "mlsm/commands": ROOMS - {"mlsm/cli"},
-    "mlsm/cli": ROOMS,
+    "mlsm/evaluation": PACKAGES - {"mlsm/terminal", "mlsm/commands", "mlsm/cli"},
+    "mlsm/terminal": PACKAGES - {"mlsm/commands", "mlsm/cli"},
+    "mlsm/commands": PACKAGES - {"mlsm/cli"},
+    "mlsm/cli": PACKAGES,
     "mlsm": OURS - {"benchmarks"},
 }
 SOLVER_LIBRARIES = {"numpy", "numba", "llvmlite", "threadpoolctl", "torch", "pipeline"} | set(sys.stdlib_module_names)
 SOLVER_LIBRARIES |= {"mlsm/common"}  # oneDNN
 
 
-def room_of(name):
-    """The room of a module: mlsm/common of mlsm.common.disk, shards of shards.reader."""
+def package_of(name):
+    """The package of a module: mlsm/common of mlsm.common.disk, shards of shards.reader."""
     first, *rest = name.split(".")
-    return f"mlsm/{rest[0]}" if first == "mlsm" and rest and f"mlsm/{rest[0]}" in ROOMS else first
+    return f"mlsm/{rest[0]}" if first == "mlsm" and rest and f"mlsm/{rest[0]}" in PACKAGES else first
 
 
 def imported(path):
@@ -106,7 +106,7 @@ def test_packages_import_only_what_they_may(package):
         (str(path.relative_to(ROOT)), name)
         for path in files
         for name in imported(path)
-        if room_of(name) in OURS - ALLOWED[package]
+        if package_of(name) in OURS - ALLOWED[package]
     ]
     assert not wrong
 
@@ -116,7 +116,7 @@ def test_solvers_know_arrays_only():
         (path.name, name)
         for path in python_files("pipeline/solvers")
         for name in imported(path)
-        if room_of(name) not in SOLVER_LIBRARIES or (name.startswith("pipeline") and "solvers" not in name)
+        if package_of(name) not in SOLVER_LIBRARIES or (name.startswith("pipeline") and "solvers" not in name)
     ]
     assert not wrong
 

@@ -1,8 +1,10 @@
 """The public door: light to open, complete, typed results, and a clear word where another package shadows ours."""
 
+import inspect
 import os
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from tiny_store import write_store
 
 import mlsm
 from mlsm.commands import names
-from mlsm.results import EncodedStore
+from mlsm.results import EncodedStore, TrainedStudent
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = {"max_steps": 4, "batch_windows": 8, "micro_batch": 8, "eval_windows": 8}
@@ -35,7 +37,15 @@ def test_the_import_is_light_and_quick(tmp_path):
 
 def test_every_public_name_is_there():
     assert {name.replace("_", "-") for name in mlsm.COMMANDS} == set(names())
-    assert {"Store", "LspDataset", "LspModel", "nonneg_lasso", "encode_lsp", "train_student"} <= set(mlsm.__all__)
+    assert {
+        "Store",
+        "LspDataset",
+        "LspModel",
+        "LspForPreTraining",
+        "nonneg_lasso",
+        "encode_lsp",
+        "train_student",
+    } <= set(mlsm.__all__)
     assert all(getattr(mlsm, name).__doc__ for name in mlsm.__all__)
     assert set(mlsm.__all__) <= set(dir(mlsm))
     written = (ROOT / "mlsm" / "__init__.pyi").read_text(encoding="utf-8")
@@ -140,4 +150,22 @@ def test_tools_over_a_store(tmp_path):
     exported = mlsm.export_store(store=derived, output=tmp_path / "parquet")
     assert exported["store"] == derived.store and exported["splits"]["train"]["windows"] > 0
     assert "removed=<0 entries>" in repr(mlsm.clean(path=tmp_path))
-    assert len(mlsm.LspDataset(derived, seed=1)) > 0
+    assert len(mlsm.LspDataset(derived, seed=1)) == len(mlsm.LspWindows(derived)) > 0
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"),
+    [
+        (mlsm.LspModel.from_pretrained, "source"),
+        (mlsm.ProbedLspModel.from_pretrained, "source"),
+        (mlsm.Store.open, "path"),
+        (mlsm.LspDataset.__init__, "store"),
+        (mlsm.LspWindows.__init__, "store"),
+        (mlsm.LspCollator.__init__, "store"),
+        (mlsm.LspForPreTraining.from_encoder, "store"),
+    ],
+)
+def test_a_result_is_no_type_error_where_a_path_is_expected(function, argument):
+    """As in the examples of docs/python.md: a TrainedStudent is neither a str nor a Path, but is PathLike."""
+    assert issubclass(TrainedStudent, os.PathLike)
+    assert {str, os.PathLike[str]} <= set(typing.get_args(inspect.signature(function).parameters[argument].annotation))

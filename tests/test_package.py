@@ -44,8 +44,9 @@ def test_the_wheel_holds_data_and_no_tests(wheel):
     teacher = {f"pipeline/bundled_teacher/{path.name}" for path in (ROOT / "pipeline/bundled_teacher").iterdir()}
     text = {f"pipeline/bundled_text/{path.name}" for path in (ROOT / "pipeline/bundled_text").glob("*.*")}
     assert len(text) == 3 and text <= names
-    templates = {path.relative_to(ROOT).as_posix() for path in (ROOT / "mlsm" / "evaluation").rglob("templates/*")}
-    assert templates and templates <= names
+    report = {path.relative_to(ROOT).as_posix() for path in (ROOT / "mlsm" / "evaluation").rglob("templates/*")}
+    lsps = {path.relative_to(ROOT).as_posix() for path in (ROOT / "mlsm" / "evaluation").rglob("static/*")}
+    assert report and lsps and report | lsps <= names
     pages = {f"mlsm/pages/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     tutorials = {f"mlsm/pages/tutorials/{path.name}" for path in (ROOT / "docs" / "tutorials").glob("*.ipynb")}
     assert tutorials and pages | tutorials | {"mlsm/pages/figures/lsp-page.png"} <= names

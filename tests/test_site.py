@@ -1,6 +1,8 @@
 """The site of docs/: built strictly, every command and public name on a page, and nothing from elsewhere."""
 
+import base64
 import html
+import json
 import os
 import re
 import subprocess
@@ -77,6 +79,32 @@ def test_every_notebook_is_a_page_to_which_links_lead(site):
         assert re.findall(r'href="([^"]*\.ipynb)"', page) == [path.name] and "encode_lsp" in page
         assert (site / "tutorials" / path.name).is_file()
     assert ".ipynb" not in (site / "index.html").read_text(encoding="utf-8")
+
+
+def test_outputs_of_notebooks_are_on_their_pages(site):
+    """As far as they are stored: what cells print, and their figures as files."""
+    for path in (ROOT / "docs" / "tutorials").glob("*.ipynb"):
+        page = html.unescape((site / "tutorials" / f"{path.stem}.html").read_text(encoding="utf-8"))
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        outputs = [output for cell in cells for output in cell.get("outputs", ())]
+        assert all(line.strip() in page for output in outputs for line in output.get("text", ()))
+        figures = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", ())]
+        shown = [site / "tutorials" / name for name in re.findall(r'<img [^>]*src="([^"]*)"', page)]
+        assert [base64.b64encode(file.read_bytes()).decode() for file in shown] == figures
+
+
+def test_lines_of_code_are_seen_whole(site, browser):
+    """Those of 120 characters, too, on a laptop, without scrolling."""
+    hidden = "return [...document.querySelectorAll('pre, pre > code')]."
+    hidden += "filter((one) => one.scrollWidth > one.clientWidth).length"
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    )
+    for page in ("reference/formats", "reference/encode-lsp", "tutorials/own-corpus", "training"):
+        browser.get((site / f"{page}.html").as_uri())
+        assert browser.execute_script("return document.querySelectorAll('pre > code').length") > 1
+        assert browser.execute_script(hidden) == 0, page
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_nothing_is_fetched_from_elsewhere(site):

@@ -1,6 +1,6 @@
 """Turns every open claim about a GPU into a figure: two commands, each within nine minutes on an H200.
 
-    MLSM_DATA=<directory with bench/> python -m benchmarks.gpu_check --part solve
+    python -m benchmarks.gpu_check --part solve
     python -m benchmarks.gpu_check --part train
     python -m benchmarks.gpu_check --part train --only losses out_of_memory
     python -m benchmarks.gpu_check --part solve --toy                # tiny sizes, on a CPU too: does the code run?
@@ -11,9 +11,10 @@ was predicted or is wanted, what was measured (as far as it came, where time ran
 or timed out, and why), seconds, device and versions. Entries of other items stay, so that a file is completed by
 several calls. The last line that is printed is one JSON object of all statuses.
 
-Items that need the bench data find them in $MLSM_DATA/bench; the hidden states are lifted from 384 to 768 dimensions
-(benchmarks/lifted.py). Without a GPU every item is skipped, unless --toy is given: then those of its parts run that a
-CPU can run. No GPU has run this yet; the predictions are from counted instructions and bandwidths.
+Hidden states are the bench data, if $MLSM_DATA/bench has them, else the bundled teacher's; both are lifted to 768
+dimensions (benchmarks/lifted.py), and the entries name which. Without a GPU every item is skipped, unless --toy is
+given: then those of its parts run that a CPU can run. No GPU has run this yet; the predictions are from counted
+instructions and bandwidths.
 
 solve.py and train.py have the items, in the order in which they run; items.py says what one is.
 """
@@ -33,7 +34,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.data import conditions
+from benchmarks.data import conditions, has_bench_data
 from benchmarks.gpu_check import solve, train  # noqa: F401  (they enter their items)
 from benchmarks.gpu_check.items import ITEMS, PARTS, Setting, Skip
 from mlsm.common.device import choose_device
@@ -160,7 +161,8 @@ def machine() -> dict:
         free, total = torch.cuda.mem_get_info()
         gpu = {"gpu": torch.cuda.get_device_name(), "gpu_bytes": total, "gpu_bytes_free": free}
     installed = [name for name in ("numba-cuda", "triton") if find_distributions(name)]
-    return conditions(*installed) | {"cuda": torch.version.cuda} | gpu
+    states = "bench data" if has_bench_data() else "bundled teacher"
+    return conditions(*installed) | {"cuda": torch.version.cuda, "states": states} | gpu
 
 
 def find_distributions(name: str) -> list:

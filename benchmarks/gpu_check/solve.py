@@ -25,7 +25,7 @@ from transformers import BertConfig
 from benchmarks.data import ROOT
 from benchmarks.gpu_check.items import Setting, Skip, item, needs_gpu
 from benchmarks.gpu_coding import timed
-from benchmarks.lifted import LAM, LiftedTeacher, Problem, bench_problem, toy_problem
+from benchmarks.lifted import LAM, LiftedTeacher, Problem, available_problem, toy_problem
 from benchmarks.official_step import tf32
 from pipeline.solvers import nonneg_lasso, prepare
 from pipeline.solvers.fista import fista_steps
@@ -252,8 +252,8 @@ def synccheck(setting: Setting) -> Iterator[dict]:
 
 
 def states(setting: Setting, width: int) -> Problem:
-    """The bench data of a width; in a toy run tiny made-up ones, at most 32 wide."""
-    problem = toy_problem() if setting.toy else bench_problem()
+    """The bench data, or the bundled teacher's states, at a width; in a toy run tiny made-up ones, at most 32 wide."""
+    problem = toy_problem() if setting.toy else available_problem()
     width = min(width, 32) if setting.toy else width
     return problem if width == problem.hidden_Nd.shape[1] else problem.lifted(width)
 

@@ -28,13 +28,13 @@ class Command(NamedTuple):
     recipes: bool
     """RECIPES: whether its settings come from recipes, too"""
     downloads: bool
-    """DOWNLOADS: whether it may fetch a model, whose progress bar is wanted"""
+    """DOWNLOADS: whether it may fetch a model, whose progress bar is wanted; so it is unless the file says False"""
     trains: bool
     """TRAINS: whether what is left open follows from the store that is trained on"""
     works_on: str
     """WORKS_ON: the setting for which `newest` has candidates"""
     by_position: tuple[str, ...]
-    """BY_POSITION: settings that the Python function takes by position"""
+    """BY_POSITION: settings that the Python function takes by position, whatever the command line does"""
     newest: Callable[[Any], list[Path]] | None
     """settings -> what it could work on, the newest first, where nothing is named (_newest.py)"""
     complete: Callable[[Any], Any] | None

@@ -17,6 +17,8 @@ def run(settings: Settings, progress: Progress = silent) -> Report:
 
 def show(report: dict, settings: Settings) -> str:
     """Show what the machine has, with a mark where something asks for action."""
+    if settings.gpu:
+        return gpu_table(report)
     width = max(len(check["name"]) for check in report["checks"])
     lines = [""]
     for check in report["checks"]:
@@ -25,3 +27,27 @@ def show(report: dict, settings: Settings) -> str:
     troubles = [check["name"] for check in report["checks"] if not check["ok"]]
     verdict = f"Worth a look: {', '.join(troubles)}." if troubles else "Nothing stands in the way."
     return "\n".join([*lines, f"\n{verdict} Next, in minutes:  {program()} encode-lsp"])
+
+
+def gpu_table(report: dict) -> str:
+    """What was proven on a GPU, in Markdown: versions, what is used and why, a row for everything that was tried."""
+    lines = [f"- {name}: {value}" for name, value in report["gpu"].items()]
+    rows = ["", "| tried | result | deviation | time | first call | GPU memory |", "|---|---|---|---|---|---|"]
+    for part, uses in (("solver", "sparse coding uses"), ("training", "training uses"), ("faiss", "faiss:")):
+        if part not in report:
+            continue
+        lines.append(f"- {uses} {report[part]['line']}")
+        for name, trial in report[part]["trials"].items():
+            is_right = name == "cpu" or name in report[part]["right"]
+            result = trial.get("error") or ("right" if trial and is_right else "not right, see above")
+            cells = [f"{part}: {name}", result.replace("|", "/")]
+            cells.append(f"{trial['differs']:.1e}" if "differs" in trial else "")
+            cells.append(f"{1e3 * trial['seconds']:,.1f} ms" if "seconds" in trial else "")
+            cells.append(f"{trial['first_seconds']:,.1f} s" if "first_seconds" in trial else "")
+            cells.append(f"{trial['memory_bytes'] / 1e9:,.2f} GB" if "memory_bytes" in trial else "")
+            rows.append(f"| {' | '.join(cells)} |")
+    note = (
+        "Deviations: of a solver, the mean total variation of its distributions from those of the CPU; of training,\n"
+        "the largest relative one of a loss from float32's. Times are of one call on 4,096 rows, or of one step."
+    )
+    return "\n".join(["", *lines, *rows, "", note, "Something wrong? Paste this into an issue."])

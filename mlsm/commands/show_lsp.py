@@ -1,6 +1,6 @@
 """Show what LSPs stand for: tokens, contexts, neighbours, senses; of a word, a text; as pages to browse.
 
-One function a view. Left out: the pages (mlsm/evaluation/inspection/lsps/pages.py).
+One function a view. Left out: the pages (mlsm/evaluation/inspection/lsps/text_pages.py).
 """
 
 from pathlib import Path

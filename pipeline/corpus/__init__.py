@@ -20,7 +20,7 @@ from pipeline.config import TextConfig
 from pipeline.corpus.hub import PREFIX, HubFile, hub_files
 from pipeline.corpus.json_lines import JsonLines
 from pipeline.corpus.parquet import Parquet
-from pipeline.corpus.source import COMPRESSED, JSON_LINES, KINDS, Source, is_hidden, suffix_of
+from pipeline.corpus.source import COMPRESSED, JSON_LINES, SUFFIXES, Source, is_hidden, suffix_of
 from pipeline.corpus.text import TextFile
 from pipeline.corpus.windows import Window, join_windows
 
@@ -94,7 +94,7 @@ def _expand(pattern):
     path = Path(pattern).expanduser()
     if path.is_dir():
         found = [file for file in path.rglob("*") if file.is_file() and not is_hidden(file.relative_to(path))]
-        return [file for file in found if suffix_of(file) in KINDS] or [file for file in found if not file.suffix]
+        return [file for file in found if suffix_of(file) in SUFFIXES] or [file for file in found if not file.suffix]
     if path.is_file():
         return [path]
     return [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]

@@ -21,7 +21,7 @@ from typing import BinaryIO
 from urllib.parse import unquote
 
 from mlsm.common.errors import CorpusError
-from pipeline.corpus.source import KINDS, is_hidden, suffix_of
+from pipeline.corpus.source import SUFFIXES, is_hidden, suffix_of
 
 PREFIX = "hf://datasets/"
 _FORM = re.compile(r"([^/@*]+/[^/@*]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?")
@@ -144,7 +144,7 @@ def _listing(dataset, revision, path):
             found = api.get_paths_info(dataset, [path], repo_type="dataset", revision=commit) if path else []
             if not any(isinstance(entry, RepoFile) for entry in found):
                 named = ((entry, PurePosixPath(entry.path)) for entry in list_files(path or None))
-                found = [entry for entry, name in named if suffix_of(name) in KINDS and not is_hidden(name)]
+                found = [entry for entry, name in named if suffix_of(name) in SUFFIXES and not is_hidden(name)]
         return commit, [entry for entry in found if isinstance(entry, RepoFile)]
     except EntryNotFoundError:
         return commit, []

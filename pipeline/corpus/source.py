@@ -28,7 +28,7 @@ from mlsm.common.errors import CorpusError, NotUtf8Error
 PIECE_CHARACTERS = 65_536
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 JSON_LINES = (".jsonl", ".json", ".ndjson", ".jsonlines")
-KINDS = (".txt", ".parquet", *JSON_LINES)  # taken from a directory; others, such as README.md, only by name
+SUFFIXES = (".txt", ".parquet", *JSON_LINES)  # taken from a directory; others, such as README.md, only by name
 _BUFFER = 1 << 18  # bytes read at once
 _SURROGATES = re.compile("[\ud800-\udfff]")
 

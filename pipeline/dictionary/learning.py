@@ -182,11 +182,12 @@ class _Learning:
         self.evaluations = int(np.ceil(self.total / min(settings["evaluate_every"], len(vectors))))
         self.done = 0
         self.evaluation = _Evaluation(vectors.held_out_Hd, settings["lam"])
+        self.backend: str | None = None  # of nonneg_lasso on a GPU, once it is proven
 
     def run(self, checkpoint=None):
         """Go on from the checkpoint or begin; returns the Dictionary. Atoms that are not learned are there at once."""
         if "atoms" in self.settings:
-            self.learner = self._make_learner(_initial_atoms(self.vectors, self.settings))
+            self.learner = self._make_learner(_initial_atoms(self.vectors, self.settings, self.device))
             self.evaluation.add(self.learner, 0, 0.0)
             return self._finish(f"{self.settings['atoms']}: not learned")
         if checkpoint is not None:
@@ -214,6 +215,7 @@ class _Learning:
 
     def _finish(self, stopped):
         settings = self.settings | {"vectors": len(self.vectors), "held_out": len(self.vectors.held_out_Hd)}
+        settings |= self._backend_record()
         return Dictionary(self.evaluation.best_atoms_Kd, self.evaluation.history, stopped, settings)
 
     def _minibatch(self):
@@ -234,46 +236,69 @@ class _Learning:
         evaluation = self.evaluation
         return (
             {**self.learner.state(), "best_atoms_Kd": evaluation.best_atoms_Kd},
-            {"done": self.done, "history": evaluation.history, "best_objective": evaluation.best_objective},
+            {"done": self.done, "history": evaluation.history, "best_objective": evaluation.best_objective}
+            | self._backend_record(),
         )
+
+    def _backend_record(self):
+        """What a GPU codes with, for the checkpoint and for dictionary.json; a CPU has no choice."""
+        return {} if self.backend is None else {"solver_backend": self.backend}
 
     def _restore(self, state):
         """Set the learner up from a state, or at the beginning if there is none."""
         if state is None:
-            self.learner = self._make_learner(_initial_atoms(self.vectors, self.settings))
+            self.learner = self._make_learner(_initial_atoms(self.vectors, self.settings, self.device))
             return
         arrays, facts = state
-        self.learner = self._make_learner(arrays["atoms_Kd"])
+        self.learner = self._make_learner(arrays["atoms_Kd"], facts.get("solver_backend"))
         self.learner.restore(arrays)
         self.done, self.evaluation.history = facts["done"], facts["history"]
         self.evaluation.best_objective = facts["best_objective"]
         self.evaluation.best_atoms_Kd = arrays["best_atoms_Kd"]
         logger.info("dictionary: going on after %s of %s vectors", f"{self.done:,}", f"{self.total:,}")
 
-    def _make_learner(self, atoms_Kd):
+    def _make_learner(self, atoms_Kd, begun_with=None):
+        """The learner of the device. On a GPU its solver is proven on some of the vectors first (solvers/proof.py).
+
+        begun_with  what the checkpoint was coded with
+        """
+        lam = self.settings["lam"]
         if self.device == "cpu":
-            return CpuLearner(atoms_Kd, self.settings["lam"], FORGETTING)
+            return CpuLearner(atoms_Kd, lam, FORGETTING)
+        import torch
+
         from pipeline.dictionary.torch import TorchLearner
+        from pipeline.solvers import proof
 
-        return TorchLearner(atoms_Kd, self.settings["lam"], FORGETTING, self.device)
+        device = torch.device(self.device)
+        if proof.is_needed(device):
+            rows_Nd = self.vectors.sample(min(proof.ROWS, len(self.vectors)))
+            self.backend = proof.choose_solver(rows_Nd, atoms_Kd, lam, device, begun_with=begun_with).backend
+        return TorchLearner(atoms_Kd, lam, FORGETTING, device, self.backend or "auto")
 
 
-def _initial_atoms(vectors, settings):
+def _initial_atoms(vectors, settings, device):
     k, kind = settings["k"], settings.get("atoms", settings["init"])
     if kind in ("sample", "sampled"):
         return _without_near_ones(vectors.sample(k), vectors)
     import faiss
+    import torch
+
+    from mlsm.common import faiss_gpu
 
     hidden_nd = vectors.sample(KMEANS_VECTORS_PER_ATOM * k)
+    iterations = CLUSTER_ITERATIONS if kind == "clusters" else KMEANS_ITERATIONS
     kmeans = faiss.Kmeans(
         hidden_nd.shape[1],
         k,
-        niter=CLUSTER_ITERATIONS if kind == "clusters" else KMEANS_ITERATIONS,
+        niter=iterations,
         spherical=True,
         seed=settings["seed"],
         min_points_per_centroid=1,
         max_points_per_centroid=KMEANS_VECTORS_PER_ATOM,
     )
+    products = iterations * k * hidden_nd.size
+    kmeans.index = faiss_gpu.place(kmeans.index, torch.device(device), products=products)
     kmeans.train(hidden_nd)
     centroids_Kd = np.ascontiguousarray(kmeans.centroids)
     return centroids_Kd if kind == "clusters" else _without_near_ones(centroids_Kd, vectors)

@@ -22,9 +22,15 @@ SMALLEST_CURVATURE = 1e-10  # below, an atom was not used lately: nothing to lea
 
 
 class TorchLearner(Replacing):
-    """As CpuLearner, with tensors on `device`; vectors come in, atoms and codes go out as NumPy arrays."""
+    """As CpuLearner, with tensors on `device`; vectors come in, atoms and codes go out as NumPy arrays.
 
-    def __init__(self, atoms_Kd: np.ndarray, lam: float, forgetting: float, device: str | torch.device):
+    backend  of nonneg_lasso, for the codes
+    """
+
+    def __init__(
+        self, atoms_Kd: np.ndarray, lam: float, forgetting: float, device: str | torch.device, backend: str = "auto"
+    ):
+        self.backend = backend
         self.lam, self.forgetting, self.steps = lam, forgetting, 0
         self.device = torch.device(device)
         self.atoms_Kd = self._tensor(atoms_Kd).clone()
@@ -72,7 +78,8 @@ class TorchLearner(Replacing):
         self._refresh_gram()
 
     def _code(self, hidden_nd, tol):
-        return nonneg_lasso(hidden_nd, self.atoms_Kd, self.lam, gram_KK=self.gram_KK, tol=tol)
+        how = {"gram_KK": self.gram_KK, "tol": tol, "backend": self.backend}
+        return nonneg_lasso(hidden_nd, self.atoms_Kd, self.lam, **how)
 
     def _accumulate(self, hidden_nd, codes, keep):
         """A = keep A + a' a, B = keep B + a' h: dense products, which a GPU does faster than sparse sums."""

@@ -3,14 +3,13 @@
     codes = nonneg_lasso(hidden_Nd, atoms_Kd, lam=0.05)
 
 problem.py states the problem and measures solutions; cd_cpu.py, cd_cuda.py and active_set_torch.py solve it; fista.py
-is the official code's solver, whose codes are not optimal. This is the one place where the input is checked and a
-backend is chosen.
+is the official code's solver, whose codes are not optimal. This is the one place where the input is checked. Which
+solver a GPU gets is proven on it first (proof.py).
 
 Shapes: N tokens, d hidden width, K atoms.
 """
 
 import dataclasses
-import functools
 import math
 import warnings
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from mlsm.common.errors import describe
+from mlsm.common.invocation import program
 from pipeline.solvers import cuda_products, fista
 from pipeline.solvers.cuda_products import PreparedOnGpu
 from pipeline.solvers.fista import STEPS
@@ -101,11 +100,11 @@ def nonneg_lasso(
                None, which only "fista" allows: accept what the steps reach, without a warning
     gap        also bound how far every token's objective is above its optimum, in float64: slower than coding
     backend    "cpu", "cuda": coordinate descent; "torch": Newton steps in plain torch, where hidden_Nd lies;
-               "fista": `steps` steps of the official code's solver, where hidden_Nd lies; "auto": coordinate descent
-               where hidden_Nd lies, or on a GPU that cannot run its kernels, with a warning, "torch"
+               "fista": `steps` steps of the official code's solver, where hidden_Nd lies; "auto": "cpu", or on a GPU
+               what was proven there for such shapes (proof.py), else, with a warning, "torch"
     steps      how many "fista" takes, which has no other stopping test
     Returns    Codes, with the largest KKT violation of every token over all atoms ("cuda": an upper bound of it, which
-               counts what its products may be off by): tensors if hidden_Nd is one on a GPU and is coded there,
+               counts what its products may be off by): tensors if hidden_Nd is one, on the device that coded it,
                else NumPy arrays
     Raises     ValueError on shapes that do not match, lam or tol <= 0, non-finite input or norms above 1e8 (naming the
                rows), and a gram_KK that is not that of the atoms
@@ -126,17 +125,18 @@ def nonneg_lasso(
     _judge(codes.kkt, tol, usable_N, hidden_Nd)
     if gap:
         codes = dataclasses.replace(codes, gap=duality_gap(hidden_Nd, atoms_Kd, codes, lam))
-    return codes
+    return codes.to_tensors() if isinstance(hidden_Nd, torch.Tensor) else codes
 
 
 def _solve(hidden_Nd, atoms_Kd, lam, gram_KK, tol, backend, steps):
     if backend == "fista" or tol is None:  # which only "fista" allows
         return fista.solve(hidden_Nd, atoms_Kd, lam, steps=steps)
     if backend == "auto":
-        backend = choose_backend(hidden_Nd.device if on_gpu(hidden_Nd) else torch.device("cpu"))
+        backend = choose_backend(hidden_Nd.device if on_gpu(hidden_Nd) else torch.device("cpu"), *atoms_Kd.shape[::-1])
     if backend == "cpu":
         from pipeline.solvers import cd_cpu
 
+        gram_KK = gram_KK.gram_KK if isinstance(gram_KK, PreparedTensors) else gram_KK
         return cd_cpu.solve(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
     if backend == "cuda":
         return _solve_with_kernels(hidden_Nd, atoms_Kd, gram_KK, lam, tol)
@@ -161,35 +161,26 @@ def _gram_on(device, atoms_Kd, gram_KK):
     return gram_KK
 
 
-def choose_backend(device: torch.device) -> str:
-    """The fastest exact backend that a device can run. Warns where a GPU cannot run the kernels of "cuda"."""
-    if device.type == "cpu":
-        return "cpu"
-    if (trouble := describe_missing_kernels(device)) is None:
-        return "cuda"
+def choose_backend(device: torch.device, width: int, atoms: int) -> str:
+    """What `backend="auto"` means for rows of a width and so many atoms: on a GPU what was proven there, else "torch".
+
+    Warns once where nothing was proven: plain torch is what cannot go wrong, and the kernels may be faster.
+    """
+    return "cpu" if device.type == "cpu" else _proven_backend(device, width, atoms)
+
+
+def _proven_backend(device, width, atoms):
+    from pipeline.solvers import proof
+
+    if (proven := proof.kept_backend(device, width, atoms)) is not None:
+        return proven
     warnings.warn(
-        f"the kernels for sparse coding cannot be used on {device} ({trouble}): coding with torch's own operations, "
-        "which takes longer and has the same tolerance.",
-        stacklevel=2,
+        f"no solver was proven on {device} for rows of width {width} and {atoms:,} atoms: coding with torch's own "
+        f"operations, to the same tolerance. encode-lsp and learn-dictionary prove the faster one; so does:  "
+        f"{program()} doctor --gpu",
+        stacklevel=4,
     )
     return "torch"
-
-
-@functools.cache
-def describe_missing_kernels(device: torch.device) -> str | None:
-    """Why a GPU cannot run the kernels of cd_cuda.py; None if they solve a problem of two tokens there."""
-    if torch.version.hip is not None:
-        return "this torch is built for ROCm, and they need CUDA"
-    try:
-        from pipeline.solvers import cd_cuda
-
-        eye = torch.eye(2, device=device)
-        values = cd_cuda.solve(eye, eye, eye, 0.25, 1e-3).values.tolist()
-    except torch.OutOfMemoryError:  # which says nothing of the kernels
-        raise
-    except Exception as error:  # of numba-cuda, which may be absent, of its compiler, or of the driver
-        return describe(error)
-    return None if np.allclose(values, [0.75, 0.75], atol=2e-3) else f"they find {values} where 0.75 is right"
 
 
 def _solve_with_kernels(hidden_Nd, atoms_Kd, gram_KK, lam, tol):

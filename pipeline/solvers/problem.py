@@ -12,7 +12,7 @@ Shapes: N tokens, d hidden width, K atoms.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -38,7 +38,7 @@ class Codes:
     kkt      float32 (N), the largest KKT violation of every token, in units of a correlation
     gap      float64 (N), duality gap, where it was asked for
 
-    NumPy arrays, or torch tensors on the GPU that computed them (then gap is still NumPy).
+    NumPy arrays, or torch tensors where they were computed (then gap is one on the CPU).
     """
 
     indptr: np.ndarray
@@ -52,18 +52,24 @@ class Codes:
 
     def to_host(self) -> "Codes":
         """These codes as NumPy arrays."""
-        if isinstance(self.indptr, np.ndarray):
-            return self
-        return Codes(*(tensor.cpu().numpy() for tensor in (self.indptr, self.indices, self.values, self.kkt)), self.gap)
+        return self._each(lambda array: array.cpu().numpy() if isinstance(array, torch.Tensor) else array)
+
+    def to_tensors(self) -> "Codes":
+        """These codes as torch tensors; NumPy arrays share their memory with them."""
+        return self._each(torch.as_tensor)
 
     def dense(self, num_atoms: int, start: int = 0, stop: int | None = None, dtype: type = np.float64) -> np.ndarray:
         """Rows start to stop as an array (rows, num_atoms)."""
-        indptr = self.indptr[start : len(self) + 1 if stop is None else stop + 1]
+        host = self.to_host()
+        indptr = host.indptr[start : len(self) + 1 if stop is None else stop + 1]
         entries = slice(indptr[0], indptr[-1])
         codes_NK: np.ndarray = np.zeros((len(indptr) - 1, num_atoms), dtype)
         rows = np.repeat(np.arange(len(codes_NK)), np.diff(indptr))
-        codes_NK[rows, self.indices[entries]] = self.values[entries]
+        codes_NK[rows, host.indices[entries]] = host.values[entries]
         return codes_NK
+
+    def _each(self, change):
+        return replace(self, **{name: change(array) for name, array in vars(self).items() if array is not None})
 
 
 def join_codes(parts: Sequence[Sequence[np.ndarray]]) -> Codes:

@@ -7,8 +7,9 @@
     codes = target.code(hidden.rows_Nd)             # on the teacher's device
     columns = target.columns(codes, batch)          # on the host, as a shard holds them
 
-To add a kind of store, write a class with what `Target` and `CodedTarget` name, and its line in `KINDS`. Not handled
-here: the stages in which this happens (encode.py), the commands (commands.py), the stores themselves (stores.py).
+To add a kind of store, write a class with what `Target` and `CodedTarget` name; docs/ARCHITECTURE.md lists the other
+places. Not handled here: the stages in which this happens (encode.py), the commands (commands.py), the stores
+themselves (stores.py).
 
 Shapes: N coded tokens, d hidden width.
 """
@@ -22,10 +23,6 @@ import torch
 from pipeline.batch import Hidden, TeacherBatch
 from pipeline.job import Job
 from pipeline.stores import Record
-from pipeline.targets.hidden import HiddenStates
-from pipeline.targets.ids import Ids
-from pipeline.targets.logits import Logits
-from pipeline.targets.lsp import Lsp
 from shards.files import StoreFiles
 
 
@@ -84,6 +81,3 @@ class CodedTarget(Target, Protocol):
 
     def variation(self, rows_Nd: torch.Tensor, exact_Nd: torch.Tensor, exact_teacher: Any) -> np.ndarray | None:
         """Total variation between the distributions that two teachers' hidden states give, on the host: (N,)."""
-
-
-KINDS: dict[str, type[Target]] = {"ids": Ids, "logits": Logits, "lsp": Lsp, "hidden": HiddenStates}

@@ -4,7 +4,10 @@ How many entries of a distribution a store keeps by default follows from the dic
 share of the mass n entries held on its held-out vectors (`kept_mass` of its facts). Without --top-n, the smallest n of
 CHOICES that held LEAST_MASS is used. If a dictionary has no such record, or is used with another penalty or solver than
 it was learned with, n follows from its width. Both depend only on the dictionary and the settings, so that the same
-command finds the same store again. Not handled here: the solver (solvers/), what a code becomes (distributions.py).
+command finds the same store again.
+
+On a GPU the solver is proven on the first rows that are coded (solvers/proof.py). The store's first unit fixes it, and
+every unit's record names it. Not handled here: the solver (solvers/), what a code becomes (distributions.py).
 
 Shapes: N coded tokens, d hidden width, K atoms.
 """
@@ -16,13 +19,13 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 import torch
 
-from mlsm.common.errors import EncodeError
+from mlsm.common.errors import EncodeError, ShardError, StoreError
 from pipeline.batch import Hidden, InputFormat, TeacherBatch, add_amounts, center_on, centred_rows
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
 from pipeline.job import Job, load_teacher, name_of_dtype
 from pipeline.precision import total_variation
-from pipeline.solvers import choose_backend, nonneg_lasso, onednn, prepare
+from pipeline.solvers import nonneg_lasso, onednn, prepare, proof
 from pipeline.solvers.nearest import nearest_atoms
 from pipeline.solvers.parallel import one_blas_thread
 from pipeline.solvers.problem import Codes
@@ -51,10 +54,12 @@ class Lsp:
     def __init__(self, config: EncodeConfig, teacher: "Teacher", layer: int, dictionary: Dictionary):
         self.config, self.teacher, self.layer, self.dictionary = config, teacher, layer, dictionary
         asked = config.solver_backend if config.solver == "cd" else config.solver
-        self._backend = choose_backend(teacher.device) if asked == "auto" else asked
+        self._is_proven = asked == "auto" and proof.is_needed(teacher.device)
+        self._backend: str | None = None if self._is_proven else "cpu" if asked == "auto" else asked
+        self._begun_with: str | None = None  # what the store's first unit was coded with
         self.environment: dict = {}
         if self._backend == "cpu":
-            self.environment["correlations"] = "bfloat16" if onednn.multiplies_bfloat16() else "float32"
+            self.environment["correlations"] = _correlations()
         elif self._backend == "torch":
             self.environment["solver_backend"] = "torch"
         self.top_n = entries_kept(config, dictionary)
@@ -68,7 +73,10 @@ class Lsp:
     def open(cls, job: Job, teacher: "Teacher", files: StoreFiles, settings: dict) -> Self:
         dictionary = Dictionary.load(files.dictionary)
         copies.check_dictionary(files, dictionary.fingerprint)
-        return cls(job.config, teacher, settings["layer"], dictionary)
+        target = cls(job.config, teacher, settings["layer"], dictionary)
+        if target._is_proven:
+            target._begun_with = recorded_backend(files)
+        return target
 
     def record(self, job: Job) -> Record:
         config, dictionary, k = self.config, self.dictionary, len(self.dictionary.atoms_Kd)
@@ -119,14 +127,27 @@ class Lsp:
         self._center_Pd = center_on(self.teacher.device, self.dictionary)
         self._prepared = _load_dictionary(self.teacher.device, self.dictionary.atoms_Kd, self._backend)
 
+    def _prove(self, rows_Nd):
+        """Choose the solver of a GPU by these rows; where none is right there, the CPU's cores code."""
+        atoms_Kd, lam = self.dictionary.atoms_Kd, self.config.lam
+        self._backend = proof.choose_solver(rows_Nd, atoms_Kd, lam, rows_Nd.device, begun_with=self._begun_with).backend
+        if self._backend == "cpu":
+            self._prepared = _load_dictionary(torch.device("cpu"), atoms_Kd, "cpu")
+
     def code(self, rows_Nd: torch.Tensor, tolerance: float | None = None) -> Codes:
+        if self._backend is None and len(rows_Nd):
+            self._prove(rows_Nd)
         atoms_Kd, gram_KK = self._prepared
         config = self.config
         if config.solver == "nearest":
             return nearest_atoms(rows_Nd, atoms_Kd)
-        how = {"gram_KK": gram_KK, "tol": tolerance or config.tolerance, "backend": self._backend}
+        how = {"gram_KK": gram_KK, "tol": tolerance or config.tolerance, "backend": self._backend or "torch"}
         if config.solver == "fista":
             how = {"backend": "fista", "steps": config.solver_steps, "tol": None}
+        if self._backend == "cpu" and rows_Nd.is_cuda:
+            codes = nonneg_lasso(rows_Nd.cpu().numpy(), atoms_Kd, config.lam, **how)
+            parts = (codes.indptr, codes.indices, codes.values, codes.kkt)
+            return Codes(*(torch.from_numpy(part).to(rows_Nd.device) for part in parts))
         return nonneg_lasso(rows_Nd if rows_Nd.is_cuda else rows_Nd.numpy(), atoms_Kd, config.lam, **how)
 
     def tensors(self, codes: Codes) -> tuple:
@@ -135,6 +156,10 @@ class Lsp:
     def columns(self, codes: Codes | None, batch: TeacherBatch) -> dict[str, np.ndarray]:
         if codes is None:
             return columns_of(None, batch)
+        if self._is_proven and self._backend is not None:
+            batch.block.facts["solver_backend"] = self._backend
+            if self._backend == "cpu":
+                batch.block.facts["correlations"] = _correlations()
         rows, statistics = distributions(codes, self.top_n), batch.block.statistics
         tokens, empty = len(rows), int((np.diff(rows.indptr) == 0).sum())
         add_amounts(statistics, {"empty_codes": empty})
@@ -154,6 +179,22 @@ class Lsp:
         tolerance = min(self.config.tolerance, COMPARED_TOLERANCE[rows_Nd.device.type])
         count = len(self.dictionary.atoms_Kd)
         return total_variation(*(self.code(rows, tolerance).to_host().dense(count) for rows in (rows_Nd, exact_Nd)))
+
+
+def recorded_backend(files: StoreFiles) -> str | None:
+    """The solver that the records of a store name, the first by the ids of their units; None where none is named."""
+    for path in sorted(files.units.glob("*.json")):
+        try:
+            record = files.record(path.stem)
+        except (ShardError, StoreError):  # which verify-shards reports
+            continue
+        if record is not None and (backend := record.environment.get("solver_backend")) is not None:
+            return str(backend)
+    return None
+
+
+def _correlations():
+    return "bfloat16" if onednn.multiplies_bfloat16() else "float32"
 
 
 def _load_dictionary(device, atoms_Kd, backend):

@@ -41,17 +41,13 @@ class LastLayer:
         """
         if not self.restricted or most_masked == 0:
             return False
+        self._layer.gradient_checkpointing = False  # in a backward pass the rows that are wanted are forgotten by then
         self._masked = where_M, most_masked
         return True
 
     def release(self) -> None:
         """Let the encoder be what it was."""
         self._masked = None
-
-    def keep_activations(self) -> None:
-        """Never compute this layer again in a backward pass: which rows are wanted is forgotten by then."""
-        if self.restricted:
-            self._layer.gradient_checkpointing = False
 
     def _forward(self, restricted, whole, hidden_WLd, *args, **kwargs):
         if self._masked is None:

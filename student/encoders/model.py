@@ -101,7 +101,6 @@ class Student(nn.Module):
         encoder = self.encoder
         enable = getattr(encoder, "activation_checkpointing_enable", None) or encoder.gradient_checkpointing_enable
         enable({"use_reentrant": False})  # by its newer name where transformers has it
-        self._last_layer.keep_activations()
 
     def training_flops(self, windows: int, length: int, masked: int) -> int:
         """Operations of a forward and backward pass over windows of a length."""

@@ -129,6 +129,7 @@ class Masking:
         begins_WL = begins_run(maskable_WL, read.documents)
         if self.unit == "span":
             return choose_spans(maskable_WL, begins_WL, window_ids_W, **counted)
+        assert self.unit in ("token", "word"), self.unit
         runs_WL = np.cumsum(begins_WL, axis=1) * maskable_WL
         begins_WL |= maskable_WL & ~self.continues_V[read.ids] if self.unit == "word" else maskable_WL
         if table is not None and has_collocations:

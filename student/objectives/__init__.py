@@ -41,7 +41,7 @@ class Facts:
     temperable: bool = False
     """whether `target_temperature` applies"""
     several_stores: bool = False
-    """whether it can learn from several stores at once"""
+    """whether it can learn from several stores at once; where its outputs are LSPs alone, it must"""
     wordnet: bool = False
     """whether it needs WordNet"""
     kappa: float | None = None

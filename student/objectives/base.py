@@ -161,7 +161,7 @@ class Objective:
         return windows.digest
 
     def read_targets(self, masked: MaskedTokens) -> Any:
-        """Targets of these tokens, a record of targets.py: its `counts` has a number of tokens for every term."""
+        """Targets of these tokens, such as SparseTargets (mlsm.py): `counts` has a number of tokens for every term."""
         raise NotImplementedError
 
     def loss_sums(self, logits_MK: Tensor, targets: Any) -> Tensor:

@@ -49,6 +49,7 @@ from student.runs.identity import (
     run_identity,
 )
 
+MARGINALS, RESULT_FILE = ".marginals", "result.json"  # beside runs; in a run that is finished
 logger = logging.getLogger(__name__)
 
 
@@ -79,7 +80,7 @@ class Run:
         disk.follow_no_links_below(config.run_dir or config.root)
         self.config_file = self.directory / "config.json"
         self.log_file = self.directory / "log.jsonl"
-        self.result_file = self.directory / "result.json"
+        self.result_file = self.directory / RESULT_FILE
         self.table_file = self.directory / "mask_weights.npz"  # of a run with one table
         turns = [self.directory / f"mask_weights-{turn + 1}.npz" for turn in range(len(tables))]
         files = turns if len(tables) > 1 else [self.table_file]
@@ -87,7 +88,7 @@ class Run:
         self.checkpoint_directory = self.directory / "checkpoints"
         self.export_directory = self.directory / "export"
         place = Path(config.root) if config.run_dir is None else self.directory
-        self.marginals_directory = place.parent / ".marginals"  # shared by runs: see position_marginals.py
+        self.marginals_directory = place.parent / MARGINALS  # shared by runs: see position_marginals.py
         found = read_or_none(self.config_file, is_description)
         if found is not None and not differing_settings(found, identity, architecture):
             # As config.json says: with its spelling of the settings, and the products that the run was started with.

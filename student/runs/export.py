@@ -18,12 +18,14 @@ Shapes: V vocabulary, k LSPs, d width of the head's output.
 import json
 import re
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from huggingface_hub import EvalResult, ModelCardData, try_to_load_from_cache
 
+from mlsm.common.errors import RunError
 from mlsm.common.model_checks import EXPORTED, quiet_transformers
 from mlsm.common.paths import utf8
 from mlsm.common.text import code_span, hub_id, markdown_text, printable, without_directories
@@ -121,7 +123,8 @@ def export_student(model: Student, directory: Path, objective: Objective, store:
     """Write a student into an existing directory.
 
     objective  an Objective, which says what the outputs are
-    lineage    what the card reports: settings, step, tokens, held_out, baseline (dicts of JSON values)
+    lineage    what the card reports: settings, step, tokens, flops (None: unknown), held_out, baseline (dicts of JSON
+               values)
     """
     stock = stock_model(model, objective)
     with quiet_transformers():
@@ -135,6 +138,17 @@ def export_student(model: Student, directory: Path, objective: Objective, store:
         {"objective": objective.name} | lineage,
         objective.other_stores,
     )
+
+
+def check_replaceable(directory: Path, remedy: str) -> None:
+    """RunError, which ends with the remedy, where writing an export there would replace anything but an export."""
+    if not directory.exists():
+        return
+    names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    if (names or not directory.is_dir()) and not (directory / LINEAGE_FILE).is_file():
+        raise RunError(f"{directory} is in use and holds no export. {remedy}")
+    if foreign := [name for name in names if not any(fnmatch(name, pattern) for pattern in EXPORT_FILES)]:
+        raise RunError(f"{directory} holds what no export writes: {', '.join(foreign)}. {remedy}")
 
 
 def write_papers(
@@ -286,10 +300,12 @@ def _card(text: CardText, lineage: dict, has_code: bool) -> str:
     data = _metadata(text, lineage)
     lineage = without_directories(json.loads(_json(lineage)))
     store, rest = lineage["store"], {name: value for name, value in lineage.items() if name not in _SHOWN}
-    spent = (
-        f"{markdown_text(lineage['step'])} optimiser steps, {markdown_text(lineage['tokens'])} real tokens,"
-        f" {lineage['flops']:.3g} floating-point operations"
-    )
+    spent = {
+        "optimiser steps": lineage["step"],
+        "real tokens": lineage["tokens"],
+        "floating-point operations": lineage["flops"] and f"{lineage['flops']:.3g}",
+    }
+    spent_on = ", ".join(f"{markdown_text(amount)} {what}" for what, amount in spent.items() if amount is not None)
     sections = [
         f"---\n{printable(data.to_yaml())}\n---",
         f"# {markdown_text(text.title)}\n\n{text.made}",
@@ -297,7 +313,7 @@ def _card(text: CardText, lineage: dict, has_code: bool) -> str:
         *[f"## In transformers alone\n\n{text.in_transformers}"] * (has_code and text.in_transformers != ""),
         f"## Sentences\n\n{_SENTENCES}",
         f"## Held-out text\n\n{_figures(lineage, text.unit)}",
-        f"## How it was made\n\n{spent}. Settings:\n\n{_block(lineage['settings'])}",
+        f"## How it was made\n\n{spent_on + '. ' if spent_on else ''}Settings:\n\n{_block(lineage['settings'])}",
         f"{_WORDS_READ if text.reads_words else '## Where the targets come from'}\n\n{_targets(store)}",
         f"The store's settings:\n\n{_block(store['settings'])}",
         f"Its corpus and windows:\n\n{_block({'corpus': store['corpus'], 'windowing': store['windowing']})}",

@@ -38,7 +38,7 @@ from student.objectives import is_untied
 from student.objectives.several_stores import build_objective
 from student.probe import probe_task
 from student.runs.checkpoint import Checkpoints, load_weights
-from student.runs.export import AUTO_MAP, CODE_FILE, EXPORT_FILES, KNOWN_CODE, LINEAGE_FILE, export_student
+from student.runs.export import AUTO_MAP, CODE_FILE, EXPORT_FILES, KNOWN_CODE, check_replaceable, export_student
 from student.runs.export_config import ExportConfig
 from student.runs.hub import Revision, push
 from student.runs.identity import read_json
@@ -130,13 +130,7 @@ _OTHER_OUTPUT = "Nothing was changed. Give another --output."
 
 def check_output(output: Path) -> None:
     """RunError where writing the output would replace anything but an export."""
-    if not output.exists():
-        return
-    names = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
-    if (names or not output.is_dir()) and not (output / LINEAGE_FILE).is_file():
-        raise RunError(f"{output} is in use and holds no export. {_OTHER_OUTPUT}")
-    if foreign := [name for name in names if not any(fnmatch(name, pattern) for pattern in EXPORT_FILES)]:
-        raise RunError(f"{output} holds what no export writes: {', '.join(foreign)}. {_OTHER_OUTPUT}")
+    check_replaceable(output, _OTHER_OUTPUT)
 
 
 @contextmanager

@@ -45,8 +45,7 @@ def finished_students(root: str = StudentConfig.root) -> list[Path]:
     """
     found = [head.parent.parent for head in Path(root).glob(f"*/export/{LSP_HEAD}")]
     if not found:
-        kinds = "mlsm, hard-mlsm, naive-mlsm or mtl"
-        raise RunError(f"no finished {kinds} student under {root}. Train one:  {program()} train-student")
+        raise RunError(f"no finished student with LSP outputs under {root}. Train one:  {program()} train-student")
     return sorted(found, key=lambda run: (run / "export" / LSP_HEAD).stat().st_mtime_ns, reverse=True)
 
 

@@ -13,7 +13,7 @@ from preloaded import Preloaded
 
 from benchmarks.gpu_check import __main__ as gpu_check
 from benchmarks.gpu_check.items import ITEMS, PARTS, Item, Setting, Skip
-from benchmarks.lifted import toy_problem
+from benchmarks.lifted import available_problem, bundled_problem, toy_problem
 from pipeline.solvers import nonneg_lasso
 
 TOY = Setting(torch.device("cpu"), toy=True)
@@ -48,6 +48,17 @@ def test_figures_of_a_toy_run_are_right(toy_run, one_thread):
     assert figures["trainer"]["resumed_differs_by"] == 0
     assert figures["fista"]["32"]["compiled_differs_by"] < 1e-5
     assert figures["fista"]["32"]["fista_above_ours"] > 0  # three steps are too few
+
+
+def test_without_the_bench_data_the_bundled_teachers_states_are_used(monkeypatch, tmp_path):
+    monkeypatch.setattr("benchmarks.data.ROOT", tmp_path / "repository")
+    monkeypatch.delenv("MLSM_DATA", raising=False)
+    monkeypatch.setattr("benchmarks.lifted.bundled_problem", lambda: bundled_problem(tokens=64, atoms=32))
+    problem = available_problem().lifted(256)
+    assert problem.hidden_Nd.shape == (64, 256) and problem.atoms_Kd.shape == (32, 256)
+    assert np.linalg.norm(problem.atoms_Kd.astype(float), axis=1).max() <= 1
+    assert gpu_check.machine()["states"] == "bundled teacher"
+    assert 0.1 < (problem.hidden_Nd @ problem.atoms_Kd.T).max(1).mean() < 0.99, "states that are alike, not equal"
 
 
 def test_a_lifted_problem_is_the_same_one():

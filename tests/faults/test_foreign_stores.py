@@ -33,7 +33,7 @@ from pipeline.encode import open_coder
 from pipeline.executor import Context
 from pipeline.job import teacher_job
 from pipeline.learn import load_dictionary
-from pipeline.targets import Lsp
+from pipeline.targets.lsp import Lsp
 from shards import copies, writer
 from shards.codec import block_windows
 from shards.derive import derive

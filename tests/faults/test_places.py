@@ -60,7 +60,7 @@ WRITERS = {
     "costs of a study": lambda output: keep_costs([], output),
     "a part of a study": begin,
     "what a study withholds": lambda output: keep_withheld(output, ("a", "b")),
-    "pages of LSPs": lambda output: publish(output / "pages", [], lambda new: None),
+    "pages of LSPs": lambda output: publish(output / "pages", dict),
 }
 
 

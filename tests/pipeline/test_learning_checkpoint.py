@@ -201,18 +201,20 @@ def test_a_full_disk_costs_the_checkpoint_not_the_learning(tmp_path, unbroken, c
 def test_torch_learner_goes_through_the_whole_loop_and_resumes(monkeypatch, save_always, tmp_path):
     from pipeline.dictionary import learning as module
     from pipeline.dictionary.torch import TorchLearner
+    from pipeline.solvers import proof
 
     hidden, _ = planted()
     reference = learn_dictionary(hidden, SETTINGS, LONG)
     monkeypatch.setattr(module, "_device", lambda device: device)
+    monkeypatch.setattr(proof, "is_needed", lambda device: False)
     monkeypatch.setattr(TorchLearner, "__init__", on_cpu(TorchLearner.__init__))
-    unbroken = learn_dictionary(hidden, SETTINGS, LONG, device="torch")
+    unbroken = learn_dictionary(hidden, SETTINGS, LONG, device="cpu:0")
     assert unbroken.history[-1]["objective"] == pytest.approx(reference.history[-1]["objective"], rel=0.02)
     with pytest.raises(KeyboardInterrupt):
-        learn_dictionary(hidden, SETTINGS, LONG, device="torch", checkpoint=tmp_path, progress=fail_after(8000))
-    position, found = first_position(tmp_path, hidden=hidden, device="torch")
+        learn_dictionary(hidden, SETTINGS, LONG, device="cpu:0", checkpoint=tmp_path, progress=fail_after(8000))
+    position, found = first_position(tmp_path, hidden=hidden, device="cpu:0")
     assert position > 6000 and found.fingerprint == unbroken.fingerprint
 
 
 def on_cpu(initialise):
-    return lambda self, atoms, lam, forgetting, device: initialise(self, atoms, lam, forgetting, "cpu")
+    return lambda self, atoms, lam, forgetting, device, backend: initialise(self, atoms, lam, forgetting, "cpu")

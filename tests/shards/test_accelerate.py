@@ -1,16 +1,12 @@
-"""Loaders that accelerate has prepared would cut and shard what LspDataset gives: they are refused, others are not."""
+"""Loaders that accelerate has prepared would share the windows of LspDataset a second time: they are refused."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from make_store import make_store
+from preloaded import start_ranks
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 TRAIN, BATCH = 3 * 37, 8
 """windows of the store's training split; windows of a batch"""
 
@@ -22,19 +18,8 @@ def store(tmp_path_factory):
 
 
 def read_by(ranks, store, directory):
-    """What that many processes found, which meet over gloo when there are several."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, Path(__file__).with_name("read_by_accelerate.py"), store, directory]
-    started = []
-    for rank in range(ranks):
-        place = meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
-        started.append(
-            subprocess.Popen(
-                command, env=environment | place, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-        )
+    """What that many processes found, which meet over gloo if there are several."""
+    started = start_ranks([Path(__file__).with_name("read_by_accelerate.py"), store, directory], ranks)
     said = [process.communicate(timeout=300)[0] for process in started]
     assert [process.returncode for process in started] == [0] * ranks, "\n".join(said)
     return [json.loads((directory / f"found-{rank}.json").read_text()) for rank in range(ranks)]
@@ -42,13 +27,13 @@ def read_by(ranks, store, directory):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_accelerate_is_refused_and_plain_loaders_read_everything_once(store, tmp_path, ranks):
-    """Oracle of the second: all ranks together give every window of an epoch once, with all of its entries."""
+    """Oracle of the second: all ranks together read every window of an epoch once, with all of its rows."""
     found = read_by(ranks, store, tmp_path)
     for said in found:
         assert len(said["refused"]) == 3 * 2 * 4 + (ranks == 1)  # dispatch_batches, kinds of loaders, loaders
         for loader, (batches, message) in said["refused"].items():
-            assert batches == 0 and "Prepare the model and the optimizer only" in message, loader
-        assert "override get_train_dataloader" in said["trainer"]
+            assert batches == 0 and "Use mlsm.LspWindows with mlsm.LspCollator" in message, loader
+        assert "Use mlsm.LspWindows with mlsm.LspCollator" in said["trainer"]
         windows, cut = said["own loader"]
         assert len(windows) == len(set(windows)) == 3 * BATCH and cut == 0
         whole, rest = said["skipped"]

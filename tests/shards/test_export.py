@@ -158,7 +158,10 @@ def test_logits_and_the_dataset_of_torch(monkeypatch, tmp_path):
         row = rows[int(sample["window_id"])]
         assert row["input_ids"] == sample["input_ids"].tolist()
         assert row["document_ids"] == sample["document_ids"].tolist()
-        assert sum(row["lsp_indices"], []) == sample["lsp_indices"].tolist()
+        for stored, indices, weights in zip(
+            row["lsp_indices"], sample["lsp_indices"], sample["lsp_weights"], strict=True
+        ):
+            assert stored == indices[weights > 0].tolist()
     assert "vocabulary ids" in (tmp_path / "parquet" / "README.md").read_text()
 
 

@@ -276,7 +276,7 @@ def test_a_dataset_has_them_too(made):
     for sample in samples[::50]:
         number = int(sample["window_id"])
         np.testing.assert_array_equal(sample["hidden"].numpy(), rows[number].astype(np.float32))
-        assert torch.equal(sample["hidden_mask"], sample["input_ids"] >= 4) and "lsp_indptr" not in sample
+        assert torch.equal(sample["hidden_mask"], sample["input_ids"] >= 4) and "lsp_indices" not in sample
     batch = next(iter(LspDataset(path, shuffle=False, batch_size=6)))
     collated = dataset.collate(samples[:6])
     assert batch.keys() == collated.keys() and batch["hidden"].shape == (6, 64, 24)

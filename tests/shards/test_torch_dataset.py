@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_store import make_store
 from preloaded import run_python
-from scipy.sparse import csr_array
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -40,6 +39,17 @@ def window_ids(items):
     """Window numbers of samples or batches, end to end."""
     ids = [item["window_ids" if "window_ids" in item else "window_id"] for item in items]
     return [int(window) for part in ids for window in part.reshape(-1)]
+
+
+def samples_of(store, window_ids):
+    """Samples of these windows, in their order."""
+    samples = list(LspDataset(store, shuffle=False))
+    return [samples[int(window)] for window in window_ids]
+
+
+def dense(item, k):
+    """Its distributions with all k entries."""
+    return torch.zeros(*item["lsp_weights"].shape[:-1], k).scatter_add_(-1, item["lsp_indices"], item["lsp_weights"])
 
 
 def same(one, other):
@@ -74,9 +84,11 @@ def test_samples_equal_the_plain_webdataset_path(store):
         assert sample["window_id"] == number and sample["attention_mask"].all()
         assert sample["input_ids"].tolist() == window["ids"].tolist()
         assert sample["document_ids"].tolist() == window["documents"].tolist()
-        assert sample["lsp_indptr"].diff().tolist() == window["nnz"].tolist() and sample["lsp_indptr"][0] == 0
-        for name, stored in [("lsp_indices", "atoms"), ("lsp_weights", "weights"), ("lsp_tail", "tail")]:
-            assert np.array_equal(sample[name].numpy(), window[stored])
+        filled = np.arange(max(window["nnz"])) < window["nnz"][:, None]
+        for name, stored in [("lsp_indices", "atoms"), ("lsp_weights", "weights")]:
+            assert np.array_equal(sample[name].numpy()[filled], window[stored]), "row by row, the stored entries"
+            assert sample[name].shape == filled.shape and not sample[name][~filled].any(), "then zeros"
+        assert np.array_equal(sample["lsp_tail"].numpy(), window["tail"])
 
 
 def test_collated_samples_equal_the_batch_and_rows_are_those_of_its_tokens(store):
@@ -88,17 +100,20 @@ def test_collated_samples_equal_the_batch_and_rows_are_those_of_its_tokens(store
     batch = next(batch for batch in batches if not batch["attention_mask"].all())
     (count, length), padding = batch["input_ids"].shape, batch["attention_mask"] == 0
     assert (batch["input_ids"][padding] == 0).all() and (batch["document_ids"][padding] == -1).all()
-    indptr, indices, weights = (batch[f"lsp_{name}"].numpy() for name in ("indptr", "indices", "weights"))
-    rows = torch.from_numpy(csr_array((weights, indices, indptr), shape=(count * length, store.k)).toarray())
-    coded = (batch["lsp_indptr"].diff() > 0).float()
-    assert torch.allclose(rows.sum(1), coded, atol=1e-5) and not coded[padding.reshape(-1)].any()
+    assert all(len(tensor) == count for tensor in batch.values()), "accelerate cuts batches along this dimension"
+    rows = dense(batch, store.k)
+    expected = torch.zeros(count, length, store.k)
+    for row, sample in enumerate(samples_of(store, batch["window_ids"])):
+        expected[row, : len(sample["input_ids"])] = dense(sample, store.k)
+    assert torch.equal(rows, expected) and rows.any(2).any() and not rows[padding].any()
+    assert torch.allclose(rows.sum(2), rows.any(2).float(), atol=1e-5)
 
 
 def test_a_store_of_ids_has_no_rows(tmp_path):
     files, *_ = make_store(tmp_path / "ids", k=0, blocks=1, units=("train",))
     dataset = LspDataset(files.path)
     assert set(next(iter(dataset))) == {"input_ids", "attention_mask", "document_ids", "window_id"}
-    assert "lsp_indptr" not in dataset.collate(list(islice(dataset, 3)))
+    assert "lsp_indices" not in dataset.collate(list(islice(dataset, 3)))
 
 
 # -- order -----------------------------------------------------------------------------------------------------

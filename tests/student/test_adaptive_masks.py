@@ -75,6 +75,8 @@ def losses_by_numpy(name, targets, logits_MK, lsps):
         lengths_M = np.linalg.norm(outputs_Md, axis=1) * np.linalg.norm(wanted_Md, axis=1)
         has_target_M = wanted_Md.any(axis=1)
         return [np.where(has_target_M, 1 - products_M / np.where(has_target_M, lengths_M, 1), 0)]
+    if name != "mlm":
+        raise KeyError(f"losses_by_numpy lacks the formula of {name}: add it")
     rows = np.arange(len(logits_MK))
     return [-log_softmax(logits_MK.double().numpy(), axis=1)[rows, targets.labels_M.numpy()]]
 

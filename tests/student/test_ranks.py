@@ -6,7 +6,6 @@ Where the launcher has no part in what is tested, the processes are started with
 import json
 import os
 import signal
-import socket
 import subprocess
 import textwrap
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from preloaded import Preloaded
+from preloaded import Preloaded, start_ranks
 from safetensors.torch import load_file
 from tiny_store import log_of
 
@@ -62,13 +61,6 @@ def launch(*command, launcher=TORCHRUN):
     """Start a launcher, which forks two processes with one thread each instead of starting Python anew."""
     settings = {"PYTHONPATH": str(ROOT), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "10", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     return start(["-c", textwrap.dedent(LAUNCH), *launcher, *command], settings)
-
-
-def start_ranks(*command):
-    """Start the same two without a launcher."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-    return [start(command, meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in (0, 1)]
 
 
 def start(command, settings):
@@ -120,7 +112,7 @@ def finished(lsp_store, tmp_path_factory):
     adaptive = {"dropout": 0.0} | ADAPTIVE
     stopped = job(lsp_store, runs / "adaptive-again", adaptive, signal=[1, 5])  # between two updates
     jobs[:0] = [job(lsp_store, runs / "adaptive", adaptive), stopped, job(lsp_store, runs / "adaptive-again", adaptive)]
-    both = start_ranks(*write_jobs(runs, jobs))
+    both = start_ranks(write_jobs(runs, jobs))
     said = [process.communicate(timeout=300)[0] for process in both]
     return runs, outcomes_of(runs, jobs, said)[3:]
 
@@ -210,7 +202,7 @@ def test_a_process_that_ends_ends_the_others(finished):
 
 def test_nobody_waits_for_ever_for_a_process_that_hangs(lsp_store, tmp_path):
     jobs = [job(lsp_store, tmp_path / "run", hang=[1, 4], timeout=2)]
-    first, second = start_ranks(*write_jobs(tmp_path, jobs))
+    first, second = start_ranks(write_jobs(tmp_path, jobs))
     said, _ = first.communicate(timeout=100)
     second.kill()
     second.communicate()
@@ -239,7 +231,7 @@ def test_a_signal_and_a_kill_of_all_and_then_as_if_unbroken(finished, lsp_store,
     assert said.count("mlsm: error:") == 1 and f"stopped after step {stopped} of 60" in said
     assert (tmp_path / "run" / "checkpoints" / f"step-{stopped:08d}").is_dir()
 
-    both = start_ranks(ROOT / "cli.py", *flags)
+    both = start_ranks([ROOT / "cli.py", *flags])
     wait_for_step(both[0], tmp_path / "run", stopped + 8)
     for process in both:
         process.kill()

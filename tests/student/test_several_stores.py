@@ -275,11 +275,11 @@ def test_a_store_that_does_not_hold_what_its_plan_says_is_an_error(stores, tmp_p
     [
         (
             {"store": ("a", "b"), "objective": "mtl"},
-            "several stores are for the objectives mlsm and hard-mlsm, found mtl",
+            "several stores are for the objectives mlsm, hard-mlsm, found mtl",
         ),
         (
             {"store": ("a", "b"), "objective": "kd"},
-            "several stores are for the objectives mlsm and hard-mlsm, found kd",
+            "several stores are for the objectives mlsm, hard-mlsm, found kd",
         ),
         ({"store": ("a", "b"), "store_weights": (1.0,)}, "a number for each of several stores, found 1 for 2"),
         ({"store": "a", "store_weights": (1.0,)}, "a number for each of several stores, found 1 for 1"),

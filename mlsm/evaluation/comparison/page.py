@@ -118,7 +118,7 @@ def _render(**content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    sheets = (files("mlsm.evaluation.inspection.lsps") / "templates" / "style.css", TEMPLATES / "report.css")
+    sheets = (files("mlsm.evaluation.inspection.lsps") / "static" / "style.css", TEMPLATES / "report.css")
     return pages.get_template("report.html").render(
         **content,
         style=Markup("\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)),

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mlsm.common.errors import describe
+from mlsm.common.invocation import program
 from mlsm.common.machine import cpu_model
 from mlsm.common.progress import silent
 from mlsm.common.settings import check
@@ -37,6 +38,9 @@ class DoctorConfig:
 
     output: Path = Path("runs")
     """Directory whose disk is looked at: the --output of other commands. It need not exist, and is not made."""
+    gpu: bool = False
+    """Prove on the GPU what commands would use of it, in a few minutes: both solvers against the CPU's, bfloat16 and
+    torch.compile against float32. Prints a table for an issue; the answers are kept."""
 
     def __post_init__(self):
         check(self)
@@ -45,8 +49,14 @@ class DoctorConfig:
 def examine(settings: DoctorConfig, progress: Callable[..., None] = silent) -> dict:
     """Look at the machine.
 
-    Returns  checks, a list of name, found (text), means (text), ok (False where something asks for action) and values
+    Returns  checks, a list of name, found (text), means (text), ok (False where something asks for action) and values;
+             with --gpu also what prove_gpu (gpu.py) returns
+    Raises   DeviceError with --gpu where there is no GPU
     """
+    if settings.gpu:
+        from mlsm.evaluation.inspection.gpu import prove_gpu
+
+        return {"checks": list(_gpu()), **prove_gpu(progress)}
     return {"checks": [*_processor(), *_gpu(), *_software(), *_packages(), *_disk(settings.output)]}
 
 
@@ -133,24 +143,18 @@ def _gpu():
             means = "Install a torch built for CUDA (pytorch.org/get-started) to use the GPU."
         yield _check("GPU", found, means, not is_unused, devices=[])
         means = "It codes on GPUs alone: not needed here."
-        yield _check("numba-cuda", version or "not installed", means, version=version, kernels=False)
+        yield _check("numba-cuda", version or "not installed", means, version=version)
         return
-    from pipeline.solvers import describe_missing_kernels
-
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     names = [f"{device.name}, {device.total_memory / 1e9:.0f} GB" for device in devices]
     means = "Commands use the first one; --device cuda:1 takes another, --workers N gives each process one."
     if not torch.cuda.is_bf16_supported(including_emulation=False):
         means += " It does not multiply bfloat16 itself: give train-student --dtype float32."
     yield _check("GPU", "; ".join(names), means, devices=names)
-    trouble = describe_missing_kernels(torch.device("cuda", 0))
-    means = "The kernels for sparse coding run on this GPU."
-    if trouble is not None:
-        means = "Coding takes torch's own operations, which need longer. Most often this helps:"
-        means += '  pip install "mlsm-pretrain[gpu]"'
-    found = version or "not installed"
-    found += f" ({trouble})" if trouble else ""
-    yield _check("numba-cuda", found, means, trouble is None, version=version, kernels=trouble is None)
+    means = f"Solvers are proven on a GPU before they are used. {program()} doctor --gpu does it now, and times them."
+    if version is None:
+        means = 'Without it there are no CUDA kernels, and torch codes. Install it:  pip install "mlsm-pretrain[gpu]"'
+    yield _check("numba-cuda", version or "not installed", means, version is not None, version=version)
 
 
 def _software():
@@ -159,12 +163,15 @@ def _software():
         import faiss
     except ModuleNotFoundError:
         means = 'This machine trains students. To encode and to show LSPs:  pip install "mlsm-pretrain[encode]"'
-        yield _check("faiss", "not installed", means, version=None, gpu=False)
+        yield _check("faiss", "not installed", means, version=None, gpu=False, packages=[])
     else:
         has_gpu = hasattr(faiss, "StandardGpuResources")
         found = f"{faiss.__version__}, {'GPU' if has_gpu else 'CPU'} build ({faiss.get_compile_options().strip()})"
         means = "It begins dictionaries (k-means) and finds similar LSPs: a small part of the time on either build."
-        yield _check("faiss", found, means, version=faiss.__version__, gpu=has_gpu)
+        owners = _owners_of_faiss()
+        if len(owners) > 1:
+            means = f"{' and '.join(owners)} own the same directory: uninstall both, then install one of them."
+        yield _check("faiss", found, means, len(owners) < 2, version=faiss.__version__, gpu=has_gpu, packages=owners)
     try:
         name = getattr(webbrowser.get(), "name", "the system's own")
         means = "The pages of show-lsp and compare open in it from the disk."
@@ -187,7 +194,8 @@ def _packages():
         if entry.marker is not None and not entry.marker.evaluate({"extra": ""}):
             continue
         try:
-            versions[entry.name] = metadata.version(entry.name)
+            installed = entry.name if entry.name != "faiss-cpu" else next(iter(_owners_of_faiss()), entry.name)
+            versions[entry.name] = metadata.version(installed)  # faiss-gpu serves as well
         except metadata.PackageNotFoundError:
             wrong.append(f"{entry.name} is missing")
             continue
@@ -202,6 +210,11 @@ def _packages():
     else:
         means = "mlsm itself is not installed here, so no ranges are known. Install it with:  pip install --editable ."
     yield _check("versions", found, means, bool(stated) and not wrong, packages=versions, wrong=wrong)
+
+
+def _owners_of_faiss():
+    """Installed packages whose files are in the directory faiss/: faiss-cpu, faiss-gpu and others."""
+    return sorted({found.name for found in metadata.distributions() if (found.name or "").startswith("faiss-")})
 
 
 def _disk(output):

@@ -1,12 +1,13 @@
 """The pages of docs/ as they are installed, so that a page that a message cites can be read anywhere: the command docs.
 
     list_or_read(DocsConfig(page="corpora"))    # {"page": "corpora", "title": "Corpora", "file": ".../corpora.md"}
-    text_of("tutorials/own-corpus")             # a notebook as Markdown: its text, its code between fences
+    text_of("tutorials/own-corpus")             # a notebook as Markdown: its text, code and what it prints
 
 The pages lie in docs/ of a checkout and, by the link mlsm/pages, in every wheel. Left out: the site that is made of
 them (mkdocs.yml), printing (mlsm/commands/docs.py).
 """
 
+import base64
 import difflib
 import json
 from collections.abc import Callable
@@ -53,14 +54,27 @@ def list_or_read(settings: DocsConfig, progress: Callable[..., None] = silent) -
     raise ValueError(f"no page {settings.page!r}.{meant} There are: {', '.join(files)}")
 
 
-def text_of(name: str) -> str:
-    """The text of a page as Markdown."""
+def text_of(name: str, figures: Callable[[bytes], str] | None = None) -> str:
+    """The text of a page as Markdown.
+
+    figures  called with the PNG of each figure that a notebook has as output, returns its address; without it they are
+             left out
+    """
     page = PAGES / f"{name}.md"
     if page.is_file():
         return page.read_text(encoding="utf-8")
     notebook = json.loads((PAGES / f"{name}.ipynb").read_text(encoding="utf-8"))
-    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
-    return "\n\n".join(f"```python\n{text}\n```" if kind == "code" else text for kind, text in cells) + "\n"
+    parts = []
+    for cell in notebook["cells"]:
+        text = "".join(cell["source"])
+        parts.append(f"```python\n{text}\n```" if cell["cell_type"] == "code" else text)
+        for output in cell.get("outputs", ()):
+            if "image/png" not in output.get("data", {}):
+                shown = "".join(output["text"] if "text" in output else output["data"]["text/plain"])
+                parts.append(f"```text\n{shown.rstrip()}\n```")
+            elif figures is not None:
+                parts.append(f"![Figure]({figures(base64.b64decode(output['data']['image/png']))})")
+    return "\n\n".join(parts) + "\n"
 
 
 def title_of(name: str) -> str:

@@ -83,6 +83,31 @@ def test_packages_outside_of_their_ranges_are_named(look, monkeypatch):
     ]
 
 
+def test_faiss_for_gpus_serves_as_well_and_two_of_them_clash(look, monkeypatch, tmp_path):
+    place = tmp_path.with_name("site-packages")
+    for build in ("gpu", "cpu"):
+        facts = place / f"faiss_{build}-1.15.dist-info"
+        facts.mkdir(parents=True)
+        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: faiss-{build}\nVersion: 1.15\n")
+    monkeypatch.setattr(metadata, "requires", lambda name: ["faiss-cpu>=1.11"])
+    monkeypatch.setattr(metadata, "distributions", lambda: metadata.Distribution.discover(path=[str(place)]))
+    monkeypatch.setattr(metadata, "version", lambda name: metadata.distribution(name).version)
+    monkeypatch.setattr(metadata.Distribution, "from_name", lambda name: found_in(place, name))
+    faiss = look()["faiss"]
+    assert not faiss["ok"] and "faiss-cpu and faiss-gpu own the same directory" in faiss["means"]
+    shutil.rmtree(place / "faiss_cpu-1.15.dist-info")
+    checks = look()
+    assert checks["faiss"]["ok"] and checks["versions"]["values"]["packages"] == {"faiss-cpu": "1.15"}
+
+
+def found_in(place, name):
+    """An installed package, looked for in one directory."""
+    found = list(metadata.Distribution.discover(name=name, path=[str(place)]))
+    if not found:
+        raise metadata.PackageNotFoundError(name)
+    return found[0]
+
+
 def test_a_gpu_that_this_torch_cannot_use(look, monkeypatch):
     torch = pytest.importorskip("torch")
     if torch.version.cuda or torch.version.hip:

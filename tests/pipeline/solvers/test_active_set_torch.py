@@ -148,42 +148,6 @@ def counting(asked, method):
 # -- how it is chosen ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def gpu(monkeypatch):
-    """A device that is said to be a GPU."""
-    solvers.describe_missing_kernels.cache_clear()
-    yield torch.device("cuda", 0)
-    solvers.describe_missing_kernels.cache_clear()
-
-
-def test_a_gpu_that_cannot_run_the_kernels_gets_torch_with_a_warning(gpu, monkeypatch):
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    with pytest.warns(UserWarning, match=r"cannot be used on cuda:0 \(this torch is built for ROCm.* same tolerance"):
-        assert solvers.choose_backend(gpu) == "torch"
-    assert solvers.choose_backend(torch.device("cpu")) == "cpu"
-
-
-@pytest.mark.parametrize(
-    ("error", "said"), [(ImportError("numba-cuda is missing."), "ImportError: numba-cuda is missing"), (None, None)]
-)
-def test_kernels_are_tried_before_they_are_trusted(gpu, monkeypatch, error, said):
-    def kernels(hidden, atoms, gram, lam, tol):
-        if error:
-            raise error
-        return nonneg_lasso(hidden, atoms, lam, gram_KK=gram, tol=tol, backend="torch")
-
-    eye = torch.eye
-    module = type("cd_cuda", (), {"solve": staticmethod(lambda *given: torch_codes(kernels(*given)))})
-    monkeypatch.setitem(__import__("sys").modules, "pipeline.solvers.cd_cuda", module)
-    monkeypatch.setattr(solvers, "cd_cuda", module, raising=False)
-    monkeypatch.setattr(torch, "eye", lambda count, device: eye(count))
-    assert solvers.describe_missing_kernels(gpu) == said
-
-
-def torch_codes(codes):
-    return solvers.Codes(*(torch.from_numpy(array) for array in (codes.indptr, codes.indices, codes.values, codes.kkt)))
-
-
 def test_prepared_atoms_of_a_gpu_know_their_atoms():
     hidden, atoms = (torch.from_numpy(array) for array in problem())
     gram = atoms @ atoms.T

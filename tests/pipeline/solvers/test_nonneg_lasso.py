@@ -130,10 +130,20 @@ def test_torch_tensors_are_coded_as_the_same_rows_in_numpy(dtype):
     hidden, atoms = problem(300)
     tensor = torch.from_numpy(hidden).to(dtype)
     for rows in (tensor, tensor.T.contiguous().T, torch.cat([tensor, tensor], 1)[:, :16]):
-        found = nonneg_lasso(rows, torch.from_numpy(atoms), 0.05)
-        expected = nonneg_lasso(tensor.double().numpy(), atoms, 0.05)
-        assert type(found.values) is np.ndarray
-        assert_equal_bits(found, expected)
+        found = nonneg_lasso(rows, torch.from_numpy(atoms), 0.05, gap=True)
+        expected = nonneg_lasso(tensor.double().numpy(), atoms, 0.05, gap=True)
+        assert all(isinstance(found.__dict__[name], torch.Tensor) for name in expected.__dict__)
+        assert all(isinstance(array, np.ndarray) for array in expected.__dict__.values())
+        assert np.array_equal(found.dense(len(atoms)), expected.dense(len(atoms)))
+        assert_equal_bits(found.to_host(), expected)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch", "fista"])
+def test_a_tensor_is_answered_by_tensors(backend):
+    hidden, atoms = problem(20)
+    found = nonneg_lasso(torch.from_numpy(hidden), atoms, 0.05, backend=backend, tol=1e-2, steps=500)
+    assert all(isinstance(array, torch.Tensor) for array in (found.indptr, found.indices, found.values, found.kkt))
+    assert found.indices.dtype == torch.int32 and found.values.dtype == torch.float32
 
 
 def test_memory_that_cannot_be_written_is_read(tmp_path, recwarn):

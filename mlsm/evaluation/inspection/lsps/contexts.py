@@ -27,7 +27,7 @@ def lsp_contexts(
     """Contexts of some tokens in which the LSP's weights are marked."""
     contexts = []
     for token in map(int, tokens):
-        first, last = sample.bounds(token, reach)
+        first, last = map(int, sample.bounds(token, reach))
         weights = np.zeros(last - first)
         _weights_of(sample.indptr, sample.lsps_E, sample.weights_E, first, lsp, weights)
         contexts.append(_describe(sample, vocabulary, token, first, weights, float(weights[token - first])))
@@ -36,7 +36,7 @@ def lsp_contexts(
 
 def context(sample: Sample, vocabulary: Vocabulary, token: int, weight: float = 0.0, reach: int = REACH) -> dict:
     """The context of a token in which only itself is marked."""
-    first, last = sample.bounds(token, reach)
+    first, last = map(int, sample.bounds(token, reach))
     return _describe(sample, vocabulary, token, first, np.zeros(last - first), weight)
 
 

@@ -163,6 +163,7 @@ def edit_sample(probed: ProbedStudent, model: LspModel, view: StoreView) -> dict
     probed, model  as of `load_probe_of`
     Returns        {"factor": AMPLIFIED, "lsps": by LSP a list of contexts, the heaviest first}; a context is that of
                    contexts.py with
+                   token        its number in the sample
                    probability  of the LSP, as the student predicts it
                    words        three lists of [word, probability, whether it is the token itself]: as predicted,
                                 without the LSP, and with its probability multiplied by the factor
@@ -176,7 +177,7 @@ def edit_sample(probed: ProbedStudent, model: LspModel, view: StoreView) -> dict
     for start in range(0, len(places), EDITED_AT_ONCE):
         part, rows, masked = places[start : start + EDITED_AT_ONCE], [], []
         for _, token in part:
-            first, last = sample.bounds(token, view.store.max_length)
+            first, last = map(int, sample.bounds(token, view.store.max_length))
             rows.append(torch.tensor([special["cls"], *sample.ids_N[first:last].tolist(), special["sep"]]))
             masked.append(1 + token - first)
             rows[-1][masked[-1]] = special["mask"]
@@ -202,7 +203,7 @@ def edit_sample(probed: ProbedStudent, model: LspModel, view: StoreView) -> dict
                 for top in found
             ]
             example = context(sample, vocabulary, token)
-            by_lsp[lsp].append(example | {"probability": probabilities[w], "words": words})
+            by_lsp[lsp].append(example | {"token": token, "probability": probabilities[w], "words": words})
         view.progress("words", start + len(part), len(places), unit="contexts")
     return {"factor": AMPLIFIED, "lsps": by_lsp}
 

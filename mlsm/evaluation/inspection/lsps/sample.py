@@ -69,11 +69,19 @@ class Sample:
         chosen = np.arange(indptr[-1]) + np.repeat(self.indptr[tokens] - indptr[:-1], nnz)
         return indptr, self.lsps_E[chosen], self.weights_E[chosen]
 
-    def bounds(self, token: int, reach: int) -> tuple[int, int]:
-        """First and last + 1 of the sampled tokens around one: of its window and document, `reach` to either side."""
-        around = np.arange(max(0, token - reach), min(len(self), token + reach + 1))
-        same = (self.window_N[around] == self.window_N[token]) & (self.document_N[around] == self.document_N[token])
-        return int(around[same][0]), int(around[same][-1]) + 1
+    @cached_property
+    def text_starts(self) -> np.ndarray:
+        """The first token of every part of a document in a window, and the number of all tokens: int64."""
+        window, document = self.window_N, self.document_N
+        new = (window[1:] != window[:-1]) | (document[1:] != document[:-1])
+        return np.concatenate(([0], np.flatnonzero(new) + 1, [len(self)]))
+
+    def bounds(self, tokens: int | np.ndarray, reach: int) -> tuple[np.ndarray, np.ndarray]:
+        """First and last + 1 of the sampled tokens around one or several: of its window and document, `reach` to either
+        side."""
+        part = np.searchsorted(self.text_starts, tokens, side="right") - 1
+        starts, ends = self.text_starts[part], self.text_starts[part + 1]
+        return np.maximum(np.subtract(tokens, reach), starts), np.minimum(np.add(tokens, reach + 1), ends)
 
     def spread(self, count: int) -> np.ndarray:
         """Numbers of at most `count` tokens, evenly over the sample."""

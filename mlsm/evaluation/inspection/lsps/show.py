@@ -16,7 +16,7 @@ import numpy as np
 from mlsm.common.errors import InspectionError
 from mlsm.common.invocation import program
 from mlsm.common.text import printable
-from mlsm.evaluation.inspection.lsps import pages, texts, vector_pages
+from mlsm.evaluation.inspection.lsps import pages, text_pages, texts, vector_pages
 from mlsm.evaluation.inspection.lsps.config import LspConfig
 from mlsm.evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
 from mlsm.evaluation.inspection.lsps.neighbours import nearest_atoms, scale_to_unit
@@ -90,13 +90,13 @@ def _store(settings, progress):
 
 def _pages(settings, store, progress):
     if settings.student is None:
-        return pages.write(StoreView(store, settings.samples, settings.diagnostic, progress), settings.html)
+        return text_pages.write(StoreView(store, settings.samples, settings.diagnostic, progress), settings.html)
     from mlsm.evaluation.inspection.lsps.editing import edit_sample, load_probe_of
 
     probe = load_probe_of(settings.student, store)  # what does not belong together is refused before the store is read
     view = StoreView(store, settings.samples, settings.diagnostic, progress)
     edits = {"probe": printable(shown_name(Path(settings.student))), **edit_sample(*probe, view)}
-    return pages.write(view, settings.html, edits)
+    return text_pages.write(view, settings.html, edits)
 
 
 def _intruders(settings, view, progress):

@@ -5,7 +5,7 @@
 
 What one answer needs is computed when it is first needed and kept: the sample, its entries by LSP, its words, how often
 LSPs fire together, the atoms' neighbours. Densities are shares of the sampled tokens that have a code. Left out: the
-terminal (mlsm/commands/show_lsp.py), the pages (pages.py), the teacher and the student (texts.py).
+terminal (mlsm/commands/show_lsp.py), the pages (text_pages.py), the teacher and the student (texts.py).
 
 Shapes: K LSPs, d hidden width.
 """
@@ -178,7 +178,22 @@ class StoreView:
         """Everything of one LSP."""
         if not 0 <= lsp < self.sample.k:
             raise InspectionError(f"there is no LSP {lsp}: they are numbered from 0 to {self.sample.k - 1}")
+        top, tenths = self.shown_tokens(lsp)
+        return {
+            **self.figures(lsp),
+            "top": self._contexts(top, lsp),
+            "quantiles": [
+                {"from": least, "to": largest, "samples": self._contexts(some, lsp)} for least, largest, some in tenths
+            ],
+        }
+
+    def shown_tokens(self, lsp: int) -> tuple[np.ndarray, list[tuple[float, float, np.ndarray]]]:
+        """The sampled tokens whose contexts are shown of an LSP: the heaviest, and `statistics.quantile_samples`."""
         tokens, weights = self.entries.heaviest_first(lsp)
+        return statistics.top_tokens(self.sample, tokens), statistics.quantile_samples(tokens, weights, lsp)
+
+    def figures(self, lsp: int) -> dict:
+        """Everything of one LSP without its contexts."""
         return {
             **self.row(lsp),
             "tokens": int(self.entries.counts[lsp]),
@@ -189,11 +204,6 @@ class StoreView:
                 for other, npmi, support in statistics.co_firing(*self._together, lsp, NEIGHBOURS)
             ],
             "nearest": self._near(lsp),
-            "top": self._contexts(statistics.top_tokens(self.sample, tokens), lsp),
-            "quantiles": [
-                {"from": least, "to": largest, "samples": self._contexts(some, lsp)}
-                for least, largest, some in statistics.quantile_samples(tokens, weights, lsp)
-            ],
         }
 
     def _contexts(self, tokens, lsp):

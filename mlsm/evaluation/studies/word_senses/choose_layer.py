@@ -44,7 +44,7 @@ from pipeline.batch import center_on
 from pipeline.dictionary import Dictionary
 from pipeline.job import Job, load_teacher, named_by_content, teacher_job
 from pipeline.learn import batch_key, minibatch_of_sample, provide_dictionaries, wanted_dictionaries
-from pipeline.solvers import describe_missing_kernels, nonneg_lasso
+from pipeline.solvers import nonneg_lasso, proof
 from pipeline.workers import open_executor
 from shards.manifest import fingerprint
 
@@ -184,7 +184,7 @@ class WordVectors:
                  default every layer by its number, without a centre
     chunks       pairs of word numbers and readings, one for each file
     word_of_row  int64: which word a row is of, words counted from 0, training words first
-    solver       backend of the codes: where the teacher is, if that can run the solver's kernels
+    device       of the teacher; codes are made there if the solver's kernels were proven for them (solvers/proof.py)
     """
 
     def __init__(
@@ -198,8 +198,7 @@ class WordVectors:
     ):
         self.place, self.job, self.teacher, self.layers = place, job, teacher, layers
         self._centers = centers or {layer: (layer, None) for layer in layers}
-        has_kernels = teacher.device.type == "cuda" and describe_missing_kernels(teacher.device) is None
-        self.solver = "cuda" if has_kernels else "cpu"
+        self.device = teacher.device
         self.text = Readings(data.sentences, job.tokenizer, job.special_ids, teacher.max_positions)
         self.chunks = list(self.text.chunks(PART_TOKENS))
         self.word_of_row = np.concatenate([words for words, _ in self.chunks])
@@ -300,7 +299,7 @@ def diagnose_layer(
     name     of the vectors to take: see `vectors_name`
     """
     clock = time.perf_counter()
-    codes = _codes(vectors.layer(name), vectors.word_of_row, atoms_Kd, config, vectors.solver)
+    codes = _codes(vectors.layer(name), vectors.word_of_row, atoms_Kd, config, vectors.device)
     coded = time.perf_counter()
     right, scores, phi, phi_npmi = {}, {}, None, None
     learned_from = {"raw": codes[: data.training], "normalised": normalise(codes[: data.training])}
@@ -324,8 +323,10 @@ def diagnose_layer(
     return LayerFindings(phi, phi_npmi, right, scores, costs)
 
 
-def _codes(parts, word_of_row, atoms_Kd, config, backend):
+def _codes(parts, word_of_row, atoms_Kd, config, device):
     """Codes of all words in the order of their numbers: CSR (words, K)."""
+    proven = proof.kept_backend(device, *atoms_Kd.shape[::-1]) if device.type == "cuda" else None
+    backend = "cuda" if proven == "cuda" else "cpu"
     gram_KK = atoms_Kd @ atoms_Kd.T
     found = []
     for rows_nd in parts:

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from lsp_pages import HOSTILE
 from tiny_store import SPECIAL, write_store
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -12,15 +13,6 @@ from mlsm.evaluation.inspection.lsps.view import StoreView
 from pipeline.dictionary import Dictionary
 
 WORDS = 60
-HOSTILE = {
-    7: "<script>window.hacked=1</script>",
-    8: "<img/src=x/onerror=window.hacked=1>",
-    9: "{{7*7}}",
-    10: "</script>",
-    11: "__proto__",
-    12: "\"'><b>",
-    13: "&lt;",
-}
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Words after LSPs are taken out or amplified, against the formula written out in NumPy on the files of the export."""
 
-import html
 import json
 import os
 import re
@@ -9,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from lsp_pages import LspPage
 from preloaded import run_command
 from safetensors.numpy import load_file
 from tiny_exports import LINEAGE, exported
@@ -167,21 +167,44 @@ def test_pages_show_the_words_where_a_probe_is_given(coded_store, probe, tmp_pat
     result = show(settings, silent)
     assert result["probe"] == "a" and json.loads(json.dumps(result)) == result
     assert f"probe{' ' * 4}a" in summary(result, settings)
-    assert "the probe <b>a</b>" in (tmp_path / "lsps/index.html").read_text()
     edits = edit_sample(*load_probe_of(str(probe), coded_store), StoreView(coded_store, 4_000))["lsps"]
-    lsp = max(range(coded_store.k), key=lambda lsp: len(edits[lsp]))
-    section = re.search(
-        r'<table class="edits">.*?</table>', (tmp_path / f"lsps/lsp/{lsp}.html").read_text(), re.DOTALL
-    )[0]
-    for own, found in ((False, r"<span>([^<]*) <small>"), (True, r"<span><b>(.*?)</b> <small>")):
-        expected = [
-            word for example in edits[lsp] for words in example["words"] for word, _, is_own in words if is_own == own
-        ]
-        assert list(map(html.unescape, re.findall(found, section))) == expected
-    assert f"Without LSP {lsp}" in section and f"LSP {lsp} × 3" in section and str(tmp_path) not in section
+    page, lsp = LspPage(settings.html), max(range(coded_store.k), key=lambda lsp: len(edits[lsp]))
+    assert page.data["facts"]["probe"] == "a" and page.data["factor"] == 3
+    assert page.edits(lsp) == [
+        {
+            "place": (one["window"], one["position"]),
+            "probability": round(1000 * one["probability"]),
+            "words": [[[word, round(1000 * p), own] for word, p, own in words] for words in one["words"]],
+        }
+        for one in edits[lsp]
+    ]
+    assert str(tmp_path) not in (settings.html / "data.js").read_text()
     show(LspConfig(store=settings.store, html=settings.html, samples=4_000), silent)
-    page, index = ((tmp_path / f"lsps/{name}.html").read_text() for name in (f"lsp/{lsp}", "index"))
-    assert 'class="edits"' not in page and "of the probe" not in page and "the probe <b>" not in index
+    page = LspPage(settings.html)
+    assert page.data["facts"]["probe"] is None and "edits" not in page.lsps
+
+
+def test_a_browser_shows_the_words(browser, coded_store, probe, tmp_path):
+    settings = LspConfig(store=str(coded_store.path), html=tmp_path, student=str(probe), samples=4_000)
+    show(settings, silent)
+    page = LspPage(tmp_path)
+    lsp = max(range(coded_store.k), key=lambda lsp: len(page.edits(lsp)))
+    browser.get((tmp_path / "index.html").as_uri() + f"#lsp-{lsp}")
+    assert browser.get_log("browser") == []
+    table = browser.find_element("css selector", "table.edits")
+    for selector, owns in ((".edits td > span:has(small)", (0, 1)), (".edits td > span > b", (1,))):
+        found = [one.get_property("textContent") for one in table.find_elements("css selector", selector)]
+        expected = [
+            word if selector.endswith("b") else f"{word} {share / 10:.1f} %"
+            for example in page.edits(lsp)
+            for words in example["words"]
+            for word, share, own in words
+            if own in owns
+        ]
+        assert found == expected
+    assert f"Without LSP {lsp}" in table.text and f"LSP {lsp} × 3" in table.text
+    assert len(table.find_elements("css selector", "mark.at")) == len(page.edits(lsp))
+    assert f"the student gives LSP {lsp} {page.edits(lsp)[0]['probability'] / 1000:.3f}" in table.text
 
 
 def test_pages_refuse_a_probe_of_other_lsps_tokens_or_windows(coded_store, hostile_store, export, probe, tmp_path):

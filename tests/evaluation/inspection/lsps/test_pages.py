@@ -1,112 +1,142 @@
 """The pages: hostile text stays text, a real browser opens them from disk, and they replace only their like."""
 
 import errno
-import html
 import json
 import os
 import re
 import shutil
-from html.parser import HTMLParser
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lsp_pages import HOSTILE, LspPage, records, unpack
 
 from mlsm.common import disk
 from mlsm.common.disk import file_sha256
 from mlsm.common.errors import InspectionError
-from mlsm.evaluation.inspection.lsps import pages
+from mlsm.evaluation.inspection.lsps import pages, text_pages
+from mlsm.evaluation.inspection.lsps.labels import shorten
+from mlsm.evaluation.inspection.lsps.view import StoreView
 from shards import clean
 
 pytestmark = pytest.mark.promise("43 text of others …")
 
 HOSTILE_SEARCHES = ("<script>", "__proto__", "{{7*7}}", "&lt;", "constructor")
+OCCURRING = set(HOSTILE.values()) - {"\"'><b>"}  # the made-up language has no sentence with that one
 
 
 @pytest.fixture(scope="module")
 def written(hostile_view, tmp_path_factory):
     directory = tmp_path_factory.mktemp("pages") / "a <b>view & more"
-    report = pages.write(hostile_view, directory)
+    report = text_pages.write(hostile_view, directory)
     return directory, report
 
 
-class Elements(HTMLParser):
-    """Names and attributes of all elements, and the text."""
-
-    def __init__(self, source):
-        super().__init__()
-        self.names, self.addresses, self.text = set(), [], ""
-        self.feed(source)
-
-    def handle_starttag(self, name, attributes):
-        self.names.add(name)
-        self.addresses += [value for key, value in attributes if key in ("href", "src", "action")]
-        assert not any(key.startswith("on") for key, _ in attributes)
-
-    def handle_data(self, data):
-        self.text += data
+@given(st.lists(st.integers(0, 10**7)))
+def test_packed_numbers_are_ascii_without_quotes(numbers):
+    assert unpack(pages.pack(numbers)) == numbers
+    assert json.dumps(pages.pack(numbers)) == f'"{pages.pack(numbers)}"'
 
 
-def test_text_of_the_corpus_is_never_markup(written):
-    directory, report = written
-    forbidden = {"script", "img", "iframe", "object", "embed", "style", "svg", "i"}
-    text = ""
-    for lsp in range(24):
-        found = Elements((directory / "lsp" / f"{lsp}.html").read_text(encoding="utf-8"))
-        assert not found.names & forbidden and {"mark", "section"} <= found.names
-        text += found.text
-    for hostile in ("<script>window.hacked=1</script>", "{{7*7}}", "<img/src=x/onerror=window.hacked=1>", "&lt;"):
-        assert hostile in text
-    for name in ("lsps", "words"):
-        script = (directory / "data" / f"{name}.js").read_text(encoding="ascii")
-        json.loads(re.fullmatch(r"window\.[A-Z]+ = (.*);\n", script)[1])
+def test_data_hold_what_the_view_says(written, hostile_view):
+    _same_as_the_view(LspPage(written[0]), hostile_view)
 
 
-def test_sentences_of_the_head_are_apart(hostile_view):
-    """Jinja takes the line's end after a block, and with it the only space between two sentences."""
-    facts = hostile_view.facts() | {"dead": 2, "labelled": False, "probe": "a probe"}
-    text = Elements(pages.templates().get_template("index.html").render(name="n", teacher="t", facts=facts)).text
-    assert "do not occur there." in text and "No word-sense labels" in text and "Each page shows" in text
-    assert not re.findall(r"[a-z]\.[A-Z]\w+ ", text)
+def test_places_are_right_where_a_token_of_the_text_is_no_sample(hostile_store, tmp_path):
+    """A mask token of the text is left out of the sample: contexts continue after it, places count it."""
+    view = StoreView(hostile_store, 1_000_000)
+    view.sample = replace(view.sample, position_N=view.sample.position_N + 2 * (view.sample.position_N > 6))
+    text_pages.write(view, tmp_path / "lsps")
+    page = LspPage(tmp_path / "lsps")
+    assert any(size % 2 for size in unpack(page.data["runs"])[::3])
+    _same_as_the_view(page, view)
 
 
-def test_the_search_has_every_word_that_a_page_lists(written):
-    """Typical words beyond those of an LSP's name, rare ones too, and the lemmas of its senses."""
-    directory, _ = written
-    script = (directory / "data" / "lsps.js").read_text(encoding="ascii")
-    rows = json.loads(re.fullmatch(r"window\.[A-Z]+ = (.*);\n", script)[1])["rows"]
-    longer = 0
-    for lsp, (_, _, name, _, _, searched) in enumerate(rows):
-        page = (directory / "lsp" / f"{lsp}.html").read_text(encoding="utf-8")
-        typical = re.search(r'<dd class="words">(.*?)</dd>', page, re.DOTALL)
-        words = [html.unescape(word) for word in re.findall(r"<span>(.*?) <small>", typical[1])] if typical else []
-        senses = map(html.unescape, re.findall(r'<li><b>([^<]*)</b> <span class="name">[^<]*·', page))
-        assert {*words, *(lemma for lemmas in senses for lemma in lemmas.split(", "))} <= set(searched)
-        longer += len(words) > len(name.split(", "))
-    assert longer and "depository" in rows[3][5]
-    assert "rows[lsp][5]" in (directory / "view.js").read_text()
+def _same_as_the_view(page, view):
+    contexts = 0
+    for lsp in range(view.sample.k):
+        expected, found = view.lsp(lsp), page.lsp(lsp)
+        columns = {name: page.lsps[name][lsp] for name in ("tokens", "weight", "information", "nats", "positional")}
+        assert columns == {
+            "tokens": expected["tokens"],
+            "weight": pytest.approx(expected["mean_weight"], abs=6e-5),
+            "information": pytest.approx(expected["information"], abs=6e-7),
+            "nats": pytest.approx(expected["position_nats"], abs=6e-4),
+            "positional": expected["positional"],
+        }
+        assert found["profile"] == [round(100 * part / max(expected["profile"])) for part in expected["profile"]]
+        assert found["typical"] == [[text, round(1000 * share)] for text, share in expected["typical"]]
+        assert found["co_firing"] == [
+            [other["lsp"], pytest.approx(other["npmi"], abs=6e-3), other["support"]] for other in expected["co_firing"]
+        ]
+        assert found["nearest"] == [
+            [other["lsp"], pytest.approx(other["cosine"], abs=6e-3)] for other in expected["nearest"]
+        ]
+        assert found["top"] == [_as_shown(context) for context in expected["top"]]
+        assert found["quantiles"] == [
+            [round(1000 * tenth[end]) for end in ("from", "to")] + [[_as_shown(one) for one in tenth["samples"]]]
+            for tenth in expected["quantiles"]
+        ]
+        contexts += len(found["top"])
+    assert contexts > view.sample.k
+
+
+def _as_shown(context):
+    """A context of contexts.py as LspPage says it."""
+    return {
+        "place": (context["window"], context["position"]),
+        "weight": pytest.approx(1000 * context["weight"], abs=0.56),
+        "text": "".join(text for text, _ in context["text"]),
+        "marked": [(text, pytest.approx(1000 * weight, abs=0.56)) for text, weight in context["text"] if weight],
+    }
+
+
+def test_words_and_labels_are_those_of_the_view(written, hostile_view):
+    page = LspPage(written[0])
+    texts = page.data["texts"]
+    for text, count, lsps in records(page.data["words"], 2, 2):
+        word = hostile_view.words.texts.index(texts[text])
+        tokens = np.flatnonzero(hostile_view.words.word_N == word)
+        expected = [
+            [row["lsp"], pytest.approx(1000 * row["weight"], abs=0.51)]
+            for row in hostile_view._lsps_of(tokens)[: text_pages.WORD_LSPS]
+            if row["weight"] >= text_pages.LEAST_WEIGHT
+        ]
+        assert count == hostile_view.words.counts_U[word] and lsps == expected
+    assert {texts[text] for text, *_ in records(page.data["words"], 2, 2)} >= OCCURRING
+    assert page.data["labels"] == [shorten(hostile_view.label(lsp)) for lsp in range(24)]
+    assert page.data["senses"][3] == [
+        [[["depository", "bank"], "depository.n.01", "noun.group", 0.41]],
+        [["noun.act", 0.6], ["noun.group", 0.4]],
+    ]
 
 
 def test_the_files_and_where_they_point(written, hostile_store):
     directory, report = written
-    assert report["k"] == 24 and report["labelled"] and report["files"] == 24 + 6
-    sources = {path: Elements(path.read_text(encoding="utf-8")) for path in directory.rglob("*.html")}
-    for path, found in sources.items():
-        for address in found.addresses:
-            assert "://" not in address and (path.parent / address).is_file(), address
-    assert "://" not in (directory / "view.js").read_text() + (directory / "style.css").read_text()
-    assert hostile_store.path.name in sources[directory / "index.html"].text
-    assert "depository, bank" in sources[directory / "lsp" / "3.html"].text
+    files = {path.name: path.read_text(encoding="utf-8") for path in directory.iterdir()}
+    assert set(files) == {"index.html", "style.css", "view.js", "data.js", "view.json"}
+    assert report["k"] == 24 and report["labelled"] and report["files"] == len(files)
+    assert report["bytes"] == sum(path.stat().st_size for path in directory.iterdir())
+    assert set(re.findall(r'(?:src|href)="(.*?)"', files["index.html"])) == {"style.css", "data.js", "view.js"}
+    assert not [name for name in ("index.html", "style.css", "view.js") if "://" in files[name]]
+    ways_to_markup = "innerHTML|outerHTML|insertAdjacentHTML|document.write|DOMParser|eval|createContextualFragment"
+    assert not re.findall(ways_to_markup, files["view.js"])
+    page = LspPage(directory)
+    assert page.data["name"] == hostile_store.path.name and str(hostile_store.path.parent) not in files["data.js"]
 
 
 def test_only_a_view_is_replaced_and_only_by_a_whole_one(hostile_view, tmp_path, monkeypatch):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
-    with pytest.raises(InspectionError, match="is no view of show-lsp"):
-        pages.write(hostile_view, mine)
+    with pytest.raises(InspectionError, match="was not written by this version of show-lsp"):
+        text_pages.write(hostile_view, mine)
     assert (mine / "thesis.txt").is_file()
     place = tmp_path / "view"
-    pages.write(hostile_view, place)
+    text_pages.write(hostile_view, place)
     (place / "old").touch()
 
     def interrupted(stage, done, total, **_):
@@ -115,13 +145,13 @@ def test_only_a_view_is_replaced_and_only_by_a_whole_one(hostile_view, tmp_path,
 
     monkeypatch.setattr(hostile_view, "progress", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        pages.write(hostile_view, place)
-    assert (place / "old").is_file() and (place / "lsp" / "23.html").is_file()
+        text_pages.write(hostile_view, place)
+    assert (place / "old").is_file() and (place / "data.js").is_file()
     with pytest.raises(KeyboardInterrupt):
-        pages.write(hostile_view, tmp_path / "new")
+        text_pages.write(hostile_view, tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "view"]
     monkeypatch.undo()
-    pages.write(hostile_view, place)
+    text_pages.write(hostile_view, place)
     assert (place / "old").is_file() and sorted(path.name for path in tmp_path.iterdir()) == ["mine", "view"]
 
 
@@ -141,65 +171,67 @@ def everything(directory):
 )
 def test_files_of_the_user_in_a_view_stay(hostile_view, tmp_path, monkeypatch):
     place = tmp_path / "view"
-    pages.write(hostile_view, place)
+    text_pages.write(hostile_view, place)
     fresh = everything(place)
-    (place / "lsp" / "23.html").rename(place / "lsp" / "4000.html")  # a page of a larger view, changed since
-    with open(place / "lsp" / "4000.html", "a") as file:
-        file.write("<!-- mine -->")
+    (place / "pictures").mkdir()
+    (place / "pictures" / "4000.jpg").write_bytes(b"of a larger view, changed since")
     (place / "notes" / "empty").mkdir(parents=True)
     (place / "notes" / "thesis.tex").write_text("years of work")
+    (place / "pictures" / "mine.png").write_bytes(b"mine")
+    (place / "lsp").mkdir()
     (place / "lsp" / "annotated.html").write_text("mine")
     (place / "link").symlink_to("nowhere")
     mine = {name: content for name, content in everything(place).items() if name not in fresh}
-    # A page of ours that the new view lacks goes; that view.json claims the user's files makes none of them ours.
-    (place / "lsp" / "24.html").write_text("ours")
+    # A file of ours that the new view lacks goes; that view.json claims the user's files makes none of them ours.
+    (place / "pictures" / "24.jpg").write_bytes(b"ours")
     mark = json.loads((place / "view.json").read_text())
     mark["files"] |= {
-        "lsp/24.html": file_sha256(place / "lsp" / "24.html"),
+        "pictures/24.jpg": file_sha256(place / "pictures" / "24.jpg"),
+        "pictures/4000.jpg": "0" * 64,
         "notes/none": None,
         "notes/thesis.tex": file_sha256(place / "notes" / "thesis.tex"),
     }
     (place / "view.json").write_text(json.dumps(mark))
-    report = pages.write(hostile_view, place)
+    report = text_pages.write(hostile_view, place)
     assert everything(place) == fresh | mine and (place / "notes" / "empty").is_dir()
     assert report["files"] == len(fresh) and report["bytes"] == sum(map(len, fresh.values()))
     # One that comes while the pages are written.
     monkeypatch.setattr(hostile_view, "progress", lambda *_, **__: (place / "late").write_text("mine, too"))
-    pages.write(hostile_view, place)
+    text_pages.write(hostile_view, place)
     assert everything(place) == fresh | mine | {"late": b"mine, too"}
     assert [path.name for path in tmp_path.iterdir()] == ["view"]
 
 
 @pytest.mark.promise("`show-lsp --html` …")
-@pytest.mark.parametrize("name", ["index.html", "lsp/3.html", "data"])
+@pytest.mark.parametrize("name", ["index.html", "data.js", "pictures"])
 def test_a_file_of_the_user_with_the_name_of_a_page_is_refused_before_anything_is_done(hostile_view, tmp_path, name):
     place = tmp_path / "view"
-    pages.write(hostile_view, place)
-    if (place / name).is_dir():
-        shutil.move(place / name, tmp_path / "elsewhere")
+    text_pages.write(hostile_view, place)
+    if name == "pictures":
+        (tmp_path / "elsewhere").mkdir()
         (place / name).symlink_to(tmp_path / "elsewhere")
     else:
         (place / name).write_text("my own page")
     before = everything(place)
     with pytest.raises(InspectionError, match=rf"{name} is not as show-lsp wrote it.*Nothing was changed"):
-        pages.write(hostile_view, place)
+        text_pages.write(hostile_view, place)
     assert everything(place) == before
 
 
-def test_a_view_of_an_earlier_version_is_replaced_but_for_what_has_no_name_of_ours(hostile_view, tmp_path):
+@pytest.mark.parametrize("mark", [{"format": 2}, {"files": None}, {"made_by": "another program"}])
+def test_what_another_version_or_program_wrote_is_not_replaced(hostile_view, tmp_path, mark):
     place = tmp_path / "view"
-    pages.write(hostile_view, place)
-    fresh = everything(place)
-    (place / "view.json").write_text('{"made_by": "mlsm show-lsp", "format": 1}')
-    (place / "index.html").write_text("an older page")
-    (place / "thesis.tex").write_text("years of work")
-    pages.write(hostile_view, place)
-    assert everything(place) == fresh | {"thesis.tex": b"years of work"}
+    text_pages.write(hostile_view, place)
+    (place / "view.json").write_text(json.dumps(json.loads((place / "view.json").read_text()) | mark))
+    before = everything(place)
+    with pytest.raises(InspectionError, match="was not written by this version of show-lsp. Choose another directory"):
+        text_pages.write(hostile_view, place)
+    assert everything(place) == before
 
 
 def test_the_older_view_comes_back_when_the_new_one_cannot_take_its_place(hostile_view, tmp_path, monkeypatch):
     place, rename = tmp_path / "view", disk.rename
-    pages.write(hostile_view, place)
+    text_pages.write(hostile_view, place)
     (place / "old").touch()
     failing = iter([OSError(errno.ENOTEMPTY, "taken"), None, OSError("no space left"), None])
 
@@ -210,7 +242,7 @@ def test_the_older_view_comes_back_when_the_new_one_cannot_take_its_place(hostil
 
     monkeypatch.setattr(disk, "rename", failing_rename)
     with pytest.raises(OSError, match="no space"):
-        pages.write(hostile_view, place)
+        text_pages.write(hostile_view, place)
     assert (place / "old").is_file() and [path.name for path in tmp_path.iterdir()] == ["view"]
 
 
@@ -221,50 +253,33 @@ def test_whatever_a_kill_leaves_is_known_to_clean(hostile_view, tmp_path, monkey
         rename(old, new)
         left.append([path for path in tmp_path.iterdir() if path != place and not clean._recognise(path)])
 
-    pages.write(hostile_view, place)
+    text_pages.write(hostile_view, place)
     monkeypatch.setattr(disk, "rename", looking)
-    pages.write(hostile_view, place)
+    text_pages.write(hostile_view, place)
     assert left == [[], []]  # after the older view has gone, and after the new one has come
 
 
 def test_a_link_to_a_view_stays_a_link(hostile_view, tmp_path, monkeypatch):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    pages.write(hostile_view, tmp_path / "link")
+    text_pages.write(hostile_view, tmp_path / "link")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "index.html").is_file()
     monkeypatch.chdir(tmp_path / "real")
-    assert pages.write(hostile_view, Path("."))["files"] == 24 + 6
+    assert text_pages.write(hostile_view, Path("."))["files"] == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
 
 
 # -- in a browser -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def browser():
-    webdriver = pytest.importorskip("selenium.webdriver")
-    from selenium.webdriver.chrome.service import Service
-
-    programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
-    if None in programs:
-        pytest.skip("no chromium and chromedriver are installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = programs[0]
-    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1200,900"):
-        options.add_argument(f"--{argument}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(programs[1]))
-    yield driver
-    driver.quit()
-
-
 @pytest.fixture
 def opened(browser, written):
-    """A function that opens a page of the view from disk; no page may complain or run a text of the corpus."""
-    base = Path(written[0])
+    """A function that opens an address of the page from disk; it may not complain or run a text of the corpus."""
+    base = Path(written[0]).as_uri()
 
-    def open_page(name, query=""):
-        browser.get((base / name).as_uri() + query)
+    def open_page(address=""):
+        browser.get("about:blank")  # the same page with another hash would not be loaded again
+        browser.get(f"{base}/index.html{address}")
         return browser
 
     yield open_page
@@ -272,67 +287,177 @@ def opened(browser, written):
     assert browser.execute_script("return window.hacked") is None
 
 
-def test_the_list_is_sorted_and_searched(opened):
-    browser = opened("index.html")
-    assert _column(browser, 0) != sorted(_column(browser, 0), key=int) and len(_column(browser, 0)) == 24
+def test_text_of_the_corpus_is_never_markup(opened, hostile_view):
+    browser = opened()
+    forbidden = "script, img, iframe, object, embed, style, svg, i"
+    text = ""
+    for lsp in range(24):
+        _go(browser, f"#lsp-{lsp}")
+        assert browser.find_elements("css selector", f"body :is({forbidden})") == []
+        assert _find(browser, "mark") and _find(browser, "section")
+        text += browser.title + _find(browser, "body").get_property("textContent")
+    assert all(hostile in text for hostile in OCCURRING)
+
+
+def test_the_page_of_an_lsp_shows_what_the_view_says(opened, hostile_view):
+    for lsp in (3, 5, 23):
+        browser, expected = opened(f"#lsp-{lsp}"), hostile_view.lsp(lsp)
+        contexts = [*expected["top"], *(one for tenth in expected["quantiles"] for one in tenth["samples"])]
+        assert _texts(browser, ".contexts p") == ["".join(text for text, _ in one["text"]) for one in contexts]
+        assert _texts(browser, ".contexts .place") == [f"{one['window']}:{one['position']}" for one in contexts]
+        weights = [float(text) for text in _texts(browser, ".contexts .weight")]
+        assert weights == pytest.approx([one["weight"] for one in contexts], abs=6e-4)
+        marked = [one["text"][one["at"]][0] for one in contexts]
+        assert _texts(browser, ".contexts mark.at") == marked
+        tints = browser.find_elements("css selector", ".contexts mark")
+        pieces = [piece for one in contexts for piece in one["text"] if piece[1]]
+        assert [tint.get_property("textContent") for tint in tints] == [text for text, _ in pieces]
+        titles = [float(tint.get_attribute("title")) for tint in tints]
+        assert titles == pytest.approx([weight for _, weight in pieces], abs=6e-4)
+        words = [text.rsplit(" ", 2)[0] for text in _texts(browser, ".words > span")]
+        assert words == [text for text, _ in expected["typical"]]
+        related = [other for name in ("co_firing", "nearest") for other in expected[name]]
+        assert _texts(browser, ".related a") == [f"{other['lsp']} {other['words']}" for other in related]
+        assert len(browser.find_elements("css selector", ".profile span")) == len(expected["profile"])
+        page = _find(browser, "body").text
+        assert f"{100 * expected['density']:.2f} %" in page and f"{expected['mean_weight']:.3f}" in page
+        assert f"{expected['information']:.4f}" in page and f"{expected['position_nats']:.3f} nats" in page
+    senses = _texts(opened("#lsp-3"), ".senses li")
+    assert senses == ["depository, bank depository.n.01 · noun.group NPMI 0.41"]
+    assert "Lexicographer files: noun.act 60 %, noun.group 40 %" in _texts(browser, ".note")
+
+
+def test_addresses_go_back_and_forth(opened):
+    browser = opened("?from=elsewhere#lsp-17")
+    assert _title(browser) == "LSP 17"
+    _find(browser, "a[rel=next]").click()
+    assert _title(browser) == "LSP 18" and browser.current_url.endswith("?from=elsewhere#lsp-18")
+    _find(browser, "a[rel=prev]").click()
+    assert _title(browser) == "LSP 17"
+    browser.back()
+    assert _title(browser) == "LSP 18"
+    browser.forward()
+    assert _title(browser) == "LSP 17"
+    _find(browser, ".related a").click()
+    assert _title(browser) == f"LSP {browser.current_url.rpartition('-')[2]}" != "LSP 17"
+    browser.refresh()
+    assert _title(browser) == f"LSP {browser.current_url.rpartition('-')[2]}"
+    browser.find_element("link text", "All LSPs").click()
+    assert _title(browser) == "Latent semantic properties"
+    for unknown in ("#lsp-24", "#lsp--1", "#lsp-", "#elsewhere", "#q=%E0%A4%A", "#"):
+        _go(browser, unknown)
+        assert _title(browser) == "Latent semantic properties"
+    assert not _all(opened("#lsp-0"), "a[rel=prev]") and not _all(opened("#lsp-23"), "a[rel=next]")
+
+
+def test_the_way_back_to_the_list_keeps_its_search_and_place(opened):
+    browser = opened()
+    browser.execute_script("scrollTo(0, 200)")
+    _find(browser, "tbody tr:nth-child(9) a").click()
+    assert _title(browser).startswith("LSP ") and browser.execute_script("return scrollY") == 0
+    browser.back()
+    assert _title(browser) == "Latent semantic properties" and browser.execute_script("return scrollY") == 200
+    _search(browser, "w3")
+    found = _column(browser, 0)
+    assert browser.current_url.endswith("#q=w3") and 0 < len(found) < 24
+    _find(browser, "tbody a").click()
+    assert _title(browser) == f"LSP {found[0]}"
+    browser.back()
+    assert _column(browser, 0) == found and _find(browser, "input").get_property("value") == "w3"
+    assert _column(opened("#q=w3"), 0) == found  # the address alone says it
+
+
+def test_sentences_of_the_head_are_apart(browser, hostile_store, tmp_path):
+    view = StoreView(hostile_store, 1_000_000)
+    view.labels = None
+    entries = dict.fromkeys(("probe", "factor"), 3) | {"lsps": [[] for _ in range(24)]}
+    text_pages.write(view, tmp_path / "lsps", entries | {"probe": "a <b>probe"})
+    script = (tmp_path / "lsps" / "data.js").read_text().replace('"dead":0', '"dead":2')
+    (tmp_path / "lsps" / "data.js").write_text(script)
+    browser.get((tmp_path / "lsps" / "index.html").as_uri())
+    text = _find(browser, ".facts").text
+    assert "do not occur there. No word-sense labels" in text and "dictionary. Each page shows which words" in text
+    assert "the probe a <b>probe predicts" in text and not re.findall(r"[a-z]\.[A-Z]\w+ ", text)
+
+
+def test_the_list_is_sorted_and_searched(opened, hostile_view):
+    browser = opened()
+    by_information = sorted(range(24), key=lambda lsp: -round(hostile_view.information[lsp], 6))
+    assert _column(browser, 0) == list(map(str, by_information))
     _find(browser, "th button").click()
     assert _column(browser, 0) == [str(lsp) for lsp in range(24)]
     _find(browser, "th button").click()
     assert _column(browser, 0) == [str(lsp) for lsp in range(23, -1, -1)]
+    _find(browser, "th:nth-child(2) button").click()
+    shares = [float(text.split()[0]) for text in _column(browser, 1)]
+    assert shares == sorted(shares, reverse=True)
     _search(browser, "bank")  # a label
     assert _column(browser, 0) == ["3"] and "depository" in _find(browser, "td .sense").text
+    assert _find(browser, "#count").text.startswith("1 LSP whose number")
     _search(browser, "17")
     assert _column(browser, 0)[0] == "17"
-    _follow(browser, _find(browser, "tbody a"))
-    assert _find(browser, "h1").text == "LSP 17"
+    _find(browser, "tbody a").click()
+    assert _title(browser) == "LSP 17"
+
+
+def test_the_search_has_every_word_that_a_page_lists(opened, hostile_view):
+    """Typical words beyond those of an LSP's name, rare ones too, and the lemmas of its senses."""
+    browser = opened()
+    for lsp in (3, 5, 11):
+        senses = hostile_view.label(lsp)["synsets"]
+        words = [text for text, _ in hostile_view.typical(lsp)] + [one for sense in senses for one in sense["lemmas"]]
+        assert len(words) > 3
+        for word in words:
+            _search(browser, word)
+            assert str(lsp) in _column(browser, 0), word
 
 
 def test_a_word_is_found_with_its_lsps(opened, hostile_view):
-    browser = opened("index.html")
+    browser = opened()
     _search(browser, "w31")
-    _wait(browser, "#words li")
     assert _find(browser, "#words b").text == "w31"
     expected = {row["lsp"] for row in hostile_view.word("w31")["lsps"]}
-    chips = browser.find_elements("css selector", "#words li:first-child .chips a")
+    chips = _all(browser, "#words li:first-child .chips a")
     assert {int(chip.text.split()[0]) for chip in chips} == expected != set()
-    address = chips[0].get_attribute("href")
-    _follow(browser, chips[0])
-    assert browser.current_url == address
+    names = {lsp: hostile_view.typical(lsp)[0][0] for lsp in expected}
+    assert all(chip.text.split()[1] == names[int(chip.text.split()[0])] for chip in chips)
+    lsp = int(chips[0].text.split()[0])
+    chips[0].click()
+    assert _title(browser) == f"LSP {lsp}"
     search = _find(browser, "input[type=search]")
     search.send_keys("w40")
     search.submit()
-    _wait(browser, "#words li")
-    assert _find(browser, "#words b").text == "w40" and "index.html" in browser.current_url
+    assert _find(browser, "#words b").text == "w40" and browser.current_url.endswith("#q=w40")
 
 
 @pytest.mark.parametrize("query", HOSTILE_SEARCHES)
 def test_hostile_words_are_found_as_words(opened, query):
-    browser = opened("index.html")
+    browser = opened()
     _search(browser, query)
-    _wait(browser, "#words h2")
-    title, found = _find(browser, "#words h2").text, browser.find_elements("css selector", "#words b")
+    title, found = _find(browser, "#words h2").text, _all(browser, "#words b")
     assert any(query in word.text for word in found) or title.startswith("No word with")
     assert (title == "Words") == (query != "constructor")
+    browser.refresh()
+    assert _find(browser, "input").get_property("value") == query and _find(browser, "#words h2").text == title
 
 
-@pytest.mark.parametrize("width", [375, 1200])
-def test_no_page_is_wider_than_the_screen(opened, width):
-    browser = opened("index.html")
+@pytest.mark.parametrize("width", [375, 1280])
+def test_no_page_is_wider_than_the_screen_and_heads_stay_in_a_line(opened, browser, width):
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
         {"width": width, "height": 812, "deviceScaleFactor": 1, "mobile": width < 500},
     )
-    for page, query in (("index.html", ""), ("index.html", "?q=script"), ("lsp/3.html", ""), ("lsp/5.html", "")):
-        opened(page, query)
-        if query:
-            _wait(browser, "#words li")
+    for address in ("", "#q=script", "#lsp-3", "#lsp-5"):
+        opened(address)
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
         assert browser.execute_script("return innerWidth") == width
+        heads = _all(browser, "#lsps th:not(:last-child) button")
+        assert all(head.size["height"] < 30 for head in heads if head.is_displayed())
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_pages_are_dark_where_the_reader_wants_it(opened):
-    browser = opened("lsp/3.html")
+    browser = opened("#lsp-3")
     colours = []
     for scheme in ("light", "dark"):
         feature = {"name": "prefers-color-scheme", "value": scheme}
@@ -342,31 +467,41 @@ def test_pages_are_dark_where_the_reader_wants_it(opened):
     assert light > 600 and dark < 150
 
 
+def test_a_page_without_its_data_says_what_is_missing(browser, written, tmp_path):
+    shutil.copytree(written[0], tmp_path / "lsps", ignore=shutil.ignore_patterns("data.js"))
+    browser.get((tmp_path / "lsps" / "index.html").as_uri())
+    assert "data.js" in _find(browser, "body").text
+    browser.get_log("browser")
+
+
 def _find(browser, selector):
     return browser.find_element("css selector", selector)
 
 
-def _wait(browser, selector):
-    from selenium.webdriver.support.wait import WebDriverWait
-
-    WebDriverWait(browser, 10).until(lambda driver: driver.find_elements("css selector", selector))
+def _all(browser, selector):
+    return browser.find_elements("css selector", selector)
 
 
-def _follow(browser, link):
-    """Click a link and wait for the page that it leads to."""
-    from selenium.webdriver.support.wait import WebDriverWait
+def _texts(browser, selector):
+    return [found.get_property("textContent") for found in _all(browser, selector)]
 
-    address = link.get_attribute("href")
-    link.click()
-    WebDriverWait(browser, 10).until(lambda driver: driver.current_url == address)
-    WebDriverWait(browser, 10).until(lambda driver: driver.find_elements("css selector", "h1"))
+
+def _title(browser):
+    """The heading, once the page follows its address: hashes are acted upon a moment after they change."""
+    browser.execute_async_script("const done = arguments[0]; setTimeout(() => requestAnimationFrame(() => done()), 50)")
+    return _find(browser, "h1").text
+
+
+def _go(browser, address):
+    browser.execute_script("location.hash = arguments[0]", address)
+    _title(browser)
 
 
 def _search(browser, query):
-    field = _find(browser, "#query")
+    field = _find(browser, "input")
     field.clear()
     field.send_keys(query)
 
 
 def _column(browser, number):
-    return [cell.text for cell in browser.find_elements("css selector", f"tbody td:nth-child({number + 1})")]
+    return [cell.text for cell in _all(browser, f"tbody td:nth-child({number + 1})")]

@@ -2,14 +2,15 @@
 
 import numpy as np
 import pytest
+from lsp_pages import LspPage
 from scipy import sparse
 
 from mlsm.commands.show_lsp import show as summary
 from mlsm.evaluation.inspection.lsps import show as showing
 from mlsm.evaluation.inspection.lsps.config import LspConfig
-from mlsm.evaluation.inspection.lsps.pages import write
 from mlsm.evaluation.inspection.lsps.positions import BINS, position_profiles, word_information
 from mlsm.evaluation.inspection.lsps.sample import Sample
+from mlsm.evaluation.inspection.lsps.text_pages import write
 from mlsm.evaluation.inspection.lsps.view import StoreView
 from mlsm.terminal.tables import sparkline
 
@@ -97,7 +98,6 @@ def test_terminal_and_pages_tell_them(hostile_store, tmp_path):
     single = summary({"view": "lsps", **view.facts(), "lsps": [view.lsp(first["lsp"])]}, None)
     assert "over the window" in single and f"{first['information']:.4f} nats a token by the word" in single
     write(view, tmp_path / "pages")
-    page = (tmp_path / "pages" / "lsp" / f"{first['lsp']}.html").read_text()
-    assert page.count('<span style="--h:') == len(first["profile"]) and "nats by the position" in page
-    assert "Information" in (tmp_path / "pages" / "index.html").read_text()
-    assert "let column = 4" in (tmp_path / "pages" / "view.js").read_text()
+    page = LspPage(tmp_path / "pages")
+    assert len(page.lsp(first["lsp"])["profile"]) == len(first["profile"])
+    assert max(page.lsps["information"]) == round(first["information"], 6)

@@ -3,13 +3,13 @@
 import json
 import os
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from lsp_pages import LspPage
 from sklearn.datasets import load_digits, load_sample_images
 
 from mlsm.commands.show_lsp import show as summary
@@ -173,39 +173,108 @@ def test_lsps_of_patches_are_those_of_plain_projected_gradient(encoded, dictiona
         )
 
 
-class Pictures(HTMLParser):
-    """Addresses on a page, relative to it."""
-
-    def __init__(self, source):
-        super().__init__()
-        self.addresses = []
-        self.feed(source)
-
-    def handle_starttag(self, name, attributes):
-        self.addresses += [value for key, value in attributes if key in ("href", "src")]
-
-
-def test_pages_show_pictures_that_are_there(encoded, dictionary, tmp_path):
-    place = tmp_path / "lsps"
+@pytest.fixture(scope="module")
+def shown(encoded, dictionary, tmp_path_factory):
+    """Pages of the images: their directory and view."""
+    place = tmp_path_factory.mktemp("shown") / "lsps"
     settings = LspConfig(store=str(dictionary), vectors=encoded[1]["vectors"], html=place)
     assert "lsps/index.html" in summary(show(settings, silent), settings)
-    mine = [place / "pictures" / "mine.txt", place / "data" / "own" / "mine.txt"]  # a view of text has "data"
+    return place, VectorView(Dictionary.load(dictionary), Path(encoded[1]["vectors"]), 10**6, silent)
+
+
+def test_data_hold_what_the_view_says(shown):
+    place, view = shown
+    page, images = LspPage(place), set()
+    for lsp in range(K):
+        expected, patches = view.lsp(lsp), dict[int, list]()
+        for found in expected["top"] + expected["heaviest_images"]:
+            patches[found["image"]] = [[row * COLUMNS + column, round(1000 * w)] for row, column, w in found["patches"]]
+        samples = [one for tenth in expected["quantiles"] for one in tenth["samples"]]
+        images |= {*patches, *(one["image"] for one in samples)}
+        assert page.lsps["tokens"][lsp] == expected["count"]
+        assert page.lsps["weight"][lsp] == pytest.approx(expected["mean_weight"], abs=6e-5)
+        assert page.column("top", lsp, 2) == in_thousandths(expected["top"])
+        assert page.column("listed", lsp, 2) == in_thousandths(view.row(lsp, 8)["top"])
+        assert page.column("heaviest", lsp, 2) == [
+            [one["image"], round(1000 * one["weight"])] for one in expected["heaviest_images"]
+        ]
+        assert page.column("patches", lsp, 1, 2) == [[image, found] for image, found in patches.items()]
+        assert page.column("tenths", lsp, 2, 2) == [
+            [*(round(1000 * tenth[end]) for end in ("from", "to")), in_thousandths(tenth["samples"])]
+            for tenth in expected["quantiles"]
+        ]
+        assert page.related(lsp) == {
+            "co_firing": [
+                [one["lsp"], pytest.approx(one["npmi"], abs=6e-3), one["support"]] for one in expected["co_firing"]
+            ],
+            "nearest": [[one["lsp"], pytest.approx(one["cosine"], abs=6e-3)] for one in expected["nearest"]],
+        }
+    assert page.data["images"] == {str(image): view.names[image] for image in images}
+    assert {path.name for path in (place / "pictures").iterdir()} == {f"{image}.jpg" for image in images}
+    assert "a <b>photo.jpg" in {Path(name).name for name in page.data["images"].values()}
+
+
+def in_thousandths(vectors):
+    return [[vector["row"], round(1000 * vector["weight"])] for vector in vectors]
+
+
+def test_an_older_view_is_replaced_but_for_what_is_the_users(shown, encoded, dictionary):
+    place, _ = shown
+    mine = [place / "pictures" / "mine.txt", place / "data" / "own" / "mine.txt"]
     for path in mine:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("of the user")
-    show(settings, silent)  # an older view is replaced
+    (place / "pictures" / "0.jpg").write_text("of the user, too")
+    settings = LspConfig(store=str(dictionary), vectors=encoded[1]["vectors"], html=place)
+    with pytest.raises(InspectionError, match=r"pictures/0\.jpg is not as show-lsp wrote it"):
+        show(settings, silent)
+    (place / "pictures" / "0.jpg").unlink()
+    show(settings, silent)
     assert all(path.read_text() == "of the user" for path in mine)
-    pages = [place / "index.html", *(place / "lsp").glob("*.html")]
-    assert len(pages) == K + 1
-    shown = hostile = 0
-    for page in pages:
-        source = page.read_text(encoding="utf-8")
-        found = Pictures(source)
-        assert "<b>photo" not in source
-        hostile += "a &lt;b&gt;photo.jpg" in source
-        assert all((page.parent / address).is_file() for address in found.addresses)
-        shown += sum("pictures/" in address for address in found.addresses)
-    assert shown > 10 * K and hostile
+    assert (place / "pictures" / "0.jpg").read_bytes()[:2] == b"\xff\xd8"  # JPEG
+    for path in mine:
+        path.unlink()
+
+
+def test_a_browser_shows_patches_and_pictures(browser, shown):
+    place, view = shown
+    browser.get((place / "index.html").as_uri())
+    assert [one.text for one in browser.find_elements("css selector", "tbody td:first-child")] == [
+        str(lsp) for lsp in range(K) if view.entries.counts[lsp]
+    ]
+    patches = browser.find_elements("css selector", "tbody tr:first-child .patch")
+    titles = [
+        f"{one['name']} · row {one['at'][0]}, column {one['at'][1]} · {one['weight']:.3f}"
+        for one in view.row(0, 8)["top"]
+    ]
+    assert [patch.get_attribute("title") for patch in patches] == titles
+    assert len({patch.location["y"] for patch in patches}) == 1  # in one row
+    patches[0].click()
+    names = ""
+    for lsp in range(K):
+        browser.execute_async_script(
+            "const [lsp, done] = arguments; location.hash = `#lsp-${lsp}`; setTimeout(done, 50)", lsp
+        )
+        expected = view.lsp(lsp)
+        assert browser.title == f"LSP {lsp}"
+        sources = [one.get_attribute("src") for one in browser.find_elements("css selector", "img")]
+        assert len(sources) >= 2 * len(expected["top"]) and all(
+            (place / "pictures" / source.rpartition("/")[2]).is_file() for source in sources
+        )
+        tints = browser.find_elements("css selector", ".picture i")
+        assert len(tints) == sum(len(one["patches"]) for one in expected["top"] + expected["heaviest_images"])
+        assert len(browser.find_elements("css selector", ".picture i.at")) == len(expected["top"])
+        names += browser.find_element("css selector", "body").text
+        assert not browser.find_elements("css selector", ".pictures b")
+        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    assert "a <b>photo.jpg" in names and browser.get_log("browser") == []
+    first = browser.find_element("css selector", ".patch img")
+    place_in_picture = browser.execute_script(
+        "const patch = arguments[0].parentElement.getBoundingClientRect(), all = arguments[0].getBoundingClientRect();"
+        "return [(patch.top - all.top) / patch.height, (patch.left - all.left) / patch.width, all.width / patch.width]",
+        first,
+    )
+    assert place_in_picture == pytest.approx([*view.lsp(K - 1)["top"][0]["at"], COLUMNS], abs=0.05)
 
 
 def test_vectors_of_a_file_are_known_by_their_rows(dictionary, tmp_path):
@@ -221,9 +290,26 @@ def test_vectors_of_a_file_are_known_by_their_rows(dictionary, tmp_path):
         assert "300 of 300 vectors" in summary(result, settings)
     best = show(replace(usual, lsp=(3,)), silent)["rows"][0]
     assert best["top"][0] == {"row": 164, "weight": 1.0} and best["heaviest_images"] == []
-    page = (tmp_path / "lsps" / "lsp" / "3.html").read_text()
-    assert page.index("<li>row 164 <small>1.000") < page.index("<li>row ", page.index("row 164"))
+    page = LspPage(tmp_path / "lsps")
+    assert page.column("top", 3, 2)[0] == [164, 1000] and page.column("listed", 3, 2)[0] == [164, 1000]
+    assert page.data["images"] == {} and not (tmp_path / "lsps" / "pictures").exists()
     assert show(replace(usual, samples=100), silent)["sampled"] == 100
+
+
+def test_a_browser_shows_rows(browser, dictionary, tmp_path):
+    np.save(tmp_path / "audio.npy", np.random.default_rng(1).normal(size=(300, WIDTH)).astype(np.float32))
+    settings = LspConfig(store=str(dictionary), vectors=tmp_path / "audio.npy", html=tmp_path / "lsps")
+    show(settings, silent)
+    best = show(replace(settings, html=None, lsp=(3,)), silent)["rows"][0]
+    browser.get((tmp_path / "lsps" / "index.html").as_uri() + "#lsp-3")
+    chips = [chip.text for chip in browser.find_elements("css selector", ".chips li")]
+    assert chips[: len(best["top"])] == [f"row {one['row']:,} {one['weight']:.3f}" for one in best["top"]]
+    assert len(chips) == len(best["top"]) + sum(len(tenth["samples"]) for tenth in best["quantiles"])
+    browser.find_element("link text", "All LSPs").click()
+    browser.find_element("css selector", "input").send_keys("3")
+    (cells,) = [row.text for row in browser.find_elements("css selector", "tbody tr")]
+    assert cells.startswith("3") and cells.endswith(", ".join(str(one["row"]) for one in best["top"][:8]))
+    assert browser.get_log("browser") == []
 
 
 def test_what_does_not_fit_is_refused(dictionary, tmp_path):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from data import data_path
 from scipy import sparse
 from tiny_senses import all_instances, slow_diagnostic, write_miniature, write_part
@@ -58,7 +59,7 @@ def test_the_three_rules_by_hand():
 class StandIn:
     """Word vectors from nowhere, in parts of an order of their own."""
 
-    solver = "cpu"
+    device = torch.device("cpu")
 
     def __init__(self, hidden_Nd, seed=0):
         self.hidden_Nd = hidden_Nd.astype(np.float16)

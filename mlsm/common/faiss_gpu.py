@@ -1,0 +1,133 @@
+"""faiss on a GPU, where a build for GPUs is installed and found there what it finds on the CPU.
+
+    kmeans.index = place(kmeans.index, device, products=...)        # on the GPU, or as it was
+
+The packages faiss-cpu and faiss-gpu own the same directory, so that one of them is installed; faiss-gpu computes on
+both. An error of CUDA ends a process that faiss runs in, and a wheel may lack code for a GPU, so a child process tries
+it once (proofs.py): a k-means and a search, against the CPU's. Not handled here: product quantisation and indices in
+half precision, which stay on the CPU.
+
+    python -m mlsm.common.faiss_gpu DIRECTORY       # the child: reads task.json there, writes report.jsonl
+"""
+
+import json
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from mlsm.common import proofs
+from mlsm.common.durable import appearing_whole
+from mlsm.common.errors import describe
+
+WORTH = 3 * 10**11  # multiplications; fewer take a CPU a few seconds, and a GPU as long to get ready
+SECONDS = 60.0  # of the child
+TRIAL = "mlsm.common.faiss_gpu"
+ROWS, WIDTH, CENTROIDS, NEIGHBOURS, ITERATIONS = 20_000, 384, 512, 8, 5  # that are tried
+CLOSE = 1e-3  # relative difference of objectives, and of cosines: float32 rounds at 1e-6, TF32 at 5e-4
+logger = logging.getLogger(__name__)
+
+
+class FaissAnswer(NamedTuple):
+    """What a trial found: whether faiss is right on the GPU, why in a sentence, what was measured ("cpu", "gpu")."""
+
+    right: bool
+    line: str
+    trials: Mapping[str, Mapping[str, Any]]
+
+
+def place(index: Any, device: torch.device, *, products: int) -> Any:
+    """A flat faiss index on the GPU `device`, if faiss is right there; else as it is.
+
+    products  multiplications that the caller will ask of it
+    """
+    if products < WORTH or not is_possible(device) or not prove_faiss(device).right:
+        return index
+    return on_gpu(index, device)
+
+
+def is_possible(device: torch.device) -> bool:
+    """Whether faiss is a build for GPUs and sees this device."""
+    import faiss
+
+    has_gpu = device.type == "cuda" and hasattr(faiss, "StandardGpuResources")
+    return has_gpu and faiss.get_num_gpus() > (device.index or 0)
+
+
+def on_gpu(index: Any, device: torch.device) -> Any:
+    """An index on a GPU, whatever was proven."""
+    import faiss
+
+    return faiss.index_cpu_to_gpus_list(index, gpus=[device.index or 0])
+
+
+def prove_faiss(device: torch.device, *, fresh: bool = False) -> FaissAnswer:
+    """What was kept for this GPU, else, or if it is to be `fresh`, what a child finds now."""
+    import faiss
+
+    key = proofs.key_of(device, f"faiss {faiss.__version__}")
+    with proofs.alone():
+        kept = None if fresh else proofs.recall(key)
+        if kept is not None and kept.keys() == set(FaissAnswer._fields):
+            return FaissAnswer(**kept)
+        with tempfile.TemporaryDirectory(prefix="mlsm-proof-") as directory:
+            with appearing_whole(Path(directory, "task.json"), sync=False) as file:
+                file.write(json.dumps({"device": str(device)}).encode())
+            child = proofs.run_child(TRIAL, Path(directory), SECONDS)
+        answer = judge_faiss(child.found, child.trouble)
+        if "gpu" in child.found:
+            proofs.keep(key, answer._asdict())
+    logger.info("faiss on %s: %s", proofs.device_facts(device)["device"], answer.line)
+    return answer
+
+
+def judge_faiss(trials: Mapping[str, Mapping[str, Any]], trouble: str | None) -> FaissAnswer:
+    """Judge what a child measured. Pure: the same measurements give the same answer."""
+    cpu, gpu = (trials.get(name) for name in ("cpu", "gpu"))
+    if not cpu or not gpu:
+        fault = f"the child process failed ({trouble or 'it reported nothing'})"
+    elif "error" in gpu:
+        fault = gpu["error"]
+    elif not np.isclose(gpu["objective"], cpu["objective"], rtol=CLOSE):
+        fault = f"its k-means reached {gpu['objective']:.6g}, and {cpu['objective']:.6g} on the CPU"
+    elif not np.allclose(gpu["cosines"], cpu["cosines"], atol=CLOSE):
+        fault = "it found other neighbours than on the CPU"
+    else:
+        times = ", ".join(f"{1e3 * trials[name]['seconds']:.3g} ms on the {name.upper()}" for name in ("gpu", "cpu"))
+        return FaissAnswer(True, f"it is right ({times})", trials)
+    return FaissAnswer(False, f"it cannot be used, so the CPU is: {fault}", trials)
+
+
+def main(directory: Path) -> None:
+    """Run k-means and a search on the CPU and on the GPU, and report each as it ends."""
+    import faiss
+
+    device = torch.device(json.loads((directory / "task.json").read_text())["device"])
+    torch.zeros(1, device=device)  # where only one process may use a GPU, this ends: nothing was tried, nothing is kept
+    rows_Nd = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
+    rows_Nd[:, : WIDTH // 4] *= 4  # so that some directions have more neighbours than others
+    rows_Nd /= np.linalg.norm(rows_Nd, axis=1, keepdims=True)
+    for name in ("cpu", "gpu"):
+        proofs.report(directory, name, {})
+        try:
+            kmeans = faiss.Kmeans(WIDTH, CENTROIDS, niter=ITERATIONS, spherical=True, seed=1)
+            if name == "gpu":
+                kmeans.index = on_gpu(kmeans.index, device)
+            begun = time.perf_counter()
+            objective = kmeans.train(rows_Nd)
+            cosines, _ = kmeans.index.search(rows_Nd[:: ROWS // CENTROIDS], NEIGHBOURS)
+            seconds = time.perf_counter() - begun
+            facts = {"objective": float(objective), "cosines": cosines.mean(0).tolist(), "seconds": seconds}
+        except Exception as error:  # of a library, a driver: each is an answer
+            facts = {"error": describe(error)}
+        proofs.report(directory, name, facts)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,187 @@
+"""What is tried on a GPU in a child process before it is trusted, and the answers, which are kept in the user's cache.
+
+    key = key_of(device, "kernels 1a2b3c", "d <= 1024, k <= 4096")
+    with alone():                                           # other processes wait, and then find the answer
+        if (answer := recall(key)) is None:
+            child = run_child("pipeline.solvers.trial", directory, seconds=120)
+            keep(key, {...})
+
+A child may crash, hang or take the driver down with it: that costs its caller the time limit and nothing else. It
+writes what it has found so far, line by line, into a file of its directory, so that what it did before it crashed
+counts. Not handled here: what is tried, and which answer follows (pipeline/solvers/proof.py, student/proof.py).
+"""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from mlsm.common import disk, locks
+from mlsm.common.durable import make_directories, replace_json
+from mlsm.common.json_lines import read_json_lines
+from mlsm.common.machine import cache_directory, cpu_model
+from mlsm.common.paths import utf8
+
+REPORT, SAID = "report.jsonl", "said.txt"  # in the directory of a child: what it found, what it printed
+GRACE = 10.0  # seconds that a killed child gets to end; one that waits for a driver may never do so
+# The child imports what its parent does, and ends by itself should the parent be killed.
+_START = (
+    "import json, runpy, signal, sys; signal.alarm(int(sys.argv.pop(1))); sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__')"
+)
+logger = logging.getLogger(__name__)
+
+
+class Child(NamedTuple):
+    """What a child process left.
+
+    found    name -> facts, of everything that it reported; {} where it began something and did not end it
+    trouble  how it ended, where that was not by itself
+    """
+
+    found: dict[str, dict]
+    trouble: str | None
+
+
+def run_child(module: str, directory: Path, seconds: float) -> Child:
+    """Run a module as `python -m MODULE DIRECTORY` in a process of its own, which is killed after some seconds."""
+    start = [sys.executable, "-c", _START, str(int(seconds + GRACE)), json.dumps(sys.path), module, str(directory)]
+    with open(directory / SAID, "wb") as streams:
+        process = subprocess.Popen(
+            start, stdin=subprocess.DEVNULL, stdout=streams, stderr=streams, start_new_session=True
+        )
+        try:
+            code = process.wait(seconds)
+            trouble = None if code == 0 else f"it ended with {_name_of(code)}: {_last_line(directory / SAID)}"
+        except subprocess.TimeoutExpired:
+            trouble = f"it had not ended after {seconds:.0f} seconds"
+        finally:
+            with suppress(ProcessLookupError):  # nothing of it runs any more
+                os.killpg(process.pid, signal.SIGKILL)  # whatever it started, too
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE)
+    return Child(_read_report(directory / REPORT), trouble)
+
+
+def report(directory: Path, name: str, facts: dict) -> None:
+    """Of a child: say what was found under a name, or, with {}, that it begins."""
+    with disk.append(directory / REPORT) as file:
+        disk.write(file, utf8(json.dumps({"name": name, "facts": facts}) + "\n"))
+
+
+def _read_report(path):
+    if not path.exists():
+        return {}
+    lines, _ = read_json_lines(path, needed=())  # the last one may have been cut
+    return {line["name"]: line["facts"] for line in lines}
+
+
+def _name_of(code):
+    return f"signal {signal.Signals(-code).name}" if -code in set(signal.Signals) else f"code {code}"
+
+
+def _last_line(path):
+    return (path.read_text(errors="replace").strip().splitlines() or ["it printed nothing"])[-1][:300]
+
+
+# -- what answers depend on ----------------------------------------------------------------------------------
+
+
+def key_of(device: torch.device, *facts: str) -> str:
+    """A key for `recall`: GPU, driver, libraries, and what else the caller says that an answer depends on."""
+    return ", ".join([*(f"{name} {value}" for name, value in device_facts(device).items()), *facts])
+
+
+def device_facts(device: torch.device) -> dict[str, str]:
+    """GPU, driver and the versions of the libraries that compute on it."""
+    on_gpu = device.type == "cuda"
+    found = {
+        "device": torch.cuda.get_device_name(device) if on_gpu else cpu_model(),
+        "driver": driver_version() if on_gpu else "none",
+        "torch": torch.__version__,
+        "CUDA": str(torch.version.cuda or torch.version.hip),
+    }
+    for name in ("numba-cuda", "triton"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "none"
+    return found
+
+
+def driver_version() -> str:
+    """The version of NVIDIA's driver, as the kernel or nvidia-smi has it; "unknown" elsewhere."""
+    with suppress(OSError, IndexError):
+        line = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+        return next((word for word in line.split() if word[0].isdigit() and "." in word), "unknown")
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    if shutil.which(command[0]):  # as in WSL, which has no such file
+        with suppress(OSError, subprocess.SubprocessError, IndexError):
+            said = subprocess.run(command, capture_output=True, text=True, timeout=GRACE)
+            return said.stdout.split()[0]
+    return "unknown"
+
+
+# -- answers, kept --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let only one process of this user try something at a time, where the cache can be written and locked."""
+    with ExitStack() as held:
+        try:
+            _make_cache()
+            file = held.enter_context(disk.append(cache_directory() / "gpu-proofs.lock"))
+            locks.acquire(file, wait=True)
+        except (OSError, ValueError, RuntimeError) as error:
+            logger.debug("nothing keeps others from proving the same meanwhile: %s", error)
+        yield
+
+
+def recall(key: str) -> dict | None:
+    """What was kept under a key; None where nothing was, or where it cannot be read."""
+    found = _read_all().get(key)
+    return found if isinstance(found, dict) else None
+
+
+def keep(key: str, answer: dict) -> None:
+    """Keep an answer; where it cannot be written, it is found again next time."""
+    try:
+        _make_cache()
+        replace_json(_file(), _read_all() | {key: answer}, allow_nan=True)
+    except (OSError, RuntimeError) as error:
+        logger.debug("what was proven cannot be kept: %s", error)
+
+
+def forget(key: str) -> None:
+    """Let an answer be found again."""
+    known = _read_all()
+    if known.pop(key, None) is not None:
+        replace_json(_file(), known, allow_nan=True)
+
+
+def _file():
+    return cache_directory() / "gpu-proofs.json"
+
+
+def _make_cache():
+    disk.follow_no_links_below(cache_directory())
+    make_directories(cache_directory())
+
+
+def _read_all():
+    try:
+        known = json.loads(disk.read_file(_file()))
+    except (OSError, ValueError, RecursionError, RuntimeError):  # the last one where nobody's home is known
+        return {}
+    return known if isinstance(known, dict) else {}

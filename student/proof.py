@@ -1,0 +1,226 @@
+"""Which arithmetic a student is trained in on a GPU: bfloat16 and torch.compile, tried on the run's own batches first.
+
+    config = choose_arithmetic(asked, settled, store, task, prepare, device)  # settled, with a right dtype and compile
+
+What `--dtype auto` and an unset `--compile` would turn on is tried in a child process (trial.py): a few steps in
+float32 as it is, the same ones in bfloat16, and compiled. What crashes, hangs, gives another loss or is not faster is
+not used, and one line says so. The answer is kept in the user's cache (mlsm/common/proofs.py) for this GPU, driver,
+library versions and encoder. Both settings are part of a run's identity, so a run that was begun with others keeps
+them, or ends with an error if they do not work any more. Not handled here: what the user asks for by name, which is
+not tried.
+"""
+
+import json
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from mlsm.common import proofs
+from mlsm.common.durable import appearing_whole
+from mlsm.common.errors import RunError
+from shards.manifest import fingerprint
+from shards.reader import Store
+from student.config import ResolvedConfig, StudentConfig
+from student.resolve import training_windows
+from student.task import TrainingTask
+
+SECONDS = 300.0  # of the child: to compile a large encoder takes minutes
+WINDOWS = 32  # of a step, at most
+CLOSE = {"bfloat16": 2e-2, "float32": 1e-3}  # relative differences of losses from float32's
+TRIAL = "student.trial"
+Dtype = Literal["auto", "float32", "bfloat16"]
+logger = logging.getLogger(__name__)
+_said: set[tuple[str, str]] = set()  # what this process has said
+
+
+class Arithmetic(NamedTuple):
+    """What a student is trained in.
+
+    dtype, compile  settings of StudentConfig
+    line            why, in a sentence
+    right           names (`name_of`) of what was found right
+    trials          name -> what was measured of it
+    keep            whether the answer holds the next time; not where the child lacked memory or float32 failed
+    """
+
+    dtype: Literal["float32", "bfloat16"]
+    compile: bool
+    line: str
+    right: tuple[str, ...]
+    trials: Mapping[str, Mapping[str, Any]]
+    keep: bool = True
+
+
+def is_needed(asked: StudentConfig, device: torch.device) -> bool:
+    """Whether something is left open that a device could do wrong."""
+    return device.type == "cuda" and (asked.dtype == "auto" or asked.compile is None)
+
+
+def name_of(dtype: str, compiled: bool) -> str:
+    """How a way to train is called, in reports and in words."""
+    return f"{dtype}, compiled" if compiled else dtype
+
+
+def decide_arithmetic(
+    trials: Mapping[str, Mapping[str, Any]], trouble: str | None, dtype: Dtype = "auto", compiled: bool | None = None
+) -> Arithmetic:
+    """Choose by what a child measured. Pure: the same measurements give the same choice.
+
+    trials           name -> losses, seconds (trial.py); {} where the child did not end it
+    trouble          how the child ended, where that was not by itself
+    dtype, compiled  what was asked for; only "auto" and None are decided
+    """
+    exact, asked = trials.get("float32"), ("float32" if dtype == "auto" else dtype, bool(compiled))
+    if (fault := find_arithmetic_fault(exact, exact, trouble, "float32")) is not None:
+        line = f"{name_of(*asked)}: nothing could be tried, as float32 itself failed: {fault}"
+        return Arithmetic(*asked, line, (), trials, keep=False)
+    reasons, right = [], ["float32"]
+
+    def is_better(name: str, than: str, what: str, of_dtype: str) -> bool:
+        if (fault := find_arithmetic_fault(trials.get(name), exact, trouble, of_dtype)) is not None:
+            reasons.append(f"{what} cannot be used: {fault}")
+            return False
+        right.append(name)
+        trial, usual = trials[name], trials.get(than) or trials["float32"]
+        faster = trial["seconds"] < usual["seconds"]
+        times = f"{_milliseconds(trial)} a step, {_milliseconds(usual)} without"
+        reasons.append(f"{what} is right and faster ({times})" if faster else f"{what} is not faster ({times})")
+        return faster
+
+    chosen, used = asked
+    if dtype == "auto" and is_better("bfloat16", "float32", "bfloat16", "bfloat16"):
+        chosen = "bfloat16"
+    if compiled is None and is_better(name_of(chosen, True), chosen, "torch.compile", chosen):
+        used = True
+    keep = not any(trial.get("lacks_memory") for trial in trials.values())
+    return Arithmetic(chosen, used, f"{name_of(chosen, used)}: {'; '.join(reasons)}", tuple(right), trials, keep)
+
+
+def find_arithmetic_fault(
+    trial: Mapping[str, Any] | None, exact: Mapping[str, Any] | None, trouble: str | None, dtype: str
+) -> str | None:
+    """What speaks against a way to train, by its measurements and float32's; None if it is right."""
+    if trial is None:
+        return f"its turn did not come ({trouble or 'the child process did not report it'})"
+    if not trial:
+        return f"the child process failed while it ran ({trouble or 'it reported nothing'})"
+    if "error" in trial:
+        return trial["error"]
+    if not np.isfinite([*trial["losses"], trial["seconds"]]).all():
+        return "its loss is not a number"
+    if (differs := deviation(trial, exact or trial)) > CLOSE[dtype]:
+        return f"its loss differs by {differs:.2%} from that in float32, where {CLOSE[dtype]:.1%} is allowed"
+    return None
+
+
+def deviation(trial: Mapping[str, Any], exact: Mapping[str, Any]) -> float:
+    """The largest relative difference of a loss from float32's."""
+    ours, theirs = (np.array(some["losses"], float) for some in (trial, exact))
+    return float(np.max(np.abs(ours - theirs) / np.maximum(np.abs(theirs), 1e-6)))
+
+
+def candidates(asked: StudentConfig, settled: ResolvedConfig) -> Iterator[ResolvedConfig]:
+    """All ways to train that the settings leave open."""
+    for dtype in ("bfloat16", "float32") if asked.dtype == "auto" else (settled.dtype,):
+        for compiled in (True, False) if asked.compile is None else (settled.compile,):
+            yield replace(settled, dtype=dtype, compile=compiled)
+
+
+def choose_arithmetic(
+    asked: StudentConfig,
+    settled: ResolvedConfig,
+    store: Store,
+    task: TrainingTask,
+    prepare: Callable[[Any, Store], TrainingTask],
+    device: torch.device,
+    *,
+    begun_with: ResolvedConfig | None = None,
+    marginals: Path | None = None,
+) -> ResolvedConfig:
+    """The settings with a dtype and a `compile` that are right on this GPU.
+
+    asked       as the user left them open;  settled  with nothing left open, as for any GPU
+    begun_with  the settings of the run that is there already, which stay
+    marginals   directory where what targets follow from is kept (Objective.prepare)
+    Says (logs) in one line what is used and why
+    Raises      RunError where the run was begun with what does not work here
+    """
+    choice = find_arithmetic(asked, settled, store, task, prepare, device, marginals=marginals)
+    if begun_with is not None:
+        begun = name_of(begun_with.dtype, begun_with.compile)
+        if choice.right and begun not in choice.right and begun in choice.trials:
+            raise RunError(
+                f"this run was begun in {begun}, which does not work on this GPU now ({choice.line}). To continue it"
+                f" anyway, pass --dtype {begun_with.dtype} --{'' if begun_with.compile else 'no-'}compile. Another"
+                f" --run-dir starts a new run."
+            )
+        return begun_with
+    return replace(settled, dtype=choice.dtype, compile=choice.compile)
+
+
+def find_arithmetic(
+    asked: StudentConfig,
+    settled: ResolvedConfig,
+    store: Store,
+    task: TrainingTask,
+    prepare: Callable[[Any, Store], TrainingTask],
+    device: torch.device,
+    *,
+    fresh: bool = False,
+    marginals: Path | None = None,
+) -> Arithmetic:
+    """What was kept for such a run, else, or where it is to be `fresh`, what a child finds now."""
+    encoder = fingerprint(task.architecture)[:12]
+    what = f"{settled.objective}, windows of {store.max_length}, dtype {asked.dtype}, compile {asked.compile}"
+    key = proofs.key_of(device, f"student {encoder}", what)
+    with proofs.alone():
+        kept = None if fresh else _recall(key)
+        if kept is None:
+            task.objective.prepare(training_windows(store), marginals)  # here, as it may take longer than a child may
+        choice = kept or _prove(asked, settled, store, prepare, device, marginals)
+        if choice.keep and kept is None:
+            proofs.keep(key, choice._asdict())
+    if (key, choice.line) not in _said:
+        logger.info("training on %s uses %s", proofs.device_facts(device)["device"], choice.line)
+    _said.add((key, choice.line))
+    return choice
+
+
+def _prove(asked, settled, store, prepare, device, marginals):
+    windows = min(WINDOWS, settled.batch_windows, settled.micro_batch)
+    config = replace(settled, batch_windows=windows, micro_batch=windows, dropout=0.0, device=str(device))
+    task = {
+        "class": _place_of(type(config)),
+        "prepare": _place_of(prepare),
+        "config": config.to_json(),
+        "store": str(store.path),
+        "marginals": marginals and str(marginals),
+        "dtype": asked.dtype,
+        "compile": asked.compile,
+    }
+    with tempfile.TemporaryDirectory(prefix="mlsm-proof-") as place:
+        with appearing_whole(Path(place, "task.json"), sync=False) as file:
+            file.write(json.dumps(task).encode())
+        child = proofs.run_child(TRIAL, Path(place), SECONDS)
+    return decide_arithmetic(child.found, child.trouble, asked.dtype, asked.compile)
+
+
+def _place_of(thing):
+    return f"{thing.__module__}:{thing.__qualname__}"
+
+
+def _recall(key):
+    found = proofs.recall(key)
+    if found is None or found.keys() != set(Arithmetic._fields) or found["dtype"] not in CLOSE:
+        return None
+    return Arithmetic(**found | {"right": tuple(found["right"])})
+
+
+def _milliseconds(trial):
+    return f"{1e3 * trial['seconds']:.3g} ms"

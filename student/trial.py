@@ -1,0 +1,102 @@
+"""The child process in which ways to train are tried on a GPU: proof.py runs it and judges what it reports.
+
+    python -m student.trial DIRECTORY       # reads task.json there, writes report.jsonl
+
+Every way starts from the same weights and reads the same batches, without dropout, whose numbers a compiled student
+draws in another order. A few batches take turns, so that a compiled student meets several shapes. Not tried: masks by
+weight.
+"""
+
+import importlib
+import json
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlsm.common import proofs
+from mlsm.common.device import choose_device, own_randomness
+from mlsm.common.errors import describe
+from shards.reader import Store
+from student import proof
+from student.batches import Loader, pin
+from student.config import ResolvedConfig
+from student.encoders.mask_later import mask_later_of
+from student.masks.masking import build_masking
+from student.resolve import training_windows
+from student.task import TrainingTask
+from student.train import Stepper
+
+BATCHES, STEPS, TIMED = 3, 9, 3  # the last steps are timed, which have met all shapes
+
+
+def main(directory: Path) -> None:
+    """Try what the task leaves open, and report each way as it ends."""
+    task = json.loads((directory / "task.json").read_text())
+    config = find(task["class"])(**task["config"])
+    store, device = Store.open(task["store"]), choose_device(config.device)
+    asked, found = (task["dtype"], task["compile"]), {}
+
+    def attempt(dtype: str, compiled: bool) -> None:
+        way = proof.name_of(dtype, compiled)
+        proofs.report(directory, way, {})
+        try:
+            one: Any = replace(config, dtype=dtype, compile=compiled)
+            with own_randomness(device):
+                found[way] = take_steps(one, find(task["prepare"])(one, store), store, task["marginals"])
+        except torch.OutOfMemoryError as error:
+            found[way] = {"error": describe(error), "lacks_memory": True}
+        except Exception as error:  # of a compiler, a driver, a library: each is an answer
+            found[way] = {"error": describe(error)}
+        proofs.report(directory, way, found[way])
+
+    attempt("float32", False)
+    if asked[0] != "float32":
+        attempt("bfloat16", False)
+    if asked[1] is None:
+        attempt(proof.decide_arithmetic(found, None, *asked).dtype, True)
+
+
+def find(place: str) -> Any:
+    """What module:name stands for."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def take_steps(config: ResolvedConfig, task: TrainingTask, store: Store, marginals: str | None) -> dict:
+    """Losses of a few steps, seconds of the first and of later ones, and the memory of the GPU that they took."""
+    device = choose_device(config.device)
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    stepper = Stepper(config, task.build().to(device), task.objective)
+    windows = training_windows(store)
+    task.objective.prepare(windows, Path(marginals) if marginals else None)
+    loader = Loader(
+        windows,
+        build_masking(config, store),
+        task.objective.read_targets,
+        micro_batch=config.micro_batch,
+        documents_apart=config.documents_apart,
+        segments=task.segments,
+        mask_later=mask_later_of(stepper.model.encoder.config) > 0,
+        few_shapes=config.compile,
+    )
+    batches = [loader.step(config.seed, number, config.batch_windows) for number in range(BATCHES)]
+    batches = [pin(batch) for batch in batches] if on_gpu else batches
+    losses, seconds = [], []
+    for step in range(STEPS):
+        begun = time.perf_counter()
+        losses.append(stepper.update(step, batches[step % BATCHES])[0])  # waits for the GPU
+        seconds.append(time.perf_counter() - begun)
+    facts = {"losses": losses, "first_seconds": seconds[0], "seconds": statistics.median(seconds[-TIMED:])}
+    return facts | ({"memory_bytes": torch.cuda.max_memory_allocated(device)} if on_gpu else {})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

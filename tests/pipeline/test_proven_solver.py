@@ -1,0 +1,132 @@
+"""Stores and dictionaries whose solver is proven first, as on a GPU: what their records say, and what a resume does.
+
+Played on the CPU: real children, in which solvers are right or crash; the CPU's solver stands in for the kernels.
+"""
+
+import json
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from planted import planted as vectors
+from preloaded import SUBPROCESS
+
+from mlsm.common import proofs
+from pipeline.commands import encode_lsp
+from pipeline.config import EncodeConfig
+from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule, learn_dictionary, learning
+from pipeline.dictionary import checkpoint as learning_checkpoint
+from pipeline.solvers import proof
+from shards.reader import Store
+
+sys.path.append(str(Path(__file__).resolve().parent / "solvers"))  # where a child finds planted_trial.py
+
+RIGHT, CRASHES = "torch=right cuda=crash", "torch=crash cuda=crash"
+
+
+@pytest.fixture
+def prove(monkeypatch, tmp_path):
+    """Lets solvers be proven on the CPU, by a child in which they do what is planted; each plan has its own cache."""
+    monkeypatch.setattr(proof, "is_needed", lambda device: True)
+    monkeypatch.setattr(proof, "TRIAL", "planted_trial")
+    monkeypatch.setattr(proofs, "subprocess", SUBPROCESS)
+    monkeypatch.setattr(proof, "ROWS", 32)
+    monkeypatch.setattr(proof, "_said", set())
+
+    def plant(does):
+        monkeypatch.setenv("MLSM_PLANTED", does)
+        monkeypatch.setenv("MLSM_CACHE", str(tmp_path / does.replace(" ", "-")))
+
+    return plant
+
+
+@pytest.fixture
+def place(tmp_path, english_text, teacher_directory):
+    atoms = np.random.default_rng(0).normal(size=(60, 32)).astype(np.float32)
+    Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), [], "test", {}).save(tmp_path / "dictionary")
+    return EncodeConfig(
+        teacher=str(teacher_directory),
+        layer=(2,),
+        corpus=(str(english_text),),
+        dictionary=tmp_path / "dictionary",
+        k=60,
+        lam=0.1,
+        max_length=48,
+        max_tokens=3_000,
+        unit_tokens=1_000,
+        batch_tokens=1024,
+        device="cpu",
+        output=tmp_path / "runs",
+    )
+
+
+def solvers(report):
+    """What the records of a store's units name, by the ids of the units."""
+    records = Store.open(report["store"]).iter_records()
+    return [record.environment.get("solver_backend") for record in sorted(records, key=lambda record: record.unit)]
+
+
+def remove_last_unit(report):
+    units = Path(report["store"]) / "units"
+    path = sorted(units.glob("*.json"))[-1]
+    file = json.loads(path.read_text())["file"]
+    path.unlink()
+    (units / file).unlink()
+
+
+def test_records_name_the_solver_that_was_proven_and_a_resume_keeps_it(prove, place, caplog):
+    prove(CRASHES)
+    with caplog.at_level(logging.INFO, "pipeline"):
+        (report,) = encode_lsp(place)
+    found = solvers(report)
+    assert len(found) > 1 and set(found) == {"cpu"}
+    (said,) = [text for text in caplog.messages if "sparse coding on" in text]
+    assert "the CPU: neither the CUDA kernels" in said
+    remove_last_unit(report)
+    prove(RIGHT)
+    assert solvers(encode_lsp(place)[0]) == found, "plain torch is right now, and not what the store was begun with"
+
+
+def test_a_resume_on_a_gpu_that_cannot_go_on_says_so(prove, place, caplog):
+    prove(RIGHT)
+    (report,) = encode_lsp(place)
+    assert set(solvers(report)) == {"torch"}
+    remove_last_unit(report)
+    prove(CRASHES)
+    with caplog.at_level(logging.WARNING, "pipeline"):
+        found = solvers(encode_lsp(place)[0])
+    assert found[:-1] == ["torch"] * (len(found) - 1) and found[-1] == "cpu"
+    assert [text for text in caplog.messages if "was begun with plain torch, which cannot be used here" in text]
+
+
+def test_the_name_of_a_store_and_its_codes_do_not_depend_on_the_proof(prove, place, tmp_path):
+    prove(RIGHT)
+    (proven,) = encode_lsp(place)
+    (usual,) = encode_lsp(replace(place, solver_backend="torch", output=tmp_path / "usual"))
+    assert Path(proven["store"]).name == Path(usual["store"]).name
+    theirs, ours = (Store.open(report["store"]) for report in (usual, proven))
+    assert [record.sha256 for record in theirs.iter_records()] == [record.sha256 for record in ours.iter_records()]
+
+
+def test_a_dictionary_is_learned_with_the_proven_solver_and_says_so(prove, monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(learning, "_device", lambda device: "cpu:0")  # a device that is not called "cpu"
+    monkeypatch.setattr(learning_checkpoint, "SECONDS_BETWEEN", 0)
+    hidden, _ = vectors()
+    settings, schedule = DictionarySettings(k=40, lam=0.05, seed=1), LearningSchedule(3, 256, 0, 1024)
+
+    def interrupt(stage, done, total, **figures):
+        if done >= 5000:
+            raise KeyboardInterrupt
+
+    prove(RIGHT)
+    unbroken = learn_dictionary(hidden, settings, schedule)
+    assert unbroken.settings["solver_backend"] == "torch"
+    with pytest.raises(KeyboardInterrupt):
+        learn_dictionary(hidden, settings, schedule, checkpoint=tmp_path / "work", progress=interrupt)
+    prove("torch=right cuda=right")  # another answer may be found now; the checkpoint was begun with torch
+    resumed = learn_dictionary(hidden, settings, schedule, checkpoint=tmp_path / "work")
+    assert resumed.settings["solver_backend"] == "torch"
+    np.testing.assert_array_equal(resumed.atoms_Kd, unbroken.atoms_Kd)
