@@ -14,7 +14,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -194,11 +194,12 @@ def find_arithmetic(
 
 def _prove(asked, settled, store, prepare, device, marginals):
     windows = min(WINDOWS, settled.batch_windows, settled.micro_batch)
-    config = replace(settled, batch_windows=windows, micro_batch=windows, dropout=0.0, device=str(device))
+    changed = {"batch_windows": windows, "micro_batch": windows, "dropout": 0.0, "device": str(device)}
+    free = {field.name for field in fields(settled) if field.init}  # a probe's dropout, among others, is fixed
     task = {
-        "class": _place_of(type(config)),
+        "class": _place_of(type(settled)),
         "prepare": _place_of(prepare),
-        "config": config.to_json(),
+        "config": {name: value for name, value in (settled.to_json() | changed).items() if name in free},
         "store": str(store.path),
         "marginals": marginals and str(marginals),
         "dtype": asked.dtype,

@@ -15,7 +15,8 @@ from tiny_store import write_store
 from mlsm.common import proofs
 from mlsm.common.errors import RunError
 from student import proof
-from student.config import StudentConfig
+from student.config import ProbeConfig, StudentConfig
+from student.probe import train_probe
 from student.train import train
 
 sys.path.append(str(Path(__file__).resolve().parent))  # where a child finds planted_ways.py
@@ -182,6 +183,19 @@ def test_the_real_child_tries_every_way(run, monkeypatch):
     assert set(answer["right"]) >= {F, B}, answer["line"]
     assert compiled["losses"] == pytest.approx(answer["trials"][F]["losses"], rel=0.02)
     assert len(compiled["losses"]) == 9
+
+
+def test_a_probe_is_tried_with_the_settings_that_it_has(run, monkeypatch):
+    """Of a student's settings most are fixed for a probe, dropout among them."""
+    student = run("", dtype="float32", compile=False)["run"]
+    monkeypatch.setattr(proof, "TRIAL", "student.trial")
+    monkeypatch.setattr(proofs, "subprocess", subprocess)
+    tried = []
+    monkeypatch.setattr("mlsm.common.proofs.keep", lambda key, answer: tried.append(answer))
+    usual = {"batch_windows": 6, "micro_batch": 3, "max_steps": 2, "eval_every": 0, "device": "cpu", "compile": False}
+    train_probe(ProbeConfig(student=student, probe_input="logits", **usual))
+    [answer] = tried
+    assert {F, B} <= set(answer["right"]), answer["line"]
 
 
 def test_only_what_a_gpu_leaves_open_is_proven():
