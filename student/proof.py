@@ -46,7 +46,7 @@ class Arithmetic(NamedTuple):
     line            why, in a sentence
     right           names (`name_of`) of what was found right
     trials          name -> what was measured of it
-    keep            whether the answer holds the next time; not where the child lacked memory or float32 failed
+    keep            whether the answer holds the next time; not where the child lacked memory or time, or float32 failed
     """
 
     dtype: Literal["float32", "bfloat16"]
@@ -68,13 +68,18 @@ def name_of(dtype: str, compiled: bool) -> str:
 
 
 def decide_arithmetic(
-    trials: Mapping[str, Mapping[str, Any]], trouble: str | None, dtype: Dtype = "auto", compiled: bool | None = None
+    trials: Mapping[str, Mapping[str, Any]],
+    trouble: str | None,
+    dtype: Dtype = "auto",
+    compiled: bool | None = None,
+    passing: bool = False,
 ) -> Arithmetic:
     """Choose by what a child measured. Pure: the same measurements give the same choice.
 
     trials           name -> losses, seconds (trial.py); {} where the child did not end it
     trouble          how the child ended, where that was not by itself
     dtype, compiled  what was asked for; only "auto" and None are decided
+    passing          whether how the child ended says nothing about the GPU (proofs.Child)
     """
     exact, asked = trials.get("float32"), ("float32" if dtype == "auto" else dtype, bool(compiled))
     if (fault := find_arithmetic_fault(exact, exact, trouble, "float32")) is not None:
@@ -98,7 +103,7 @@ def decide_arithmetic(
         chosen = "bfloat16"
     if compiled is None and is_better(name_of(chosen, True), chosen, "torch.compile", chosen):
         used = True
-    keep = not any(trial.get("lacks_memory") for trial in trials.values())
+    keep = not passing and not any(trial.get("lacks_memory") for trial in trials.values())
     return Arithmetic(chosen, used, f"{name_of(chosen, used)}: {'; '.join(reasons)}", tuple(right), trials, keep)
 
 
@@ -209,7 +214,7 @@ def _prove(asked, settled, store, prepare, device, marginals):
         with appearing_whole(Path(place, "task.json"), sync=False) as file:
             file.write(json.dumps(task).encode())
         child = proofs.run_child(TRIAL, Path(place), SECONDS)
-    return decide_arithmetic(child.found, child.trouble, asked.dtype, asked.compile)
+    return decide_arithmetic(child.found, child.trouble, asked.dtype, asked.compile, child.passing)
 
 
 def _place_of(thing):

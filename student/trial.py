@@ -20,7 +20,6 @@ import torch
 
 from mlsm.common import proofs
 from mlsm.common.device import choose_device, own_randomness
-from mlsm.common.errors import describe
 from shards.reader import Store
 from student import proof
 from student.batches import Loader, pin
@@ -48,10 +47,8 @@ def main(directory: Path) -> None:
             one: Any = replace(config, dtype=dtype, compile=compiled)
             with own_randomness(device):
                 found[way] = take_steps(one, find(task["prepare"])(one, store), store, task["marginals"])
-        except torch.OutOfMemoryError as error:
-            found[way] = {"error": describe(error), "lacks_memory": True}
         except Exception as error:  # of a compiler, a driver, a library: each is an answer
-            found[way] = {"error": describe(error)}
+            found[way] = proofs.failure(error)
         proofs.report(directory, way, found[way])
 
     attempt("float32", False)

@@ -24,7 +24,6 @@ import torch
 
 from mlsm.common import proofs
 from mlsm.common.durable import appearing_whole
-from mlsm.common.errors import describe
 
 WORTH = 3 * 10**11  # multiplications; fewer take a CPU a few seconds, and a GPU as long to get ready
 SECONDS = 60.0  # of the child
@@ -81,7 +80,8 @@ def prove_faiss(device: torch.device, *, fresh: bool = False) -> FaissAnswer:
                 file.write(json.dumps({"device": str(device)}).encode())
             child = proofs.run_child(TRIAL, Path(directory), SECONDS)
         answer = judge_faiss(child.found, child.trouble)
-        if "gpu" in child.found:
+        gpu = child.found.get("gpu")  # {}: faiss ends its process where memory lacks, too
+        if gpu and not gpu.get("lacks_memory") and not child.passing:
             proofs.keep(key, answer._asdict())
     logger.info("faiss on %s: %s", proofs.device_facts(device)["device"], answer.line)
     return answer
@@ -125,7 +125,7 @@ def main(directory: Path) -> None:
             seconds = time.perf_counter() - begun
             facts = {"objective": float(objective), "cosines": cosines.mean(0).tolist(), "seconds": seconds}
         except Exception as error:  # of a library, a driver: each is an answer
-            facts = {"error": describe(error)}
+            facts = proofs.failure(error)
         proofs.report(directory, name, facts)
 
 

@@ -28,6 +28,7 @@ import torch
 
 from mlsm.common import disk, locks
 from mlsm.common.durable import make_directories, replace_json
+from mlsm.common.errors import describe
 from mlsm.common.json_lines import read_json_lines
 from mlsm.common.machine import cache_directory, cpu_model
 from mlsm.common.paths import utf8
@@ -47,14 +48,17 @@ class Child(NamedTuple):
 
     found    name -> facts, of everything that it reported; {} where it began something and did not end it
     trouble  how it ended, where that was not by itself
+    passing  whether that may have been a full or busy machine: it ran out of time, or was killed from outside
     """
 
     found: dict[str, dict]
     trouble: str | None
+    passing: bool = False
 
 
 def run_child(module: str, directory: Path, seconds: float) -> Child:
     """Run a module as `python -m MODULE DIRECTORY` in a process of its own, which is killed after some seconds."""
+    passing = False
     start = [sys.executable, "-c", _START, str(int(seconds + GRACE)), json.dumps(sys.path), module, str(directory)]
     with open(directory / SAID, "wb") as streams:
         process = subprocess.Popen(
@@ -63,20 +67,33 @@ def run_child(module: str, directory: Path, seconds: float) -> Child:
         try:
             code = process.wait(seconds)
             trouble = None if code == 0 else f"it ended with {_name_of(code)}: {_last_line(directory / SAID)}"
+            passing = code == -signal.SIGKILL  # as Linux ends what takes the last of the memory
         except subprocess.TimeoutExpired:
-            trouble = f"it had not ended after {seconds:.0f} seconds"
+            passing, trouble = True, f"it had not ended after {seconds:.0f} seconds"
         finally:
             with suppress(ProcessLookupError):  # nothing of it runs any more
                 os.killpg(process.pid, signal.SIGKILL)  # whatever it started, too
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE)
-    return Child(_read_report(directory / REPORT), trouble)
+    return Child(_read_report(directory / REPORT), trouble, passing)
 
 
 def report(directory: Path, name: str, facts: dict) -> None:
     """Of a child: say what was found under a name, or, with {}, that it begins."""
     with disk.append(directory / REPORT) as file:
         disk.write(file, utf8(json.dumps({"name": name, "facts": facts}) + "\n"))
+
+
+def failure(error: Exception) -> dict:
+    """Of a child: what is reported of something that raised an error."""
+    return {"error": describe(error)} | ({"lacks_memory": True} if lacks_memory(error) else {})
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Whether the memory was full, as torch, a driver or a library says it: at another time it may do."""
+    words = str(error).lower().replace("_", " ")  # as in CUBLAS_STATUS_ALLOC_FAILED
+    full = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return full or "out of memory" in words or "alloc failed" in words
 
 
 def _read_report(path):

@@ -132,7 +132,8 @@ def _solve(hidden_Nd, atoms_Kd, lam, gram_KK, tol, backend, steps):
     if backend == "fista" or tol is None:  # which only "fista" allows
         return fista.solve(hidden_Nd, atoms_Kd, lam, steps=steps)
     if backend == "auto":
-        backend = choose_backend(hidden_Nd.device if on_gpu(hidden_Nd) else torch.device("cpu"), *atoms_Kd.shape[::-1])
+        device = hidden_Nd.device if on_gpu(hidden_Nd) else torch.device("cpu")
+        backend = choose_backend(device, atoms_Kd.shape[1], len(atoms_Kd), lam)
     if backend == "cpu":
         from pipeline.solvers import cd_cpu
 
@@ -161,23 +162,23 @@ def _gram_on(device, atoms_Kd, gram_KK):
     return gram_KK
 
 
-def choose_backend(device: torch.device, width: int, atoms: int) -> str:
-    """What `backend="auto"` means for rows of a width and so many atoms: on a GPU what was proven there, else "torch".
+def choose_backend(device: torch.device, width: int, atoms: int, lam: float) -> str:
+    """What `backend="auto"` means for rows of a width, so many atoms and a lam: on a GPU what was proven, else "torch".
 
     Warns once where nothing was proven: plain torch is what cannot go wrong, and the kernels may be faster.
     """
-    return "cpu" if device.type == "cpu" else _proven_backend(device, width, atoms)
+    return "cpu" if device.type == "cpu" else _proven_backend(device, width, atoms, lam)
 
 
-def _proven_backend(device, width, atoms):
+def _proven_backend(device, width, atoms, lam):
     from pipeline.solvers import proof
 
-    if (proven := proof.kept_backend(device, width, atoms)) is not None:
+    if (proven := proof.kept_backend(device, width, atoms, lam)) is not None:
         return proven
     warnings.warn(
-        f"no solver was proven on {device} for rows of width {width} and {atoms:,} atoms: coding with torch's own "
-        f"operations, to the same tolerance. encode-lsp and learn-dictionary prove the faster one; so does:  "
-        f"{program()} doctor --gpu",
+        f"no solver was proven on {device} for rows of width {width}, {atoms:,} atoms and lam {lam:.1g}: coding with "
+        "torch's own operations, to the same tolerance. encode-lsp and learn-dictionary prove the faster one; "
+        f"so does:  {program()} doctor --gpu",
         stacklevel=4,
     )
     return "torch"

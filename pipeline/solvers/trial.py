@@ -23,7 +23,6 @@ import torch
 
 from mlsm.common import proofs
 from mlsm.common.device import choose_device
-from mlsm.common.errors import describe
 from pipeline.solvers import nonneg_lasso, prepare
 from pipeline.solvers.problem import Codes, duality_gap, kkt_violation
 
@@ -62,10 +61,8 @@ def main(directory: Path) -> None:
             codes, facts = _measure(code, hidden_Nd, atoms_Kd, lam, tol, here)
             facts |= _quality(codes, right, hidden_Nd, atoms_Kd, lam, tol)
             right = codes if name == "cpu" else right
-        except torch.OutOfMemoryError as error:
-            facts = {"error": describe(error), "lacks_memory": True}
         except Exception as error:  # of a compiler, a driver, a library: each is an answer
-            facts = {"error": describe(error)}
+            facts = proofs.failure(error)
         proofs.report(directory, name, facts)
 
 

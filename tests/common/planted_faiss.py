@@ -18,6 +18,8 @@ def to_gpus(index, gpus):
         os.abort()  # as faiss does after an error of CUDA
     if does == "fail":
         raise RuntimeError("no kernel image is available for execution on the device")
+    if does == "lack_memory":
+        raise RuntimeError("Error: 'err == cudaSuccess' failed: cudaMalloc error out of memory [2]")
     return index
 
 

@@ -58,6 +58,15 @@ def test_it_is_used_only_if_a_child_found_it_right(stand_in, monkeypatch, caplog
     assert faiss_gpu.prove_faiss(CPU, fresh=True).right is False
 
 
+@pytest.mark.parametrize(("does", "kept"), [("fail", True), ("lack_memory", False), ("crash", False)])
+def test_what_may_be_a_lack_of_memory_is_not_kept(stand_in, monkeypatch, does, kept):
+    """faiss ends its process on an error of CUDA, whatever it is."""
+    monkeypatch.setenv("MLSM_PLANTED", does)
+    assert not faiss_gpu.prove_faiss(CPU).right
+    monkeypatch.setenv("MLSM_PLANTED", "right")
+    assert faiss_gpu.prove_faiss(CPU).right != kept
+
+
 @pytest.mark.parametrize(
     ("gpu", "fault"),
     [

@@ -44,7 +44,7 @@ B, F = "bfloat16", "float32"
         ),
         (HALF, RAISED, None, ("auto", None), B, "torch.compile cannot be used: RuntimeError: no C compiler", True),
         (HALF, {}, DIED, ("auto", None), B, "torch.compile cannot be used: the child process failed .*SIGSEGV", True),
-        (HALF, {}, HUNG, ("auto", None), B, "had not ended after 300 seconds", True),
+        (HALF, {}, HUNG, ("auto", None), B, "had not ended after 300 seconds", False),
         ({}, None, DIED, ("auto", None), F, "bfloat16 cannot.*SIGSEGV.*; torch.compile cannot.*did not come", True),
         (HALF | {"losses": [4.0, 4.0, 3.8]}, None, None, ("auto", False), F, "its loss differs by 2.56%", True),
         (HALF | {"losses": [4.0, float("nan"), 3.8]}, None, None, ("auto", False), F, "not a number", True),
@@ -67,7 +67,7 @@ B, F = "bfloat16", "float32"
 def test_the_decision(half, compiled, trouble, asked, way, says, keep):
     trials = {F: EXACT, B: half, "bfloat16, compiled": compiled}
     choice = proof.decide_arithmetic(
-        {name: trial for name, trial in trials.items() if trial is not None}, trouble, *asked
+        {name: trial for name, trial in trials.items() if trial is not None}, trouble, *asked, trouble == HUNG
     )
     assert (proof.name_of(choice.dtype, choice.compile), choice.keep) == (way, keep)
     assert re.search(says, choice.line), choice.line
@@ -142,6 +142,7 @@ def test_a_run_takes_what_is_right_and_says_so(run, caplog, does, way, says):
 def test_a_child_that_hangs_costs_the_time_limit(run, monkeypatch):
     monkeypatch.setattr(proof, "SECONDS", 15.0)
     assert trained_in(run("compiled=hang")) == B
+    assert trained_in(run("", seed=2)) == "bfloat16, compiled", "it is not kept"
 
 
 def test_a_run_keeps_what_it_was_begun_with(run):

@@ -44,7 +44,7 @@ def test_what_it_proves_and_prints(monkeypatch, tmp_path):
     assert "Failed to find a C compiler" in rows["training: bfloat16, compiled"]
     assert f"- torch: {torch.__version__}" in table and "sparse coding uses plain torch" in table
     assert len(list(tmp_path.glob("gpu-proofs.json"))) == 1, "the answers are kept"
-    assert solvers.kept_backend(torch.device("cpu"), gpu.WIDTH, gpu.ATOMS) == "torch"
+    assert solvers.kept_backend(torch.device("cpu"), gpu.WIDTH, gpu.ATOMS, gpu.LAM) == "torch"
 
 
 def test_states_are_the_teachers_and_a_wider_space_changes_no_product():

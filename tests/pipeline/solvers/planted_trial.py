@@ -37,6 +37,14 @@ def lack_memory(*given):
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
+def lack_memory_of_cublas(*given):
+    raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+
+def be_killed(*given):
+    os.kill(os.getpid(), signal.SIGKILL)  # as Linux does where memory is full
+
+
 def slow(*given):
     time.sleep(0.05)
     return RIGHT(*given)

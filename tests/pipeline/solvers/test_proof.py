@@ -41,7 +41,7 @@ FULL = {"error": "OutOfMemoryError: CUDA out of memory", "lacks_memory": True}
         (RIGHT, RIGHT, None, "torch", "both", True),
         (SLOW, RAISED, None, "torch", "the CUDA kernels cannot be used: ImportError: numba-cuda is missing", True),
         (SLOW, {}, DIED, "torch", "failed while it ran .*SIGSEGV", True),
-        (SLOW, {}, HUNG, "torch", "had not ended after 120 seconds", True),
+        (SLOW, {}, HUNG, "torch", "had not ended after 120 seconds", False),
         (SLOW, None, DIED, "torch", "its turn did not come", True),
         (SLOW, FULL, None, "torch", "OutOfMemory", False),
         (SLOW, RIGHT | {"kkt": 2e-4}, None, "torch", "wrong codes: a KKT violation of 0.0002", True),
@@ -54,7 +54,9 @@ FULL = {"error": "OutOfMemoryError: CUDA out of memory", "lacks_memory": True}
         (RIGHT | {"kkt": 0.1}, SLOW, None, "cuda", "plain torch cannot be used: wrong codes", True),
         (RAISED, SLOW, None, "cuda", "plain torch cannot be used", True),
         (RAISED, {}, DIED, "cpu", "the CPU: neither the CUDA kernels .*SIGSEGV.* nor plain torch .*missing", True),
-        ({}, None, HUNG, "cpu", "neither", True),
+        ({}, None, HUNG, "torch", "plain torch: nothing could be tried: .*had not ended", False),
+        ({}, None, DIED, "cpu", "neither", True),
+        (RAISED, {}, HUNG, "cpu", "neither", False),
         (FULL, FULL, None, "torch", "nothing could be tried", False),
         (None, None, DIED, "torch", "nothing could be tried", False),
     ],
@@ -62,12 +64,18 @@ FULL = {"error": "OutOfMemoryError: CUDA out of memory", "lacks_memory": True}
 def test_the_decision(torch_did, cuda_did, trouble, backend, says, keep):
     trials = {"cpu": RIGHT, "torch": torch_did, "cuda": cuda_did}
     trials = {name: trial for name, trial in trials.items() if trial is not None}
-    choice = proof.decide_solver(trials, trouble, LAM)
+    choice = proof.decide_solver(trials, trouble, LAM, passing=trouble == HUNG)
     assert (choice.backend, choice.keep) == (backend, keep)
     assert re.search(says, choice.line), choice.line
     assert "\n" not in choice.line
     right = {name for name in ("torch", "cuda") if proof.find_solver_fault(trials.get(name), trouble, LAM) is None}
     assert set(choice.right) == right and (backend in right or not right)
+
+
+def test_right_codes_differ_more_where_the_tolerance_weighs_more_beside_lam():
+    trial = RIGHT | {"differs": 0.05, "gap": 0.0}
+    faults = [proof.find_solver_fault(trial, None, lam) for lam in (LAM, proof.USUAL_LAM, 0.03, 0.02, 0.001)]
+    assert [fault is None for fault in faults] == [False, False, False, True, True]
 
 
 @pytest.fixture
@@ -112,10 +120,12 @@ def test_a_child_that_hangs_costs_the_time_limit(planted, monkeypatch):
     monkeypatch.setattr(proof, "SECONDS", 15.0)
     choice = planted("torch=right cuda=hang")
     assert choice.backend == "torch" and "had not ended after 15 seconds" in choice.line
+    assert planted("torch=slow cuda=right").backend == "cuda", "it is not kept"
 
 
-def test_a_lack_of_memory_is_not_kept(planted):
-    assert planted("torch=right cuda=lack_memory").backend == "torch"
+@pytest.mark.parametrize("fault", ["lack_memory", "lack_memory_of_cublas", "be_killed"])
+def test_what_passes_is_not_kept(planted, fault):
+    assert planted(f"torch=right cuda={fault}").backend == "torch"
     assert planted("torch=slow cuda=right").backend == "cuda"
 
 
@@ -132,28 +142,29 @@ def test_what_was_begun_with_a_solver_goes_on_with_it(planted, caplog):
 
 
 def test_an_answer_is_of_one_driver_one_version_and_one_class_of_shapes(monkeypatch):
-    keys = {proof.key_of(CPU, width, atoms) for width, atoms in ((16, 40), (10, 64), (17, 40), (16, 65))}
+    keys = {proof.key_of(CPU, width, atoms, LAM) for width, atoms in ((16, 40), (10, 64), (17, 40), (16, 65))}
     assert len(keys) == 3, "16 x 40 and 10 x 64 are of one class"
+    assert proof.key_of(CPU, 16, 40, 0.101) in keys and proof.key_of(CPU, 16, 40, 0.01) not in keys
     for patched, value in (("driver", "550.1"), ("torch", "9.9"), ("device", "another"), ("numba-cuda", "0.1")):
         facts = proofs.device_facts(CPU) | {patched: value}
         monkeypatch.setattr(proofs, "device_facts", lambda device, facts=facts: facts)
-        keys.add(proof.key_of(CPU, 16, 40))
+        keys.add(proof.key_of(CPU, 16, 40, LAM))
         monkeypatch.undo()
     monkeypatch.setattr(proof, "kernels_digest", lambda: "0")
-    keys.add(proof.key_of(CPU, 16, 40))
+    keys.add(proof.key_of(CPU, 16, 40, LAM))
     assert len(keys) == 8
 
 
 @pytest.mark.parametrize("spoilt", ["", "[]", '{"KEY": 3}', '{"KEY": {"backend": "cuda"}}', "[" * 100_000])
 def test_a_spoilt_cache_holds_no_answer(monkeypatch, tmp_path, spoilt):
     monkeypatch.setenv("MLSM_CACHE", str(tmp_path))
-    key = proof.key_of(CPU, 16, 40)
+    key = proof.key_of(CPU, 16, 40, LAM)
     proofs.keep(key, proof.decide_solver({"torch": SLOW, "cuda": RIGHT}, None, LAM)._asdict())
-    assert proof.kept_backend(CPU, 16, 40) == "cuda"
+    assert proof.kept_backend(CPU, 16, 40, LAM) == "cuda"
     (tmp_path / "gpu-proofs.json").write_text(spoilt.replace("KEY", key))
-    assert proof.kept_backend(CPU, 16, 40) is None
+    assert proof.kept_backend(CPU, 16, 40, LAM) is None
     proofs.keep(key, proof.decide_solver({"torch": SLOW, "cuda": RIGHT}, None, LAM)._asdict())
-    assert proof.kept_backend(CPU, 16, 40) == "cuda"
+    assert proof.kept_backend(CPU, 16, 40, LAM) == "cuda"
 
 
 def test_a_cache_that_cannot_be_written_costs_the_answer_alone(planted, tmp_path):
@@ -166,10 +177,12 @@ def test_without_a_choice_a_gpu_gets_what_was_proven_or_plain_torch(planted):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(proofs, "device_facts", lambda device: {"device": "a GPU"})
         with pytest.warns(UserWarning, match="no solver was proven on cuda:0 .* doctor --gpu"):
-            assert choose_backend(gpu, 16, 40) == "torch"
-        proofs.keep(proof.key_of(gpu, 16, 40), proof.decide_solver({"torch": SLOW, "cuda": RIGHT}, None, LAM)._asdict())
-        assert choose_backend(gpu, 16, 40) == "cuda"
-    assert choose_backend(CPU, 16, 40) == "cpu"
+            assert choose_backend(gpu, 16, 40, LAM) == "torch"
+        proofs.keep(
+            proof.key_of(gpu, 16, 40, LAM), proof.decide_solver({"torch": SLOW, "cuda": RIGHT}, None, LAM)._asdict()
+        )
+        assert choose_backend(gpu, 16, 40, LAM) == "cuda"
+    assert choose_backend(CPU, 16, 40, LAM) == "cpu"
 
 
 def test_the_real_child_proves_plain_torch_and_the_kernels(monkeypatch):

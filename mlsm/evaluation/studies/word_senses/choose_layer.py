@@ -325,7 +325,7 @@ def diagnose_layer(
 
 def _codes(parts, word_of_row, atoms_Kd, config, device):
     """Codes of all words in the order of their numbers: CSR (words, K)."""
-    proven = proof.kept_backend(device, *atoms_Kd.shape[::-1]) if device.type == "cuda" else None
+    proven = proof.kept_backend(device, atoms_Kd.shape[1], len(atoms_Kd), config.lam) if device.type == "cuda" else None
     backend = "cuda" if proven == "cuda" else "cpu"
     gram_KK = atoms_Kd @ atoms_Kd.T
     found = []
