@@ -180,11 +180,12 @@ def keep(key: str, answer: dict) -> None:
         logger.debug("what was proven cannot be kept: %s", error)
 
 
-def forget(key: str) -> None:
-    """Let an answer be found again."""
-    known = _read_all()
-    if known.pop(key, None) is not None:
-        replace_json(_file(), known, allow_nan=True)
+def forget(device: torch.device) -> None:
+    """Let every answer for a GPU, with its driver and libraries as they are, be found again."""
+    known, of_device = _read_all(), f"{key_of(device)}, "
+    others = {key: answer for key, answer in known.items() if not key.startswith(of_device)}
+    if len(others) < len(known):
+        replace_json(_file(), others, allow_nan=True)
 
 
 def _file():

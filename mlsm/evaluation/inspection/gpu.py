@@ -28,7 +28,7 @@ TOKENS = 60_000  # of the store that a student is tried on
 
 
 def prove_gpu(progress: Callable[..., None] = silent, device: str = "auto", encoder: str = "bert-base") -> dict:
-    """Prove solvers and training on the first GPU, whatever was kept before.
+    """Prove solvers and training on the first GPU, and forget all that was kept for it before.
 
     encoder  of the student that is tried
     Returns  gpu: its name, driver and versions; solver, training and, of a build for GPUs, faiss: line, right, trials
@@ -37,6 +37,8 @@ def prove_gpu(progress: Callable[..., None] = silent, device: str = "auto", enco
     where = choose_device(device)
     if where.type != "cuda" and device == "auto":
         raise DeviceError("doctor --gpu: torch finds no GPU here, so there is nothing to prove. The CPU is used.")
+    with proofs.alone():
+        proofs.forget(where)
     progress("prove the solvers", 0, None)
     report = {"gpu": proofs.device_facts(where), "solver": _prove_solver(where)}
     progress("prove training", 0, None)

@@ -36,6 +36,9 @@ def test_what_it_proves_and_prints(monkeypatch, tmp_path):
     monkeypatch.setattr(solvers, "TRIAL", "planted_trial")
     monkeypatch.setattr(solvers, "ROWS", 32)
     monkeypatch.setattr(training, "TRIAL", "planted_ways")
+    here, elsewhere = proofs.key_of(torch.device("cpu"), "solvers of another size"), "device another GPU, driver 1"
+    for key in (here, elsewhere):
+        proofs.keep(key, {})
     report = gpu.prove_gpu(device="cpu", encoder="bert-1x32")
     table = examination({"checks": [], **report}, DoctorConfig(gpu=True))
     rows = {row.split(" | ")[0].strip("| "): row for row in table.splitlines() if row.startswith("| ")}
@@ -43,6 +46,7 @@ def test_what_it_proves_and_prints(monkeypatch, tmp_path):
     assert "not right, see above" in rows["solver: cuda"] and "SIGSEGV" in table
     assert "Failed to find a C compiler" in rows["training: bfloat16, compiled"]
     assert f"- torch: {torch.__version__}" in table and "sparse coding uses plain torch" in table
+    assert proofs.recall(here) is None and proofs.recall(elsewhere) == {}, "the answers for this GPU are found again"
     assert len(list(tmp_path.glob("gpu-proofs.json"))) == 1, "the answers are kept"
     assert solvers.kept_backend(torch.device("cpu"), gpu.WIDTH, gpu.ATOMS, gpu.LAM) == "torch"
 
