@@ -34,6 +34,15 @@ from mlsm.common.machine import cache_directory, cpu_model
 from mlsm.common.paths import utf8
 
 REPORT, SAID = "report.jsonl", "said.txt"  # in the directory of a child: what it found, what it printed
+LIBRARIES = (  # beside torch
+    "mlsm-pretrain",
+    "numba",
+    "numba-cuda",
+    "cuda-bindings",
+    "nvidia-cuda-nvrtc",
+    "nvidia-nvvm",
+    "triton",
+)
 GRACE = 10.0  # seconds that a killed child gets to end; one that waits for a driver may never do so
 # The child imports what its parent does, and ends by itself should the parent be killed.
 _START = (
@@ -120,7 +129,8 @@ def key_of(device: torch.device, *facts: str) -> str:
 
 
 def device_facts(device: torch.device) -> dict[str, str]:
-    """GPU, driver and the versions of the libraries that compute on it."""
+    """GPU, driver, the C compiler that torch.compile needs, and the versions of all that compiles for it or computes on
+    it."""
     on_gpu = device.type == "cuda"
     found = {
         "device": torch.cuda.get_device_name(device) if on_gpu else cpu_model(),
@@ -128,12 +138,13 @@ def device_facts(device: torch.device) -> dict[str, str]:
         "torch": torch.__version__,
         "CUDA": str(torch.version.cuda or torch.version.hip),
     }
-    for name in ("numba-cuda", "triton"):
+    for name in LIBRARIES:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = "none"
-    return found
+    compilers = filter(shutil.which, ("gcc", "clang"))
+    return found | {"C compiler": os.environ.get("CC") or next(compilers, "none")}
 
 
 def driver_version() -> str:

@@ -155,6 +155,25 @@ def test_an_answer_is_of_one_driver_one_version_and_one_class_of_shapes(monkeypa
     assert len(keys) == 8
 
 
+def test_an_answer_is_of_what_is_installed(monkeypatch, tmp_path):
+    """So that installing a compiler, of kernels or of C, is enough to have what lacked it tried again."""
+    versions = dict.fromkeys(proofs.LIBRARIES, "1")
+    monkeypatch.setattr(proofs.metadata, "version", lambda name: versions[name])
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    keys = [proofs.key_of(CPU)]
+    for name in versions:
+        versions[name] = "2"
+        keys.append(proofs.key_of(CPU))
+    for compiler in ("clang", "gcc"):
+        (tmp_path / compiler).write_text("")
+        (tmp_path / compiler).chmod(0o755)
+        keys.append(proofs.key_of(CPU))
+    monkeypatch.setenv("CC", "icx")
+    keys.append(proofs.key_of(CPU))
+    assert len(set(keys)) == len(keys) == 11
+
+
 @pytest.mark.parametrize("spoilt", ["", "[]", '{"KEY": 3}', '{"KEY": {"backend": "cuda"}}', "[" * 100_000])
 def test_a_spoilt_cache_holds_no_answer(monkeypatch, tmp_path, spoilt):
     monkeypatch.setenv("MLSM_CACHE", str(tmp_path))
