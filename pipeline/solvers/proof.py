@@ -52,7 +52,8 @@ class SolverChoice(NamedTuple):
     line     why, in a sentence
     right    the backends that were found right
     trials   name of a backend -> what was measured of it
-    keep     whether the answer holds the next time; not where the child lacked memory or time, or never began
+    keep     whether the answer holds the next time; not where the child lacked memory or time or never began, or codes
+             are empty
     """
 
     backend: str
@@ -81,6 +82,7 @@ def decide_solver(
     faults = {name: find_solver_fault(trials.get(name), trouble, lam) for name in ("torch", "cuda")}
     right = tuple(name for name, fault in faults.items() if fault is None)
     keep = "torch" in trials and not passing and not any(trial.get("lacks_memory") for trial in trials.values())
+    keep = keep and trials.get("cpu", {}).get("nonzeros", 1) > 0  # codes that are all empty prove little
     if len(right) == 2:
         backend = min(right, key=lambda name: trials[name]["seconds"])  # plain torch where they are equal
         times = ", ".join(f"{NAMES[name]} {_milliseconds(trials[name])}" for name in ("cuda", "torch"))

@@ -72,6 +72,12 @@ def test_the_decision(torch_did, cuda_did, trouble, backend, says, keep):
     assert set(choice.right) == right and (backend in right or not right)
 
 
+def test_what_codes_that_are_all_empty_prove_is_not_kept():
+    empty = RIGHT | {"nonzeros": 0.0}
+    choice = proof.decide_solver({"cpu": empty, "torch": empty, "cuda": empty}, None, LAM)
+    assert set(choice.right) == {"torch", "cuda"} and not choice.keep
+
+
 def test_right_codes_differ_more_where_the_tolerance_weighs_more_beside_lam():
     trial = RIGHT | {"differs": 0.05, "gap": 0.0}
     faults = [proof.find_solver_fault(trial, None, lam) for lam in (LAM, proof.USUAL_LAM, 0.03, 0.02, 0.001)]
