@@ -159,7 +159,7 @@ def choose_arithmetic(
     choice = find_arithmetic(asked, settled, store, task, prepare, device, marginals=marginals)
     if begun_with is not None:
         begun = name_of(begun_with.dtype, begun_with.compile)
-        if choice.right and begun not in choice.right and begun in choice.trials:
+        if choice.keep and choice.right and begun not in choice.right and begun in choice.trials:
             raise RunError(
                 f"this run was begun in {begun}, which does not work on this GPU now ({choice.line}). To continue it"
                 f" anyway, pass --dtype {begun_with.dtype} --{'' if begun_with.compile else 'no-'}compile. Another"

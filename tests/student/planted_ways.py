@@ -27,6 +27,8 @@ def take_steps(config, *given):
         time.sleep(3600)
     if does == "fail":
         raise RuntimeError("Failed to find a C compiler")
+    if does == "be_killed":
+        os.kill(os.getpid(), signal.SIGKILL)  # as Linux does where memory is full
     if does == "lack_memory":
         raise torch.OutOfMemoryError("CUDA out of memory")
     found = {"losses": [4.0, 3.9, 3.8], "first_seconds": 1.0, "seconds": SECONDS[way]}

@@ -167,6 +167,14 @@ def test_a_run_whose_way_fails_now_ends_with_a_line(run):
     assert run("", cache="another", dtype="bfloat16", compile=True)["run"] == first["run"], "as the line says"
 
 
+@pytest.mark.parametrize("fault", ["lack_memory", "be_killed"])
+def test_a_run_goes_on_where_its_way_could_not_be_tried_now(run, fault):
+    first = run("")
+    (Path(first["run"]) / "result.json").unlink()
+    again = run(f"compiled={fault}", cache="another")
+    assert again["run"] == first["run"] and trained_in(again) == "bfloat16, compiled"
+
+
 def test_a_finished_run_is_found_without_a_proof(run):
     first = run("")
     assert run("float32=crash", cache="another")["run"] == first["run"]
