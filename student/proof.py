@@ -210,6 +210,7 @@ def _prove(asked, settled, store, prepare, device, marginals):
         "dtype": asked.dtype,
         "compile": asked.compile,
     }
+    logger.info("trying bfloat16 and torch.compile on this GPU, for %.0f minutes at most", SECONDS / 60)
     with tempfile.TemporaryDirectory(prefix="mlsm-proof-") as place:
         with appearing_whole(Path(place, "task.json"), sync=False) as file:
             file.write(json.dumps(task).encode())

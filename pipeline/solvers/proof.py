@@ -131,6 +131,7 @@ def prove_solvers(hidden_Nd: Array, atoms_Kd: Array, lam: float, device: torch.d
     """
     hidden_Nd, atoms_Kd = (_as_numpy(array) for array in (hidden_Nd[:ROWS], atoms_Kd))
     hidden_Nd = np.resize(hidden_Nd, (ROWS, hidden_Nd.shape[1]))
+    logger.info("trying the solvers of this GPU, for %.0f minutes at most", SECONDS / 60)
     task = {"lam": float(lam), "tol": TOLERANCE, "device": str(device)}
     with tempfile.TemporaryDirectory(prefix="mlsm-proof-") as place:
         with appearing_whole(Path(place, "task.npz"), sync=False) as file:

@@ -1,0 +1,44 @@
+"""Child processes in which a GPU is tried: they end with the process that started them, however that ends."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from preloaded import Preloaded
+
+CODE = "import sys; from pathlib import Path; from mlsm.common import proofs; sys.path.append(sys.argv[1])\n"
+CODE += "proofs.run_child('sleeper', Path(sys.argv[1]), 60)"
+SLEEPER = "import os, time; from pathlib import Path; here = Path(__file__).parent\n"
+SLEEPER += "(here / 'part').write_text(str(os.getpid())); (here / 'part').rename(here / 'pid'); time.sleep(60)"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux ends a child with its parent")
+def test_a_child_does_not_outlive_a_parent_that_is_killed(tmp_path):
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    with Preloaded(["-c", CODE, tmp_path]) as parent:
+        until(lambda: (tmp_path / "pid").exists())
+        child = int((tmp_path / "pid").read_text())
+        assert is_running(child)
+        parent.kill()
+    try:
+        until(lambda: not is_running(child))
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
+
+def is_running(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def until(holds, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.02)
