@@ -184,13 +184,15 @@ def find_arithmetic(
     encoder = fingerprint(task.architecture)[:12]
     what = f"{settled.objective}, windows of {store.max_length}, dtype {asked.dtype}, compile {asked.compile}"
     key = proofs.key_of(device, f"student {encoder}", what)
-    with proofs.alone():
-        kept = None if fresh else _recall(key)
-        if kept is None:
-            task.objective.prepare(training_windows(store), marginals)  # here, as it may take longer than a child may
-        choice = kept or _prove(asked, settled, store, prepare, device, marginals)
-        if choice.keep and kept is None:
-            proofs.keep(key, choice._asdict())
+
+    def prove() -> Arithmetic:
+        task.objective.prepare(training_windows(store), marginals)  # here, as it may take longer than a child may
+        proven = _prove(asked, settled, store, prepare, device, marginals)
+        if proven.keep:
+            proofs.keep(key, proven._asdict())
+        return proven
+
+    choice = proofs.known_or_proven(lambda: _recall(key), prove, fresh=fresh)
     if (key, choice.line) not in _said:
         logger.info("training on %s uses %s", proofs.device_facts(device)["device"], choice.line)
     _said.add((key, choice.line))
@@ -222,7 +224,7 @@ def _place_of(thing):
     return f"{thing.__module__}:{thing.__qualname__}"
 
 
-def _recall(key):
+def _recall(key) -> Arithmetic | None:
     found = proofs.recall(key)
     if found is None or found.keys() != set(Arithmetic._fields) or found["dtype"] not in CLOSE:
         return None

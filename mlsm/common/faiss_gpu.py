@@ -71,10 +71,12 @@ def prove_faiss(device: torch.device, *, fresh: bool = False) -> FaissAnswer:
     import faiss
 
     key = proofs.key_of(device, f"faiss {faiss.__version__}")
-    with proofs.alone():
-        kept = None if fresh else proofs.recall(key)
-        if kept is not None and kept.keys() == set(FaissAnswer._fields):
-            return FaissAnswer(**kept)
+
+    def find() -> FaissAnswer | None:
+        kept = proofs.recall(key)
+        return FaissAnswer(**kept) if kept is not None and kept.keys() == set(FaissAnswer._fields) else None
+
+    def prove() -> FaissAnswer:
         with tempfile.TemporaryDirectory(prefix="mlsm-proof-") as directory:
             with appearing_whole(Path(directory, "task.json"), sync=False) as file:
                 file.write(json.dumps({"device": str(device)}).encode())
@@ -83,8 +85,10 @@ def prove_faiss(device: torch.device, *, fresh: bool = False) -> FaissAnswer:
         gpu = child.found.get("gpu")  # {}: faiss ends its process where memory lacks, too
         if gpu and not gpu.get("lacks_memory") and not child.passing:
             proofs.keep(key, answer._asdict())
-    logger.info("faiss on %s: %s", proofs.device_facts(device)["device"], answer.line)
-    return answer
+        logger.info("faiss on %s: %s", proofs.device_facts(device)["device"], answer.line)
+        return answer
+
+    return proofs.known_or_proven(find, prove, fresh=fresh)
 
 
 def judge_faiss(trials: Mapping[str, Mapping[str, Any]], trouble: str | None) -> FaissAnswer:

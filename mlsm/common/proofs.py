@@ -1,10 +1,12 @@
 """What is tried on a GPU in a child process before it is trusted, and the answers, which are kept in the user's cache.
 
     key = key_of(device, "kernels 1a2b3c", "d <= 1024, k <= 4096")
-    with alone():                                           # other processes wait, and then find the answer
-        if (answer := recall(key)) is None:
-            child = run_child("pipeline.solvers.trial", directory, seconds=120)
-            keep(key, {...})
+
+    def prove():
+        child = run_child("pipeline.solvers.trial", directory, seconds=120)
+        keep(key, {...})
+
+    answer = known_or_proven(lambda: recall(key), prove)    # what is known does not wait; processes prove in turn
 
 A child may crash, hang or take the driver down with it: that costs its caller the time limit and nothing else. It
 writes what it has found so far, line by line, into a file of its directory, so that what it did before it crashed
@@ -18,11 +20,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -52,6 +54,7 @@ _START = (
     "runpy.run_module(sys.argv.pop(1), run_name='__main__')"
 )
 logger = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer")
 
 
 class Child(NamedTuple):
@@ -176,6 +179,20 @@ def alone() -> Iterator[None]:
         except (OSError, ValueError, RuntimeError) as error:
             logger.debug("nothing keeps others from proving the same meanwhile: %s", error)
         yield
+
+
+def known_or_proven(
+    find: Callable[[], _Answer | None], prove: Callable[[], _Answer], *, fresh: bool = False
+) -> _Answer:
+    """What `find` finds, else what `prove` returns, which one process of this user does at a time.
+
+    fresh  prove it, whatever is known
+    """
+    if not fresh and (known := find()) is not None:
+        return known  # at once, whatever another process is proving
+    with alone():
+        known = None if fresh else find()  # that one may have proven the same
+        return prove() if known is None else known
 
 
 def recall(key: str) -> dict | None:

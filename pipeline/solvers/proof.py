@@ -158,11 +158,14 @@ def choose_solver(
     Says (logs) in one line what is used and why, and warns where this GPU cannot go on with that backend
     """
     key = key_of(device, atoms_Kd.shape[1], len(atoms_Kd), lam)
-    with proofs.alone():
-        kept = None if fresh else _recall(key)
-        choice = kept or prove_solvers(hidden_Nd, atoms_Kd, lam, device)
-        if choice.keep and kept is None:
-            proofs.keep(key, choice._asdict())
+
+    def prove() -> SolverChoice:
+        proven = prove_solvers(hidden_Nd, atoms_Kd, lam, device)
+        if proven.keep:
+            proofs.keep(key, proven._asdict())
+        return proven
+
+    choice = proofs.known_or_proven(lambda: _recall(key), prove, fresh=fresh)
     if begun_with is not None and begun_with != choice.backend:
         if begun_with in choice.right or begun_with == "cpu":
             return choice._replace(backend=begun_with, line=f"{NAMES[begun_with]}, as this work was begun with it")
@@ -184,7 +187,7 @@ def kept_backend(device: torch.device, width: int, atoms: int, lam: float) -> st
     return None if found is None else found.backend
 
 
-def _recall(key):
+def _recall(key) -> SolverChoice | None:
     found = proofs.recall(key)
     if found is None or found.keys() != set(SolverChoice._fields) or found["backend"] not in NAMES:
         return None

@@ -1,13 +1,16 @@
-"""Child processes in which a GPU is tried: they end with the process that started them, however that ends."""
+"""Child processes in which a GPU is tried, which end with the process that started them, and who waits for them."""
 
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from preloaded import Preloaded
+
+from mlsm.common import proofs
 
 CODE = "import sys; from pathlib import Path; from mlsm.common import proofs; sys.path.append(sys.argv[1])\n"
 CODE += "proofs.run_child('sleeper', Path(sys.argv[1]), 60)"
@@ -28,6 +31,19 @@ def test_a_child_does_not_outlive_a_parent_that_is_killed(tmp_path):
     finally:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
+
+
+def test_what_is_known_does_not_wait_for_what_another_process_proves(monkeypatch, tmp_path):
+    monkeypatch.setenv("MLSM_CACHE", str(tmp_path))
+    with proofs.alone(), ThreadPoolExecutor() as others:
+        assert others.submit(proofs.known_or_proven, lambda: 3, lambda: 4).result(20) == 3
+
+
+def test_what_another_process_has_proven_meanwhile_is_not_proven_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("MLSM_CACHE", str(tmp_path))
+    found = iter([None, 3])
+    assert proofs.known_or_proven(lambda: next(found), lambda: 4) == 3
+    assert proofs.known_or_proven(lambda: 3, lambda: 4, fresh=True) == 4
 
 
 def is_running(process):
