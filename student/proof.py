@@ -5,9 +5,9 @@
 What `--dtype auto` and an unset `--compile` would turn on is tried in a child process (trial.py): a few steps in
 float32 as it is, the same ones in bfloat16, and compiled. What crashes, hangs, gives another loss or is not faster is
 not used, and one line says so. The answer is kept in the user's cache (mlsm/common/proofs.py) for this GPU, driver,
-library versions and encoder. Both settings are part of a run's identity, so a run that was begun with others keeps
-them, or ends with an error if they do not work any more. Not handled here: what the user asks for by name, which is
-not tried.
+library versions, encoder, and what else changes what is compiled (`key_of`). Both settings are part of a run's
+identity, so a run that was begun with others keeps them, or ends with an error if they do not work any more. Not
+handled here: what the user asks for by name, which is not tried.
 """
 
 import json
@@ -181,9 +181,7 @@ def find_arithmetic(
     marginals: Path | None = None,
 ) -> Arithmetic:
     """What was kept for such a run, else, or where it is to be `fresh`, what a child finds now."""
-    encoder = fingerprint(task.architecture)[:12]
-    what = f"{settled.objective}, windows of {store.max_length}, dtype {asked.dtype}, compile {asked.compile}"
-    key = proofs.key_of(device, f"student {encoder}", what)
+    key = key_of(asked, settled, store, task, device)
 
     def prove() -> Arithmetic:
         task.objective.prepare(training_windows(store), marginals)  # here, as it may take longer than a child may
@@ -197,6 +195,18 @@ def find_arithmetic(
         logger.info("training on %s uses %s", proofs.device_facts(device)["device"], choice.line)
     _said.add((key, choice.line))
     return choice
+
+
+def key_of(
+    asked: StudentConfig, settled: ResolvedConfig, store: Store, task: TrainingTask, device: torch.device
+) -> str:
+    """What an answer depends on: GPU, driver, libraries, encoder, and what else changes what is compiled."""
+    what = (
+        f"{settled.kind}, {store.k} LSPs, windows of {store.max_length}, dtype {asked.dtype}, compile {asked.compile}"
+    )
+    names = ("micro_batch", "documents_apart", "short_windows", "activation_checkpointing")
+    settings = ", ".join(f"{name} {getattr(settled, name)}" for name in names)
+    return proofs.key_of(device, f"student {fingerprint(task.architecture)[:12]}", what, settings)
 
 
 def _prove(asked, settled, store, prepare, device, marginals):

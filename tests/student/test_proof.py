@@ -14,9 +14,12 @@ from tiny_store import write_store
 
 from mlsm.common import proofs
 from mlsm.common.errors import RunError
+from shards.reader import Store
 from student import proof
 from student.config import ProbeConfig, StudentConfig
 from student.probe import train_probe
+from student.resolve import resolve
+from student.task import student_task
 from student.train import train
 
 sys.path.append(str(Path(__file__).resolve().parent))  # where a child finds planted_ways.py
@@ -205,6 +208,22 @@ def test_a_probe_is_tried_with_the_settings_that_it_has(run, monkeypatch):
     train_probe(ProbeConfig(student=student, probe_input="logits", **usual))
     [answer] = tried
     assert {F, B} <= set(answer["right"]), answer["line"]
+
+
+def test_an_answer_is_of_all_that_changes_what_is_compiled(tmp_path):
+    store, cpu = Store.open(write_store(tmp_path / "store", k=24).path), torch.device("cpu")
+    plain = resolve(StudentConfig(store=store.path, encoder="bert-1x32", micro_batch=3), store, {}).config
+    task = student_task(plain, store)
+    keys = {proof.key_of(plain, replace(plain, **one), store, task, cpu) for one in ({}, {"lr": 0.5}, {"seed": 7})}
+    assert len(keys) == 1
+    changes = {"objective": "mlm", "micro_batch": 4, "documents_apart": True, "short_windows": 8}
+    for name, value in (changes | {"activation_checkpointing": True}).items():
+        keys.add(proof.key_of(plain, replace(plain, **{name: value}), store, task, cpu))
+    other = Store.open(write_store(tmp_path / "other", k=25).path)
+    keys.add(proof.key_of(plain, plain, other, task, cpu))
+    assert len(keys) == 7
+    probes = [resolve(ProbeConfig(probe_input=read), store, {}).config for read in ("logits", "softmax")]
+    assert len({proof.key_of(one, one, store, task, cpu) for one in probes}) == 2
 
 
 def test_only_what_a_gpu_leaves_open_is_proven():
