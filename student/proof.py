@@ -192,7 +192,8 @@ def find_arithmetic(
 
     choice = proofs.known_or_proven(lambda: _recall(key), prove, fresh=fresh)
     if (key, choice.line) not in _said:
-        logger.info("training on %s uses %s", proofs.device_facts(device)["device"], choice.line)
+        level = logging.INFO if choice.right else logging.WARNING  # nothing could be tried
+        logger.log(level, "training on %s uses %s", proofs.device_facts(device)["device"], choice.line)
     _said.add((key, choice.line))
     return choice
 

@@ -168,17 +168,27 @@ def choose_solver(
     choice = proofs.known_or_proven(lambda: _recall(key), prove, fresh=fresh)
     if begun_with is not None and begun_with != choice.backend:
         if begun_with in choice.right or begun_with == "cpu":
-            return choice._replace(backend=begun_with, line=f"{NAMES[begun_with]}, as this work was begun with it")
+            choice = choice._replace(backend=begun_with, line=f"{NAMES[begun_with]}, as this work was begun with it")
+            _say(key, choice, device)
+            return choice
         logger.warning(
             "sparse coding was begun with %s, which cannot be used here; it continues, to the same tolerance, with %s",
             NAMES.get(begun_with, begun_with),
             choice.line,
         )
-    elif (key, choice.line) not in _said:
-        again = "" if "cuda" in choice.right else f". {program()} doctor --gpu tries again, and prints what to report"
-        logger.info("sparse coding on %s uses %s%s", proofs.device_facts(device)["device"], choice.line, again)
-    _said.add((key, choice.line))
+        _said.add((key, choice.line))
+    else:
+        _say(key, choice, device)
     return choice
+
+
+def _say(key, choice, device):
+    """Log what is used, once in a process; where nothing was found right, as a warning."""
+    if (key, choice.line) not in _said:
+        level = logging.INFO if choice.right else logging.WARNING
+        again = "" if "cuda" in choice.right else f". {program()} doctor --gpu tries again, and prints what to report"
+        logger.log(level, "sparse coding on %s uses %s%s", proofs.device_facts(device)["device"], choice.line, again)
+    _said.add((key, choice.line))
 
 
 def kept_backend(device: torch.device, width: int, atoms: int, lam: float) -> str | None:

@@ -142,6 +142,12 @@ def test_a_run_takes_what_is_right_and_says_so(run, caplog, does, way, says):
     assert not [text for text in caplog.messages if "training on" in text], "it is kept, and no child starts"
 
 
+def test_a_run_is_warned_where_nothing_could_be_tried(run, caplog):
+    assert trained_in(run("float32=lack_memory")) == F
+    [record] = [record for record in caplog.records if "training on" in record.getMessage()]
+    assert record.levelname == "WARNING" and "nothing could be tried" in record.getMessage()
+
+
 def test_a_child_that_hangs_costs_the_time_limit(run, monkeypatch):
     monkeypatch.setattr(proof, "SECONDS", 15.0)
     assert trained_in(run("compiled=hang")) == B

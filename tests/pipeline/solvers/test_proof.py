@@ -118,6 +118,7 @@ def test_children_that_fail_and_children_that_do_not(planted, caplog, does, back
         choice = planted(does)
     assert choice.backend == backend and says in choice.line
     tries, found = caplog.messages
+    assert (caplog.records[-1].levelname == "WARNING") == (not choice.right)
     assert tries == "trying the solvers of this GPU, for 2 minutes at most" and says in found
     assert ("doctor --gpu tries again" in caplog.text) == ("cuda" not in choice.right)
     assert planted("torch=fail cuda=fail") == choice, "it is kept, and no child starts"
@@ -138,7 +139,9 @@ def test_what_passes_is_not_kept(planted, fault):
 
 def test_what_was_begun_with_a_solver_goes_on_with_it(planted, caplog):
     assert planted("torch=slow cuda=right").backend == "cuda"
-    assert planted("", begun_with="torch").backend == "torch", "slower, and right"
+    with caplog.at_level("INFO", "pipeline"):
+        assert planted("", begun_with="torch").backend == "torch", "slower, and right"
+    assert "uses plain torch, as this work was begun with it" in caplog.messages[-1]
     assert planted("", begun_with="cpu").backend == "cpu"
     caplog.clear()
     found = planted("torch=right cuda=crash", begun_with="cuda", fresh=True)
