@@ -73,18 +73,18 @@ def _settings(task, config, tables):
 
 def _prove(asked, settled, store, task, tables, ranks, prepare):
     """The settings with an arithmetic that is right on this GPU (proof.py), or that the run was begun with."""
-
     for one in proof.candidates(asked, settled):
         identity = run_identity(one, store, task.architecture, _settings(task, one, tables))
         directory = Path(one.run_dir or default_directory(one, identity, task.architecture))
         kept = find_description(directory)
         if kept is not None and not differing_settings(kept, identity, task.architecture):
+            begun = one
             break
     else:
-        one = None
-    if one is not None and (not ranks.is_first or (directory / RESULT_FILE).exists()):
-        return one  # the first process has seen to it, or nothing is left to do
+        begun = None
+    if begun is not None and (not ranks.is_first or (directory / RESULT_FILE).exists()):
+        return begun  # the first process has seen to it, or nothing is left to do
     marginals = Path(settled.root if settled.run_dir is None else settled.run_dir).parent / MARGINALS
     return proof.choose_arithmetic(
-        asked, settled, store, task, prepare, ranks.device, begun_with=one, marginals=marginals
+        asked, settled, store, task, prepare, ranks.device, begun_with=begun, marginals=marginals
     )

@@ -2,7 +2,7 @@
 
     choice = choose_solver(hidden_Nd, atoms_Kd, lam, device)       # .backend: "cuda", "torch" or "cpu"; .line: why
 
-The first time that a GPU, a driver, library versions, our kernels and a class of shapes meet, a child process codes
+For every new combination of GPU, driver, library versions, our kernels, class of shapes and lam, a child process codes
 some thousand rows with both and with the CPU's solver (trial.py). Where both are right the faster one is used. A child
 that crashes, hangs or finds wrong codes costs one line and means plain torch; where plain torch itself was found wrong,
 the CPU's cores code. The answer is kept in the user's cache (mlsm/common/proofs.py), so all that is paid once.
