@@ -331,6 +331,10 @@ class LspWindows(Dataset[Window]):
         self.windows = self.store.split(split)
         self._epoch, self._process = _shared_number(), os.getpid()
 
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self._epoch.share_memory_()  # an ordinary pickle or a copy holds one of its own
+
     def __len__(self) -> int:
         self._follow_accelerate()  # samplers ask for it in the main process when an epoch starts
         return len(self.windows)

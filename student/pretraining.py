@@ -139,6 +139,7 @@ class LspConfig(PretrainedConfig):
     encoder   the encoder's configuration
     lsps      k
     store     where the store was that it learned from
+    target    what that store holds: what its LSPs are numbered by
     settings  for the card of an export: encoder by name, seed, dropout
     """
 
@@ -150,13 +151,15 @@ class LspConfig(PretrainedConfig):
         encoder: PretrainedConfig | dict | None = None,
         lsps: int = 0,
         store: str = "",
+        target: str = "",
         settings: dict | None = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)  # first: it sets the attention of sub-configurations to its own, which is none
         if isinstance(encoder, dict):
             encoder = AutoConfig.for_model(**encoder)
-        self.encoder, self.lsps, self.store, self.settings = encoder, lsps, store, settings or {}
+        self.encoder, self.lsps, self.settings = encoder, lsps, settings or {}
+        self.store, self.target = store, target
 
 
 @dataclass
@@ -215,9 +218,8 @@ class LspForPreTraining(PreTrainedModel):
         config = StudentConfig(encoder=os.fspath(encoder), seed=seed, dropout=dropout)
         student = build_student(config, store, objective)
         settings = {"encoder": config.encoder, "seed": seed, "dropout": dropout}
-        model = cls(
-            LspConfig(student.encoder.config, lsps=objective.outputs, store=str(store.path), settings=settings), student
-        )
+        known = {"store": str(store.path), "target": store.target_id, "settings": settings}
+        model = cls(LspConfig(student.encoder.config, lsps=objective.outputs, **known), student)
         model.store = store
         return model
 
@@ -263,8 +265,8 @@ class LspForPreTraining(PreTrainedModel):
         p_BMN = lsp_weights * coded_BM[..., None]
         log_q_BMN = logits_BMk.float().log_softmax(dim=2).gather(2, lsp_indices)
         divergence = (torch.xlogy(p_BMN, p_BMN) - p_BMN * log_q_BMN).sum()
-        count = coded_BM.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-        return LspOutput(loss=divergence / count, logits=logits_BMk)
+        count = coded_BM.sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
+        return LspOutput(loss=divergence / count.clamp(min=1), logits=logits_BMk)
 
     def export(
         self,
@@ -287,10 +289,10 @@ class LspForPreTraining(PreTrainedModel):
         unknown: dict[str, Any] = {"step": None, "tokens": None, "flops": None, "held_out": {}, "baseline": {}}
         settings = {"objective": "mlsm", **self.config.settings, **known.pop("settings", {})}
         of = open_store(store or self.store or self.config.store)
-        if of.k != self.config.lsps or of.vocab_size != self.config.encoder.vocab_size:
+        if of.target_id != self.config.target:
             raise RunError(
-                f"{of.path} has {of.k} LSPs and {of.vocab_size} tokens, this model {self.config.lsps} and"
-                f" {self.config.encoder.vocab_size}. Pass store=, the one that it learned from."
+                f"{of.path} is not the store that this model learned from: its target is {of.target_id}, expected"
+                f" {self.config.target}. Pass store=, the one that it learned from."
             )
 
         def write(place) -> None:

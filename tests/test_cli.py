@@ -158,7 +158,7 @@ def test_a_printed_configuration_is_a_recipe(tmp_path, verb, flag):
         (["train-student", "--mask-rate", "2"], 2, "between 0 and 1"),
         (["train-student", "--objective", "mlsmm"], 2, "recon, found 'mlsmm'. Did you mean mlsm?"),
         (["train-student", "--mask-rte", "2"], 2, "there is no flag --mask-rte. Did you mean --mask-rate?"),
-        (["train-probe"], 2, "no finished mlsm"),
+        (["train-probe"], 2, "no finished student with LSP"),
         (["export-student"], 2, "no run with a checkpoint"),
         (["export-student", "--step", "half"], 2, "found half"),
         (["export-student", "/nowhere/run"], 2, "is not a run with checkpoints"),

@@ -8,6 +8,7 @@ Not handled here: what a command needs of a package that it also does without (i
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from mlsm.common.errors import MissingPackageError
 
@@ -42,7 +43,7 @@ def name_extras(what: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in EXTRA_OF:
+        if package not in EXTRA_OF or find_spec(package) is not None:  # a part of it is missing, not all
             raise
         raise MissingPackageError(
             f'{what} needs {package}, which is not installed. Run:  pip install "mlsm-pretrain[{EXTRA_OF[package]}]"'

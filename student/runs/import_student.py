@@ -21,6 +21,7 @@ Shapes: V words, k LSPs, R rows of the output layer, d width of the head's outpu
 
 import copy
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,7 +35,7 @@ from transformers import MODEL_FOR_MASKED_LM_MAPPING, PretrainedConfig, PreTrain
 
 from mlsm.common.disk import file_sha256, open_to_read, read_file
 from mlsm.common.durable import publish_directory
-from mlsm.common.errors import ModelError, describe
+from mlsm.common.errors import ModelError, RunError, describe
 from mlsm.common.json_checks import parse_json
 from mlsm.common.model_checks import (
     BUFFERS,
@@ -89,7 +90,7 @@ def import_student(config: ImportStudentConfig, progress: Callable[..., None] = 
     Raises   ModelError if it is no such checkpoint, or cannot be read; RunError where the output is in use; WriteError
     """
     assert config.model is not None  # the settings refuse it
-    output = config.output or EXPORTS / Path(config.model).name
+    output = config.output or EXPORTS / Path(os.path.abspath(config.model)).name
     check_export_place(output)
     directory = _find(config.model)
     hf_config = _read_config(directory)
@@ -116,11 +117,20 @@ def import_student(config: ImportStudentConfig, progress: Callable[..., None] = 
         "max_length": config.max_length,
     }
     read = [directory / "config.json", *_weight_files(directory)]
+    imported = {"model": config.model, "sha256": {path.name: file_sha256(path) for path in read}}
     lineage = {
         "objective": "mtl" if parts.predicts_words else "mlsm",
-        "imported": {"model": config.model, "sha256": {path.name: file_sha256(path) for path in read}},
+        "imported": imported,
         "store": {"windowing": {"max_length": config.max_length}},
     }
+
+    if config.output is None and (output / LINEAGE_FILE).is_file():  # checkpoints of all runs are named by their step
+        held = parse_json(read_file(output / LINEAGE_FILE), output / LINEAGE_FILE).get("imported") or {}
+        if held.get("sha256") != imported["sha256"]:
+            raise RunError(
+                f"{output} holds an export of {held.get('model', 'something else')}. Nothing was changed. Give another"
+                f" --output."
+            )
 
     def write(place: Path) -> None:
         with quiet_transformers():
@@ -164,6 +174,11 @@ def _read_config(directory: Path) -> PretrainedConfig:
         raise ModelError(
             f"{directory} is a {config.model_type}, whose masked-LM head is not known here. Known are those of {known}."
         )
+    if config.model_type in ("electra", "roberta", "xlm-roberta") and config.hidden_act != "gelu":
+        raise ModelError(
+            f"{directory}: its hidden_act is {config.hidden_act}, and the head of a {config.model_type} always computes"
+            f" gelu, so its LSPs cannot be split off."
+        )
     config.output_hidden_states = False  # the official code sets it where a student is its own teacher
     return config
 
@@ -195,7 +210,8 @@ def _read_weights(directory: Path) -> dict[str, Tensor]:
                 f"{path} cannot be read as weights: {describe(error)}. Fetch it again; a pickle that holds more than"
                 f" tensors is not loaded."
             ) from error
-    return {name: tensor.float() for name, tensor in weights.items() if not name.endswith(BUFFERS)}
+    tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
+    return {name: tensor.float() for name, tensor in tensors.items() if not name.endswith(BUFFERS)}
 
 
 def _read_tokenizer(directory: Path) -> tuple[PreTrainedTokenizerBase, dict[str, bytes], int]:
@@ -265,7 +281,7 @@ def _split(directory: Path, config: PretrainedConfig, weights: dict[str, Tensor]
             f" LSPs. A plain masked language model needs no import. {_REMEDY}"
         )
     named = len(lsp_tokens(open_tokenizer(directory)))
-    if named not in (0, lsps) or lsps > MAX_WIDTH:
+    if named != lsps or lsps > MAX_WIDTH:
         raise ModelError(
             f"{directory}: its output layer has {rows:,} rows, expected {words:,} words and one of each of the"
             f" {named:,} tokens [MASK-i], which are {words + named:,}. {_REMEDY}"
@@ -332,7 +348,7 @@ def _card(report: dict) -> str:
     )
     source = report["model"] if is_on_hub else Path(report["model"]).name
     words = (
-        "Both were trained."
+        "The words have biases, so they were trained as outputs, here or in the model that training began with."
         if predicts_words
         else "The rows of the words were not trained (their biases are zero), so they were left out."
     )

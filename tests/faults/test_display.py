@@ -208,7 +208,7 @@ def test_names_that_are_not_utf_8_and_streams_that_are_not(english_text, teacher
     assert len(vectors.tokens)
     read = replace(LspConfig(store=os.fspath(store)), samples=2_000)
     assert show(read, lambda *_, **__: None)["view"] == "overview"
-    assert show(replace(read, html=place / "html"), lambda *_, **__: None)["files"] == 96 + 6
+    assert show(replace(read, html=place / "html"), lambda *_, **__: None)["files"] == 5
 
 
 def test_the_command_that_repairs_a_store_can_be_pasted_when_names_are_not_utf8(tmp_path):

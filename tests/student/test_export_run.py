@@ -26,6 +26,7 @@ from student.objectives.mtl import Mtl
 from student.probe import ProbedLspModel, train_probe
 from student.runs import export_run as exporting
 from student.runs.directory import Run
+from student.runs.export import check_export_place
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.identity import read_json
@@ -242,7 +243,7 @@ def test_an_output_in_a_run_is_refused(place, finished):
 def test_every_file_of_every_export_can_be_replaced(family, lsp_store, tmp_path):
     for objective in (Mlsm(lsp_store), Mtl(lsp_store)):
         _, export = exported(family, objective, lsp_store, tmp_path / objective.name)
-        exporting.check_output(export)
+        check_export_place(export)
 
 
 def test_a_checkpoint_that_the_run_replaces_meanwhile(finished, tmp_path, monkeypatch):

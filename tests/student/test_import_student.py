@@ -156,6 +156,36 @@ def test_what_is_no_such_checkpoint_is_refused(tmp_path):
     tokens.add_special_tokens({"additional_special_tokens": [f"[MASK-{K}]"]}, replace_extra_special_tokens=False)
     tokens.save_pretrained(tmp_path / "few")
     assert "has 76 rows, expected 64 words and one of each of the 13 tokens" in message("few")
+    padded = tiny_model("bert", "masked-lm", num_hidden_layers=2, pad_token_id=0)
+    padded.resize_token_embeddings(WORDS + 8)  # rows that fill a matrix up are no LSPs
+    torch.nn.init.normal_(padded.get_output_embeddings().bias)
+    padded.save_pretrained(tmp_path / "plain")
+    assert "has 72 rows, expected 64 words and one of each of the 0 tokens" in message("plain")
+    official(tmp_path / "relu", "roberta")
+    file = tmp_path / "relu" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_act": "relu"}))
+    assert "always computes gelu" in message("relu")
+
+
+def test_checkpoints_of_two_runs_do_not_replace_each_other(tmp_path, monkeypatch):
+    """They are named by their step."""
+    monkeypatch.chdir(tmp_path)
+    for run, is_trained in (("a", True), ("b", False)):
+        official(tmp_path / run / "100000", words_trained=is_trained)
+    for _ in range(2):
+        assert import_student(ImportStudentConfig(model="a/100000", max_length=32))["export"] == "runs/exports/100000"
+    with pytest.raises(RunError, match="holds an export of a/100000. Nothing was changed. Give another --output"):
+        import_student(ImportStudentConfig(model="b/100000", max_length=32))
+    monkeypatch.chdir(tmp_path / "b" / "100000")
+    assert import_student(ImportStudentConfig(model=".", max_length=32))["export"] == "runs/exports/100000"
+
+
+def test_a_pickle_may_hold_numbers_beside_the_tensors(tmp_path):
+    model = official(tmp_path / "official")
+    (tmp_path / "official" / "model.safetensors").unlink()
+    torch.save(model.state_dict() | {"step": 3}, tmp_path / "official" / "pytorch_model.bin")
+    imported(tmp_path / "official")
+    assert_split(model, tmp_path / "export")
 
 
 def test_an_output_in_use_is_not_replaced(tmp_path):

@@ -1,5 +1,6 @@
 """Trainer, accelerate and Lightning on a store. Oracles: train-student's own run, dense formulas, an unbroken run."""
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -450,12 +451,34 @@ def test_a_checkpoint_loads_and_exports_without_its_trainer(lsp_store, tmp_path)
     assert "7 optimiser steps. Settings:" in (tmp_path / "export" / "README.md").read_text()
 
 
+def test_a_batch_without_targets_has_no_loss_and_no_gradient(lsp_store):
+    """Trainer counts the labels itself, and divides by none."""
+    dataset = LspWindows(lsp_store)
+    batch = LspCollator(lsp_store)([dataset[0], dataset[1]])
+    batch["labels"].fill_(-100)
+    for count in (None, 0, torch.tensor(0)):
+        model = model_of(lsp_store)
+        loss = model(**batch, num_items_in_batch=count).loss
+        loss.backward()
+        assert loss == 0 and all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+def test_a_copied_dataset_shares_its_epoch_with_its_workers(lsp_store):
+    dataset = copy.deepcopy(LspWindows(lsp_store))
+    loader = DataLoader(
+        dataset, collate_fn=lambda items: [item.epoch for item in items], num_workers=1, persistent_workers=True
+    )
+    assert next(iter(loader)) == [0]
+    dataset.set_epoch(1)
+    assert next(iter(loader)) == [1]
+
+
 def test_an_export_replaces_nothing_else_and_needs_its_store(lsp_store, tmp_path):
     model = model_of(lsp_store)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("")
     with pytest.raises(RunError, match="in use and holds no export. Nothing was changed. Choose another directory"):
         model.export(tmp_path / "mine")
-    with pytest.raises(RunError, match="has 20 LSPs and 65 tokens, this model 24 and 65"):
+    with pytest.raises(RunError, match="is not the store that this model learned from"):
         model.export(tmp_path / "export", store=write_store(tmp_path / "other", k=20))
     assert not (tmp_path / "export").exists()

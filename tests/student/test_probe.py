@@ -197,7 +197,7 @@ def test_without_names_the_newest_student_and_its_store_are_taken(lsp_store, set
     monkeypatch.chdir(tmp_path)
     settings = {name: value for name, value in settings.items() if name not in ("run_dir", "encoder")}
     probe = ProbeConfig(**settings)
-    with pytest.raises(RunError, match="no finished mlsm.*train-student"):
+    with pytest.raises(RunError, match="no finished student with LSP.*train-student"):
         train_probe(probe)
     for changes in ({"objective": "mtl"}, {"seed": 2}, {"objective": "mlm"}):
         train(StudentConfig(store=lsp_store.path, encoder="bert-2x32", **settings | changes))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from mlsm.common.disk import file_sha256
 from mlsm.common.errors import ModelError, WsdDataError
@@ -43,7 +44,7 @@ class _Vectors:
     word_of_row  int64: which word a row is of
     """
 
-    solver = "cpu"
+    device = torch.device("cpu")
 
     def __init__(self, parts: list[Callable[[], dict[str, np.ndarray]]]):
         self._parts = parts

@@ -207,7 +207,7 @@ def test_what_is_wrong_is_said_before_anything_is_trained(
         patched.setitem(sys.modules, "seqeval", None)
         nothing_is_trained(DataError, r"conll2003 needs seqeval. .*mlsm-pretrain\[eval\]", tasks=("mrpc", "conll2003"))
         patched.setitem(sys.modules, "sklearn", None)
-        nothing_is_trained(DataError, r"fine-tuning needs scikit-learn. .*mlsm\[eval\]", tasks=("mrpc",))
+        nothing_is_trained(DataError, r"fine-tuning needs scikit-learn. .*mlsm-pretrain\[eval\]", tasks=("mrpc",))
     broken = shutil.copytree(teacher_directory, tmp_path / "broken")
     edit_weights(broken, lambda weights: {"x" + name if "layer.1" in name else name: w for name, w in weights.items()})
     nothing_is_trained(TeacherError, "the checkpoint lacks", models=(*settings.models, str(broken)))
