@@ -5,7 +5,7 @@
     read    the unit's windows -> blocks -> batches of one forward pass
     teach   batches -> hidden states, one pass of the teacher for all targets
     code    hidden states -> codes, by each target in turn (targets/ says what each does)
-    retry    batches at which one of these failed are tried again (failures.py)
+    retry   batches at which one of these failed are tried again (failures.py)
     finish  codes -> the columns of blocks
     write   blocks -> a shard, which is committed at its end, in the caller's thread
 
@@ -371,7 +371,7 @@ class Coder:
 
     def __init__(self, teacher: Any, targets: Sequence[CodedTarget], config: TeacherConfig, special_ids: dict):
         self.teacher, self.targets, self.config, self.special_ids = teacher, targets, config, special_ids
-        self._reading = InputFormat.of(config, teacher)
+        self._form = InputFormat.of(config, teacher)
         self._on_gpu = teacher.device.type == "cuda"
         self.layout = LAYOUTS[teacher.device.type]
         self.environment = {"device": str(teacher.device), **_library_versions()}
@@ -419,7 +419,7 @@ class Coder:
         columns = block.columns
         ends_W = np.cumsum(columns["lengths"])
         tokens = slice(ends_W[start] - columns["lengths"][start], ends_W[stop - 1])
-        documents_t = documents_of(columns)[tokens] if self._reading.documents_apart else None
+        documents_t = documents_of(columns)[tokens] if self._form.documents_apart else None
         batch = make_batch(
             columns["ids"][tokens],
             columns["lengths"][start:stop],
@@ -428,7 +428,7 @@ class Coder:
             self.special_ids,
             self._on_gpu,
             documents_t,
-            self._reading.segments,
+            self._form.segments,
         )
         if block.number_W is not None:
             batch.rows_Nd = self.teacher.read(batch, block.number_W[start:stop])

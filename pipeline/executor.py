@@ -73,7 +73,7 @@ def unpack(packed: np.ndarray | Path) -> np.ndarray:
 class Executor:
     """Applies functions to items, for one job, inside a `with` block.
 
-    job    the Job
+    job              the Job
     batches_at_once  how many small pieces of work make an item that is worth sending
     """
 

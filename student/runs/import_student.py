@@ -95,8 +95,8 @@ def import_student(config: ImportStudentConfig, progress: Callable[..., None] = 
     directory = _find(config.model)
     hf_config = _read_config(directory)
     weights = _read_weights(directory)
-    tokenizer, tokenizer_files, words = _read_tokenizer(directory)
-    parts = _split(directory, hf_config, weights, words)
+    tokenizer, tokenizer_files, words, named = _read_tokenizer(directory)
+    parts = _split(directory, hf_config, weights, words, named)
     room = max_positions(parts.stock)
     if config.max_length > room:
         raise ModelError(f"{directory} reads at most {room} tokens. Give --max-length, at most that.")
@@ -214,8 +214,11 @@ def _read_weights(directory: Path) -> dict[str, Tensor]:
     return {name: tensor.float() for name, tensor in tensors.items() if not name.endswith(BUFFERS)}
 
 
-def _read_tokenizer(directory: Path) -> tuple[PreTrainedTokenizerBase, dict[str, bytes], int]:
-    """The tokenizer without the tokens of the LSPs, its files, and V. Raises ModelError if these are not the last."""
+def _read_tokenizer(directory: Path) -> tuple[PreTrainedTokenizerBase, dict[str, bytes], int, int]:
+    """The tokenizer without the tokens of the LSPs, its files, V, and the number of these tokens.
+
+    Raises  ModelError if these are not the last
+    """
     try:
         tokenizer = open_tokenizer(directory)
     except Exception as error:  # of tokenizers and transformers, of many classes
@@ -242,7 +245,7 @@ def _read_tokenizer(directory: Path) -> tuple[PreTrainedTokenizerBase, dict[str,
         raise ModelError(f"{directory}: {trouble} {_REMEDY}")
     if rest.get_vocab() != kept:
         raise ModelError(f"{directory}: its tokenizer cannot be had without the tokens [MASK-i]. {_REMEDY}")
-    return rest, contents, words
+    return rest, contents, words, len(ids)
 
 
 def _without_lsps(value: Any) -> Any:
@@ -259,7 +262,7 @@ def _names_lsp(name: str | None, part: Any) -> bool:
     return any(isinstance(text, str) and re.fullmatch(r"\[MASK-\d+\]", text) is not None for text in (name, content))
 
 
-def _split(directory: Path, config: PretrainedConfig, weights: dict[str, Tensor], words: int) -> _Parts:
+def _split(directory: Path, config: PretrainedConfig, weights: dict[str, Tensor], words: int, named: int) -> _Parts:
     model_class = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
     config = copy.deepcopy(config)
     config.vocab_size = words
@@ -280,7 +283,6 @@ def _split(directory: Path, config: PretrainedConfig, weights: dict[str, Tensor]
             f"{directory}: its output layer has {rows:,} rows for the {words:,} words of its tokenizer, so none for"
             f" LSPs. A plain masked language model needs no import. {_REMEDY}"
         )
-    named = len(lsp_tokens(open_tokenizer(directory)))
     if named != lsps or lsps > MAX_WIDTH:
         raise ModelError(
             f"{directory}: its output layer has {rows:,} rows, expected {words:,} words and one of each of the"

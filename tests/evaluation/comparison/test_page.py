@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import shutil
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -422,22 +421,6 @@ def test_trained_students_end_to_end(tmp_path, one_thread):
 # -- in a browser -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def browser():
-    webdriver = pytest.importorskip("selenium.webdriver")
-    programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
-    if None in programs:
-        pytest.skip("no chromium and chromedriver are installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = programs[0]
-    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
-        options.add_argument(f"--{argument}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(programs[1]))
-    yield driver
-    driver.quit()
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_fits_phones_and_desks_in_light_and_dark(reported, browser, scheme):
     features = [{"name": "prefers-color-scheme", "value": scheme}]
@@ -454,6 +437,8 @@ def test_the_page_fits_phones_and_desks_in_light_and_dark(reported, browser, sch
         browser.execute_script(style, "body", "color"),
     )
     assert browser.execute_script(style, "figure svg text", "fill") == ink != paper
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})  # other tests share the browser
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     brightness = [sum(map(int, re.findall(r"\d+", color)[:3])) for color in (paper, ink)]
     assert (brightness[0] > brightness[1]) == (scheme == "light")
 
