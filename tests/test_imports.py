@@ -234,8 +234,10 @@ import contextlib
 from mlsm import __main__ as cli
 
 store = sys.argv[1]
-for command in (["train-student", "--store", store, "--max-steps", "2", "--encoder", "bert-1x32"],
-                ["train-probe", "--max-steps", "2"], ["export-student"], ["verify-shards", store], ["doctor"]):
+sys.modules["pipeline"] = None
+assert cli.run(["train-student", "--store", store, "--max-steps", "2", "--encoder", "bert-1x32"]) == 0
+del sys.modules["pipeline"]
+for command in (["train-probe", "--max-steps", "2"], ["export-student"], ["verify-shards", store], ["doctor"]):
     assert cli.run(command) == 0
 for command in (["encode-lsp"], ["learn-dictionary"], ["show-lsp", store], ["track", store, store],
                 ["finetune", "bundled", "--data-dir", "."]):
@@ -252,6 +254,7 @@ for use in (lambda: mlsm.nonneg_lasso, lambda: mlsm.encode_lsp(layer=2, corpus="
 
 
 def test_training_needs_no_extra_and_errors_name_those_of_other_commands(demonstration, tmp_path):
+    """Training itself needs nothing of the package `pipeline`, which makes stores."""
     _, store = demonstration
     said = run_without(set(EXTRA_OF), CORE, tmp_path, store).stderr
     message = r'(\S+) needs \w+, which is not installed\. Run: +pip install "mlsm-pretrain\[(\w+)\]"'
