@@ -124,10 +124,10 @@ class LspDataset(IterableDataset):
         self.seed, self.split, self.shuffle = seed, split, shuffle
         self.endless, self.batch_size = endless, batch_size
         if endless and not len(self.windows):
-            raise StoreError(f"{self.store.path}: the {split} split holds no window, so it cannot go on endlessly")
+            raise StoreError(f"{self.store.path}: the {split} split holds no window, so it cannot continue endlessly")
         self._ranks = None if rank is None else (rank, world_size)
         self._share()  # refuses a wrong rank at once
-        self._progress, self._pending = _Progress(), True  # pending: the next iteration goes on from there
+        self._progress, self._pending = _Progress(), True  # pending: the next iteration continues from there
         self._epoch: int | None = None  # the epoch last set, which outlives a loaded state
         self._requests = _Requests()
 
@@ -151,7 +151,7 @@ class LspDataset(IterableDataset):
         return self._deliver(self._progress, self._share())
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be this epoch, from its begin; one that a loaded state is in goes on where it was.
+        """Let the next iteration be this epoch, from its start; one that a loaded state is in continues where it was.
 
         With the workers of a plain DataLoader it also ends what `load_state_dict` began: call it before each
         `iter(loader)`. Persistent workers follow it as well.
@@ -163,7 +163,7 @@ class LspDataset(IterableDataset):
             self._begin(_Progress(epoch))
 
     def _begin(self, progress):
-        """Let the next iteration go on from there, here and in this process's loader workers."""
+        """Let the next iteration continue from there, here and in this process's loader workers."""
         self._progress, self._pending = progress, True
         if get_worker_info() is None:
             self._requests.add(self._rank_and_size()[0], progress)
@@ -236,7 +236,7 @@ class LspDataset(IterableDataset):
         return self._identity() | {"epoch": place.epoch, "position": place.position}
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from a state of this dataset, or from that of a StatefulDataLoader over it, whatever its workers.
+        """Continue from a state of this dataset, or from that of a StatefulDataLoader over it, whatever its workers.
 
         Raises  StoreError when it is of another store, plan, split, seed or order, naming what differs
         """
@@ -261,7 +261,7 @@ class LspDataset(IterableDataset):
         return _Progress(place.epoch + epochs, position)
 
     def _as_worker(self, began, saved):
-        """Go on as the loader worker that saved this."""
+        """Continue as the loader worker that saved this."""
         share = self._share()
         now = {"id": share.worker, "workers": share.workers, "ranks": share.ranks, "width": self._width}
         if difference := differing({name: saved[name] for name in now}, now):

@@ -139,7 +139,7 @@ class Ranks:
         """Wrap the model so that its backward pass also sums the gradients over all processes."""
         if self.size == 1:
             return model
-        # This also allows for weights without a gradient. Without it, DistributedDataParallel lays its buckets out anew
+        # This also allows for weights without a gradient. Without it, DistributedDataParallel changes its buckets
         # after the first step, and three or more ranks would add up in another order after a resume.
         fixed_buckets = {"find_unused_parameters": True}
         with warnings.catch_warnings():

@@ -254,7 +254,7 @@ class Trainer:
             raise TrainingError(
                 f"evaluation after step {state.steps}: a held-out figure is not finite ({state.figures}): weights have"
                 f" become too large. Last whole checkpoint: {state.saved or 'none'}. Lower --lr; if the run ends like"
-                f" this again, that checkpoint is damaged: move it elsewhere, and the run goes on from the one before."
+                f" this again, that checkpoint is damaged: move it elsewhere, and the run resumes from the one before."
             )
         return state.held_out_line()
 
@@ -282,7 +282,7 @@ class Trainer:
             raise TrainingError(
                 f"after step {self.state.steps} there are weights that are not finite, so nothing is saved. Last whole"
                 f" checkpoint: {self.state.saved or 'none'}. If the run ends like this again, the optimiser's state in"
-                f" that checkpoint is damaged: move it elsewhere, and the run continues from the one before."
+                f" that checkpoint is damaged: move it elsewhere, and the run resumes from the one before."
             )
 
     def _report(self, **figures) -> None:
@@ -352,7 +352,7 @@ class Trainer:
         self.trackers.log(line)
 
     def _resume(self) -> float:
-        """Go on from the newest whole checkpoint, if there is one; returns the seconds that took."""
+        """Continue from the newest whole checkpoint, if there is one; returns the seconds that took."""
         begun = time.perf_counter()
         state: dict = {}
         if found := self.ranks.ask_first(self.checkpoints.newest_whole):
@@ -372,7 +372,7 @@ class Trainer:
                 self._log(event="other shards", before=state["shards"], now=now)
                 logger.warning(
                     "%s: units of its training split were encoded again since step %d, on another processor or with"
-                    " other library versions: their bytes differ. The run goes on with them and will not equal an"
+                    " other library versions: their bytes differ. The run continues with them and will not equal an"
                     " unbroken run bit for bit.",
                     self.store.path,
                     self.state.steps,

@@ -90,7 +90,7 @@ class AdaptiveWeights:
         return {"earlier": torch.from_numpy(self._earlier_2TV), "recent": torch.from_numpy(self._recent_2TV)}
 
     def restore(self, file: Path, steps: int) -> None:
-        """Go on from the state after some steps. Raises ValueError where the file holds another one's."""
+        """Continue from the state after some steps. Raises ValueError where the file holds another one's."""
         with utf8_name(file.parent) as place:
             state = {name: tensor.numpy() for name, tensor in load_file(place / file.name).items()}
         expected = dict.fromkeys(("earlier", "recent"), (self._earlier_2TV.shape, self._earlier_2TV.dtype))

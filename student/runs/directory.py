@@ -96,14 +96,14 @@ class Run:
             self.products = recorded_products(found)
             for file, table in own_tables:
                 if create and not holds_table(file, table.name):
-                    logger.warning("%s was damaged or lost: written anew", file)
+                    logger.warning("%s was damaged or lost: written again", file)
                     self.keep_table(file, table)
             return
         whole = Checkpoints(self.checkpoint_directory, []).newest_whole() if create else None
         newest = None if whole is None else whole[1]  # the state of the newest whole checkpoint
         if newest is not None and newest.get("run") == fingerprint(identity):
             logger.warning(
-                "%s was damaged or lost: written anew, as the checkpoints are of these settings", self.config_file
+                "%s was damaged or lost: written again, as the checkpoints are of these settings", self.config_file
             )
             self.products = recorded_products(newest)
         elif found is not None:
@@ -135,7 +135,7 @@ class Run:
         if self.checkpoint_directory.is_symlink():
             raise RunError(
                 f"{self.checkpoint_directory} is a link, and checkpoints are written and removed in the run's own"
-                f" directory only. Move the directory that it leads to here, in the place of the link."
+                f" directory only. Replace the link by the directory that it leads to."
             )
 
     def places(self) -> dict:
@@ -161,7 +161,7 @@ class Run:
         """The summary of a finished run; None while it is not finished, or where the summary cannot be read."""
         result = read_or_none(self.result_file, _is_result)
         if result is None and self.result_file.exists():
-            logger.warning("%s is damaged; it is written anew from the last checkpoint", self.result_file)
+            logger.warning("%s is damaged; it is written again from the last checkpoint", self.result_file)
         return result
 
     def finish(self, result: dict) -> None:
@@ -192,7 +192,7 @@ class Run:
         try:
             return disk.append(path)
         except (OSError, ValueError) as error:
-            raise RunError(f"{path} cannot be opened: {error}. Remove it; the same command makes it anew.") from None
+            raise RunError(f"{path} cannot be opened: {error}. Remove it; the same command makes it again.") from None
 
     def clean(self) -> None:
         """Remove temporaries of a killed process."""
@@ -216,7 +216,7 @@ class Run:
         except OSError as error:
             raise RunError(
                 f"{self.log_file} cannot be read: {error}. Checkpoints were not touched. Move it elsewhere: the same"
-                f" command goes on with a new log."
+                f" command continues with a new log."
             ) from None
         if damaged:
             aside = self.directory / "log.damaged"

@@ -206,7 +206,7 @@ def _exported_files(path: Path, state: dict) -> dict[str, bytes]:
     """The export in a kept checkpoint, name to bytes: what was saved as one, and nothing that was added later.
 
     Raises  RunError where a file has changed since the checkpoint was looked at, weights or settings cannot be read, or
-            the code that transformers may run is none of ours
+            the code that transformers may run was not written by this package
     """
     contents = {}
     for name, expected in state["files"].items():
@@ -227,8 +227,8 @@ def _exported_files(path: Path, state: dict) -> dict[str, bytes]:
                 named = described.get("auto_map") if isinstance(described, dict) else None
                 if named is not None and not (isinstance(named, dict) and named.items() <= AUTO_MAP.items()):
                     raise RunError(
-                        f"{path / name} names code that is none of ours (auto_map), so nothing was exported. Do not"
-                        f" trust the run, and take another one."
+                        f"{path / name} names code that this package did not write (auto_map), so nothing was exported."
+                        f" Do not trust the run, and use another one."
                     )
             if name.endswith(".safetensors"):
                 try:

@@ -310,7 +310,7 @@ def test_a_lost_copy_is_written_anew_and_one_of_a_killed_process_is_taken_over(i
     weights = {"objective": "mlm", "mask_weights": str(tmp_path / "table.npz"), "max_steps": 1}
     config = StudentConfig(store=ids_store.path, **settings | weights)
     train(config)
-    assert read_table(copy).name == table.name and "written anew" not in caplog.text
+    assert read_table(copy).name == table.name and "written again" not in caplog.text
     for lose in (copy.unlink, lambda: copy.write_bytes(copy.read_bytes()[:100])):
         lose()
         caplog.clear()

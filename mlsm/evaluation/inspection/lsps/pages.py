@@ -39,7 +39,7 @@ _OURS = re.compile("|".join([*map(re.escape, sorted(FIXED)), rf"{PICTURES}/\d+\.
 def check_replaceable(directory: Path, pictures: Collection[str] = ()) -> None:
     """Raise InspectionError if a view at the path would replace anything that show-lsp has not written.
 
-    That is a directory that is neither empty nor a view of ours, or a file of the user's, or changed by them, that has
+    That is a directory that is neither empty nor a view of show-lsp, or a file of the user's, or changed by them, with
     the name of a file of the view.
     pictures  their names, below the directory
     """

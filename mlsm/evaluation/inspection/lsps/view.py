@@ -111,7 +111,7 @@ class StoreView:
 
     @cached_property
     def information(self) -> np.ndarray:
-        """What the word says of each LSP and its positions do not, in nats a token: float64 (K)."""
+        """What the word says of each LSP and its positions do not, in nats per token: float64 (K)."""
         return word_information(self.sample, self.profiles, self.store.vocab_size)
 
     def facts(self) -> dict:

@@ -7,7 +7,7 @@
 3. for every layer and k: codes, Φ, NPMI, answers, F1; the names of its LSPs in WordNet.
 
 The vectors (float16, on disk, in parts that appear whole) and each finished layer survive an interruption, and the same
-command goes on from there; the vectors are removed when all layers are done. Left out: which layer to take and what
+command continues from there; the vectors are removed when all layers are done. Left out: which layer to take and what
 is concluded (conclusions.py), names of LSPs (labels.py).
 """
 

@@ -170,7 +170,7 @@ def _run_task(task, wanted, data_dir, settings, device, progress, tally):
 
 
 def _find_missing(trial, settings, tally):
-    """The seeds without a record, or all where records are to be made anew; the others are counted in `tally`."""
+    """The seeds without a record, or all where records are to be made again; the others are counted in `tally`."""
     if settings.overwrite == "always":
         return list(range(settings.seeds))
     missing, facts = [], trial.facts(settings)
@@ -184,7 +184,7 @@ def _find_missing(trial, settings, tally):
                 raise StudyError(
                     f"{file} was made with other settings: {differing}. Nothing was changed. Give the settings"
                     " that it was made with, another --output, --overwrite always to replace it, or --overwrite never"
-                    " to leave it and go on."
+                    " to leave it and continue."
                 )
             tally["differing"].append(str(file))
             continue

@@ -96,7 +96,7 @@ def test_terminal_and_pages_tell_them(hostile_store, tmp_path):
     assert "The most informative:" in text and sparkline(first["profile"]) in text
     assert f"{result['positional']:,} LSPs, {result['positional_mass']:.1%} of the mass (marked *)" in text
     single = summary({"view": "lsps", **view.facts(), "lsps": [view.lsp(first["lsp"])]}, None)
-    assert "over the window" in single and f"{first['information']:.4f} nats a token by the word" in single
+    assert "over the window" in single and f"{first['information']:.4f} nats per token by the word" in single
     write(view, tmp_path / "pages")
     page = LspPage(tmp_path / "pages")
     assert len(page.lsp(first["lsp"])["profile"]) == len(first["profile"])
