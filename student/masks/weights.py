@@ -197,8 +197,8 @@ def _common(store, most_frequent):
         continues_V = continuation_flags(store.tokenizer_dir, store.vocab_size)
     except RunError:
         raise RunError(
-            f"--kind common: the vocabulary of {store.path} does not show where words start, and so not which"
-            f" words are frequent. Pass a list of words with weights (--kind domain --words FILE)."
+            f"--kind common: cannot tell where words begin in the vocabulary of {store.path}, and so not which of"
+            f" them are frequent. Give a list of words with weights (--kind domain --words FILE)."
         ) from None
     counts_V, tokenizer = _ordinary_counts(store), store.load_tokenizer()
     ids_of: dict[str, list[int]] = {}

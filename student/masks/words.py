@@ -34,7 +34,7 @@ def continuation_flags(tokenizer_dir: Path, vocab_size: int) -> np.ndarray:
     except (LookupError, TypeError, AttributeError) as error:
         raise RunError(
             f"--mask-unit word: {tokenizer_dir}/tokenizer.json is not of a tokenizer's form ({describe(error)}), and"
-            f" says not where words begin. Use --mask-unit token or span."
+            f" says not where words begin. Take --mask-unit token or span."
         ) from None
     return np.isin(np.arange(vocab_size), [id for id in ids if type(id) is int])
 
@@ -52,8 +52,8 @@ def _rule(tokenizer: dict, tokenizer_dir: Path):
     if '"Metaspace"' in parts["pre_tokenizer"] or _SENTENCEPIECE_SPACE in parts["normalizer"]:
         return lambda token: not token.startswith(_SENTENCEPIECE_SPACE)
     raise RunError(
-        f"--mask-unit word: cannot tell where words start in the vocabulary of {tokenizer_dir} (a {model['type']}"
-        f" model; expected WordPiece, byte-level BPE or SentencePiece). Use --mask-unit token or span."
+        f"--mask-unit word: cannot tell where words begin in the vocabulary of {tokenizer_dir} (a {model['type']}"
+        f" model; expected WordPiece, byte-level BPE or SentencePiece). Take --mask-unit token or span."
     )
 
 
@@ -64,5 +64,5 @@ def _tokenizer_json(tokenizer_dir: Path) -> dict:
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(
             f"--mask-unit word: {path} cannot be read ({type(error).__name__}), which says where words begin."
-            f" Use --mask-unit token or span."
+            f" Take --mask-unit token or span."
         ) from None
