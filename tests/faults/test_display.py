@@ -26,7 +26,7 @@ from student.lsp_model import LspModel
 pytestmark = [
     pytest.mark.promise(
         "a terminal that is closed, `nohup`, a dead `tee`, streams that are closed or full: training ends with a "
-        "checkpoint on SIGHUP, and goes on otherwise; exit code of the work; with `--json` a result that is lost "
+        "checkpoint on SIGHUP, and continues otherwise; exit code of the work; with `--json` a result that is lost "
         "is an error",
         cases="6 real processes",
     ),

@@ -489,9 +489,9 @@ INSTEAD = {
 
 
 @pytest.mark.promise(
-    "a pipe, socket, directory, loop or dangling link in the place of a shard, record, plan, tokenizer or "
+    "a pipe, socket, directory, loop or dangling link instead of a shard, record, plan, tokenizer or "
     "dictionary; files that may not be read: listed, never waited for, the rest is looked at; `--repair` "
-    "removes what is no directory",
+    "removes those that are not directories",
     cases="5 × 5, 4, 1",
 )
 @pytest.mark.promise("36 what is no file")
@@ -546,8 +546,8 @@ def test_files_that_may_not_be_read_are_listed(files, monkeypatch):
 # -- others at work -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("derive beside `verify --repair`", cases="1")
-@pytest.mark.promise("44 derive beside verify --repair")
+@pytest.mark.promise("derive during `verify --repair`", cases="1")
+@pytest.mark.promise("44 derive during verify --repair")
 def test_deriving_beside_a_repair_is_an_error_that_says_so(files):
     def repair(*args, **figures):
         files.record_file("held-out").unlink(missing_ok=True)
@@ -616,7 +616,7 @@ def test_a_shard_that_shrinks_while_it_is_mapped_is_an_error_and_no_signal(files
 
 
 @pytest.mark.promise(
-    "units encoded again to other bytes (another processor): a resumed run says so in its log, derive makes them anew",
+    "units encoded again to other bytes (another processor): a resumed run says so in its log, derive makes them again",
     cases="1 each",
 )
 @pytest.mark.promise("41 shards changed …")

@@ -21,7 +21,7 @@ from student.train import train
 pytestmark = [
     pytest.mark.promise(
         "a damaged line, cut or bad byte in a run's log, a damaged or lost result.json or config.json, with whole "
-        "checkpoints: the run goes on to the weights of an unbroken one; other settings and foreign checkpoints "
+        "checkpoints: the run continues to the weights of an unbroken one; other settings and foreign checkpoints "
         "are refused; no advice discards a checkpoint",
         cases="7, 5, 7, 3",
     ),

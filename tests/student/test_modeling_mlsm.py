@@ -237,7 +237,7 @@ def test_an_encoder_that_is_trained_further_has_no_code(lsp_store, ids_store, tm
 
 
 @pytest.mark.promise(
-    "a kept checkpoint of somebody's run that holds other code, names other code, or has a file beside its "
+    "a kept checkpoint of a foreign run that holds other code, names other code, or has a file next to its "
     "export: not exported, not pushed",
     cases="1, 3, 2",
 )
