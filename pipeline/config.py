@@ -273,10 +273,6 @@ class DictionaryConfig(TeacherConfig):
     """Hidden vectors in the dictionary's training sample, drawn over the whole corpus."""
     dictionary_epochs: float = 2.0
     """Most passes over that sample; learning stops earlier when the held-out objective no longer falls."""
-    dictionary_batch: int | None = None
-    """Vectors between two updates of the atoms. By default it follows from the size of the sample: 400 for up to 51,200
-    vectors, 2,048 from 262,144 on, and in between as many as make 128 updates a pass. On a small sample, small
-    minibatches learn better atoms and take longer."""
     seed: int = 42
     """Seed of the dictionary's sample and initialisation."""
 
@@ -301,8 +297,6 @@ class DictionaryConfig(TeacherConfig):
             raise ValueError(f"--dictionary-tokens must be positive, found {self.dictionary_tokens}.")
         if not 0 < self.dictionary_epochs < math.inf:
             raise ValueError(f"--dictionary-epochs must be positive and finite, found {self.dictionary_epochs}.")
-        if self.dictionary_batch is not None and self.dictionary_batch < 1:
-            raise ValueError(f"--dictionary-batch must be positive, found {self.dictionary_batch}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,7 +307,7 @@ class LearnConfig(DictionaryConfig):
     """A store of hidden states (encode-hidden), or a .npy file of vectors, to learn from instead. From a store, a
     uniform sample of --dictionary-tokens of its training documents is used; settings of corpus and teacher come from
     the store. From a .npy file of float16, float32 or float64 vectors (N, width) of any model or modality, every row
-    is used, scaled to unit length; only --k, --atoms, --lam, --dictionary-epochs, --dictionary-batch, --seed, --device
+    is used, scaled to unit length; only --k, --atoms, --lam, --dictionary-epochs, --seed, --device
     and --output apply then, and other flags are refused."""
 
     def __post_init__(self):

@@ -34,7 +34,7 @@ FOLLOWING = ("max_steps", "batch_windows", "micro_batch", "lr", "save_every", "e
 
 OPERATIONAL = frozenset(
     ["store", "run_dir", "device", "epochs", "micro_batch", "checkpoints", "save_every", "eval_every", "eval_windows"]
-    + ["log_every", "track", "keep_last", "activation_checkpointing", "products", "wordnet"]
+    + ["track", "keep_last", "activation_checkpointing", "products", "wordnet"]
 )
 
 UNNAMED = {  # settings that are part of a run's identity only where they have another value, so that names stay
@@ -254,9 +254,6 @@ class StudentConfig:
     eval_windows: int = 256
     """held-out windows in an evaluation, with fixed masks"""
 
-    log_every: int = 1
-    """optimiser steps between two lines of log.jsonl"""
-
     track: tuple[TrackerName, ...] = ()
     """show the log's figures in these, too: tensorboard (tensorboard --logdir runs/students), wandb (or offline, with
     WANDB_MODE=offline), trackio; needs mlsm-pretrain[track]"""
@@ -270,7 +267,7 @@ class StudentConfig:
             raise ValueError(
                 f"--epochs {self.epochs:g} and --max-steps {self.max_steps} say the same thing twice. Give one of them."
             )
-        for name in ("max_steps", "batch_windows", "micro_batch", "eval_windows", "log_every", "keep_last"):
+        for name in ("max_steps", "batch_windows", "micro_batch", "eval_windows", "keep_last"):
             require(self, name, lambda value: value >= 1, "at least 1")
         for name in ("save_every", "eval_every", "weight_decay", "seed", "mask_later"):
             require(self, name, lambda value: value >= 0, "0 or more")

@@ -209,11 +209,9 @@ class Trainer:
                     "batch": f"{batch.digest:016x}",
                 }
                 kept = state.steps in self.checkpoints.kept_steps
-                evaluated = kept or _every(config.eval_every, state.steps)
-                if evaluated:
+                if kept or _every(config.eval_every, state.steps):
                     line |= self._evaluate()
-                if evaluated or _every(config.log_every, state.steps):
-                    self._log(**line)
+                self._log(**line)
                 if kept or _every(config.save_every, state.steps):
                     self._save()
                 self._report(loss=loss)

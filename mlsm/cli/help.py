@@ -30,18 +30,18 @@ GROUPS = {
     "what": """page dataset from_ file images orientation recipe store stores models results run path corpus teacher
         tokenizer hidden layer k top_n quantise bytes dictionary codebook atoms objective encoder
         wordnet student continue_from probe_input
-        vocab_size tasks seeds step sentences pairs lsp word text texts_a texts_b without amplify
-        vectors intruders judge similar_to document window against split windows reuse""",
-    "where": "output run_dir data_dir diagnostic finetuning html push_to_hub license language",
+        vocab_size tasks seeds step sentences pairs lsp word text texts_a texts_b scale
+        vectors intruders judge similar_to document window against split""",
+    "where": "output run_dir data_dir diagnostic html push_to_hub license language",
     "how": "",
     "resources": """device dtype products workers scheduler micro_batch batch_tokens unit_tokens compile
-        activation_checkpointing partial_vocabulary """,
+        activation_checkpointing""",
     "rare": """text_field invalid_utf8 min_characters keep_duplicates documents_apart segments dictionary_epochs
-        dictionary_batch tolerance solver_steps solver_backend retry_quarantine kappa regress_loss target_temperature
+        tolerance solver_steps solver_backend retry_quarantine kappa regress_loss target_temperature
         untied continue_head warmup schedule decay_share optimizer adam_beta1 adam_beta2 weight_decay decay_all
         grad_clip positions mask_rate_end mask_schedule mask_rate_steps mask_weights mask_weight_steps
         mask_update_steps mask_unit corruption mask_later short_windows short_share checkpoints store_weights
-        save_every keep_last eval_every eval_windows log_every track limit per_paradigm mark_target limit_train""",
+        save_every keep_last eval_every eval_windows track per_paradigm limit_train""",
 }
 TITLES = {
     "what": "what it works on and makes",

@@ -23,15 +23,14 @@ class LspConfig:
     """Show the LSPs that the teacher gives to the tokens of this text, and the student's predictions beside them when
     there is a --student. It may hold the mask token."""
     student: str | None = None
-    """Student to compare with the teacher, with --text: a finished run, an export or a Hub id. With --without or
-    --amplify: the probe. With --html: a softmax probe of a student of the store's LSPs; each page then shows which
+    """Student to compare with the teacher, with --text: a finished run, an export or a Hub id. With --scale:
+    the probe. With --html: a softmax probe of a student of the store's LSPs; each page then shows which
     words it predicts where the LSP is heaviest, with the LSP and without it."""
-    without: tuple[int, ...] = ()
-    """With --text: which words a softmax probe predicts when these LSPs are taken out of its student's prediction, at
-    the text's mask tokens or, if it has none, at every token masked in turn. The probe is --student, by default the
-    newest finished one of the store's LSPs under runs/probes."""
-    amplify: tuple[str, ...] = ()
-    """The same for LSPs whose probability is multiplied, such as 230=3: LSP 230 by three. Below 1 it is weakened."""
+    scale: tuple[str, ...] = ()
+    """With --text: which words a softmax probe predicts when the probabilities of LSPs in its student's prediction are
+    multiplied: 230=0 removes LSP 230, 17=3 makes LSP 17 three times as probable. Predicted are the text's mask tokens
+    or, if it has none, every token masked in turn. The probe is --student, by default the newest finished one of the
+    store's LSPs under runs/probes."""
     teacher: str | None = None
     """Where the store's teacher lies now, with --text or --intruders; where the store says by default."""
     intruders: bool = False
@@ -76,8 +75,8 @@ class LspConfig:
             )
         if self.factors and (self.text is None or self.similar_to is not None or self.teacher is not None):
             raise ValueError(
-                '--without and --amplify change a student\'s prediction for a text. Give --text "...", and neither'
-                " --teacher nor --similar-to"
+                '--scale changes a student\'s prediction for a text. Add --text "...", without --teacher and'
+                " --similar-to"
             )
         if (self.against or self.judge) and not self.intruders:
             raise ValueError("--against and --judge are for the judgement of LSPs. Add --intruders")
@@ -88,21 +87,19 @@ class LspConfig:
 
     @property
     def factors(self) -> dict[int, float]:
-        """What the probability of an LSP is multiplied with, by LSP: 0 for those of --without.
+        """What the probability of an LSP is multiplied with, by LSP.
 
-        Raises  ValueError where one is not LSP=FACTOR, its factor out of range, or an LSP named twice
+        Raises  ValueError if an entry is not LSP=FACTOR, its factor is out of range, or an LSP is named twice
         """
-        found = [(lsp, 0.0) for lsp in self.without]
-        for entry in self.amplify:
+        found: list[tuple[int, float]] = []
+        for entry in self.scale:
             lsp, _, factor = entry.partition("=")
             try:
                 found.append((int(lsp), float(factor)))
             except ValueError:
-                raise ValueError(f"--amplify takes LSP=FACTOR, such as 230=3, found {entry!r}") from None
-            if not 0 < found[-1][1] < 1e9:
-                raise ValueError(
-                    f"--amplify {entry}: expected a factor above 0 and below 1e9. To take it out: --without {lsp}"
-                )
+                raise ValueError(f"--scale takes LSP=FACTOR, such as 230=0 or 17=3, found {entry!r}") from None
+            if not 0 <= found[-1][1] < 1e9:
+                raise ValueError(f"--scale {entry}: expected a factor from 0, which removes the LSP, to below 1e9")
         if twice := [lsp for lsp, count in Counter(lsp for lsp, _ in found).items() if count > 1]:
-            raise ValueError(f"--without and --amplify name LSP {twice[0]} twice. Name it once")
+            raise ValueError(f"--scale names LSP {twice[0]} twice. Name it once")
         return dict(found)

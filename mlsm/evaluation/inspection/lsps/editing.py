@@ -80,7 +80,7 @@ def edit(source: str, text: str, factors: dict[int, float], fingerprint: str | N
     after_Mk = before_Mk * factors_k
     left_M1 = after_Mk.sum(dim=1, keepdim=True)
     if not (left_M1 > 0).all():
-        raise InspectionError("--without takes out every LSP that the student predicts: nothing is left to read.")
+        raise InspectionError("--scale removes every LSP that the student predicts: nothing is left to read.")
     after_Mk /= left_M1
     tokenizer = model.tokenizer
     names = tokenizer.convert_ids_to_tokens(list(range(len(probed.probe_Vk))))

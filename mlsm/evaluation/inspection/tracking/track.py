@@ -37,6 +37,8 @@ from shards.manifest import differing
 from shards.reader import Store, plan_of
 
 NAME_WORDS = 3
+KEPT_FROM = 0.7  # correlation from which a matched LSP is kept, or else has drifted. Splits and merges must reach it
+MATCHED_FROM = 0.3  # correlation below which two LSPs do not match
 COLUMNS = (
     "from",
     "to",
@@ -59,7 +61,7 @@ def track(config: TrackConfig, progress: Callable[..., None] = silent) -> dict:
     progress  called as progress(stage, done, total, unit=..., **figures)
     Returns   dict for JSON: stores (facts of each), tokens, thresholds; steps, one for each two stores in a row: counts
               by state, counts_after, median_correlation of what is matched one to one, chance (how many LSPs would
-              reach matched_from if no tokens belonged together, and the largest such correlation); surviving (LSPs of
+              reach MATCHED_FROM if no tokens belonged together, and the largest such correlation); surviving (LSPs of
               the first store that are left in each), files
     Raises    InspectionError where the stores do not hold LSPs of the same tokens; StoreError, ShardError
     """
@@ -74,9 +76,9 @@ def track(config: TrackConfig, progress: Callable[..., None] = silent) -> dict:
         newer = Activations(draw(store, config.samples, progress))
         _check_tokens(stores[number], older.sample, store, newer.sample)
         newer_names = _names(newer, found)
-        pairs = correlate_lsps(older, newer, config.matched_from, progress)
-        chance = correlate_lsps(older.rotate(), newer, config.matched_from, progress)
-        matches = match_lsps(older, newer, pairs, config.kept_from, config.matching)
+        pairs = correlate_lsps(older, newer, MATCHED_FROM, progress)
+        chance = correlate_lsps(older.rotate(), newer, MATCHED_FROM, progress)
+        matches = match_lsps(older, newer, pairs, KEPT_FROM, config.matching)
         steps.append(_step(matches, chance))
         own = _records(matches, pairs, (older, older_names), (newer, newer_names))
         records += [{"from": number, "to": number + 1} | record for record in own]
@@ -89,8 +91,8 @@ def track(config: TrackConfig, progress: Callable[..., None] = silent) -> dict:
         "tokens": len(older.sample),
         "matching": config.matching,
         "thresholds": {
-            "kept_from": config.kept_from,
-            "matched_from": config.matched_from,
+            "kept_from": KEPT_FROM,
+            "matched_from": MATCHED_FROM,
             "gain": GAIN,
             "least_tokens": LEAST_TOKENS,
         },

@@ -16,8 +16,8 @@ FROZEN_EXAMPLES = 4_000  # training examples of a task with --frozen: a student 
 FROZEN_LENGTH = 128  # tokens
 
 _OF_TRAINING = (  # what --frozen has no use for
-    *("seeds", "mark_target", "epochs", "lr", "warmup", "grad_clip", "batch", "dropout", "segments"),
-    *("split", "max_steps", "partial_vocabulary"),
+    *("seeds", "epochs", "lr", "warmup", "grad_clip", "batch", "dropout", "segments"),
+    *("split", "max_steps"),
 )
 
 
@@ -52,8 +52,6 @@ class FinetuneConfig:
     overwrite: Literal["missing", "always", "never"] = "missing"
     """missing: train what has no record; a record made with other settings is an error. always: train all again.
     never: as missing, but records made with other settings stay, are reported, and do not stop the rest."""
-    mark_target: bool = False
-    """WiC: put quotation marks around the target word in both sentences."""
     epochs: int = 3
     """Passes over the training set."""
     lr: float | tuple[float, ...] = 2e-5
@@ -90,9 +88,6 @@ class FinetuneConfig:
     """Train on so many examples of a task, always the same ones; when not given, on all, with --frozen on 4,000."""
     max_steps: int | None = None
     """Stop a training after so many optimiser steps, its learning rate then at zero; after --epochs when not given."""
-    partial_vocabulary: bool = False
-    """Train with the embeddings of those tokens alone that a task's examples use: less memory, the same scores. The
-    records count as those of a training with all embeddings."""
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1."""
     smoke: bool = False
@@ -141,8 +136,9 @@ class FinetuneConfig:
 
         `segments` and `max_steps` are not among them: what they mean depends on model and task, too (suite.py).
         """
-        names = ("epochs", "lr", "warmup", "grad_clip", "batch", "max_length", "mark_target", "dropout")
+        names = ("epochs", "lr", "warmup", "grad_clip", "batch", "max_length", "dropout")
         found = {name: getattr(self, name) for name in names}
+        found["mark_target"] = False  # of WiC, as earlier records say, so that they pair with new ones
         return found | ({"lr": list(self.lr)} if isinstance(self.lr, tuple) else {})
 
     def apply_smoke(self) -> "FinetuneConfig":

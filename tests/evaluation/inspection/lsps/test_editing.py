@@ -117,15 +117,15 @@ def test_the_view_names_the_lsps_and_takes_the_newest_probe(coded_store, probe, 
     older = export_as_if_probed(coded_store, probe, tmp_path / "runs/probes/older/export")
     (tmp_path / "runs/probes/newer").symlink_to(probe)
     os.utime(older / "probe.safetensors", (1, 1))
-    run = run_command([*arguments, "--without", "3", "11", "--amplify", "5=2.5", "7=0.5"], cwd=tmp_path)
+    run = run_command([*arguments, "--scale", "3=0", "11=0", "5=2.5", "7=0.5"], cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     edited = "3 taken out, 11 taken out, 5 × 2.5, 7 × 0.5"
     for words in ("runs/probes/newer", edited, "[MASK]", "gain", "Typical words"):
         assert words in run.stdout
-    settings = LspConfig(store=str(probe), text="The list", without=(3,))
+    settings = LspConfig(store=str(probe), text="The list", scale=("3=0",))
     result = show(settings, silent)
     assert json.loads(json.dumps(result)) == result and "The, probability" in summary(result, settings)
-    unseen = LspConfig(store=str(probe), text="The list", amplify=("3=1.000001",))
+    unseen = LspConfig(store=str(probe), text="The list", scale=("3=1.000001",))
     assert "gain    none in three digits" in summary(show(unseen, silent), unseen)
 
 
@@ -227,7 +227,7 @@ def test_pages_refuse_a_probe_of_other_lsps_tokens_or_windows(coded_store, hosti
 
 def test_what_cannot_be_edited_is_refused(coded_store, export, probe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    usual = {"store": str(coded_store.path), "text": "the [MASK]", "without": (3,)}
+    usual = {"store": str(coded_store.path), "text": "the [MASK]", "scale": ("3=0",)}
 
     def refused(message, **settings):
         with pytest.raises((InspectionError, RunError, ValueError), match=message):
@@ -241,21 +241,20 @@ def test_what_cannot_be_edited_is_refused(coded_store, export, probe, tmp_path, 
     refused("holds no LSP outputs", student=str(headless))
     with pytest.raises(InspectionError, match="numbers mean different things"):
         edit(str(probe), "the [MASK]", {3: 0.0}, "0" * 64)
-    refused("there is no LSP 48: .* from 0 to 47", student=str(probe), without=(48,))
-    refused("there is no LSP -1", student=str(probe), without=(-1,))
-    refused("nothing is left", student=str(probe), without=tuple(range(48)))
+    refused("there is no LSP 48: .* from 0 to 47", student=str(probe), scale=("48=0",))
+    refused("there is no LSP -1", student=str(probe), scale=("-1=0",))
+    refused("nothing is left", student=str(probe), scale=tuple(f"{lsp}=0" for lsp in range(48)))
     refused("has no token", student=str(probe), text=" ")
     refused("at most 30", student=str(probe), text="word " * 31)
-    refused('Give --text "..."', text=None)
-    refused("neither --teacher", teacher="elsewhere")
-    refused("neither --teacher", similar_to="1")
+    refused('Add --text "..."', text=None)
+    refused("without --teacher", teacher="elsewhere")
+    refused("without --teacher", similar_to="1")
     for entry, message in (
         ("230", "takes LSP=FACTOR"),
         ("a=3", "takes LSP=FACTOR"),
-        ("1=0", "--without 1"),
-        ("1=-2", "above 0 and below 1e9"),
-        ("1=inf", "above 0"),
-        ("1=nan", "above 0"),
-        ("3=2", "name LSP 3 twice"),
+        ("1=-2", "from 0, .* below 1e9"),
+        ("1=inf", "below 1e9"),
+        ("1=nan", "below 1e9"),
+        ("3=2", "names LSP 3 twice"),
     ):
-        refused(message, amplify=(entry,))
+        refused(message, scale=("3=0", entry))
