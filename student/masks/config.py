@@ -18,7 +18,7 @@ class MaskWeightsConfig:
     """Make a table of how often each token shall be masked, for `train-student --mask-weights FILE`."""
 
     store: Positional[str | None] = None
-    """Store directory or URL whose training text is counted; the newest finished one under ./runs when not given."""
+    """Store directory or URL whose training text is counted; unset: the newest finished one under ./runs."""
     kind: WeightsKind = "frequency"
     """`frequency`: rare tokens more often, w = count^-power. `common`: the 50 most frequent words, most of them
     function words, more often than all others, or with a --weight below 1 less often. `domain`: what is more frequent
@@ -33,7 +33,7 @@ class MaskWeightsConfig:
     words: Path | None = None
     """domain: a text file with a word and its weight on each line. Tokens of no listed word weigh 1."""
     output: Path | None = None
-    """The file; runs/mask-weights/<kind>-<fingerprint>.npz when not given."""
+    """The file; unset: runs/mask-weights/<kind>-<fingerprint>.npz."""
 
     def __post_init__(self):
         check(self)

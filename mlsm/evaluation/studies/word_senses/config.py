@@ -22,8 +22,8 @@ class ChooseLayerConfig(DictionaryConfig):
     """Directory of the unified evaluation framework of Raganato et al. 2017, with WordNet's sense index:
     Training_Corpora/SemCor, Evaluation_Datasets/<set>, wordnet3.0/index.sense."""
     limit_train: int | None = None
-    """Learn senses from so many sentences of SemCor, evenly spread over its 37,176, for a first look; the test sets
-    stay whole. Below half of SemCor's annotated words no layer is recommended. All of it when not given."""
+    """Learn senses from this many sentences of SemCor, evenly spread over its 37,176, for a first look; the test sets
+    stay whole. Below half of SemCor's annotated words no layer is recommended. Unset: all."""
     tolerance: float = 1e-3
     """Largest KKT violation that a code may keep, in units of a correlation."""
 
