@@ -198,7 +198,7 @@ def _common(store):
         continues_V = continuation_flags(store.tokenizer_dir, store.vocab_size)
     except RunError:
         raise RunError(
-            f"--kind common: where words begin cannot be told from the vocabulary of {store.path}, and so not which of"
+            f"--kind common: cannot tell where words begin in the vocabulary of {store.path}, and so not which of"
             f" them are frequent. Give a list of words with weights (--kind domain --words FILE)."
         ) from None
     counts_V, tokenizer = _ordinary_counts(store), store.load_tokenizer()

@@ -109,7 +109,7 @@ def test_common_words_are_counted_with_their_capitals_and_are_neither_pieces_nor
     assert shown == sorted((counts[vocabulary[token]] for token in common), reverse=True)[:8]
     tokenizer["model"] = {"type": "BPE", "vocab": vocabulary, "merges": []}
     file.write_text(json.dumps(tokenizer))
-    with pytest.raises(RunError, match="^--kind common: where words begin .*--kind domain --words FILE"):
+    with pytest.raises(RunError, match="^--kind common: cannot tell where words begin .*--kind domain --words FILE"):
         made(Store.open(store.path), tmp_path / "unknown", kind="common")
 
 

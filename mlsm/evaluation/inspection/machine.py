@@ -74,7 +74,7 @@ def _processor():
     cores, memory = available_cores(), available_memory()
     is_limited = threads < cores and "OMP_NUM_THREADS" in os.environ
     found = f"{cores} of {cpu_model()}; matrix products use {threads}"
-    means = "Encoding and training use them without being told; --workers N shares them among N processes."
+    means = "Encoding and training use them automatically; --workers N shares them among N processes."
     if is_limited:
         means = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} leaves some of them idle: unset it, or set it higher."
     yield _check("cores", found, means, not is_limited, cores=cores, threads=threads, model=cpu_model())

@@ -65,7 +65,7 @@ def _kind(source):
 
 def _store(settings, progress):
     if settings.html is not None:
-        pages.check_replaceable(settings.html)
+        pages.refuse_foreign_pages(settings.html)
     store = Store.open(settings.store)
     if settings.text is not None and settings.similar_to is None:
         progress("read text", 0, None)
@@ -131,7 +131,7 @@ def _text(settings, store, progress):
         return {"view": "edit", **edited, **_named(settings, store, lsps, progress)}
     student = texts.load_student(settings.student, fingerprint) if settings.student else None
     rows = _teacher_rows(settings, store)
-    tokens = texts.compare(student, settings.text, rows)
+    tokens = texts.compare_tokens(student, settings.text, rows)
     lsps = {
         lsp for token in tokens for name in ("teacher", "student") for lsp, _ in token.get(name, [])[:NAMED_OF_A_TOKEN]
     }
@@ -194,7 +194,7 @@ def _dictionary(settings, progress):
 def _vectors(settings, progress):
     _refuse(settings, "a dictionary", ("word", "text", "student", "similar_to", "diagnostic", "intruders"))
     if settings.html is not None:
-        pages.check_replaceable(settings.html)
+        pages.refuse_foreign_pages(settings.html)
     dictionary = Dictionary.load(settings.store)
     view = VectorView(dictionary, settings.vectors, settings.samples, progress)
     if settings.html is not None:
@@ -249,7 +249,7 @@ def _student(settings):
             "view": "text",
             "text": settings.text,
             "student": str(settings.store),
-            "tokens": texts.compare(model, settings.text),
+            "tokens": texts.compare_tokens(model, settings.text),
         }
     outputs_Kd = scale_to_unit(model.student.output_matrix.detach().float().numpy())
     near, norms_K = nearest_atoms(outputs_Kd, NEIGHBOURS), np.linalg.norm(model.student.output_matrix.detach(), axis=1)

@@ -26,11 +26,11 @@ from mlsm.common.durable import make_directories, refuse_what_is_in_the_way, rep
 from mlsm.common.errors import InspectionError, StoreError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps import words
-from mlsm.evaluation.inspection.lsps.sample import draw
+from mlsm.evaluation.inspection.lsps.sample import sample_tokens
 from mlsm.evaluation.inspection.lsps.vocabulary import Vocabulary
 from mlsm.evaluation.inspection.tracking.config import TrackConfig
 from mlsm.evaluation.inspection.tracking.correlation import LEAST_TOKENS, Activations, LspCorrelations, correlate_lsps
-from mlsm.evaluation.inspection.tracking.figure import draw as draw_figure
+from mlsm.evaluation.inspection.tracking.figure import draw_tracking
 from mlsm.evaluation.inspection.tracking.matching import AFTER, BEFORE, GAIN, Matches, match_lsps
 from mlsm.evaluation.plots import drawn, save_table
 from shards.manifest import differing
@@ -67,13 +67,13 @@ def track(config: TrackConfig, progress: Callable[..., None] = silent) -> dict:
     """
     stores = _open(config.stores)
     stores[0].read_tokenizer()  # raises StoreError where it is another one
-    older = Activations(draw(stores[0], config.samples, progress))
+    older = Activations(sample_tokens(stores[0], config.samples, progress))
     found = words.find_words(older.sample, Vocabulary(stores[0].tokenizer_dir, stores[0].vocab_size))
     older_names = _names(older, found)
     facts, steps, records = [_facts(stores[0], older)], [], []
     paths = [np.where(older.is_rare, -1, np.arange(older.sample.k))]
     for number, store in enumerate(stores[1:]):
-        newer = Activations(draw(store, config.samples, progress))
+        newer = Activations(sample_tokens(store, config.samples, progress))
         _check_tokens(stores[number], older.sample, store, newer.sample)
         newer_names = _names(newer, found)
         pairs = correlate_lsps(older, newer, MATCHED_FROM, progress)
@@ -212,7 +212,7 @@ def _write(config, summary, records, paths, progress):
     ways = save_table(
         config.output / "paths.csv", header, [["" if lsp < 0 else lsp for lsp in path] for path in followed.tolist()]
     )
-    figure = drawn(draw_figure, summary, records, config.output)
+    figure = drawn(draw_tracking, summary, records, config.output)
     files = [config.output / "tracking.json", table, ways, *figure]
     replace_json(files[0], summary | {"lsps": records})
     return [str(path) for path in files]

@@ -139,6 +139,6 @@ def _measure(setting, progress):
 
 
 def _figure(result, settings):
-    from mlsm.evaluation.studies.flops.figure import draw
+    from mlsm.evaluation.studies.flops.figure import draw_costs
 
-    return [str(path) for path in drawn(draw, result, settings.output / "flops")]
+    return [str(path) for path in drawn(draw_costs, result, settings.output / "flops")]

@@ -15,7 +15,7 @@ NAMES = {"mlm": "MLM", "kd": "KD", "naive-mlsm": "naive MLSM"}
 
 
 @refuse_what_is_in_the_way()
-def draw(result: dict, directory: Path) -> list[Path]:
+def draw_costs(result: dict, directory: Path) -> list[Path]:
     """Write cost_per_run.svg, .png and .csv into a directory; returns their paths.
 
     result  of count_flops; lines are in per cent of MLM, everything counted

@@ -127,7 +127,7 @@ class Backbone:
 
 
 def takes_types(config: PretrainedConfig) -> bool:
-    """Whether an encoder of a configuration can be told which sentence of a pair a token is of."""
+    """Whether an encoder of a configuration has token types, for the two sentences of a pair."""
     return getattr(config, "type_vocab_size", 0) >= 2
 
 

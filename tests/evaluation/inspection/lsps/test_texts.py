@@ -62,7 +62,7 @@ def test_teacher_and_student_with_their_distance(coded_store, export, dictionary
     text = "The function returns a list [MASK] values."
     rows = texts.teacher_lsps(coded_store, dictionary, text)
     model = texts.load_student(export, dictionary.fingerprint)
-    tokens, predicted = texts.compare(model, text, rows), model.lsp([text])[0]
+    tokens, predicted = texts.compare_tokens(model, text, rows), model.lsp([text])[0]
     assert [token["text"] for token in tokens] == predicted.tokens and "[MASK]" in predicted.tokens
     for t, token in enumerate(tokens):
         p_K = np.zeros(coded_store.k)
