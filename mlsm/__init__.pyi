@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlsm.evaluation.comparison.config import CompareConfig
-from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.machine import DoctorConfig
 from mlsm.evaluation.inspection.pages import DocsConfig
 from mlsm.evaluation.inspection.tracking.config import TrackConfig
@@ -533,7 +533,7 @@ def score_text(
     """Score the sentences, or the minimal pairs, of files: models="bert-base-cased", sentences="reviews.txt"."""
 
 def show_lsp(
-    config: LspConfig | None = None,
+    config: ShowLspConfig | None = None,
     /,
     *,
     progress: Progress = None,

@@ -33,8 +33,8 @@ from transformers.modeling_outputs import MaskedLMOutput
 from mlsm.common.disk import read_file
 from mlsm.common.errors import RunError
 from mlsm.common.json_checks import find_problem, object_of, optional
+from mlsm.common.matrix_products import USUAL
 from mlsm.common.model_checks import max_positions, quiet_transformers
-from mlsm.common.products import USUAL
 from mlsm.common.progress import silent
 from shards.reader import Store
 from student.batches import store_has_pairs
@@ -87,7 +87,7 @@ class ProbedStudent(nn.Module):
         # Inside a tuple it is not a submodule, so it stays in evaluation mode and out of optimiser and checkpoints.
         self._frozen = (student.eval().requires_grad_(False),)
         self.probe_input = probe_input
-        self.products = USUAL  # of the probe; the frozen part keeps oneDNN's
+        self.libraries = USUAL  # of the probe; the frozen part keeps oneDNN's
         width = student.encoder.config.hidden_size if probe_input == "hidden" else len(student.output_bias_K)
         self.probe_Vk = nn.Parameter(torch.zeros(vocabulary, width))  # convex: any start serves
 
@@ -97,7 +97,7 @@ class ProbedStudent(nn.Module):
             outputs_Mk = self.student(*args, **kwargs)
             if self.probe_input == "softmax":
                 outputs_Mk = outputs_Mk.float().softmax(dim=1)
-        return linear(outputs_Mk, self.probe_Vk, None, self.products)
+        return linear(outputs_Mk, self.probe_Vk, None, self.libraries)
 
     @torch.no_grad()
     def words(self, lsps_Mk: Tensor) -> Tensor:

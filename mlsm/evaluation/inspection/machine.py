@@ -4,7 +4,7 @@
 
 Nothing is changed, no network is asked. The disk is written to for about a second, in files that are gone at the end.
 Left out: which of two libraries computes a matrix product faster, which commands time themselves
-(mlsm/common/products.py).
+(mlsm/common/matrix_products.py).
 """
 
 import math

@@ -8,7 +8,7 @@ from mlsm.common.settings import Positional, check
 
 
 @dataclass(frozen=True, kw_only=True)
-class LspConfig:
+class ShowLspConfig:
     """Show what latent semantic properties (LSPs) represent: an overview, single LSPs, a word, a text, similar tokens,
     or all of it as static pages."""
 

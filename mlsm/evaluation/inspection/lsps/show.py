@@ -1,6 +1,6 @@
 """The command show-lsp: the view that was asked for of a store, a dictionary or a student.
 
-    result = show(LspConfig(store="runs/stores/lsp-...", word="bank"), progress)
+    result = show(ShowLspConfig(store="runs/stores/lsp-...", word="bank"), progress)
 
 Every result says in "view" which one it is; mlsm/commands/show_lsp.py prints it. Left out: the views of a store
 (view.py).
@@ -17,7 +17,7 @@ from mlsm.common.errors import InspectionError
 from mlsm.common.invocation import program
 from mlsm.common.text import printable
 from mlsm.evaluation.inspection.lsps import pages, text_pages, texts, vector_pages
-from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
 from mlsm.evaluation.inspection.lsps.neighbours import nearest_atoms, scale_to_unit
 from mlsm.evaluation.inspection.lsps.vectors import VectorView
@@ -36,7 +36,7 @@ INTRUDER_ROWS = 8  # that are shown of the best and of the worst LSPs
 HEAVIEST_OF_A_ROW = 3
 
 
-def show(settings: LspConfig, progress: Callable[..., None]) -> dict:
+def show(settings: ShowLspConfig, progress: Callable[..., None]) -> dict:
     """What `mlsm show-lsp` was asked for, as a dict that JSON can hold.
 
     Raises  InspectionError where what was asked for does not exist; StoreError, DictionaryError, TeacherError, RunError

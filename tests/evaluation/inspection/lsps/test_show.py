@@ -12,7 +12,7 @@ from tiny_exports import exported
 from mlsm.commands.show_lsp import show as summary
 from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
-from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.labels import find_labels, require_labels
 from mlsm.evaluation.inspection.lsps.show import show
 from mlsm.evaluation.inspection.stores import show_shards
@@ -23,7 +23,7 @@ from student.objectives.mlsm import Mlsm
 
 def shown(**settings):
     """Result and text of a view; the result survives JSON."""
-    settings = LspConfig(**settings)
+    settings = ShowLspConfig(**settings)
     result = show(settings, silent)
     assert json.loads(json.dumps(result)) == result
     return result, summary(result, settings)
@@ -157,4 +157,4 @@ def test_a_student_alone(coded_store, tmp_path):
 )
 def test_settings_that_contradict_each_other(settings, said):
     with pytest.raises(ValueError, match=said):
-        LspConfig(**settings)
+        ShowLspConfig(**settings)
