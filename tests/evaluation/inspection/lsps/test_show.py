@@ -59,7 +59,7 @@ def test_an_error_is_one_line(coded_store, tmp_path):
 
 
 def test_an_lsp_that_is_not_there_is_refused_before_the_store_is_read(coded_store, monkeypatch):
-    monkeypatch.setattr("mlsm.evaluation.inspection.lsps.view.draw", None)
+    monkeypatch.setattr("mlsm.evaluation.inspection.lsps.view.sample_tokens", None)
     with pytest.raises(InspectionError, match="no LSP 48: they are numbered from 0 to 47"):
         shown(store=str(coded_store.path), lsp=(3, 48))
 
