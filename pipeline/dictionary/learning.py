@@ -39,7 +39,7 @@ KMEANS_ITERATIONS = 2  # ten take five times as long and leave 0.2 % after two p
 KMEANS_VECTORS_PER_ATOM = 64
 CLUSTER_ITERATIONS = 25  # of a k-means whose centroids are the atoms
 FEWEST_A_BATCH, MOST_A_BATCH = 400, 2048  # vectors of a minibatch
-BATCHES_A_PASS = 128  # unless minibatches would be outside these limits: see docs/benchmarks.md
+BATCHES_A_PASS = 128  # unless minibatches would be outside these limits: see docs/benchmark-details.md
 KEPT = (8, 16, 24, 32, 48, 64, 96, 128, 192, 255)  # entries of a distribution whose mass is recorded
 SMALLEST_VARIANCE = 1e-6  # of unit-length held-out vectors; with less, only rounding would be explained
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def _request(settings: DictionarySettings, schedule: LearningSchedule, batch: in
 def minibatch_size(vectors: int) -> int:
     """Vectors in a minibatch, between two updates of the atoms, for a sample of so many: 400 for up to 51,200, 2,048
     for 262,144 or more, and in between enough for 128 updates per pass. Large minibatches would update the atoms of a
-    small sample too seldom (docs/benchmarks.md)."""
+    small sample too seldom (docs/benchmark-details.md)."""
     return min(MOST_A_BATCH, max(FEWEST_A_BATCH, vectors // BATCHES_A_PASS))
 
 
