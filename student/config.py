@@ -94,8 +94,8 @@ class StudentConfig:
     1e9. Losses at different T cannot be compared; kl_untempered can."""
 
     untied: bool = False
-    """For mlm, kd, mtl and naive-mlsm: give the vocabulary an output matrix of its own. By default the token embedding
-    is also the output matrix, as in the official code."""
+    """For mlm, kd, mtl and naive-mlsm: give the vocabulary an output matrix of its own. By default its rows of the
+    output matrix are the token embedding, as in the official code."""
 
     encoder: str = "bert-12x768"
     """Architecture: bert-tiny, -mini, -small, -medium or -base, deberta-base, modernbert-base, any
