@@ -35,13 +35,19 @@ def optimum(problem, tight):
     return objective(problem.exact_Nd, problem.atoms_Kd, tight, benchmark.LAM)
 
 
-@pytest.mark.parametrize("name", ["ours", "FISTA", *MODULES])
+@pytest.mark.parametrize("name", ["ours", *MODULES])
 def test_every_variant_reaches_the_optimum(name, problem, train, tight, optimum):
     if name in MODULES:
         pytest.importorskip(MODULES[name])
     for variant in benchmark.rivals(problem, train, tight)[name]:
         setting, code = variant[-1]
         assert abs(benchmark.gap(problem, code(3), optimum)) < benchmark.CLOSE, setting
+
+
+def test_fista_is_the_official_solver(problem, train, tight, optimum):
+    ((_, code),) = benchmark.rivals(problem, train, tight)["FISTA"][0]
+    expected = nonneg_lasso(problem.hidden_Nd[:9], problem.atoms_Kd, benchmark.LAM, backend="fista", tol=None)
+    np.testing.assert_allclose(code(9), expected.dense(40), atol=1e-5)
 
 
 def test_the_encoder_is_judged_by_the_objective(problem, train, tight, optimum):
