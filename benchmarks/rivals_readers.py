@@ -17,10 +17,10 @@ more, the others by one function of this file, which pads arrays that lie end to
                 has no state: going on means skipping, so a late place costs reading what comes before it
 
 Each figure is of a forked process in which everything is imported. `windows_per_s`: an epoch after its first batch, by
-one core without workers, and by two workers. `first_batch_s`: from nothing to the first batch of epoch 0. `resume_s`:
-the same at step 1,000,180, late in an epoch, by the library's own state (HF datasets and WebDataset have none: the
-arithmetic is the user's). `resume_exact`: what follows equals that epoch read from its begin. Libraries take turns in
-every round; files are in the page cache. `bytes_per_token`: everything on disk.
+one core without workers (`windows_per_cpu_s`: by its processor time), and by two workers. `first_batch_s`: from nothing
+to the first batch of epoch 0. `resume_s`: the same at step 1,000,180, late in an epoch, by the library's own state (HF
+datasets and WebDataset have none: the arithmetic is the user's). `resume_exact`: what follows equals that epoch read
+from its begin. Libraries take turns in every round; files are in the page cache. `bytes_per_token`: everything on disk.
 
 `after_kill`: 1,024 windows, two ranks, batches of 32. After six batches rank 0 saves the state, after eight SIGKILL
 ends both. The rest of the epoch by two ranks again, and by one rank with batches of 64. "exact": every step has the
@@ -460,6 +460,7 @@ def measure(directory, readers, blocks, rounds):
     for row in rows.values():
         if "windows_per_s" in row:
             row["ours_over_it"] = rows["ours"]["windows_per_s"] / row["windows_per_s"]
+            row["cpu_ours_over_it"] = rows["ours"]["windows_per_cpu_s"] / row["windows_per_cpu_s"]
     return rows
 
 
@@ -483,10 +484,10 @@ def read_epoch(reader, path, windows, workers, rank, ranks):
     clock = time.perf_counter()
     batches = reader(path, windows, workers=workers).batches()
     next(batches)
-    began = time.perf_counter()
-    rest = windows // BATCH - 1
-    coded = sum(len(batch["window_ids"]) for batch in islice(batches, rest))
-    return {"first_batch_s": began - clock, "windows_per_s": coded / (time.perf_counter() - began)}
+    began, cpu, rest = time.perf_counter(), time.process_time(), windows // BATCH - 1
+    found = sum(len(batch["window_ids"]) for batch in islice(batches, rest))
+    figures = {"first_batch_s": began - clock, "windows_per_s": found / (time.perf_counter() - began)}
+    return figures if workers else figures | {"windows_per_cpu_s": found / (time.process_time() - cpu)}
 
 
 def resume_late(reader, path, windows, rank, ranks):
@@ -597,6 +598,7 @@ def markdown(result):
         "windows a second, one core": ("windows_per_s", "{:,.0f}"),
         "the same, two workers": ("two_workers_windows_per_s", "{:,.0f}"),
         "ours over it, one core": ("ours_over_it", "{:.2f}"),
+        "the same, processor time": ("cpu_ours_over_it", "{:.2f}"),
         "first batch, one core; s": ("first_batch_s", "{:.3f}"),
         "first batch, two workers; s": ("two_workers_first_batch_s", "{:.2f}"),
         f"resume at step {result['step']:,}; s": ("resume_s", "{:.3f}"),

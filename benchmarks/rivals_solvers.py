@@ -19,7 +19,7 @@ are taken within a round.
                 Gram matrix given; LARS in float64, in processes, up to k = 3,072 (the Gram matrix is copied)
 - skglm         AndersonCD (working sets), row after row, in processes; float64 or float32
 - celer         celer_path at one penalty, likewise
-- FISTA         the official code's 100 steps, in torch, 1 / L given: nowhere near as close
+- FISTA         the official code's 100 steps, in torch, 1 / L given, whatever its gap
 - TopK encoder  of a sparse autoencoder: the n largest of relu(h W + b), n the mean number of non-zeros of ours. W and b
                 are trained for this dictionary on the objective itself: 200 steps of Adam from centred rows times D',
                 scaled. It solves nothing: its gap says how far off one product and a cut are
