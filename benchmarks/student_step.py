@@ -224,33 +224,33 @@ def loader_of(store, config: StudentConfig, objective) -> Loader:
     return Loader(store.split("train"), masking, objective.read_targets, **reading)
 
 
-def write_store(directory: Path):
+def write_store(directory: Path, vocabulary: int = VOCABULARY):
     """Two blocks of full windows: ids by Zipf's law, rows of Poisson length with falling weights."""
     rng = np.random.default_rng(0)
     files = StoreFiles(directory / "store")
-    settings = {"synthetic": "benchmarks.student_step"}
+    settings = {"synthetic": "benchmarks.student_step", "vocabulary": vocabulary}
     target = {
         "target": fingerprint(settings),
         "settings": settings,
         "lineage": {},
         "k": LSPS,
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "max_length": LENGTH,
         "special_ids": SPECIAL_IDS,
         "weight_octaves": LSP_OCTAVES,
     }
     files.create(target)
     unit = PlannedUnit("synthetic", "train", "synthetic", 0, 1)
-    with UnitWriter(files, ShardMeta(target["target"], unit.id, LSPS, VOCABULARY, LENGTH)) as writer:
+    with UnitWriter(files, ShardMeta(target["target"], unit.id, LSPS, vocabulary, LENGTH)) as writer:
         for _ in range(2):
-            writer.write_block(**block(rng, windows_per_block(LENGTH)))
+            writer.write_block(**block(rng, windows_per_block(LENGTH), vocabulary))
     files.publish_plan(Plan({"synthetic": True}, (unit,)))
     return Store.open(files.path)
 
 
-def block(rng, windows: int) -> dict:
+def block(rng, windows: int, vocabulary: int) -> dict:
     """Columns of one block."""
-    ids_WL = 104 + (rng.zipf(1.2, (windows, LENGTH)) - 1) % (VOCABULARY - 104)
+    ids_WL = 104 + (rng.zipf(1.2, (windows, LENGTH)) - 1) % (vocabulary - 104)
     ids_WL[:, 0], ids_WL[:, -1] = SPECIAL_IDS["cls"], SPECIAL_IDS["sep"]
     nnz_T = np.clip(rng.poisson(NON_ZEROS, ids_WL.size), 1, LSPS // 48)
     nnz_T[ids_WL.ravel() < 104] = 0

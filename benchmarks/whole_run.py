@@ -148,14 +148,17 @@ def train_officially(config: StudentConfig, store, steps: int) -> tuple[float, s
     return medians[fastest] * config.max_steps, fastest
 
 
-def official_step(config: StudentConfig, store, onednn: bool):
+def official_step(
+    config: StudentConfig, store, onednn: bool, teacher_directory: Path | None = None, layer: int = LAYER
+):
     """A step with teacher and solver online, reading included."""
     ours = build_student(config, store, OBJECTIVES["mlsm"](store))
     encoder = AutoModel.from_config(ours.encoder.config, add_pooling_layer=False)
     student = StockStudent(encoder, stock_head(ours), store.k).train()
     optimizer = build_optimizer(student, config)
     loader = loader_of(store, config, OBJECTIVES["mlm"](store))
-    teacher = AutoModel.from_pretrained(minilm_directory(), num_hidden_layers=LAYER, add_pooling_layer=False).eval()
+    directory = teacher_directory or minilm_directory()
+    teacher = AutoModel.from_pretrained(directory, num_hidden_layers=layer, add_pooling_layer=False).eval()
     for model in (student, teacher) if onednn else ():
         use_fast_linear(model)
     atoms_Kd = torch.from_numpy(Dictionary.load(store.files.dictionary).atoms_Kd)

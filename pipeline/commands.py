@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from mlsm.common.errors import TeacherError
+from mlsm.common.model_checks import describe_unsplit
 from mlsm.common.progress import silent
 from pipeline.announcement import (
     announcement,
@@ -69,10 +71,13 @@ def encode_logits(config: EncodeLogitsConfig, progress: Callable[..., None] = si
         check_documents_apart(config.teacher)
     if config.masked:
         check_reads_masks(config.teacher)
+    tokenizer = load_tokenizer(config.teacher)
+    if trouble := describe_unsplit(tokenizer, config.teacher):
+        raise TeacherError(trouble)
     # Loaded before the corpus is read, so that a teacher without a head is refused at once.
     progress("load teacher", 0, None)
     teacher = MaskedLm.load(config.teacher, dtype=config.dtype, device=config.device)
-    job = scan_corpus(config, load_tokenizer(config.teacher), progress)
+    job = scan_corpus(config, tokenizer, progress)
     check_teacher(job, teacher)
     teacher.choose_products(config.products, config.batch_tokens)
     logger.info("%s", announcement("encode-logits", job, teacher))

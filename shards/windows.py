@@ -9,7 +9,7 @@ change than at that time, so damage is an error and never a short epoch. Whether
 looked up once for every batch: one that was cut since is an error, and does not end the process by the signal (SIGBUS)
 that touching its lost pages would raise. The order of an epoch permutes blocks, then windows inside groups of
 `SHUFFLE_BLOCKS` permuted blocks; any part of it follows from (seed, epoch, position), so there is no shuffle buffer to
-save and reads stay near each other. How far that is from a uniform shuffle is measured (docs/benchmarks.md). Of the
+save and reads stay near each other. docs/benchmark-details.md says how far that is from a uniform shuffle. Of the
 records only arrays are kept, about a hundred bytes a block, so that a store of 10^11 tokens opens in little memory.
 Left out: where the bytes lie (blocks.py), ranks, loader workers and torch (torch_dataset.py).
 

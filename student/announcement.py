@@ -21,7 +21,7 @@ from student.task import TrainingTask
 # The share of the rate of a plain matrix product that a whole training step reaches, roughly. On a CPU small encoders
 # reach less and large ones more. Of a GPU's published peak, 40 % is usual for encoders of BERT-base's size.
 SHARE_OF_MEASURED, SHARE_OF_PEAK = 0.45, 0.4
-WORTH_BFLOAT16 = 1.5  # of products; a step gains less (docs/benchmarks.md)
+WORTH_BFLOAT16 = 1.5  # of products; a step gains less (docs/benchmark-details.md)
 _SHOWN = (
     "encoder",
     "continue_from",

@@ -74,8 +74,8 @@ def directory(path: str | Path, root: str | Path | None = None) -> Iterator[int]
                 if error.errno in (errno.ENOTDIR, errno.ELOOP):
                     raise _not_entered(here, top, descriptor) from None
                 raise OSError(error.errno, error.strerror, str(here)) from None
-            os.close(descriptor)
-            descriptor = below
+            left, descriptor = descriptor, below
+            os.close(left)  # the last step: a signal may raise right after it, and a number that is closed is another's
         yield descriptor
     finally:
         os.close(descriptor)
@@ -131,13 +131,22 @@ def append(path: str | Path, make: bool = True) -> FileIO:
     with _parent(path) as (parent, name), _named(path):
         with suppress(FileNotFoundError):
             _refuse_place(os.stat(name, dir_fd=parent, follow_symlinks=False), path)
-        descriptor = os.open(name, flags, 0o666, dir_fd=parent)
+        return _checked(
+            open(path, "ab", buffering=0, opener=lambda *_: os.open(name, flags, 0o666, dir_fd=parent)),
+            _refuse_place,
+            path,
+        )
+
+
+def _checked(file, refuse, path):
+    """The file, unless what was opened is to be refused. Only the object closes its descriptor: a signal may raise
+    after any call, and a number that is closed twice is another file's by then."""
     try:
-        _refuse_place(os.fstat(descriptor), path)
-        return open(descriptor, "ab", buffering=0)
+        refuse(os.fstat(file.fileno()), path)
     except BaseException:
-        os.close(descriptor)
+        file.close()
         raise
+    return file
 
 
 def _refuse_place(status, path):
@@ -166,13 +175,8 @@ def open_to_read(path: str | Path) -> FileIO:
     Raises  OSError, of whatever has the name and is no file: a pipe is not waited for, a device not touched
     """
     _refuse_irregular(os.stat(path), path)
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        _refuse_irregular(os.fstat(descriptor), path)
-        return open(descriptor, "rb", buffering=0)
-    except BaseException:
-        os.close(descriptor)
-        raise
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    return _checked(open(path, "rb", buffering=0, opener=lambda *_: os.open(path, flags)), _refuse_irregular, path)
 
 
 def _refuse_irregular(status, path):

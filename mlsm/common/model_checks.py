@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from mlsm.common.disk import kind_of_file, open_to_read, read_file
 from mlsm.common.errors import describe
+from mlsm.common.invocation import program
 from mlsm.common.paths import utf8_name
+from mlsm.common.text import shell_quote
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -218,6 +220,17 @@ def lsp_tokens(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """
     vocabulary = tokenizer.get_vocab()
     return list(takewhile(lambda id: id is not None, (vocabulary.get(f"[MASK-{i}]") for i in count())))
+
+
+def describe_unsplit(tokenizer: "PreTrainedTokenizerBase", directory: str | Path) -> str | None:
+    """Why a model with this tokenizer gives no probabilities of words: it is a checkpoint of the official code."""
+    if lsps := lsp_tokens(tokenizer):
+        return (
+            f"{directory} is a checkpoint of the official MLSM code: one output layer predicts words and {len(lsps):,}"
+            f" LSPs, so its probabilities of words are not those that it learned. Split it, and take the export:"
+            f"  {program()} import-student {shell_quote(directory)}"
+        )
+    return None
 
 
 def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[str, str]:

@@ -41,6 +41,8 @@ def _held_out_rows(objective, figures, baseline):
         reference = getattr(objective, closest.replace("loss", "reference"))
         headline = _side(loss, baseline[closest], reference)
         rows = [(loss_name, f"{loss:.4f} {objective.unit}, {headline}"), ("", plain)]
+    if "loss_by_type" in baseline:
+        rows.append(("", _side(loss, baseline["loss_by_type"], objective.reference_by_type)))
     number = 1
     while f"loss_{number}" in figures:  # of several stores
         of_store = _side(figures[f"loss_{number}"], baseline[f"loss_{number}_by_position"], "the same by position")

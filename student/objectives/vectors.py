@@ -46,7 +46,7 @@ class Vectors(Objective):
     """What objectives with a vector for each token share; `read_vectors` says which."""
 
     loss_name = "held-out loss (1 - cosine)"
-    reference, reference_by_type = "the mean vector", "the mean vector of the token's type"
+    reference, reference_by_type = "the mean vector", "the mean vector of each word (masking hides it)"
     unit = "per masked token"
     width: int
     """d"""

@@ -6,7 +6,7 @@ from typing import Any
 
 from student.config import ResolvedConfig
 from student.encoders.products import products_record
-from student.meter import closest_baseline, share_of_baseline
+from student.meter import share_of_baseline
 from student.runs.directory import Run
 
 
@@ -44,9 +44,8 @@ class RunState:
     def held_out_line(self) -> dict:
         """What the log says about an evaluation."""
         line = {"held_out": self.figures, "held_out_vs_baseline": share_of_baseline(self.figures, self.baseline)}
-        if (closest := closest_baseline(self.baseline)) != "loss":
-            name = f"held_out_vs_baseline{closest.removeprefix('loss')}"
-            line[name] = share_of_baseline(self.figures, self.baseline, closest)
+        for suffix in self._suffixes():
+            line[f"held_out_vs_baseline{suffix}"] = share_of_baseline(self.figures, self.baseline, f"loss{suffix}")
         return line
 
     def lineage(self, run: Run, config: ResolvedConfig) -> dict:
@@ -82,11 +81,14 @@ class RunState:
             "baseline_loss": self.baseline.get("loss"),
             "improvement": self._improvement("loss"),
         }
-        if (closest := closest_baseline(self.baseline)) != "loss":
-            suffix = closest.removeprefix("loss")
-            result[f"baseline_loss{suffix}"] = self.baseline[closest]
-            result[f"improvement{suffix}"] = self._improvement(closest)
+        for suffix in self._suffixes():
+            result[f"baseline_loss{suffix}"] = self.baseline[f"loss{suffix}"]
+            result[f"improvement{suffix}"] = self._improvement(f"loss{suffix}")
         return result
+
+    def _suffixes(self) -> list[str]:
+        """Endings of the figures of predictions that say more than a constant."""
+        return [suffix for suffix in ("_by_position", "_by_type") if f"loss{suffix}" in self.baseline]
 
     def _improvement(self, name: str) -> float | None:
         share = share_of_baseline(self.figures, self.baseline, name)

@@ -12,7 +12,11 @@ from tiny_store import write_tokenizer
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from mlsm import __main__ as cli
-from mlsm.common.errors import ModelError, RunError
+from mlsm.common.errors import ModelError, RunError, TeacherError
+from mlsm.evaluation import records
+from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
+from mlsm.evaluation.tasks.finetuning.miniature import write_miniatures
+from mlsm.evaluation.tasks.finetuning.suite import finetune
 from mlsm.evaluation.tasks.scoring.models import load as load_scored
 from student.encoders.stock import HEAD_LAYOUTS
 from student.lsp_model import LspModel
@@ -130,6 +134,35 @@ def test_the_unsplit_checkpoint_is_not_scored(tmp_path):
     official(tmp_path / "official")
     with pytest.raises(ModelError, match="one output layer predicts words and 12 LSPs.*import-student"):
         load_scored(tmp_path / "official", torch.device("cpu"))
+
+
+def test_the_unsplit_checkpoint_teaches_no_words(tmp_path):
+    official(tmp_path / "official")
+    (tmp_path / "text.txt").write_text("w1 w2 w3\n")
+    arguments = ["encode-logits", "--teacher", str(tmp_path / "official"), "--corpus", str(tmp_path / "text.txt")]
+    with pytest.raises(TeacherError, match="one output layer predicts words and 12 LSPs"):
+        cli.run([*arguments, "--output", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_is_fine_tuned_as_the_checkpoint_it_comes_from(tmp_path):
+    """Fine-tuning reads the encoder alone, which splitting leaves as it is."""
+    official(tmp_path / "official")
+    imported(tmp_path / "official")
+    data = write_miniatures(tmp_path / "data")
+    settings = {
+        "tasks": ("stsb",),
+        "seeds": 1,
+        "data_dir": data,
+        "epochs": 1,
+        "lr": 1e-3,
+        "max_length": 32,
+        "device": "cpu",
+    }
+    models = tuple(str(tmp_path / name) for name in ("official", "export"))
+    finetune(FinetuneConfig(models=models, output=tmp_path / "out", **settings))
+    first, second = records.read([tmp_path / "out" / "evaluations"])
+    assert first["figures"] == second["figures"]
 
 
 def test_what_is_no_such_checkpoint_is_refused(tmp_path):

@@ -91,7 +91,8 @@ def examine_hypotheses(found: Arms, study: StudyFacts | None) -> list[Test]:
         effect = judge_hypothesis(found, pair)
         return [Test("not planned", effect, conclude(effect, beyond=_beyond(found, effect)), None)]
     first = judge_hypothesis(found, study.primary, study.tasks, study.seeds)
-    tests = [Test("primary", first, conclude(first, len(study.seeds), beyond=_beyond(found, first)), None)]
+    role, seeds_planned = ("primary", len(study.seeds)) if study.planned else ("not planned", None)
+    tests = [Test(role, first, conclude(first, seeds_planned, beyond=_beyond(found, first)), None)]
     seeds = [study.seeds_of.get(hypothesis, study.seeds) for hypothesis in study.secondary]
     others = [
         judge_hypothesis(found, pair, study.tasks, of_pair)

@@ -52,6 +52,8 @@ class StudyFacts:
     question: str
     primary: tuple[str, str]
     """the one hypothesis that is tested at 5 %, unadjusted"""
+    planned: bool = True
+    """whether it was fixed before its scores were seen; else it is shown as exploratory"""
     secondary: tuple[tuple[str, str], ...] = ()
     """hypotheses that are tested at 5 % together, by Holm's method"""
     exploratory: tuple[str, ...] = ()

@@ -26,7 +26,7 @@ from mlsm.common.machine import cpu_model
 from mlsm.common.progress import silent
 from mlsm.common.settings import check
 
-BYTES_PER_TOKEN = 70  # of a store with 32 LSPs a token, as measured in docs/benchmarks.md
+BYTES_PER_TOKEN = 70  # of a store with 32 LSPs a token, as measured in docs/benchmark-details.md
 WRITTEN, SECONDS = 2**28, 1.0  # bytes written to the disk at most, and how long this goes on at most
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 INSTRUCTION_SETS = ("avx2", "avx512_f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16")

@@ -1,4 +1,4 @@
-"""What docs/results.md says of the study on two cores follows from the records that are committed with it."""
+"""What docs/studies/first.md says of the study on two cores follows from the records that are committed with it."""
 
 import csv
 import json
@@ -63,7 +63,7 @@ def test_the_text_tells_the_tested_difference():
     difference, low, high = (
         f"{100 * float(primary[name]):+.2f}".replace("-", "−") for name in ("difference", "low", "high")
     )
-    for page in (DOCS / "results.md", DOCS.parent / "README.md"):
+    for page in (DOCS / "studies/first.md", DOCS.parent / "README.md"):
         text = " ".join(page.read_text(encoding="utf-8").split())
         assert f"{difference} points (95 % interval {low} to {high}, p = {float(primary['p']):.2f})" in text
 
@@ -94,7 +94,7 @@ def interval(values, digits):
 def test_the_text_tells_what_the_records_say_beside_it():
     """Without the library's own statistics: scipy's, on the committed records."""
     usual, higher = (scores_of(COMMITTED / name) for name in ("evaluations", "rate-1e-3"))
-    text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
+    text = " ".join((DOCS / "studies/first.md").read_text(encoding="utf-8").split())
     three = ["conll2003", "mrpc", "qnli"]
 
     def difference(tasks, seeds, digits=1, of=lambda task, arm, seed: usual[task, arm, seed]):
@@ -149,7 +149,7 @@ def test_the_tables_of_masks_are_those_of_the_records():
         (row["arm"], int(row["pre-training seed"])): float(row["held-out loss"])
         for row in rows_of(COMMITTED / "masks/held-out.csv")
     }
-    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    text = (DOCS / "studies/first.md").read_text(encoding="utf-8")
     kinds = ("uniform", "frequency", "pmi", "later")
     each = [(arm, task) for arm in ("mlm", "mlsm") for task in ("conll2003", "mrpc")]
     for masks in kinds:
@@ -183,7 +183,7 @@ def rates_taken(directory, grid):
 def test_the_table_of_chosen_rates_is_that_of_the_records():
     scores, usual, higher = (scores_of(COMMITTED / name) for name in ("chosen-rates", "evaluations", "rate-1e-3"))
     taken, pairs = rates_taken("chosen-rates", [3e-4, 1e-3, 3e-3]), range(5)
-    text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
+    text = " ".join((DOCS / "studies/first.md").read_text(encoding="utf-8").split())
     differences = {}
     for task, name in (("conll2003", "CoNLL-2003"), ("mrpc", "MRPC")):
         for arm, start in (("mlm", f"| {name} | mlm | "), ("mlsm", "| | mlsm | ")):
@@ -210,7 +210,7 @@ def test_the_table_of_chosen_rates_is_that_of_the_records():
 def test_the_table_of_controls_is_that_of_the_records():
     """Two pairs, whose data and settings of fine-tuning are those of mlsm beside them."""
     scores = scores_of(COMMITTED / "rate-1e-3") | by_model("controls")
-    text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
+    text = " ".join((DOCS / "studies/first.md").read_text(encoding="utf-8").split())
     table = text[text.index("By the LSPs or by the teacher?") :]
     for arm in ("mlm", "mlsm", "cluster", "mtl", "untrained"):
         cells = " | ".join(
@@ -235,7 +235,7 @@ TARGETS = {
 
 def test_the_table_of_targets_is_that_of_the_records():
     scores, first = by_model("targets"), scores_of(COMMITTED / "rate-1e-3")
-    text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
+    text = " ".join((DOCS / "studies/first.md").read_text(encoding="utf-8").split())
     cells = [(task, seed) for task in ("conll2003", "mrpc") for seed in (0, 1)]
     for arm, name in TARGETS.items():
         first_task, second_task = (
@@ -264,7 +264,7 @@ def test_the_table_of_targets_is_that_of_the_records():
 
 def test_half_the_steps_and_equal_seconds_are_told_as_the_records_say():
     scores = by_model("budgets")
-    text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
+    text = " ".join((DOCS / "studies/first.md").read_text(encoding="utf-8").split())
     for arm, said in (
         ("mlm-seconds", "mlm with a schedule of 1,680 steps has {} of CoNLL-2003 and {} of MRPC"),
         ("mlsm", "mlsm after 1,200 of its 2,400 steps has {} of CoNLL-2003 and {} of MRPC"),
@@ -274,7 +274,7 @@ def test_half_the_steps_and_equal_seconds_are_told_as_the_records_say():
 
 
 def test_word_senses_of_students_are_told_as_the_records_say():
-    text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
+    text = " ".join((DOCS / "studies/first.md").read_text(encoding="utf-8").split())
     for arm in ("untrained", "mlm", "mlsm"):
         tables = [rows_of(COMMITTED / f"word-senses/{arm}-seed{seed}.csv") for seed in (0, 1)]
         cells = [
@@ -303,7 +303,7 @@ def by_arm(part):
 
 def test_the_secondary_hypotheses_are_told_as_the_records_say():
     scores, first = by_arm("secondary"), scores_of(COMMITTED / "evaluations")
-    text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
+    text = " ".join((DOCS / "studies/first.md").read_text(encoding="utf-8").split())
     three, others, seeds = ("conll2003", "mrpc", "qnli"), ("cluster", "sampled", "kd-masked"), range(5)
     assert scores.keys() == {(task, arm, seed) for task in three for arm in ("mlsm", *others) for seed in seeds} | {
         (task, "bundled_teacher", None) for task in three
@@ -332,6 +332,7 @@ def test_the_secondary_hypotheses_are_told_as_the_records_say():
     moved = [scores["conll2003", "mlsm", seed] - first["conll2003", "mlsm", seed] for seed in seeds]
     low, high = (f"{value:+.1f}".replace("-", "−") for value in (min(moved), max(moved)))
     assert f"by {low} to {high} points of CoNLL-2003 at this rate" in text
+    assert f"{abs(fmean(moved)):.1f} ± {sem(moved) * t.ppf(0.975, 4):.1f}: seed and dictionary act together" in text
     rows = {
         "untrained": {(task, seed): first_floor(task, seed) for task in three for seed in seeds},
         "teacher": {(task, None): scores[task, "bundled_teacher", None] for task in three},
@@ -342,7 +343,7 @@ def test_the_secondary_hypotheses_are_told_as_the_records_say():
         figures = " | ".join(f"{value:.1f}" for value in (*means, fmean(means)))
         assert re.search(rf"\| `?{arm}`?[^|]* \| {re.escape(figures)} \|", text), (arm, figures)
     ceiling = fmean(rows["teacher"].values()) - fmean(rows["mlm"].values())
-    for page in (DOCS / "results.md", DOCS.parent / "README.md"):
+    for page in (DOCS / "studies/first.md", DOCS.parent / "README.md"):
         assert f"only {ceiling:.1f} points above mlm" in " ".join(page.read_text(encoding="utf-8").split())
     (blimp,) = (COMMITTED / "teacher").glob("*/blimp/*.json")
     headline = 100 * json.loads(blimp.read_text(encoding="utf-8"))["averages"]["headline"]
@@ -359,7 +360,7 @@ def first_floor(task, seed):
 def test_the_repeated_comparison_is_told_as_the_records_say():
     scores, seeds = by_arm("repeated"), range(5, 10)
     taken = rates_taken("repeated", [3e-4, 1e-3, 3e-3, 1e-2])
-    text = " ".join((DOCS / "results.md").read_text(encoding="utf-8").split())
+    text = " ".join((DOCS / "studies/first.md").read_text(encoding="utf-8").split())
     for arm in ("mlm", "mlsm"):
         each = [scores["conll2003", arm, seed] for seed in seeds]
         cells = " | ".join(
@@ -369,7 +370,7 @@ def test_the_repeated_comparison_is_told_as_the_records_say():
     each = [scores["conll2003", "mlsm", seed] - scores["conll2003", "mlm", seed] for seed in seeds]
     difference, bounds = interval(each, 1)
     said = f"{difference} points {bounds.removesuffix(')')}, p = {ttest_1samp(each, 0).pvalue:.2f})"
-    for page in (DOCS / "results.md", DOCS.parent / "README.md"):
+    for page in (DOCS / "studies/first.md", DOCS.parent / "README.md"):
         assert said in " ".join(page.read_text(encoding="utf-8").split())
 
 
@@ -407,7 +408,7 @@ def test_students_of_one_seed_began_alike_and_saw_the_same_batches():
 def test_rules_without_a_model_stand_beside_the_students():
     rules = json.loads((COMMITTED / "simple-rules.json").read_text(encoding="utf-8"))["tasks"]
     best = {task: max(rule["mean"] for rule in found.values()) for task, found in rules.items()}
-    text = (DOCS / "results.md").read_text(encoding="utf-8")
+    text = (DOCS / "studies/first.md").read_text(encoding="utf-8")
     table = text[text.index("| task | without a model | untrained |") :].split("\n\n")[0].splitlines()[2:]
     rows = {row.split("|")[1].strip(" *").split()[0].lower().replace("-", ""): row.split("|")[2:6] for row in table}
     assert {task: f" {score:.1f} " for task, score in best.items()} == {task: row[0] for task, row in rows.items()}

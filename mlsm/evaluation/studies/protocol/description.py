@@ -61,8 +61,8 @@ SETTINGS: dict[str, type] = STORES | {
 # `frozen`: of finetune --frozen, beside fine-tuning; `compare`: what the report shows, no part
 SECTIONS = SETTINGS | {"frozen": FinetuneConfig, "compare": CompareConfig}
 OF_STUDY = (
-    *("title", "question", "primary", "secondary", "seeds", "learned-by", "curves", "models", "stores", "arms"),
-    *("tuned", "composite"),
+    *("title", "question", "primary", "planned", "secondary", "seeds", "learned-by", "curves", "models", "stores"),
+    *("arms", "tuned", "composite"),
 )
 FIXED = ("max_steps", "batch_windows", "lr", "dropout")  # would otherwise follow from store, recipe or encoder
 # by the study, which finds the records of finetune where they lie without --smoke and --split
@@ -166,6 +166,8 @@ class Study(NamedTuple):
     """the arms that are fine-tuned and take part in BLiMP"""
     composite: Composite | None = None
     """what the hypotheses are about; None: the means of fine-tuning, in the report"""
+    planned: bool = True
+    """whether the primary comparison was fixed before its scores were seen; else it is exploratory"""
 
     @property
     def window(self) -> int:
@@ -226,6 +228,7 @@ def read_study(recipe: str) -> Study:
         common=converted,
         tuned=own["tuned"] if own["tuned"] else tuple(arms),
         composite=own["composite"],
+        planned=own["planned"],
     )
     if unknown := [name for name in study.tuned if name not in arms]:
         raise StudyError(f"recipe {path}: {unknown[0]} of `tuned` is no arm. There are: {', '.join(arms)}")
@@ -266,6 +269,9 @@ def _give_shape(path: Path, own: Mapping) -> dict[str, Any]:
     learner = own.get("learned-by")
     shaped["learned-by"] = None if learner is None else str(learner)
     shaped["seeds"] = _read_seeds(path, "study", own["seeds"])
+    shaped["planned"] = own.get("planned", True)
+    if type(shaped["planned"]) is not bool:
+        raise StudyError(f"recipe {path}: study planned is true or false, found {shaped['planned']!r}")
     pairs = (own["primary"], *_list(path, "secondary", own.get("secondary")))
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2:

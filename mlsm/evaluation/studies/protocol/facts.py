@@ -63,6 +63,7 @@ def facts_of(study: Study, planned: StudyPlan, kept: dict[str, dict]) -> StudyFa
         title=study.title,
         question=study.question,
         primary=study.primary,
+        planned=study.planned,
         secondary=study.secondary,
         exploratory=(f"Also planned, without a hypothesis: {', '.join(explored)}.",) if explored else (),
         arms=arms,

@@ -23,8 +23,8 @@ from mlsm.common.model_checks import (
     check_size,
     describe_foreign_settings,
     describe_unfit_tokenizer,
+    describe_unsplit,
     describe_unused_weights,
-    lsp_tokens,
     open_config,
     quiet_transformers,
 )
@@ -51,12 +51,8 @@ def load(directory: Path, device: torch.device) -> tuple[MaskedLm, PreTrainedTok
     tokenizer = load_tokenizer(directory)
     if trouble := describe_unfit_tokenizer(tokenizer, encoder):
         raise ModelError(f"{directory}: {trouble} Give a model with the tokenizer that it was trained with.")
-    if lsps := lsp_tokens(tokenizer):
-        raise ModelError(
-            f"{directory} is a checkpoint of the official MLSM code: one output layer predicts words and {len(lsps):,}"
-            f" LSPs, so its probabilities of words are not those that it learned. Split it, and score the export:"
-            f"  {program()} import-student {shell_quote(directory)}"
-        )
+    if trouble := describe_unsplit(tokenizer, directory):
+        raise ModelError(trouble)
     largest = max(tokenizer.get_vocab().values())
     if largest >= model.vocabulary:
         raise ModelError(
