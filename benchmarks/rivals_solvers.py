@@ -165,7 +165,8 @@ def measure(train_Nd, test_Nd, atoms_Kd, rounds):
 def choose(problem, settings, best_N):
     """The fastest setting that is close to the optimum of a few rows; where none is, the nearest.
 
-    settings  for each variant its settings, from loose to tight: the first that is close is taken
+    settings  for each variant its settings, from loose to tight: the first that is close counts, and none is tried
+              behind one that is slower than a close one of another variant already
     """
     tried = []
     for variant in settings:
@@ -175,7 +176,7 @@ def choose(problem, settings, best_N):
             codes = code(TRIED)
             rate = TRIED / (time.perf_counter() - clock)
             tried.append(Coder(setting, code, gap(problem, codes, best_N), rate))
-            if tried[-1].gap <= CLOSE:
+            if tried[-1].gap <= CLOSE or any(other.gap <= CLOSE and other.rate > rate for other in tried):
                 break
     close = [coder for coder in tried if coder.gap <= CLOSE]
     return max(close, key=lambda coder: coder.rate) if close else min(tried, key=lambda coder: coder.gap)
