@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def run(argv: list[str]) -> int:
     """Parse, run, show. Returns the exit code; raises what the command raises."""
     if argv[:1] == ["help"] and len(argv) > 1:  # mlsm help COMMAND
-        argv = [argv[1], "--help"]
+        argv = [argv[1], "--help-all"]
     if not argv:
         print(greeting())
         return 0

@@ -375,8 +375,8 @@ class Coder:
         self._on_gpu = teacher.device.type == "cuda"
         self.layout = LAYOUTS[teacher.device.type]
         self.environment = {"device": str(teacher.device), **_library_versions()}
-        if teacher.products:
-            self.environment["products"] = dict(teacher.products)
+        if teacher.libraries:
+            self.environment["products"] = dict(teacher.libraries)
         for target in targets:
             target.prepare()
             self.environment |= target.environment

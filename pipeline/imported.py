@@ -44,7 +44,7 @@ def import_dictionary(config: ImportConfig, progress: Callable[..., None] = sile
 
     Returns  dictionary (directory), k, width, orientation, dtype, largest_norm, zero_atoms, finished_before
     Raises   ValueError on a file that holds no atoms; DictionaryError on atoms that are not finite or longer than 1, or
-             where rows and columns cannot be told apart
+             if it is not clear whether rows or columns are the atoms
     """
     import numpy as np
 

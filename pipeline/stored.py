@@ -48,7 +48,7 @@ class StoredHidden:
     Raises  StoreError when there is no such store; RequestError when it holds something else
     """
 
-    products = None  # no library computes anything
+    libraries = None  # no library computes anything
 
     def __init__(self, path: str, plan_id: str | None, device: str):
         self._path = path if is_url(path) else str(Path(path).absolute())

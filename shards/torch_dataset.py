@@ -288,7 +288,7 @@ class LspDataset(IterableDataset):
 
 
 @dataclass(frozen=True, eq=False)
-class Window(Mapping[str, Tensor]):
+class WindowTensors(Mapping[str, Tensor]):
     """One window in one epoch: a sample as of LspDataset, which is read from the store when a tensor is asked for."""
 
     windows: WindowReader
@@ -310,7 +310,7 @@ class Window(Mapping[str, Tensor]):
         return len(self._sample)
 
 
-class LspWindows(Dataset[Window]):
+class LspWindows(Dataset[WindowTensors]):
     """The windows of one split by number, for loaders that order and shard them: those of Trainer and of accelerate.
 
     store   path of a store or of one of its plans, or an open Store
@@ -339,19 +339,19 @@ class LspWindows(Dataset[Window]):
         self._follow_accelerate()  # samplers ask for it in the main process when an epoch starts
         return len(self.windows)
 
-    def __getitem__(self, index: int) -> Window:
+    def __getitem__(self, index: int) -> WindowTensors:
         if not -len(self.windows) <= index < len(self.windows):
             raise IndexError(f"window {index} of {len(self.windows)}")
         return self.__getitems__([index % len(self.windows)])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Window]:
+    def __getitems__(self, indices: Sequence[int]) -> list[WindowTensors]:
         """The items of a batch, as torch's loaders ask for them."""
         self._follow_accelerate()
         epoch = int(self._epoch)
         if self.seed is None:
-            return [Window(self.windows, int(index), epoch) for index in indices]
+            return [WindowTensors(self.windows, int(index), epoch) for index in indices]
         places = (self.windows.order(self.seed, epoch, int(index), int(index) + 1) for index in indices)
-        return [Window(self.windows, int(number), epoch) for (number,) in places]
+        return [WindowTensors(self.windows, int(number), epoch) for (number,) in places]
 
     def set_epoch(self, epoch: int) -> None:
         """Let items that are requested from now on, here and in loader workers, belong to this epoch."""

@@ -112,10 +112,10 @@ class Ranks:
 
     def tell(self, value: Any) -> Any:
         """The first process's value, in all of them."""
-        told = [value]
+        values = [value]
         if self.size > 1:
-            dist.broadcast_object_list(told, src=0, group=self.group)
-        return told[0]
+            dist.broadcast_object_list(values, src=0, group=self.group)
+        return values[0]
 
     def first_then_all(self, work: Callable[[], Value]) -> Value:
         """work(), done by the first process and then by the others, which raise PeerError where it failed there."""

@@ -9,7 +9,7 @@ from mlsm.commands._newest import lsp_stores
 from mlsm.common.invocation import program
 from mlsm.common.progress import Progress, silent
 from mlsm.common.text import shell_quote
-from mlsm.evaluation.inspection.lsps.config import LspConfig as Settings
+from mlsm.evaluation.inspection.lsps.config import ShowLspConfig as Settings
 from mlsm.results import Report
 from mlsm.terminal.tables import columns, sparkline, table
 

@@ -135,7 +135,9 @@ def _request(settings: DictionarySettings, schedule: LearningSchedule, batch: in
 
 
 def minibatch_size(vectors: int) -> int:
-    """Vectors in a minibatch, for a sample of so many: large minibatches would update its atoms too seldom."""
+    """Vectors in a minibatch, between two updates of the atoms, for a sample of so many: 400 for up to 51,200, 2,048
+    for 262,144 or more, and in between enough for 128 updates per pass. Large minibatches would update the atoms of a
+    small sample too seldom (docs/benchmark-details.md)."""
     return min(MOST_A_BATCH, max(FEWEST_A_BATCH, vectors // BATCHES_A_PASS))
 
 

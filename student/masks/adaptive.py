@@ -72,7 +72,7 @@ class AdaptiveWeights:
         with torch.no_grad():
             losses_TM, carries_TM = self.objective.token_losses(logits_MK.detach(), micro.targets)
             parts_TM = (losses_TM.double() * PARTS).round().long()
-        assert micro.ids_M is not None, "the loader has been told to give them"
+        assert micro.ids_M is not None, "the loader is set to provide them"
         self._own_2TV[0].index_add_(1, micro.ids_M, parts_TM)
         self._own_2TV[1].index_add_(1, micro.ids_M, PARTS * carries_TM.long())
 

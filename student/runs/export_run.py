@@ -32,8 +32,8 @@ from shards.copies import write_files
 from shards.reader import Store
 from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import build_encoder, without_pooler
+from student.encoders.libraries import libraries_record, recorded_libraries
 from student.encoders.model import Student
-from student.encoders.products import products_record, recorded_products
 from student.objectives import is_untied
 from student.objectives.several_stores import build_objective
 from student.probe import probe_task
@@ -176,7 +176,7 @@ def _writer(run: Path, description: dict, path: Path, state: dict, places: Seque
         load_weights(path, model)
     lineage = {name: state[name] for name in ("step", "tokens", "flops", "held_out")}
     lineage |= {"settings": description["settings"], "baseline": _baseline(run)}
-    lineage |= products_record(recorded_products(description))
+    lineage |= libraries_record(recorded_libraries(description))
     if (start := description["operational"].get("continued_from")) is not None:
         lineage["continued_from"] = start
     return lambda directory: task.export(model.eval(), directory, task.objective, stores[0], lineage)

@@ -16,7 +16,7 @@ class ImportStudentConfig:
     """Tokens of the longest window that it was trained on, special ones included: the official code's --max-seq-len,
     which the checkpoint does not say."""
     output: Path | None = None
-    """Directory to write; runs/exports/<name of the checkpoint> when not given, unless that holds another
+    """Directory to write; unset: runs/exports/<name of the checkpoint>, unless that holds another
     import."""
 
     def __post_init__(self):

@@ -34,7 +34,7 @@ from mlsm.common.errors import (
 )
 from mlsm.common.progress import silent
 from mlsm.evaluation import models, records
-from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.show import show as show_lsps
 from mlsm.evaluation.inspection.stores import document_tokens, show
 from mlsm.evaluation.studies.flops.encoders import EncoderShape
@@ -842,7 +842,7 @@ def test_vectors_that_are_cut_are_one_error_that_names_them(length, tmp_path):
     np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(24, 32)).astype(np.float32))
     os.truncate(tmp_path / "v.npy", length)
     with pytest.raises(InspectionError, match=r"--vectors .*v\.npy"):
-        show_lsps(LspConfig(store=str(tmp_path / "dictionary"), vectors=tmp_path / "v.npy"), silent)
+        show_lsps(ShowLspConfig(store=str(tmp_path / "dictionary"), vectors=tmp_path / "v.npy"), silent)
 
 
 @pytest.mark.parametrize("text", [b"train-student: {lr: \xa01}", b"[" * 100_000, b"\x00", b"\xff\xfe"])

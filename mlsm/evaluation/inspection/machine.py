@@ -4,7 +4,7 @@
 
 Nothing is changed, no network is asked. The disk is written to for about a second, in files that are gone at the end.
 Left out: which of two libraries computes a matrix product faster, which commands time themselves
-(mlsm/common/products.py).
+(mlsm/common/matrix_products.py).
 """
 
 import math
@@ -74,7 +74,7 @@ def _processor():
     cores, memory = available_cores(), available_memory()
     is_limited = threads < cores and "OMP_NUM_THREADS" in os.environ
     found = f"{cores} of {cpu_model()}; matrix products use {threads}"
-    means = "Encoding and training use them without being told; --workers N shares them among N processes."
+    means = "Encoding and training use them automatically; --workers N shares them among N processes."
     if is_limited:
         means = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} leaves some of them idle: unset it, or set it higher."
     yield _check("cores", found, means, not is_limited, cores=cores, threads=threads, model=cpu_model())

@@ -71,9 +71,7 @@ def finetune(settings: FinetuneConfig, progress: Callable[..., None] = silent) -
             plan[name] = [_find_missing(trial, settings, tally) for trial in trials]
         waiting = [candidate for candidate, *seeds in zip(candidates, *plan.values(), strict=True) if any(seeds)]
         for candidate in waiting if len(waiting) > 1 else ():
-            backbone, _ = load(candidate.directory)
-            if settings.partial_vocabulary:
-                backbone.keep_rows()  # none: is the encoder one that allows it?
+            load(candidate.directory)
         for name, seeds in plan.items():
             if any(seeds):
                 _run_task(TASKS[name], zip(candidates, seeds, strict=True), data_dir, settings, device, progress, tally)

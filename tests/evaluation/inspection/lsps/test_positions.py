@@ -7,7 +7,7 @@ from scipy import sparse
 
 from mlsm.commands.show_lsp import show as summary
 from mlsm.evaluation.inspection.lsps import show as showing
-from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.positions import BINS, position_profiles, word_information
 from mlsm.evaluation.inspection.lsps.sample import Sample
 from mlsm.evaluation.inspection.lsps.text_pages import write
@@ -89,7 +89,7 @@ def test_sparklines():
 
 def test_terminal_and_pages_tell_them(hostile_store, tmp_path):
     view = StoreView(hostile_store, 2_000_000)
-    result = showing.show(LspConfig(store=str(hostile_store.path)), lambda *_, **__: None)
+    result = showing.show(ShowLspConfig(store=str(hostile_store.path)), lambda *_, **__: None)
     first = result["rows"][0]
     assert first["information"] == max(view.information) and len(first["profile"]) <= BINS
     text = summary(result, None)
