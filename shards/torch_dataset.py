@@ -436,8 +436,12 @@ def _batch(windows, window_ids):
         batch |= {"hidden": torch.from_numpy(hidden), "hidden_mask": torch.from_numpy(mask)}
     elif rows is not None:
         for name, of_tokens in _padded(rows).items():
-            batch[name] = of_tokens.new_zeros(*real.shape, *of_tokens.shape[1:])
-            batch[name][torch.from_numpy(real)] = of_tokens
+            shape = *real.shape, *of_tokens.shape[1:]
+            if real.all():  # as in most batches, whose windows are full
+                batch[name] = of_tokens.view(shape)
+            else:
+                batch[name] = of_tokens.new_zeros(shape)
+                batch[name][torch.from_numpy(real)] = of_tokens
     return batch
 
 
