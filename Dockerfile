@@ -1,12 +1,12 @@
-# An image for encoding and training, for CPUs unless told otherwise. Not built here: no container runtime was at hand.
+# An image for encoding and training, by default for CPUs. We did not build it: we had no container runtime.
 #
 #   docker build --tag mlsm .
 #   docker build --tag mlsm:cuda --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg EXTRAS=cluster,corpora,eval,gpu .
 #   docker run --volume mlsm-runs:/work/runs mlsm encode-lsp --layer 10
 #   docker run --gpus all --volume mlsm-runs:/work/runs mlsm:cuda doctor
 #
-# A directory of the host in the place of the volume mlsm-runs has to be writable for the image's user (id 1000).
-# CUDA's libraries come with the wheels of torch and numba-cuda; the machine brings the driver and nvidia-container-toolkit.
+# If you use a directory of the host instead of the volume mlsm-runs, it has to be writable for the image's user (id 1000).
+# CUDA's libraries come with the wheels of torch and numba-cuda; the machine needs the driver and nvidia-container-toolkit.
 FROM python:3.11-slim
 
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu

@@ -9,7 +9,7 @@
 # make mutants   200 changes of single lines, each against the tests of its module: 95 % must be noticed (COUNT=200 SEED=0);
 #             about an hour on two cores; resumes after an interruption
 # make bounds the tests of what runs compiled by Numba, with the bounds of every array checked
-# make lint   ruff and mypy
+# make lint   ruff, mypy, and the words of tests/words.txt, which are never right
 # make docs   the site of docs/ in build/site; open build/site/index.html
 # make notebooks   runs docs/tutorials at full size (half an hour on quiet cores) and stores their outputs in them
 # make screenshots   the pictures of pages in docs/figures, by a headless browser (MLSM_BROWSER=...); after make demo
@@ -56,6 +56,7 @@ lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
+	$(BIN)/codespell
 
 docs: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"

@@ -56,6 +56,16 @@ def require(module, requirement):
         sys.exit(f"this benchmark compares with {module}: pip install {requirement}")
 
 
+def find_module(module, requirement=None):
+    """A module that only benchmarks need, or None where it is missing; says what to install if that is given."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        if requirement:
+            print(f"{module} is left out: pip install {requirement}")
+        return None
+
+
 def conditions(*packages):
     """Hardware, versions, date and command; `packages` are further distributions to name."""
     names = ("numpy", "numba", "torch", "transformers", *packages)

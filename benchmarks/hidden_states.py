@@ -52,13 +52,16 @@ def main():
         max_tokens=1_000_000,
         device="cpu",
     )
-    learned_Nd, compared_Nd = _rows(config, settings.vectors, SEED), _rows(config, settings.tokens, SEED + 1)
+    learned_Nd, compared_Nd = (
+        sample_rows(config, settings.vectors, SEED),
+        sample_rows(config, settings.tokens, SEED + 1),
+    )
     schedule = LearningSchedule(2.0, minibatch_size(len(learned_Nd)))
     atoms_Kd = learn_dictionary(learned_Nd, DictionarySettings(settings.k, LAM, SEED), schedule).atoms_Kd
     print(json.dumps(_compare(compared_Nd, learned_Nd, atoms_Kd, Path(config.teacher).name, settings)))
 
 
-def _rows(config, count, seed):
+def sample_rows(config, count, seed):
     """Unit-length hidden states of a uniform sample of training windows, float32."""
     job = teacher_job(replace(config, dictionary_tokens=count, seed=seed), lambda *_, **__: None)
     with tempfile.TemporaryDirectory() as place:

@@ -1,4 +1,4 @@
-"""Peak memory of fine-tuning with `--partial-vocabulary` over fine-tuning without.
+"""Peak memory of fine-tuning with the token embeddings that a task uses, over fine-tuning with all of them.
 
     python -m benchmarks.partial_vocabulary_memory [--tasks cola mrpc ...]
 
@@ -89,6 +89,7 @@ def measure(task: str, data_dir: Path, partial: bool) -> dict:
     from mlsm.common.device import choose_device
     from mlsm.evaluation import records
     from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
+    from mlsm.evaluation.tasks.finetuning.heads import Backbone
     from mlsm.evaluation.tasks.finetuning.suite import finetune
     from student.memory import forget_peak, peak_memory
 
@@ -99,7 +100,9 @@ def measure(task: str, data_dir: Path, partial: bool) -> dict:
         tokenizer = AutoTokenizer.from_pretrained(minilm_directory())
         tokenizer.save_pretrained(directory / "bert-4x256")
         BertModel(BertConfig(vocab_size=len(tokenizer), **SIZES)).save_pretrained(directory / "bert-4x256")
-        settings = SETTINGS | {"tasks": (task,), "output": directory, "partial_vocabulary": partial}
+        settings = SETTINGS | {"tasks": (task,), "output": directory}
+        if not partial:
+            Backbone.keep_rows = lambda self, *used: None  # type: ignore[method-assign]
         finetune(FinetuneConfig(smoke=True, **settings | {"max_steps": 1}))
         gc.collect()
         with suppress(OSError, AttributeError):

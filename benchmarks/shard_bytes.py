@@ -26,7 +26,7 @@ def main():
     with tempfile.TemporaryDirectory() as directory:
         columns = window_columns(len(rows)) | row_columns(rows)
         store = Store.open(write_store(Path(directory) / "store", columns, units=1, blocks=1).path)
-        stored, size, tokens = read_rows(store)
+        stored, size, tokens = read_rows(store), size_of_columns(store), len(rows)
         weight_codes = weight_bytes(store)
     nnz = np.diff(rows.indptr)
     bound = nnz.mean() * (entropy(gaps(rows)) + entropy(weight_codes)) / 8 + 3
@@ -49,14 +49,18 @@ def main():
 
 
 def read_rows(store):
-    """Every stored row; bytes of the token columns (the per-unit sums amortise over a unit); tokens."""
+    """Every stored row."""
     windows = store.split("train")
     batch = windows.read(np.arange(len(windows)))
-    rows = windows.targets(batch, *np.nonzero(batch.documents >= 0))
+    return windows.targets(batch, *np.nonzero(batch.documents >= 0))
+
+
+def size_of_columns(store):
+    """Bytes of the token columns of the first unit; its sums count as in a unit of a million tokens."""
     record = store.records()[0]
     fixed = sum(group["length"] for group in record.groups if "windows" not in group)
     per_unit = fixed * record.tokens / 1_048_576  # a real unit holds a million tokens
-    return rows, sum(block["length"] for block in record.blocks) + per_unit, record.tokens
+    return sum(block["length"] for block in record.blocks) + per_unit
 
 
 def weight_bytes(store):

@@ -179,7 +179,7 @@ def write_records(path, units):
     names = [fingerprint([number]) for number in range(units)]
     plan = Plan({}, tuple(PlannedUnit(name, "train", "made up", n, n + 1) for n, name in enumerate(names)))
     files.publish_plan(plan)
-    template = made_up_record(target)
+    template = made_up_record(target["target"])
     for name in names:
         values = json.loads(template.replace("UNIT", name))
         text = json.dumps(values | {"checksum": fingerprint(values)}, indent=None, sort_keys=True)

@@ -11,7 +11,7 @@ from pipeline.solvers import nonneg_lasso
 from pipeline.targets.distributions import distributions
 from shards.files import StoreFiles
 from shards.manifest import Plan, PlannedUnit, fingerprint
-from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta
+from shards.schema import FORMAT_VERSION, LOGITS_OCTAVES, LSP_OCTAVES, ShardMeta
 from shards.writer import UnitWriter
 
 K, LAM, TOP_N, MAX_LENGTH, VOCABULARY = 3072, 0.05, 32, 128, 30_522
@@ -48,35 +48,35 @@ def real_columns(tokens):
     return window_columns(tokens) | row_columns(rows, tokens // len(rows))
 
 
-def make_store(path):
-    """An empty store at a path: its StoreFiles, and its target's fingerprint."""
+def make_store(path, kind="lsp", k=K, top_n=TOP_N):
+    """An empty store of LSPs or logits at a path: its StoreFiles, and its target. Of logits k is the vocabulary."""
     files = StoreFiles(path)
-    settings = {"kind": "lsp", "format": FORMAT_VERSION, "k": K, "top_n": TOP_N}
+    settings = {"kind": kind, "format": FORMAT_VERSION, "k": k, "top_n": top_n}
     target = {
         "target": fingerprint(settings),
         "settings": settings,
         "lineage": {},
-        "k": K,
-        "vocab_size": VOCABULARY,
+        "k": k,
+        "vocab_size": k if kind == "logits" else VOCABULARY,
         "max_length": MAX_LENGTH,
-        "weight_octaves": LSP_OCTAVES,
+        "weight_octaves": LOGITS_OCTAVES if kind == "logits" else LSP_OCTAVES,
         "special_ids": SPECIAL,
     }
     files.create(target)
-    return files, target["target"]
+    return files, target
 
 
 def write_unit(files, target, unit, columns, blocks):
     """One committed unit that holds a block so many times; returns its record."""
-    with UnitWriter(files, ShardMeta(target, unit, K, VOCABULARY, MAX_LENGTH)) as writer:
+    with UnitWriter(files, ShardMeta.of_unit(target, unit)) as writer:
         for _ in range(blocks):
             writer.write_block(**columns)
     return writer.record
 
 
-def write_store(path, columns, units, blocks):
+def write_store(path, columns, units, blocks, **target):
     """StoreFiles of a finished store of so many units, each of which holds a block so many times."""
-    files, target = make_store(path)
+    files, target = make_store(path, **target)
     plan = Plan({}, tuple(PlannedUnit(f"{n:032}", "train", "bench", n, n + 1) for n in range(units)), {})
     for unit in plan.units:
         write_unit(files, target, unit.id, columns, blocks)

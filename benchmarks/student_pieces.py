@@ -6,7 +6,7 @@ The step of `benchmarks.student_step` (MLSM, 32 windows of 128 tokens), whole an
 
     last_layer  the last layer at masked positions only (student/encoders/last_layer.py)
     linear      linear layers by the faster of torch's two libraries (linear.py): torch's own instead
-    choice      the measurement of which library that is (mlsm/common/products.py): oneDNN for every product instead
+    choice      the measurement of which library that is (mlsm/common/matrix_products.py): oneDNN always instead
     dropout     dropout from 16 random bits an element (dropout.py)
     deberta     DeBERTa's attention and norms from fewer operations (deberta.py)
 
@@ -28,13 +28,13 @@ import numpy as np
 
 from benchmarks.student_step import CONFIG, conditions, interleave, our_step, write_deberta, write_store
 from mlsm.common.documents import accept_pairwise_mask
-from mlsm.common.products import USUAL
+from mlsm.common.matrix_products import USUAL
 
 TURNS = 5
 LEFT_OUT = {  # piece -> what is put in its place
     "last_layer": {"student.encoders.last_layer.FORWARDS": {}},
     "linear": {"student.encoders.linear._serves": lambda *_: False},
-    "choice": {"benchmarks.student_step.choose_products": lambda *_, **__: USUAL},
+    "choice": {"benchmarks.student_step.choose_libraries": lambda *_, **__: USUAL},
     "dropout": {"student.encoders.dropout._serves": lambda *_: False},
     "deberta": {"student.encoders.model.adapt_deberta": accept_pairwise_mask},
 }

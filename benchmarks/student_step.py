@@ -43,9 +43,9 @@ from student.batches import Loader, pin, read_ahead
 from student.config import StudentConfig
 from student.encoders.build import encoder_config, named_config
 from student.encoders.flops import step_flops
+from student.encoders.libraries import choose_libraries
 from student.encoders.linear import use_fast_linear
 from student.encoders.model import build_student
-from student.encoders.products import choose_products
 from student.masks.masking import build_masking
 from student.objectives import OBJECTIVES
 from student.resolve import resolve_compile, resolve_dtype
@@ -158,8 +158,8 @@ def our_step(store, config: StudentConfig, objective_name: str):
     config = replace(config, compile=resolve_compile(config.compile, where))
     objective = OBJECTIVES[objective_name](store)
     model = build_student(config, store, objective).to(where)
-    products = choose_products(config, model, store.max_length, where)
-    stepper = Stepper(config, model, objective, products=products)
+    libraries = choose_libraries(config, model, store.max_length, where)
+    stepper = Stepper(config, model, objective, libraries=libraries)
     loader = loader_of(store, config, objective)
 
     def load(number):

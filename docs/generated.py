@@ -95,7 +95,7 @@ def command_page(command: Command):
             values = ", ".join(f"`{_plain(value)}` in {recipe}" for recipe, value in given.items())
             lines += [f"*Recipes:* {values}.", ""] * bool(values)
     generic = (RECIPES + "\n" if command.recipes else "") + COMMON
-    return "\n".join([*lines, "## as with every command", "", "```", generic, "```", ""])
+    return "\n".join([*lines, "## Common options", "", "```", generic, "```", ""])
 
 
 def _recipes_with(name, settings):

@@ -46,7 +46,7 @@ __all__ = sorted([*HOME, *COMMANDS])
 
 
 def _refuse_shadows() -> None:
-    """Raise ImportError where Python finds another package under the name of one of ours.
+    """Raise ImportError where Python finds another package under the name of one of this project's.
 
     Their names are short, and Python takes the first that lies on its path.
     """

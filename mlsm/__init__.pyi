@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlsm.evaluation.comparison.config import CompareConfig
-from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.machine import DoctorConfig
 from mlsm.evaluation.inspection.pages import DocsConfig
 from mlsm.evaluation.inspection.tracking.config import TrackConfig
@@ -101,11 +101,9 @@ def choose_layer(
     center: Literal["none", "mean", "position"] = "none",
     dictionary_tokens: int = 2000000,
     dictionary_epochs: float = 2.0,
-    dictionary_batch: int | None = None,
     seed: int = 42,
     data_dir: PathOrText | None = None,
-    limit: int | None = None,
-    finetuning: PathOrText | None = None,
+    limit_train: int | None = None,
     tolerance: float = 0.001,
 ) -> Report:
     """Which layer of a teacher to encode, by word-sense disambiguation with every layer's LSPs."""
@@ -145,9 +143,7 @@ def count_flops(
     k: int = 3072,
     layer: int = 10,
     mask_rate: float = 0.15,
-    windows: int = 128,
     max_length: int = 128,
-    reuse: int | Sequence[int] = (1, 2, 5, 10, 20, 50, 100),
     max_steps: int = 100000,
     batch_windows: int = 1024,
     dictionary_tokens: int = 2000000,
@@ -165,7 +161,7 @@ def derive_shards(
     top_n: int = 8,
     output: PathOrText | None = None,
 ) -> EncodedStore:
-    """Make a store with fewer entries a token from a stored one, without the teacher."""
+    """Make a store with fewer entries per token from a stored one, without the teacher."""
 
 def docs(
     config: DocsConfig | None = None,
@@ -329,7 +325,6 @@ def encode_lsp(
     center: Literal["none", "mean", "position"] = "none",
     dictionary_tokens: int = 2000000,
     dictionary_epochs: float = 2.0,
-    dictionary_batch: int | None = None,
     seed: int = 42,
     retry_quarantine: bool = False,
     dry_run: bool = False,
@@ -405,7 +400,6 @@ def finetune(
     data_dir: PathOrText | None = None,
     output: PathOrText = "runs",
     overwrite: Literal["missing", "always", "never"] = "missing",
-    mark_target: bool = False,
     epochs: int = 3,
     lr: float | Sequence[float] = 2e-05,
     warmup: float = 0.06,
@@ -417,7 +411,6 @@ def finetune(
     split: Literal["validation", "test", "train-tenth"] = "validation",
     limit_train: int | None = None,
     max_steps: int | None = None,
-    partial_vocabulary: bool = False,
     device: PathOrText = "auto",
     smoke: bool = False,
 ) -> Report:
@@ -432,7 +425,7 @@ def import_dictionary(
     orientation: Literal["auto", "rows", "columns"] = "auto",
     output: PathOrText = "runs",
 ) -> Report:
-    """Make a dictionary of ours of a .npy file of atoms, such as the official code's: file="layer_10_k_3000.npy"."""
+    """Make a dictionary from a .npy file of atoms, such as the official code's: file="layer_10_k_3000.npy"."""
 
 def import_student(
     config: ImportStudentConfig | None = None,
@@ -443,7 +436,7 @@ def import_student(
     max_length: int = 128,
     output: PathOrText | None = None,
 ) -> ImportedStudent:
-    """Split a checkpoint of the official MLSM code into encoder, LSP head and word head, as an export of ours."""
+    """Split a checkpoint of the official MLSM code into encoder, LSP head and word head: an export."""
 
 def learn_dictionary(
     config: LearnConfig | None = None,
@@ -478,7 +471,6 @@ def learn_dictionary(
     center: Literal["none", "mean", "position"] = "none",
     dictionary_tokens: int = 2000000,
     dictionary_epochs: float = 2.0,
-    dictionary_batch: int | None = None,
     seed: int = 42,
     hidden: PathOrText | None = None,
 ) -> list[LearnedDictionary]:
@@ -492,12 +484,9 @@ def make_mask_weights(
     store: PathOrText | None = None,
     kind: Literal["frequency", "common", "domain", "pmi"] = "frequency",
     power: float = 0.5,
-    least_count: int = 10,
-    most_frequent: int = 50,
     weight: float = 10.0,
     against: PathOrText | None = None,
     words: PathOrText | None = None,
-    coverage: float = 0.5,
     output: PathOrText | None = None,
 ) -> Report:
     """Make a table of how often each token shall be masked: mlsm.train_student(mask_weights=made["mask_weights"])."""
@@ -544,7 +533,7 @@ def score_text(
     """Score the sentences, or the minimal pairs, of files: models="bert-base-cased", sentences="reviews.txt"."""
 
 def show_lsp(
-    config: LspConfig | None = None,
+    config: ShowLspConfig | None = None,
     /,
     *,
     progress: Progress = None,
@@ -553,8 +542,7 @@ def show_lsp(
     word: PathOrText | None = None,
     text: PathOrText | None = None,
     student: PathOrText | None = None,
-    without: int | Sequence[int] = (),
-    amplify: PathOrText | Sequence[PathOrText] = (),
+    scale: PathOrText | Sequence[PathOrText] = (),
     teacher: PathOrText | None = None,
     intruders: bool = False,
     judge: PathOrText | None = None,
@@ -619,8 +607,6 @@ def track(
     progress: Progress = None,
     stores: PathOrText | Sequence[PathOrText] = (),
     matching: Literal["hungarian", "mutual-best"] = "hungarian",
-    kept_from: float = 0.7,
-    matched_from: float = 0.3,
     samples: int = 2000000,
     output: PathOrText = "runs/tracking",
 ) -> Report:
@@ -659,7 +645,6 @@ def train_probe(
     keep_last: int = 1,
     eval_every: int | None = None,
     eval_windows: int = 256,
-    log_every: int = 1,
     track: Literal["tensorboard", "wandb", "trackio"] | Sequence[Literal["tensorboard", "wandb", "trackio"]] = (),
     run_dir: PathOrText | None = None,
     student: PathOrText | None = None,
@@ -725,7 +710,6 @@ def train_student(
     keep_last: int = 1,
     eval_every: int | None = None,
     eval_windows: int = 256,
-    log_every: int = 1,
     track: Literal["tensorboard", "wandb", "trackio"] | Sequence[Literal["tensorboard", "wandb", "trackio"]] = (),
     run_dir: PathOrText | None = None,
 ) -> TrainedStudent:

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         code = run(argv)
     except KeyboardInterrupt as stop:
-        kept = "interrupted; finished units and checkpoints are kept. Run the same command to go on."
+        kept = "interrupted; finished units and checkpoints are kept. Run the same command to resume."
         code = 128 + getattr(stop, "number", signal.SIGINT)  # as a shell counts them
         if not is_follower():
             complain(str(stop) or kept, code)
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def run(argv: list[str]) -> int:
     """Parse, run, show. Returns the exit code; raises what the command raises."""
     if argv[:1] == ["help"] and len(argv) > 1:  # mlsm help COMMAND
-        argv = [argv[1], "--help"]
+        argv = [argv[1], "--help-all"]
     if not argv:
         print(greeting())
         return 0

@@ -27,7 +27,7 @@ UNIT_END = object()  # comes after the blocks of a unit
 
 
 class InputFormat(NamedTuple):
-    """What a teacher is told about a window beside its ids.
+    """What a teacher reads of a window in addition to its ids.
 
     documents_apart  which tokens belong to one document: each is read as if it stood alone
     segments         which of the two sentences of a pair each token belongs to
@@ -189,7 +189,7 @@ class TeacherBatch:
 
     @property
     def extra_inputs(self) -> dict[str, torch.Tensor]:
-        """What the teacher is told beside ids and padding, as keyword arguments."""
+        """What the teacher reads in addition to ids and padding, as keyword arguments."""
         given = {"documents_WL": self.documents_WL, "segments_WL": self.segments_WL, "rows_Nd": self.rows_Nd}
         return {name: tensor for name, tensor in given.items() if tensor is not None}
 

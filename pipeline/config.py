@@ -31,19 +31,20 @@ class TextConfig:
 
     corpus: tuple[str, ...] = BUNDLED_TEXT
     """Files, globs or directories: text, .jsonl (both also .gz/.xz/.bz2/.zst), .parquet; on the Hub
-    hf://datasets/<owner>/<name>[@<revision>]/<files>. `bundled` is the sample of English
-    Wikipedia that this package contains."""
+    hf://datasets/<owner>/<name>[@<revision>]/<files>. `bundled` is the sample of English Wikipedia that this package
+    contains."""
     text_field: str = "text"
-    """Field of a JSON line, or column of a Parquet file, that holds the document."""
+    """Field of a JSON line, or column of a Parquet file, that contains the document."""
     document_boundary: Literal["blank-line", "file"] = "blank-line"
     """What ends a document in a text file: an empty line, or only the end of the file."""
     invalid_utf8: Literal["strict", "replace", "skip"] = "strict"
-    """Text that is not UTF-8, or holds a lone surrogate: `strict` refuses the corpus and names all such files;
-    `replace` puts U+FFFD in its place; `skip` leaves the document out."""
+    """What to do with text that is not UTF-8 or contains a lone surrogate: `strict` refuses the corpus and names all
+    such files; `replace` puts U+FFFD in its place; `skip` leaves the document out."""
     min_characters: int = 0
-    """Documents with fewer characters, white space at their ends apart, are left out."""
+    """Leave out documents with fewer characters, not counting white space at their ends."""
     keep_duplicates: bool = False
-    """Keep documents whose text an earlier one has, character for character, in the same file or another."""
+    """Keep documents whose text is identical, character for character, to that of an earlier one, in the same file or
+    another."""
     output: Path = Path("runs")
     """Directory for stores and dictionaries."""
 
@@ -78,19 +79,19 @@ class CorpusConfig(TextConfig):
     """Which text is encoded, and how it is cut."""
 
     held_out_by: Literal["document", "file"] = "document"
-    """What is held out, one in a hundred, chosen by content: `document`, or `file`: whole files, at least one, so that
-    nothing is trained on of a book whose other parts are held out. `file` makes a plan and stores of its own."""
+    """Hold out one document in a hundred, chosen by content, or with `file` whole files, at least one, so that no part
+    of a held-out book is trained on. `file` makes a plan and stores of its own."""
     packing: Literal["packed", "pairs"] = "packed"
-    """`packed` fills each window with text, documents one after the other. `pairs`, as in the official code: two
-    lines of a document a window, [CLS] A [SEP] B [SEP]; for text of one sentence a line. A teacher that has token types
-    is told which sentence each token belongs to."""
+    """`packed` fills each window with text, documents one after the other. `pairs`, as in the official code, puts two
+    lines of a document into a window, [CLS] A [SEP] B [SEP], for text with one sentence per line. A teacher that has
+    token types then sees which sentence each token belongs to."""
     max_length: int = 128
     """Window length in tokens, special tokens included."""
     max_tokens: int | None = None
-    """Stop at the window that reaches this many tokens; the whole corpus when not given."""
+    """Stop at the window that reaches this many tokens; unset: the whole corpus."""
     unit_tokens: int = UNIT_TOKENS
-    """About this many tokens make one unit, that is one shard. An interruption costs at most about a unit, and what
-    was read ahead of it."""
+    """About this many tokens make one unit, that is one shard. An interruption costs at most about a unit, and what was
+    read ahead of it."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -107,11 +108,11 @@ class WorkersConfig(CorpusConfig):
     """Which processes share the work; what they make does not depend on it."""
 
     workers: int = 1
-    """Processes on this machine that share the work, its cores and, one each in turn, its GPUs; 1 is this process
-    alone."""
+    """Processes on this machine that share the work, its cores and, one each in turn, its GPUs. 1 is only this
+    process."""
     scheduler: str | None = None
     """Address of a Dask scheduler whose workers do the work instead, such as tcp://host:8786. They must see this
-    machine's files under the same names; how many threads each computes with is theirs to set."""
+    machine's files under the same names; how many threads each computes with is set there."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -131,9 +132,9 @@ class EncodingConfig:
     """What every encoding command takes."""
 
     retry_quarantine: bool = False
-    """Encode the units that hold quarantined documents again."""
+    """Encode the units that contain quarantined documents again."""
     dry_run: bool = False
-    """Estimate tokens, bytes and hours from a measurement of some seconds to minutes, and write nothing."""
+    """Estimate tokens, bytes and hours from a measurement that takes seconds to minutes, and write nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +142,8 @@ class EncodeIdsConfig(EncodingConfig, WorkersConfig):
     """Write token ids only: what the `mlm` objective needs."""
 
     tokenizer: str | None = None
-    """Directory or Hub id of a tokenizer; `bundled` is the demonstration teacher's, and only the demonstration's own
-    text has it by default."""
+    """Directory or Hub id of a tokenizer; `bundled` is the demonstration teacher's, the default only for the
+    demonstration's own text."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -154,22 +155,22 @@ class TeacherConfig(WorkersConfig):
     """Which teacher reads the text, and how."""
 
     teacher: str | None = None
-    """Directory or Hub id of a BERT-family encoder; `bundled` is the small demonstration teacher, and only the
-    demonstration's own text has it by default."""
+    """Directory or Hub id of a BERT-family encoder; `bundled` is the small demonstration teacher, the default only for
+    the demonstration's own text."""
     batch_tokens: int = 8192
     """Tokens in one forward pass of the teacher."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the teacher's forward pass; `auto` is float16 on a GPU, float32 elsewhere. Hidden states that
-    overflow float16 end the run: then pass bfloat16 or float32. Each dtype makes stores of its own."""
+    overflow float16 end the run: then use bfloat16 or float32. Each dtype makes stores of its own."""
     documents_apart: bool = False
-    """Read each document of a packed window as if it stood alone: the teacher's attention stays within a document and
-    positions begin anew with each, as under train-student's option of this name. Makes a store of its own."""
+    """Read each document of a packed window by itself: the teacher's attention stays within a document and positions
+    start again with each, as with train-student's option of this name. Makes a store of its own."""
     device: str = "auto"
-    """`cpu`, `cuda`, or `auto`."""
+    """`auto` (a GPU if there is one), cpu or cuda."""
     products: Literal["auto", "onednn", "torch"] = "auto"
-    """Library of the teacher's float32 matrix products on a CPU: `auto` times torch's own and oneDNN's, once on a
-    machine, and takes the faster one for each shape, in all workers. Results differ in the last bits; the record of a
-    unit says what was not oneDNN's."""
+    """Library of the teacher's float32 matrix products on a CPU: `auto` times torch's own and oneDNN's once per machine
+    and uses the faster one for each shape, in all workers. Results differ in the last bits; the record of a unit names
+    what was not computed by oneDNN."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -193,12 +194,12 @@ class EncodeLogitsConfig(EncodingConfig, TeacherConfig):
     """Encode a corpus into shards of the teacher's distribution over its vocabulary, for knowledge distillation."""
 
     top_n: int | Literal["all"] = 64
-    """Most probable vocabulary entries kept of each token, 1 to 255; `all` is the 255 that the shard format holds. The
-    mass of the others is kept as one number."""
+    """Keep this many of the most probable vocabulary entries of each token, 1 to 255; `all` is the 255 that the shard
+    format can store. The mass of the others is kept as one number."""
     masked: bool = False
-    """Take each token's distribution from a pass of the teacher in which the token is hidden: seven passes over every
-    window, each with another seventh of its tokens masked, so that the teacher never sees the answer. Takes seven times
-    as long but for the head. By default the teacher reads the text unmasked, as in the official code. Makes a store of
+    """Compute each token's distribution in a pass of the teacher that masks the token: seven passes over every window,
+    each with another seventh of its tokens masked, so that the teacher never sees the answer. This takes seven times as
+    long except for the head. By default the teacher reads the text unmasked, as in the official code. Makes a store of
     its own."""
 
     def __post_init__(self):
@@ -213,21 +214,21 @@ class EncodeHiddenConfig(EncodingConfig, TeacherConfig):
     layer: tuple[int, ...] = (10,)
     """Layers of the teacher, 1 to its depth; each gets its own store, from one pass of the teacher."""
     quantise: Literal["int8", "pq"] = "int8"
-    """How hidden states are stored: `int8`, a byte for each value and a scale for each token; `pq`, product
-    quantisation by faiss, --bytes a token, whose centroids are learned from a sample and kept in the store."""
+    """How to store hidden states: `int8` is a byte per value and a scale per token; `pq` is product quantisation by
+    faiss, with --bytes per token, whose centroids are learned from a sample and kept in the store."""
     bytes: int | None = None
-    """Bytes of a token with --quantise pq: 16, 32 or 64, which must divide the width of the hidden states; 64 when not
-    given."""
+    """With --quantise pq: bytes per token, 16, 32 or 64, which must divide the width of the hidden states; unset:
+    64."""
     codebook: Path | None = None
-    """Directory of the centroids to use with --quantise pq, such as the codebook/ of a store; learned from the corpus
-    when not given."""
+    """With --quantise pq: use the centroids in this directory, such as the codebook/ of a store; unset: learn them from
+    the corpus."""
     dictionary_tokens: int = 262_144
-    """Hidden vectors in the sample for --quantise pq, drawn as for a dictionary with the same --seed; centroids are
+    """With --quantise pq: hidden vectors in the sample, drawn as for a dictionary with the same --seed. Centroids are
     learned from the first 65,536."""
     seed: int = 42
     """Seed of that sample and of the centroids."""
     hidden: str | None = None
-    """Directory or URL of a store of hidden states to quantise instead of reading text with a teacher. Settings of
+    """Quantise a store of hidden states, by directory or URL, instead of reading text with a teacher. Settings of
     corpus and teacher come from that store."""
 
     center: ClassVar[str] = "none"  # of the sample
@@ -256,27 +257,24 @@ class DictionaryConfig(TeacherConfig):
     layer: tuple[int, ...] = (10,)
     """Layers of the teacher, 1 to its depth; each gets its own dictionary and store, from one pass of the teacher."""
     k: tuple[int, ...] = (3072,)
-    """Number of latent semantic properties: atoms of the dictionary; each number gets its own store."""
+    """Number of latent semantic properties: atoms of the dictionary. Each number gets its own store."""
     atoms: Literal["learned", "sampled", "clusters"] = "learned"
-    """What the atoms are: `learned`, as in the paper; two controls: `sampled`, k hidden states of the sample, drawn by
-    --seed, from which learning would start; `clusters`, the unit-length centroids of a k-means over the sample. The
-    controls make dictionaries of their own. One label a token is --atoms clusters with --solver nearest."""
+    """How to make the atoms: `learned`, as in the paper, or one of two controls: `sampled`, k hidden states of the
+    sample, drawn by --seed, from which learning would start; `clusters`, the unit-length centroids of a k-means over
+    the sample. The controls make dictionaries of their own. For one label per token: --atoms clusters with --solver
+    nearest."""
     lam: float = 0.05
     """Penalty of equation 2, in units of a correlation; larger means sparser."""
     center: Literal["none", "mean", "position"] = "none"
-    """What is subtracted from hidden states before they are scaled to unit length: nothing, as in the paper; the mean
+    """What to subtract from hidden states before they are scaled to unit length: nothing, as in the paper; the mean
     hidden state; or the mean at each position of the window. The means are those of the raw hidden states in the
-    dictionary's sample, and are stored with the dictionary. `position` takes positions out of the LSPs of some teachers
-    and puts more of them into those of others: mlsm docs centring says how to tell. Makes dictionaries and stores of
-    its own."""
+    dictionary's sample, and are stored with the dictionary. `position` removes positions from the LSPs of some teachers
+    and adds them to those of others: mlsm docs centring explains how to find out. Makes dictionaries and stores of its
+    own."""
     dictionary_tokens: int = 2_000_000
     """Hidden vectors in the dictionary's training sample, drawn over the whole corpus."""
     dictionary_epochs: float = 2.0
     """Most passes over that sample; learning stops earlier when the held-out objective no longer falls."""
-    dictionary_batch: int | None = None
-    """Vectors between two updates of the atoms. By default it follows from the size of the sample: 400 for up to 51,200
-    vectors, 2,048 from 262,144 on, and in between as many as make 128 updates a pass. On a small sample, small
-    minibatches learn better atoms and take longer."""
     seed: int = 42
     """Seed of the dictionary's sample and initialisation."""
 
@@ -301,8 +299,6 @@ class DictionaryConfig(TeacherConfig):
             raise ValueError(f"--dictionary-tokens must be positive, found {self.dictionary_tokens}.")
         if not 0 < self.dictionary_epochs < math.inf:
             raise ValueError(f"--dictionary-epochs must be positive and finite, found {self.dictionary_epochs}.")
-        if self.dictionary_batch is not None and self.dictionary_batch < 1:
-            raise ValueError(f"--dictionary-batch must be positive, found {self.dictionary_batch}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,11 +306,11 @@ class LearnConfig(DictionaryConfig):
     """Learn a dictionary of LSP atoms from a teacher's hidden states, stored ones, or a file of vectors."""
 
     hidden: str | None = None
-    """A store of hidden states (encode-hidden), or a .npy file of vectors, to learn from instead. From a store, a
-    uniform sample of --dictionary-tokens of its training documents is used; settings of corpus and teacher come from
-    the store. From a .npy file of float16, float32 or float64 vectors (N, width) of any model or modality, every row
-    is used, scaled to unit length; only --k, --atoms, --lam, --dictionary-epochs, --dictionary-batch, --seed, --device
-    and --output apply then, and other flags are refused."""
+    """Learn from a store of hidden states (encode-hidden) or a .npy file of vectors instead. From a store, a uniform
+    sample of --dictionary-tokens of its training documents is used; settings of corpus and teacher come from the store.
+    From a .npy file of float16, float32 or float64 vectors (N, width) of any model or modality, every row is used,
+    scaled to unit length; only --k, --atoms, --lam, --dictionary-epochs, --seed, --device and --output apply then, and
+    other flags are refused."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -330,37 +326,36 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
     """Encode a corpus into LSP shards."""
 
     hidden: str | None = None
-    """Directory or URL of a store of hidden states (encode-hidden) to code instead of reading text with a teacher.
-    Settings of corpus and teacher, --layer included, come from that store, and --center is not possible. The store that
-    is made pairs with it and says so."""
+    """Code a store of hidden states (encode-hidden), by directory or URL, instead of reading text with a teacher.
+    Settings of corpus and teacher, --layer included, come from that store, and --center is not possible. The new store
+    pairs with it and says so."""
     dictionary: Path | None = None
-    """Directory of a dictionary to use; learned from the corpus when not given. It brings its centring along: no
-    --center is needed then, and another one is refused."""
+    """Use the dictionary in this directory; unset: learn one from the corpus. Its centring is used, too; another
+    --center is refused."""
     tolerance: float = 1e-4
     """Largest KKT violation that a code may keep, in units of a correlation; on a GPU less than 1e-4 is out of reach.
     At 1e-4 distributions differ from the exact ones by a total variation of 0.0006 on average, 0.012 at most; at 1e-3,
     the default of `nonneg_lasso` in Python, by 0.0067 and 0.10. A store of another tolerance is another store. Not for
     `--solver fista`, which has no stopping test."""
     solver: Literal["cd", "fista", "nearest"] = "cd"
-    """How tokens are coded: `cd` is coordinate descent to the optimum of equation 2, within --tolerance. `fista` is
-    what the official code does: a fixed number of FISTA steps, whose codes are not optimal but smoother, with more
-    non-zeros (mlsm docs sparse-coding). `nearest` is no sparse coding but a control: of each token the one
-    atom with the largest correlation, with weight 1, whatever --lam and --top-n. Each makes a store of its own; the
-    dictionary is the same."""
+    """How to code tokens: `cd` is coordinate descent to the optimum of equation 2, within --tolerance. `fista` is what
+    the official code does: a fixed number of FISTA steps, whose codes are not optimal but smoother, with more non-zeros
+    (mlsm docs sparse-coding). `nearest` is a control without sparse coding: the one atom with the largest correlation,
+    with weight 1, whatever --lam and --top-n. Each makes a store of its own; the dictionary is the same."""
     solver_steps: int = 100
-    """Steps of `--solver fista`; the official code takes 100."""
+    """With --solver fista: number of steps; the official code does 100."""
     solver_backend: Literal["auto", "torch"] = "auto"
     """What computes `--solver cd`: `auto` is compiled for the CPU; on a GPU it is the CUDA kernels or `torch`, the same
-    tolerance by plain operations of torch: what a trial on rows of the run found right and faster. The records of
+    tolerance by plain operations of torch, whichever a trial on rows of the run found right and faster. The records of
     units name it."""
     k: tuple[int, ...] | None = None  # type: ignore[assignment]
-    """Number of latent semantic properties: atoms of the dictionary. Not given: 3,072, or with `--dictionary` as many
-    as it has, and another number is refused. Each number gets its own store."""
+    """Number of latent semantic properties: atoms of the dictionary; unset: 3,072, or those of --dictionary. Each
+    number gets its own store."""
     top_n: int | Literal["all"] | None = None
-    """Largest entries kept of each token's distribution. By default 32, or more if these keep less than 97 % of the
-    mass on average: the dictionary's held-out vectors say how many. `all` keeps every non-zero up to the 255 that the
-    shard format holds; of a token that has more the largest 255 stay, the mass of the others is kept as one number, and
-    the store's records count such tokens."""
+    """Keep this many of the largest entries of each token's distribution; unset: 32, or more if these keep less than 97
+    % of the mass of the dictionary's held-out vectors on average. `all` keeps every non-zero, up to the 255 that the
+    shard format can store; if a token has more, the mass of the others is kept as one number and the store's records
+    count such tokens."""
 
     def __post_init__(self):
         if self.k is None and self.dictionary is None:

@@ -103,7 +103,7 @@ class WorkerPool(Executor):
             yield from self._map_as_they_end(function, iter(items), trials)
         except (CancelledError, CommClosedError) as error:
             raise ConnectionError(
-                "the scheduler is gone; finished units are kept. Run the same command to go on"
+                "the scheduler is gone; finished units are kept. Run the same command to resume"
             ) from error
 
     def _map_as_they_end(self, function, items, trials):
@@ -248,7 +248,7 @@ def local_cluster(workers: int, device: str, loop: "IOLoop") -> Iterator[SpecClu
     """
     gpus = visible_gpus(device)
     with _environment_kept(), dask.config.set(_settings(workers)):
-        with _environment_kept():  # so that the driver computes as before; a worker started anew changes it again
+        with _environment_kept():  # so that the driver computes as before; a restarted worker changes it again
             cluster = SpecCluster(
                 workers={
                     number: {"cls": Nanny, "options": _NANNY | {"env": gpu_of(number, gpus)}}
@@ -391,7 +391,7 @@ class Work(WorkerPlugin):
     def teardown(self, worker: Any) -> None:
         """End the task in flight at its next window.
 
-        A process of ours may be killed before it gets there, so its temporary files are removed now.
+        One of our processes may be killed before it gets there, so its temporary files are removed now.
         """
         self._stopped.set()
         if self._is_ours:

@@ -375,8 +375,8 @@ class Coder:
         self._on_gpu = teacher.device.type == "cuda"
         self.layout = LAYOUTS[teacher.device.type]
         self.environment = {"device": str(teacher.device), **_library_versions()}
-        if teacher.products:
-            self.environment["products"] = dict(teacher.products)
+        if teacher.libraries:
+            self.environment["products"] = dict(teacher.libraries)
         for target in targets:
             target.prepare()
             self.environment |= target.environment
@@ -437,7 +437,7 @@ class Coder:
     # -- teach ---------------------------------------------------------------------------------------------
 
     def teach(self, batches: Iterable) -> Iterator:
-        """Batches to one for every block of theirs, with its hidden states or the error that the teacher met.
+        """Batches to one for each of their blocks, with its hidden states or the error that the teacher met.
 
         One that is larger than `most_windows`, which fell since it was read, is passed on without either.
         """
@@ -487,7 +487,7 @@ class Coder:
         hidden, batch.hidden = batch.hidden, None
         with self._coding, self._streams["code"] as stream:
             stream.after(batch.marks["teacher"][1], hidden.rows_Nd, hidden.not_finite)
-            hidden.check(self.teacher)  # waits for the teacher, but the teacher's thread goes on
+            hidden.check(self.teacher)  # waits for the teacher, but the teacher's thread continues
             begin = stream.mark()
             batch.codes = target.code(hidden.rows_Nd)
             batch.marks[target.work] = begin, stream.mark()

@@ -48,7 +48,7 @@ class Context:
         return self._kept[name][1]
 
     def check_wanted(self) -> None:
-        """End the item at hand, by an exception, when nobody waits for its result any more."""
+        """End the current item, by an exception, when nobody waits for its result any more."""
 
     def windows(self, unit: Any) -> Iterator[Any]:
         """The windows of a planned unit, as long as somebody waits for what becomes of them."""

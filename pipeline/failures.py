@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def may_be_the_texts_fault(error: Exception) -> bool:
-    """Whether an error may come from the windows at hand, and not from disk, device, dtype or a lack of memory."""
+    """Whether an error may come from these windows, and not from disk, device, dtype or a lack of memory."""
     machine = isinstance(error, OSError | MemoryError | torch.OutOfMemoryError | PrecisionError)
     return not machine and not any(sign in str(error) for sign in MACHINE_SIGNS)
 
@@ -123,7 +123,7 @@ def _note_lack_of_memory(coder, batch):
     coder.most_windows = min(coder.most_windows, -(-size // 2))
     add_amounts(batch.block.statistics, {"out_of_memory": 1})
     logger.warning(
-        "the device has too little memory for %d windows at once: going on with %d", size, coder.most_windows
+        "the device has too little memory for %d windows at once: continuing with %d", size, coder.most_windows
     )
     if coder.teacher.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -23,7 +23,7 @@ ROUNDING = 1e-3  # by which the norm of an atom may miss 1
 
 @dataclass(frozen=True, kw_only=True)
 class ImportConfig:
-    """Make a dictionary of ours of atoms that another program learned, such as the official MLSM code."""
+    """Make a dictionary from atoms that another program learned, such as the official MLSM code."""
 
     file: Positional[Path | None] = None
     """A .npy file of atoms, float16, float32 or float64; the official code has an atom a column."""
@@ -44,7 +44,7 @@ def import_dictionary(config: ImportConfig, progress: Callable[..., None] = sile
 
     Returns  dictionary (directory), k, width, orientation, dtype, largest_norm, zero_atoms, finished_before
     Raises   ValueError on a file that holds no atoms; DictionaryError on atoms that are not finite or longer than 1, or
-             where rows and columns cannot be told apart
+             if it is not clear whether rows or columns are the atoms
     """
     import numpy as np
 

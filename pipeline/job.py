@@ -47,7 +47,7 @@ class Job:
     stamps       of the sources when they were scanned, by name: while they stay, contents are taken to
                  be the same
     progress     called with what the command is doing; a process that the job is sent to reports nothing
-    products     which library computes which product of the teacher, where that is decided already
+    libraries    which library computes which matrix product of the teacher, where that is decided already
     stored       a store of hidden states that takes the place of text and teacher, or None
     """
 
@@ -59,12 +59,12 @@ class Job:
     sources: dict[str, Source]
     stamps: dict[str, tuple[int, int]]
     progress: Callable[..., None] = silent
-    products: Mapping[str, str] | None = None
+    libraries: Mapping[str, str] | None = None
     stored: StoredHidden | None = None
 
     def __reduce__(self) -> tuple:
         fields = (self.config, self.tokenizer, self.special_ids, self.rules, self.plan, self.sources, self.stamps)
-        return Job, (*fields, silent, None if self.products is None else dict(self.products), self.stored)
+        return Job, (*fields, silent, None if self.libraries is None else dict(self.libraries), self.stored)
 
     def check_sources(self) -> None:
         """Raise CorpusError if a source is no longer the file that was scanned."""
@@ -219,7 +219,7 @@ def load_teacher(job: Job) -> "Teacher":
     job.progress("load teacher", 0, None)
     teacher = Teacher.load(config.teacher, max(config.layer), dtype=config.dtype, device=config.device)
     check_teacher(job, teacher)
-    teacher.choose_products(config.products, config.batch_tokens, job.products)
+    teacher.choose_libraries(config.products, config.batch_tokens, job.libraries)
     return teacher
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 WORK_FILES = (SAMPLE, RAW_SAMPLE, f"{PART}*.npy", "center.npy", "center.json", "learning.npz")
 FIXED_BATCH = 2048  # vectors of the minibatch that the name of a dictionary leaves out
 # Settings that apply to a file of vectors.
-OF_VECTORS = {"hidden", "k", "atoms", "lam", "dictionary_epochs", "dictionary_batch", "seed", "device", "output"}
+OF_VECTORS = {"hidden", "k", "atoms", "lam", "dictionary_epochs", "seed", "device", "output"}
 logger = logging.getLogger(__name__)
 
 
@@ -138,10 +138,10 @@ def _algorithm():
 
 
 def minibatch_of_sample(job: Job) -> int:
-    """Vectors of a minibatch: as the settings say, or by the size of the sample that the plan lets expect."""
+    """Vectors of a minibatch, by the size of the sample that the plan lets expect."""
     from pipeline.dictionary import minibatch_size
 
-    return job.config.dictionary_batch or minibatch_size(min(job.config.dictionary_tokens, job.expected_tokens))
+    return minibatch_size(min(job.config.dictionary_tokens, job.expected_tokens))
 
 
 def batch_key(batch: int) -> dict[str, int]:
@@ -173,7 +173,7 @@ def _provide_from_file(config, hidden, progress):
     hidden_Nd = open_vectors(hidden)
     refuse_unusable(hidden_Nd, hidden)
     content = file_digest(hidden)
-    batch, reports = config.dictionary_batch or minibatch_size(len(hidden_Nd)), []
+    batch, reports = minibatch_size(len(hidden_Nd)), []
     for k in config.k:
         request = {
             "algorithm": _algorithm(),

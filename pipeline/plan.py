@@ -74,7 +74,7 @@ def scan(
     sources       of those with equal content the first counts
     tokenizer     it and special_ids are only needed for max_tokens
     rules         of `windowing`
-    unit_tokens   about this many tokens a unit
+    unit_tokens   about this many tokens per unit
     max_tokens    stop at the window that reaches it, 99 % of it from training and 1 % from held-out
                   documents; None takes everything and does not tokenise
     selection     which documents are left out
@@ -156,7 +156,7 @@ def unit_windows(
 
 
 def unit_texts(unit: PlannedUnit, source: Source) -> Iterator[str]:
-    """The text of one unit in pieces, for whoever needs no windows."""
+    """The text of one unit in pieces, if no windows are needed."""
     return (piece.text for piece in _unit_pieces(unit, source))
 
 

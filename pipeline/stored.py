@@ -1,4 +1,4 @@
-"""A store of hidden states in the place of text and teacher: what encode-lsp, learn-dictionary and encode-hidden read
+"""A store of hidden states instead of text and teacher: what encode-lsp, learn-dictionary and encode-hidden read
 when --hidden names one.
 
     stored = StoredHidden.open("runs/stores/hidden-...", "cpu")
@@ -48,7 +48,7 @@ class StoredHidden:
     Raises  StoreError when there is no such store; RequestError when it holds something else
     """
 
-    products = None  # no library computes anything
+    libraries = None  # no library computes anything
 
     def __init__(self, path: str, plan_id: str | None, device: str):
         self._path = path if is_url(path) else str(Path(path).absolute())
@@ -122,7 +122,7 @@ class StoredHidden:
             )
         return settled
 
-    # -- in the place of text ------------------------------------------------------------------------------
+    # -- instead of text ------------------------------------------------------------------------------
 
     @cached_property
     def tokens(self) -> int:
@@ -141,7 +141,7 @@ class StoredHidden:
         """Of the shard that holds a unit: another one when the unit has been encoded again."""
         return self.store.record(unit.id).sha256
 
-    # -- in the place of a teacher -------------------------------------------------------------------------
+    # -- instead of a teacher -------------------------------------------------------------------------
 
     def read(self, batch: Any, number_W: np.ndarray) -> torch.Tensor:
         """The stored states of a Batch's coded tokens, float32 (N, d) on the host; NaN at those that have none.

@@ -176,7 +176,7 @@ def warn_of_disk(output: str | Path, needed: float) -> None:
     if needed > free:
         warnings.warn(
             f"about {needed / 1e9:,.1f} GB are to be written under {output}, where {free / 1e9:,.1f} GB are free. "
-            "A full disk loses nothing: the same command goes on once there is room. --dry-run measures it.",
+            "A full disk loses nothing: the same command continues once there is room. --dry-run measures it.",
             stacklevel=2,
         )
 

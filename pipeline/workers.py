@@ -47,7 +47,7 @@ def open_executor(job: Any, teacher: Any = None) -> Executor:
     Raises   EncodeError if the work is for several processes and Dask is not installed
     """
     if teacher is not None:
-        job = replace(job, products=teacher.products)
+        job = replace(job, libraries=teacher.libraries)
     if job.config.workers == 1 and job.config.scheduler is None:
         return Inline(job, teacher)
     if find_spec("distributed") is None:

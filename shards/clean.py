@@ -7,7 +7,7 @@ Three kinds are recognised, none of them by the form of its name alone:
     temporaries     .<name>.<pid>.<12 hex digits>.tmp, where six of the digits follow from the rest
                     (mlsm/common/disk.py): files, and directories that were being filled or replaced
     work places     directories that a file `lock` marks as such (mlsm/common/workplaces.py), with what an interrupted
-                    command would go on from: removing one costs the work it holds
+                    command would continue from: removing one costs the work it holds
     unrecorded      units/<unit>-<12 hex digits>.tar of a store, when no record names it and the digits are those of
                     its SHA-256
 

@@ -367,13 +367,6 @@ def _gather_entries(meta, parts, entries, bounds):
     return _from_twelve_bits(atoms, entries) if twelve else atoms, codes
 
 
-def padded_windows(
-    block: Columns, window_starts: np.ndarray, windows: np.ndarray, max_length: int, pad_id: int
-) -> Windows:
-    """Chosen windows of one block as padded arrays; see `padded_windows_of_blocks`."""
-    return padded_windows_of_blocks([(block, window_starts, windows)], max_length, pad_id)
-
-
 def padded_windows_of_blocks(
     parts: list[tuple[Columns, np.ndarray, np.ndarray]], max_length: int, pad_id: int
 ) -> Windows:

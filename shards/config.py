@@ -12,7 +12,7 @@ class VerifyConfig:
     """Check that a store is whole."""
 
     store: Positional[str | None] = None
-    """Store directory or URL; the newest finished one under ./runs when not given."""
+    """Store directory or URL; unset: the newest finished one under ./runs."""
     full: bool = False
     """Read every byte: hashes, and what the columns hold. Otherwise records, sizes and end marks."""
     repair: bool = False
@@ -27,17 +27,17 @@ class ShowConfig:
     """Show what a store holds: statistics, or one document or window with its LSPs, or its teacher's words."""
 
     store: Positional[str | None] = None
-    """Store directory or URL; the newest finished one under ./runs when not given."""
+    """Store directory or URL; unset: the newest finished one under ./runs."""
     document: int | None = None
     """Show this document of the split, counted from 0 in the plan's order."""
     window: int | None = None
     """Show this window of the split, counted from 0."""
     split: Literal["train", "held_out"] = "train"
-    """Which split they are of."""
+    """Split of the document or window."""
     top_n: int = 5
-    """LSPs, or words, to show of each token."""
+    """LSPs, or words, to show per token."""
     max_tokens: int = 512
-    """Most tokens to show of a document."""
+    """Most tokens of a document to show."""
     against: str | None = None
     """Another store: show the settings in which the two differ."""
 
@@ -49,14 +49,14 @@ class ShowConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DeriveConfig:
-    """Make a store with fewer entries a token from a stored one, without the teacher."""
+    """Make a store with fewer entries per token from a stored one, without the teacher."""
 
     store: Positional[str | None] = None
-    """Store directory or URL; the newest finished one under ./runs when not given."""
+    """Store directory or URL; unset: the newest finished one under ./runs."""
     top_n: int = 8
-    """Largest entries kept of each token's distribution; fewer than the store has."""
+    """Keep this many of the largest entries of each token's distribution; fewer than the store has."""
     output: Path | None = None
-    """Directory whose `stores` gets the new one; beside the old one when not given."""
+    """Directory whose `stores` gets the new one; unset: next to the old one."""
 
     def __post_init__(self):
         check(self)
@@ -69,9 +69,9 @@ class ExportStoreConfig:
     """Write a store as Parquet files, one row per window, with a dataset card and the tokenizer."""
 
     store: Positional[str | None] = None
-    """Store directory or URL; the newest finished one under ./runs when not given."""
+    """Store directory or URL; unset: the newest finished one under ./runs."""
     output: Path | None = None
-    """Directory to write; runs/exports/<store>-parquet when not given."""
+    """Directory to write; unset: runs/exports/<store>-parquet."""
 
     def __post_init__(self):
         check(self)
@@ -84,10 +84,10 @@ class CleanConfig:
     path: Positional[Path] = Path("runs")
     """Directory to look through: a store, or all of ./runs."""
     dry_run: bool = False
-    """List only."""
+    """Only list."""
     all: bool = False
-    """Also what is younger than an hour: say so when no process on any machine writes there. Temporaries of a living
-    process of this machine always stay."""
+    """Also remove what is younger than an hour: use it when no process on any machine writes there. Temporaries of a
+    living process of this machine always stay."""
 
     def __post_init__(self):
         check(self)

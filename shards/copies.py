@@ -278,7 +278,7 @@ def _centroids(files, contents):
 
 
 def load_tokenizer(contents: Mapping[str, bytes]) -> "PreTrainedTokenizerBase":
-    """The tokenizer of some files, name to bytes, by transformers' AutoTokenizer, without running code of theirs."""
+    """The tokenizer of some files, name to bytes, by transformers' AutoTokenizer, without running their code."""
     with TemporaryDirectory(prefix="mlsm-tokenizer-") as directory:
         write_files(Path(directory), contents)
         return open_tokenizer(directory, local_files_only=True)

@@ -48,7 +48,7 @@ def derive(
     progress  called with ("derive", tokens done, tokens in all)
     Returns   report dict as encoding commands give
     Raises    StoreError when the source is unfinished (RequestError when it holds ids only or keeps no more than top_n
-              entries a token), when its tokenizer or dictionary is not its own, or a unit of it is removed while it
+              entries per token), when its tokenizer or dictionary is not its own, or a unit of it is removed while it
               is read
               ShardError when it is damaged
     """
@@ -102,14 +102,14 @@ def _target(source, top_n):
     kept = old["settings"].get("top_n", MAX_ENTRIES)
     if source.kind == "hidden":
         raise RequestError(
-            f"{source.path} holds hidden states, which have no entries to cut. For fewer bytes a token:  {program()} "
+            f"{source.path} holds hidden states, which have no entries to cut. For fewer bytes per token:  {program()} "
             f"encode-hidden --hidden {source.path} --quantise pq --bytes 64"
         )
     if not source.k:
         raise RequestError(f"{source.path} holds token ids only: nothing to cut. Give a store of LSPs or logits.")
     if kept != "all" and top_n >= kept:
         raise RequestError(
-            f"{source.path} keeps {kept} entries a token; --top-n {top_n} cannot be derived from it, only fewer than "
+            f"{source.path} keeps {kept} entries per token; --top-n {top_n} cannot be derived from it, only fewer than "
             f"{kept}. To have more, give the encode-{source.kind} command that made it again, with --top-n {top_n}."
         )
     settings = old["settings"] | {"top_n": top_n, "derived_from": old["target"]}

@@ -8,7 +8,7 @@ that epoch's order (N windows in the split). It is dealt in items (samples, or b
     worker w of W in that rank   of those the numbers w, w + W, w + 2 W, ...
 
 So once every rank has taken n items, the positions [start, start + n R batch) are delivered, each once,
-whatever R, W and batch are: that one number is the state, and another R, W or batch goes on from it. A
+whatever R, W and batch are: that one number is the state, and another R, W or batch continues from it. A
 DataLoader asks its workers in turn, so the order of items does not depend on W either.
 
 The state is a small JSON object, of constant size. Left out: reading windows (windows.py), torch.

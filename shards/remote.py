@@ -616,7 +616,7 @@ class _Limits(fsspec.Callback):
         self.value += inc
         self.set_size(self.value)
         if time.monotonic() - self.began > self.options.timeout + self.value / self.options.rate:
-            raise AnswerError(f"less than {self.options.rate:,.0f} bytes a second")
+            raise AnswerError(f"less than {self.options.rate:,.0f} bytes per second")
         self.alive()
 
 

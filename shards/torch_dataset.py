@@ -124,10 +124,10 @@ class LspDataset(IterableDataset):
         self.seed, self.split, self.shuffle = seed, split, shuffle
         self.endless, self.batch_size = endless, batch_size
         if endless and not len(self.windows):
-            raise StoreError(f"{self.store.path}: the {split} split holds no window, so it cannot go on endlessly")
+            raise StoreError(f"{self.store.path}: the {split} split holds no window, so it cannot continue endlessly")
         self._ranks = None if rank is None else (rank, world_size)
         self._share()  # refuses a wrong rank at once
-        self._progress, self._pending = _Progress(), True  # pending: the next iteration goes on from there
+        self._progress, self._pending = _Progress(), True  # pending: the next iteration continues from there
         self._epoch: int | None = None  # the epoch last set, which outlives a loaded state
         self._requests = _Requests()
 
@@ -151,7 +151,7 @@ class LspDataset(IterableDataset):
         return self._deliver(self._progress, self._share())
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be this epoch, from its begin; one that a loaded state is in goes on where it was.
+        """Let the next iteration be this epoch, from its start; one that a loaded state is in continues where it was.
 
         With the workers of a plain DataLoader it also ends what `load_state_dict` began: call it before each
         `iter(loader)`. Persistent workers follow it as well.
@@ -163,7 +163,7 @@ class LspDataset(IterableDataset):
             self._begin(_Progress(epoch))
 
     def _begin(self, progress):
-        """Let the next iteration go on from there, here and in this process's loader workers."""
+        """Let the next iteration continue from there, here and in this process's loader workers."""
         self._progress, self._pending = progress, True
         if get_worker_info() is None:
             self._requests.add(self._rank_and_size()[0], progress)
@@ -236,7 +236,7 @@ class LspDataset(IterableDataset):
         return self._identity() | {"epoch": place.epoch, "position": place.position}
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from a state of this dataset, or from that of a StatefulDataLoader over it, whatever its workers.
+        """Continue from a state of this dataset, or from that of a StatefulDataLoader over it, whatever its workers.
 
         Raises  StoreError when it is of another store, plan, split, seed or order, naming what differs
         """
@@ -261,7 +261,7 @@ class LspDataset(IterableDataset):
         return _Progress(place.epoch + epochs, position)
 
     def _as_worker(self, began, saved):
-        """Go on as the loader worker that saved this."""
+        """Continue as the loader worker that saved this."""
         share = self._share()
         now = {"id": share.worker, "workers": share.workers, "ranks": share.ranks, "width": self._width}
         if difference := differing({name: saved[name] for name in now}, now):
@@ -288,7 +288,7 @@ class LspDataset(IterableDataset):
 
 
 @dataclass(frozen=True, eq=False)
-class Window(Mapping[str, Tensor]):
+class WindowTensors(Mapping[str, Tensor]):
     """One window in one epoch: a sample as of LspDataset, which is read from the store when a tensor is asked for."""
 
     windows: WindowReader
@@ -310,7 +310,7 @@ class Window(Mapping[str, Tensor]):
         return len(self._sample)
 
 
-class LspWindows(Dataset[Window]):
+class LspWindows(Dataset[WindowTensors]):
     """The windows of one split by number, for loaders that order and shard them: those of Trainer and of accelerate.
 
     store   path of a store or of one of its plans, or an open Store
@@ -339,19 +339,19 @@ class LspWindows(Dataset[Window]):
         self._follow_accelerate()  # samplers ask for it in the main process when an epoch starts
         return len(self.windows)
 
-    def __getitem__(self, index: int) -> Window:
+    def __getitem__(self, index: int) -> WindowTensors:
         if not -len(self.windows) <= index < len(self.windows):
             raise IndexError(f"window {index} of {len(self.windows)}")
         return self.__getitems__([index % len(self.windows)])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Window]:
+    def __getitems__(self, indices: Sequence[int]) -> list[WindowTensors]:
         """The items of a batch, as torch's loaders ask for them."""
         self._follow_accelerate()
         epoch = int(self._epoch)
         if self.seed is None:
-            return [Window(self.windows, int(index), epoch) for index in indices]
+            return [WindowTensors(self.windows, int(index), epoch) for index in indices]
         places = (self.windows.order(self.seed, epoch, int(index), int(index) + 1) for index in indices)
-        return [Window(self.windows, int(number), epoch) for (number,) in places]
+        return [WindowTensors(self.windows, int(number), epoch) for (number,) in places]
 
     def set_epoch(self, epoch: int) -> None:
         """Let items that are requested from now on, here and in loader workers, belong to this epoch."""
@@ -436,8 +436,12 @@ def _batch(windows, window_ids):
         batch |= {"hidden": torch.from_numpy(hidden), "hidden_mask": torch.from_numpy(mask)}
     elif rows is not None:
         for name, of_tokens in _padded(rows).items():
-            batch[name] = of_tokens.new_zeros(*real.shape, *of_tokens.shape[1:])
-            batch[name][torch.from_numpy(real)] = of_tokens
+            shape = *real.shape, *of_tokens.shape[1:]
+            if real.all():  # as in most batches, whose windows are full
+                batch[name] = of_tokens.view(shape)
+            else:
+                batch[name] = of_tokens.new_zeros(shape)
+                batch[name][torch.from_numpy(real)] = of_tokens
     return batch
 
 

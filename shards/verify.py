@@ -11,7 +11,7 @@ below k, sums equal to the record's. Units are checked side by side in threads: 
 A store that is not finished is not damaged; what its plans lack is listed. For a store behind a URL the same bytes
 are read from there, never from the cache, and without `full` sizes are as the server states them; files that no plan
 names are not looked for. tokenizer/, dictionary/ and codebook/ are compared with the fingerprints in the target.
-Something else in the place of a file (a pipe, a socket, a directory, a link that ends nowhere), or a file that cannot
+Something else instead of a file (a pipe, a socket, a directory, a link that ends nowhere), or a file that cannot
 be read, is listed as damaged and never waited for, and the rest of the store is checked all the same.
 """
 
@@ -389,7 +389,7 @@ def _remove(files, survey, damaged):
     """Remove records and shards of damaged units, and damaged plans; the record first, which is the commit.
 
     A unit that another process has encoded again since the check keeps its record and its shard. Files outside of the
-    store, to which a link in the place of `units` or `plans` leads, stay too.
+    store, to which a link called `units` or `plans` leads, stay too.
     """
     gone, root = [], os.path.realpath(files.path)
 

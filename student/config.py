@@ -34,7 +34,7 @@ FOLLOWING = ("max_steps", "batch_windows", "micro_batch", "lr", "save_every", "e
 
 OPERATIONAL = frozenset(
     ["store", "run_dir", "device", "epochs", "micro_batch", "checkpoints", "save_every", "eval_every", "eval_windows"]
-    + ["log_every", "track", "keep_last", "activation_checkpointing", "products", "wordnet"]
+    + ["track", "keep_last", "activation_checkpointing", "products", "wordnet"]
 )
 
 UNNAMED = {  # settings that are part of a run's identity only where they have another value, so that names stay
@@ -59,210 +59,210 @@ _NAMED = {"mask_rate", "mask_rate_end", "mask_unit", "corruption"}  # fixed sett
 
 @dataclass(frozen=True)
 class StudentConfig:
-    """What to train, on which store, and how."""
+    """What to train, on which store, and how.
+
+    Settings that are unset follow from the store and the recipe that made it.
+    """
 
     store: str | tuple[str, ...] | None = None
-    """directory or URL of the store (one target) that an `encode-...` command or `derive-shards` has written. Of
-    several stores of one plan, mlsm and hard-mlsm learn all targets at once, in a block of outputs for each"""
+    """Directory or URL of the store to train on, which an `encode-...` command or `derive-shards` has written. With
+    several stores of one plan, mlsm and hard-mlsm learn all targets at once, with a block of outputs for each."""
 
     store_weights: tuple[float, ...] | None = None
-    """several stores: what each one's loss is multiplied with in the sum, in their order; unset: 1 each"""
+    """With several stores: the weight of each one's loss in the sum, in their order; unset: 1 each."""
 
     objective: ObjectiveName = field(
         default="mlsm", metadata={"choices": {name: facts.target for name, facts in OBJECTIVES.items()}}
     )
-    """what the student learns of a masked token:"""
+    """What the student learns about a masked token:"""
 
     wordnet: Path | None = None
-    """supersense: WordNet's sense index, the file index.sense or the directory that holds it. Its content names the
-    run, not its place"""
+    """For supersense: WordNet's sense index, the file index.sense or the directory that contains it. The run is named
+    after its content, not its path."""
 
     kappa: float | None = None
-    """weight of the words' cross-entropy: of mtl, beside the KL of the LSPs (unset: 1); of regress, beside the loss of
-    the hidden states (unset: 0, no words)"""
+    """Weight of the words' cross-entropy: for mtl, added to the KL of the LSPs (unset: 1); for regress, added to the
+    loss of the hidden states (unset: 0, no words)."""
 
     regress_loss: Literal["cosine", "mse"] = "cosine"
-    """regress: the loss between outputs and hidden states, which are centred and standardised: `cosine` is 1 - cosine,
-    `mse` the mean squared error"""
+    """For regress: the loss between outputs and hidden states, which are centred and standardised. `cosine` is 1 -
+    cosine, `mse` the mean squared error."""
 
     target_temperature: float = 1.0
-    """mlsm, mtl and naive-mlsm: learn the LSP distribution p^(1/T), renormalised over the stored entries; above 1 it is
-    flatter than the stored one, below 1 sharper. From 1e-4, below which float32 holds the largest entry alone, to 1e9.
-    Losses of different T do not compare: kl_untempered does"""
+    """For mlsm, mtl and naive-mlsm: learn the LSP distribution p^(1/T), renormalised over the stored entries. Above 1
+    it is flatter than the stored one, below 1 sharper. From 1e-4, below which float32 keeps only the largest entry, to
+    1e9. Losses at different T cannot be compared; kl_untempered can."""
 
     untied: bool = False
-    """mlm, kd, mtl and naive-mlsm: give the vocabulary an output matrix of its own, apart from the token embedding. By
-    default the vocabulary's rows of the output matrix are the token embedding, as in the official code"""
+    """For mlm, kd, mtl and naive-mlsm: give the vocabulary an output matrix of its own. By default its rows of the
+    output matrix are the token embedding, as in the official code."""
 
     encoder: str = "bert-12x768"
-    """bert-tiny, -mini, -small, -medium or -base, deberta-base, modernbert-base, any bert-<layers>x<width> or
-    modernbert-<layers>x<width> (no network needed); or a Hugging Face config: Hub id, config.json or directory
-    (./bert-base if it has one of these names)"""
+    """Architecture: bert-tiny, -mini, -small, -medium or -base, deberta-base, modernbert-base, any
+    bert-<layers>x<width> or modernbert-<layers>x<width> (these need no network), or a Hugging Face config: Hub id,
+    config.json or directory (./bert-base if it has one of these names)."""
 
     continue_from: Path | None = None
-    """run, export or directory of safetensors that AutoModel loads: the encoder is that one, with its weights,
-    whatever `encoder` says"""
+    """Continue from a run, an export or a directory of safetensors that AutoModel loads: its encoder and weights are
+    used instead of --encoder."""
 
     continue_head: bool = False
-    """take the prediction head of the masked language model in continue_from, too (its dense layer and norm and, for
-    objectives that predict tokens, the biases of the vocabulary); by default the head begins anew"""
+    """Also use the prediction head of the masked language model in --continue-from: its dense layer and norm and, for
+    objectives that predict tokens, the biases of the vocabulary. By default the head is initialised from scratch."""
 
     documents_apart: bool = False
-    """keep the documents of a packed window apart: each token sees its own document only, positions begin anew with
-    each. The window's [CLS] belongs to its first document; others begin without one, and end with their [SEP]"""
+    """Keep the documents of a packed window apart: each token sees only its own document, and positions start again
+    with each. The window's [CLS] belongs to its first document; the others start without one and end with their
+    [SEP]."""
 
     segments: Literal["auto", "never"] = "auto"
-    """which sentence of a pair a token belongs to: `auto` tells an encoder with segment embeddings (token types) on a
-    store packed as pairs; `never` gives segment 0 to every token, as on all other stores"""
+    """Which sentence of a pair a token belongs to: `auto` tells an encoder with segment embeddings (token types) on a
+    store packed as pairs; `never` gives every token segment 0, as on all other stores."""
 
     short_windows: int | None = None
-    """tokens of a piece: the first steps read each window cut into pieces of this length (128, say, of windows of 512),
-    which do not see each other and are cheaper. Held-out windows are whole throughout. Unset: all steps read whole
-    windows"""
+    """Cut each window into pieces of this many tokens during the first steps (128, say, for windows of 512). The pieces
+    do not see each other and are cheaper. Held-out windows are never cut. Unset: all steps read whole windows."""
 
     short_share: float = 0.9
-    """short_windows: share of max_steps that reads pieces; the others read whole windows (BERT: 0.9)"""
+    """With --short-windows: share of the steps that reads pieces; the others read whole windows (BERT: 0.9)."""
 
     dropout: float | None = None
-    """probability of every dropout in the encoder; unset: what the encoder's config says (BERT: 0.1)"""
+    """Probability of every dropout in the encoder; unset: that of the encoder's config (BERT: 0.1)."""
 
     epochs: float | None = None
-    """passes over the training windows, in place of max_steps"""
+    """Passes over the training windows, instead of --max-steps."""
 
     max_steps: int | None = None
-    """optimiser steps; unset: as the recipe that made the store says, else 4 epochs, and at least 2,000 steps"""
+    """Optimiser steps; unset: those of the recipe that made the store, else 4 epochs and at least 2,000 steps."""
 
     batch_windows: int | None = None
-    """windows per optimiser step, whatever the micro-batch; unset: as the recipe that made the store says, else 1,024
-    where the epochs then give 10,000 steps, otherwise the largest power of two that does, at least 64"""
+    """Windows per optimiser step, whatever the micro-batch; unset: those of the recipe that made the store, else 1,024
+    if the epochs then give 10,000 steps, otherwise the largest power of two that does, at least 64."""
 
     micro_batch: int | None = None
-    """windows per forward and backward pass; lower it when memory runs out; unset: 4,096 tokens, on a GPU 16,384"""
+    """Windows per forward and backward pass. Lower it if memory runs out; unset: 4,096 tokens, on a GPU 16,384."""
 
     lr: float | None = None
-    """peak learning rate of AdamW; unset: as the recipe that made the store says, else 1e-4 for encoders as wide as
-    BERT-base (768), 1e-3 up to width 256, between them on a straight line in logarithms"""
+    """Peak learning rate; unset: that of the recipe that made the store, else 1e-4 for encoders as wide as BERT-base
+    (768), 1e-3 up to width 256, and in between on a straight line in logarithms."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """what turns gradients into updates. `muon` makes those of the matrices inside encoder and head orthogonal (Jordan
-    et al. 2024), scaled to the size of AdamW's, which the other weights keep: rate and weight decay mean the same"""
+    """What turns gradients into updates: `adamw`, or `muon`, which makes the updates of the matrices in encoder and
+    head orthogonal (Jordan et al. 2024) and scales them to the size of AdamW's, so that learning rate and weight decay
+    mean the same. All other weights use AdamW."""
 
     warmup: float = 0.02
-    """share of max_steps in which the rate rises linearly to its peak; `schedule` says how it goes on"""
+    """Share of the steps in which the learning rate rises linearly to its peak. What follows: --schedule."""
 
     schedule: Literal["linear", "cosine", "wsd"] = "linear"
-    """the rate after its rise: `linear` falls to zero on a straight line, `cosine` on half a cosine wave; `wsd`
-    (warm-up, stable, decay) stays at the peak and falls on a straight line at the end"""
+    """Learning rate after its rise: `linear` falls to zero on a straight line, `cosine` on half a cosine wave; `wsd`
+    (warm-up, stable, decay) stays at the peak and falls on a straight line at the end."""
 
     decay_share: float = 0.2
-    """wsd: share of max_steps in which the rate falls to zero, at most those behind the warm-up"""
+    """For wsd: share of the steps in which the learning rate falls to zero, at most those after the warm-up."""
 
     adam_beta1: float = 0.9
-    """AdamW's decay of the mean of gradients"""
+    """AdamW's decay of the mean of gradients."""
 
     adam_beta2: float = 0.999
-    """AdamW's decay of the mean of squared gradients"""
+    """AdamW's decay of the mean of squared gradients."""
 
     weight_decay: float = 0.01
-    """AdamW's decoupled weight decay, on everything but norms and biases"""
+    """AdamW's decoupled weight decay, on everything except norms and biases."""
 
     decay_all: bool = False
-    """weight decay on norms and biases too, as in the official code"""
+    """Apply weight decay to norms and biases, too, as the official code does."""
 
     grad_clip: float = 1.0
-    """largest norm of the gradient over all parameters"""
+    """Clip the gradient at this norm over all parameters."""
 
     positions: Literal["masked", "all"] = "masked"
-    """which tokens are predicted: `masked` those that a mask hides; `all` every token that is not special, and none is
-    hidden: the student reads the text as the teacher did. `all` is for objectives that learn only stored targets"""
+    """Which tokens are predicted: `masked`, those that a mask hides; `all`, every token that is not special, with none
+    hidden: the student reads the text as the teacher did. `all` is for objectives that learn only stored targets."""
 
     mask_rate: float = 0.15
-    """share of a window's non-special tokens that are hidden and to be predicted"""
+    """Share of a window's non-special tokens that are masked and predicted."""
 
     mask_rate_end: float | None = None
-    """share at the last step, reached from mask_rate as mask_schedule says (0.30 to 0.15, say); unset: constant.
-    Held-out windows are masked at this final rate throughout"""
+    """Mask rate at the last step, reached from --mask-rate as --mask-schedule says (0.30 to 0.15, say); unset:
+    constant. Held-out windows are always masked at this final rate."""
 
     mask_schedule: Literal["linear", "cosine", "steps"] = "linear"
-    """how the share moves to mask_rate_end: on a straight line, along half a cosine (slowly at both ends), or in
-    `steps` of equal size at mask_rate_steps"""
+    """How the mask rate moves to --mask-rate-end: on a straight line, along half a cosine (slowly at both ends), or in
+    `steps` of equal size at --mask-rate-steps."""
 
     mask_rate_steps: tuple[float, ...] = (0.5,)
-    """mask_schedule steps: shares of max_steps at which the mask rate changes"""
+    """With --mask-schedule steps: shares of the steps at which the mask rate changes."""
 
     mask_weights: str | tuple[str, ...] | None = None
-    """draw what is hidden in proportion to weights of the tokens: a file of make-mask-weights, or `frequency`, `common`
-    or `pmi` for one that is made of this store with that command's defaults (pmi: collocations are hidden as one), or
-    `adaptive`, the loss of the student itself on each token so far. Several, of which `uniform` may be one, take turns
-    at mask_weight_steps. Unset, or uniform alone: all tokens alike, as on held-out windows always"""
+    """Choose the masked tokens in proportion to weights: a file of make-mask-weights; `frequency`, `common` or `pmi`
+    for one that is made of this store with that command's defaults (pmi masks collocations as one); or `adaptive`, the
+    student's own loss on each token so far. Several, which may include `uniform`, take turns at --mask-weight-steps.
+    Unset, or only uniform: all tokens have the same weight, as held-out windows always do."""
 
     mask_weight_steps: tuple[float, ...] = (0.5,)
-    """several mask_weights: shares of max_steps at which the second, the third and so on take over"""
+    """With several --mask-weights: shares of the steps at which the second, the third and so on take over."""
 
     mask_update_steps: int = 200
-    """mask_weights adaptive: optimiser steps between two updates of the weights"""
+    """With --mask-weights adaptive: optimiser steps between two updates of the weights."""
 
     mask_unit: Literal["token", "word", "span"] = "token"
-    """what is masked together: `token` nothing, `word` the tokens of a word, `span` neighbours (SpanBERT's geometric
-    lengths)"""
+    """What is masked together: `token` nothing, `word` the tokens of a word, `span` neighbours (SpanBERT's geometric
+    lengths)."""
 
     corruption: Literal["mask", "80-10-10"] = "mask"
-    """what stands at a hidden token: `mask` always the mask token; `80-10-10` that in 80 %, a random token in 10 %, the
-    token itself in 10 %"""
+    """What replaces a masked token: `mask` is always the mask token; `80-10-10` is the mask token in 80 %, a random
+    token in 10 %, the token itself in 10 %."""
 
     mask_later: int = 0
-    """layer, counted from 0, at which [MASK] enters the encoder (Liao et al. 2022). The layers below it see the other
-    tokens alone and cost less by the share that is masked: worth it at a high mask_rate, such as 0.4. 0: the first
-    layer, as everywhere else. For BERT, RoBERTa, XLM-R, ELECTRA, ModernBERT, DeBERTa and DeBERTa-v2 without a
-    convolution"""
+    """Layer, counted from 0, at which [MASK] enters the encoder (Liao et al. 2022). The layers below it see only the
+    other tokens and cost less by the share that is masked, which pays at a high mask rate, such as 0.4. 0: the first
+    layer, as usual. For BERT, RoBERTa, XLM-R, ELECTRA, ModernBERT, DeBERTa and DeBERTa-v2 without a convolution."""
 
     seed: int = 42
-    """decides weights, order, masks and dropout"""
+    """Seed of weights, order, masks and dropout."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """arithmetic of the forward pass; auto: float32 on a CPU, and on a GPU bfloat16, if a trial there found it right
-    and faster. Weights stay float32"""
+    """Precision of the forward pass; `auto` is float32 on a CPU, and on a GPU bfloat16 if a trial there found it right
+    and faster. Weights stay float32."""
 
     products: Literal["auto", "onednn", "torch"] = "auto"
-    """library of the float32 matrix products on a CPU: `auto` times torch's own and oneDNN's, once on a machine, and
-    takes the faster one for each shape. A run keeps what it began with, also where it is resumed: another value is then
-    not taken, and a warning says so"""
+    """Library of the float32 matrix products on a CPU: `auto` times torch's own and oneDNN's once per machine and uses
+    the faster one for each shape. A resumed run keeps what it started with: another value is then ignored with a
+    warning."""
 
     device: str = "auto"
-    """auto (a GPU where there is one), cpu, cuda, cuda:1; of several processes on GPUs each takes its own"""
+    """`auto` (a GPU if there is one), cpu, cuda or cuda:1. Of several processes on GPUs each uses its own."""
 
     compile: bool | None = None
-    """torch.compile the student: its first step takes a minute or more, and it rounds differently; unset: on a
-    GPU, if a trial there found it right and faster"""
+    """Compile the student with torch.compile: its first step takes a minute or more, and it rounds differently; unset:
+    on a GPU, if a trial there found it right and faster."""
 
     activation_checkpointing: bool = False
-    """compute the layers a second time in the backward pass instead of keeping their results: less memory, slower"""
+    """Compute the layers a second time in the backward pass instead of keeping their results: less memory, slower."""
 
     checkpoints: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0)
-    """shares of max_steps at which a checkpoint is kept, each loadable with AutoModel; 0 keeps the untrained student,
-    the floor that evaluations compare trained ones with"""
+    """Shares of the steps at which to keep a checkpoint that AutoModel loads. 0 keeps the untrained student, the lower
+    bound with which evaluations compare trained ones."""
 
     save_every: int | None = None
-    """optimiser steps between checkpoints to resume from; 0: none; unset: a twentieth of the run, from 50 to 1,000"""
+    """Optimiser steps between checkpoints to resume from; 0: none; unset: a twentieth of the run, from 50 to 1,000."""
 
     keep_last: int = 1
-    """how many of the newest checkpoints stay; those of `checkpoints` stay always"""
+    """How many of the newest checkpoints to keep, in addition to those of --checkpoints."""
 
     eval_every: int | None = None
-    """optimiser steps between evaluations on held-out windows; 0: at kept checkpoints only; unset: as save_every"""
+    """Optimiser steps between evaluations on held-out windows; 0: only at kept checkpoints; unset: as --save-every."""
 
     eval_windows: int = 256
-    """held-out windows in an evaluation, with fixed masks"""
-
-    log_every: int = 1
-    """optimiser steps between two lines of log.jsonl"""
+    """Held-out windows per evaluation, with fixed masks."""
 
     track: tuple[TrackerName, ...] = ()
-    """show the log's figures in these, too: tensorboard (tensorboard --logdir runs/students), wandb (or offline, with
-    WANDB_MODE=offline), trackio; needs mlsm-pretrain[track]"""
+    """Also show the log's values in tensorboard (tensorboard --logdir runs/students), wandb (or offline, with
+    WANDB_MODE=offline) or trackio; needs mlsm-pretrain[track]."""
 
     run_dir: Path | None = None
-    """directory of the run itself; unset: runs/students/<objective>-<encoder>-seed<seed>-<fingerprint>"""
+    """Directory of this run; unset: runs/students/<objective>-<encoder>-seed<seed>-<fingerprint>."""
 
     def __post_init__(self):
         check(self)
@@ -270,7 +270,7 @@ class StudentConfig:
             raise ValueError(
                 f"--epochs {self.epochs:g} and --max-steps {self.max_steps} say the same thing twice. Give one of them."
             )
-        for name in ("max_steps", "batch_windows", "micro_batch", "eval_windows", "log_every", "keep_last"):
+        for name in ("max_steps", "batch_windows", "micro_batch", "eval_windows", "keep_last"):
             require(self, name, lambda value: value >= 1, "at least 1")
         for name in ("save_every", "eval_every", "weight_decay", "seed", "mask_later"):
             require(self, name, lambda value: value >= 0, "0 or more")
@@ -321,7 +321,7 @@ class StudentConfig:
             raise ValueError(
                 f"--target-temperature other than 1 is for the objectives {_names('temperable')}, found"
                 f" {self.objective}: mlm, hard-mlsm and supersense learn no stored one, and the entries that a kd store"
-                f" leaves out are one bucket, whose power is not the sum of theirs. Leave it out, or take one of these"
+                f" leaves out are one bucket, whose power is not the sum of their powers. Omit it, or use one of these"
                 f" objectives."
             )
         if (self.wordnet is None) == facts.wordnet:
@@ -452,33 +452,34 @@ class ProbeConfig(StudentConfig):
     """
 
     store: str | None = None
-    """directory or URL of a store of the student's tokenizer, of any kind; unset: the one the student learned from"""
+    """Directory or URL of a store, of any kind, with the student's tokenizer; unset: the one that the student learned
+    from."""
 
     segments: Literal["auto", "never"] = "auto"
-    """which sentence of a pair a token belongs to: `auto` tells a student that was trained so, on a store packed as
-    pairs; `never` gives segment 0 to every token"""
+    """Which sentence of a pair a token belongs to: `auto` tells a student that was trained so, on a store packed as
+    pairs; `never` gives every token segment 0."""
 
     student: str | None = None
-    """a run, an export, a kept checkpoint or a Hub id of a student with LSP outputs, for hidden of any
-    student; unset: the newest finished run with LSPs under runs/students"""
+    """A run, an export, a kept checkpoint or a Hub id of a student with LSP outputs (for `hidden`, of any student);
+    unset: the newest finished run with LSPs under runs/students."""
 
     probe_input: ProbeInput = "softmax"
-    """what the probe reads: `softmax`, the LSP distribution, tests what LSPs carry; `logits`, the raw outputs, tests
+    """What the probe reads: `softmax`, the LSP distribution, tests what LSPs carry; `logits`, the raw outputs, tests
     what the encoder carries, and merges with the output matrix into a decoder that AutoModelForMaskedLM loads;
-    `hidden`, the encoder's last hidden states, is the same readout for students of every objective, mlm included"""
+    `hidden`, the encoder's last hidden states, is the same readout for students of every objective, mlm included."""
 
     max_steps: int | None = None
-    """optimiser steps; unset: as the recipe that made the store says, else a tenth of a student's, at least 1,000"""
+    """Optimiser steps; unset: those of the recipe that made the store, else a tenth of a student's, at least 1,000."""
 
     lr: float | None = None
-    """peak learning rate of AdamW; unset: 0.001 for logits and hidden; for softmax 100 / max_steps, at most 0.5, as
-    weights of probabilities have a long way to go and AdamW moves them by about the rate"""
+    """Peak learning rate; unset: 0.001 for logits and hidden; for softmax 100 / max_steps, at most 0.5, as weights of
+    probabilities have a long way to go and AdamW moves them by about the learning rate."""
 
     weight_decay: float = 0.0
-    """AdamW's decoupled weight decay of the probe's matrix"""
+    """AdamW's decoupled weight decay of the probe's matrix."""
 
     run_dir: Path | None = None
-    """directory of the run; unset: runs/probes/<input>-<student>-seed<seed>-<fingerprint>"""
+    """Directory of this run; unset: runs/probes/<input>-<student>-seed<seed>-<fingerprint>."""
 
     objective: ObjectiveName = field(init=False, default="mlm")
     wordnet: Path | None = field(init=False, default=None)

@@ -195,7 +195,7 @@ def load_student(source: str | Path, revision: str | None = None, head: int = 1)
     Raises RunError where there are no LSP outputs, or the files are damaged
     """
     head_file, config_file = head_files(head)
-    with reading_export(source):
+    with explain_damaged_export(source):
         tensors = load_tensors(find_file(source, head_file, revision))
         facts = json.loads(read_file(find_file(source, config_file, revision)))
         if problem := find_problem(facts, FACTS):
@@ -229,7 +229,7 @@ def _export_again():
 
 
 @contextmanager
-def reading_export(source: str | Path) -> Iterator[None]:
+def explain_damaged_export(source: str | Path) -> Iterator[None]:
     """Turn the errors of the libraries that read an export's files into a RunError that names the export."""
     try:
         with catch_panics():
@@ -257,7 +257,7 @@ def load_tokenizer(source: str | Path, student: Student, revision: str | None = 
 
     Raises RunError if it is damaged, gives ids that the student's encoder does not know, or gives two tokens one id
     """
-    with reading_export(source):
+    with explain_damaged_export(source):
         tokenizer = open_tokenizer(source, revision=revision)
     if trouble := describe_unfit_tokenizer(tokenizer, student.encoder) or describe_special_tokens(tokenizer):
         raise RunError(f"{source}: {trouble} {_export_again()}")

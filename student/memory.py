@@ -23,7 +23,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Let `peak_memory` begin anew; on a CPU only Linux does that."""
+    """Reset `peak_memory`; on a CPU only Linux does that."""
     if device.type == "cuda":
         if torch.cuda.is_initialized():  # otherwise there is nothing to forget, and torch raises RuntimeError
             torch.cuda.reset_peak_memory_stats(device)

@@ -15,7 +15,7 @@ from mlsm.common.invocation import program
 from shards.reader import Store
 from student import proof
 from student.config import StudentConfig
-from student.encoders.products import choose_products, contradicts
+from student.encoders.libraries import choose_libraries, contradicts
 from student.masks.config import UNIFORM
 from student.masks.weights import mask_tables
 from student.ranks import Ranks
@@ -49,14 +49,14 @@ def open_run(
     settings = _settings(task, resolved.config, tables)
 
     def choose() -> Mapping[str, str]:
-        return choose_products(resolved.config, task.build(), store.max_length, ranks.device, ranks.size)
+        return choose_libraries(resolved.config, task.build(), store.max_length, ranks.device, ranks.size)
 
     run = Run(
-        resolved.config, store, task.architecture, settings, tables, create=ranks.is_first, choose_products=choose
+        resolved.config, store, task.architecture, settings, tables, create=ranks.is_first, choose_libraries=choose
     )
-    if ranks.is_first and contradicts(run.products, resolved.config, ranks.device):
+    if ranks.is_first and contradicts(run.libraries, resolved.config, ranks.device):
         logger.warning(
-            "--products %s is not taken: the run in %s began with other products and keeps them to its end. "
+            "--products %s is ignored: the run in %s started with other libraries of matrix products and keeps them. "
             "Another --run-dir begins a run of its own",
             config.products,
             run.directory,

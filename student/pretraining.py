@@ -33,7 +33,7 @@ from mlsm.common.errors import RunError
 from shards.codec import pad_rows
 from shards.reader import Store, open_store
 from shards.schema import MAX_ENTRIES
-from shards.torch_dataset import Window
+from shards.torch_dataset import WindowTensors
 from student.batches import Loader, store_has_pairs
 from student.config import ResolvedConfig, StudentConfig
 from student.encoders.build import token_types, without_pooler
@@ -80,7 +80,7 @@ class LspCollator:
         top_n = self.store.settings.get("top_n")
         self.most_entries = min(self.store.k, top_n if isinstance(top_n, int) else MAX_ENTRIES)
 
-    def __call__(self, items: Sequence[Window]) -> dict[str, Tensor]:
+    def __call__(self, items: Sequence[WindowTensors]) -> dict[str, Tensor]:
         """The batch of these windows. Raises ValueError if they are not all windows of one split of the store."""
         windows = _reader_of(items, self.store)
         loader = Loader(
@@ -117,7 +117,7 @@ class LspCollator:
 
 def _reader_of(items, store):
     """The reader that all these windows are from."""
-    if strange := next((item for item in items if not isinstance(item, Window)), None):
+    if strange := next((item for item in items if not isinstance(item, WindowTensors)), None):
         raise ValueError(
             f"LspCollator takes windows of mlsm.LspWindows, found {type(strange).__name__}. Pass one as dataset."
         )

@@ -33,8 +33,8 @@ from transformers.modeling_outputs import MaskedLMOutput
 from mlsm.common.disk import read_file
 from mlsm.common.errors import RunError
 from mlsm.common.json_checks import find_problem, object_of, optional
+from mlsm.common.matrix_products import USUAL
 from mlsm.common.model_checks import max_positions, quiet_transformers
-from mlsm.common.products import USUAL
 from mlsm.common.progress import silent
 from shards.reader import Store
 from student.batches import store_has_pairs
@@ -48,12 +48,12 @@ from student.encoders.modeling_mlsm import HIDDEN_PROBE, PROBE_FILE, SOFTMAX_PRO
 from student.encoders.stock import has_known_head, masked_lm
 from student.lsp_model import (
     LspModel,
+    explain_damaged_export,
     find_file,
     load_encoder,
     load_student,
     load_tensors,
     load_tokenizer,
-    reading_export,
     save_lsp_head,
 )
 from student.objectives.mlm import Mlm
@@ -64,7 +64,7 @@ from student.runs.export import (
     CardText,
     auto_loading,
     mask_later_note,
-    write_papers,
+    write_card_and_lineage,
 )
 from student.runs.probed import export_of, with_student_and_store
 from student.task import TrainingTask
@@ -87,7 +87,7 @@ class ProbedStudent(nn.Module):
         # Inside a tuple it is not a submodule, so it stays in evaluation mode and out of optimiser and checkpoints.
         self._frozen = (student.eval().requires_grad_(False),)
         self.probe_input = probe_input
-        self.products = USUAL  # of the probe; the frozen part keeps oneDNN's
+        self.libraries = USUAL  # of the probe; the frozen part keeps oneDNN's
         width = student.encoder.config.hidden_size if probe_input == "hidden" else len(student.output_bias_K)
         self.probe_Vk = nn.Parameter(torch.zeros(vocabulary, width))  # convex: any start serves
 
@@ -97,7 +97,7 @@ class ProbedStudent(nn.Module):
             outputs_Mk = self.student(*args, **kwargs)
             if self.probe_input == "softmax":
                 outputs_Mk = outputs_Mk.float().softmax(dim=1)
-        return linear(outputs_Mk, self.probe_Vk, None, self.products)
+        return linear(outputs_Mk, self.probe_Vk, None, self.libraries)
 
     @torch.no_grad()
     def words(self, lsps_Mk: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ class ProbedLspModel(nn.Module):
         place = export_of(source)
         with suppress(RunError):
             probe_file = find_file(place, PROBE_FILE, revision)
-            with reading_export(place):
+            with explain_damaged_export(place):
                 tensors = load_tensors(probe_file)
             if HIDDEN_PROBE in tensors:
                 return cls(*_load_hidden(place, tensors[HIDDEN_PROBE], revision))
@@ -169,7 +169,7 @@ class ProbedLspModel(nn.Module):
 
 def _load_hidden(source, probe_Vd, revision) -> tuple[ProbedStudent, PreTrainedTokenizerBase]:
     """A hidden probe and its tokenizer."""
-    with reading_export(source):
+    with explain_damaged_export(source):
         student = FrozenEncoder(load_encoder(source, revision))
         probed = ProbedStudent(student, len(probe_Vd), "hidden")
         probed.load_state_dict({"probe_Vk": probe_Vd}, strict=True)
@@ -189,7 +189,7 @@ def load_probe(source: str | Path, revision: str | None = None) -> tuple[ProbedS
             f"{source} holds no softmax probe. Expected a run or export of train-probe; that of a logits probe"
             f" is loaded with AutoModelForMaskedLM."
         )
-    with reading_export(source):
+    with explain_damaged_export(source):
         probe_Vk = load_tensors(find_file(source, PROBE_FILE, revision))[SOFTMAX_PROBE]
         probed = ProbedStudent(student, len(probe_Vk), facts[PROBE_FACT])
         probed.load_state_dict({"probe_Vk": probe_Vk}, strict=True)
@@ -215,7 +215,7 @@ def probe_task(config: ProbeConfig, store: Store) -> TrainingTask:
     source = export_of(config.student)
     student, facts = _load_frozen(source) if config.probe_input == "hidden" else load_student(source)
     _check_fits(config, store, source, student, facts)
-    with reading_export(source):
+    with explain_damaged_export(source):
         lineage_of_student = json.loads(read_file(find_file(source, LINEAGE_FILE)))
         if problem := find_problem(lineage_of_student, object_of({"settings": optional(dict)})):
             raise RunError(f"{source}/{LINEAGE_FILE}: {problem}. Export the student again.")
@@ -235,7 +235,7 @@ def probe_task(config: ProbeConfig, store: Store) -> TrainingTask:
 
 def _load_frozen(source: str | Path) -> tuple[Student, dict]:
     """The encoder of any student, and of the facts of lsp_config.json what a probe of hidden states has."""
-    with reading_export(source):
+    with explain_damaged_export(source):
         encoder = load_encoder(source)
         known = json.loads(read_file(find_file(source, LINEAGE_FILE)))
     facts: dict[str, Any] = {PROBE_FACT: "student"} if "student" in known else {}
@@ -257,7 +257,7 @@ def export_probe(model: ProbedStudent, directory: Path, facts: dict, store: Stor
         save_file({HIDDEN_PROBE if model.probe_input == "hidden" else SOFTMAX_PROBE: probe}, directory / PROBE_FILE)
     if model.probe_input != "hidden":
         save_lsp_head(model.student, _FROZEN, facts | {PROBE_FACT: model.probe_input}, directory)
-    write_papers(directory, _card_text(model, lineage), store, lineage)
+    write_card_and_lineage(directory, _card_text(model, lineage), store, lineage)
 
 
 def merge(model: ProbedStudent) -> PreTrainedModel:

@@ -112,10 +112,10 @@ class Ranks:
 
     def tell(self, value: Any) -> Any:
         """The first process's value, in all of them."""
-        told = [value]
+        values = [value]
         if self.size > 1:
-            dist.broadcast_object_list(told, src=0, group=self.group)
-        return told[0]
+            dist.broadcast_object_list(values, src=0, group=self.group)
+        return values[0]
 
     def first_then_all(self, work: Callable[[], Value]) -> Value:
         """work(), done by the first process and then by the others, which raise PeerError where it failed there."""
@@ -139,7 +139,7 @@ class Ranks:
         """Wrap the model so that its backward pass also sums the gradients over all processes."""
         if self.size == 1:
             return model
-        # This also allows for weights without a gradient. Without it, DistributedDataParallel lays its buckets out anew
+        # This also allows for weights without a gradient. Without it, DistributedDataParallel changes its buckets
         # after the first step, and three or more ranks would add up in another order after a resume.
         fixed_buckets = {"find_unused_parameters": True}
         with warnings.catch_warnings():

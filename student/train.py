@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from mlsm.common.device import choose_device, own_randomness
 from mlsm.common.durable import publish_directory
 from mlsm.common.errors import Interrupted, RunError, TrainingError
-from mlsm.common.products import USUAL
+from mlsm.common.matrix_products import USUAL
 from mlsm.common.progress import silent
 from shards.counter import hash_u64
 from shards.manifest import fingerprint
@@ -40,9 +40,9 @@ from student.batches import Batch, Loader, MicroBatch, copy_to_host, pin, read_a
 from student.config import ResolvedConfig, StudentConfig
 from student.encoders.build import weights_fingerprint
 from student.encoders.dropout import use_fast_dropout
+from student.encoders.libraries import libraries_record
 from student.encoders.linear import use_fast_linear
 from student.encoders.mask_later import mask_later_of
-from student.encoders.products import products_record
 from student.held_out import HeldOut
 from student.masks.adaptive import AdaptiveWeights
 from student.masks.config import ADAPTIVE
@@ -140,7 +140,7 @@ class Trainer:
         is_adaptive = config.mask_weights == ADAPTIVE
         every, device = config.mask_update_steps, ranks.device
         self.adaptive = AdaptiveWeights(store, objective, every, device) if is_adaptive else None
-        self.stepper = Stepper(config, model, objective, ranks, run.products, self.adaptive)
+        self.stepper = Stepper(config, model, objective, ranks, run.libraries, self.adaptive)
         self.meter = Meter.of_run(config, model, store.max_length, self.stepper.autocast_dtype, ranks.size)
         kept_steps = config.checkpoint_steps(config.max_steps)
         self.checkpoints = Checkpoints(run.checkpoint_directory, kept_steps, config.keep_last)
@@ -209,11 +209,9 @@ class Trainer:
                     "batch": f"{batch.digest:016x}",
                 }
                 kept = state.steps in self.checkpoints.kept_steps
-                evaluated = kept or _every(config.eval_every, state.steps)
-                if evaluated:
+                if kept or _every(config.eval_every, state.steps):
                     line |= self._evaluate()
-                if evaluated or _every(config.log_every, state.steps):
-                    self._log(**line)
+                self._log(**line)
                 if kept or _every(config.save_every, state.steps):
                     self._save()
                 self._report(loss=loss)
@@ -254,7 +252,7 @@ class Trainer:
             raise TrainingError(
                 f"evaluation after step {state.steps}: a held-out figure is not finite ({state.figures}): weights have"
                 f" become too large. Last whole checkpoint: {state.saved or 'none'}. Lower --lr; if the run ends like"
-                f" this again, that checkpoint is damaged: move it elsewhere, and the run goes on from the one before."
+                f" this again, that checkpoint is damaged: move it elsewhere, and the run resumes from the one before."
             )
         return state.held_out_line()
 
@@ -268,7 +266,7 @@ class Trainer:
             "plan": self.store.plan_id,
             "target": self.store.target_id,
             "run": fingerprint(self.run.identity),
-            **products_record(self.run.products),
+            **libraries_record(self.run.libraries),
             "shards": self.objective.digest(self.loader.windows),
         }
         statistics = None if self.adaptive is None else self.adaptive.state(self.ranks)
@@ -282,7 +280,7 @@ class Trainer:
             raise TrainingError(
                 f"after step {self.state.steps} there are weights that are not finite, so nothing is saved. Last whole"
                 f" checkpoint: {self.state.saved or 'none'}. If the run ends like this again, the optimiser's state in"
-                f" that checkpoint is damaged: move it elsewhere, and the run continues from the one before."
+                f" that checkpoint is damaged: move it elsewhere, and the run resumes from the one before."
             )
 
     def _report(self, **figures) -> None:
@@ -352,7 +350,7 @@ class Trainer:
         self.trackers.log(line)
 
     def _resume(self) -> float:
-        """Go on from the newest whole checkpoint, if there is one; returns the seconds that took."""
+        """Continue from the newest whole checkpoint, if there is one; returns the seconds that took."""
         begun = time.perf_counter()
         state: dict = {}
         if found := self.ranks.ask_first(self.checkpoints.newest_whole):
@@ -372,7 +370,7 @@ class Trainer:
                 self._log(event="other shards", before=state["shards"], now=now)
                 logger.warning(
                     "%s: units of its training split were encoded again since step %d, on another processor or with"
-                    " other library versions: their bytes differ. The run goes on with them and will not equal an"
+                    " other library versions: their bytes differ. The run continues with them and will not equal an"
                     " unbroken run bit for bit.",
                     self.store.path,
                     self.state.steps,
@@ -400,7 +398,7 @@ class Stepper:
     """Updates a student that is on its device already.
 
     ranks       the processes that share every batch
-    products    which library computes which product (products.py)
+    libraries   which library computes which matrix product (encoders/libraries.py)
     adaptive    what counts the losses of updates by token, if anything does
     """
 
@@ -410,7 +408,7 @@ class Stepper:
         model: nn.Module,
         objective: Objective,
         ranks: Ranks | None = None,
-        products: Mapping[str, str] = USUAL,
+        libraries: Mapping[str, str] = USUAL,
         adaptive: AdaptiveWeights | None = None,
     ):
         self.config, self.model, self.objective, self.adaptive = config, model.train(), objective, adaptive
@@ -418,7 +416,7 @@ class Stepper:
         self.device = next(model.parameters()).device
         if self.device.type == "cpu":
             use_fast_dropout(model.encoder)
-            use_fast_linear(model, products)
+            use_fast_linear(model, libraries)
         if config.activation_checkpointing:
             model.checkpoint_activations()
         if config.compile:

@@ -37,7 +37,7 @@ def test_every_lint_is_that_of_make_lint():
         " ".join(re.sub(r"--quiet|\$\(BIN\)/| \.$", "", line.strip()).split()) for line in recipe.splitlines()[1:]
     }
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
-    assert {hook["entry"] for hook in hooks} == wanted == {"ruff check", "ruff format --check", "mypy"}
+    assert {hook["entry"] for hook in hooks} == wanted == {"ruff check", "ruff format --check", "mypy", "codespell"}
     jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
     assert "make lint" in [step.get("run") for step in jobs["lint"]["steps"]]
     suite = [step.get("run", "") for step in jobs["suite"]["steps"]]

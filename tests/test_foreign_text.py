@@ -15,7 +15,7 @@ from shards.export import export
 from shards.manifest import with_checksum
 from shards.reader import Store
 from student.config import StudentConfig
-from student.runs.export import CardText, write_papers
+from student.runs.export import CardText, write_card_and_lineage
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.train import train
@@ -52,7 +52,9 @@ def test_a_card_tells_foreign_text_as_text(store, tmp_path):
         "objective": "mlm",
         "student": {"name": HOSTILE},
     }
-    write_papers(tmp_path, CardText(HOSTILE, "Trained.", "Load.", ["a\n---\n# b", HOSTILE], False), store, lineage)
+    write_card_and_lineage(
+        tmp_path, CardText(HOSTILE, "Trained.", "Load.", ["a\n---\n# b", HOSTILE], False), store, lineage
+    )
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", card)
     front, body = card.split("\n---\n", 1)

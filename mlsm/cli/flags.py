@@ -60,7 +60,6 @@ OTHER_NAMES = {
     "fp16": ["dtype float16"],
     "bf16": ["dtype bfloat16"],
     "torch_dtype": ["dtype"],
-    "logging_steps": ["log_every"],
     "save_steps": ["save_every"],
     "eval_steps": ["eval_every"],
     "save_total_limit": ["keep_last"],

@@ -1,6 +1,7 @@
 """What --help says: all commands, or the flags of one, in groups, each with the default that is in force.
 
-What a flag does is the docstring under its setting. Left out: reading flags (flags.py).
+`mlsm COMMAND --help` only names the advanced flags, so that it is read at a glance; `mlsm help COMMAND` describes them,
+too. What a flag does is the docstring under its setting. Not handled here: reading flags (flags.py).
 """
 
 import argparse
@@ -16,40 +17,34 @@ from typing import Any
 from mlsm.cli.flags import Parser, add_flag, settable, takes_several
 from mlsm.commands import STAGES, Command
 from mlsm.common.invocation import program
-from mlsm.common.settings import is_word
+from mlsm.common.settings import flag_of, is_word
 
 COMMON = """\
   --json               print the result as JSON
   --print-config       print the settings as YAML and stop
   --debug              show the whole traceback of an error"""
-RECIPES = "  --recipe NAME|FILE   defaults from recipes/NAME.yaml or a YAML file; flags win"
+RECIPES = "  --recipe NAME|FILE   defaults from recipes/NAME.yaml or a YAML file; flags override them"
 
-# The settings of all commands, the usual ones first; a word without a flag is "what", and one that is not named here is
-# "how", in the order of its class. A setting means the same in all commands that have it.
+# The settings of all commands, the usual ones first; those that are not named here are options, in the order of their
+# class. A setting means the same in all commands that have it. --help only names the advanced ones.
 GROUPS = {
-    "what": """page dataset from_ file images orientation recipe store stores models results run path corpus teacher
-        tokenizer hidden layer k top_n quantise bytes dictionary codebook atoms objective encoder
-        wordnet student continue_from probe_input
-        vocab_size tasks seeds step sentences pairs lsp word text texts_a texts_b without amplify
-        vectors intruders judge similar_to document window against split windows reuse""",
-    "where": "output run_dir data_dir diagnostic finetuning html push_to_hub license language",
-    "how": "",
-    "resources": """device dtype products workers scheduler micro_batch batch_tokens unit_tokens compile
-        activation_checkpointing partial_vocabulary """,
-    "rare": """text_field invalid_utf8 min_characters keep_duplicates documents_apart segments dictionary_epochs
-        dictionary_batch tolerance solver_steps solver_backend retry_quarantine kappa regress_loss target_temperature
-        untied continue_head warmup schedule decay_share optimizer adam_beta1 adam_beta2 weight_decay decay_all
-        grad_clip positions mask_rate_end mask_schedule mask_rate_steps mask_weights mask_weight_steps
-        mask_update_steps mask_unit corruption mask_later short_windows short_share checkpoints store_weights
-        save_every keep_last eval_every eval_windows log_every track limit per_paradigm mark_target limit_train""",
+    "input": """page dataset from_ file model images run path results stores store models recipe corpus teacher
+        tokenizer hidden dictionary student continue_from text word lsp texts_a texts_b sentences pairs vectors
+        similar_to document window against tasks push_to_hub""",
+    "options": """objective probe_input encoder layer k lam top_n quantise bytes packing max_length max_tokens
+        dictionary_tokens epochs max_steps batch_windows micro_batch lr mask_rate checkpoints frozen seeds batch split
+        step metric limit_train per_paradigm seed device dtype workers""",
+    "paths": "output run_dir data_dir diagnostic html wordnet codebook",
+    "advanced": """text_field document_boundary invalid_utf8 min_characters keep_duplicates held_out_by documents_apart
+        segments unit_tokens batch_tokens scheduler products compile activation_checkpointing retry_quarantine atoms
+        center dictionary_epochs solver tolerance solver_steps solver_backend store_weights kappa regress_loss
+        target_temperature untied continue_head optimizer warmup schedule decay_share adam_beta1 adam_beta2 weight_decay
+        decay_all grad_clip dropout positions mask_rate_end mask_schedule mask_rate_steps mask_weights mask_weight_steps
+        mask_update_steps mask_unit corruption mask_later short_windows short_share save_every keep_last eval_every
+        eval_windows overwrite""",
 }
-TITLES = {
-    "what": "what it works on and makes",
-    "where": "where data come from and results go",
-    "how": "how",
-    "resources": "resources",
-    "rare": "rarely needed",
-}
+FEW = 4  # advanced flags, which are described anyway
+TITLES = {"input": "Input and output", "options": "Options", "paths": "Paths", "advanced": "Advanced"}
 
 
 def greeting() -> str:
@@ -78,7 +73,7 @@ def overview(commands: dict[str, Command]) -> str:
         "usage: mlsm COMMAND [FLAGS]      (or: python cli.py COMMAND [FLAGS])\n\n"
         "Masked Latent Semantic Modeling in two stages: encode a corpus once, train from it many times.\n\n"
         + "".join(f"{listed}\n\n" for listed in lists)
-        + f"Every command has --help (or: mlsm help COMMAND), and:\n{COMMON}\n\n"
+        + f"Every command has --help (everything: mlsm help COMMAND), and:\n{COMMON}\n\n"
         f"Those of the first two groups also:\n{RECIPES}\n\n"
         f"Running a command again resumes it, or says that it is finished."
     )
@@ -91,10 +86,11 @@ def unknown_command(name: str, names: Iterable[str]) -> str:
     return f"no command {name!r}.{did_you_mean} There are: {', '.join(names)}"
 
 
-def flags_of(command: Command, values: dict, why: str) -> Parser:
+def flags_of(command: Command, values: dict, why: str, brief: bool = False) -> Parser:
     """Describe one command and its flags, for `mlsm COMMAND --help` and for the command's page of the site.
 
     values   what the recipe that applies says, by setting;  why  the recipe and the reason why it applies, or ""
+    brief    whether the advanced flags are only named
     Returns  a parser with the flags in groups, whose format_help() is the text
     """
     settings_class = command.settings
@@ -105,13 +101,20 @@ def flags_of(command: Command, values: dict, why: str) -> Parser:
     )
     named = f"Defaults marked {_recipe_in(why)} are those of the {why}; the others hold in general."
     defaults = f"\n\n{named}" if why else ""
+    _, _, more = (settings_class.__doc__ or "").partition("\n\n")  # the first paragraph says what the summary says
+    details = f"\n\n{' '.join(more.split())}" if more.strip() else ""
     parser = Parser(
         usage=" ".join(filter(None, [program(), command.name, words, "[FLAGS]"])),
-        description=f"{command.summary}\n\n{' '.join((settings_class.__doc__ or '').split())}{defaults}",
-        epilog=f"as with every command:\n{RECIPES + chr(10) if command.recipes else ''}{COMMON}",
+        description=f"{command.summary}{details}{defaults}",
+        epilog=f"Common options:\n{RECIPES + chr(10) if command.recipes else ''}{COMMON}",
         formatter_class=_Format,
     )
     for group, names in _grouped(fields).items():
+        if brief and group == "advanced" and len(names) > FEW:
+            flags = " ".join(flag_of(fields[setting]) for setting in names)
+            listed = textwrap.fill(flags, 96, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+            parser.add_argument_group(f"{TITLES[group]} ({program()} help {command.name} describes them)", listed)
+            continue
         shown = parser.add_argument_group(TITLES[group])
         for setting in names:
             choices = [f"`{name}` {text}" for name, text in fields[setting].metadata.get("choices", {}).items()]
@@ -127,7 +130,7 @@ def _grouped(fields):
     named = {name for names in groups.values() for name in names}
     for name, field in fields.items():
         if name not in named:
-            groups["what" if is_word(field) else "how"].append(name)
+            groups["input" if is_word(field) else "options"].append(name)
     return groups
 
 
@@ -136,6 +139,9 @@ class _Format(argparse.HelpFormatter):
 
     def __init__(self, prog):
         super().__init__(prog, max_help_position=28)
+
+    def _split_lines(self, text, width):
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
     def _fill_text(self, text, width, indent):
         return "\n".join(line if line.startswith("  ") else textwrap.fill(line, width) for line in text.splitlines())

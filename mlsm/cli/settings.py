@@ -23,6 +23,7 @@ from mlsm.recipes.reading import DEMONSTRATION, names_of, recipe_settings, recip
 if TYPE_CHECKING:
     from shards.reader import Store
 
+HELP = {"-h", "--help", "--help-all"}  # the last one describes the advanced flags, too
 OWN_MATERIAL = {"corpus", "teacher", "tokenizer", "hidden", "dictionary"}
 
 
@@ -50,9 +51,9 @@ def parse(command: Command, argv: list[str], recipe: str | None = None) -> Parse
     Raises  ValueError of one sentence on bad flags, recipes and values
     """
     settings_class = command.settings
-    wants_help = not {"-h", "--help"}.isdisjoint(argv)
+    wants_help = not HELP.isdisjoint(argv)
     try:
-        given = read_flags(settings_class, [word for word in argv if word not in ("-h", "--help")])
+        given = read_flags(settings_class, [word for word in argv if word not in HELP])
     except ValueError as error:
         if not wants_help:
             raise ValueError(f"{error} All flags:  {program()} {command.name} --help") from None
@@ -79,7 +80,7 @@ def parse(command: Command, argv: list[str], recipe: str | None = None) -> Parse
     if not (values or is_asked_for):
         recipe, why = None, ""
     if wants_help:
-        print(flags_of(command, values, why).format_help(), end="")
+        print(flags_of(command, values, why, brief="--help-all" not in argv).format_help(), end="")
         sys.exit(0)
     settings = settings_class(**values | given | chosen)
     if command.recipes and hasattr(settings_class, "recipe"):

@@ -6,7 +6,8 @@
 
 A file holds `Settings` (a dataclass, often that of the package which does the work), `run(settings, progress)`, whose
 docstring is that of the Python function, and `show(report, settings)`, the text that people read. The first line of the
-file is the line of `mlsm --help`. What is heavy to import is imported inside `run`. A file may also hold the names that
+file is the line of `mlsm --help`; what the docstring of `Settings` says after its first paragraph stands above the
+flags. What is heavy to import is imported inside `run`. A file may also hold the names that
 Command explains. Files whose names begin with an underscore are no commands.
 """
 

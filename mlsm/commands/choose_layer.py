@@ -36,7 +36,7 @@ def show(result: dict, settings: Settings) -> str:
         lines.append(
             f"\nNo conclusion about this teacher and its layers: below {LEAST_COVERAGE:.0%} of SemCor most "
             "senses have too few examples, and F1 says more of that than of LSPs. Take all of "
-            "SemCor, without --limit."
+            "SemCor, without --limit-train."
         )
     elif max(best["f1"] for best in result["recommended"]) <= first["ALL"]:
         lines.append("  No layer is above it: LSPs of this teacher and these dictionaries tell senses apart poorly.")
@@ -52,7 +52,6 @@ def show(result: dict, settings: Settings) -> str:
                 f"Cheapest layer not significantly worse:  {cheap['layer']}  (F1 {cheap['f1']:.1%}, "
                 f"McNemar p = {cheap['p']:.2f})"
             )
-    lines += _correlations(result["correlation"])
     rows = [("time", duration(result["seconds"])), ("files", f"{result['directory']}: {', '.join(result['files'])}")]
     return "\n".join([*lines, "", table(rows)])
 
@@ -77,20 +76,3 @@ def _lines(result):
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-
-
-def _correlations(found):
-    lines = []
-    for entry in found or ():
-        layers_of = ", ".join(map(str, entry["layers"]))
-        lines.append(f"\nWith the fine-tuning averages of layers {layers_of} (k = {entry['k']}):")
-        for name in ("raw", "rounded"):
-            if not entry.get(name):
-                lines.append(f"  {name}: three layers or more that differ are needed for a correlation")
-                continue
-            parts = [
-                f"{kind.capitalize()} {value['coefficient']:.3f} (p = {value['p']:.2g})"
-                for kind, value in entry[name].items()
-            ]
-            lines.append(f"  {name:<8} {', '.join(parts)}")
-    return lines

@@ -9,7 +9,7 @@ from mlsm.results import Report
 # of these.
 PAPER_TOTALS = {"kd": ("1.49e13", "131.9 %"), "naive-mlsm": ("1.50e13", "132.7 %"), "mlsm-10": ("1.16e13", "102.7 %")}
 NAMES = {"mlm": "MLM", "kd": "KD", "naive-mlsm": "naive MLSM"}
-_PAPERS = ("encoder", "teacher", "vocab_size", "k", "layer", "windows", "max_length")
+_PAPERS = ("encoder", "teacher", "vocab_size", "k", "layer", "max_length")
 
 
 def run(settings: Settings, progress: Progress = silent) -> Report:

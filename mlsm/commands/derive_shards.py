@@ -15,7 +15,7 @@ def show(report: dict, settings: Settings) -> str:
 
 
 def run(settings: Settings, progress: Progress = silent) -> EncodedStore:
-    """Make a store with fewer entries a token from a stored one, without the teacher."""
+    """Make a store with fewer entries per token from a stored one, without the teacher."""
     from shards.tools import derive_shards
 
     return EncodedStore.of(derive_shards(settings, progress)[0])

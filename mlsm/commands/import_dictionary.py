@@ -11,7 +11,7 @@ DOWNLOADS = False
 
 
 def run(settings: Settings, progress: Progress = silent) -> Report:
-    """Make a dictionary of ours of a .npy file of atoms, such as the official code's: file="layer_10_k_3000.npy"."""
+    """Make a dictionary from a .npy file of atoms, such as the official code's: file="layer_10_k_3000.npy"."""
     from pipeline.imported import import_dictionary
 
     return Report.of(import_dictionary(settings, progress))

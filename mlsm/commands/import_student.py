@@ -10,7 +10,7 @@ from student.runs.import_config import ImportStudentConfig as Settings
 
 
 def run(settings: Settings, progress: Progress = silent) -> ImportedStudent:
-    """Split a checkpoint of the official MLSM code into encoder, LSP head and word head, as an export of ours."""
+    """Split a checkpoint of the official MLSM code into encoder, LSP head and word head: an export."""
     from student.runs.import_student import import_student
 
     return ImportedStudent.of(import_student(settings, progress))

@@ -24,7 +24,7 @@ def show(result: dict, settings: Settings) -> str:
     of = f", of {result['against']}" if result["against"] else ""
     rows: list[tuple[str, object]] = [
         ("store", result["store"]),
-        ("entropy", f"{result['entropy_nats']:.4f} nats a token, over {result['tokens']:,} tokens"),
+        ("entropy", f"{result['entropy_nats']:.4f} nats per token, over {result['tokens']:,} tokens"),
         ("wanted", f"{result['wanted_nats']:.4f} nats{of}"),
     ]
     for name, flag in _NAMES.items():

@@ -9,7 +9,7 @@ from mlsm.commands._newest import lsp_stores
 from mlsm.common.invocation import program
 from mlsm.common.progress import Progress, silent
 from mlsm.common.text import shell_quote
-from mlsm.evaluation.inspection.lsps.config import LspConfig as Settings
+from mlsm.evaluation.inspection.lsps.config import ShowLspConfig as Settings
 from mlsm.results import Report
 from mlsm.terminal.tables import columns, sparkline, table
 
@@ -96,7 +96,7 @@ def _lsp(lsp):
         ("density", f"{lsp['density']:.2%}, {lsp['tokens']:,} tokens; mean weight {lsp['mean_weight']:.3f}"),
         ("typical words", words or "none"),
         ("over the window", over_the_window),
-        ("information", f"{lsp['information']:.4f} nats a token by the word"),
+        ("information", f"{lsp['information']:.4f} nats per token by the word"),
     ]
     lines = [title, table(rows), *_senses(lsp["senses"]), "\nHeaviest:", *map(_context, lsp["top"])]
     lines += _co_firing(lsp["co_firing"], "tokens") + _nearest(lsp["nearest"])

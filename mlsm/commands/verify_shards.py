@@ -68,7 +68,7 @@ def show(report: dict, settings: Settings) -> str:
         if place.parent.name != "stores" or not place.name.endswith(f"-{digits}"):
             wanted = f"{place.parent.parent}/stores/*-{digits}"
             lines.append(f"\nThe store was moved or renamed: the last command above looks for {wanted}.")
-            lines.append("Move it there first, or all of it is encoded anew, and give verify-shards its new place.")
+            lines.append("Move it there first, or all of it is encoded again, and pass its new path to verify-shards.")
     return "\n".join(lines)
 
 

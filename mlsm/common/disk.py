@@ -14,7 +14,7 @@ then on every call above reaches what is below it from an open descriptor of the
 and opens none that is a link (openat with O_NOFOLLOW, the others with dir_fd), so that nothing can be exchanged between
 a check and its use. The root itself may be a link or be reached through links: that is the user's own choice. The last
 component is never followed either: files are created, linked, renamed or removed by name, and `append` refuses
-whatever is not a regular file. What other libraries write goes into a new directory of ours, which then gets its name.
+whatever is not a regular file. What other libraries write goes into a new directory, which then gets its name.
 Not handled here: the order of the calls (durable.py, shards/writer.py).
 """
 
@@ -90,8 +90,8 @@ def _not_entered(path, root, parent):
     status = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
         return PlaceError(
-            f"{path} is a link, and no link is followed inside {root}. Nothing was changed. Move what it leads to here,"
-            f" in the place of the link, or remove the link."
+            f"{path} is a link, and no link is followed inside {root}. Nothing was changed. Replace the link by what"
+            f" it leads to, or remove it."
         )
     return PlaceError(
         f"{path} is {kind_of_file(status)}, and a directory is expected there. Nothing was changed. Move it elsewhere."

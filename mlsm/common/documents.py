@@ -3,8 +3,8 @@
     model(ids_WL, **attention_inputs(model, attention_WL, documents_WL))
 
 A packed window is [CLS] a a a [SEP] b b [SEP]. [CLS] belongs to the first document, and every [SEP] to the document
-that it ends. Attention stays within a document, and positions begin anew with each, so a document's hidden states equal
-those of a pass over its own tokens alone. The teacher (pipeline/) and the student (student/) both read windows this way
+that it ends. Attention stays within a document, and positions start again with each. So a document's hidden states
+equal those of a pass over only its own tokens. The teacher (pipeline/) and the student (student/) both read windows so
 under --documents-apart. Left out: which tokens belong to which document (shards/), and whether to keep them apart.
 
 Shapes: W windows, L positions.
@@ -43,7 +43,7 @@ def attention_inputs(
 
     attention_WL  int64, 0 at padding; None where nothing is padded
     documents_WL  int64 number of each token's document in its window, -1 at padding: attention stays within a
-                  document and positions begin anew with each, so that its hidden states are those of the document
+                  document and positions start again with each, so that its hidden states are those of the document
                   alone. None: windows are read as one text
     places_WL     int64 places of the tokens in their windows where others of these are left out: ModernBERT's local
                   attention goes by them. The positions returned then do not count what is left out. None: 0, 1, 2 and

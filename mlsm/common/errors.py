@@ -148,13 +148,13 @@ class RunError(MlsmError, ValueError):
 
 
 class TrainingError(MlsmError, RuntimeError):
-    """Training cannot go on: a loss or gradient that is not finite, or too little memory."""
+    """Training cannot continue: a loss or gradient that is not finite, or too little memory."""
 
     exit_code = EXIT_TRAINING
 
 
 class PeerError(TrainingError):
-    """Another process of the same run ended or hangs, so this one cannot go on."""
+    """Another process of the same run ended or hangs, so this one cannot continue."""
 
 
 class WriteError(MlsmError, OSError):

@@ -12,7 +12,7 @@ which is the posterior mean under a Dirichlet prior around q, worth `a` tokens (
 15 of Manning and Schütze). Of a few values of `a` that one is taken which predicts each half of the data best from the
 other, so that rare groups do not overfit, and a grouping that says nothing is shrunk to nothing.
 
-The gain of a grouping is how much better q(j | g) predicts than q(j), in nats a token: sum over tokens and entries of
+The gain of a grouping is how much better q(j | g) predicts than q(j), in nats per token: sum over tokens and entries of
 weight log(q(j | g) / q(j)). Estimated and scored on the same tokens it is the empirical mutual information, which is
 never negative and grows with the number of groups; cross-fitted, it is estimated on one half and scored on the other.
 
@@ -70,7 +70,7 @@ def mass_by_group(
 
 
 def gain(known: GroupMass, scored: GroupMass, pseudo_count: float) -> np.ndarray:
-    """Nats a token by which marginals estimated on `known` tokens predict the `scored` ones better than one marginal.
+    """Nats per token by which marginals estimated on `known` tokens predict the `scored` ones better than one marginal.
 
     known, scored  GroupMass; the same one for the gain in sample
     Returns        float64 (K), the share of every column
@@ -88,7 +88,7 @@ def cross_fitted_gain(
 ) -> tuple[np.ndarray, float]:
     """The gain of a grouping: each half predicted from the other, the mean of the two, with the best pseudo-count.
 
-    Returns  float64 (K), nats a token by column; the pseudo-count
+    Returns  float64 (K), nats per token by column; the pseudo-count
     """
     found = [(gain(first, second, a) + gain(second, first, a)) / 2 for a in pseudo_counts]
     best = max(range(len(found)), key=lambda number: found[number].sum())

@@ -138,7 +138,7 @@ def is_count(value: Any) -> bool:
 
 
 def _describe(message, values, place=""):
-    """One line of ours from a message of msgspec: "<what was wrong> - at `$.units[3].start`"."""
+    """Our one line for a message of msgspec: "<what was wrong> - at `$.units[3].start`"."""
     text, _, path = message.partition(" - at ")
     found, field = values, place.removesuffix(".")
     for name, index in re.findall(r"\.([^.\[\]`]+)|\[(\d+|\.\.\.)\]", path):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Families whose checkpoints were published with code of their own before transformers took that same code over.
 TAKEN_OVER = {"eurobert": ("configuration_eurobert", "modeling_eurobert")}
 EXPORTED = "modeling_mlsm"  # the code in our own exports, which adds LSPs to what transformers computes
-# Buffers that older versions of transformers saved; every model computes them anew.
+# Buffers that older versions of transformers saved; every model computes them again.
 BUFFERS = ("position_ids", "token_type_ids", "rotary_emb.inv_freq", "rotary_emb.original_inv_freq")
 MOST_TOKEN_IDS = 1 << 24  # ten times the largest vocabulary that there is
 MOST_LABELS = 100_000  # four times as many as the largest set of classes that models are published for

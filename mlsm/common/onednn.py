@@ -2,8 +2,8 @@
 
 torch sends a float32 product on a CPU to MKL, NumPy to OpenBLAS. On an AMD EPYC (Zen 5) neither uses AVX-512, and
 oneDNN took half the time or less. The operator is a private one of torch, so it is tried once; where `available()` says
-no, its users must do without. Left out: where torch's own is faster (products.py), gradients (student/encoders/),
-threads and rounding (pipeline/solvers/onednn.py).
+no, its users must do without. Not handled here: where torch's own is faster (matrix_products.py), gradients
+(student/encoders/), threads and rounding (pipeline/solvers/onednn.py).
 
 Shapes: N rows, d inputs, K outputs.
 """

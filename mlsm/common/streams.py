@@ -3,7 +3,7 @@
     guard_standard_streams()
 
 Long work writes to a terminal that is closed over night, to a `tee` that dies, to a disk that fills. From then on the
-stream swallows what it is given, and the work goes on. What its encoding cannot express is written as an escape. A
+stream swallows what it is given, and the work continues. What its encoding cannot express is written as an escape. A
 stream that was closed before the start gets /dev/null, or else the next file that is opened, a shard say, would have
 its number, and receive what libraries complain of. Left out: what is shown (mlsm/cli/, mlsm/commands/, mlsm/terminal/).
 """

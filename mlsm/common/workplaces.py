@@ -2,11 +2,11 @@
 
     with workplace(directory, files=("sample.npy", "part-*.npz")) as place:     # removed at the end
 
-A work place stays after an interruption, for the same command to go on from. Its file `lock` is locked while a process
+A work place stays after an interruption, so that the same command can resume. Its file `lock` is locked while a process
 works there, and marks the directory as a work place: the first line is MARK, the others are the patterns of the names
 that the work gives to files there. By that mark `clean` (shards/clean.py) knows a work place that nobody came back to,
 and tells the files of the work from those of somebody else, whatever the work is.
-Left out: what the files hold, and how a work goes on (pipeline/dictionary/checkpoint.py, for one).
+Left out: what the files hold, and how a work continues (pipeline/dictionary/checkpoint.py, for one).
 """
 
 import logging

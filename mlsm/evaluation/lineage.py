@@ -110,7 +110,7 @@ def lineage(directory: Path | str) -> dict:
     Returns    objective, kappa (of mtl), run_seed (of pre-training), step (optimiser steps), fraction (of the run's
                steps), layer (of the teacher), k, lambda, dictionary (its fingerprint), encoder, teacher: None where
                unknown, or, of an mlm student or an untrained one, not used; flops, see `flops_until`; and identity, see
-               `identity`, None of a model without lineage of ours
+               `identity`, None for a model without our lineage
     Raises     LineageError where there is a lineage.json that cannot be read
     """
     export = directory = Path(directory)

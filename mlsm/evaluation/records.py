@@ -276,7 +276,7 @@ def describe_differences(record: Mapping, facts: Mapping, prefix: str = "") -> s
 
 
 def shown_name(path: Path) -> str:
-    """What records call the model of a directory, unless they are told another name."""
+    """What records call the model of a directory, unless another name is passed."""
     path = path.resolve()
     if path.name == "export" and (path.parent / "log.jsonl").is_file():
         return path.parent.name

@@ -47,7 +47,7 @@ def show_estimate(report: dict) -> str:
         time = duration(report["learning_seconds"])
         rows.append(("dictionaries", f"{report['lacking']} to be learned before, about {time}"))
     if report["kept"]:
-        kept = ", ".join(f"{mass:.1%} of the mass in {n} entries a token" for n, mass in report["kept"])
+        kept = ", ".join(f"{mass:.1%} of the mass in {n} entries per token" for n, mass in report["kept"])
         rows.append(("kept", f"{kept} at most"))
     slowest, fastest = (f"{report[name]:,.0f}" for name in ("slowest", "fastest"))
     spread = f"{slowest} to {fastest}" if slowest != fastest else slowest

@@ -1,7 +1,7 @@
 """What every source is: a file of documents, which are read in pieces.
 
     for piece in source.pieces(first_record, offset):            # to the end of the file
-    for piece in source.between(start, stop, offset, reader):    # goes on where the reader's last call ended
+    for piece in source.between(start, stop, offset, reader):    # continues where the reader's last call ended
 
 A document need not fit in memory: it travels in pieces of at most 64 Ki characters, cut at white space. Left
 out: what a file's bytes mean (text.py, json_lines.py, parquet.py), files on the Hub (hub.py).
@@ -119,7 +119,7 @@ class Source:
 
     @property
     def _reach(self) -> float:
-        """How far ahead in the file reading on is cheaper than opening it anew."""
+        """How far ahead in the file reading on is cheaper than opening it again."""
         return float("inf") if self.path.suffix in COMPRESSED else 1 << 20
 
     def without_last_line_end(self, pieces: Iterable[Piece]) -> Iterable[Piece]:

@@ -5,7 +5,7 @@
     checkpoint.save_if_due(make_state)      # at most once in SECONDS_BETWEEN
 
 The state appears whole or not at all; one that cannot be written does not end the learning. It belongs to a request
-(settings and identity of the vectors): another request never goes on from it. A state that is
+(settings and identity of the vectors): another request never continues from it. A state that is
 damaged or belongs to another request is ignored with a note in the log, and learning starts afresh.
 """
 
@@ -34,7 +34,7 @@ class Checkpoint:
     """Saves and loads dicts of arrays and of one JSON value each, for one request."""
 
     def __init__(self, directory: str | Path, request: dict):
-        """request  what must be equal for a learning to go on: anything that JSON can hold"""
+        """request  what must be equal for a learning to continue: anything that JSON can hold"""
         self.path = Path(directory) / FILE
         self.request = json.dumps({"format": FORMAT, **request}, sort_keys=True)
         self._saved = time.monotonic()
@@ -68,7 +68,7 @@ class Checkpoint:
                 np.savez(file, request=np.array(self.request), facts=np.array(json.dumps(facts)), **arrays)
         except OSError as error:
             logger.info(
-                "the checkpoint %s could not be written (%s): learning goes on; an interruption costs what "
+                "the checkpoint %s could not be written (%s): learning continues; an interruption costs what "
                 "came since the one before",
                 self.path,
                 error.strerror or error,

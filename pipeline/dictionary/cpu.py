@@ -59,7 +59,7 @@ class CpuLearner(Replacing):
         }
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Go on where the learner was that gave `state`; this one was made with the atoms of that state."""
+        """Continue where the learner was that gave `state`; this one was made with the atoms of that state."""
         self.code_code_KK, self.code_hidden_Kd = state["code_code_KK"], state["code_hidden_Kd"]
         self.uses_K, self.steps = state["uses_K"], int(state["steps"])
 

@@ -66,7 +66,7 @@ class DictionarySettings:
 
 @dataclass(frozen=True)
 class LearningSchedule:
-    """How long learning goes on, and in which steps.
+    """How long learning continues, and in which steps.
 
     epochs           most passes over the vectors
     batch            vectors of a minibatch; None: minibatch_size of all vectors
@@ -98,7 +98,7 @@ def learn_dictionary(
     hidden_Nd    float16, float32 or float64: an array, a memory-mapped array or the path of a .npy file
     held_out_Hd  vectors to judge by; default: up to 2,048, at most a tenth, set aside by the seed
     device       "cpu", "cuda", or "auto": CUDA where torch sees it (not run on a GPU yet)
-    checkpoint   directory to keep the state in, at evaluations, at most once a minute, and to go on from: an
+    checkpoint   directory to keep the state in, at evaluations, at most once a minute, and to continue from: an
                  interrupted call made again ends with the same bits. It stays at the end, so that nothing is
                  lost before the dictionary is saved: remove it then. Other settings or vectors start afresh; a
                  change in few of the vectors may go unnoticed (TrainingVectors.identity)
@@ -135,7 +135,9 @@ def _request(settings: DictionarySettings, schedule: LearningSchedule, batch: in
 
 
 def minibatch_size(vectors: int) -> int:
-    """Vectors in a minibatch, for a sample of so many: large minibatches would update its atoms too seldom."""
+    """Vectors in a minibatch, between two updates of the atoms, for a sample of so many: 400 for up to 51,200, 2,048
+    for 262,144 or more, and in between enough for 128 updates per pass. Large minibatches would update the atoms of a
+    small sample too seldom (docs/benchmark-details.md)."""
     return min(MOST_A_BATCH, max(FEWEST_A_BATCH, vectors // BATCHES_A_PASS))
 
 
@@ -185,7 +187,7 @@ class _Learning:
         self.backend: str | None = None  # of nonneg_lasso on a GPU, once it is proven
 
     def run(self, checkpoint=None):
-        """Go on from the checkpoint or begin; returns the Dictionary. Atoms that are not learned are there at once."""
+        """Resume from the checkpoint or start; returns the Dictionary. Atoms that are not learned are there at once."""
         if "atoms" in self.settings:
             self.learner = self._make_learner(_initial_atoms(self.vectors, self.settings, self.device))
             self.evaluation.add(self.learner, 0, 0.0)
@@ -232,7 +234,7 @@ class _Learning:
         return due
 
     def _state(self):
-        """Arrays and facts that _restore goes on from."""
+        """Arrays and facts that _restore continues from."""
         evaluation = self.evaluation
         return (
             {**self.learner.state(), "best_atoms_Kd": evaluation.best_atoms_Kd},
@@ -255,7 +257,7 @@ class _Learning:
         self.done, self.evaluation.history = facts["done"], facts["history"]
         self.evaluation.best_objective = facts["best_objective"]
         self.evaluation.best_atoms_Kd = arrays["best_atoms_Kd"]
-        logger.info("dictionary: going on after %s of %s vectors", f"{self.done:,}", f"{self.total:,}")
+        logger.info("dictionary: continuing after %s of %s vectors", f"{self.done:,}", f"{self.total:,}")
 
     def _make_learner(self, atoms_Kd, begun_with=None):
         """The learner of the device. On a GPU its solver is proven on some of the vectors first (solvers/proof.py).
@@ -305,7 +307,7 @@ def _initial_atoms(vectors, settings, device):
 
 
 def _without_near_ones(atoms_Kd, vectors):
-    """The atoms, with sampled vectors in the place of those that are nearly equal to an earlier one."""
+    """The atoms, with sampled vectors replacing those that are nearly equal to an earlier one."""
     given_up = list(near_atoms(atoms_Kd @ atoms_Kd.T, np.zeros(len(atoms_Kd))))
     if given_up:
         spare_Kd = vectors.sample(len(atoms_Kd), skip=len(atoms_Kd))

@@ -46,7 +46,7 @@ class Replacing:
         return len(rows)
 
     def replace_unused(self, hidden_nd: np.ndarray) -> None:
-        """Put the worst reconstructed vectors of a minibatch in the place of atoms without a use, as far as it has
+        """Replace atoms without a use by the worst reconstructed vectors of a minibatch, as far as it has
         vectors that are not nearly equal to an atom or to one another."""
         unused = np.flatnonzero(self.uses_K == 0).tolist()
         self.uses_K[:] = 0
@@ -55,7 +55,7 @@ class Replacing:
             self._replace(unused[: len(rows)], hidden_nd[rows])
 
     def _worst_rows(self, hidden_nd, atoms):
-        """Numbers of the vectors to put in the place of some atoms, worst first."""
+        """Numbers of the vectors that replace some atoms, worst first."""
         atoms_Kd = self.atoms()
         worst_n = np.argsort(
             -objective(hidden_nd, atoms_Kd, self.code(hidden_nd, KKT_TOLERANCE), self.lam), kind="stable"

@@ -51,7 +51,7 @@ class TorchLearner(Replacing):
         return arrays | {"uses_K": self.uses_K, "steps": np.array(self.steps)}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Go on where the learner was that gave `state`; this one was made with the atoms of that state."""
+        """Continue where the learner was that gave `state`; this one was made with the atoms of that state."""
         self.code_code_KK = self._tensor(state["code_code_KK"])
         self.code_hidden_Kd = self._tensor(state["code_hidden_Kd"])
         self.uses_K, self.steps = state["uses_K"], int(state["steps"])

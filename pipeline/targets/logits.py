@@ -93,7 +93,7 @@ class Logits:
     def load_teacher(job: Job) -> MaskedLm:
         teacher = MaskedLm.load(job.config.teacher, dtype=job.config.dtype, device=job.config.device)
         check_teacher(job, teacher)
-        teacher.choose_products(job.config.products, job.config.batch_tokens, job.products)
+        teacher.choose_libraries(job.config.products, job.config.batch_tokens, job.libraries)
         return teacher
 
     @classmethod

@@ -22,6 +22,7 @@ from mlsm.common.device import choose_device
 from mlsm.common.disk import read_file
 from mlsm.common.documents import accept_pairwise_mask, attention_inputs, why_not_apart
 from mlsm.common.errors import TeacherError, describe
+from mlsm.common.matrix_products import TORCH, USUAL, Shape, find_way, measure_libraries
 from mlsm.common.model_checks import (
     check_size,
     describe_foreign_settings,
@@ -31,7 +32,6 @@ from mlsm.common.model_checks import (
     quiet_transformers,
 )
 from mlsm.common.paths import utf8_name
-from mlsm.common.products import TORCH, USUAL, Shape, find_way, measure_products
 from pipeline.teacher.location import fingerprint, locate, require_weight_files
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Teacher:
     segments       token types that it has embeddings for; 0 where the family knows none
     fingerprint    hex sha256 of the content of configuration and weights (not of name, layer or dtype)
     dtype, device  of the computation; the result is float32 whatever the dtype
-    products       which library computes which of its linear layers on a CPU, where that is not oneDNN
+    libraries      which library computes which of its linear layers on a CPU, where that is not oneDNN
     """
 
     def __init__(self, name: str, layer: int, num_layers: int, model: "PreTrainedModel", fingerprint: str):
@@ -84,7 +84,7 @@ class Teacher:
         self.dtype, self.device = model.dtype, model.device
         self._model = model
         accept_pairwise_mask(model)
-        self._use_products(USUAL)
+        self._use_libraries(USUAL)
 
     @classmethod
     def load(
@@ -116,7 +116,7 @@ class Teacher:
         """The same teacher, loaded once more in float32, on the same device: to measure what its dtype changes."""
         return Teacher.load(self.name, self.layer, dtype="float32", device=self.device)
 
-    def choose_products(self, setting: str, tokens: int, decided: Mapping[str, str] | None = None) -> None:
+    def choose_libraries(self, setting: str, tokens: int, decided: Mapping[str, str] | None = None) -> None:
         """Take the library of each product as `--products` says.
 
         tokens   of a forward pass, at most
@@ -125,14 +125,14 @@ class Teacher:
         if decided is None:
             decided = {}
             if self._is_served() and setting != "onednn":
-                decided = TORCH if setting == "torch" else measure_products(self._shapes(tokens), ["forward"])
-        self._use_products(decided)
+                decided = TORCH if setting == "torch" else measure_libraries(self._shapes(tokens), ["forward"])
+        self._use_libraries(decided)
 
-    def _use_products(self, products: Mapping[str, str]) -> None:
-        self.products = products if self._is_served() else USUAL
+    def _use_libraries(self, libraries: Mapping[str, str]) -> None:
+        self.libraries = libraries if self._is_served() else USUAL
         for module in self._all_layers() if self._is_served() else ():
             if type(module) in (torch.nn.Linear, _FastLinear):  # another subclass may compute something else
-                module.__class__, module.products = _FastLinear, products
+                module.__class__, module.libraries = _FastLinear, libraries
 
     def _is_served(self) -> bool:
         return self.device.type == "cpu" and self.dtype == torch.float32
@@ -146,7 +146,7 @@ class Teacher:
         return self._model.modules()
 
     def _shapes(self, tokens: int) -> set[Shape]:
-        """Those of the products in a forward pass of so many tokens."""
+        """Shapes of the matrix products in a forward pass of so many tokens."""
         layers = [module for module in self._model.modules() if isinstance(module, _FastLinear)]
         return {(tokens, layer.in_features, layer.out_features) for layer in layers}
 
@@ -368,13 +368,13 @@ def check_report(report: dict, model: "PreTrainedModel", name: str | Path) -> No
 
 
 class _FastLinear(torch.nn.Linear):
-    """A linear layer on a CPU, for inference, by the library that `products` names (mlsm/common/products.py)."""
+    """A linear layer on a CPU, for inference, by one of `libraries` (mlsm/common/matrix_products.py)."""
 
-    products: Mapping[str, str] = USUAL
+    libraries: Mapping[str, str] = USUAL
 
     def forward(self, rows_nd):
         rows_Nd, (outputs, inputs) = rows_nd.flatten(0, -2), self.weight.shape
-        multiply = find_way("forward", (len(rows_Nd), inputs, outputs), self.products)
+        multiply = find_way("forward", (len(rows_Nd), inputs, outputs), self.libraries)
         return multiply(rows_Nd, self.weight, self.bias).view(*rows_nd.shape[:-1], outputs)
 
 

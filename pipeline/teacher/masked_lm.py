@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from mlsm.common.device import choose_device
 from mlsm.common.errors import TeacherError
 from mlsm.common.invocation import program
-from mlsm.common.products import Shape
+from mlsm.common.matrix_products import Shape
 from pipeline.teacher.cut import Teacher, check_report, cut_config, load_weights, read_config, torch_dtype
 from pipeline.teacher.location import locate, teacher_fingerprint
 

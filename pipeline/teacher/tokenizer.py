@@ -52,7 +52,7 @@ def load_tokenizer(name_or_path: str | Path) -> "PreTrainedTokenizerBase":
             f"{name_or_path}: the vocabulary in {directory} lacks {', '.join(missing)}; transformers would add an id, "
             f"which may be that of a word. {_REPAIR}"
         )
-    tokenizer.split_special_tokens = True  # tokenizer(text) sets the backend's switch anew at each call
+    tokenizer.split_special_tokens = True  # tokenizer(text) sets the backend's switch again at each call
     tokenizer.backend_tokenizer.encode_special_tokens = True  # for callers of the backend itself
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()

@@ -279,7 +279,7 @@ def _load_config(encoder: str, store: Store) -> PretrainedConfig:
         )
     if trouble := describe_foreign_settings(hf_config):
         raise RunError(f"encoder {encoder}: {trouble}")
-    if hasattr(hf_config, "auto_map"):  # code of an export of ours, which is no part of the encoder
+    if hasattr(hf_config, "auto_map"):  # code of one of our exports, which is not part of the encoder
         del hf_config.auto_map
     if Path(encoder).is_dir():
         _check_tokenizer(Path(encoder), store)

@@ -1,7 +1,7 @@
 """Linear layers on a CPU, forward and backward, each product by the faster of torch's two libraries.
 
-mlsm/common/products.py measures which that is, and says why it differs between machines. Without oneDNN, on a GPU,
-under autocast or torch.compile, layers are torch's own.
+mlsm/common/matrix_products.py measures which that is, and says why it differs between machines. Without oneDNN, on a
+GPU, under autocast or torch.compile, layers are torch's own.
 
 Shapes: N rows, d inputs, K outputs.
 """
@@ -12,50 +12,50 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mlsm.common.matrix_products import USUAL, find_way
 from mlsm.common.onednn import available
-from mlsm.common.products import USUAL, find_way
 
 
 def linear(
-    rows_nd: Tensor, weight_Kd: Tensor, bias_K: Tensor | None = None, products: Mapping[str, str] = USUAL
+    rows_nd: Tensor, weight_Kd: Tensor, bias_K: Tensor | None = None, libraries: Mapping[str, str] = USUAL
 ) -> Tensor:
     """rows @ weight.T + bias; rows may have any leading dimensions.
 
-    products  which library computes what, from `measure_products`; by default everything is oneDNN's
+    libraries  which library computes which product, from `measure_libraries`; by default everything is oneDNN's
     """
     if not _serves(rows_nd, weight_Kd):
         return F.linear(rows_nd, weight_Kd, bias_K)
     rows_Nd = rows_nd.reshape(-1, rows_nd.shape[-1])  # outside: a view made inside may not be changed in place
-    return _Linear.apply(rows_Nd, weight_Kd, bias_K, products).view(*rows_nd.shape[:-1], len(weight_Kd))
+    return _Linear.apply(rows_Nd, weight_Kd, bias_K, libraries).view(*rows_nd.shape[:-1], len(weight_Kd))
 
 
-def use_fast_linear(model: nn.Module, products: Mapping[str, str] = USUAL) -> None:
+def use_fast_linear(model: nn.Module, libraries: Mapping[str, str] = USUAL) -> None:
     """Let the linear layers inside a model be computed by `linear`; their weights and names stay.
 
-    Modules that call `linear` themselves have an attribute `products`, which is set too.
+    Modules that call `linear` themselves have an attribute `libraries`, which is set, too.
     """
     for module in model.modules():
         if type(module) is torch.nn.Linear:
             module.__class__ = FastLinear
-        if isinstance(module, FastLinear) or hasattr(module, "products"):
-            module.products = products
+        if isinstance(module, FastLinear) or hasattr(module, "libraries"):
+            module.libraries = libraries
 
 
 class FastLinear(torch.nn.Linear):
     """A linear layer computed by `linear`."""
 
-    products: Mapping[str, str] = USUAL
+    libraries: Mapping[str, str] = USUAL
 
     def forward(self, rows_nd: Tensor) -> Tensor:
-        return linear(rows_nd, self.weight, self.bias, self.products)
+        return linear(rows_nd, self.weight, self.bias, self.libraries)
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, rows_Nd, weight_Kd, bias_K, products):
+    def forward(ctx, rows_Nd, weight_Kd, bias_K, libraries):
         ctx.save_for_backward(rows_Nd, weight_Kd)
-        ctx.products, ctx.shape = products, (len(rows_Nd), *reversed(weight_Kd.shape))
-        return find_way("forward", ctx.shape, products)(rows_Nd, weight_Kd, bias_K)
+        ctx.libraries, ctx.shape = libraries, (len(rows_Nd), *reversed(weight_Kd.shape))
+        return find_way("forward", ctx.shape, libraries)(rows_Nd, weight_Kd, bias_K)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -63,9 +63,9 @@ class _Linear(torch.autograd.Function):
         rows_Nd, weight_Kd = ctx.saved_tensors
         of_rows = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
-            of_rows = find_way("input_gradient", ctx.shape, ctx.products)(gradient_NK, weight_Kd)
+            of_rows = find_way("input_gradient", ctx.shape, ctx.libraries)(gradient_NK, weight_Kd)
         if ctx.needs_input_grad[1]:
-            of_weight = find_way("weight_gradient", ctx.shape, ctx.products)(gradient_NK, rows_Nd)
+            of_weight = find_way("weight_gradient", ctx.shape, ctx.libraries)(gradient_NK, rows_Nd)
         if ctx.needs_input_grad[2]:
             of_bias = gradient_NK.sum(0)
         return of_rows, of_weight, of_bias, None

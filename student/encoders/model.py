@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mlsm.common.documents import attention_inputs
-from mlsm.common.products import USUAL
+from mlsm.common.matrix_products import USUAL
 from shards.counter import hash_u64
 from shards.reader import Store
 from student.config import StudentConfig
@@ -52,14 +52,14 @@ class Student(nn.Module):
         self._initialise_head(seed)
         self._last_layer, self._mask_later = LastLayer(encoder), MaskLater(encoder)
         adapt_deberta(encoder)
-        self.products = USUAL  # until `use_fast_linear` is told others
+        self.libraries = USUAL  # until `use_fast_linear` sets others
         use_fast_linear(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Logits (M, K) of the masked positions; arguments as of `hidden`."""
         states_Md, parts = self.head(self.hidden(*args, **kwargs)), self._output_parts()
         biases = self.output_bias_K.split([len(part) for part in parts])
-        logits = [linear(states_Md, part, bias, self.products) for part, bias in zip(parts, biases, strict=True)]
+        logits = [linear(states_Md, part, bias, self.libraries) for part, bias in zip(parts, biases, strict=True)]
         return logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
 
     def hidden(
@@ -108,7 +108,7 @@ class Student(nn.Module):
 
     @property
     def output_shapes(self) -> list[tuple[int, int]]:
-        """Inputs and outputs (d, K) of the products that are no linear layer's."""
+        """Inputs and outputs (d, K) of the matrix products that are no linear layer's."""
         return [(part.shape[1], part.shape[0]) for part in self._output_parts()]
 
     @property

@@ -92,7 +92,7 @@ def copy_head(model: Student, directory: Path, token_columns: slice | None) -> N
     if problem:
         raise RunError(
             f"--continue-head: {directory} gives no prediction head ({problem}). Give the export of a run of mlm, kd or"
-            f" mtl or another masked language model, or leave --continue-head out: the head then begins anew."
+            f" mtl or another masked language model, or omit --continue-head: the head is then reinitialised."
         )
     dense, norm = (stock.get_submodule(name) for name in HEAD_LAYOUTS[config.model_type])
     model.head.dense.load_state_dict(dense.state_dict())

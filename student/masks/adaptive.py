@@ -72,7 +72,7 @@ class AdaptiveWeights:
         with torch.no_grad():
             losses_TM, carries_TM = self.objective.token_losses(logits_MK.detach(), micro.targets)
             parts_TM = (losses_TM.double() * PARTS).round().long()
-        assert micro.ids_M is not None, "the loader has been told to give them"
+        assert micro.ids_M is not None, "the loader is set to provide them"
         self._own_2TV[0].index_add_(1, micro.ids_M, parts_TM)
         self._own_2TV[1].index_add_(1, micro.ids_M, PARTS * carries_TM.long())
 
@@ -90,7 +90,7 @@ class AdaptiveWeights:
         return {"earlier": torch.from_numpy(self._earlier_2TV), "recent": torch.from_numpy(self._recent_2TV)}
 
     def restore(self, file: Path, steps: int) -> None:
-        """Go on from the state after some steps. Raises ValueError where the file holds another one's."""
+        """Continue from the state after some steps. Raises ValueError where the file holds another one's."""
         with utf8_name(file.parent) as place:
             state = {name: tensor.numpy() for name, tensor in load_file(place / file.name).items()}
         expected = dict.fromkeys(("earlier", "recent"), (self._earlier_2TV.shape, self._earlier_2TV.dtype))

@@ -9,7 +9,7 @@ from mlsm.common.settings import Positional, check, require
 
 WeightsKind = Literal["frequency", "common", "domain", "pmi"]
 KINDS: tuple[str, ...] = get_args(WeightsKind)
-ADAPTIVE = "adaptive"  # in the place of a kind or file: weights that follow the student (adaptive_masks.py)
+ADAPTIVE = "adaptive"  # instead of a kind or file: weights that follow the student (adaptive_masks.py)
 UNIFORM = "uniform"  # the same: all tokens alike
 
 
@@ -18,28 +18,22 @@ class MaskWeightsConfig:
     """Make a table of how often each token shall be masked, for `train-student --mask-weights FILE`."""
 
     store: Positional[str | None] = None
-    """Store directory or URL whose training text is counted; the newest finished one under ./runs when not given."""
+    """Store directory or URL whose training text is counted; unset: the newest finished one under ./runs."""
     kind: WeightsKind = "frequency"
-    """`frequency`: rare tokens more often, w = count^-power. `common`: the most frequent words, most of them function
-    words, more often than all others, or with a --weight below 1 less often. `domain`: what is more frequent than in
-    --against, w = log(1 + ratio of the frequencies), or a list of words (--words). `pmi`: all tokens alike, and
+    """`frequency`: rare tokens more often, w = count^-power. `common`: the 50 most frequent words, most of them
+    function words, more often than all others, or with a --weight below 1 less often. `domain`: what is more frequent
+    than in --against, w = log(1 + ratio of the frequencies), or a list of words (--words). `pmi`: all tokens alike, and
     collocations of 2 to 5 tokens masked as one."""
     power: float = 0.5
     """frequency: how strongly rare tokens are preferred; 0 not at all."""
-    least_count: int = 10
-    """frequency: rarer tokens weigh as if they occurred so often. pmi: rarer n-grams are no collocations."""
-    most_frequent: int = 50
-    """common: how many words of the store, capitals aside, are common. Tokens with a letter that begin a word count."""
     weight: float = 10.0
     """common: what the tokens of common words weigh; all others weigh 1."""
     against: str | None = None
     """domain: a store of general text with the same vocabulary."""
     words: Path | None = None
     """domain: a text file with a word and its weight on each line. Tokens of no listed word weigh 1."""
-    coverage: float = 0.5
-    """pmi: at most this share of the text in collocations; the share decides how many there are."""
     output: Path | None = None
-    """The file; runs/mask-weights/<kind>-<fingerprint>.npz when not given."""
+    """The file; unset: runs/mask-weights/<kind>-<fingerprint>.npz."""
 
     def __post_init__(self):
         check(self)
@@ -49,8 +43,4 @@ class MaskWeightsConfig:
             raise ValueError(f"--against and --words are for --kind domain, found {self.kind}. Leave them out.")
         if not (self.power >= 0 and math.isfinite(self.power)):
             raise ValueError(f"--power must be 0 or a positive number, found {self.power}.")
-        for name in ("least_count", "most_frequent"):
-            require(self, name, lambda value: value >= 1, "at least 1")
         require(self, "weight", lambda value: 0 <= value < 1e30, "a number from 0")  # as a float32 it stays finite
-        if not 0 < self.coverage <= 1:
-            raise ValueError(f"--coverage must be a share above 0 and up to 1, found {self.coverage}.")

@@ -65,7 +65,7 @@ def no_table(step: int) -> MaskTable | None:
 class Masking:
     """How a run masks the windows of a store.
 
-    special_ids  the store's: `mask`, and `all` of those that are never masked nor put in the place of others
+    special_ids  the store's: `mask`, and `all` of those that are never masked and never replace others
     rate         share of a window's maskable tokens at step 0; it moves to rate_end (None: it stays) by the last of
                  max_steps, as the schedule says
     corruption   mask: always the mask token; 80-10-10: in 80 % the mask token, in 10 % a random token that is not

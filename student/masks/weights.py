@@ -1,6 +1,6 @@
 """Tables of mask weights from the text of a store: `make-mask-weights`, and what `--mask-weights` names.
 
-    frequency  w = max(count, least_count)^-power: rare tokens are masked more often (WSBERT, Zhang et al. 2023)
+    frequency  w = max(count, LEAST_COUNT)^-power: rare tokens are masked more often (WSBERT, Zhang et al. 2023)
     common     w is one number for the tokens of the most frequent words, 1 for all others. Most of them are function
                words, so that no list of a language is needed
     domain     w = log(1 + r), where r is the token's frequency in the store over that in a general store; it is the log
@@ -21,7 +21,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -42,12 +42,9 @@ logger = logging.getLogger(__name__)
 ROOT = Path("runs/mask-weights")
 EXAMPLES = 8  # tokens and collocations in a report
 _EXTREMES = {"heaviest": -1, "lightest": 1}  # and the sign of the weights that sorts them to the front
-_USED = {
-    "frequency": ("power", "least_count"),
-    "domain": (),
-    "common": ("most_frequent", "weight"),
-    "pmi": ("least_count", "coverage"),
-}
+LEAST_COUNT = 10  # rarer tokens weigh as if they occurred so often, and rarer n-grams are no collocations
+MOST_FREQUENT = 50  # words of the store that are common, capitals aside
+COVERAGE = 0.5  # the largest share of the text in collocations; it decides how many there are
 
 
 def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] = silent) -> dict:
@@ -116,7 +113,13 @@ def _table_of(name: str | None, config: StudentConfig, store: Store) -> MaskTabl
 
 def _make(config, store, directory, progress) -> tuple[Path, bool]:
     """The file of a table, and whether it was there already. By default in a directory, under its fingerprint."""
-    origin = {name: getattr(config, name) for name in ("kind", *_USED[config.kind])}
+    used = {
+        "frequency": {"power": config.power, "least_count": LEAST_COUNT},
+        "domain": {},
+        "common": {"most_frequent": MOST_FREQUENT, "weight": config.weight},
+        "pmi": {"least_count": LEAST_COUNT, "coverage": COVERAGE},
+    }
+    origin: dict[str, Any] = {"kind": config.kind} | used[config.kind]
     origin |= {"plan": store.plan_id, "vocabulary": vocabulary_fingerprint(store)}
     general = None if config.against is None else Store.open(config.against)
     if general is not None:
@@ -146,30 +149,28 @@ def _make(config, store, directory, progress) -> tuple[Path, bool]:
     elif general is not None:
         weights_V = np.log1p(_frequencies(store) / _frequencies(general))
     elif config.kind == "common":
-        weights_V = np.where(_common(store, config.most_frequent), config.weight, 1.0)
+        weights_V = np.where(_common(store), config.weight, 1.0)
     elif config.kind == "frequency":
         counts_V = _ordinary_counts(store)
-        weights_V = np.maximum(counts_V, config.least_count) ** -config.power
+        weights_V = np.maximum(counts_V, LEAST_COUNT) ** -config.power
         average = (weights_V @ counts_V) / max(1, counts_V.sum())
         with np.errstate(over="ignore"):
             weights_V /= average or 1  # 1 is the weight of the average token
         if not 1e-30 < weights_V.min() <= weights_V.max() < 1e30:  # of a float32
             raise RunError(
                 f"--power {config.power:g}: the weights of rare and frequent tokens are too far apart for numbers of 32"
-                f" bits. Take a smaller --power (0.5 is usual), or a larger --least-count than {config.least_count}."
+                f" bits. Use a smaller --power (0.5 is usual)."
             )
     else:
         logger.info("counting the n-grams of %s", store.path)
         counts = count_ngrams(store.split("train"), progress)
-        found_C5 = collocations(
-            counts, _ordinary_counts(store), least_count=config.least_count, coverage=config.coverage
-        )
+        found_C5 = collocations(counts, _ordinary_counts(store), least_count=LEAST_COUNT, coverage=COVERAGE)
         if counts.undercount:
             logger.warning(
                 "there are more n-grams than memory is used for: counts are too low by at most %d, and collocations"
                 " that occur less than %d times may be missing",
                 counts.undercount,
-                config.least_count + counts.undercount,
+                LEAST_COUNT + counts.undercount,
             )
     with refuse_what_is_in_the_way():
         make_directories(path.parent)
@@ -190,14 +191,14 @@ def _frequencies(store):
     return counts_V / counts_V.sum()
 
 
-def _common(store, most_frequent):
+def _common(store):
     """Which tokens are those of the most frequent words, bool (V). A token counts as a word where it begins one and has
     a letter, together with those that differ from it in capitals alone."""
     try:
         continues_V = continuation_flags(store.tokenizer_dir, store.vocab_size)
     except RunError:
         raise RunError(
-            f"--kind common: where words begin cannot be told from the vocabulary of {store.path}, and so not which of"
+            f"--kind common: cannot tell where words begin in the vocabulary of {store.path}, and so not which of"
             f" them are frequent. Give a list of words with weights (--kind domain --words FILE)."
         ) from None
     counts_V, tokenizer = _ordinary_counts(store), store.load_tokenizer()
@@ -206,7 +207,7 @@ def _common(store, most_frequent):
         word = tokenizer.decode([id]).strip().casefold()
         if any(map(str.isalpha, word)):
             ids_of.setdefault(word, []).append(id)
-    common = sorted(ids_of, key=lambda word: -counts_V[ids_of[word]].sum())[:most_frequent]
+    common = sorted(ids_of, key=lambda word: -counts_V[ids_of[word]].sum())[:MOST_FREQUENT]
     return np.isin(np.arange(store.vocab_size), [id for word in common for id in ids_of[word]])
 
 

@@ -52,7 +52,7 @@ def _rule(tokenizer: dict, tokenizer_dir: Path):
     if '"Metaspace"' in parts["pre_tokenizer"] or _SENTENCEPIECE_SPACE in parts["normalizer"]:
         return lambda token: not token.startswith(_SENTENCEPIECE_SPACE)
     raise RunError(
-        f"--mask-unit word: it cannot be told where words begin in the vocabulary of {tokenizer_dir} (a {model['type']}"
+        f"--mask-unit word: cannot tell where words begin in the vocabulary of {tokenizer_dir} (a {model['type']}"
         f" model; expected WordPiece, byte-level BPE or SentencePiece). Take --mask-unit token or span."
     )
 

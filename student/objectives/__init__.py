@@ -3,7 +3,7 @@
     OBJECTIVES["mlsm"](store)            # the objective itself, for training; imports its file now
     OBJECTIVES["mlsm"].kinds             # a fact for settings, help, studies and comparisons
 
-To add an objective, write its file (docs/training.md, "Add an objective") and add its row below: choices, help,
+To add an objective, write its file (docs/add-an-objective.md) and add its row below: choices, help,
 validation, labels and default stores follow from the row. The facts are here and not in the classes because --help and
 `compare` read them, and importing torch takes seconds.
 """

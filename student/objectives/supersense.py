@@ -46,7 +46,7 @@ def supersense_table(wordnet: Path, store: Store) -> np.ndarray:
         continues_V = continuation_flags(store.tokenizer_dir, store.vocab_size)
     except RunError:
         raise RunError(
-            f"--objective supersense: where words begin cannot be told from the vocabulary of {store.path}, and so not"
+            f"--objective supersense: cannot tell where words begin in the vocabulary of {store.path}, and so not"
             f" which tokens are words of WordNet. Take a store of another tokenizer, or another --objective."
         ) from None
     tokenizer, place = store.load_tokenizer(), {name: column for column, name in enumerate(LEXNAMES)}

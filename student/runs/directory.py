@@ -1,7 +1,7 @@
 """The directory of one run: what belongs to it, its log, and whether it is finished.
 
     config.json    settings, fingerprints of the store, the encoder's config (export-student builds the encoder
-                   from it), the products (encoders/products.py); written first, never changed
+                   from it), the libraries of its matrix products (encoders/libraries.py); written first, never changed
     log.jsonl      one line per step; a resumed run drops the lines of steps that it will do again, so that
                    the log reads like that of an unbroken run
     checkpoints/   checkpoint.py
@@ -31,13 +31,13 @@ from mlsm.common.durable import make_directories, replace_bytes, replace_json
 from mlsm.common.errors import RunError, WriteError
 from mlsm.common.json_checks import Count, find_problem, object_of, optional
 from mlsm.common.json_lines import damage, read_json_lines
+from mlsm.common.matrix_products import USUAL
 from mlsm.common.paths import utf8
-from mlsm.common.products import USUAL
 from mlsm.common.text import redacted
 from shards.manifest import fingerprint
 from shards.reader import Store
 from student.config import StudentConfig
-from student.encoders.products import products_record, recorded_products
+from student.encoders.libraries import libraries_record, recorded_libraries
 from student.masks.table import MaskTable, holds_table, write_table
 from student.runs.checkpoint import Checkpoints, are_figures, remove_leftovers
 from student.runs.identity import (
@@ -60,7 +60,7 @@ class Run:
     settings      those that decide what is trained (task.py); by default the configuration's
     tables        of mask weights, whose names the settings hold, in their turns; the run keeps copies
     create        whether to create it: only the first of several processes does
-    choose_products    called for the products of a run that starts; a resumed one keeps its own
+    choose_libraries    called for the matrix products of a run that starts; a resumed one keeps its own
     Raises        RunError where the directory holds another run, naming the settings that differ
     """
 
@@ -72,7 +72,7 @@ class Run:
         settings: dict | None = None,
         tables: Sequence[MaskTable | None] = (None,),
         create: bool = True,
-        choose_products: Callable[[], Mapping[str, str]] = lambda: USUAL,
+        choose_libraries: Callable[[], Mapping[str, str]] = lambda: USUAL,
     ):
         self.tables = tables
         self.identity = identity = run_identity(config, store, architecture, settings)
@@ -91,21 +91,21 @@ class Run:
         self.marginals_directory = place.parent / MARGINALS  # shared by runs: see position_marginals.py
         found = read_or_none(self.config_file, is_description)
         if found is not None and not differing_settings(found, identity, architecture):
-            # As config.json says: with its spelling of the settings, and the products that the run was started with.
+            # As config.json says: with its spelling of the settings, and the libraries that the run was started with.
             self.identity = {name: found.get(name, value) for name, value in identity.items()}
-            self.products = recorded_products(found)
+            self.libraries = recorded_libraries(found)
             for file, table in own_tables:
                 if create and not holds_table(file, table.name):
-                    logger.warning("%s was damaged or lost: written anew", file)
+                    logger.warning("%s was damaged or lost: written again", file)
                     self.keep_table(file, table)
             return
         whole = Checkpoints(self.checkpoint_directory, []).newest_whole() if create else None
         newest = None if whole is None else whole[1]  # the state of the newest whole checkpoint
         if newest is not None and newest.get("run") == fingerprint(identity):
             logger.warning(
-                "%s was damaged or lost: written anew, as the checkpoints are of these settings", self.config_file
+                "%s was damaged or lost: written again, as the checkpoints are of these settings", self.config_file
             )
-            self.products = recorded_products(newest)
+            self.libraries = recorded_libraries(newest)
         elif found is not None:
             check_same_run(self.directory, found, identity, architecture, store)
         elif newest is not None or self.config_file.exists():
@@ -117,13 +117,13 @@ class Run:
             )
         else:
             _check_unused(self.directory)
-            self.products = choose_products()
+            self.libraries = choose_libraries()
             make_directories(self.directory)
         kept = {"operational": _operational(config), "architecture": architecture}
         for file, table in own_tables:
             self.keep_table(file, table)
         with _replacing(self.config_file):
-            replace_json(self.config_file, identity | kept | products_record(self.products), allow_nan=True)
+            replace_json(self.config_file, identity | kept | libraries_record(self.libraries), allow_nan=True)
 
     def keep_table(self, file: Path, table: MaskTable) -> None:
         """Write a table of mask weights into the run's directory."""
@@ -135,7 +135,7 @@ class Run:
         if self.checkpoint_directory.is_symlink():
             raise RunError(
                 f"{self.checkpoint_directory} is a link, and checkpoints are written and removed in the run's own"
-                f" directory only. Move the directory that it leads to here, in the place of the link."
+                f" directory only. Replace the link by the directory that it leads to."
             )
 
     def places(self) -> dict:
@@ -151,7 +151,7 @@ class Run:
                 f"{path} is a checkpoint of another run: other settings, store or encoder. Nothing was changed. Move it"
                 f" elsewhere, or give another --run-dir."
             )
-        if recorded_products(state) != self.products:
+        if recorded_libraries(state) != self.libraries:
             raise RunError(
                 f"{self.config_file}: field products is not what {path} was trained with: it is damaged. Nothing was"
                 f" changed. Move config.json elsewhere: the same command writes it again."
@@ -161,7 +161,7 @@ class Run:
         """The summary of a finished run; None while it is not finished, or where the summary cannot be read."""
         result = read_or_none(self.result_file, _is_result)
         if result is None and self.result_file.exists():
-            logger.warning("%s is damaged; it is written anew from the last checkpoint", self.result_file)
+            logger.warning("%s is damaged; it is written again from the last checkpoint", self.result_file)
         return result
 
     def finish(self, result: dict) -> None:
@@ -192,7 +192,7 @@ class Run:
         try:
             return disk.append(path)
         except (OSError, ValueError) as error:
-            raise RunError(f"{path} cannot be opened: {error}. Remove it; the same command makes it anew.") from None
+            raise RunError(f"{path} cannot be opened: {error}. Remove it; the same command makes it again.") from None
 
     def clean(self) -> None:
         """Remove temporaries of a killed process."""
@@ -216,7 +216,7 @@ class Run:
         except OSError as error:
             raise RunError(
                 f"{self.log_file} cannot be read: {error}. Checkpoints were not touched. Move it elsewhere: the same"
-                f" command goes on with a new log."
+                f" command continues with a new log."
             ) from None
         if damaged:
             aside = self.directory / "log.damaged"

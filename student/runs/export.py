@@ -131,7 +131,7 @@ def export_student(model: Student, directory: Path, objective: Objective, store:
         (stock or model.encoder).save_pretrained(directory)
     for head, (columns, of) in enumerate(objective.heads(store), 1):
         save_lsp_head(model, columns, lsp_facts(of), directory, head)
-    write_papers(
+    write_card_and_lineage(
         directory,
         _card_text(objective, model.encoder, stock is not None, lineage),
         store,
@@ -154,7 +154,7 @@ def check_export_place(directory: Path, remedy: str = OTHER_OUTPUT) -> None:
         raise RunError(f"{directory} holds what no export writes: {', '.join(foreign)}. {remedy}")
 
 
-def write_papers(
+def write_card_and_lineage(
     directory: Path, text: CardText, store: Store, lineage: dict, other_stores: Sequence[Store] = ()
 ) -> None:
     """Write tokenizer, code (`write_code`), lineage.json and model card of an export.

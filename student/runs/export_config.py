@@ -12,14 +12,14 @@ class ExportConfig:
     """Export a checkpoint of a run, finished or not, and push it to the Hub."""
 
     run: Positional[Path | None] = None
-    """Directory of a run of train-student or train-probe; the newest under ./runs when not given."""
+    """Directory of a run of train-student or train-probe; unset: the newest under ./runs."""
     step: str = "latest"
     """`latest`, the newest whole one, or the optimiser step of one."""
     output: Path | None = None
-    """Directory to write; runs/exports/<run>-step-<step> when not given."""
+    """Directory to write; unset: runs/exports/<run>-step-<step>."""
     store: tuple[str, ...] | None = None
     """Directory or URL of the run's store, which a checkpoint that is not kept needs, or of all its stores in the run's
-    order; those that the run names when not given."""
+    order; unset: those that the run names."""
     push_to_hub: str | None = None
     """Also push to this Hub repository, like someone/student: the export as main, every kept checkpoint as a branch
     step-<step>. Needs a token (`hf auth login`, or HF_TOKEN)."""

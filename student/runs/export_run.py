@@ -32,8 +32,8 @@ from shards.copies import write_files
 from shards.reader import Store
 from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import build_encoder, without_pooler
+from student.encoders.libraries import libraries_record, recorded_libraries
 from student.encoders.model import Student
-from student.encoders.products import products_record, recorded_products
 from student.objectives import is_untied
 from student.objectives.several_stores import build_objective
 from student.probe import probe_task
@@ -176,7 +176,7 @@ def _writer(run: Path, description: dict, path: Path, state: dict, places: Seque
         load_weights(path, model)
     lineage = {name: state[name] for name in ("step", "tokens", "flops", "held_out")}
     lineage |= {"settings": description["settings"], "baseline": _baseline(run)}
-    lineage |= products_record(recorded_products(description))
+    lineage |= libraries_record(recorded_libraries(description))
     if (start := description["operational"].get("continued_from")) is not None:
         lineage["continued_from"] = start
     return lambda directory: task.export(model.eval(), directory, task.objective, stores[0], lineage)
@@ -206,7 +206,7 @@ def _exported_files(path: Path, state: dict) -> dict[str, bytes]:
     """The export in a kept checkpoint, name to bytes: what was saved as one, and nothing that was added later.
 
     Raises  RunError where a file has changed since the checkpoint was looked at, weights or settings cannot be read, or
-            the code that transformers may run is none of ours
+            the code that transformers may run was not written by this package
     """
     contents = {}
     for name, expected in state["files"].items():
@@ -227,8 +227,8 @@ def _exported_files(path: Path, state: dict) -> dict[str, bytes]:
                 named = described.get("auto_map") if isinstance(described, dict) else None
                 if named is not None and not (isinstance(named, dict) and named.items() <= AUTO_MAP.items()):
                     raise RunError(
-                        f"{path / name} names code that is none of ours (auto_map), so nothing was exported. Do not"
-                        f" trust the run, and take another one."
+                        f"{path / name} names code that this package did not write (auto_map), so nothing was exported."
+                        f" Do not trust the run, and use another one."
                     )
             if name.endswith(".safetensors"):
                 try:

@@ -1,6 +1,6 @@
 """Directories of a run as revisions of a Hub repository.
 
-Branches first, main last: an interrupted push leaves main as it was, and the same command goes on. Of local paths in
+Branches first, main last: an interrupted push leaves main as it was, and the same command continues. Of local paths in
 lineage.json the last part alone is pushed, as on the model card; the file itself keeps them whole, since evaluations
 find teachers and stores of this machine by them. Left out: what is in the directories (export.py), which they are
 (export_run.py).
@@ -22,7 +22,7 @@ from mlsm.common.paths import utf8
 from mlsm.common.text import without_directories
 from student.runs.export import LINEAGE_FILE
 
-PRIVATE_FILES = ["resume/*", "state.json"]  # of a checkpoint: for going on with a run, not for users
+PRIVATE_FILES = ["resume/*", "state.json"]  # of a checkpoint: for continuing with a run, not for users
 _REFUSED = (401, 403)
 _HttpError = cast(
     type[Exception], HfHubHTTPError.__bases__[0]

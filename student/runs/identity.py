@@ -66,7 +66,7 @@ def read_json(path: Path) -> dict:
     if description is None:
         raise RunError(
             f"{path} is damaged; the checkpoints beside it were not touched. Run the command that trains this run once"
-            f" more: it writes the file anew."
+            f" more: it writes the file again."
         )
     return description
 
@@ -128,11 +128,11 @@ def default_directory(config: StudentConfig, identity: dict, encoder_config: dic
 
 
 def _older_plan(found: dict, expected: dict, store) -> str:
-    """How to go on with a run whose store has grown since: the flag for its plan; empty for other runs."""
+    """How to continue with a run whose store has grown since: the flag for its plan; empty for other runs."""
     plan = f"{store.path}/plans/{found.get('store plan')}.json"
     changed = {name for name in ("store target", "store plan") if found.get(name) != expected[name]}
     grown = changed == {"store plan"} and Path(plan).is_file()
-    return f" The store has grown since: the run goes on with --store {plan}" if grown else ""
+    return f" The store has grown since: the run continues with --store {plan}" if grown else ""
 
 
 def _flat(identity: dict) -> dict:

@@ -8,7 +8,7 @@ from mlsm.common.settings import Positional, check, require
 
 @dataclass(frozen=True, kw_only=True)
 class ImportStudentConfig:
-    """Make an export of ours of a checkpoint of the official MLSM code."""
+    """Make an export from a checkpoint of the official MLSM code."""
 
     model: Positional[str | None] = None
     """Directory of a checkpoint that the official code saved, or a Hub id, like SzegedAI/babylm-strict-mlsm."""
@@ -16,7 +16,7 @@ class ImportStudentConfig:
     """Tokens of the longest window that it was trained on, special ones included: the official code's --max-seq-len,
     which the checkpoint does not say."""
     output: Path | None = None
-    """Directory to write; runs/exports/<name of the checkpoint> when not given, unless that holds another
+    """Directory to write; unset: runs/exports/<name of the checkpoint>, unless that holds another
     import."""
 
     def __post_init__(self):

@@ -1,4 +1,4 @@
-"""Checkpoints of the official MLSM code as exports of ours.
+"""Checkpoints of the official MLSM code as exports of this package.
 
     import_student(ImportStudentConfig(model="checkpoints/100000"))    # {"export": "runs/exports/100000", ...}
 

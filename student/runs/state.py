@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from student.config import ResolvedConfig
-from student.encoders.products import products_record
+from student.encoders.libraries import libraries_record
 from student.meter import share_of_baseline
 from student.runs.directory import Run
 
@@ -60,7 +60,7 @@ class RunState:
         }
         if config.continue_from is not None:  # settings say which weights, by their content; this says where
             found["continued_from"] = str(config.continue_from)
-        return found | products_record(run.products)
+        return found | libraries_record(run.libraries)
 
     def summary(self, run: Run, config: ResolvedConfig, parameters: int) -> dict:
         """What result.json holds of a run that did all its steps; `train` explains the entries."""

@@ -75,7 +75,7 @@ def _check_place(directory):
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or path == directory / "wandb" / "settings":
             what = "settings of wandb" if stat.S_ISREG(mode) else disk.kind_of_file(path.lstat())
             raise RunError(
-                f"--track: {path} is {what}, which no tracker of ours makes, so nothing is written there. Remove it, or"
+                f"--track: {path} is {what}, which our trackers never make, so nothing is written there. Remove it, or"
                 f" leave --track out."
             )
 
@@ -105,7 +105,7 @@ class Trackers:
         try:
             action()
         except Exception as error:  # whatever its service or the network has
-            logger.warning("%s fails (%s: %s); training goes on without it", tracker.name, type(error).__name__, error)
+            logger.warning("%s fails (%s: %s); training continues", tracker.name, type(error).__name__, error)
             self.started = [other for other in self.started if other[0] is not tracker]
 
 
@@ -161,7 +161,7 @@ def _tensorboard(title, directory, settings, step):
 
 
 def _wandb(title, directory, settings, step):
-    """A run that goes on under its id. Offline, every start writes a whole run of that id, and the last one counts."""
+    """A run that continues under its id. Offline, every start writes a whole run with that id, the last counts."""
     import wandb
     from accelerate.tracking import WandBTracker
 
@@ -179,7 +179,7 @@ def _wandb(title, directory, settings, step):
 
 
 def _trackio(title, directory, settings, step):
-    """A run that goes on under its name, by which alone trackio knows runs."""
+    """A run that continues under its name, by which alone trackio knows runs."""
     from accelerate.tracking import TrackioTracker
 
     tracker = TrackioTracker(PROJECT, name=f"{title}-{_id(directory)}", resume="allow", embed=False, config=settings)

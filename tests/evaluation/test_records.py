@@ -143,7 +143,6 @@ def run(tmp_path_factory):
         batch_windows=12,
         micro_batch=4,
         eval_windows=20,
-        log_every=3,
         device="cpu",
         run_dir=directory / "mlsm-tiny",
     )

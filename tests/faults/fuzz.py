@@ -88,7 +88,7 @@ from mlsm.evaluation import records
 from mlsm.evaluation.comparison import compare as comparison_report
 from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.inspection.lsps import show as lsps_show
-from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.stores import show as show_shards
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.suite import finetune
@@ -258,8 +258,8 @@ def show_store(place):
 
 
 def show_lsps(place):
-    _show_lsps(LspConfig(store=str(place.subject), **LSPS))
-    _show_lsps(LspConfig(store=str(place.subject), lsp=(3,), **LSPS))
+    _show_lsps(ShowLspConfig(store=str(place.subject), **LSPS))
+    _show_lsps(ShowLspConfig(store=str(place.subject), lsp=(3,), **LSPS))
 
 
 def _show_lsps(settings):
@@ -279,9 +279,9 @@ def clean_store(place):
 
 def show_more(place):
     """Views that read the tokenizer, too."""
-    _show_lsps(LspConfig(store=str(place.subject), word="w3", **LSPS))
-    _show_lsps(LspConfig(store=str(place.subject), similar_to="0:1", **LSPS))
-    _show_lsps(LspConfig(store=str(place.subject), html=place.output / "pages", **LSPS))
+    _show_lsps(ShowLspConfig(store=str(place.subject), word="w3", **LSPS))
+    _show_lsps(ShowLspConfig(store=str(place.subject), similar_to="0:1", **LSPS))
+    _show_lsps(ShowLspConfig(store=str(place.subject), html=place.output / "pages", **LSPS))
 
 
 def train_otherwise(place):
@@ -348,8 +348,8 @@ def load_dictionary(place):
 
 
 def show_dictionary(place):
-    _show_lsps(LspConfig(store=str(place.subject)))
-    _show_lsps(LspConfig(store=str(place.subject), lsp=(0,)))
+    _show_lsps(ShowLspConfig(store=str(place.subject)))
+    _show_lsps(ShowLspConfig(store=str(place.subject), lsp=(0,)))
 
 
 def use_export(place):
@@ -358,8 +358,8 @@ def use_export(place):
 
 
 def show_export(place):
-    _show_lsps(LspConfig(store=str(place.subject)))
-    _show_lsps(LspConfig(store=str(place.subject), text="w1 w2"))
+    _show_lsps(ShowLspConfig(store=str(place.subject)))
+    _show_lsps(ShowLspConfig(store=str(place.subject), text="w1 w2"))
 
 
 def describe_export(place):
@@ -471,7 +471,7 @@ def compare_into(place):
 
 
 def show_into(place):
-    _show_lsps(LspConfig(store=str(place.healthy), html=place.subject / "pages", **LSPS))
+    _show_lsps(ShowLspConfig(store=str(place.healthy), html=place.subject / "pages", **LSPS))
 
 
 def train_into(place):
@@ -510,7 +510,7 @@ def parse_recipe(place):
 
 def show_vectors(place):
     settings = {"store": str(place.pristine / "dictionary"), "vectors": place.subject / "v.npy"}
-    _show_lsps(LspConfig(**settings, html=place.output / "pictures"))
+    _show_lsps(ShowLspConfig(**settings, html=place.output / "pictures"))
 
 
 READING = (

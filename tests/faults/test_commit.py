@@ -388,7 +388,7 @@ def test_a_read_only_directory(tmp_path, whole):
 
 
 @pytest.mark.promise("a missing shard is …")
-@pytest.mark.promise("28 left-overs, process ids given anew")
+@pytest.mark.promise("28 left-overs, process ids used again")
 def test_left_overs_do_no_harm(tmp_path, whole):
     """Temporaries of dead processes, one with our own process id, a stray shard, files dated in the future."""
     path = tmp_path / "store"

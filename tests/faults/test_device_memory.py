@@ -64,7 +64,7 @@ def test_halves_are_coded_and_counted(place, clean, tmp_path, monkeypatch, caplo
             assert np.array_equal(row[0], expected[0]) and np.abs(row[1] - expected[1]).max() <= 2
     counted = [record.statistics.get("out_of_memory", 0) for record in store.records()]
     assert 1 <= sum(counted) <= 12 and counted[-1] == 0, "the batches to come are smaller from the start"
-    assert "going on with 16" in caplog.text
+    assert "continuing with 16" in caplog.text
     assert report["fidelity"]["kl"] == pytest.approx(clean.report()["fidelity"]["kl"], rel=0.05)
 
 

@@ -18,7 +18,7 @@ from preloaded import Preloaded, Python, run_command, run_python
 from test_training import checkpoint_steps, steps_logged
 from tiny_store import log_of, write_store
 
-from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.show import show
 from shards.reader import Store
 from student.lsp_model import LspModel
@@ -26,7 +26,7 @@ from student.lsp_model import LspModel
 pytestmark = [
     pytest.mark.promise(
         "a terminal that is closed, `nohup`, a dead `tee`, streams that are closed or full: training ends with a "
-        "checkpoint on SIGHUP, and goes on otherwise; exit code of the work; with `--json` a result that is lost "
+        "checkpoint on SIGHUP, and continues otherwise; exit code of the work; with `--json` a result that is lost "
         "is an error",
         cases="6 real processes",
     ),
@@ -206,7 +206,7 @@ def test_names_that_are_not_utf_8_and_streams_that_are_not(english_text, teacher
     assert r"teach\xe9r" in (place / "run" / "export" / "README.md").read_text(encoding="utf-8")
     (vectors,) = LspModel.from_pretrained(place / "run").lsp(["a b"])
     assert len(vectors.tokens)
-    read = replace(LspConfig(store=os.fspath(store)), samples=2_000)
+    read = replace(ShowLspConfig(store=os.fspath(store)), samples=2_000)
     assert show(read, lambda *_, **__: None)["view"] == "overview"
     assert show(replace(read, html=place / "html"), lambda *_, **__: None)["files"] == 5
 

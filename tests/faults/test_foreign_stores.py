@@ -47,7 +47,7 @@ from shards.writer import UnitWriter
 from student.config import StudentConfig
 from student.encoders import modeling_mlsm
 from student.runs.checkpoint import Checkpoints
-from student.runs.export import write_papers
+from student.runs.export import write_card_and_lineage
 from student.train import train
 
 K, WORDS = 24, 60
@@ -275,7 +275,7 @@ def test_a_lost_or_other_tokenizer_is_refused_wherever_it_is_used(files, tmp_pat
     uses = [
         lambda: train(settings_of(files, tmp_path)),
         lambda: derive(files.path, 2),
-        lambda: write_papers(tmp_path, None, store, {}),
+        lambda: write_card_and_lineage(tmp_path, None, store, {}),
         lambda: token_texts(store, [5]),
         lambda: StoreView(store, 100).vocabulary,
     ]
@@ -305,7 +305,10 @@ def test_a_store_whose_tokenizer_gives_two_tokens_one_id_is_not_used(tmp_path, m
     """Only a store of an earlier version can be such a one."""
     monkeypatch.setattr(tiny_store, "write_tokenizer", mask_is_a_word)
     store = Store.open(named_store(tmp_path / "store").path)
-    for use in (lambda: train(settings_of(store.files, tmp_path)), lambda: write_papers(tmp_path, None, store, {})):
+    for use in (
+        lambda: train(settings_of(store.files, tmp_path)),
+        lambda: write_card_and_lineage(tmp_path, None, store, {}),
+    ):
         with pytest.raises(StoreError, match=r"'\[MASK\]' and 'w59' have the same id, 64.*encode again"):
             use()
     assert not (tmp_path / "run").exists()
@@ -489,9 +492,9 @@ INSTEAD = {
 
 
 @pytest.mark.promise(
-    "a pipe, socket, directory, loop or dangling link in the place of a shard, record, plan, tokenizer or "
+    "a pipe, socket, directory, loop or dangling link instead of a shard, record, plan, tokenizer or "
     "dictionary; files that may not be read: listed, never waited for, the rest is looked at; `--repair` "
-    "removes what is no directory",
+    "removes those that are not directories",
     cases="5 × 5, 4, 1",
 )
 @pytest.mark.promise("36 what is no file")
@@ -546,8 +549,8 @@ def test_files_that_may_not_be_read_are_listed(files, monkeypatch):
 # -- others at work -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("derive beside `verify --repair`", cases="1")
-@pytest.mark.promise("44 derive beside verify --repair")
+@pytest.mark.promise("derive during `verify --repair`", cases="1")
+@pytest.mark.promise("44 derive during verify --repair")
 def test_deriving_beside_a_repair_is_an_error_that_says_so(files):
     def repair(*args, **figures):
         files.record_file("held-out").unlink(missing_ok=True)
@@ -616,7 +619,7 @@ def test_a_shard_that_shrinks_while_it_is_mapped_is_an_error_and_no_signal(files
 
 
 @pytest.mark.promise(
-    "units encoded again to other bytes (another processor): a resumed run says so in its log, derive makes them anew",
+    "units encoded again to other bytes (another processor): a resumed run says so in its log, derive makes them again",
     cases="1 each",
 )
 @pytest.mark.promise("41 shards changed …")

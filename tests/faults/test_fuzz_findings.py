@@ -34,7 +34,7 @@ from mlsm.common.errors import (
 )
 from mlsm.common.progress import silent
 from mlsm.evaluation import models, records
-from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.show import show as show_lsps
 from mlsm.evaluation.inspection.stores import document_tokens, show
 from mlsm.evaluation.studies.flops.encoders import EncoderShape
@@ -61,7 +61,7 @@ from student.train import train
 
 pytestmark = pytest.mark.promise(
     "a run whose checkpoint is of another model, whose optimiser is damaged under a right hash, whose "
-    "config.json cannot be built, whose lock, log or result is a pipe; strays and links beside and in "
+    "config.json cannot be built, whose lock, log or result is a pipe; strays and links next to and in "
     "checkpoints: not waited for, not exported, not pushed, not removed",
     cases="1, 1, 3, 8, 2",
 )
@@ -88,7 +88,7 @@ def files(subjects):
 
 
 @pytest.mark.promise(
-    "links in the place of `plans/` or `units/`: `--repair` removes nothing outside; files that have not the "
+    "links instead of `plans/` or `units/`: `--repair` removes nothing outside; files that have not the "
     "name of a plan stay",
     cases="1, 1",
 )
@@ -104,7 +104,7 @@ def test_repair_removes_nothing_through_a_link_in_the_place_of_a_directory(files
     assert len(list(outside.iterdir())) == 2
 
 
-@pytest.mark.promise("links in the place …")
+@pytest.mark.promise("links instead of …")
 def test_what_has_not_the_name_of_a_plan_is_none(files):
     (files.plans / "notes.json").write_text("[]")
     assert Store.open(files.path).split("train").read([0]).ids.size
@@ -614,7 +614,7 @@ def test_weights_of_another_model_under_a_right_hash(run):
 
 @pytest.mark.promise(
     "figures, step, store or summary of a run of the wrong form: the checkpoint is passed over, the summary "
-    "written anew",
+    "written again",
     cases="4, 1, 5, 1",
 )
 @pytest.mark.parametrize(
@@ -842,7 +842,7 @@ def test_vectors_that_are_cut_are_one_error_that_names_them(length, tmp_path):
     np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(24, 32)).astype(np.float32))
     os.truncate(tmp_path / "v.npy", length)
     with pytest.raises(InspectionError, match=r"--vectors .*v\.npy"):
-        show_lsps(LspConfig(store=str(tmp_path / "dictionary"), vectors=tmp_path / "v.npy"), silent)
+        show_lsps(ShowLspConfig(store=str(tmp_path / "dictionary"), vectors=tmp_path / "v.npy"), silent)
 
 
 @pytest.mark.parametrize("text", [b"train-student: {lr: \xa01}", b"[" * 100_000, b"\x00", b"\xff\xfe"])

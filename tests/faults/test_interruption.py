@@ -38,7 +38,7 @@ def start(flags, start_new_session=False, process=Preloaded, **environment):
 
 
 def interrupted(
-    flags, ready, number, pause=0.0, then="Run the same command to go on", process=Preloaded, **environment
+    flags, ready, number, pause=0.0, then="Run the same command to resume", process=Preloaded, **environment
 ):
     """Run the command until `ready()`, send the signal; returns what it said, `then` among it."""
     process = start(flags, process=process, **environment)
@@ -121,7 +121,7 @@ def test_while_the_dictionary_is_learned(flags, whole, tmp_path):
         assert not temporaries(tmp_path) and saved()
     process = start(command)
     _, said = process.communicate(timeout=120)
-    assert process.returncode == 0 and "dictionary: going on after" in said
+    assert process.returncode == 0 and "dictionary: continuing after" in said
     assert shards(tmp_path) == shards(whole) and not list(sampling.glob(".*"))
 
 

@@ -9,7 +9,7 @@ from mlsm.common.progress import silent
 from mlsm.evaluation import records
 from mlsm.evaluation.comparison.compare import compare, keep_withheld
 from mlsm.evaluation.comparison.config import CompareConfig
-from mlsm.evaluation.inspection.lsps.pages import publish
+from mlsm.evaluation.inspection.lsps.pages import publish_pages
 from mlsm.evaluation.studies.protocol.cells import at_work
 from mlsm.evaluation.studies.protocol.facts import keep_costs
 
@@ -60,7 +60,7 @@ WRITERS = {
     "costs of a study": lambda output: keep_costs([], output),
     "a part of a study": begin,
     "what a study withholds": lambda output: keep_withheld(output, ("a", "b")),
-    "pages of LSPs": lambda output: publish(output / "pages", dict),
+    "pages of LSPs": lambda output: publish_pages(output / "pages", dict),
 }
 
 

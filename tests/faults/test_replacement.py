@@ -19,7 +19,7 @@ from shards.writer import UnitWriter
 
 pytestmark = pytest.mark.promise(
     "`--retry-quarantine`: SIGKILL or EIO at a call leaves the old or the new record, with its shard; of two "
-    "retries at once, or one beside an encoder, the better stays; a shard that was taken away before its "
+    "retries at once, or one during an encoding, the better stays; a shard that was taken away before its "
     "record comes back",
     cases="2 × every call; 16",
 )

@@ -90,7 +90,7 @@ def spread(alone, client):
 
 
 def test_workers_take_the_library_of_each_product_from_the_command(spread, tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline.teacher.cut, "measure_products", lambda shapes, operations: {"all": "torch"})
+    monkeypatch.setattr(pipeline.teacher.cut, "measure_libraries", lambda shapes, operations: {"all": "torch"})
     (report, *_) = encode_lsp(replace(spread, max_tokens=8_000, output=tmp_path))
     records = Store.open(report["store"]).records("train")
     assert records and all(record.environment["products"] == {"all": "torch"} for record in records)

@@ -357,7 +357,7 @@ def test_the_sample_is_the_stored_states_of_those_windows(place, store, tmp_path
     (found_Nd,) = sample_hidden(Inline(job), load_teacher(job), [(SimpleNamespace(layer=2, k=40), tmp_path)])
     expected_Nd = expected_Nd / np.linalg.norm(expected_Nd, axis=1, keepdims=True)
     np.testing.assert_allclose(found_Nd, expected_Nd, atol=1e-3)
-    given = {"k": 40, "lam": LAM, "dictionary_batch": 400, "device": "cpu", "output": tmp_path}
+    given = {"k": 40, "lam": LAM, "device": "cpu", "output": tmp_path}
     (of_file,) = learn_dictionary(LearnConfig(hidden=str(tmp_path / "sample.npy"), **given))
     assert Dictionary.load(report["dictionary"]).fingerprint == Dictionary.load(of_file["dictionary"]).fingerprint
 

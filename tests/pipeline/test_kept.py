@@ -130,7 +130,7 @@ def test_a_dry_run_says_the_mass_that_it_measured(place, made):
     (report,) = encode_lsp(replace(place, dry_run=True))
     ((top_n, mass),) = report["kept"]
     assert top_n == made["top_n"] and mass == pytest.approx(Store.open(made["store"]).report()["mass_kept"], abs=0.01)
-    assert f"{mass:.1%} of the mass in {top_n} entries a token" in encoding([report], replace(place, dry_run=True))
+    assert f"{mass:.1%} of the mass in {top_n} entries per token" in encoding([report], replace(place, dry_run=True))
 
 
 # -- a --k that is not the dictionary's -------------------------------------------------------------------------

@@ -100,12 +100,12 @@ def test_vectors_of_a_file(tmp_path, dtype):
     assert Path(report["dictionary"]).name.startswith("speech-k30-") and report["width"] == 24
 
 
-OF_VECTORS = {"k", "atoms", "lam", "dictionary_epochs", "dictionary_batch", "seed", "device", "output", "hidden"}
+OF_VECTORS = {"k", "atoms", "lam", "dictionary_epochs", "seed", "device", "output", "hidden"}
 
 
 @pytest.mark.parametrize("name", sorted({field.name for field in fields(LearnConfig)} - OF_VECTORS - {"center"}))
 def test_a_setting_that_means_nothing_for_a_file_of_vectors_is_refused(tmp_path, name):
-    """21 of 31; --center is refused for stores of hidden states as well."""
+    """20 of 30; --center is refused for stores of hidden states as well."""
     np.save(tmp_path / "a.npy", planted(500)[0])
     default = LearnConfig.__dataclass_fields__[name].default
     usual = {"teacher": "x", "corpus": ("x.txt",), "layer": (3,), "max_tokens": 9, "scheduler": "tcp://a:1"}
@@ -198,24 +198,27 @@ def test_the_minibatch_follows_from_the_size_of_the_sample():
     assert {count: minibatch_size(count) for count in sizes} == sizes
 
 
-def test_a_minibatch_that_always_was_keeps_the_name_and_another_gets_its_own(tmp_path):
+def test_a_minibatch_that_always_was_keeps_the_name_and_another_gets_its_own(tmp_path, monkeypatch):
     np.save(tmp_path / "a.npy", planted(3000)[0])
     config = LearnConfig(hidden=tmp_path / "a.npy", k=10, lam=0.1, dictionary_epochs=0.5, output=tmp_path / "runs")
     request = {"content": training_vectors.file_digest(config.hidden), "k": 10, "lam": 0.1, "epochs": 0.5, "seed": 42}
     request["algorithm"] = ALGORITHM
-    made = {
-        batch: learn_dictionary(replace(config, dictionary_batch=batch))[0]["dictionary"]
-        for batch in (None, 400, 500, 2048)
-    }
+    made = {}
+    for batch in (None, 400, 500, 2048):
+        with monkeypatch.context() as patch:
+            if batch is not None:
+                patch.setattr("pipeline.dictionary.minibatch_size", lambda vectors, batch=batch: batch)
+            made[batch] = learn_dictionary(config)[0]["dictionary"]
     assert Path(made[2048]).name.endswith(fingerprint(request)[:12])
     assert made[None] == made[400] and Path(made[400]).name.endswith(fingerprint(request | {"batch": 400})[:12])
     assert len(set(made.values())) == 3
     assert [Dictionary.load(made[batch]).settings["batch"] for batch in (None, 500, 2048)] == [400, 500, 2048]
 
 
-def test_the_minibatch_of_a_teachers_sample_is_part_of_the_name(place, unbroken, tmp_path):
+def test_the_minibatch_of_a_teachers_sample_is_part_of_the_name(place, unbroken, tmp_path, monkeypatch):
     assert Dictionary.load(unbroken["dictionary"]).settings["batch"] == 400
-    older = learn_dictionary(replace(place, dictionary_batch=2048, output=tmp_path))[0]
+    monkeypatch.setattr("pipeline.dictionary.minibatch_size", lambda vectors: 2048)
+    older = learn_dictionary(replace(place, output=tmp_path))[0]
     assert Path(older["dictionary"]).name != Path(unbroken["dictionary"]).name
     assert Dictionary.load(older["dictionary"]).settings["batch"] == 2048
     assert unbroken["objective"] < older["objective"]
@@ -241,7 +244,6 @@ def test_a_checkpoint_of_another_minibatch_is_not_gone_on_from(tmp_path, monkeyp
         ({"seed": -1}, "--seed must not be negative, found -1."),
         ({"lam": 5e-5}, r"found 0.0001: .* Give --tolerance as well, below --lam\."),
         ({"tolerance": 0.2}, r"found 0.2: .* The usual value is 0.0001\."),
-        ({"dictionary_batch": 0}, "--dictionary-batch must be positive, found 0."),
     ],
 )
 def test_settings_that_cannot_be_are_refused_with_their_flag(wrong, message):

@@ -88,8 +88,8 @@ NAMES = [
     ),
     (
         learn_dictionary,
-        {"layer": 1, "k": 8, "dictionary_tokens": 500, "dictionary_batch": 50, "packing": "pairs"},
-        "bundled-l1-k8-ef3669a8e2b0",
+        {"layer": 1, "k": 8, "dictionary_tokens": 500, "packing": "pairs"},
+        "bundled-l1-k8-dc0c9b11f571",
     ),
     (learn_dictionary, {"hidden": "hidden", "k": 8, "dictionary_tokens": 500}, "bundled-l1-k8-9fe3910c978b"),
     (learn_dictionary, {"hidden": "vectors.npy", "k": 8}, "vectors-k8-3720b7c6d0fe"),

@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModel
 
 import pipeline.teacher.cut
+from mlsm.common.matrix_products import TORCH, USUAL
 from mlsm.common.onednn import available
-from mlsm.common.products import TORCH, USUAL
 from pipeline.commands import encode_logits, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
 from pipeline.teacher import Teacher
@@ -26,7 +26,7 @@ def measured(monkeypatch):
         asked.append((sorted(shapes), operations))
         return dict(TORCH)
 
-    monkeypatch.setattr(pipeline.teacher.cut, "measure_products", measure)
+    monkeypatch.setattr(pipeline.teacher.cut, "measure_libraries", measure)
     return asked
 
 
@@ -46,32 +46,32 @@ def settings(english_text, teacher_directory, tmp_path):
 def test_with_torchs_own_products_it_is_the_full_model_bit_for_bit(teacher_directory):
     ids = torch.randint(5, 600, (4, 16), generator=torch.Generator().manual_seed(0))
     teacher = Teacher.load(teacher_directory, 2)
-    assert teacher.products == USUAL
+    assert teacher.libraries == USUAL
     usual = teacher(ids)
-    teacher.choose_products("torch", 100)
-    assert teacher.products == TORCH
+    teacher.choose_libraries("torch", 100)
+    assert teacher.libraries == TORCH
     full = AutoModel.from_pretrained(teacher_directory, dtype=torch.float32).eval()
     with torch.no_grad():
         expected = full(ids, output_hidden_states=True).hidden_states[2]
     assert torch.equal(teacher(ids), expected)
     assert torch.allclose(usual, expected, atol=1e-5)
-    teacher.choose_products("onednn", 100)
+    teacher.choose_libraries("onednn", 100)
     assert torch.equal(teacher(ids), usual)
 
 
 def test_what_was_decided_elsewhere_is_not_measured_again(teacher_directory, measured):
     teacher = Teacher.load(teacher_directory, 2)
-    teacher.choose_products("auto", 100, {"forward 4096 32 32": "torch"})
-    assert teacher.products == {"forward 4096 32 32": "torch"} and not measured
-    teacher.choose_products("auto", 100)
-    assert teacher.products == TORCH
+    teacher.choose_libraries("auto", 100, {"forward 4096 32 32": "torch"})
+    assert teacher.libraries == {"forward 4096 32 32": "torch"} and not measured
+    teacher.choose_libraries("auto", 100)
+    assert teacher.libraries == TORCH
     assert measured == [([(100, 32, 32), (100, 32, 64), (100, 64, 32)], ["forward"])]
 
 
 def test_low_precision_has_nothing_to_choose(teacher_directory, measured):
     teacher = Teacher.load(teacher_directory, 2, dtype="bfloat16")
-    teacher.choose_products("auto", 100)
-    assert teacher.products == USUAL and not measured
+    teacher.choose_libraries("auto", 100)
+    assert teacher.libraries == USUAL and not measured
 
 
 def test_records_say_what_was_not_onednns(settings, measured):

@@ -139,7 +139,7 @@ def test_windows_come_back_padded_with_their_documents():
         "lengths": np.array([4, 3], np.uint16),
         "run_starts": np.array([0, 2, 4], np.uint32),
     }
-    windows = codec.padded_windows(block, np.array([0, 4, 7]), np.array([1, 0]), 5, pad_id=0)
+    windows = codec.padded_windows_of_blocks([(block, np.array([0, 4, 7]), np.array([1, 0]))], 5, pad_id=0)
     assert windows.ids.tolist() == [[1, 7, 2, 0, 0], [1, 8, 9, 2, 0]]
     assert windows.documents.tolist() == [[0, 0, 0, -1, -1], [0, 0, 1, 1, -1]]
     assert windows.lengths.tolist() == [3, 4]

@@ -108,7 +108,7 @@ def test_the_time_is_by_the_bytes_that_came(made, options):
     with serving(made[0].parent) as web:
         web.faults.append((WHERE["target"], "a byte a time", True))
         began = time.monotonic()
-        with pytest.raises(RemoteError, match="less than 40 bytes a second"):
+        with pytest.raises(RemoteError, match="less than 40 bytes per second"):
             Server(f"{web.url}/lsp", Remote(attempts=1, timeout=0.5, rate=40.0)).read("target.json", 1 << 20)
         assert 0.9 < time.monotonic() - began < 20
 

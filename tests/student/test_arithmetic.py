@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file
 from tiny_store import log_of
 
-import student.encoders.products
+import student.encoders.libraries
 from mlsm.common.errors import Interrupted, RunError
+from mlsm.common.matrix_products import TORCH, USUAL, WAYS
 from mlsm.common.onednn import available
-from mlsm.common.products import TORCH, USUAL, WAYS
 from student.config import StudentConfig
-from student.encoders.products import choose_products, contradicts, recorded_products
+from student.encoders.libraries import choose_libraries, contradicts, recorded_libraries
 from student.train import train
 
 pytestmark = pytest.mark.skipif(not available(), reason="this torch lacks the operator, so there is nothing to choose")
@@ -37,8 +37,8 @@ def taken(monkeypatch):
     return names
 
 
-def measuring(monkeypatch, products):
-    monkeypatch.setattr(student.encoders.products, "measure_products", lambda shapes: products)
+def measuring(monkeypatch, libraries):
+    monkeypatch.setattr(student.encoders.libraries, "measure_libraries", lambda shapes: libraries)
 
 
 def stop_after_four(*_, step, **figures):
@@ -92,7 +92,7 @@ def test_a_changed_record_of_it_is_refused(ids_store, settings, monkeypatch):
 @pytest.mark.parametrize(("setting", "way"), [("onednn", "onednn"), ("torch", "torch")])
 def test_it_can_be_set(ids_store, settings, monkeypatch, taken, setting, way):
     monkeypatch.setattr(
-        student.encoders.products, "measure_products", lambda shapes: pytest.fail("nothing is to be measured")
+        student.encoders.libraries, "measure_libraries", lambda shapes: pytest.fail("nothing is to be measured")
     )
     config = StudentConfig(store=ids_store.path, objective="mlm", products=setting, **settings)
     train(config)
@@ -107,10 +107,10 @@ def test_another_setting_of_a_run_that_has_begun_is_said_to_be_without_effect(id
     train(replace(config, products="onednn"))
     assert taken == {"torch"}
     (message,) = [record.getMessage() for record in caplog.records if "products" in record.getMessage()]
-    assert message.startswith(f"--products onednn is not taken: the run in {config.run_dir} began with other products")
+    assert message.startswith(f"--products onednn is ignored: the run in {config.run_dir} started with other libraries")
     caplog.clear()
-    for products in ("torch", "auto"):
-        train(replace(config, products=products))
+    for libraries in ("torch", "auto"):
+        train(replace(config, products=libraries))
     assert not caplog.records
 
 
@@ -125,12 +125,12 @@ def test_where_products_are_not_chosen_no_setting_contradicts_them():
 
 @pytest.mark.parametrize("record", [{}, {"products": None}, {"products": 3}, {"products": ["torch"]}], ids=str)
 def test_records_without_products_mean_onednn(record):
-    assert recorded_products(record) == USUAL
+    assert recorded_libraries(record) == USUAL
 
 
 def test_what_is_measured_for_a_student(ids_store, settings, monkeypatch):
     shapes: set = set()
-    monkeypatch.setattr(student.encoders.products, "measure_products", lambda wanted: shapes.update(wanted) or {})
+    monkeypatch.setattr(student.encoders.libraries, "measure_libraries", lambda wanted: shapes.update(wanted) or {})
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     train(config)
     tokens = 4 * ids_store.max_length
@@ -141,19 +141,19 @@ def test_what_is_measured_for_a_student(ids_store, settings, monkeypatch):
 
 @pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"compile": True}, {"products": "onednn"}], ids=str)
 def test_nothing_is_measured_where_it_is_not_used(monkeypatch, change):
-    monkeypatch.setattr(student.encoders.products, "measure_products", lambda shapes: pytest.fail("measured"))
+    monkeypatch.setattr(student.encoders.libraries, "measure_libraries", lambda shapes: pytest.fail("measured"))
     config = StudentConfig(**{"dtype": "float32", "micro_batch": 4} | change)
-    assert choose_products(config, None, 128, torch.device("cpu")) == USUAL
+    assert choose_libraries(config, None, 128, torch.device("cpu")) == USUAL
 
 
 def test_of_several_processes_each_has_a_part_of_the_batch(monkeypatch):
     asked: list = []
     monkeypatch.setattr(
-        student.encoders.products, "measure_products", lambda shapes: asked.append({n for n, *_ in shapes}) or {}
+        student.encoders.libraries, "measure_libraries", lambda shapes: asked.append({n for n, *_ in shapes}) or {}
     )
     model = torch.nn.Sequential(torch.nn.Linear(8, 8))
     model.output_shapes = []
     config = StudentConfig(dtype="float32", micro_batch=32, batch_windows=32, mask_rate=0.25)
     for ranks in (1, 4, 5):
-        choose_products(config, model, 128, torch.device("cpu"), ranks)
+        choose_libraries(config, model, 128, torch.device("cpu"), ranks)
     assert asked == [{4096, 819, 1280}, {1024, 205, 320}, {7 * 128, 179, 280}]

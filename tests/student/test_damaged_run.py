@@ -21,7 +21,7 @@ from student.train import train
 pytestmark = [
     pytest.mark.promise(
         "a damaged line, cut or bad byte in a run's log, a damaged or lost result.json or config.json, with whole "
-        "checkpoints: the run goes on to the weights of an unbroken one; other settings and foreign checkpoints "
+        "checkpoints: the run continues to the weights of an unbroken one; other settings and foreign checkpoints "
         "are refused; no advice discards a checkpoint",
         cases="7, 5, 7, 3",
     ),
@@ -105,7 +105,7 @@ def test_a_damaged_summary_is_written_anew_from_the_last_checkpoint(run, begun, 
     (run.run_dir / "result.json").write_bytes(content)
     again = train(run)
     assert again | {"seconds_to_first_step": 0} == before | {"seconds_to_first_step": 0}
-    assert log_of(run.run_dir) == steps and "written anew from the last checkpoint" in caplog.text
+    assert log_of(run.run_dir) == steps and "written again from the last checkpoint" in caplog.text
     assert train(run)["already_finished"]
 
 
@@ -131,7 +131,7 @@ def test_a_damaged_or_lost_description_is_written_anew_if_the_checkpoints_are_of
     assert_finished(run, begun)
     written = json.loads(file.read_text())
     sound["operational"]["run_dir"] = str(run.run_dir)
-    assert written == sound and "damaged or lost: written anew" in caplog.text
+    assert written == sound and "damaged or lost: written again" in caplog.text
 
 
 def test_checkpoints_of_other_settings_are_not_discarded_where_config_json_is_damaged(run, begun):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import student.encoders.linear
-from mlsm.common.products import TORCH, USUAL
+from mlsm.common.matrix_products import TORCH, USUAL
 from student.encoders.linear import FastLinear, linear, use_fast_linear
 
 pytestmark = pytest.mark.skipif(not student.encoders.linear.available(), reason="this torch lacks the operator")
@@ -68,7 +68,7 @@ def test_without_the_operator_everything_works(monkeypatch):
 def test_a_model_with_fast_layers_can_be_copied_and_pickled():
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
     rows = torch.randn(5, 8)
-    for products in (USUAL, TORCH, {"forward 64 8 16": "torch"}):
-        use_fast_linear(model, products)
+    for libraries in (USUAL, TORCH, {"forward 64 8 16": "torch"}):
+        use_fast_linear(model, libraries)
         for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            assert torch.equal(twin(rows), model(rows)) and twin[0].products == products
+            assert torch.equal(twin(rows), model(rows)) and twin[0].libraries == libraries

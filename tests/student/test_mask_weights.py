@@ -19,6 +19,7 @@ from mlsm.commands.make_mask_weights import show as view
 from mlsm.common.errors import RunError
 from shards.reader import Store
 from student.config import StudentConfig
+from student.masks import weights
 from student.masks.collocations import collocations, count_ngrams
 from student.masks.config import MaskWeightsConfig
 from student.masks.table import read_table, write_table
@@ -47,8 +48,9 @@ def made(store, tmp_path, **settings):
     return read_table(tmp_path / "table.npz"), report
 
 
-def test_rare_tokens_weigh_more_by_a_power_of_their_counts(ids_store, tmp_path):
-    table, report = made(ids_store, tmp_path, power=0.7, least_count=25)
+def test_rare_tokens_weigh_more_by_a_power_of_their_counts(ids_store, tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "LEAST_COUNT", 25)
+    table, report = made(ids_store, tmp_path, power=0.7)
     counts = Counter(id for row in sentences(ids_store) for id in row)
     assert min(counts.values()) < 25 < max(counts.values())
     expected = {id: max(count, 25) ** -0.7 for id, count in counts.items()}
@@ -82,7 +84,7 @@ def test_a_list_of_words_gives_its_weights_to_their_tokens(ids_store, tmp_path):
             made(ids_store, tmp_path / "wrong", kind="domain", words=tmp_path / "words.txt")
 
 
-def test_common_words_are_counted_with_their_capitals_and_are_neither_pieces_nor_punctuation(tmp_path):
+def test_common_words_are_counted_with_their_capitals_and_are_neither_pieces_nor_punctuation(tmp_path, monkeypatch):
     store = write_store(tmp_path / "store", k=0)
     file = store.tokenizer_dir / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
@@ -97,7 +99,8 @@ def test_common_words_are_counted_with_their_capitals_and_are_neither_pieces_nor
     for id, token in token_of.items():
         if token not in ("##x", ",", "7"):
             by_word[token.lower()] += counts[id]
-    table, report = made(Store.open(store.path), tmp_path, kind="common", most_frequent=9, weight=4)
+    monkeypatch.setattr(weights, "MOST_FREQUENT", 9)
+    table, report = made(Store.open(store.path), tmp_path, kind="common", weight=4)
     common = {token_of[id] for id in token_of if table.weights_V[id] == 4}
     assert {token.lower() for token in common} == {word for word, _ in by_word.most_common(9)}
     assert set(table.weights_V.tolist()) == {1, 4} and not {"##x", ",", "7"} & common
@@ -106,7 +109,7 @@ def test_common_words_are_counted_with_their_capitals_and_are_neither_pieces_nor
     assert shown == sorted((counts[vocabulary[token]] for token in common), reverse=True)[:8]
     tokenizer["model"] = {"type": "BPE", "vocab": vocabulary, "merges": []}
     file.write_text(json.dumps(tokenizer))
-    with pytest.raises(RunError, match="^--kind common: where words begin .*--kind domain --words FILE"):
+    with pytest.raises(RunError, match="^--kind common: cannot tell where words begin .*--kind domain --words FILE"):
         made(Store.open(store.path), tmp_path / "unknown", kind="common")
 
 
@@ -165,7 +168,7 @@ def test_no_ngram_crosses_a_special_token_or_a_document(tmp_path):
 
 def test_the_same_request_finds_the_finished_table(ids_store, lsp_store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = MaskWeightsConfig(store=ids_store.path, kind="pmi", least_count=5)
+    config = MaskWeightsConfig(store=ids_store.path, kind="pmi")
     report = make_mask_weights(config)
     assert not report["already_finished"] and report["collocations"] == len(
         read_table(report["mask_weights"]).collocations_C5
@@ -174,7 +177,9 @@ def test_the_same_request_finds_the_finished_table(ids_store, lsp_store, tmp_pat
         "already_finished": True,
         "store": str(lsp_store.path),
     }
-    assert make_mask_weights(replace(config, least_count=6))["mask_weights"] != report["mask_weights"]
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "LEAST_COUNT", 6)
+        assert make_mask_weights(config)["mask_weights"] != report["mask_weights"]
     shown = view(report, config)
     assert report["mask_weights"] in shown and f"{report['collocations']:,}, first: {report['examples'][0]}" in shown
     with open(report["mask_weights"], "r+b") as file:
@@ -190,7 +195,7 @@ def test_what_does_not_belong_together_is_refused(ids_store, settings, tmp_path)
     other = write_store(tmp_path / "other", k=0, words=50)
     with pytest.raises(RunError, match="another vocabulary"):
         made(ids_store, tmp_path, kind="domain", against=other.path)
-    table, _ = made(ids_store, tmp_path, kind="pmi", least_count=5)
+    table, _ = made(ids_store, tmp_path, kind="pmi")
     common = {"objective": "mlm", "mask_weights": str(tmp_path / "table.npz")}
     with pytest.raises(RunError, match="another vocabulary than .*other"):
         train(StudentConfig(store=other.path, **settings | common))
@@ -212,9 +217,6 @@ def test_what_does_not_belong_together_is_refused(ids_store, settings, tmp_path)
         {"kind": "domain"},
         {"words": "list.txt"},
         {"power": -1},
-        {"least_count": 0},
-        {"coverage": 0},
-        {"most_frequent": 0},
         {"weight": -1},
     ):
         with pytest.raises(ValueError, match="^--"):
@@ -255,10 +257,11 @@ def test_a_run_is_named_after_the_content_of_its_table(ids_store, settings, tmp_
         train(config)
 
 
-def test_tables_take_turns_at_the_given_steps(store_for, settings, tmp_path):
+def test_tables_take_turns_at_the_given_steps(store_for, settings, tmp_path, monkeypatch):
     """Each step has the batch of a run that keeps to the table whose turn it is, whatever the objective."""
     few = settings | {"encoder": "bert-1x32", "checkpoints": (1,), "save_every": 0, "mask_weight_steps": (0.2, 0.55)}
-    made(store_for("mlm"), tmp_path, kind="common", most_frequent=15)
+    monkeypatch.setattr(weights, "MOST_FREQUENT", 15)
+    made(store_for("mlm"), tmp_path, kind="common")
     common = str(tmp_path / "table.npz")
 
     def batches(objective, *weights):
@@ -310,7 +313,7 @@ def test_a_lost_copy_is_written_anew_and_one_of_a_killed_process_is_taken_over(i
     weights = {"objective": "mlm", "mask_weights": str(tmp_path / "table.npz"), "max_steps": 1}
     config = StudentConfig(store=ids_store.path, **settings | weights)
     train(config)
-    assert read_table(copy).name == table.name and "written anew" not in caplog.text
+    assert read_table(copy).name == table.name and "written again" not in caplog.text
     for lose in (copy.unlink, lambda: copy.write_bytes(copy.read_bytes()[:100])):
         lose()
         caplog.clear()
@@ -329,10 +332,11 @@ def test_a_lost_copy_is_written_anew_and_one_of_a_killed_process_is_taken_over(i
 
 
 @pytest.mark.parametrize("power", [100, 500])
-def test_weights_too_far_apart_for_numbers_are_refused(ids_store, tmp_path, power):
+def test_weights_too_far_apart_for_numbers_are_refused(ids_store, tmp_path, monkeypatch, power):
     """100: beside rare tokens the others weigh less than float32 can say; 500: all weights are zero."""
+    monkeypatch.setattr(weights, "LEAST_COUNT", 1 if power == 100 else 25)
     with pytest.raises(RunError, match=f"^--power {power}: the weights of rare and frequent .* a smaller --power"):
-        made(ids_store, tmp_path, power=power, least_count=1 if power == 100 else 25)
+        made(ids_store, tmp_path, power=power)
     assert not (tmp_path / "table.npz").exists()
 
 

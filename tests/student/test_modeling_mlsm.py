@@ -237,7 +237,7 @@ def test_an_encoder_that_is_trained_further_has_no_code(lsp_store, ids_store, tm
 
 
 @pytest.mark.promise(
-    "a kept checkpoint of somebody's run that holds other code, names other code, or has a file beside its "
+    "a kept checkpoint of a foreign run that holds other code, names other code, or has a file next to its "
     "export: not exported, not pushed",
     cases="1, 3, 2",
 )
@@ -273,7 +273,7 @@ def test_a_checkpoint_that_names_other_code_is_not_exported(name, named, lsp_sto
     state = json.loads((kept / "state.json").read_text())
     state["files"][name] = hashlib.sha256((kept / name).read_bytes()).hexdigest()
     (kept / "state.json").write_text(json.dumps(state | {"checksum": checkpoint._checksum(state)}))
-    with pytest.raises(RunError, match=f"{name} names code that is none of ours .* nothing was exported"):
+    with pytest.raises(RunError, match=f"{name} names code that this package did not write .* nothing was exported"):
         export_run(ExportConfig(run=run, output=tmp_path / "out", step="2"))
     assert not (tmp_path / "out").exists()
 

@@ -103,7 +103,7 @@ def test_a_grown_store_names_the_plan_with_which_the_run_goes_on(settings, tmp_p
     store = write_store(tmp_path / "store", k=0)
     train(StudentConfig(store=store.path, objective="mlm", **settings))
     write_store(tmp_path / "store", k=0, train_windows=160)
-    with pytest.raises(RunError, match="The store has grown since: the run goes on with --store (.*json)") as caught:
+    with pytest.raises(RunError, match="The store has grown since: the run continues with --store (.*json)") as caught:
         train(StudentConfig(store=store.path, objective="mlm", **settings))
     plan = str(caught.value).rpartition(" ")[2]
     assert train(StudentConfig(store=plan, objective="mlm", **settings))["already_finished"]
@@ -129,7 +129,7 @@ def test_the_precision_that_auto_stood_for_stays(ids_store, settings):
 
 def test_operational_settings_may_change(ids_store, settings):
     train(StudentConfig(store=ids_store.path, objective="mlm", **settings))
-    changed = settings | {"micro_batch": 3, "save_every": 1, "log_every": 2, "keep_last": 3}
+    changed = settings | {"micro_batch": 3, "save_every": 1, "keep_last": 3}
     changed |= {"activation_checkpointing": True}
     assert train(StudentConfig(store=ids_store.path, objective="mlm", **changed))["already_finished"]
 

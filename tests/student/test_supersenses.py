@@ -235,7 +235,7 @@ def test_what_does_not_go_together_is_one_clear_line(ids_store, index, tmp_path)
     index.write_text(INDEX)
     store = byte_level(tmp_path / "tokenizer", ["dog"])
     (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")
-    with pytest.raises(RunError, match="--objective supersense: where words begin cannot be told"):
+    with pytest.raises(RunError, match="--objective supersense: cannot tell where words begin"):
         supersense_table(index, store)
 
 

@@ -12,17 +12,17 @@ class CompareConfig:
     """Compare models by the records of finetune and evaluate-blimp."""
 
     results: Positional[tuple[Path, ...]] = ()
-    """Records, or directories that are searched for them; runs/evaluations when not given."""
+    """Records, or directories that are searched for them; unset: runs/evaluations."""
     output: Path = Path("runs/comparison")
     """Directory of the page (report.html), the tables (CSV, LaTeX) and the figures (SVG, PNG, CSV). Files of these
-    names that are there already are replaced."""
+    names that are already there are replaced."""
     paper: bool = False
-    """Draw the numbers of the paper's tables 1 to 4 beside one's own."""
+    """Show the numbers of the paper's tables 1 to 4 next to your own."""
     diagnostic: Path | None = None
-    """result.json of choose-layer, for figure 4: word-sense F1 beside the fine-tuning averages."""
+    """result.json of choose-layer, for figure 4: word-sense F1 next to the fine-tuning averages."""
     intruders: tuple[Path, ...] = ()
-    """What `show-lsp --intruders --json` printed: how interpretable the LSPs are that each model learned goes into the
-    table of models."""
+    """Outputs of `show-lsp --intruders --json`: how interpretable each model's LSPs are is added to the table of
+    models."""
 
     def __post_init__(self):
         check(self)

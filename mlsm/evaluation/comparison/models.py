@@ -211,7 +211,7 @@ def _facts(record):
 
 
 def _require_same_facts(model, facts):
-    if model.cost is None:  # elsewhere the teacher may have been at hand
+    if model.cost is None:  # elsewhere the teacher may have been available
         model.facts["flops"] = facts["flops"]
     for name, value in facts.items():
         if name not in ("path", "flops", "identity") and value != model.facts[name]:

@@ -128,7 +128,7 @@ def _render(**content: Any) -> str:
 
 
 def inline_svg(path: Path, title: str) -> str:
-    """An SVG file of ours as an element of a page: with a label, no metadata, and ids that no other figure has."""
+    """One of our SVG files as an element of a page: with a label, no metadata, and ids that no other figure has."""
     for prefix, name in (("", _SVG), ("xlink", "http://www.w3.org/1999/xlink")):
         ElementTree.register_namespace(prefix, name)
     root = ElementTree.fromstring(path.read_bytes())

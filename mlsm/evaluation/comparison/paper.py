@@ -64,7 +64,7 @@ from mlsm.evaluation.comparison.models import (
 )
 from mlsm.evaluation.comparison.result import Comparison, PaperFigure
 from mlsm.evaluation.plots import new_figure, save_figure
-from mlsm.evaluation.studies.word_senses.conclusions import coefficients, read_result
+from mlsm.evaluation.studies.word_senses.conclusions import read_result
 from student.objectives import WITHOUT_WORDS
 
 if TYPE_CHECKING:
@@ -202,13 +202,18 @@ def _require_teacher(path: Path, models: Sequence[Model]) -> None:
 
 
 def correlations(x: Sequence[float], y: Sequence[float]) -> dict[str, tuple[float, float]]:
-    """Spearman and Pearson with p values; of the values, and of the values rounded to 0.1 per cent."""
+    """Spearman and Pearson with p values; of the values, and of the values rounded to 0.1 per cent, as the paper's
+    Spearman needs ties. None of a list that is constant."""
+    from scipy import stats
+
     rounded = [[round(100 * value, 1) for value in values] for values in (x, y)]
-    return {
-        f"{name}{suffix}": (found["coefficient"], found["p"])
-        for suffix, pair in (("", (x, y)), (", rounded", rounded))
-        for name, found in (coefficients(*pair) or {}).items()
-    }
+    found = {}
+    for suffix, (left, right) in (("", (x, y)), (", rounded", rounded)):
+        if min(left) < max(left) and min(right) < max(right):
+            for name, test in (("spearman", stats.spearmanr), ("pearson", stats.pearsonr)):
+                result = test(left, right)
+                found[f"{name}{suffix}"] = float(result.statistic), float(result.pvalue)
+    return found
 
 
 def _draw_word_senses(models: Sequence[Model], settings: CompareConfig, arm: Arm, f1: dict[int, float]) -> Drawing:

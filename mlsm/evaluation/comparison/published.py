@@ -10,7 +10,7 @@ import csv
 from importlib.resources import files
 
 UPDATES = 100_000  # of a pre-training in the paper
-BATCHES_PER_UPDATE = 8  # 1,024 windows of 128 tokens an update, 128 x 128 tokens a batch of table 3
+BATCHES_PER_UPDATE = 8  # 1,024 windows of 128 tokens per update, 128 x 128 tokens per batch of table 3
 WORD_SENSE_CORRELATION = {"spearman": 0.946, "pearson": 0.908}  # section 4.2.1, 8 layers
 
 

@@ -110,7 +110,7 @@ def smallest_detectable(error: float, n: int) -> float:
 
 
 def bootstrap(differences_ST: Sequence[Sequence[float]]) -> tuple[float, float] | None:
-    """95 % percentile interval of the mean of a table whose rows and columns are drawn again, each with replacement.
+    """95 % percentile interval of the mean of a table whose rows and columns are resampled, each with replacement.
 
     A table of one column is drawn by rows alone (Efron 1979). The draws are those of a fixed seed, so equal tables have
     equal intervals. None with fewer than two rows.

@@ -4,7 +4,7 @@
 
 Nothing is changed, no network is asked. The disk is written to for about a second, in files that are gone at the end.
 Left out: which of two libraries computes a matrix product faster, which commands time themselves
-(mlsm/common/products.py).
+(mlsm/common/matrix_products.py).
 """
 
 import math
@@ -26,8 +26,8 @@ from mlsm.common.machine import cpu_model
 from mlsm.common.progress import silent
 from mlsm.common.settings import check
 
-BYTES_PER_TOKEN = 70  # of a store with 32 LSPs a token, as measured in docs/benchmark-details.md
-WRITTEN, SECONDS = 2**28, 1.0  # bytes written to the disk at most, and how long this goes on at most
+BYTES_PER_TOKEN = 70  # of a store with 32 LSPs per token, as measured in docs/benchmark-details.md
+WRITTEN, SECONDS = 2**28, 1.0  # bytes written to the disk at most, and how long this lasts at most
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 INSTRUCTION_SETS = ("avx2", "avx512_f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16")
 
@@ -74,7 +74,7 @@ def _processor():
     cores, memory = available_cores(), available_memory()
     is_limited = threads < cores and "OMP_NUM_THREADS" in os.environ
     found = f"{cores} of {cpu_model()}; matrix products use {threads}"
-    means = "Encoding and training use them without being told; --workers N shares them among N processes."
+    means = "Encoding and training use them automatically; --workers N shares them among N processes."
     if is_limited:
         means = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} leaves some of them idle: unset it, or set it higher."
     yield _check("cores", found, means, not is_limited, cores=cores, threads=threads, model=cpu_model())

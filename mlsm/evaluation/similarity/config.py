@@ -9,12 +9,12 @@ from mlsm.common.settings import Positional, check
 
 @dataclass(frozen=True, kw_only=True)
 class SimilarityConfig:
-    """How alike texts are by the LSPs of their tokens: pairs of texts of your own with what they share, or zero-shot
-    on STS-B and WiC beside the same measures of hidden states."""
+    """Measure how similar texts are by the LSPs of their tokens: pairs of texts of your own with what they share, or
+    zero-shot on STS-B and WiC next to the same measures of hidden states."""
 
     store: Positional[str | None] = None
     """A store of LSPs, whose teacher reads the texts and whose dictionary codes them, or a student that predicts LSPs
-    (run or export); the newest finished store under ./runs when not given."""
+    (run or export); unset: the newest finished store under ./runs."""
     texts_a: tuple[str, ...] = ()
     """The first text of each pair."""
     texts_b: tuple[str, ...] = ()
@@ -24,7 +24,7 @@ class SimilarityConfig:
     data_dir: Path | None = None
     """Directory of the sets' upstream files, as `finetune` reads them; what it lacks comes from the Hub."""
     teacher: str | None = None
-    """Where the store's teacher lies now; where the store says by default."""
+    """Where the store's teacher is now; unset: where the store says."""
     samples: int = 300_000
     """Most tokens to read of the store to name the LSPs that texts share; 0 leaves them without names."""
 

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy import stats
 from test_cli import error_line, mlsm
@@ -18,6 +19,7 @@ from mlsm.evaluation.comparison.compare import compare
 from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.comparison.figures import tick_values
 from mlsm.evaluation.comparison.models import SUITE
+from mlsm.evaluation.comparison.paper import correlations
 from mlsm.evaluation.plots import new_figure
 from mlsm.evaluation.records import METRICS
 from mlsm.terminal.comparison import comparison
@@ -89,6 +91,18 @@ def test_figure_4_correlates_with_the_diagnostic_of_the_same_k(layers):
     assert measured["pearson"] == pytest.approx(stats.pearsonr(list(F1.values()), averages)[0])
     assert measured["spearman"] == pytest.approx(stats.spearmanr(list(F1.values()), averages)[0])
     assert {float(row["x"]): float(row["value"]) for row in rows if row["series"] == "F1"} == F1
+
+
+def test_correlations_raw_and_rounded():
+    """By the paper's formulas, and as its figures are, with ties."""
+    f1, averages = [0.5, 0.6101, 0.6099], [0.7012, 0.7249, 0.7251]
+    found = correlations(f1, averages)
+    assert found["spearman"][0] == pytest.approx(0.5)  # ranks 1 2 3 and 1 3 2
+    assert found["spearman, rounded"][0] == pytest.approx(1.0)  # 72.5 twice, 61.0 twice
+    left, right = np.array(f1), np.array(averages)
+    plain = ((left - left.mean()) * (right - right.mean())).sum() / (3 * left.std() * right.std())
+    assert found["pearson"][0] == pytest.approx(plain)
+    assert correlations([0.5, 0.5, 0.5], averages) == {}
 
 
 def test_figures_that_cannot_be_drawn_say_what_they_need(layers):

@@ -397,7 +397,7 @@ def test_trained_students_end_to_end(tmp_path, one_thread):
             small = {"encoder": "bert-2x32", "batch_windows": 2, "micro_batch": 2, "device": "cpu", "save_every": 0}
             checkpoints = {"max_steps": 4, "checkpoints": (0.5, 1.0), "eval_every": 1, "eval_windows": 2}
             named = {"store": lsps.path, "objective": objective, "seed": seed, "run_dir": runs[-1]}
-            train(StudentConfig(**named, **small, **checkpoints, log_every=1))
+            train(StudentConfig(**named, **small, **checkpoints))
     data = write_miniatures(tmp_path / "data")
     tuning = FinetuneConfig(
         models=tuple(runs), step="all", tasks=("rte",), seeds=1, data_dir=data, output=tmp_path, epochs=1,

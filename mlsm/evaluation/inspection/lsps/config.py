@@ -8,54 +8,54 @@ from mlsm.common.settings import Positional, check
 
 
 @dataclass(frozen=True, kw_only=True)
-class LspConfig:
-    """Show what latent semantic properties (LSPs) stand for: an overview, single LSPs, a word, a text, similar tokens,
+class ShowLspConfig:
+    """Show what latent semantic properties (LSPs) represent: an overview, single LSPs, a word, a text, similar tokens,
     or all of it as static pages."""
 
     store: Positional[str | None] = None
-    """A store (directory or URL), a dictionary, or a student (run or export); the newest finished store under ./runs
-    when not given."""
+    """A store (directory or URL), a dictionary, or a student (run or export); unset: the newest finished store under
+    ./runs."""
     lsp: tuple[int, ...] = ()
-    """Show these LSPs, counted from 0: where they are heaviest, with what they fire, what their atoms are near to."""
+    """Show these LSPs, counted from 0: where they are heaviest, which LSPs are active with them, and what their atoms
+    are close to."""
     word: str | None = None
-    """Show the LSPs of this word over its sampled occurrences, upper and lower case alike."""
+    """Show the LSPs of this word over its sampled occurrences, upper and lower case together."""
     text: str | None = None
-    """Show the LSPs that the teacher gives to the tokens of this text, and the student's predictions beside them when
-    there is a --student. It may hold the mask token."""
+    """Show the LSPs that the teacher finds in the tokens of this text and, with --student, the student's predictions
+    next to them. It may contain the mask token."""
     student: str | None = None
-    """Student to compare with the teacher, with --text: a finished run, an export or a Hub id. With --without or
-    --amplify: the probe. With --html: a softmax probe of a student of the store's LSPs; each page then shows which
-    words it predicts where the LSP is heaviest, with the LSP and without it."""
-    without: tuple[int, ...] = ()
-    """With --text: which words a softmax probe predicts when these LSPs are taken out of its student's prediction, at
-    the text's mask tokens or, if it has none, at every token masked in turn. The probe is --student, by default the
-    newest finished one of the store's LSPs under runs/probes."""
-    amplify: tuple[str, ...] = ()
-    """The same for LSPs whose probability is multiplied, such as 230=3: LSP 230 by three. Below 1 it is weakened."""
+    """With --text: the student to compare with the teacher, a finished run, an export or a Hub id. With --scale: the
+    probe. With --html: a softmax probe of a student of the store's LSPs; each page then shows which words it predicts
+    where the LSP is heaviest, with the LSP and without it."""
+    scale: tuple[str, ...] = ()
+    """With --text: show which words a softmax probe predicts when the probabilities of LSPs in its student's prediction
+    are multiplied. 230=0 removes LSP 230, 17=3 makes LSP 17 three times as probable. The words are those at the text's
+    mask tokens or, if it has none, at every token masked in turn. The probe is --student; unset: the newest finished
+    one of the store's LSPs under runs/probes."""
     teacher: str | None = None
-    """Where the store's teacher lies now, with --text or --intruders; where the store says by default."""
+    """With --text or --intruders: where the store's teacher is now; unset: where the store says."""
     intruders: bool = False
-    """Judge how interpretable the LSPs are: can words that do not belong to an LSP be told from those where it is
-    heaviest, by the teacher's word embeddings?"""
+    """Measure how interpretable the LSPs are: do the teacher's word embeddings separate the words where an LSP is
+    heaviest from words that do not belong to it?"""
     judge: str | None = None
-    """With --intruders: an encoder whose embeddings of words judge in place of the teacher's, such as
-    sentence-transformers/all-MiniLM-L6-v2: a directory or a Hub id."""
+    """With --intruders: the encoder whose word embeddings judge instead of the teacher's, such as
+    sentence-transformers/all-MiniLM-L6-v2, by directory or Hub id."""
     against: tuple[str, ...] = ()
-    """With --intruders: other stores of the same tokenizer whose LSPs are judged, too, by the same embeddings."""
+    """With --intruders: other stores of the same tokenizer whose LSPs are judged by the same embeddings."""
     similar_to: str | None = None
     """Show tokens that share the LSP profile of a token: WINDOW:TOKEN of the store, as all views print it, or with
     --text the number of one of its tokens, counted from 0."""
     vectors: Path | None = None
-    """With a dictionary: show its LSPs in the vectors of this .npy file. Of one that encode-images made, patches of
-    images are shown; of any other, the numbers of its rows. Goes with --lsp and --html."""
+    """With a dictionary: show its LSPs in the vectors of this .npy file. For a file that encode-images made, patches of
+    images are shown; for any other, the numbers of its rows. Combine with --lsp or --html."""
     html: Path | None = None
-    """Write all LSPs as pages into this directory, which opens from disk in any browser: DIR/index.html. An older view
-    there is replaced."""
+    """Write all LSPs as pages into this directory; open DIR/index.html in any browser. An older view there is
+    replaced."""
     samples: int = 2_000_000
     """Most tokens to read of the store's training split, in windows spread over it; of --vectors, most vectors."""
     diagnostic: Path | None = None
-    """Directory of a choose-layer diagnostic, whose word senses name the LSPs; looked for under DIR/diagnostics
-    when the store lies in DIR/stores."""
+    """Directory of a choose-layer diagnostic, whose word senses name the LSPs; unset: looked for under DIR/diagnostics
+    if the store is in DIR/stores."""
 
     def __post_init__(self):
         check(self)
@@ -76,8 +76,8 @@ class LspConfig:
             )
         if self.factors and (self.text is None or self.similar_to is not None or self.teacher is not None):
             raise ValueError(
-                '--without and --amplify change a student\'s prediction for a text. Give --text "...", and neither'
-                " --teacher nor --similar-to"
+                '--scale changes a student\'s prediction for a text. Add --text "...", without --teacher and'
+                " --similar-to"
             )
         if (self.against or self.judge) and not self.intruders:
             raise ValueError("--against and --judge are for the judgement of LSPs. Add --intruders")
@@ -88,21 +88,19 @@ class LspConfig:
 
     @property
     def factors(self) -> dict[int, float]:
-        """What the probability of an LSP is multiplied with, by LSP: 0 for those of --without.
+        """What the probability of an LSP is multiplied with, by LSP.
 
-        Raises  ValueError where one is not LSP=FACTOR, its factor out of range, or an LSP named twice
+        Raises  ValueError if an entry is not LSP=FACTOR, its factor is out of range, or an LSP is named twice
         """
-        found = [(lsp, 0.0) for lsp in self.without]
-        for entry in self.amplify:
+        found: list[tuple[int, float]] = []
+        for entry in self.scale:
             lsp, _, factor = entry.partition("=")
             try:
                 found.append((int(lsp), float(factor)))
             except ValueError:
-                raise ValueError(f"--amplify takes LSP=FACTOR, such as 230=3, found {entry!r}") from None
-            if not 0 < found[-1][1] < 1e9:
-                raise ValueError(
-                    f"--amplify {entry}: expected a factor above 0 and below 1e9. To take it out: --without {lsp}"
-                )
+                raise ValueError(f"--scale takes LSP=FACTOR, such as 230=0 or 17=3, found {entry!r}") from None
+            if not 0 <= found[-1][1] < 1e9:
+                raise ValueError(f"--scale {entry}: expected a factor from 0, which removes the LSP, to below 1e9")
         if twice := [lsp for lsp, count in Counter(lsp for lsp, _ in found).items() if count > 1]:
-            raise ValueError(f"--without and --amplify name LSP {twice[0]} twice. Name it once")
+            raise ValueError(f"--scale names LSP {twice[0]} twice. Name it once")
         return dict(found)

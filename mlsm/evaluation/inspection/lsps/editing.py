@@ -27,7 +27,7 @@ from mlsm.common.disk import read_file
 from mlsm.common.errors import InspectionError
 from mlsm.common.invocation import program
 from mlsm.evaluation.inspection.lsps.contexts import context
-from mlsm.evaluation.inspection.lsps.sample import largest
+from mlsm.evaluation.inspection.lsps.sample import largest_weights
 from mlsm.evaluation.inspection.lsps.statistics import top_tokens
 from mlsm.evaluation.inspection.lsps.view import StoreView
 from shards.reader import Store
@@ -80,7 +80,7 @@ def edit(source: str, text: str, factors: dict[int, float], fingerprint: str | N
     after_Mk = before_Mk * factors_k
     left_M1 = after_Mk.sum(dim=1, keepdim=True)
     if not (left_M1 > 0).all():
-        raise InspectionError("--without takes out every LSP that the student predicts: nothing is left to read.")
+        raise InspectionError("--scale removes every LSP that the student predicts: nothing is left to read.")
     after_Mk /= left_M1
     tokenizer = model.tokenizer
     names = tokenizer.convert_ids_to_tokens(list(range(len(probed.probe_Vk))))
@@ -92,7 +92,7 @@ def edit(source: str, text: str, factors: dict[int, float], fingerprint: str | N
             {
                 "position": t,
                 "token": predicted.tokens[t],
-                "lsps": largest(np.arange(k), before_Mk[m].numpy()),
+                "lsps": largest_weights(np.arange(k), before_Mk[m].numpy()),
                 "edited": [[lsp, float(before_Mk[m, lsp]), float(after_Mk[m, lsp])] for lsp in factors],
                 **_describe_words(before_MV[m], after_MV[m], names, own),
             }
@@ -113,7 +113,7 @@ def _describe_words(before_V, after_V, names, own):
     return {
         "own": None if own is None else [float(before_V[own]), float(after_V[own])],
         **{
-            name: [[names[word], probability] for word, probability in largest(np.arange(len(p_V)), p_V, WORDS)]
+            name: [[names[word], probability] for word, probability in largest_weights(np.arange(len(p_V)), p_V, WORDS)]
             for name, p_V in most_probable.items()
         },
         **{

@@ -36,10 +36,10 @@ FIXED = {*PAGE, "data.js", "view.json"}
 _OURS = re.compile("|".join([*map(re.escape, sorted(FIXED)), rf"{PICTURES}/\d+\.jpg"]))
 
 
-def check_replaceable(directory: Path, pictures: Collection[str] = ()) -> None:
+def refuse_foreign_pages(directory: Path, pictures: Collection[str] = ()) -> None:
     """Raise InspectionError if a view at the path would replace anything that show-lsp has not written.
 
-    That is a directory that is neither empty nor a view of ours, or a file of the user's, or changed by them, that has
+    That is a directory that is neither empty nor a view of show-lsp, or a file of the user's, or changed by them, with
     the name of a file of the view.
     pictures  their names, below the directory
     """
@@ -87,7 +87,7 @@ def _foreign(directory):
 
 
 @refuse_what_is_in_the_way()
-def publish(
+def publish_pages(
     directory: Path,
     make: Callable[[], dict],
     pictures: Collection[str] = (),
@@ -99,9 +99,9 @@ def publish(
     pictures  names that those of the view may have, below the directory
     copy      called as copy(new) when `make` has returned, writes pictures into the new directory
     Returns   {"files", "bytes"}
-    Raises    InspectionError as of `check_replaceable`, before anything is made
+    Raises    InspectionError as of `refuse_foreign_pages`, before anything is made
     """
-    check_replaceable(directory, pictures)
+    refuse_foreign_pages(directory, pictures)
     written = {}
 
     def fill(new):
@@ -124,7 +124,7 @@ def publish(
 
 def _carry(old, new, pictures):
     """Link the files of others from the older view into the new one; they are in both until the older one goes."""
-    check_replaceable(old, pictures)  # they may have come while the data were made
+    refuse_foreign_pages(old, pictures)  # they may have come while the data were made
     for name in sorted(_foreign(old)):
         if (old / name).is_dir() and not (old / name).is_symlink():
             (new / name).mkdir(parents=True)

@@ -12,7 +12,7 @@ stays where it was. What is reported is the excess over the mean of these, and a
 at least POSITIONAL_NATS and DEVIATIONS standard deviations of the rotated ones.
 
 The word information of an LSP is its own part of the gain of word types (ids of the vocabulary), cross-fitted
-(gains.py): nats a token by which a prediction that knows the word predicts this LSP better. What its positions
+(gains.py): nats per token by which a prediction that knows the word predicts this LSP better. What its positions
 explain is taken off, mean weight times position information: so LSPs of common words stand above those of rare ones,
 and LSPs that fire by position or evenly stand last. Left out: context beyond the word, which no table of this size
 holds.
@@ -97,7 +97,7 @@ def _information(sample, bin_N, token_E, bins):
 
 
 def word_information(sample: Sample, profiles: PositionProfiles, vocabulary: int) -> np.ndarray:
-    """What the word type says of each LSP and its positions do not, in nats a token: float64 (K), at least 0.
+    """What the word type says of each LSP and its positions do not, in nats per token: float64 (K), at least 0.
 
     vocabulary  number of ids
     """

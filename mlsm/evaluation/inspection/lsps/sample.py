@@ -88,7 +88,7 @@ class Sample:
         return np.arange(0, len(self), max(1, -(-len(self) // count)))
 
 
-def draw(store: Store, tokens: int, progress: Callable[..., None]) -> Sample:
+def sample_tokens(store: Store, tokens: int, progress: Callable[..., None]) -> Sample:
     """Sample windows of the training split that hold about this many tokens, or all of them.
 
     Raises  InspectionError when the store holds no LSPs, StoreError when it has no training windows
@@ -177,7 +177,7 @@ def by_lsp(sample: Sample) -> Entries:
     return Entries(starts, tokens_E, weights_E)
 
 
-def largest(lsps: np.ndarray, weights: np.ndarray, top: int = 5) -> list[list]:
+def largest_weights(lsps: np.ndarray, weights: np.ndarray, top: int = 5) -> list[list]:
     """The largest weights of one token as pairs [LSP, weight], of equal weights the earlier first."""
     order = np.argsort(-weights, kind="stable")[:top]
     return [[int(lsps[i]), float(weights[i])] for i in order]

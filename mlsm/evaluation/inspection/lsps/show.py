@@ -1,6 +1,6 @@
 """The command show-lsp: the view that was asked for of a store, a dictionary or a student.
 
-    result = show(LspConfig(store="runs/stores/lsp-...", word="bank"), progress)
+    result = show(ShowLspConfig(store="runs/stores/lsp-...", word="bank"), progress)
 
 Every result says in "view" which one it is; mlsm/commands/show_lsp.py prints it. Left out: the views of a store
 (view.py).
@@ -17,7 +17,7 @@ from mlsm.common.errors import InspectionError
 from mlsm.common.invocation import program
 from mlsm.common.text import printable
 from mlsm.evaluation.inspection.lsps import pages, text_pages, texts, vector_pages
-from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
 from mlsm.evaluation.inspection.lsps.neighbours import nearest_atoms, scale_to_unit
 from mlsm.evaluation.inspection.lsps.vectors import VectorView
@@ -36,7 +36,7 @@ INTRUDER_ROWS = 8  # that are shown of the best and of the worst LSPs
 HEAVIEST_OF_A_ROW = 3
 
 
-def show(settings: LspConfig, progress: Callable[..., None]) -> dict:
+def show(settings: ShowLspConfig, progress: Callable[..., None]) -> dict:
     """What `mlsm show-lsp` was asked for, as a dict that JSON can hold.
 
     Raises  InspectionError where what was asked for does not exist; StoreError, DictionaryError, TeacherError, RunError
@@ -65,7 +65,7 @@ def _kind(source):
 
 def _store(settings, progress):
     if settings.html is not None:
-        pages.check_replaceable(settings.html)
+        pages.refuse_foreign_pages(settings.html)
     store = Store.open(settings.store)
     if settings.text is not None and settings.similar_to is None:
         progress("read text", 0, None)
@@ -131,7 +131,7 @@ def _text(settings, store, progress):
         return {"view": "edit", **edited, **_named(settings, store, lsps, progress)}
     student = texts.load_student(settings.student, fingerprint) if settings.student else None
     rows = _teacher_rows(settings, store)
-    tokens = texts.compare(student, settings.text, rows)
+    tokens = texts.compare_tokens(student, settings.text, rows)
     lsps = {
         lsp for token in tokens for name in ("teacher", "student") for lsp, _ in token.get(name, [])[:NAMED_OF_A_TOKEN]
     }
@@ -194,7 +194,7 @@ def _dictionary(settings, progress):
 def _vectors(settings, progress):
     _refuse(settings, "a dictionary", ("word", "text", "student", "similar_to", "diagnostic", "intruders"))
     if settings.html is not None:
-        pages.check_replaceable(settings.html)
+        pages.refuse_foreign_pages(settings.html)
     dictionary = Dictionary.load(settings.store)
     view = VectorView(dictionary, settings.vectors, settings.samples, progress)
     if settings.html is not None:
@@ -249,7 +249,7 @@ def _student(settings):
             "view": "text",
             "text": settings.text,
             "student": str(settings.store),
-            "tokens": texts.compare(model, settings.text),
+            "tokens": texts.compare_tokens(model, settings.text),
         }
     outputs_Kd = scale_to_unit(model.student.output_matrix.detach().float().numpy())
     near, norms_K = nearest_atoms(outputs_Kd, NEIGHBOURS), np.linalg.norm(model.student.output_matrix.detach(), axis=1)

@@ -45,7 +45,7 @@ from mlsm.common.text import printable
 from mlsm.evaluation.inspection.lsps import words
 from mlsm.evaluation.inspection.lsps.contexts import REACH
 from mlsm.evaluation.inspection.lsps.labels import shorten
-from mlsm.evaluation.inspection.lsps.pages import pack, publish
+from mlsm.evaluation.inspection.lsps.pages import pack, publish_pages
 from mlsm.evaluation.inspection.lsps.sample import Sample
 from mlsm.evaluation.inspection.lsps.view import NAME_WORDS, StoreView
 
@@ -61,7 +61,7 @@ def write(view: StoreView, directory: Path, edits: dict | None = None) -> dict:
     edits  what editing.edit_sample found with a probe, and the probe's name: {"probe", "factor", "lsps"}
     """
     facts = view.facts() | {"probe": edits and edits["probe"]}
-    return {"html": str(directory), **facts, **publish(directory, lambda: _make_data(view, facts, edits))}
+    return {"html": str(directory), **facts, **publish_pages(directory, lambda: _make_data(view, facts, edits))}
 
 
 class _Texts(dict[str, int]):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from mlsm.common.errors import InspectionError, RunError
-from mlsm.evaluation.inspection.lsps.sample import largest
+from mlsm.evaluation.inspection.lsps.sample import largest_weights
 from pipeline.dictionary import Dictionary
 from shards.codec import SparseRows
 from shards.reader import Store
@@ -173,7 +173,7 @@ def load_student(source: str, fingerprint: str | None = None) -> "LspModel":
     return model
 
 
-def compare(model: "LspModel | None", text: str, teacher: TextRows | None = None, top: int = 5) -> list[dict]:
+def compare_tokens(model: "LspModel | None", text: str, teacher: TextRows | None = None, top: int = 5) -> list[dict]:
     """Every token of a text with its largest LSPs: the teacher's, the student's, and their distance.
 
     model, teacher  LspModel and TextRows, one of them possibly None
@@ -190,10 +190,10 @@ def compare(model: "LspModel | None", text: str, teacher: TextRows | None = None
     tokens: list[dict] = [{"text": name} for name in names]
     for t, token in enumerate(tokens):
         if teacher:
-            token["teacher"] = largest(*teacher.row(t), top)
+            token["teacher"] = largest_weights(*teacher.row(t), top)
         if predicted:
             q_K = predicted.distributions_Tk[t].numpy().astype(np.float64)
-            token["student"] = largest(np.arange(len(q_K)), q_K, top)
+            token["student"] = largest_weights(np.arange(len(q_K)), q_K, top)
             token["kl"] = _divergence(*teacher.row(t), q_K) if teacher else None
     return tokens
 

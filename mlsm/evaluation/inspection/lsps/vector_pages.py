@@ -27,7 +27,7 @@ from mlsm.common.disk import read_below
 from mlsm.common.errors import InspectionError, PlaceError, describe
 from mlsm.common.invocation import program
 from mlsm.common.text import printable
-from mlsm.evaluation.inspection.lsps.pages import pack, publish
+from mlsm.evaluation.inspection.lsps.pages import pack, publish_pages
 from mlsm.evaluation.inspection.lsps.text_pages import related
 from mlsm.evaluation.inspection.lsps.vectors import VectorView
 from pipeline.images import PICTURES
@@ -47,7 +47,7 @@ def write(view: VectorView, directory: Path) -> dict:
             (new / picture).write_bytes(_read_picture(view.file.parent, picture))
 
     pictures = [f"{PICTURES}/{number}.jpg" for number in range(facts["images"] or 0)]
-    written = publish(directory, lambda: _make_data(view, facts, shown), pictures, copy)
+    written = publish_pages(directory, lambda: _make_data(view, facts, shown), pictures, copy)
     return {"html": str(directory), **facts, **written}
 
 

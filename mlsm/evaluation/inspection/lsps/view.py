@@ -24,7 +24,7 @@ from mlsm.evaluation.inspection.lsps.intruders import IntruderTest, summarise_ju
 from mlsm.evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
 from mlsm.evaluation.inspection.lsps.neighbours import TokenIndex, nearest_atoms
 from mlsm.evaluation.inspection.lsps.positions import PositionProfiles, position_profiles, word_information
-from mlsm.evaluation.inspection.lsps.sample import Entries, by_lsp, draw, largest
+from mlsm.evaluation.inspection.lsps.sample import Entries, by_lsp, largest_weights, sample_tokens
 from mlsm.evaluation.inspection.lsps.vocabulary import Vocabulary
 from pipeline.dictionary import Dictionary
 from shards.copies import check_dictionary
@@ -48,7 +48,7 @@ class StoreView:
         self, store: Store, tokens: int, diagnostic: Path | None = None, progress: Callable[..., None] = silent
     ):
         self.store, self.progress = store, progress
-        self.sample = draw(store, tokens, progress)
+        self.sample = sample_tokens(store, tokens, progress)
         self.fingerprint = store.settings.get("dictionary")
         self._diagnostic = diagnostic
         self._typical: dict[int, list[list]] = {}
@@ -111,7 +111,7 @@ class StoreView:
 
     @cached_property
     def information(self) -> np.ndarray:
-        """What the word says of each LSP and its positions do not, in nats a token: float64 (K)."""
+        """What the word says of each LSP and its positions do not, in nats per token: float64 (K)."""
         return word_information(self.sample, self.profiles, self.store.vocab_size)
 
     def facts(self) -> dict:
@@ -259,7 +259,7 @@ class StoreView:
         first = statistics.first_of_each(documents, windows, WORD_CONTEXTS)
         first = first[:: max(1, len(first) // WORD_CONTEXTS)][:WORD_CONTEXTS]
         return [
-            {**context(self.sample, self.vocabulary, int(token)), "lsps": largest(*self.sample.row(token))}
+            {**context(self.sample, self.vocabulary, int(token)), "lsps": largest_weights(*self.sample.row(token))}
             for token in tokens[first]
         ]
 
@@ -322,9 +322,13 @@ class StoreView:
             "token": text,
             **self.facts(),
             "indexed": len(index.tokens),
-            "lsps": [[lsp, weight, self.name(lsp)] for lsp, weight in largest(lsps, weights)],
+            "lsps": [[lsp, weight, self.name(lsp)] for lsp, weight in largest_weights(lsps, weights)],
             "similar": [
-                {**context(sample, self.vocabulary, token), "cosine": cosine, "lsps": largest(*sample.row(token))}
+                {
+                    **context(sample, self.vocabulary, token),
+                    "cosine": cosine,
+                    "lsps": largest_weights(*sample.row(token)),
+                }
                 for token, cosine in (near[place] for place in shown[:SIMILAR_TOKENS])
             ],
         }

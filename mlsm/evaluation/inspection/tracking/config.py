@@ -18,10 +18,6 @@ class TrackConfig:
     matching: Literal["hungarian", "mutual-best"] = "hungarian"
     """How LSPs are paired: one to one so that the correlations of all pairs have the largest sum, or each with the one
     that is its best and whose best it is."""
-    kept_from: float = 0.7
-    """Correlation from which a matched LSP is kept; below it, it has drifted. A split or a merge must reach it, too."""
-    matched_from: float = 0.3
-    """Correlation below which two LSPs are no match."""
     samples: int = 2_000_000
     """Most tokens to read of the stores' training split, in windows spread over it."""
     output: Path = Path("runs/tracking")
@@ -31,10 +27,5 @@ class TrackConfig:
         check(self)
         if len(self.stores) < 2:
             raise ValueError(f"STORES takes two stores or more, found {len(self.stores)}: name them in order.")
-        if not 0 < self.matched_from <= self.kept_from <= 1:
-            raise ValueError(
-                f"--matched-from and --kept-from are correlations, 0 < matched <= kept <= 1; found {self.matched_from}"
-                f" and {self.kept_from}."
-            )
         if self.samples < 2:
             raise ValueError(f"--samples must be at least two tokens, found {self.samples}.")

@@ -18,7 +18,7 @@ COLORS = {
 HEADER = ("panel", "step", "series", "x", "value")
 
 
-def draw(summary: dict, records: list[dict], directory: Path) -> list[Path]:
+def draw_tracking(summary: dict, records: list[dict], directory: Path) -> list[Path]:
     """Write tracking.svg, .png and .csv into a directory; returns their paths.
 
     summary, records  as track.py makes them

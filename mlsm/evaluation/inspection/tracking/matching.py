@@ -14,7 +14,7 @@ In this order, each LSP once:
     drifted    matched with less
     vanished   none of these; of the second store: appeared
 
-An LSP that vanished may still correlate with one that belongs to another LSP; the best is told with it. The matching
+An LSP that vanished may still correlate with one that belongs to another LSP; the best is named with it. The matching
 weighs only pairs that correlate enough to count, so LSPs without any do not displace others, and it falls apart into
 the connected components of these pairs, each solved by itself (scipy's linear_sum_assignment): exactly the assignment
 with the largest sum. Its memory is that of the largest component: some megabytes as a rule, two dense matrices of

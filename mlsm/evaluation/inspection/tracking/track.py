@@ -26,17 +26,19 @@ from mlsm.common.durable import make_directories, refuse_what_is_in_the_way, rep
 from mlsm.common.errors import InspectionError, StoreError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps import words
-from mlsm.evaluation.inspection.lsps.sample import draw
+from mlsm.evaluation.inspection.lsps.sample import sample_tokens
 from mlsm.evaluation.inspection.lsps.vocabulary import Vocabulary
 from mlsm.evaluation.inspection.tracking.config import TrackConfig
 from mlsm.evaluation.inspection.tracking.correlation import LEAST_TOKENS, Activations, LspCorrelations, correlate_lsps
-from mlsm.evaluation.inspection.tracking.figure import draw as draw_figure
+from mlsm.evaluation.inspection.tracking.figure import draw_tracking
 from mlsm.evaluation.inspection.tracking.matching import AFTER, BEFORE, GAIN, Matches, match_lsps
 from mlsm.evaluation.plots import drawn, save_table
 from shards.manifest import differing
 from shards.reader import Store, plan_of
 
 NAME_WORDS = 3
+KEPT_FROM = 0.7  # correlation from which a matched LSP is kept, or else has drifted. Splits and merges must reach it
+MATCHED_FROM = 0.3  # correlation below which two LSPs do not match
 COLUMNS = (
     "from",
     "to",
@@ -59,24 +61,24 @@ def track(config: TrackConfig, progress: Callable[..., None] = silent) -> dict:
     progress  called as progress(stage, done, total, unit=..., **figures)
     Returns   dict for JSON: stores (facts of each), tokens, thresholds; steps, one for each two stores in a row: counts
               by state, counts_after, median_correlation of what is matched one to one, chance (how many LSPs would
-              reach matched_from if no tokens belonged together, and the largest such correlation); surviving (LSPs of
+              reach MATCHED_FROM if no tokens belonged together, and the largest such correlation); surviving (LSPs of
               the first store that are left in each), files
     Raises    InspectionError where the stores do not hold LSPs of the same tokens; StoreError, ShardError
     """
     stores = _open(config.stores)
     stores[0].read_tokenizer()  # raises StoreError where it is another one
-    older = Activations(draw(stores[0], config.samples, progress))
+    older = Activations(sample_tokens(stores[0], config.samples, progress))
     found = words.find_words(older.sample, Vocabulary(stores[0].tokenizer_dir, stores[0].vocab_size))
     older_names = _names(older, found)
     facts, steps, records = [_facts(stores[0], older)], [], []
     paths = [np.where(older.is_rare, -1, np.arange(older.sample.k))]
     for number, store in enumerate(stores[1:]):
-        newer = Activations(draw(store, config.samples, progress))
+        newer = Activations(sample_tokens(store, config.samples, progress))
         _check_tokens(stores[number], older.sample, store, newer.sample)
         newer_names = _names(newer, found)
-        pairs = correlate_lsps(older, newer, config.matched_from, progress)
-        chance = correlate_lsps(older.rotate(), newer, config.matched_from, progress)
-        matches = match_lsps(older, newer, pairs, config.kept_from, config.matching)
+        pairs = correlate_lsps(older, newer, MATCHED_FROM, progress)
+        chance = correlate_lsps(older.rotate(), newer, MATCHED_FROM, progress)
+        matches = match_lsps(older, newer, pairs, KEPT_FROM, config.matching)
         steps.append(_step(matches, chance))
         own = _records(matches, pairs, (older, older_names), (newer, newer_names))
         records += [{"from": number, "to": number + 1} | record for record in own]
@@ -89,8 +91,8 @@ def track(config: TrackConfig, progress: Callable[..., None] = silent) -> dict:
         "tokens": len(older.sample),
         "matching": config.matching,
         "thresholds": {
-            "kept_from": config.kept_from,
-            "matched_from": config.matched_from,
+            "kept_from": KEPT_FROM,
+            "matched_from": MATCHED_FROM,
             "gain": GAIN,
             "least_tokens": LEAST_TOKENS,
         },
@@ -210,7 +212,7 @@ def _write(config, summary, records, paths, progress):
     ways = save_table(
         config.output / "paths.csv", header, [["" if lsp < 0 else lsp for lsp in path] for path in followed.tolist()]
     )
-    figure = drawn(draw_figure, summary, records, config.output)
+    figure = drawn(draw_tracking, summary, records, config.output)
     files = [config.output / "tracking.json", table, ways, *figure]
     replace_json(files[0], summary | {"lsps": records})
     return [str(path) for path in files]

@@ -23,12 +23,8 @@ class CountFlopsConfig:
     """Layer of the teacher whose hidden states are coded; layers above it are not computed."""
     mask_rate: float = 0.15
     """Share of tokens that are masked and predicted."""
-    windows: int = 128
-    """Windows in the batch that the tables are of."""
     max_length: int = 128
     """Tokens of a window."""
-    reuse: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100)
-    """R: how often each encoded token is trained on, over the epochs of a run and over runs."""
     max_steps: int = 100_000
     """Optimiser steps of a run."""
     batch_windows: int = 1024
@@ -42,7 +38,7 @@ class CountFlopsConfig:
 
     def __post_init__(self):
         check(self)
-        for name in ("k", "layer", "windows", "max_steps", "batch_windows", "dictionary_tokens"):
+        for name in ("k", "layer", "max_steps", "batch_windows", "dictionary_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be positive, found {getattr(self, name)}.")
         if self.vocab_size is not None and self.vocab_size < 1:
@@ -53,5 +49,3 @@ class CountFlopsConfig:
             raise ValueError(f"--mask-rate is a share between 0 and 1, found {self.mask_rate}.")
         if not 0 < self.dictionary_epochs < math.inf:
             raise ValueError(f"--dictionary-epochs must be positive and finite, found {self.dictionary_epochs}.")
-        if not self.reuse or min(self.reuse) < 1:
-            raise ValueError(f"--reuse takes numbers from 1 on, found {' '.join(map(str, self.reuse)) or 'none'}.")

@@ -27,6 +27,8 @@ from mlsm.evaluation.studies.flops.pretraining import (
 from mlsm.evaluation.studies.flops.solver import correlation_flops, fista_flops, solver_flops, update_flops
 from pipeline.config import plain
 
+REUSE = (1, 2, 5, 10, 20, 50, 100)  # R: how often each encoded token is trained on, over epochs and over runs
+
 
 def count_flops(settings: CountFlopsConfig, progress: Callable[..., None] = silent) -> dict:
     """Count the operations of a CountFlopsConfig, per batch and per run.
@@ -50,12 +52,13 @@ def _count(setting, settings):
     dictionary = dictionary_flops(setting, settings.dictionary_tokens, settings.dictionary_epochs)
     cut, mlm = f"mlsm-{setting.layer}", full["mlm"]["total"]
     ours = full[cut]["total"] - full[cut][FISTA] + solver_flops(setting.masked, setting.k, setting.teacher.width)
-    offline = {str(reuse): offline_flops(setting, reuse) for reuse in settings.reuse}
+    offline = {str(reuse): offline_flops(setting, reuse) for reuse in REUSE}
     for parts in offline.values():
         parts["percent_of_mlm"] = 100 * parts["total"] / mlm
     return {
         "setting": plain(settings)
         | {
+            "windows": setting.windows,
             "vocabulary": setting.vocabulary,
             "tokens": setting.tokens,
             "masked": setting.masked,
@@ -136,6 +139,6 @@ def _measure(setting, progress):
 
 
 def _figure(result, settings):
-    from mlsm.evaluation.studies.flops.figure import draw
+    from mlsm.evaluation.studies.flops.figure import draw_costs
 
-    return [str(path) for path in drawn(draw, result, settings.output / "flops")]
+    return [str(path) for path in drawn(draw_costs, result, settings.output / "flops")]

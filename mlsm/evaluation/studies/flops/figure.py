@@ -10,18 +10,18 @@ from mlsm.common.durable import refuse_what_is_in_the_way
 from mlsm.evaluation.plots import new_figure, save_figure
 
 POINTS = 60
+FURTHEST = 100  # R, at the right end
 NAMES = {"mlm": "MLM", "kd": "KD", "naive-mlsm": "naive MLSM"}
 
 
 @refuse_what_is_in_the_way()
-def draw(result: dict, directory: Path) -> list[Path]:
+def draw_costs(result: dict, directory: Path) -> list[Path]:
     """Write cost_per_run.svg, .png and .csv into a directory; returns their paths.
 
     result  of count_flops; lines are in per cent of MLM, everything counted
     """
     figure, axes = new_figure()
-    furthest = max(100, *result["setting"]["reuse"])
-    reuse = [furthest ** (i / (POINTS - 1)) for i in range(POINTS)]
+    reuse = [FURTHEST ** (i / (POINTS - 1)) for i in range(POINTS)]
     layer, mlm = result["setting"]["layer"], result["in_full"]["mlm"]["total"]
     one = next(iter(result["offline"].values()))
     student = sum(flops for part, flops in one.items() if part.startswith("student"))
@@ -29,13 +29,13 @@ def draw(result: dict, directory: Path) -> list[Path]:
     online = {name: rows["percent_of_mlm"] for name, rows in result["in_full"].items()}
     for name, percent in online.items():
         axes.axhline(percent, linestyle="--", linewidth=1, color="grey")
-        axes.text(furthest, percent, NAMES.get(name, f"MLSM{name[5:]}"), ha="right", va="bottom", fontsize=8)
+        axes.text(FURTHEST, percent, NAMES.get(name, f"MLSM{name[5:]}"), ha="right", va="bottom", fontsize=8)
     ours = result["with_our_solver"]["percent_of_mlm"]
     axes.axhline(ours, linestyle=":", linewidth=1, color="tab:blue")
-    axes.text(furthest, ours, f"MLSM{layer} online, our solver", ha="right", va="bottom", fontsize=8)
+    axes.text(FURTHEST, ours, f"MLSM{layer} online, our solver", ha="right", va="bottom", fontsize=8)
     axes.plot(reuse, offline, linewidth=2, label=f"MLSM{layer} offline: encoded once, trained on R times")
     axes.set_xscale("log")
-    axes.set_xticks(ticks := [10**n for n in range(len(str(furthest)))], map(str, ticks))
+    axes.set_xticks(ticks := [1, 10, 100], map(str, ticks))
     axes.set_ylim(min(offline) - 5, max(online.values()) + 6)
     axes.set_xlabel("R: times each encoded token is trained on (epochs x runs)")
     axes.set_ylabel("operations of a run, % of MLM")

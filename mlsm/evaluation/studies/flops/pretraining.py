@@ -19,6 +19,7 @@ from mlsm.evaluation.studies.flops.encoders import EncoderShape
 from mlsm.evaluation.studies.flops.solver import fista_flops, learning_flops, solver_flops
 
 FISTA = "sparse solver, 100 FISTA steps"
+WINDOWS = 128  # of the batch that the tables are of, as in the paper
 TRAINING = 3  # forward passes in a forward and backward pass
 
 
@@ -45,7 +46,7 @@ class Setting(NamedTuple):
             config.vocab_size or teacher.vocabulary,
             config.k,
             config.layer,
-            config.windows,
+            WINDOWS,
             config.max_length,
             config.mask_rate,
         )

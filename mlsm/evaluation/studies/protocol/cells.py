@@ -5,7 +5,7 @@
     state_of(directory, part.name, finished)       # State("running", "73185cf...")
 
 A part has a file <output>/cells/<part>, whose line is the commit of this code that began it, and which is locked while
-a process is at work on it. What two commits did halves of would be nobody's result, so only the first goes on with it;
+a process is at work on it. A part that two commits share would be the result of neither, so only the first continues;
 a finished part is not run again. Left out: what is finished, which the part's own files say (costs.py).
 """
 

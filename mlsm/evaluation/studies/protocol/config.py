@@ -10,23 +10,23 @@ from mlsm.common.settings import check
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig:
-    """Run a study: all that its recipe says, from the corpus to the report, as far as it is not finished."""
+    """Run the parts of a study that are not finished, from the corpus to the report."""
 
     recipe: str = "study-demo"
-    """A study's recipe: study-demo, study-cpu, study-masks, paper-objectives, paper-layers, paper-k, paper-kappa, or a
-    YAML file of your own (mlsm docs study)."""
+    """Recipe of the study: study-demo, study-cpu, study-masks, paper-objectives, paper-layers, paper-k, paper-kappa, or
+    a YAML file of your own (mlsm docs study)."""
     output: Path | None = None
-    """Directory of everything the study makes; unset: runs/studies/<recipe>."""
+    """Directory of everything that the study makes; unset: runs/studies/<recipe>."""
     data_dir: Path | None = None
     """Directory of evaluation data, with glue/, wic/, conll2003/, blimp/ and wsd/; unset: $MLSM_DATA/data. Without it,
     models are fine-tuned on miniature data, whose scores mean nothing."""
     only: tuple[str, ...] = ()
-    """Do these parts alone, by name or pattern, such as train-student/mlm-seed0 or 'finetune/*'; what they need must
-    be there. The names are those that --dry-run lists."""
+    """Run only these parts, by name or pattern, such as train-student/mlm-seed0 or 'finetune/*'. What they need must be
+    there. --dry-run lists the names."""
     dry_run: bool = False
-    """Say what would be done and what it costs, from short measurements, and stop."""
+    """Show what would be done and what it would cost, from short measurements, and stop."""
     print_commands: Literal["make", "slurm"] | None = None
-    """Print the commands of all parts with what each needs, as a makefile or as a script for Slurm, and stop."""
+    """Print the commands of all parts and what each needs, as a makefile or as a script for Slurm, and stop."""
 
     def __post_init__(self):
         check(self)

@@ -6,7 +6,7 @@
 The order brings the first conclusion early: the stores of the primary hypothesis, then its pairs of students seed by
 seed, each evaluated as soon as it is trained; then the models that stand beside, the secondary hypotheses, and the
 rest. With a section `frozen` the frozen measures are the first evaluation, and all others come last. A part keeps no
-state of its own: its command finds finished work and goes on from there, so a study that was killed is given again.
+state of its own: its command finds finished work and continues from there, so a study that was killed is given again.
 Left out: what parts cost (costs.py), printing them as command lines (printing.py).
 """
 

@@ -76,7 +76,7 @@ def as_make(parts: list[Part], settings: StudyConfig) -> str:
 
 
 def _command(part):
-    """The command of a part, for what goes on after a success alone."""
+    """The command of a part, for what continues only after a success."""
     return _tolerant(command_line(part)) if part.verb.startswith("encode-") else command_line(part)
 
 

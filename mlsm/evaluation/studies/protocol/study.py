@@ -4,7 +4,7 @@
 
 Says first what the parts will cost, then does them in the order of parts.py. After the parts of the primary hypothesis,
 and again at the end, the models are compared and the report is written. Every part is one of our commands, which finds
-what it has finished and goes on where it was interrupted; so does the study. A part is the work of one commit of this
+what it has finished and continues where it was interrupted; so does the study. A part is the work of one commit of this
 code (cells.py). Before a student is trained, its store is checked to have the plan of the first one: otherwise batches
 and masks of two arms would not be the same. Left out: what a study says (description.py), what is to be done
 (parts.py), the page (mlsm/evaluation/comparison).

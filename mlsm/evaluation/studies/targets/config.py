@@ -11,15 +11,15 @@ class MatchEntropyConfig:
     """Find the temperature, and the penalty, at which a store's targets are as flat as those of another store."""
 
     store: Positional[str | None] = None
-    """A store of LSPs (directory or URL); the newest finished one under ./runs when not given."""
+    """A store of LSPs (directory or URL); unset: the newest finished one under ./runs."""
     against: str | None = None
-    """Another store of LSPs, whose mean entropy is to be reached: one of `--solver fista --top-n all`, say."""
+    """Reach the mean entropy of this store of LSPs, one of `--solver fista --top-n all`, say."""
     entropy: float | None = None
-    """The mean entropy to be reached, in nats a token, in place of --against."""
+    """Reach this mean entropy instead, in nats per token."""
     samples: int = 20_000
     """Most tokens to read of the stores' training split; of two stores of one plan they are the same ones."""
     teacher: str | None = None
-    """Where the store's teacher lies now; where the store says by default."""
+    """Where the store's teacher is now; unset: where the store says."""
 
     def __post_init__(self):
         check(self)

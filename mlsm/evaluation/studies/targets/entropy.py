@@ -25,7 +25,7 @@ from scipy.optimize import brentq
 
 from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
-from mlsm.evaluation.inspection.lsps.sample import SEED, WINDOWS_AT_ONCE, draw
+from mlsm.evaluation.inspection.lsps.sample import SEED, WINDOWS_AT_ONCE, sample_tokens
 from mlsm.evaluation.inspection.lsps.texts import load_store_teacher
 from mlsm.evaluation.studies.targets.config import MatchEntropyConfig
 from pipeline.batch import center_on, centred_rows, make_batch
@@ -113,7 +113,7 @@ def entropy(rows: SparseRows) -> float:
 
 
 def _sample(store, config, progress):
-    found = draw(store, config.samples, progress)
+    found = sample_tokens(store, config.samples, progress)
     if not found.coded:
         raise InspectionError(f"{store.path}: none of {len(found):,} sampled tokens has a code. Give more --samples.")
     return SparseRows(found.indptr, found.lsps_E, found.weights_E, np.zeros(len(found), np.float32))

@@ -7,7 +7,7 @@
 3. for every layer and k: codes, Φ, NPMI, answers, F1; the names of its LSPs in WordNet.
 
 The vectors (float16, on disk, in parts that appear whole) and each finished layer survive an interruption, and the same
-command goes on from there; the vectors are removed when all layers are done. Left out: which layer to take and what
+command continues from there; the vectors are removed when all layers are done. Left out: which layer to take and what
 is concluded (conclusions.py), names of LSPs (labels.py).
 """
 
@@ -33,7 +33,7 @@ from mlsm.common.errors import WsdDataError
 from mlsm.common.invocation import program
 from mlsm.common.progress import silent
 from mlsm.common.workplaces import workplace
-from mlsm.evaluation.studies.word_senses.conclusions import finetuning_averages, summarise_layers, write_report
+from mlsm.evaluation.studies.word_senses.conclusions import summarise_layers, write_report
 from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
 from mlsm.evaluation.studies.word_senses.data import WsdData, data_fingerprint
 from mlsm.evaluation.studies.word_senses.labels import name_lsps
@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 def choose_layer(config: ChooseLayerConfig, progress: Callable[..., None] = silent) -> dict:
     """Diagnose every layer and k of the settings, and say which layer to take.
 
-    Returns  dict for JSON: directory, first_sense, layers (one dict for every layer and k), recommended, correlation
+    Returns  dict for JSON: directory, first_sense, layers (one dict for every layer and k), recommended
     Raises   WsdDataError, CorpusError, TeacherError, DeviceError, EncodeError
     """
     started = time.perf_counter()
@@ -71,7 +71,6 @@ def choose_layer(config: ChooseLayerConfig, progress: Callable[..., None] = sile
             f"WordNet's index.sense. {program()} docs word-senses says where they are."
         )
     config = _number_layers(config)
-    averages = finetuning_averages(config.finetuning)
     data_digits = data_fingerprint(root)
     job = teacher_job(config, progress)
     teacher = load_teacher(job)
@@ -91,7 +90,7 @@ def choose_layer(config: ChooseLayerConfig, progress: Callable[..., None] = sile
         "directory": str(directory),
         "teacher": {"name": teacher.name, "fingerprint": teacher.fingerprint, "layers": teacher.num_layers},
         "lam": config.lam,
-        **summarise_layers(layers, right, averages),
+        **summarise_layers(layers, right),
         "finished_before": not lacking,
         "seconds": time.perf_counter() - started,
     }
@@ -126,7 +125,7 @@ def _directory(job, teacher, data_digits):
         "seed": config.seed,
         "data": data_digits,
         **batch_key(minibatch_of_sample(job)),
-        **({} if config.limit is None else {"limit": config.limit}),
+        **({} if config.limit_train is None else {"limit": config.limit_train}),
     }
     if config.center != "none":
         request["center"] = config.center
@@ -137,7 +136,7 @@ def _directory(job, teacher, data_digits):
 
 def _diagnose(job, teacher, directory, lacking):
     """Make the directories of the layers that are not there yet."""
-    data = WsdData.read(job.config.data_dir, job.progress, job.config.limit)
+    data = WsdData.read(job.config.data_dir, job.progress, job.config.limit_train)
     data.warn_of_differences()
     learned = _dictionaries(job, teacher, lacking)
     with workplace(directory / "vectors", files=("part-*.npz",)) as place:

@@ -1,17 +1,15 @@
-"""What the diagnostic of several layers concludes: which layer to take, correlations, tables, a figure.
+"""What the diagnostic of several layers concludes: which layer to take, tables, a figure.
 
 The headline is the paper's own (raw codes, npmi0) on ALL. The recommended layer is the one with the best headline; of
 the shallower ones, the first that the exact McNemar test (two-sided, on the words that one layer answers right and the
-other wrong) does not find worse at 5 % is named beside it, since it encodes at less cost. Left out: the
-scores themselves (choose_layer.py), and what is printed (mlsm/commands/choose_layer.py).
+other wrong) does not find worse at 5 % is named beside it, since it encodes at less cost. Not handled here: the
+scores themselves (choose_layer.py), what is printed (mlsm/commands/choose_layer.py), and the correlation with
+fine-tuning averages (figure 4 of mlsm/evaluation/comparison/paper.py).
 
 Shapes: V variants, Q test words.
 """
 
-import csv
-import io
 import json
-import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,11 +28,10 @@ SIGNIFICANT = 0.05
 GROUPS = ("ALL", *TEST_SETS, "NOUN", "VERB", "ADJ", "ADV")
 
 
-def summarise_layers(layers: list[dict], right: list[np.ndarray], averages: dict[int, float] | None) -> dict:
+def summarise_layers(layers: list[dict], right: list[np.ndarray]) -> dict:
     """The result's parts that compare layers.
 
     layers    records of layer.json;  right  their bool (V, Q), the headline's row first
-    averages  layer to fine-tuning average in per cent, or None
     """
     entries = [_entry(layer) for layer in layers]
     highest = max(entry["costs"]["encoding_microseconds"] for entry in entries)
@@ -49,7 +46,6 @@ def summarise_layers(layers: list[dict], right: list[np.ndarray], averages: dict
         "counts": layers[0]["counts"],
         "layers": entries,
         "recommended": [recommend(by_size[k], correct) for k in sizes],
-        "correlation": [correlate_with_averages(by_size[k], averages) | {"k": k} for k in sizes] if averages else None,
     }
 
 
@@ -94,66 +90,6 @@ def mcnemar(left_Q: np.ndarray, right_Q: np.ndarray) -> float:
     if only_left + only_right == 0:
         return 1.0
     return float(stats.binomtest(only_left, only_left + only_right).pvalue)
-
-
-# -- fine-tuning averages ------------------------------------------------------------------------------------
-
-
-def finetuning_averages(path: Path | None) -> dict[int, float] | None:
-    """Layer to average in per cent, from a .csv file; None without one. Raises WsdDataError naming the line."""
-    if path is None:
-        return None
-    try:
-        rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig")), skipinitialspace=True))
-    except (OSError, UnicodeDecodeError) as error:
-        raise WsdDataError(f"--finetuning {path} cannot be read: {error}.") from None
-    found = {}
-    for number, row in enumerate(rows, 2):
-        try:
-            layer, average = int(row["layer"]), float(row["average"])
-        except (KeyError, TypeError, ValueError):
-            layer, average = 0, math.nan  # refused below
-        if not math.isfinite(average):
-            raise WsdDataError(
-                f"--finetuning {path}, line {number}: expected the columns layer, a whole number, and "
-                f"average, a number; found {dict(row)}."
-            )
-        if layer in found:
-            raise WsdDataError(
-                f"--finetuning {path}, line {number}: layer {layer} is listed a second time. Give one "
-                "average for each layer, of students of one k."
-            )
-        found[layer] = average
-    if not found:
-        raise WsdDataError(
-            f"--finetuning {path}: expected the heading layer,average and a line for each layer; found none."
-        )
-    scale = 1 if max(found.values()) > 1 else 100
-    return {layer: scale * average for layer, average in found.items()}
-
-
-def correlate_with_averages(entries: list[dict], averages: dict[int, float]) -> dict:
-    """Spearman and Pearson between F1 and fine-tuning averages over the layers that have both.
-
-    As they are, and rounded to 0.1 of a per cent: the paper's Spearman needs ties.
-    """
-    layers = [entry["layer"] for entry in entries if entry["layer"] in averages]
-    if len(layers) < 3:
-        return {"layers": layers}
-    f1 = np.array([100 * entry["f1"] for entry in entries if entry["layer"] in averages])
-    average = np.array([averages[layer] for layer in layers])
-    return {"layers": layers, "raw": coefficients(f1, average), "rounded": coefficients(f1.round(1), average.round(1))}
-
-
-def coefficients(left: np.ndarray, right: np.ndarray) -> dict | None:
-    """Spearman's and Pearson's coefficients with p values; None where one of the lists is constant."""
-    if np.ptp(left) == 0 or np.ptp(right) == 0:
-        return None
-    found = {}
-    for name, test in (("spearman", stats.spearmanr), ("pearson", stats.pearsonr)):
-        result = test(left, right)
-        found[name] = {"coefficient": float(result.statistic), "p": float(result.pvalue)}
-    return found
 
 
 # -- a result that was written --------------------------------------------------------------------------------

@@ -21,12 +21,9 @@ class ChooseLayerConfig(DictionaryConfig):
     data_dir: Path | None = None
     """Directory of the unified evaluation framework of Raganato et al. 2017, with WordNet's sense index:
     Training_Corpora/SemCor, Evaluation_Datasets/<set>, wordnet3.0/index.sense."""
-    limit: int | None = None
-    """Learn senses from so many sentences of SemCor, evenly spread over its 37,176, for a first look; the test sets
-    stay whole. Below half of SemCor's annotated words no layer is recommended. All of it when not given."""
-    finetuning: Path | None = None
-    """A .csv file with the columns layer and average: fine-tuning averages of students trained on these layers, in per
-    cent or as shares of 1, to correlate with."""
+    limit_train: int | None = None
+    """Learn senses from this many sentences of SemCor, evenly spread over its 37,176, for a first look; the test sets
+    stay whole. Below half of SemCor's annotated words no layer is recommended. Unset: all."""
     tolerance: float = 1e-3
     """Largest KKT violation that a code may keep, in units of a correlation."""
 
@@ -38,5 +35,5 @@ class ChooseLayerConfig(DictionaryConfig):
         if every:
             object.__setattr__(self, "layer", "all")
         refuse_tolerance(self.tolerance, self.lam)
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"--limit must be at least 1, found {self.limit}.")
+        if self.limit_train is not None and self.limit_train < 1:
+            raise ValueError(f"--limit-train must be at least 1, found {self.limit_train}.")

@@ -8,7 +8,7 @@ Framework and Empirical Comparison, EACL): <set>.data.xml and <set>.gold.key.txt
     <wf lemma="the" pos="DET">The</wf>
     <instance id="d000.s000.t000" lemma="group" pos="NOUN">Fulton County Grand Jury</instance>
 
-One word of ours is one <wf> or <instance>, whatever its number of tokens. The files are read as streams. Left out:
+One of our words is one <wf> or <instance>, whatever its number of tokens. The files are read as streams. Left out:
 WordNet (mlsm/common/wordnet.py), where to get the data (docs/word-senses.md).
 """
 

@@ -104,13 +104,11 @@ def tokenise(
     *,
     max_length: int,
     takes_types: bool,
-    mark_target: bool = False,
 ) -> EncodedExamples:
     """Tokenise examples, cutting pairs at the longer sentence.
 
     tokenizer    a fast one, as of pipeline.teacher.load_tokenizer
     takes_types  whether the model sees which sentence of a pair a token belongs to
-    mark_target  whether the target word of a pair is put into quotation marks
     Returns      Encoded
     """
     inner = tokenizer.backend_tokenizer
@@ -120,7 +118,7 @@ def tokenise(
     try:
         for begin in range(0, len(examples), _TOKENIZED_AT_ONCE):
             part = examples[begin : begin + _TOKENIZED_AT_ONCE]
-            encodings = inner.encode_batch([_text(example, mark_target) for example in part])
+            encodings = inner.encode_batch([_text(example) for example in part])
             lengths_N += [len(encoding) for encoding in encodings]
             cut += sum(bool(encoding.overflowing) for encoding in encodings)
             ids.append(_join(encoding.ids for encoding in encodings))
@@ -175,16 +173,10 @@ def _join(lists):
     return np.concatenate([np.asarray(values, dtype=np.int32) for values in lists])
 
 
-def _text(example, mark_target):
+def _text(example):
     if isinstance(example.first, list):
         return " ".join(example.first)
-    sentences = (example.first,) if example.second is None else example[:2]
-    if mark_target and example.targets is not None:
-        sentences = [
-            f'{text[:begin]}"{text[begin:end]}"{text[end:]}'
-            for text, (begin, end) in zip(sentences, example.targets, strict=True)
-        ]
-    return sentences[0] if example.second is None else tuple(sentences)
+    return example.first if example.second is None else (example.first, example.second)
 
 
 def _first_tokens(encoding, words):

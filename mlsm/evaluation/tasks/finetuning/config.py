@@ -16,87 +16,82 @@ FROZEN_EXAMPLES = 4_000  # training examples of a task with --frozen: a student 
 FROZEN_LENGTH = 128  # tokens
 
 _OF_TRAINING = (  # what --frozen has no use for
-    *("seeds", "mark_target", "epochs", "lr", "warmup", "grad_clip", "batch", "dropout", "segments"),
-    *("split", "max_steps", "partial_vocabulary"),
+    *("seeds", "epochs", "lr", "warmup", "grad_clip", "batch", "dropout", "segments"),
+    *("split", "max_steps"),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
-    """Fine-tune models on ten tasks and record fourteen figures for every seed (MLSM paper, section 4.2).
+    """Fine-tune models on ten tasks and record fourteen scores per seed (MLSM paper, section 4.2).
 
-    What is trained is the paper's unless said otherwise: AdamW, learning rate falling linearly to zero, weight decay
-    0.01 on everything, float32, figures after the last epoch. Warm-up and clipping are ours, as fine-tuning without
-    them fails more often; `--warmup 0 --grad-clip 0` trains the paper's way.
+        The settings are the paper's unless you change them: AdamW, learning rate falling linearly to zero, weight decay
+    0.01     on everything, float32, scores after the last epoch. Warm-up and clipping are added, as fine-tuning without
+    them fails     more often; `--warmup 0 --grad-clip 0` trains as in the paper.
     """
 
     models: Positional[tuple[str, ...]] = ()
     """Runs of train-student, their exports or kept checkpoints, directories or Hub ids of other encoders, or
     `bundled`."""
     step: str | None = None
-    """Of every run, not its final export but the kept checkpoint of this optimiser step; `all`: every kept one."""
+    """Use the kept checkpoint of this optimiser step of every run instead of its final export; `all`: every kept
+    one."""
     frozen: bool = False
-    """Do not fine-tune: linear models on the encoder's hidden states (embeddings and all layers), with the penalty
-    chosen on a tenth of train. CoNLL-2003 also with parts of speech and chunks, STS-B also without training; word
-    senses (wsd) as well. No seeds; records are kept apart from those of fine-tuning."""
+    """Fit linear models on the encoder's hidden states (embeddings and all layers) instead of fine-tuning, with the
+    penalty chosen on a tenth of the training set. CoNLL-2003 is also scored on parts of speech and chunks, STS-B also
+    without training; word senses (wsd) are added. No seeds; the records are kept apart from those of fine-tuning."""
     tasks: tuple[Literal["all", TaskName, "wsd"], ...] = ("all",)
-    """Which tasks; wsd, word senses, only with --frozen."""
+    """Tasks to train on; wsd, word senses, only with --frozen."""
     layer: tuple[int, ...] | None = None
-    """With --frozen: the layers whose hidden states are used, 0 for the embeddings; all of them when not given."""
+    """With --frozen: the layers whose hidden states are used, 0 for the embeddings; unset: all."""
     seeds: int = 5
-    """How many trainings of each task and model; seed n has the same head and the same dropout seed for all models."""
+    """Training runs per task and model; seed n has the same head and the same dropout seed for all models."""
     data_dir: Path | None = None
-    """Directory with the tasks' upstream files (mlsm docs finetuning); what it lacks comes from the Hub."""
+    """Directory with the tasks' published files (mlsm docs finetuning); what is missing there comes from the Hub."""
     output: Path = Path("runs")
     """Directory whose `evaluations` gets the records, and `heads` the heads."""
     overwrite: Literal["missing", "always", "never"] = "missing"
-    """missing: train what has no record; a record made with other settings is an error. always: train all again.
-    never: as missing, but records made with other settings stay, are reported, and do not stop the rest."""
-    mark_target: bool = False
-    """WiC: put quotation marks around the target word in both sentences."""
+    """`missing` trains what has no record; a record made with other settings is an error. `always` trains all again.
+    `never` is like `missing`, but records made with other settings are kept and reported, and do not stop the rest."""
     epochs: int = 3
     """Passes over the training set."""
     lr: float | tuple[float, ...] = 2e-5
-    """Learning rate of the first step. Several: each training takes the one that does best when it is trained with each
-    on nine tenths of its examples and scored on the tenth (as --split train-tenth does, by the mean of the task's
-    metrics; of equal ones the smallest). No model is then favoured by a rate that suits it; N rates take about N + 1
-    times as long. A grid by factors of two, such as 1e-4 2e-4 4e-4 8e-4, rarely misses the best by much."""
+    """Learning rate of the first step. If there are several, each training run uses the one that does best when trained
+    on nine tenths of its examples and scored on the other tenth (of equal ones the smallest), so no model is favoured
+    by a learning rate that suits it. N learning rates take about N + 1 times as long. A grid by factors of two, such as
+    1e-4 2e-4 4e-4 8e-4, rarely misses the best by much."""
     warmup: float = 0.06
     """Share of the optimiser steps in which the learning rate rises linearly from zero; 0: none, as in the paper."""
     grad_clip: float = 1.0
-    """Largest norm of the gradient of all parameters, to which larger ones are scaled down; 0: none, as in the
-    paper."""
+    """Clip the gradient at this norm over all parameters; 0: no clipping, as in the paper."""
     batch: int = 32
-    """Examples in an optimiser step."""
+    """Examples per optimiser step."""
     max_length: int | None = None
-    """Longest input in tokens, special ones included; longer ones are cut, for all models alike. When not given: the
-    longest window that all of the models were pre-trained on, which is the smallest of their windows; of a model
-    without a lineage.json of ours, the positions that it has, up to 512. With 512, the official code's length,
-    students read positions that their windows never trained."""
+    """Longest input in tokens, special ones included; longer ones are cut, for all models in the same way. Unset: the
+    longest window that all of the models were pre-trained on; for a model without a lineage.json, the positions that it
+    has, up to 512. With 512, the official code's length, students read positions that their windows never trained."""
     dropout: float = 0.1
-    """Probability of every dropout in the encoder, for all models alike and whatever their config.json says (a student
-    that was pre-trained without dropout says 0). 0.1 is what BERT, RoBERTa and DeBERTa themselves have, 0 what
-    ModernBERT has. The dropouts of the head stay those of the family."""
+    """Probability of every dropout in the encoder, the same for all models whatever their config.json says (a student
+    that was pre-trained without dropout says 0). BERT, RoBERTa and DeBERTa have 0.1 themselves, ModernBERT 0. The
+    dropouts of the head stay those of the family."""
     segments: Literal["auto", "never", "always"] = "auto"
     """Whether encoders with segment embeddings (token_type_ids) see which sentence of a pair a token belongs to.
-    auto: all models do if the lineage of each says that its second segment was trained; otherwise none does. always:
-    all that have segments do, trained or not. never: none does."""
+    `auto`: all models do if the lineage of each says that its second segment was trained; otherwise none does.
+    `always`: all that have segments do, trained or not. `never`: none does."""
     split: Literal["validation", "test", "train-tenth"] = "validation"
-    """Which examples the figures are of: the development sets; `test`: the labelled test sets of the tasks that have
-    one in files of --data-dir (conll2003, qqp); `train-tenth`: a tenth of the examples that would be trained on,
-    trained on the others, so that a learning rate is chosen without the development sets. Records of the latter two
-    are written to <output>/test and <output>/train-tenth."""
+    """Which examples to score: the development sets; `test`, the labelled test sets of the tasks that have one in files
+    of --data-dir (conll2003, qqp); `train-tenth`, a tenth of the training examples, to choose a learning rate without
+    the development sets. Records of the latter two are written to <output>/test and <output>/train-tenth."""
     limit_train: int | None = None
-    """Train on so many examples of a task, always the same ones; when not given, on all, with --frozen on 4,000."""
+    """Train on this many examples of a task, always the same ones; unset: all, with --frozen 4,000."""
     max_steps: int | None = None
-    """Stop a training after so many optimiser steps, its learning rate then at zero; after --epochs when not given."""
-    partial_vocabulary: bool = False
-    """Train with the embeddings of those tokens alone that a task's examples use: less memory, the same scores. The
-    records count as those of a training with all embeddings."""
+    """Stop a training run after this many optimiser steps, with its learning rate then at zero; unset: after
+    --epochs."""
     device: str = "auto"
-    """auto (a GPU where there is one), cpu, cuda, cuda:1."""
+    """`auto` (a GPU if there is one), cpu, cuda or cuda:1."""
     smoke: bool = False
-    """Does everything work here? Built-in miniature data, one seed, into <output>/smoke; needs no model or network."""
+    """Check that everything works here: built-in miniature data, one seed, into <output>/smoke; needs no model or
+    network."""
 
     def __post_init__(self):
         check(self)
@@ -141,8 +136,9 @@ class FinetuneConfig:
 
         `segments` and `max_steps` are not among them: what they mean depends on model and task, too (suite.py).
         """
-        names = ("epochs", "lr", "warmup", "grad_clip", "batch", "max_length", "mark_target", "dropout")
+        names = ("epochs", "lr", "warmup", "grad_clip", "batch", "max_length", "dropout")
         found = {name: getattr(self, name) for name in names}
+        found["mark_target"] = False  # of WiC, as earlier records say, so that they pair with new ones
         return found | ({"lr": list(self.lr)} if isinstance(self.lr, tuple) else {})
 
     def apply_smoke(self) -> "FinetuneConfig":

@@ -107,16 +107,14 @@ class Backbone:
     def keep_rows(self, *used: Sequence[int] | np.ndarray) -> None:
         """Give the models that `with_head` makes from now on token embeddings for some ids only.
 
+        An encoder that does more with its token embeddings than look them up keeps all of them.
+
         used    the ids, in any order and number
-        Raises  ModelError where the encoder does more with its token embeddings than look them up
         """
         table = self.encoder.get_input_embeddings()
         of_modules = [weight for _, weight in self.encoder.named_parameters(remove_duplicate=False)]
         if type(table) is not nn.Embedding or sum(weight is table.weight for weight in of_modules) > 1:
-            raise ModelError(
-                f"{self.directory}: a {self.config.model_type} does more with its token embeddings than look them up."
-                " Fine-tune it without --partial-vocabulary."
-            )
+            return
         keeps_V = torch.zeros(table.num_embeddings, dtype=torch.bool)
         for ids in used:
             keeps_V[torch.as_tensor(ids)] = True
@@ -129,7 +127,7 @@ class Backbone:
 
 
 def takes_types(config: PretrainedConfig) -> bool:
-    """Whether an encoder of a configuration can be told which sentence of a pair a token is of."""
+    """Whether an encoder of a configuration has token types, for the two sentences of a pair."""
     return getattr(config, "type_vocab_size", 0) >= 2
 
 

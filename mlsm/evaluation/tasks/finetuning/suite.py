@@ -71,9 +71,7 @@ def finetune(settings: FinetuneConfig, progress: Callable[..., None] = silent) -
             plan[name] = [_find_missing(trial, settings, tally) for trial in trials]
         waiting = [candidate for candidate, *seeds in zip(candidates, *plan.values(), strict=True) if any(seeds)]
         for candidate in waiting if len(waiting) > 1 else ():
-            backbone, _ = load(candidate.directory)
-            if settings.partial_vocabulary:
-                backbone.keep_rows()  # none: is the encoder one that allows it?
+            load(candidate.directory)
         for name, seeds in plan.items():
             if any(seeds):
                 _run_task(TASKS[name], zip(candidates, seeds, strict=True), data_dir, settings, device, progress, tally)
@@ -170,7 +168,7 @@ def _run_task(task, wanted, data_dir, settings, device, progress, tally):
 
 
 def _find_missing(trial, settings, tally):
-    """The seeds without a record, or all where records are to be made anew; the others are counted in `tally`."""
+    """The seeds without a record, or all where records are to be made again; the others are counted in `tally`."""
     if settings.overwrite == "always":
         return list(range(settings.seeds))
     missing, facts = [], trial.facts(settings)
@@ -184,7 +182,7 @@ def _find_missing(trial, settings, tally):
                 raise StudyError(
                     f"{file} was made with other settings: {differing}. Nothing was changed. Give the settings"
                     " that it was made with, another --output, --overwrite always to replace it, or --overwrite never"
-                    " to leave it and go on."
+                    " to leave it and continue."
                 )
             tally["differing"].append(str(file))
             continue

@@ -145,7 +145,6 @@ class PreparedTrial:
                     trial.task.labels_words,
                     max_length=min(settings.max_length or room, room),
                     takes_types=trial.gets_segments(settings.segments),
-                    mark_target=settings.mark_target,
                 )
                 for examples in (data.train, *data.evaluation.values())
             )
@@ -154,9 +153,8 @@ class PreparedTrial:
 
         self.examples = read(trial.data)
         self.tenth = read(hold_out_tenth(trial.task, trial.data)) if len(settings.rates()) > 1 else None
-        if settings.partial_vocabulary:
-            parts = (self.examples.train, *self.examples.evaluation.values())
-            self.backbone.keep_rows(tokenizer.all_special_ids, *(part.ids_T for part in parts))
+        parts = (self.examples.train, *self.examples.evaluation.values())
+        self.backbone.keep_rows(tokenizer.all_special_ids, *(part.ids_T for part in parts))
 
     @property
     def steps(self) -> int:

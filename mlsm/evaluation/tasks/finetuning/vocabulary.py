@@ -45,5 +45,5 @@ def refuse_to_save(table: PartialEmbedding, *_: Any) -> None:
     """Raise ModelError: a hook before the state_dict of a fine-tuned model's table."""
     raise ModelError(
         f"this model has {table.num_embeddings} rows of token embeddings, those that its task uses, of"
-        f" {len(table.rows_V)}; saved, it could not be loaded again. Fine-tune without --partial-vocabulary to save it."
+        f" {len(table.rows_V)}; saved, it could not be loaded again. To keep a model, fine-tune it with transformers."
     )

@@ -75,7 +75,7 @@ class FeatureExtractor:
         return len(self.layers) * self.teacher.hidden_size
 
     def words(self, sentences: Sequence[list[str]], report: Callable[[int], None]) -> WordFeatures:
-        """The first piece of every word of some sentences. `report` is told how many sentences are done."""
+        """The first piece of every word of some sentences. `report` gets the number of sentences that are done."""
         encoded = self._encode(sentences, labels_words=True)
         assert encoded.words_N is not None
         read_N = [places >= 0 for places in encoded.words_N]

@@ -251,14 +251,15 @@ class Texts:
     ) -> dict[str, np.ndarray]:
         """Vectors of the texts of each side, in the order of the examples."""
 
-        def told(number, side):
+        def report_side(number, side):
             report(done + side * len(examples) + number)
 
         if self.task.name == "wic":
-            return {str(side): _targets(encoder, examples, side, partial(told, side=side)) for side in (0, 1)}
+            return {str(side): _targets(encoder, examples, side, partial(report_side, side=side)) for side in (0, 1)}
         sides = (0, 1) if self.task.has_pairs else (0,)
         return {
-            str(side): encoder.means([_text(e, side) for e in examples], partial(told, side=side)) for side in sides
+            str(side): encoder.means([_text(e, side) for e in examples], partial(report_side, side=side))
+            for side in sides
         }
 
     def _cosines(self, encoder: FeatureExtractor, sides) -> tuple[list[dict], dict]:

@@ -1,6 +1,6 @@
 """`finetune --frozen`: every model on every task as it is, one record each.
 
-A record depends on the model, the task and the settings alone; what has one is kept, so an interrupted command goes on
+A record depends only on the model, the task and the settings; what has one is kept, so an interrupted command resumes
 with the next task. Features lie in <output>/features until their record is written, in a directory that is named by the
 model, its tokenizer, the data and the settings. Left out: what is measured (measures.py).
 """

@@ -10,30 +10,34 @@ from mlsm.common.settings import Positional, check
 @dataclass(frozen=True, kw_only=True)
 class ScoreTextConfig:
     """Score the sentences, or the minimal pairs, of files with masked language models: how likely each token is when
-    it is hidden. A special token written out in a sentence ("[MASK]") is text, and is split like any other."""
+    it is masked.
+
+    A special token written out in a sentence ("[MASK]") is text, and is split like any other.
+    """
 
     models: Positional[tuple[str, ...]] = ()
     """Masked language models: a run of train-student or train-probe, an export, a kept checkpoint, any directory or Hub
     id that AutoModelForMaskedLM loads, or `bundled`."""
     sentences: tuple[Path, ...] = ()
-    """Files of sentences: text with one on each line, CSV with a header, or JSON lines; also compressed (.gz, .xz,
-    .bz2, .zst)."""
+    """Files of sentences: text with one per line, CSV with a header, or JSON lines; also compressed (.gz, .xz, .bz2,
+    .zst)."""
     pairs: tuple[Path, ...] = ()
     """Files of minimal pairs instead, CSV or JSON lines, with the columns `good` and `bad`, `sentence_good` and
-    `sentence_bad` (as BLiMP has them), or `sent_more` and `sent_less` (CrowS-Pairs)."""
+    `sentence_bad` (as in BLiMP), or `sent_more` and `sent_less` (CrowS-Pairs)."""
     text_field: str = "text"
-    """Column of a CSV file, or field of JSON lines, that holds the sentence."""
+    """Column of a CSV file, or field of JSON lines, that contains the sentence."""
     step: str | None = None
-    """Of every run, not its final export but the kept checkpoint of this optimiser step; `all`: every kept one."""
+    """Use the kept checkpoint of this optimiser step of every run instead of its final export; `all`: every kept
+    one."""
     metric: Literal["original", "within-word-l2r"] = "original"
-    """What is hidden while a token is predicted: `original` that token (Salazar et al. 2020); `within-word-l2r` also
-    the later tokens of its word (Kauf and Ivanova 2023)."""
+    """What to mask while a token is predicted: `original` masks that token (Salazar et al. 2020); `within-word-l2r`
+    also the later tokens of its word (Kauf and Ivanova 2023)."""
     output: Path = Path("runs")
     """Directory whose `scores` gets a file of scores for each model and file."""
     batch_tokens: int | None = None
-    """Tokens in a forward pass; 1,024 on a CPU and 32,768 on a GPU when not given."""
+    """Tokens in a forward pass; unset: 1,024 on a CPU and 32,768 on a GPU."""
     device: str = "auto"
-    """auto (a GPU where there is one), cpu, cuda, cuda:1."""
+    """`auto` (a GPU if there is one), cpu, cuda or cuda:1."""
 
     def __post_init__(self):
         check(self)

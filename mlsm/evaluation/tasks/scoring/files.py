@@ -52,7 +52,9 @@ def read(path: Path, text_field: str = "text", pairs: bool = False) -> Material:
     elif kind in JSON_LINES:
         records = _json_records(path, text)
     elif pairs:
-        raise ScoringError(f"{path}: --pairs takes CSV or JSON lines, told by the name: pairs.csv or pairs.jsonl.")
+        raise ScoringError(
+            f"{path}: --pairs takes CSV or JSON lines, recognised by the file extension: pairs.csv or pairs.jsonl."
+        )
     else:
         records = ((number, {text_field: line}) for number, line in enumerate(text.split("\n"), 1) if line.strip())
     choices: tuple[tuple[str, ...], ...] = PAIR_COLUMNS if pairs else ((text_field,),)

@@ -271,7 +271,7 @@ class Scorer:
                 for lane in [pool.submit(_work_alone, compute, model, spans) for model in self._models]:
                     lane.result()
             finally:
-                spans.clear()  # after an error or Ctrl-C the other lanes end with the batch at hand
+                spans.clear()  # after an error or Ctrl-C the other lanes end with the current batch
 
     def _batches(self, lengths: np.ndarray) -> Iterator[tuple[int, int]]:
         """Spans (start, stop) of rows sorted by length: of one length, within the budgets of tokens and of logits."""

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from mlsm.commands.show_lsp import show as summary
 from mlsm.common.errors import InspectionError, RunError
 from mlsm.common.progress import silent
-from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.editing import (
     AMPLIFIED,
     EDITED_AT_ONCE,
@@ -117,15 +117,15 @@ def test_the_view_names_the_lsps_and_takes_the_newest_probe(coded_store, probe, 
     older = export_as_if_probed(coded_store, probe, tmp_path / "runs/probes/older/export")
     (tmp_path / "runs/probes/newer").symlink_to(probe)
     os.utime(older / "probe.safetensors", (1, 1))
-    run = run_command([*arguments, "--without", "3", "11", "--amplify", "5=2.5", "7=0.5"], cwd=tmp_path)
+    run = run_command([*arguments, "--scale", "3=0", "11=0", "5=2.5", "7=0.5"], cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     edited = "3 taken out, 11 taken out, 5 × 2.5, 7 × 0.5"
     for words in ("runs/probes/newer", edited, "[MASK]", "gain", "Typical words"):
         assert words in run.stdout
-    settings = LspConfig(store=str(probe), text="The list", without=(3,))
+    settings = ShowLspConfig(store=str(probe), text="The list", scale=("3=0",))
     result = show(settings, silent)
     assert json.loads(json.dumps(result)) == result and "The, probability" in summary(result, settings)
-    unseen = LspConfig(store=str(probe), text="The list", amplify=("3=1.000001",))
+    unseen = ShowLspConfig(store=str(probe), text="The list", scale=("3=1.000001",))
     assert "gain    none in three digits" in summary(show(unseen, silent), unseen)
 
 
@@ -163,7 +163,7 @@ def test_words_of_a_sample_are_those_of_the_dense_formula_in_their_documents(cod
 
 
 def test_pages_show_the_words_where_a_probe_is_given(coded_store, probe, tmp_path):
-    settings = LspConfig(store=str(coded_store.path), html=tmp_path / "lsps", student=str(probe), samples=4_000)
+    settings = ShowLspConfig(store=str(coded_store.path), html=tmp_path / "lsps", student=str(probe), samples=4_000)
     result = show(settings, silent)
     assert result["probe"] == "a" and json.loads(json.dumps(result)) == result
     assert f"probe{' ' * 4}a" in summary(result, settings)
@@ -179,13 +179,13 @@ def test_pages_show_the_words_where_a_probe_is_given(coded_store, probe, tmp_pat
         for one in edits[lsp]
     ]
     assert str(tmp_path) not in (settings.html / "data.js").read_text()
-    show(LspConfig(store=settings.store, html=settings.html, samples=4_000), silent)
+    show(ShowLspConfig(store=settings.store, html=settings.html, samples=4_000), silent)
     page = LspPage(settings.html)
     assert page.data["facts"]["probe"] is None and "edits" not in page.lsps
 
 
 def test_a_browser_shows_the_words(browser, coded_store, probe, tmp_path):
-    settings = LspConfig(store=str(coded_store.path), html=tmp_path, student=str(probe), samples=4_000)
+    settings = ShowLspConfig(store=str(coded_store.path), html=tmp_path, student=str(probe), samples=4_000)
     show(settings, silent)
     page = LspPage(tmp_path)
     lsp = max(range(coded_store.k), key=lambda lsp: len(page.edits(lsp)))
@@ -209,7 +209,7 @@ def test_a_browser_shows_the_words(browser, coded_store, probe, tmp_path):
 
 def test_pages_refuse_a_probe_of_other_lsps_tokens_or_windows(coded_store, hostile_store, export, probe, tmp_path):
     with pytest.raises(RunError, match="holds no softmax probe"):
-        show(LspConfig(store=str(coded_store.path), html=tmp_path / "a", student=str(export)), silent)
+        show(ShowLspConfig(store=str(coded_store.path), html=tmp_path / "a", student=str(export)), silent)
     with pytest.raises(InspectionError, match="numbers mean different things"):
         load_probe_of(str(probe), hostile_store)
     with pytest.raises(InspectionError, match=r"reads 48 LSPs, .* has 24: Give a probe of a student"):
@@ -219,7 +219,7 @@ def test_pages_refuse_a_probe_of_other_lsps_tokens_or_windows(coded_store, hosti
     shutil.copytree(probe / "export", short := tmp_path / "short")
     facts = json.loads((short / "lsp_config.json").read_text())
     (short / "lsp_config.json").write_text(json.dumps(facts | {"max_length": 16}))
-    settings = LspConfig(store=str(coded_store.path), html=tmp_path / "b", student=str(short))
+    settings = ShowLspConfig(store=str(coded_store.path), html=tmp_path / "b", student=str(short))
     with pytest.raises(InspectionError, match="at most 16 tokens, those of .* up to 32"):
         show(settings, silent)
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
@@ -227,11 +227,11 @@ def test_pages_refuse_a_probe_of_other_lsps_tokens_or_windows(coded_store, hosti
 
 def test_what_cannot_be_edited_is_refused(coded_store, export, probe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    usual = {"store": str(coded_store.path), "text": "the [MASK]", "without": (3,)}
+    usual = {"store": str(coded_store.path), "text": "the [MASK]", "scale": ("3=0",)}
 
     def refused(message, **settings):
         with pytest.raises((InspectionError, RunError, ValueError), match=message):
-            show(LspConfig(**usual | settings), silent)
+            show(ShowLspConfig(**usual | settings), silent)
 
     refused("no finished softmax probe.*train-probe")
     refused("holds no softmax probe", student=str(export))
@@ -241,21 +241,20 @@ def test_what_cannot_be_edited_is_refused(coded_store, export, probe, tmp_path, 
     refused("holds no LSP outputs", student=str(headless))
     with pytest.raises(InspectionError, match="numbers mean different things"):
         edit(str(probe), "the [MASK]", {3: 0.0}, "0" * 64)
-    refused("there is no LSP 48: .* from 0 to 47", student=str(probe), without=(48,))
-    refused("there is no LSP -1", student=str(probe), without=(-1,))
-    refused("nothing is left", student=str(probe), without=tuple(range(48)))
+    refused("there is no LSP 48: .* from 0 to 47", student=str(probe), scale=("48=0",))
+    refused("there is no LSP -1", student=str(probe), scale=("-1=0",))
+    refused("nothing is left", student=str(probe), scale=tuple(f"{lsp}=0" for lsp in range(48)))
     refused("has no token", student=str(probe), text=" ")
     refused("at most 30", student=str(probe), text="word " * 31)
-    refused('Give --text "..."', text=None)
-    refused("neither --teacher", teacher="elsewhere")
-    refused("neither --teacher", similar_to="1")
+    refused('Add --text "..."', text=None)
+    refused("without --teacher", teacher="elsewhere")
+    refused("without --teacher", similar_to="1")
     for entry, message in (
         ("230", "takes LSP=FACTOR"),
         ("a=3", "takes LSP=FACTOR"),
-        ("1=0", "--without 1"),
-        ("1=-2", "above 0 and below 1e9"),
-        ("1=inf", "above 0"),
-        ("1=nan", "above 0"),
-        ("3=2", "name LSP 3 twice"),
+        ("1=-2", "from 0, .* below 1e9"),
+        ("1=inf", "below 1e9"),
+        ("1=nan", "below 1e9"),
+        ("3=2", "names LSP 3 twice"),
     ):
-        refused(message, amplify=(entry,))
+        refused(message, scale=("3=0", entry))

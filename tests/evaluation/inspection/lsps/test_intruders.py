@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoTokenizer
 from mlsm.commands.show_lsp import show as summary
 from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
-from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.intruders import TOP, IntruderTest, summarise_judged
 from mlsm.evaluation.inspection.lsps.sample import Sample, by_lsp
 from mlsm.evaluation.inspection.lsps.show import show
@@ -146,7 +146,7 @@ def test_the_view_of_a_store(coded_store, hostile_store, teacher_directory, monk
     monkeypatch.setattr("mlsm.evaluation.inspection.lsps.intruders.LEAST_TAKEN_OUT", 1)
     monkeypatch.setattr("mlsm.evaluation.inspection.lsps.intruders.NEAR", 1)
     path = str(coded_store.path)
-    settings = LspConfig(store=path, intruders=True, against=(path, path), samples=8_000)
+    settings = ShowLspConfig(store=path, intruders=True, against=(path, path), samples=8_000)
     result = show(settings, silent)
     assert json.loads(json.dumps(result)) == result
     first, again, third = result["dictionaries"]
@@ -156,16 +156,16 @@ def test_the_view_of_a_store(coded_store, hostile_store, teacher_directory, monk
     text = summary(result, settings)
     assert "by frequency alone" in text and "Mann-Whitney" in text and "Intruders hardest" in text
     assert text.count(coded_store.path.name) == 4 and text.count(f"{first['auc']:.3f}") == 4
-    by_another = show(LspConfig(store=path, intruders=True, judge=str(teacher_directory), samples=8_000), silent)
+    by_another = show(ShowLspConfig(store=path, intruders=True, judge=str(teacher_directory), samples=8_000), silent)
     (other,) = by_another["dictionaries"]
     assert other["auc"] != first["auc"] and other["by_spelling"] == first["by_spelling"]
     assert by_another["judge"] == str(teacher_directory) != result["judge"]
     with pytest.raises(InspectionError, match="has another tokenizer"):
-        show(LspConfig(store=path, intruders=True, against=(path, str(hostile_store.path))), silent)
+        show(ShowLspConfig(store=path, intruders=True, against=(path, str(hostile_store.path))), silent)
 
 
 def test_a_store_of_which_nothing_can_be_judged_says_so(coded_store):
-    settings = LspConfig(store=str(coded_store.path), intruders=True, against=(str(coded_store.path),), samples=60)
+    settings = ShowLspConfig(store=str(coded_store.path), intruders=True, against=(str(coded_store.path),), samples=60)
     result = show(settings, silent)
     assert [one["judged"] for one in result["dictionaries"]] == [0, 0]
     assert "No LSP has enough words" in summary(result, settings)
@@ -173,8 +173,8 @@ def test_a_store_of_which_nothing_can_be_judged_says_so(coded_store):
 
 def test_settings_that_do_not_go_together():
     with pytest.raises(ValueError, match="Add --intruders"):
-        LspConfig(against=("b",))
+        ShowLspConfig(against=("b",))
     with pytest.raises(ValueError, match="Give --judge or --teacher"):
-        LspConfig(intruders=True, judge="b", teacher="c")
+        ShowLspConfig(intruders=True, judge="b", teacher="c")
     with pytest.raises(ValueError, match="are different things to show"):
-        LspConfig(intruders=True, word="bank")
+        ShowLspConfig(intruders=True, word="bank")

@@ -7,7 +7,7 @@ from scipy import sparse
 
 from mlsm.commands.show_lsp import show as summary
 from mlsm.evaluation.inspection.lsps import show as showing
-from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.positions import BINS, position_profiles, word_information
 from mlsm.evaluation.inspection.lsps.sample import Sample
 from mlsm.evaluation.inspection.lsps.text_pages import write
@@ -89,14 +89,14 @@ def test_sparklines():
 
 def test_terminal_and_pages_tell_them(hostile_store, tmp_path):
     view = StoreView(hostile_store, 2_000_000)
-    result = showing.show(LspConfig(store=str(hostile_store.path)), lambda *_, **__: None)
+    result = showing.show(ShowLspConfig(store=str(hostile_store.path)), lambda *_, **__: None)
     first = result["rows"][0]
     assert first["information"] == max(view.information) and len(first["profile"]) <= BINS
     text = summary(result, None)
     assert "The most informative:" in text and sparkline(first["profile"]) in text
     assert f"{result['positional']:,} LSPs, {result['positional_mass']:.1%} of the mass (marked *)" in text
     single = summary({"view": "lsps", **view.facts(), "lsps": [view.lsp(first["lsp"])]}, None)
-    assert "over the window" in single and f"{first['information']:.4f} nats a token by the word" in single
+    assert "over the window" in single and f"{first['information']:.4f} nats per token by the word" in single
     write(view, tmp_path / "pages")
     page = LspPage(tmp_path / "pages")
     assert len(page.lsp(first["lsp"])["profile"]) == len(first["profile"])

@@ -7,7 +7,7 @@ from tiny_store import write_store
 
 from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
-from mlsm.evaluation.inspection.lsps.sample import by_lsp, draw
+from mlsm.evaluation.inspection.lsps.sample import by_lsp, sample_tokens
 from mlsm.evaluation.inspection.stores import window_tokens
 from shards.reader import Store
 
@@ -18,7 +18,7 @@ def store(tmp_path_factory):
 
 
 def test_the_whole_split_when_it_is_small_enough(store):
-    sample = draw(store, 10**6, silent)
+    sample = sample_tokens(store, 10**6, silent)
     token = 0
     for window in range(len(store.split("train"))):
         shown = window_tokens(store, "train", window, top=24)["tokens"]
@@ -34,7 +34,11 @@ def test_the_whole_split_when_it_is_small_enough(store):
 
 
 def test_a_sample_is_bounded_and_spread_and_the_same_again(store):
-    whole, part, again = draw(store, 10**6, silent), draw(store, 600, silent), draw(store, 600, silent)
+    whole, part, again = (
+        sample_tokens(store, 10**6, silent),
+        sample_tokens(store, 600, silent),
+        sample_tokens(store, 600, silent),
+    )
     assert 400 < len(part) <= 600
     assert np.array_equal(part.weights_E, again.weights_E) and np.array_equal(part.window_N, again.window_N)
     windows = np.unique(part.window_N)
@@ -47,7 +51,7 @@ def test_a_sample_is_bounded_and_spread_and_the_same_again(store):
 
 
 def test_entries_by_lsp_are_the_columns_of_the_dense_matrix(store):
-    sample = draw(store, 10**6, silent)
+    sample = sample_tokens(store, 10**6, silent)
     entries, dense_NK = by_lsp(sample), dense(sample)
     for lsp in range(24):
         assert np.array_equal(entries.tokens(lsp), np.flatnonzero(dense_NK[:, lsp]))
@@ -91,4 +95,4 @@ def test_document_keys_tell_documents_apart(tmp_path):
 def test_only_stores_of_lsps_have_some(tmp_path):
     store = write_store(tmp_path / "ids", k=0)
     with pytest.raises(InspectionError, match="holds ids, not LSPs"):
-        draw(store, 100, silent)
+        sample_tokens(store, 100, silent)

@@ -12,7 +12,7 @@ from tiny_exports import exported
 from mlsm.commands.show_lsp import show as summary
 from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
-from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.labels import find_labels, require_labels
 from mlsm.evaluation.inspection.lsps.show import show
 from mlsm.evaluation.inspection.stores import show_shards
@@ -23,7 +23,7 @@ from student.objectives.mlsm import Mlsm
 
 def shown(**settings):
     """Result and text of a view; the result survives JSON."""
-    settings = LspConfig(**settings)
+    settings = ShowLspConfig(**settings)
     result = show(settings, silent)
     assert json.loads(json.dumps(result)) == result
     return result, summary(result, settings)
@@ -59,7 +59,7 @@ def test_an_error_is_one_line(coded_store, tmp_path):
 
 
 def test_an_lsp_that_is_not_there_is_refused_before_the_store_is_read(coded_store, monkeypatch):
-    monkeypatch.setattr("mlsm.evaluation.inspection.lsps.view.draw", None)
+    monkeypatch.setattr("mlsm.evaluation.inspection.lsps.view.sample_tokens", None)
     with pytest.raises(InspectionError, match="no LSP 48: they are numbered from 0 to 47"):
         shown(store=str(coded_store.path), lsp=(3, 48))
 
@@ -157,4 +157,4 @@ def test_a_student_alone(coded_store, tmp_path):
 )
 def test_settings_that_contradict_each_other(settings, said):
     with pytest.raises(ValueError, match=said):
-        LspConfig(**settings)
+        ShowLspConfig(**settings)

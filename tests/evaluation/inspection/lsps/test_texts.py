@@ -13,7 +13,7 @@ from mlsm.commands.show_lsp import show as summary
 from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps import texts
-from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.show import show
 from pipeline.dictionary import Dictionary
 from student.lsp_model import lsp_facts, save_lsp_head
@@ -62,7 +62,7 @@ def test_teacher_and_student_with_their_distance(coded_store, export, dictionary
     text = "The function returns a list [MASK] values."
     rows = texts.teacher_lsps(coded_store, dictionary, text)
     model = texts.load_student(export, dictionary.fingerprint)
-    tokens, predicted = texts.compare(model, text, rows), model.lsp([text])[0]
+    tokens, predicted = texts.compare_tokens(model, text, rows), model.lsp([text])[0]
     assert [token["text"] for token in tokens] == predicted.tokens and "[MASK]" in predicted.tokens
     for t, token in enumerate(tokens):
         p_K = np.zeros(coded_store.k)
@@ -77,23 +77,23 @@ def test_teacher_and_student_with_their_distance(coded_store, export, dictionary
 
 
 def test_the_view_of_a_text_says_what_its_lsps_stand_for(coded_store, export):
-    settings = LspConfig(store=str(coded_store.path), text="The function returns [MASK].", student=str(export))
+    settings = ShowLspConfig(store=str(coded_store.path), text="The function returns [MASK].", student=str(export))
     result = show(settings, silent)
     assert json.loads(json.dumps(result)) == result
     printed = summary(result, settings)
     for words in ("KL (nats)", "Mean KL(teacher || student)", "[MASK]", "no code", "Typical words"):
         assert words in printed
-    alone = show(LspConfig(store=str(export), text="The function"), silent)
+    alone = show(ShowLspConfig(store=str(export), text="The function"), silent)
     assert "teacher" not in alone["tokens"][0] and "student" in summary(alone, settings)
 
 
 def test_tokens_of_a_text_find_their_like(coded_store):
-    settings = LspConfig(store=str(coded_store.path), text="Return the list of values.", similar_to="2")
+    settings = ShowLspConfig(store=str(coded_store.path), text="Return the list of values.", similar_to="2")
     result = show(settings, silent)
     assert result["token"] == "list" and len(result["similar"]) > 5
     assert "«" in summary(result, settings)
     with pytest.raises(InspectionError, match="found '99'; they are 0:"):
-        show(LspConfig(store=str(coded_store.path), text="Return the list", similar_to="99"), silent)
+        show(ShowLspConfig(store=str(coded_store.path), text="Return the list", similar_to="99"), silent)
 
 
 def test_of_a_student_of_several_stores_the_lsps_of_this_one_are_taken(coded_store, dictionary, tmp_path):

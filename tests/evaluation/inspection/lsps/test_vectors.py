@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits, load_sample_images
 from mlsm.commands.show_lsp import show as summary
 from mlsm.common.errors import EncodeError, InspectionError, TeacherError
 from mlsm.common.progress import silent
-from mlsm.evaluation.inspection.lsps.config import LspConfig
+from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.show import show
 from mlsm.evaluation.inspection.lsps.vectors import VectorView
 from pipeline.dictionary import Dictionary
@@ -177,7 +177,7 @@ def test_lsps_of_patches_are_those_of_plain_projected_gradient(encoded, dictiona
 def shown(encoded, dictionary, tmp_path_factory):
     """Pages of the images: their directory and view."""
     place = tmp_path_factory.mktemp("shown") / "lsps"
-    settings = LspConfig(store=str(dictionary), vectors=encoded[1]["vectors"], html=place)
+    settings = ShowLspConfig(store=str(dictionary), vectors=encoded[1]["vectors"], html=place)
     assert "lsps/index.html" in summary(show(settings, silent), settings)
     return place, VectorView(Dictionary.load(dictionary), Path(encoded[1]["vectors"]), 10**6, silent)
 
@@ -225,7 +225,7 @@ def test_an_older_view_is_replaced_but_for_what_is_the_users(shown, encoded, dic
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("of the user")
     (place / "pictures" / "0.jpg").write_text("of the user, too")
-    settings = LspConfig(store=str(dictionary), vectors=encoded[1]["vectors"], html=place)
+    settings = ShowLspConfig(store=str(dictionary), vectors=encoded[1]["vectors"], html=place)
     with pytest.raises(InspectionError, match=r"pictures/0\.jpg is not as show-lsp wrote it"):
         show(settings, silent)
     (place / "pictures" / "0.jpg").unlink()
@@ -282,7 +282,7 @@ def test_vectors_of_a_file_are_known_by_their_rows(dictionary, tmp_path):
     vectors[164] = 7 * Dictionary.load(dictionary).atoms_Kd[3]  # nothing else has as much of LSP 3
     vectors[20] = 0
     np.save(tmp_path / "audio.npy", vectors)
-    usual = LspConfig(store=str(dictionary), vectors=tmp_path / "audio.npy")
+    usual = ShowLspConfig(store=str(dictionary), vectors=tmp_path / "audio.npy")
     for more in ({}, {"lsp": (3,)}, {"html": tmp_path / "lsps"}):
         settings = replace(usual, **more)
         result = show(settings, silent)
@@ -298,7 +298,7 @@ def test_vectors_of_a_file_are_known_by_their_rows(dictionary, tmp_path):
 
 def test_a_browser_shows_rows(browser, dictionary, tmp_path):
     np.save(tmp_path / "audio.npy", np.random.default_rng(1).normal(size=(300, WIDTH)).astype(np.float32))
-    settings = LspConfig(store=str(dictionary), vectors=tmp_path / "audio.npy", html=tmp_path / "lsps")
+    settings = ShowLspConfig(store=str(dictionary), vectors=tmp_path / "audio.npy", html=tmp_path / "lsps")
     show(settings, silent)
     best = show(replace(settings, html=None, lsp=(3,)), silent)["rows"][0]
     browser.get((tmp_path / "lsps" / "index.html").as_uri() + "#lsp-3")
@@ -326,11 +326,11 @@ def test_what_does_not_fit_is_refused(dictionary, tmp_path):
         (tmp_path / "centred", "right.npy", "--center mean"),
     ):
         with pytest.raises((InspectionError, ValueError), match=message):
-            show(LspConfig(store=str(store), vectors=tmp_path / file), silent)
+            show(ShowLspConfig(store=str(store), vectors=tmp_path / file), silent)
     with pytest.raises(InspectionError, match="cannot answer --student"):
-        show(LspConfig(store=str(dictionary), vectors=tmp_path / "right.npy", html=tmp_path, student="a"), silent)
+        show(ShowLspConfig(store=str(dictionary), vectors=tmp_path / "right.npy", html=tmp_path, student="a"), silent)
     with pytest.raises(InspectionError, match="cannot answer --word"):
-        show(LspConfig(store=str(dictionary), vectors=tmp_path / "right.npy", word="bank"), silent)
+        show(ShowLspConfig(store=str(dictionary), vectors=tmp_path / "right.npy", word="bank"), silent)
 
 
 def test_what_cannot_be_encoded_is_refused(pictures, vit, tmp_path, monkeypatch):
@@ -373,4 +373,4 @@ def test_an_index_that_is_not_of_the_vectors_is_refused(index, dictionary, tmp_p
     np.save(tmp_path / "v.npy", np.random.default_rng(1).normal(size=(30, WIDTH)).astype(np.float32))
     (tmp_path / "v.images.json").write_bytes(index)
     with pytest.raises(InspectionError, match="v.images.json"):
-        show(LspConfig(store=str(dictionary), vectors=tmp_path / "v.npy"), silent)
+        show(ShowLspConfig(store=str(dictionary), vectors=tmp_path / "v.npy"), silent)

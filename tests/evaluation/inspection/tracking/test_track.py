@@ -78,7 +78,6 @@ def test_other_windows_are_refused(places, tmp_path):
 def test_settings_that_say_nothing_are_refused():
     for given, said in (
         ({"stores": ("a",)}, "two stores or more, found 1"),
-        ({"kept_from": 0.2}, "0 < matched <= kept <= 1"),
         ({"samples": 1}, "two tokens"),
     ):
         with pytest.raises(ValueError, match=said):

@@ -37,7 +37,7 @@ PERCENT = ("100", "131.9", "132.7", "107.1", "102.7")
 COLUMNS = ("mlm", "kd", "naive-mlsm", "mlsm-12", "mlsm-10")
 SIZE = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 80, "vocab_size": 50}
 RELATIVE = {"relative_attention": True, "position_biased_input": False, "type_vocab_size": 0}
-SMALL = {"encoder": "bert-2x128", "teacher": "bundled", "k": 64, "windows": 4, "max_length": 16, "reuse": (1, 4)}
+SMALL = {"encoder": "bert-2x128", "teacher": "bundled", "k": 64, "max_length": 16}
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +204,6 @@ def test_small_counts_are_not_rounded_to_nothing():
     shown = [short_flops(flops) for flops in (3.02e12, 1.2e10, 9.99e9, 4.2e6, 0.0, None)]
     assert shown == ["3.02e12", "0.01e12", "9.99e9", "4.20e6", "", ""]
     small = {"encoder": "bert-2x128", "teacher": "bert-2x128", "layer": 1, "vocab_size": 100}
-    tiny = CountFlopsConfig(windows=1, max_length=8, k=16, **small)
+    tiny = CountFlopsConfig(max_length=4, k=16, **small)
     text = summary(count_flops(tiny), tiny)
     assert "0.00e12" not in text and "e6" in text

@@ -208,7 +208,6 @@ def test_phi_of_the_command_is_that_of_the_plain_codes(settings, result, center,
         ({"layer": (2, 7)}, TeacherError, "has 3 layers, no layer 7"),
         ({"layer": (2, 2)}, ValueError, "names a number twice"),
         ({"tolerance": 0.2}, ValueError, "--tolerance must lie between 0 and --lam 0.1"),
-        ({"finetuning": Path("/nowhere.csv")}, WsdDataError, "--finetuning /nowhere.csv cannot be read"),
     ],
 )
 def test_what_is_refused(settings, change, error, message):
@@ -216,13 +215,12 @@ def test_what_is_refused(settings, change, error, message):
         choose_layer(ChooseLayerConfig(**settings | change))
 
 
-def test_flags_and_the_summary(settings, result, tmp_path):
-    (tmp_path / "averages.csv").write_text("layer,average\n1,70.1\n2,71.3\n3,70.9\n")
+def test_flags_and_the_summary(settings, result):
     given = [
         f"{name.replace('_', '-')} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
         for name, value in settings.items()
     ]
-    argv = f"--layer all --finetuning {tmp_path}/averages.csv --{' --'.join(given)}".split()
+    argv = f"--layer all --{' --'.join(given)}".split()
     config, _ = parse(load("choose-layer"), argv)[:2]
     assert config.layer == "all"
     shown = layers(choose_layer(config), config)
@@ -230,7 +228,6 @@ def test_flags_and_the_summary(settings, result, tmp_path):
         "was finished already",
         "Best on this part at k = 16:  --layer",
         "first sense: 75.0%",
-        "layers 1, 2, 3",
         result["directory"],
     ):
         assert words in shown
@@ -249,7 +246,7 @@ def test_below_half_of_semcor_nothing_is_concluded(result, settings):
 
     part, most, whole = said(5_000), said(150_000), said(226_036)
     assert "5,000 annotated words, 2.2% of SemCor's 226,036" in part and "No conclusion" in part
-    assert "without --limit" in part
+    assert "without --limit-train" in part
     assert "poorly" not in part and "Recommended" not in part
     for text in (most, whole):
         assert "tell senses apart poorly" in text and "Recommended at k = 16" in text and "No conclusion" not in text
@@ -257,13 +254,13 @@ def test_below_half_of_semcor_nothing_is_concluded(result, settings):
 
 
 def test_a_part_of_semcor_is_a_diagnostic_of_its_own(settings, result):
-    part = choose_layer(ChooseLayerConfig(**settings, layer=(1,), limit=2))
+    part = choose_layer(ChooseLayerConfig(**settings, layer=(1,), limit_train=2))
     assert part["directory"] != result["directory"] and not part["finished_before"]
     assert part["counts"]["test_words"] == result["counts"]["test_words"]
     assert 0 < part["counts"]["training_words"] < result["counts"]["training_words"] == 7
     assert choose_layer(ChooseLayerConfig(**settings, layer=(1,)))["directory"] == result["directory"]
-    with pytest.raises(ValueError, match="--limit must be at least 1"):
-        ChooseLayerConfig(**settings, limit=0)
+    with pytest.raises(ValueError, match="--limit-train must be at least 1"):
+        ChooseLayerConfig(**settings, limit_train=0)
 
 
 @pytest.mark.parametrize("recipe", ["quickstart", "paper"])

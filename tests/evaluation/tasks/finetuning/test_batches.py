@@ -69,17 +69,6 @@ def test_first_tokens_are_those_of_word_ids(tokenizer, teacher_directory, miniat
     assert -1 in encoded.words_N[3]  # one was cut off, or has no token
 
 
-def test_the_target_can_be_marked(tokenizer, miniatures):
-    examples = load_task(TASKS["wic"], miniatures).train[:1]
-    reading = {"max_length": 64, "takes_types": False}
-    plain, marked = (tokenise(tokenizer, examples, False, **reading, mark_target=mark) for mark in (False, True))
-    first, second = (
-        text.replace(text[slice(*span)], f'"{text[slice(*span)]}"')
-        for text, span in zip(examples[0][:2], examples[0].targets, strict=True)
-    )
-    assert marked.ids_T.tolist() == tokenizer(first, second)["input_ids"] != plain.ids_T.tolist()
-
-
 def test_evaluation_takes_every_example_once_the_longest_first(tokenizer, miniatures):
     encoded = tokenise(tokenizer, load_task(TASKS["rte"], miniatures).train, False, max_length=64, takes_types=False)
     batches = batches_by_length(encoded, 10)

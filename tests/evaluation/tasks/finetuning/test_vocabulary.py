@@ -30,8 +30,9 @@ def settings(teacher_directory, miniatures, tmp_path):
     )  # fmt: skip
 
 
-def trained(settings, monkeypatch):
-    """The record of a training, its model, and the logits of the model for every batch that was scored."""
+def trained(settings, monkeypatch, whole=False):
+    """The record of a training, its model, and the logits of the model for every batch that was scored. `whole` trains
+    all rows of the table."""
     models, logits = [], []
     predict = training.predict
 
@@ -42,6 +43,8 @@ def trained(settings, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "predict", watch)
+        if whole:
+            patch.setattr(Backbone, "keep_rows", lambda self, *used: None)
         finetune(settings)
     (record,) = records.read([settings.output / "evaluations"])
     return record, models[0], logits
@@ -64,8 +67,8 @@ def test_weights_and_scores_are_those_of_the_whole_vocabulary(
     """To the last bit on a CPU, with dropout, weight decay and pairs of sentences, for any family."""
     directory = family_directory(family, teacher_directory, tmp_path / family)
     settings = replace(settings, models=(str(directory),), segments="always", max_length=32)
-    whole, expected, logits = trained(settings, monkeypatch)
-    partial = replace(settings, output=tmp_path / "partial", partial_vocabulary=True)
+    whole, expected, logits = trained(settings, monkeypatch, whole=True)
+    partial = replace(settings, output=tmp_path / "partial")
     record, model, ours = trained(partial, monkeypatch)
     assert record["figures"] == whole["figures"] and record["settings"] == whole["settings"]
     assert logits and all(torch.equal(a, b) for a, b in zip(logits, ours, strict=True))
@@ -79,8 +82,8 @@ def test_weights_and_scores_are_those_of_the_whole_vocabulary(
 
 def test_rows_that_are_left_out_would_have_been_decayed_and_nothing_else(settings, tmp_path, monkeypatch):
     before = Backbone(settings.models[0]).encoder.get_input_embeddings().weight
-    _, whole, _ = trained(settings, monkeypatch)
-    partial = replace(settings, output=tmp_path / "partial", partial_vocabulary=True)
+    _, whole, _ = trained(settings, monkeypatch, whole=True)
+    partial = replace(settings, output=tmp_path / "partial")
     _, model, _ = trained(partial, monkeypatch)
     left_out = torch.ones(600, dtype=torch.bool)
     left_out[model.get_input_embeddings().ids_R] = False
@@ -90,7 +93,7 @@ def test_rows_that_are_left_out_would_have_been_decayed_and_nothing_else(setting
 
 def test_the_rows_are_those_of_all_texts_that_are_read_and_of_special_tokens(settings, teacher_directory, monkeypatch):
     """MNLI's two development sets among them, cut as the model reads them."""
-    settings = replace(settings, tasks=("mnli",), limit_train=8, max_length=16, partial_vocabulary=True)
+    settings = replace(settings, tasks=("mnli",), limit_train=8, max_length=16)
     read = []
     tokenise = trials.tokenise
     monkeypatch.setattr(trials, "tokenise", lambda *given, **named: read.append(tokenise(*given, **named)) or read[-1])
@@ -125,14 +128,6 @@ def test_a_token_without_a_row_is_an_error_not_another_token():
         partial(torch.tensor([3]))
 
 
-def test_records_of_both_kinds_complete_one_another(settings):
-    """The same scores, so a study may go on with or without."""
-    first = finetune(replace(settings, partial_vocabulary=True))
-    both = finetune(replace(settings, seeds=2))
-    assert (both["made"], both["kept"]) == (1, 1)
-    assert both["models"][0]["figures"]["mrpc accuracy"][0] == first["models"][0]["figures"]["mrpc accuracy"][0]
-
-
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux forgets a peak")
 def test_the_cost_of_a_training_is_in_its_record(settings, monkeypatch):
     """Measured from its own beginning, not from that of the process."""
@@ -146,17 +141,17 @@ def test_the_cost_of_a_training_is_in_its_record(settings, monkeypatch):
 
 
 def test_a_model_with_some_rows_is_not_saved(settings, tmp_path, monkeypatch):
-    _, model, _ = trained(replace(settings, partial_vocabulary=True), monkeypatch)
-    with pytest.raises(ModelError, match="of 600; saved, it could not be loaded again.*without --partial-vocabulary"):
+    _, model, _ = trained(settings, monkeypatch)
+    with pytest.raises(ModelError, match="of 600; saved, it could not be loaded again"):
         model.save_pretrained(tmp_path / "saved")
     assert not list((tmp_path / "saved").glob("*.safetensors"))
-    _, whole, _ = trained(replace(settings, overwrite="always"), monkeypatch)
+    _, whole, _ = trained(replace(settings, overwrite="always"), monkeypatch, whole=True)
     whole.save_pretrained(tmp_path / "saved")
 
 
-def test_an_encoder_that_uses_its_table_twice_is_refused(teacher_directory):
+def test_an_encoder_that_uses_its_table_twice_keeps_all_of_it(teacher_directory):
     backbone = Backbone(teacher_directory)
     backbone.encoder.decoder = torch.nn.Linear(32, 600)
     backbone.encoder.decoder.weight = backbone.encoder.get_input_embeddings().weight
-    with pytest.raises(ModelError, match="does more with its token embeddings.*without --partial-vocabulary"):
-        backbone.keep_rows([1, 2])
+    backbone.keep_rows([1, 2])
+    assert type(backbone.encoder.get_input_embeddings()) is torch.nn.Embedding

@@ -10,33 +10,33 @@ from typing import Any
 
 import torch
 
-from mlsm.common.products import TORCH, USUAL, Shape, measure_products
+from mlsm.common.matrix_products import TORCH, USUAL, Shape, measure_libraries
 from student.config import ResolvedConfig
 
 _STRAYING = (0.8, 1.25)  # how far the number of masked tokens in a micro-batch strays from its mean, generously
 
 
-def recorded_products(record: Mapping[str, Any]) -> Mapping[str, str]:
-    """The products of a run's config.json or of a checkpoint's state."""
+def recorded_libraries(record: Mapping[str, Any]) -> Mapping[str, str]:
+    """The libraries of a run's config.json or of a checkpoint's state."""
     found = record.get("products")
     return {name: str(way) for name, way in found.items()} if isinstance(found, dict) else USUAL
 
 
-def products_record(products: Mapping[str, str]) -> dict:
-    """What `recorded_products` reads."""
-    return {"products": dict(products)} if products else {}
+def libraries_record(libraries: Mapping[str, str]) -> dict:
+    """What `recorded_libraries` reads."""
+    return {"products": dict(libraries)} if libraries else {}
 
 
-def contradicts(products: Mapping[str, str], config: ResolvedConfig, device: torch.device) -> bool:
-    """Whether `--products` names a library, and a run that starts with it has other products than these."""
+def contradicts(libraries: Mapping[str, str], config: ResolvedConfig, device: torch.device) -> bool:
+    """Whether `--products` names a library, and a run that starts with it would have others than these."""
     asked = {"onednn": USUAL, "torch": TORCH}.get(config.products)
-    return asked is not None and _has_choice(config, device) and products != asked
+    return asked is not None and _has_choice(config, device) and libraries != asked
 
 
-def choose_products(
+def choose_libraries(
     config: ResolvedConfig, model: Any, max_length: int, device: torch.device, ranks: int = 1
 ) -> Mapping[str, str]:
-    """The products of a run that starts, as `--products` says.
+    """The libraries of a run that starts, as `--products` says.
 
     model       a Student or what stands in for it: its linear layers and `output_shapes` count
     max_length  L, tokens of a window
@@ -55,7 +55,7 @@ def choose_products(
     packed = {round((1 - rate) * tokens) for rate in rates} if config.mask_later > 0 else set()
     shapes: set[Shape] = {(rows, *layer) for rows in (tokens, *masked, *packed) for layer in layers}
     shapes |= {(rows, *output) for rows in masked for output in model.output_shapes}
-    return measure_products(shapes)
+    return measure_libraries(shapes)
 
 
 def _has_choice(config, device) -> bool:

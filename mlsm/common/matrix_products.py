@@ -6,13 +6,13 @@ its gradients of wide layers took up to twice MKL's time, since it transposes th
 each class of shapes is timed once on a machine, and the answer is kept in the user's cache. It is timed in one thread,
 so that results do not depend on how many threads a command has.
 
-    products = measure_products([(4096, 256, 1024)])        # {"weight_gradient 4096 256 1024": "torch"}
-    multiply = find_way("weight_gradient", (4096, 256, 1024), products)
+    libraries = measure_libraries([(4096, 256, 1024)])        # {"weight_gradient 4096 256 1024": "torch"}
+    multiply = find_way("weight_gradient", (4096, 256, 1024), libraries)
 
-A dictionary of products names only what is not computed in the first way of `WAYS`, which is oneDNN's: the operation, a
-class of N, d and K; or "all", where everything is torch's (`TORCH`). The ways differ in the last bits, so whoever must
-repeat a computation keeps the dictionary (student/encoders/, the records of units). Left out: the layers themselves
-(student/encoders/linear.py, pipeline/teacher/cut.py).
+A dictionary of libraries names only the products that are not computed in the first way of `WAYS`, which is oneDNN's:
+the operation, a class of N, d and K; or "all", where everything is torch's (`TORCH`). The ways differ in the last bits,
+so whoever must repeat a computation keeps the dictionary (student/encoders/, the records of units). Left out: the
+layers themselves (student/encoders/linear.py, pipeline/teacher/cut.py).
 
 Shapes: N rows, d inputs, K outputs.
 """
@@ -60,19 +60,19 @@ MOST_OUTPUTS, MOST_WORK = 2**15, 2**32  # of a product that is timed, and its mu
 _ROW_CLASSES = (64, 256, 1024, 4096)  # those of N: the smallest that holds it, else the last
 
 
-def find_way(operation: str, shape: Shape, products: Mapping[str, str]) -> Callable[..., Tensor]:
+def find_way(operation: str, shape: Shape, libraries: Mapping[str, str]) -> Callable[..., Tensor]:
     """The function that computes an operation of WAYS for a shape.
 
-    products  as `measure_products` returns them, or TORCH; a name that is not one of WAYS means the usual way
+    libraries  as `measure_libraries` returns them, or TORCH; a name that is not one of WAYS means the usual way
     """
     ways = WAYS[operation]
     if not available():
         return ways["torch"]
-    way = products.get(_name(operation, *shape)) or products.get("all", "onednn")
+    way = libraries.get(_name(operation, *shape)) or libraries.get("all", "onednn")
     return ways.get(way, ways["onednn"])
 
 
-def measure_products(shapes: Iterable[Shape], operations: Iterable[str] = tuple(WAYS)) -> dict[str, str]:
+def measure_libraries(shapes: Iterable[Shape], operations: Iterable[str] = tuple(WAYS)) -> dict[str, str]:
     """The fastest way of each operation for each shape, where it is not the usual one.
 
     What was measured on this machine before, with these libraries, is looked up. Measuring takes a tenth of
