@@ -1,8 +1,8 @@
 # make demo   install into .venv and run the two commands
 # make test   the same .venv with the test extras; lint and the whole suite, a process a core (OpenMP's threads would
 #             only wait for one another)
-# make gpu-checks   the GPU's kernels without a GPU: simulator and races as in the suite, and what the suite leaves out while
-#             the kernels stay as they are: instruction budgets, replays, models of streams
+# make gpu-checks   what the suite leaves out while the solvers stay as they are. Without a GPU: the GPU's kernels in a
+#             simulator, their races, instruction budgets, models of streams, and how Numba compiles those for a CPU
 # make test-all   make test and make gpu-checks
 # make faults the fault suite with many more cases, then ten minutes of random kills (SECONDS=600 SEED=0)
 # make fuzz   ten minutes of spoilt stores, runs, exports, records and servers (SECONDS=600 SEED=0)
@@ -32,7 +32,7 @@ gpu-checks: .venv/installed-test
 	  || { cat build/gpu-checks.log; exit 1; }
 	grep ^SKIPPED build/gpu-checks.log | $(BIN)/python tests/pipeline/solvers/kernels_changed.py
 
-GPU_CHECKS := $(foreach name,instruction_budgets streams kernels_changed cd_cuda races,tests/pipeline/solvers/test_$(name).py)
+GPU_CHECKS := $(foreach name,instruction_budgets streams kernels_changed cd_cuda races compiled,tests/pipeline/solvers/test_$(name).py)
 
 test-all: test gpu-checks
 

@@ -64,6 +64,7 @@ MEMORY = 6 << 30  # bytes
 GOAL = 0.95
 
 SOLVERS = "pipeline/solvers/test_nonneg_lasso.py pipeline/solvers/test_prepared.py pipeline/solvers/test_problem.py"
+SOLVERS += " pipeline/solvers/test_compiled.py"
 TORCH_SOLVERS = "pipeline/solvers/test_active_set_torch.py pipeline/solvers/test_fista.py"
 LEARNING = "pipeline/test_learner.py pipeline/test_dictionary.py pipeline/test_learning_checkpoint.py"
 CODING = "pipeline/test_lsp.py pipeline/test_stages.py pipeline/test_overlap.py pipeline/test_encode.py"

@@ -79,7 +79,28 @@ class Preloaded(subprocess.Popen):
         self._close_pipe_fds(*(given[f"{pipe}{end}"] for pipe in ("p2c", "c2p", "err") for end in ("read", "write")))
 
 
-SUBPROCESS = SimpleNamespace(**vars(subprocess) | {"Popen": lambda command, **more: Preloaded(command[1:], **more)})
+class Hanging(Preloaded):
+    """One that hangs once it has made a file `hanging` in the directory that is its last argument: with that a time
+    limit for it is over."""
+
+    hangs = False
+
+    def wait(self, timeout=None):
+        end = time.monotonic() + (timeout or 0)
+        while timeout and not self.hangs and self.poll() is None:
+            self.hangs = Path(self.args[-1], "hanging").exists()
+            if self.hangs or time.monotonic() > end:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            time.sleep(0.01)
+        return super().wait(timeout)
+
+
+def standing_in(process):
+    """The module `subprocess`, with a process of here in place of Popen."""
+    return SimpleNamespace(**vars(subprocess) | {"Popen": lambda command, **more: process(command[1:], **more)})
+
+
+SUBPROCESS = standing_in(Preloaded)
 
 
 class Python(subprocess.Popen):

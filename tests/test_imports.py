@@ -184,9 +184,7 @@ EXTRAS = {
     "PIL",
 }  # but for those of `encode`
 DEMONSTRATION = """
-import contextlib, sys
-
-sys.modules |= dict.fromkeys({extras})
+import contextlib
 from mlsm import __main__ as cli
 
 for command in (["encode-lsp", "--layer", "2", "--max-tokens", "5_000", "--k", "32"],
@@ -205,31 +203,41 @@ for command in (["encode-lsp", "--layer", "2", "--max-tokens", "5_000", "--worke
 """
 
 
-def test_the_demonstration_needs_no_extra_and_errors_name_those_of_other_commands(tmp_path):
-    for name in ("a.parquet", "a.txt.zst"):
-        (tmp_path / name).write_bytes(b"whatever")
+def run_without(extras, code, directory, *arguments):
+    """Run Python from cold, where these packages cannot be imported."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    code = DEMONSTRATION.format(extras=EXTRAS)
-    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", f"import sys\nsys.modules |= dict.fromkeys({extras})\n{code}", *arguments]
+    run = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    needs = re.findall(r"needs? .*?\. Run: +pip install \"mlsm-pretrain\[(\w+)\]\"", run.stderr)
-    assert needs == ["cluster", "corpora", "corpora", "eval", "corpora", "remote"], run.stderr
+    return run
+
+
+@pytest.fixture(scope="module")
+def demonstration(tmp_path_factory):
+    """What it said, and its store."""
+    directory = tmp_path_factory.mktemp("demonstration")
+    for name in ("a.parquet", "a.txt.zst"):
+        (directory / name).write_bytes(b"whatever")
+    said = run_without(EXTRAS, DEMONSTRATION, directory).stderr
+    (store,) = (directory / "runs" / "stores").iterdir()
+    return said, store
+
+
+def test_the_demonstration_needs_no_extra_and_errors_name_those_of_other_commands(demonstration):
+    said, _ = demonstration
+    needs = re.findall(r"needs? .*?\. Run: +pip install \"mlsm-pretrain\[(\w+)\]\"", said)
+    assert needs == ["cluster", "corpora", "corpora", "eval", "corpora", "remote"], said
 
 
 CORE = """
-import os, subprocess, sys
-
-import mlsm  # with all packages: makes a store
-(store,) = mlsm.encode_lsp(layer=2, max_tokens=5_000, k=32, corpus="bundled", teacher="bundled")
-code = '''
-import contextlib, sys
-
-sys.modules |= dict.fromkeys({extras})
+import contextlib
 from mlsm import __main__ as cli
 
 store = sys.argv[1]
-for command in (["train-student", "--store", store, "--max-steps", "2", "--encoder", "bert-1x32"],
-                ["train-probe", "--max-steps", "2"], ["export-student"], ["verify-shards", store], ["doctor"]):
+sys.modules["pipeline"] = None
+assert cli.run(["train-student", "--store", store, "--max-steps", "2", "--encoder", "bert-1x32"]) == 0
+del sys.modules["pipeline"]
+for command in (["train-probe", "--max-steps", "2"], ["export-student"], ["verify-shards", store], ["doctor"]):
     assert cli.run(command) == 0
 for command in (["encode-lsp"], ["learn-dictionary"], ["show-lsp", store], ["track", store, store],
                 ["finetune", "bundled", "--data-dir", "."]):
@@ -242,21 +250,18 @@ for use in (lambda: mlsm.nonneg_lasso, lambda: mlsm.encode_lsp(layer=2, corpus="
         use()
     except ImportError as error:
         print(error, file=sys.stderr)
-'''
-raise SystemExit(subprocess.run([sys.executable, "-c", code, os.fspath(store)]).returncode)
 """
 
 
-def test_training_needs_no_extra_and_errors_name_those_of_other_commands(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    code = CORE.replace("{extras}", repr(set(EXTRA_OF)))
-    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
+def test_training_needs_no_extra_and_errors_name_those_of_other_commands(demonstration, tmp_path):
+    """Training itself needs nothing of the package `pipeline`, which makes stores."""
+    _, store = demonstration
+    said = run_without(set(EXTRA_OF), CORE, tmp_path, store).stderr
     message = r'(\S+) needs \w+, which is not installed\. Run: +pip install "mlsm-pretrain\[(\w+)\]"'
-    needs = re.findall(message, run.stderr)
+    needs = re.findall(message, said)
     commands = ["encode-lsp", "learn-dictionary", "show-lsp", "track", "finetune"]
     names = [*commands, "mlsm.nonneg_lasso", "mlsm.encode_lsp"]
-    assert needs == [(name, "eval" if name == "finetune" else "encode") for name in names], run.stderr
+    assert needs == [(name, "eval" if name == "finetune" else "encode") for name in names], said
 
 
 LIGHT = ("mlsm.__main__", "mlsm", "pipeline.config", "shards.config", "student.config")

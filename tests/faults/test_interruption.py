@@ -126,13 +126,14 @@ def test_while_the_dictionary_is_learned(flags, whole, tmp_path):
 
 
 def test_while_a_codebook_is_learned_and_hidden_states_are_encoded(flags, tmp_path):
-    left_out = {"--k", "--lam", "--top-n", "--dictionary-epochs"}
+    left_out = {"--k", "--lam", "--top-n", "--dictionary-epochs", "--dictionary-tokens"}
     pairs = [pair for pair in zip(flags[1::2], flags[2::2], strict=True) if pair[0] not in left_out]
     command = ["encode-hidden", *(word for pair in pairs for word in pair), "--quantise", "pq", "--bytes", 16]
+    command += ["--dictionary-tokens", 8_000]
     finish([*command, "--output", tmp_path / "whole"], Python)
     output = tmp_path / "again"
     command += ["--output", output]
-    interrupted(command, lambda: list(output.glob("codebooks/.*.learning/.sample.npy.*.tmp")), signal.SIGTERM)
+    interrupted(command, lambda: list(output.glob("codebooks/.*.learning/*sample.npy*")), signal.SIGTERM)
     assert not temporaries(output)
     for number, layout in ((signal.SIGINT, "cuda"), (signal.SIGHUP, "cpu")):
         seen = len(shards(output))

@@ -19,6 +19,7 @@ from transformers import Trainer, TrainingArguments
 from shards.torch_dataset import LspDataset
 
 BATCH = 8
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5  # seconds for which processes of a refused loader are waited for
 
 
 class Model(torch.nn.Module):

@@ -24,6 +24,7 @@ def take_steps(config, *given):
         os.kill(os.getpid(), signal.SIGSEGV)
     if does == "hang":
         signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))  # as a process does that waits for a driver
+        Path(sys.argv[1], "hanging").touch()
         time.sleep(3600)
     if does == "fail":
         raise RuntimeError("Failed to find a C compiler")

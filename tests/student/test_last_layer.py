@@ -72,10 +72,11 @@ def test_windows_without_a_masked_position(family):
 def test_fillers_change_neither_logits_nor_gradients(family, attention):
     """Copies of the last masked position, whose logits are dropped, and room for more positions of a window."""
     ids = torch.randint(5, 60, (WINDOWS, LENGTH), generator=torch.Generator().manual_seed(0))
+    student, _ = students(config_of(family))
     for where in (WHERE, WHERE[:3], torch.tensor([0, 30, 31, 32, 33])):  # the last: four of the last window
         logits, gradients = [], []
         for fillers, most in ((0, None), (2, None), (3, 5)):
-            student = students(config_of(family))[0]
+            student.zero_grad()
             filled = torch.cat([where, where[-1:].expand(fillers)])
             given = most or int(torch.bincount(where // LENGTH).max())
             logits.append(student(ids, attention, filled, None, given)[: len(where)])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from preloaded import SUBPROCESS
+from preloaded import SUBPROCESS, Hanging, standing_in
 from tiny_store import write_store
 
 from mlsm.common import proofs
@@ -149,7 +149,7 @@ def test_a_run_is_warned_where_nothing_could_be_tried(run, caplog):
 
 
 def test_a_child_that_hangs_costs_the_time_limit(run, monkeypatch):
-    monkeypatch.setattr(proof, "SECONDS", 15.0)
+    monkeypatch.setattr(proofs, "subprocess", standing_in(Hanging))
     assert trained_in(run("compiled=hang")) == B
     assert trained_in(run("", seed=2)) == "bfloat16, compiled", "it is not kept"
 

@@ -26,6 +26,7 @@ def crash(*given):
 
 def hang(*given):
     signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))  # as a process does that waits for a driver
+    Path(sys.argv[1], "hanging").touch()
     time.sleep(3600)
 
 

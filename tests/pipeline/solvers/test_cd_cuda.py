@@ -22,8 +22,10 @@ pytest.importorskip("numba.cuda")
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE))
 
+import kernels_changed  # noqa: E402
 import sass  # noqa: E402
 
+only_if_changed = kernels_changed.only_if_changed("simulator")
 SOURCE = (HERE / "cuda_checks.py").read_text()
 
 
@@ -49,11 +51,13 @@ def results(simulated):
     return json.loads(output.splitlines()[-1])
 
 
+@only_if_changed
 @pytest.mark.parametrize("name", names("check", "simulator_check"))
 def test_in_the_simulator(name):
     assert results(1)[name] is None, results(1)[name]
 
 
+@only_if_changed
 def test_arithmetic_at_real_size_on_a_cpu():
     of_gpus = ("few_of_real_size", "hundreds_of_non_zeros")
     output = python(HERE / "kernels_on_cpu.py", *names("check"), *of_gpus, NUMBA_ENABLE_CUDASIM="0")
@@ -66,6 +70,7 @@ def test_on_a_gpu(name):
     assert results(0)[name] is None, results(0)[name]
 
 
+@only_if_changed
 def test_kernels_compile_for_a_gpu():
     """For what a GPU runs, not the simulator's variants: types, no float64, nothing of note in local memory."""
     if sass.missing() == "NVVM":

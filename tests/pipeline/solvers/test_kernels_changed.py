@@ -1,8 +1,9 @@
-"""The GPU's checks run again as soon as a file that they depend on changes."""
+"""What depends on the solvers alone is checked again as soon as a file that they depend on changes."""
 
 import json
 import shutil
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -33,9 +34,20 @@ def test_every_file_counts(check, tmp_path):
 def test_what_was_skipped_is_not_recorded(tmp_path, monkeypatch):
     monkeypatch.setattr(kernels_changed, "RECORD", tmp_path / "checked.json")
     kernels_changed.RECORD.write_text('{"budgets": "before"}')
-    kernels_changed.record("SKIPPED [9] tests/pipeline/solvers/test_instruction_budgets.py:75: no ptxas")
+    kernels_changed.record(
+        "SKIPPED [9] tests/pipeline/solvers/test_instruction_budgets.py:75: no ptxas\n"
+        "SKIPPED [1] tests/pipeline/solvers/test_cd_cuda.py:68: needs a GPU"
+    )
     found = json.loads(kernels_changed.RECORD.read_text())
-    assert found == {"budgets": "before", "streams": kernels_changed.digest("streams")}
+    passed = kernels_changed.FILES.keys() - {"budgets"}
+    assert found == {"budgets": "before"} | {check: kernels_changed.digest(check) for check in passed}
+
+
+@pytest.mark.parametrize("library", kernels_changed.LIBRARIES)
+def test_every_library_counts(library, monkeypatch):
+    before = kernels_changed.digest("compiled")
+    monkeypatch.setattr(kernels_changed, "version", lambda name: "0.1" if name == library else version(name))
+    assert kernels_changed.digest("compiled") != before
 
 
 def test_the_record_decides(tmp_path, monkeypatch):

@@ -1,10 +1,6 @@
 """The solver against scikit-learn and SPAMS, and its certificate on random, real and nasty input."""
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -181,88 +177,6 @@ def test_a_token_alone_is_coded_as_among_many():
     together = nonneg_lasso(hidden, atoms, 0.05).dense(90)
     alone = nonneg_lasso(hidden[500:501], atoms, 0.05).dense(90)
     np.testing.assert_allclose(together[500:501], alone, atol=1e-5)
-
-
-CODE_AND_HASH = """
-import hashlib, numpy as np
-from pipeline.solvers import nonneg_lasso
-rng = np.random.default_rng(0)
-hidden, atoms = (rng.normal(size=(n, 24)).astype(np.float32) for n in (1500, 200))
-hidden /= np.linalg.norm(hidden, axis=1, keepdims=True); atoms /= np.linalg.norm(atoms, axis=1, keepdims=True)
-codes = nonneg_lasso(hidden, atoms, 0.05)
-print(hashlib.sha256(codes.indices.tobytes() + codes.values.tobytes() + codes.kkt.tobytes()).hexdigest())
-"""
-
-
-def run_in_new_process(arguments, package_root=ROOT, **environment):
-    environment = {**os.environ, "PYTHONPATH": str(package_root), **environment}
-    command = [sys.executable, *arguments]
-    run = subprocess.run(command, cwd=package_root, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    return run.stdout
-
-
-def test_same_bits_compiled_cached_and_with_any_number_of_threads(tmp_path):
-    """The process that finds the cache has one thread, the one that compiles as many as there are cores."""
-    cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
-    compiled = run_in_new_process(["-c", CODE_AND_HASH], **cache)
-    assert list(tmp_path.rglob("*.nbc"))
-    assert run_in_new_process(["-c", CODE_AND_HASH], NUMBA_NUM_THREADS="1", **cache) == compiled
-
-
-@pytest.fixture
-def copied_solvers(tmp_path):
-    """A directory with a copy of the package, which a test may change."""
-    solvers = Path("pipeline", "solvers")
-    shutil.copytree(ROOT / solvers, tmp_path / solvers, ignore=shutil.ignore_patterns("__pycache__"))
-    return tmp_path
-
-
-def test_works_where_nothing_can_be_cached(copied_solvers):
-    """A package and a home directory that cannot be written: no cache, but no failure."""
-    home = copied_solvers / "home"
-    for blocked in (copied_solvers / "pipeline" / "solvers" / "__pycache__", home):
-        blocked.write_text("a file, so that no directory can be made here, not even by root")
-    # all kernels ask for a cache when they are imported; one is compiled, the smallest
-    code = "import numpy as np; from pipeline.solvers import cd_cpu, prepared\n"
-    code += "integers = np.zeros((2, 2), np.int16); prepared._quantise(np.eye(2, dtype=np.float32), 3.0, integers)\n"
-    code += "print(prepared.__file__, integers.tolist())"
-    printed = run_in_new_process(["-c", code], copied_solvers, HOME=str(home), XDG_CACHE_HOME=str(home / "cache"))
-    assert printed == f"{copied_solvers / 'pipeline' / 'solvers' / 'prepared.py'} [[3, 0], [0, 3]]\n"
-    assert not list(copied_solvers.rglob("*.nbc"))
-
-
-SMALL_KERNEL = """
-import numpy as np
-from pipeline.solvers import cd_cpu
-from pipeline.solvers.parallel import kernel
-from pipeline.solvers.vectors import LANES, SUBTRACTED_ROWS, subtract_rows
-
-@kernel
-def subtract(out, weights, matrix, rows, count):
-    subtract_rows(out, weights, matrix, rows, count)
-
-out, weights, matrix = (np.ones(shape, np.float32) for shape in (LANES, SUBTRACTED_ROWS, (LANES, LANES)))
-subtract(out, weights, matrix, np.arange(SUBTRACTED_ROWS, dtype=np.int32), SUBTRACTED_ROWS)
-print(out[0] - 1, sum(subtract.stats.cache_hits.values()), cd_cpu._solve_rows.py_func.__qualname__)
-"""
-
-
-def test_a_change_of_what_is_compiled_in_is_noticed(copied_solvers):
-    """Numba's cache looks at a kernel's own file alone; its vector loops are in another."""
-    (copied_solvers / "small.py").write_text(SMALL_KERNEL)
-
-    def run():
-        cache = str(copied_solvers / "cache")
-        printed = run_in_new_process(["small.py"], copied_solvers, NUMBA_CACHE_DIR=cache).split()
-        return float(printed[0]), printed[1] == "1", printed[2]
-
-    compiled, cached = run(), run()
-    assert compiled == (-8.0, False, cached[2]) and cached[:2] == (-8.0, True)
-    vectors = copied_solvers / "pipeline" / "solvers" / "vectors.py"
-    vectors.write_text(vectors.read_text().replace("builder.fsub(total, product", "builder.fadd(total, product"))
-    changed = run()
-    assert changed[:2] == (8.0, False) and changed[2] != cached[2]  # that of the solver's own kernel, too
 
 
 def test_an_error_in_one_thread_stops_the_others(monkeypatch):

@@ -17,6 +17,11 @@ pytest.importorskip("cuda.bindings", reason='no numba-cuda: pip install "mlsm-pr
 pytest.importorskip("numba.cuda")
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE))
+
+import kernels_changed  # noqa: E402
+
+pytestmark = kernels_changed.only_if_changed("races")
 # Barriers that may go without a race, and why they are there, or that they should not be.
 REDUNDANT = {
     "cuda_kernels.select #1": "keeps thread 0 from changing a token's size and status before all threads have "

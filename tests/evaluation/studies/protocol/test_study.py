@@ -411,7 +411,7 @@ def test_killed_at_random_moments_its_records_are_those_of_an_unbroken_one(finis
     command = ["study", "--recipe", recipe, "--output", str(tmp_path)]
     for _ in range(3):
         with Preloaded([ROOT / "cli.py", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            time.sleep(dice.uniform(1, 8))
+            time.sleep(dice.uniform(0.5, 4))
             process.kill()
     done = run_command(command)
     assert done.returncode == 0, done.stderr
