@@ -443,7 +443,7 @@ class RemoteFiles(StoreFiles):
         record, path = self.record(unit_id), self.units / file
         if record is None or record.file != file:
             raise self._changed(unit_id)
-        for _ in range(self.options.attempts):
+        for fetched in range(self.options.attempts + 1):
             with suppress(FileNotFoundError):
                 opened = disk.open_to_read(path)
                 status = os.fstat(opened.fileno())
@@ -452,7 +452,8 @@ class RemoteFiles(StoreFiles):
                     return opened
                 opened.close()
                 path.unlink()
-            self._fetch_shard(record, path)
+            if fetched < self.options.attempts:
+                self._fetch_shard(record, path)
         raise RemoteError(f"{path} is removed again and again. Give a larger MLSM_CACHE_GB.")
 
     def _fetch_shard(self, record, path):

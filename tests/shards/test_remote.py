@@ -124,8 +124,9 @@ def test_a_store_over_http_is_the_local_one(made, web, options):
     assert web.requests[asked:] == ["/lsp/target.json", "/lsp/plans/"]
 
 
-def test_a_store_in_memory_is_the_local_one(made, options):
-    assert_same(Store.open(in_memory(made[0]), remote=options), Store.open(made[0]))
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_store_in_memory_is_the_local_one(made, options, attempts):
+    assert_same(Store.open(in_memory(made[0]), remote=replace(options, attempts=attempts)), Store.open(made[0]))
 
 
 def test_each_shard_that_is_read_is_fetched_once_and_no_other(made, web, options):
