@@ -171,7 +171,7 @@ def choose(problem, settings, best_N):
     tried = []
     for variant in settings:
         for setting, code in variant:
-            code(2)  # compiles, starts processes
+            code(TRIED)  # compiles in every process
             clock = time.perf_counter()
             codes = code(TRIED)
             rate = TRIED / (time.perf_counter() - clock)
@@ -248,17 +248,20 @@ def code_with_fista(hidden_Nd, atoms_Kd, step, steps, count):
 
 
 def spams_variants(problem, gram_KK):
-    fortran_dN, fortran_dK = np.asfortranarray(problem.exact_Nd.T), np.asfortranarray(problem.atoms_Kd.T, np.float64)
-    fortran_KK = np.asfortranarray(gram_KK, np.float64)
+    variants = []
+    for dtype in (np.float64, np.float32):
+        fortran_dN = np.asfortranarray(problem.exact_Nd.T, dtype)
+        fortran_dK, fortran_KK = np.asfortranarray(problem.atoms_Kd.T, dtype), np.asfortranarray(gram_KK, dtype)
 
-    def alone(count):
-        return spams_lasso(np.asfortranarray(fortran_dN[:, :count]), LAM, D=fortran_dK).T
+        def alone(count, fortran_dN=fortran_dN, fortran_dK=fortran_dK):
+            return spams_lasso(np.asfortranarray(fortran_dN[:, :count]), LAM, D=fortran_dK).T
 
-    def prepared(count):
-        rows_dN = np.asfortranarray(fortran_dN[:, :count])
-        return spams_lasso(rows_dN, LAM, Q=fortran_KK, q=np.asfortranarray(fortran_dK.T @ rows_dN)).T
+        def prepared(count, fortran_dN=fortran_dN, fortran_dK=fortran_dK, fortran_KK=fortran_KK):
+            rows_dN = np.asfortranarray(fortran_dN[:, :count])
+            return spams_lasso(rows_dN, LAM, Q=fortran_KK, q=np.asfortranarray(fortran_dK.T @ rows_dN)).T
 
-    return [[("with D", alone)], [("Gram matrix given", prepared)]]
+        variants += [[(f"with D, {dtype.__name__}", alone)], [(f"Gram matrix given, {dtype.__name__}", prepared)]]
+    return variants
 
 
 def sklearn_variants(problem, gram_KK):

@@ -10,7 +10,8 @@ the token embedding, V x 256, which is the larger part of them at 250,000.
 
 What a store costs is measured beside it: `encode` of benchmarks.encode, MiniLM after layer 5. A run of E epochs gains E
 times the difference of a step's time a token, so `students_to_pay_at_E` runs of E epochs take as long with encoding as
-the same number of masked-LM runs without; below 1 the first run has paid. `..._vs_stock` is against the stock form.
+the same number of masked-LM runs without; below 1 the first run has paid. The dictionary, a minute or two, is left out.
+`..._vs_stock` is against the stock form.
 Quality is not compared. Prints JSON as its last line.
 """
 

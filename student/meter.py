@@ -76,12 +76,11 @@ class Meter:
         }
 
 
-def closest_baseline(baseline: dict) -> str:
-    """The name of the loss of the best prediction that reads no word: a constant, or one for each position.
-
-    `loss_by_type`, of objectives that learn vectors, is none: at a masked position it knows the hidden word.
-    """
-    return "loss_by_position" if "loss_by_position" in baseline else "loss"
+def closest_baseline(baseline: dict, reads_words: bool = False) -> str:
+    """The name of the loss of the best prediction that knows no more than the student: a constant, or one for each
+    position; where no word is hidden from the student, also one for each word (`loss_by_type`, of vectors)."""
+    names = ("loss_by_position", *(("loss_by_type",) if reads_words else ()))
+    return next((name for name in names if name in baseline), "loss")
 
 
 def share_of_baseline(held_out: dict, baseline: dict, name: str = "loss") -> float | None:

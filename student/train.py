@@ -288,7 +288,8 @@ class Trainer:
         total = round(self.config.max_steps * self.config.batch_windows * split.tokens / len(split))
         if self.state.figures:
             baseline = self.state.baseline
-            figures |= {"held_out": self.state.figures["loss"], "baseline": baseline[closest_baseline(baseline)]}
+            closest = closest_baseline(baseline, reads_words=self.config.positions == "all")
+            figures |= {"held_out": self.state.figures["loss"], "baseline": baseline[closest]}
         done = total if self.state.steps == self.config.max_steps else min(self.state.tokens, total)
         self.progress(self.task.name, done, total, unit="tokens", step=self.state.steps, **figures)
 

@@ -46,7 +46,10 @@ class Vectors(Objective):
     """What objectives with a vector for each token share; `read_vectors` says which."""
 
     loss_name = "held-out loss (1 - cosine)"
-    reference, reference_by_type = "the mean vector", "the mean vector of each word (masking hides it)"
+    reference, reference_by_type = (
+        "the mean vector",
+        "the mean vector of each word, which a masked position does not show",
+    )
     unit = "per masked token"
     width: int
     """d"""

@@ -217,7 +217,7 @@ def _of_record(facts: dict) -> Groups:
 
 def _of_targets(objective: str | None, target: dict, tail: dict | None) -> Groups:
     own = {name: value for name, value in target.items() if name not in (*_SKIPPED, *_OF_TEACHER)}
-    if objective == "regress":
+    if target.get("kind") == "hidden":
         return {"hidden": {f"hidden {name}": value for name, value in own.items()}}
     kept = {KEPT: tail["mass_kept"] if tail else UNKNOWN}
     if objective not in OF_LSP_STORES:

@@ -25,9 +25,9 @@ _OF_TRAINING = (  # what --frozen has no use for
 class FinetuneConfig:
     """Fine-tune models on ten tasks and record fourteen scores per seed (MLSM paper, section 4.2).
 
-        The settings are the paper's unless you change them: AdamW, learning rate falling linearly to zero, weight decay
-    0.01     on everything, float32, scores after the last epoch. Warm-up and clipping are added, as fine-tuning without
-    them fails     more often; `--warmup 0 --grad-clip 0` trains as in the paper.
+    The settings are the paper's unless you change them: AdamW, learning rate falling linearly to zero, weight decay
+    0.01 on everything, float32, scores after the last epoch. Warm-up and clipping are added, as fine-tuning without
+    them fails more often; `--warmup 0 --grad-clip 0` trains as in the paper.
     """
 
     models: Positional[tuple[str, ...]] = ()

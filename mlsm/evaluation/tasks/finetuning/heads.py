@@ -112,6 +112,7 @@ class Backbone:
         used    the ids, in any order and number
         """
         table = self.encoder.get_input_embeddings()
+        assert not isinstance(table, PartialEmbedding), "rows were kept before: load the encoder again"
         of_modules = [weight for _, weight in self.encoder.named_parameters(remove_duplicate=False)]
         if type(table) is not nn.Embedding or sum(weight is table.weight for weight in of_modules) > 1:
             return

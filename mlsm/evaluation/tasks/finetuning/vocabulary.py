@@ -7,7 +7,7 @@ with ids than read rows: RoBERTa counts positions from its padding id, which may
 
 What differs from training all rows: those that are not there are not decayed. All other weights are computed from the
 same numbers, on a CPU in the same order.
-Left out: which tokens a task uses (suite.py), writing trained rows back into the whole table: no trained model is kept.
+Left out: which tokens a task uses (trials.py), writing trained rows back into the whole table: no model is kept.
 
 Shapes: V tokens of the vocabulary, R rows.
 """
