@@ -27,7 +27,7 @@ MADE = {  # what is left behind by a notebook that did all that it says
     "own-corpus": ["handbook.txt", "runs/stores/*/target.json", "runs/students/mlsm-*/export/model.safetensors"],
     "own-vectors": ["digits.npy", "runs/dictionaries/digits-*/atoms.npy"],
 }
-SAID = {"compare-objectives": "cannot be told from one pair of pre-trainings"}  # by others, something of an LSP
+SAID = {"compare-objectives": "One pair of pre-training runs is too few to tell"}  # by others, something of an LSP
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,9 @@ from mlsm.terminal.encoding import code_of_quarantine
 from mlsm.terminal.tables import columns, duration, size
 
 LOSSES = """\
-A held-out loss is against the arm's own targets, so it is not comparable across objectives, layers or k. How far it is
-below that of a constant prediction says how much of them was learned, not which student is better: fine-tuning does."""
+A held-out loss is computed against the arm's own targets, so it cannot be compared across objectives, layers or k. How
+far it is below that of a constant prediction shows how much of these targets was learned, not which student is better:
+fine-tuning shows that."""
 
 
 def run(settings: Settings, progress: Progress = silent) -> Report:
@@ -63,7 +64,7 @@ def _parts(parts, with_all):
     left = [part for part in parts if not part["finished"]]
     if left:
         total = _cost(sum(part["seconds"] for part in left), sum(part["bytes"] for part in left))
-        lines += ["", f"  {'all that is left':<{width}}  {total}, from measurements of some seconds"]
+        lines += ["", f"  {'everything left':<{width}}  {total}, from measurements of a few seconds"]
     return [*lines, "", "parts: " + ", ".join(f"{counts[state]} {state}" for state in counts), ""]
 
 
@@ -99,7 +100,7 @@ def _short(commit):
 def _composite(composite):
     """The arms by their composite, the gate, and the hypotheses."""
     if not composite["arms"]:
-        return ["No composite yet: it needs the teacher's scores and those of an untrained student."]
+        return ["No composite yet: it needs the scores of the teacher and of an untrained student."]
     measures = [row["measure"] for row in composite["gate"]]
     header = ("arm", "seeds", "composite", "sd", *measures)
     rows = []
@@ -117,8 +118,9 @@ def _composite(composite):
     for row in composite["gate"]:
         if row["stays"] is not None:
             lines.append(
-                f"gate: {row['measure']} {'stays' if row['stays'] else 'falls'}: untrained {row['untrained']:.1f},"
-                f" trained {row['trained']:.1f} ± {row['standard_error']:.2f}, teacher {row['teacher']:.1f}"
+                f"gate: {row['measure']} {'is kept' if row['stays'] else 'is dropped'}: untrained "
+                f"{row['untrained']:.1f}, trained {row['trained']:.1f} ± {row['standard_error']:.2f}, teacher "
+                f"{row['teacher']:.1f}"
             )
     return [*lines, "", *map(_hypothesis, composite["hypotheses"])]
 

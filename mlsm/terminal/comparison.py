@@ -1,4 +1,4 @@
-"""What `compare` says on a terminal: models by number, then tables whose columns are those numbers.
+"""The output of `compare` on a terminal: models by number, then tables whose columns are those numbers.
 
 Wide tables are cut into blocks of columns that fit the terminal. Whatever a record holds is shown on one line, and
 cannot control the terminal. Not handled here: the comparison (mlsm/evaluation/comparison/).
@@ -36,7 +36,7 @@ def comparison(result: Comparison, settings: CompareConfig) -> str:
     parts += _frozen_table(result.frozen, numbers) + _blimp_table(result.blimp, numbers)
     parts += _difference_lines(result, numbers)
     left_out = [_left_out(found, numbers) for found in result.left_out]
-    parts += _list("Left out, as these do not pair (averages that contain them do not compare)", left_out)
+    parts += _list("Excluded because they cannot be paired (averages that contain them cannot be compared)", left_out)
     failed = [
         f"{model.label}: {task}, seed {seed} {why}"
         for model in result.models
@@ -54,7 +54,7 @@ def _files(result: Comparison, settings: CompareConfig) -> list[str]:
     lacking = [f"  {figure.figure:>2}  {figure.shows}: {figure.lacks}" for figure in result.figures if figure.lacks]
     said = ["", *map(_one_line, lines)]
     if lacking:
-        said += ["\nFigures of the paper that these records do not allow, and what each needs:"]
+        said += ["\nFigures of the paper that cannot be drawn from these records, and what each needs:"]
     return [*said, *map(_one_line, lacking)]
 
 
@@ -115,7 +115,7 @@ def _task_table(tuned: Sequence[Summary], numbers: Numbers) -> str:
         if any((task, metric) in found for found in cells.values())
     ]
     header = ["mean over seeds", *(numbers[label] for label in cells)]
-    explained = "(s): fewer seeds than five; †: with runs that diverged or collapsed, which count"
+    explained = "(s): fewer seeds than five; †: includes runs that diverged or collapsed"
     return f"\n{_grid(header, rows)}\n  {explained}"
 
 
@@ -150,7 +150,7 @@ def _significance_tables(result: Comparison, numbers: Numbers) -> list[str]:
                 for rows in zip(cells.wins, cells.ties, strict=True)
             ]
             parts += ["\nPairs that the row wins (ties)", _matrix(header, won, str)]
-            parts += ["\np of row over column, Holm-adjusted for all of these tests"]
+            parts += ["\np of row over column, adjusted for all of these tests (Holm)"]
             parts += [_matrix(header, cells.holm, p_text)]
             parts += ["\np, two-sided", _matrix(header, cells.two_sided, p_text)]
             parts += ["\np, two-sided, Holm-adjusted", _matrix(header, cells.two_sided_holm, p_text)]
@@ -188,7 +188,7 @@ def _win_rate_table(result: Comparison, numbers: Numbers) -> list[str]:
 
 
 def _frozen_table(scores: Sequence[FrozenScore], numbers: Numbers) -> list[str]:
-    """Scores of frozen encoders, a row a figure."""
+    """Scores of frozen encoders, a row per figure."""
     if not scores:
         return []
     rows: dict[str, dict[str, float]] = {}
@@ -253,7 +253,9 @@ def _difference_lines(result: Comparison, numbers: Numbers) -> list[str]:
     ]
     return [
         *_list("What differs in the pre-training of these models (numbers of the models)", lines),
-        *_list("Pairs that differ in more than one setting: a difference in score is not due to one alone", mixed),
+        *_list(
+            "Pairs that differ in more than one setting: a difference in score cannot be attributed to one alone", mixed
+        ),
     ]
 
 
@@ -272,7 +274,7 @@ def _list(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def _grid(header: list, rows: list[list], fixed: int = 1) -> str:
-    """Lay out a table. Where the terminal is too narrow, columns after the first `fixed` continue in a block below."""
+    """Lay out a table. If the terminal is too narrow, columns after the first `fixed` continue in a block below."""
     width = max(60, shutil.get_terminal_size((120, 24)).columns)
     text = [[_one_line(cell) for cell in row] for row in (header, *rows)]
     sizes = [max(map(len, column)) + 2 for column in zip(*text, strict=True)]

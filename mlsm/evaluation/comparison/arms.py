@@ -54,17 +54,17 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """Its name; with `facts` an arm is compared like a model."""
+        """The arm's name; with `label` and `facts` an arm can be compared like a model."""
         return self.name
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Those of its first model."""
+        """The facts of the arm's first model."""
         return self.models[0].facts
 
     @property
     def fractions(self) -> list[float]:
-        """How far its fine-tuned checkpoints were pre-trained, of 1, in order."""
+        """The shares of pre-training of its fine-tuned checkpoints, in order."""
         return sorted({fraction_of(model) for model in self.models if model.trainings})
 
     @property
@@ -73,14 +73,14 @@ class Arm:
         return _one_a_seed(self.models)
 
     def at(self, fraction: float = 1.0) -> "Arm":
-        """Its fine-tuned models of a progress: those that are scored against another arm's, one for each seed."""
+        """The arm's fine-tuned models at a share of pre-training, one per seed, for comparison with another arm."""
         found = [model for model in self.models if model.trainings and isclose(fraction_of(model), fraction)]
         name = self.name if fraction == 1 else f"{self.name} at {100 * fraction:.4g}%"
         return Arm(name, tuple(_one_a_seed(found).values()))
 
     def on_blimp(self) -> "Arm":
-        """Its finished models with BLiMP scores, one for each seed: with the model's own head, else through a probe,
-        the first by name, after all of the probe's steps."""
+        """The arm's finished models with BLiMP scores, one per seed: scored with the model's own head if there is one,
+        else through the first probe by name, after all of the probe's steps."""
         found = [model for model in self.models if model.blimp and fraction_of(model) == 1]
         return Arm(self.name, tuple(_one_a_seed(sorted(found, key=_in_order_of_probes)).values()))
 
@@ -102,7 +102,7 @@ def _one_a_seed(models: Sequence[Model]) -> dict[Seed, Model]:
 
 
 def fraction_of(model: Model) -> float:
-    """How far a model was pre-trained, of 1; what does not say so, or was never trained, counts as finished."""
+    """The share of its pre-training that a model has had; 1 if that is unknown, or if the model was never trained."""
     return model.facts["fraction"] or 1.0
 
 
@@ -117,7 +117,7 @@ def is_probe(model: Model) -> bool:
 def sort_into_arms(models: Iterable[Model], may_differ: Collection[str], with_probes: bool = False) -> list[Arm]:
     """Sort models into arms that agree in all known settings of pre-training but those that `may_differ`.
 
-    A model of unknown origin is an arm of its own. An arm is named by its objective and whatever else tells it from
+    A model of unknown origin is its own arm. An arm is named by its objective and whatever else tells it from
     the others of that objective.
     with_probes  whether a probe belongs to the arm of its student
     """
@@ -142,7 +142,8 @@ def _agree(model: Model, other: Model, may_differ: Collection[str], with_probes:
 
 
 def _tell_apart(groups: Sequence[Sequence[Model]], may_differ: Collection[str]) -> list[str]:
-    """The arms' names, from what their settings differ in; of equal ones each with its first model."""
+    """The arms' names, from the settings in which they differ; equal names get the name of the arm's first model
+    added."""
     names = []
     for group in groups:
         first = group[0]
@@ -191,17 +192,19 @@ def vary(models: Iterable[Model], fact: str) -> Arm:
     values = [value_of(model, fact) for model in chosen]
     if len(set(values)) < 2:
         kinds = "mlsm and mtl (with kappa)" if fact == "kappa" else "mlsm"
-        raise Lacking(f"fine-tuned {kinds} models of one step that differ in {fact} alone; found {fact}: {values}")
+        raise Lacking(f"fine-tuned {kinds} models of one step that differ only in {fact}; found {fact}: {values}")
     twice = [model.label for model, value in zip(chosen, values, strict=True) if values.count(value) > 1]
     if twice:
-        raise Lacking(f"one model for each {fact}; of one {fact} are {', '.join(twice)}. Give the records of one")
+        raise Lacking(
+            f"one model for each {fact}; {', '.join(twice)} have the same {fact}. Pass the records of only one"
+        )
     if not common_figures(chosen):
         raise Lacking("a task that all of these models were fine-tuned on")
     return Arm(fact, tuple(sorted(chosen, key=lambda model: value_of(model, fact) or 0.0)))
 
 
 def value_of(model: Model, fact: str) -> float | None:
-    """What a model has of a fact that is varied; None where it is not among those that vary it."""
+    """A model's value of a fact that is varied; None if the model does not belong to those that vary it."""
     objective = model.facts["objective"]
     if (model.facts["identity"] or {}).get("other_targets"):  # of several layers, say
         return None
@@ -229,8 +232,8 @@ def roughly_alike(models: Iterable[Model], arm: Arm, fact: str) -> list[Model]:
 class Arms:
     """All that the report compares.
 
-    floor, ceiling  None where there are no records of one
-    notes           sentences on models of which the page uses another
+    floor, ceiling  None if there are no records of one
+    notes           sentences on models that the page replaces by another one
     """
 
     arms: list[Arm]
@@ -245,12 +248,12 @@ class Arms:
         return named[0] if len(named) == 1 else None
 
     def both(self, name: str, other: str) -> tuple[Arm, Arm] | None:
-        """Two whole arms; None where there is not one of each name."""
+        """Two whole arms; None if there is not one of each name."""
         one, two = self.arm(name), self.arm(other)
         return None if one is None or two is None else (one, two)
 
     def at(self, name: str) -> Arm | None:
-        """The models that a hypothesis names: an arm's finished ones, or those of an earlier progress of it."""
+        """The models that a hypothesis names: an arm's finished ones, or its checkpoints at an earlier point."""
         if (arm := self.arm(name)) is not None:
             return arm.at()
         base, _, percent = name.rpartition(" at ")
@@ -309,4 +312,4 @@ def _name_doubles(arm):
         for model in arm.models:
             first = used.get(model.facts["run_seed"])
             if model.trainings and isclose(fraction_of(model), fraction) and model is not first:
-                yield f"{model.label} is of the same arm, seed and step as {first.label}, which is shown instead."
+                yield f"{model.label} has the same arm, seed and step as {first.label}, which is shown instead."

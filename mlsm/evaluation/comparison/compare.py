@@ -156,7 +156,9 @@ def _notes_on_fine_tuning(models: Sequence[Model]) -> list[str]:
         if rates:
             counts = ", ".join(f"{lr:g} by {count}" for lr, count in sorted(rates.items()))
             tried = {tried["lr"] for r in model.trainings.values() for tried in r.get("lr_choice", {}).get("tried", ())}
-            chosen.append(f"Learning rates that the fine-tunings of {model.label} chose, of {len(tried)}: {counts}.")
+            chosen.append(
+                f"Learning rates chosen by the fine-tuning runs of {model.label}, out of {len(tried)}: {counts}."
+            )
     early = [
         model.label
         for model in models
@@ -167,7 +169,7 @@ def _notes_on_fine_tuning(models: Sequence[Model]) -> list[str]:
     return [
         *chosen,
         f"It is unknown whether dropout and segments of the fine-tuning agree for {', '.join(early)}: an earlier "
-        "version did not record them. Give finetune the same models again.",
+        "version did not record them. Run finetune again with the same models.",
     ]
 
 
@@ -176,12 +178,13 @@ def _notes_on_intruders(settings: CompareConfig, models: Sequence[Model], judgem
         return []
     if not any(model.target in judgements.aucs for model in models):
         raise ComparisonError(
-            "--intruders: none of the judged stores is one that these models learned LSPs from, as far as their records"
-            " say. Judge those stores, or leave it out."
+            "--intruders: according to their records, these models learned LSPs from none of the judged stores. "
+            "Judge the stores that they learned from, or omit --intruders."
         )
     return [
-        f"Intruder AUC: how often {judgements.judge} can tell words that do not belong to an LSP from its own, the mean"
-        " over the LSPs of the store that a model learned from; 50% by chance. It is of the store, not of the model."
+        f"Intruder AUC: how often {judgements.judge} can distinguish words that do not belong to an LSP from words "
+        "that do, averaged over the LSPs of the store that a model learned from; 50% by chance. It describes the "
+        "store, not the model."
     ]
 
 
@@ -190,7 +193,7 @@ def _notes_on_intruders(settings: CompareConfig, models: Sequence[Model], judgem
 
 @refuse_what_is_in_the_way()
 def keep_withheld(directory: Path, primary: tuple[str, str] | None) -> None:
-    """Note beside the records that the primary hypothesis is withheld, or with None that it no longer is."""
+    """Note next to the records that the primary hypothesis is withheld, or with None that it no longer is."""
     if primary is not None:
         make_directories(directory)
         replace_json(directory / WITHHELD, {"primary": primary})
@@ -199,7 +202,7 @@ def keep_withheld(directory: Path, primary: tuple[str, str] | None) -> None:
 
 
 def refuse_withheld(results: Iterable[Path]) -> None:
-    """Raise ComparisonError where the records, of more than one model, are of a study that is not through."""
+    """Raise ComparisonError if the records, of more than one model, are of a study that is not through."""
     models: dict[Path, set[str]] = {}  # below a directory that withholds
     for path in map(Path.resolve, results):
         for place in (path, *path.parents):
@@ -208,6 +211,6 @@ def refuse_withheld(results: Iterable[Path]) -> None:
     for directory, names in models.items():
         if len(names) > 1:
             raise ComparisonError(
-                f"{directory} has the records of a study whose primary hypothesis is withheld until all of its seeds"
-                f" are scored. Finish the study; or, to look at single models, give the directory of one at a time."
+                f"{directory} has the records of a study that withholds its primary hypothesis until all seeds are "
+                "scored. Finish the study; or, to look at single models, pass the directory of one at a time."
             )

@@ -1,9 +1,9 @@
-"""The hypotheses, and what an effect lets us say: one sentence with its uncertainty, never more than its interval.
+"""Test the hypotheses and put each result into one sentence, which claims no more than its interval allows.
 
     for test in examine_hypotheses(arms, study): test.conclusion.sentence
     conclude(effect, planned=5).sentence
 
-Left out: the figures of an effect (effects.py).
+Not handled here: the numbers of an effect (effects.py).
 """
 
 from collections.abc import Sequence
@@ -19,24 +19,24 @@ from mlsm.evaluation.comparison.significance import LEVEL, POWER, Interval
 from mlsm.evaluation.records import METRICS
 
 Verdict = Literal["for", "against", "undecided", "too few", "equal", "missing"]
-FEWEST_PAIRS = 3  # of two, the interval rests on one difference between them
+FEWEST_PAIRS = 3  # with two, the interval rests on one difference between them
 VERDICTS: dict[Verdict, str] = {
     "for": "supported",
     "against": "contradicted",
-    "undecided": "undecided",
+    "undecided": "inconclusive",
     "too few": "too few pairs",
     "equal": "no variation",
     "missing": "no records",
 }
-EXPLORATORY: dict[Verdict, str] = {"for": "higher", "against": "lower"}  # where there was no hypothesis
+EXPLORATORY: dict[Verdict, str] = {"for": "higher", "against": "lower"}  # if there was no hypothesis
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """A verdict on a hypothesis, the sentence that says it, and sentences that a reader must know beside it.
+    """A verdict on a hypothesis, the sentence that states it, and further sentences that a reader must know.
 
-    caveat  a word that belongs to the verdict: "so far" before all planned pairs are there, "exploratory" where nobody
-            planned the test
+    caveat  a word that belongs to the verdict: "so far" before all planned pairs are available, "exploratory" if the
+            test was not planned
     """
 
     verdict: Verdict
@@ -52,8 +52,8 @@ class Conclusion:
 
 
 class Test(NamedTuple):
-    """A hypothesis: its role ("primary", "secondary" or "not planned"), what the records say of it, and p by Holm's
-    method, None where it is not one of several."""
+    """A hypothesis: its role ("primary", "secondary" or "not planned"), what the records say about it, and p adjusted
+    by Holm's method (None if it is not one of several)."""
 
     role: str
     effect: Effect
@@ -62,28 +62,28 @@ class Test(NamedTuple):
 
 
 def choose_tasks(found: Arms, study: StudyFacts | None) -> tuple[StudyFacts | None, list[str]]:
-    """The study with the tasks that its `learned_by` has learned, and sentences that say which they are."""
+    """Restrict a study to the tasks that its arm `learned_by` has learned. Returns it and sentences that name them."""
     if study is None or study.learned_by is None:
         return study, []
     rule = "above the untrained student by more than two standard errors"
-    arm, unknown = found.at(study.learned_by), f"Whether {study.learned_by} is {rule} is not known yet"
+    arm, unknown = found.at(study.learned_by), f"It is not yet known in which tasks {study.learned_by} is {rule}"
     if arm is None or found.floor is None:
-        return study, [f"{unknown}, so all tasks count so far."]
+        return study, [f"{unknown}, so all tasks are included for now."]
     effect = find_effect(arm, found.floor.at(), study.tasks, study.seeds)
     if lacks := effect.lacks or ("it has one pre-training seed" if len(effect.seeds) == 1 else ""):
-        return study, [f"{unknown} ({lacks}), so all tasks count so far."]
+        return study, [f"{unknown} ({lacks}), so all tasks are included for now."]
     learned = learned_tasks(effect)
     others = [task for task in effect.tasks if task not in learned]
     if not learned:
-        return study, [f"{study.learned_by} is in no task {rule}, so all count, and what they say is worth little."]
-    said = [f"Counted are the tasks in which {study.learned_by} is {rule}: {', '.join(learned)}."]
+        return study, [f"{study.learned_by} is {rule} in no task. All tasks are included, but their mean says little."]
+    said = [f"The means are over the tasks in which {study.learned_by} is {rule}: {', '.join(learned)}."]
     if others:
-        said.append(f"Shown, but in no mean: {', '.join(others)}.")
+        said.append(f"Shown, but part of no mean: {', '.join(others)}.")
     return replace(study, tasks=learned), said
 
 
 def examine_hypotheses(found: Arms, study: StudyFacts | None) -> list[Test]:
-    """The tests of all hypotheses, the primary one first; without a study of one pair, or of none."""
+    """Test all hypotheses, the primary one first. Without a study: one obvious pair of arms, or none."""
     if study is None:
         pair = _obvious_pair(found.arms)
         if pair is None:
@@ -105,7 +105,7 @@ def examine_hypotheses(found: Arms, study: StudyFacts | None) -> list[Test]:
 
 
 def _obvious_pair(arms: Sequence[Arm]) -> tuple[str, str] | None:
-    """mlsm against mlm where there is one arm of each, else the two arms that there are."""
+    """mlsm against mlm if there is one arm of each; else the two arms, if there are exactly two."""
     by_objective = {name: [arm for arm in arms if arm.facts["objective"] == name] for name in ("mlsm", "mlm")}
     if all(len(group) == 1 for group in by_objective.values()):
         return by_objective["mlsm"][0].name, by_objective["mlm"][0].name
@@ -113,7 +113,7 @@ def _obvious_pair(arms: Sequence[Arm]) -> tuple[str, str] | None:
 
 
 def _beyond(found: Arms, effect: Effect) -> Differences | None:
-    """In what the models of an effect's first pair differ."""
+    """The settings in which the models of an effect's first pair differ; None without a pair."""
     arms = [arm for name in (effect.better, effect.than) if (arm := found.at(name)) is not None]
     if effect.lacks:
         return None
@@ -121,7 +121,7 @@ def _beyond(found: Arms, effect: Effect) -> Differences | None:
 
 
 def tasks_of_the_mean(found: Arms, study: StudyFacts | None, tests: Sequence[Test]) -> tuple[str, ...]:
-    """The study's tasks; else those of the first hypothesis; else those that all finished models of all arms have."""
+    """The study's tasks; without a study those of the first hypothesis; else those that all finished models have."""
     if study and study.tasks:
         return tuple(study.tasks)
     if tests and not tests[0].effect.lacks:
@@ -137,33 +137,34 @@ def conclude(
     tests: int = 1,
     beyond: Differences | None = None,
 ) -> Conclusion:
-    """Word what the records say of a hypothesis.
+    """Put what the records say about a hypothesis into words.
 
-    planned   pairs of pre-trainings that were planned; with fewer the sentence says "so far". 0: their number was not
-              planned; None: neither was the test, so there is no hypothesis
-    adjusted  p adjusted for several tests, which then decides; None: the plain one does
-    tests     how many
-    beyond    in what the two differ
+    planned   number of planned pairs of pre-training runs; with fewer the sentence says "so far". 0: their number was
+              not planned; None: the test was not planned either, so there is no hypothesis
+    adjusted  p adjusted for several tests, which then decides; None: the plain p decides
+    tests     number of tests that `adjusted` is for
+    beyond    the settings in which the two differ
     """
     better, than = effect.better, effect.than
     if effect.lacks:
-        return Conclusion("missing", f"Whether {better} is better than {than} is not known: {effect.lacks}.")
+        return Conclusion("missing", f"It is not known whether {better} is better than {than}: {effect.lacks}.")
     found = effect.mean
     over = f"mean of {_tasks(effect)} over {_pairs(found.n)}"
     is_early = planned is not None and found.n < planned
-    so_far, whether = ("So far, ", "whether") if is_early else ("", "Whether")
+    so_far, unclear = ("So far, ", "it is unclear") if is_early else ("", "It is unclear")
     caveat = "exploratory" if planned is None else "so far" if is_early else ""
     beside = tuple(_beside(effect, planned, beyond))
     if found.n < FEWEST_PAIRS:
+        few = "One pair of pre-training runs is" if found.n == 1 else f"{_pairs(found.n)} are"
         sentence = (
-            f"Whether {better} is better than {than} cannot be told from {_pairs(found.n)}: {better} "
-            f"{_direction(effect)} ({over}), and so few do not show how much that varies with the seed."
+            f"{few} too few to tell whether {better} is better than {than}: {better} {_direction(effect)} ({over}), "
+            f"which does not show how much the difference varies with the seed."
         )
         return Conclusion("too few", sentence, beside, caveat)
     if found.p is None or found.low is None or found.high is None or found.detectable is None:
         sentence = (
-            f"{so_far}{better} {_direction(effect)} in every one of {_pairs(found.n)}, to the last digit ({over}); "
-            f"nothing shows how that would vary, so there is no interval."
+            f"{so_far}{better} {_direction(effect)} in every one of {_pairs(found.n)}, to the last digit ({over}). "
+            "Nothing shows how much this would vary, so there is no interval."
         )
         return Conclusion("equal", sentence, beside, caveat)
     p = found.p if adjusted is None else adjusted
@@ -174,11 +175,11 @@ def conclude(
         sentence = f"{so_far}{better} {_direction(effect)}{contrary} ({bounds}; {over}; p {p_value(p)}{of_tests})."
         return Conclusion("for" if found.mean > 0 else "against", sentence, beside, caveat)
     holds_zero = found.low <= 0 <= found.high
-    why = "holds 0" if holds_zero else f"leaves out 0, which{of_tests} (p {p_value(p)}) is not enough"
+    why = "includes 0" if holds_zero else f"excludes 0, but p {p_value(p)}{of_tests} is not below {LEVEL}"
     sentence = (
-        f"{so_far}{whether} {better} is better than {than} is undecided: it {_direction(effect)}, and "
-        f"the {bounds} {why} ({over}); {found.n} pairs of this spread would find a true difference of "
-        f"{points(found.detectable, sign=False)} points with a power of {100 * POWER:.0f} %."
+        f"{so_far}{unclear} whether {better} is better than {than}: it {_direction(effect)}, and the {bounds} {why} "
+        f"({over}). With {found.n} pairs and this variance, a true difference of "
+        f"{points(found.detectable, sign=False)} points would be detected with {100 * POWER:.0f} % power."
     )
     return Conclusion("undecided", sentence, beside, caveat)
 
@@ -187,35 +188,44 @@ def _beside(effect, planned, beyond):
     found = effect.mean
     if planned is not None and found.n < planned:
         yield (
-            f"{found.n} of the {planned} planned pairs are there. Who looks at the interval now and again when all are "
-            f"there errs more often than its 5 % say."
+            f"{found.n} of the {planned} planned pairs are available. Looking at the interval now, and again when all "
+            "are, raises the error rate above 5 %."
         )
     if planned is None:
         yield "No hypothesis was written down before the scores were seen, so this is exploratory."
     failed, tunings = effect.failed
     if failed:
-        yield f"Of the {tunings} fine-tunings compared, {failed} diverged or predict one class for all; they count."
+        yield (
+            f"{failed} of the {tunings} fine-tuning runs compared diverged or predict one class for all examples; "
+            "they are included."
+        )
     if effect.incomplete:
         seeds = ", ".join(map(str, effect.incomplete))
-        yield f"Left out, as fine-tunings are missing or do not agree: pre-training seed {seeds}."
+        yield f"Excluded because fine-tuning runs are missing or do not match: pre-training seed {seeds}."
     if effect.unplanned:
-        yield f"Left out, as nobody planned it: pre-training seed {', '.join(map(str, effect.unplanned))}."
+        yield f"Excluded because it was not planned: pre-training seed {', '.join(map(str, effect.unplanned))}."
     if found.low is not None and effect.resampled is not None:
         yield _compare_intervals(found, effect.resampled)
     if beyond is not None and (several := beyond.beyond({"step", "run_seed"})) and len(several) > 1:
-        yield f"They differ in {', '.join(several)}: the difference in score is not due to one of these alone."
+        yield (
+            f"The two differ in {', '.join(several)}, so the difference in score cannot be attributed to one of these "
+            "alone."
+        )
     if beyond is not None and beyond.unknown:
-        yield "In what else they differ is unknown, as their records do not hold all settings of pre-training."
+        yield "Other differences are unknown, because their records do not contain all settings of pre-training."
     if beyond is not None:
         yield from beyond.on_masks
 
 
 def _compare_intervals(found: Interval, resampled: tuple[float, float]) -> str:
     low, high = resampled
-    said = f"Drawn again over tasks and seeds, the 95 % interval is {points(low)} to {points(high)} points"
+    said = f"The 95 % interval of a bootstrap over tasks and seeds is {points(low)} to {points(high)} points"
     is_apart = found.low is not None and found.high is not None and (found.low > 0 or found.high < 0)
     if is_apart and low <= 0 <= high:
-        return f"{said}, which holds 0: the difference is shown for these tasks, not for others like them."
+        return (
+            f"{said}, which includes 0: there is evidence of a difference on these tasks, but not on other tasks like "
+            "them."
+        )
     return f"{said}."
 
 
@@ -231,11 +241,11 @@ def _tasks(effect):
 
 
 def _pairs(n):
-    return "one pair of pre-trainings" if n == 1 else f"{n} pairs of pre-trainings"
+    return "one pair of pre-training runs" if n == 1 else f"{n} pairs of pre-training runs"
 
 
 def points(value: float, sign: bool = True) -> str:
-    """A difference of fractions in percentage points: two decimals, or more where these would be zeros."""
+    """A difference of fractions in percentage points: two decimals, or more if these would be zeros."""
     shown = 100 * value
     text = f"{abs(shown):.2f}"
     if float(text) == 0 and shown:
@@ -244,7 +254,7 @@ def points(value: float, sign: bool = True) -> str:
 
 
 def p_value(p: float) -> str:
-    """What p is, for people, as "= 0.012": never zero, and never rounded across the level."""
+    """p for people, as "= 0.012": never zero, and never rounded across the level of significance."""
     if p < 0.001:
         return "< 0.001"
     text = f"{p:.3f}"

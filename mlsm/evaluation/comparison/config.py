@@ -30,7 +30,7 @@ class CompareConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What one part of a study cost."""
+    """The cost of one part of a study."""
 
     name: str
     predicted_seconds: float | None = None
@@ -57,10 +57,10 @@ class StudyFacts:
     secondary: tuple[tuple[str, str], ...] = ()
     """hypotheses that are tested at 5 % together, by Holm's method"""
     exploratory: tuple[str, ...] = ()
-    """sentences on what else is shown and was not planned as a test"""
+    """sentences about results that are shown but were not planned as tests"""
     arms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """name of an arm -> names of its runs, and of their probes; empty: arms are found by the settings of pre-training
-    and are called by what tells them apart, or by their objective where it is of one arm alone"""
+    and are named after the settings that distinguish them, or after their objective if only one arm has it"""
     seeds: tuple[int, ...] = ()
     """the planned pre-training seeds: no other is tested; empty: all are"""
     seeds_of: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
@@ -68,8 +68,8 @@ class StudyFacts:
     tasks: tuple[str, ...] = ()
     """the fine-tuning tasks whose mean is tested, chosen in the pilot; empty: all that both arms have"""
     learned_by: str | None = None
-    """name of an arm: tasks are tested where it is above the floor, over two seeds or more, by more than two standard
-    errors; None: everywhere"""
+    """name of an arm: only those tasks are tested in which it is above the floor by more than two standard errors
+    over two or more seeds; None: all tasks"""
     floor: str | None = None
     """name of the untrained encoder, an arm or a model; None: models of step 0"""
     ceiling: str | None = None
@@ -80,7 +80,7 @@ class StudyFacts:
     arms -> seconds of a quiet machine: costs are shown without these, with the first, with the first two and so on.
     An arm that needed none of them has an empty mapping; of one that is absent they are unknown"""
     warning: str = ""
-    """a sentence above the conclusion that says why the scores mean nothing; empty where they mean something"""
+    """a sentence above the conclusion that says why the scores mean nothing; empty if they mean something"""
     not_run: tuple[str, ...] = ()
     """sentences on what was planned and not run, and why"""
     lsp_pages: tuple[Path, ...] = ()

@@ -1,9 +1,9 @@
-"""How runs came to their scores: held-out loss and fine-tuning scores against steps, tokens, operations and seconds.
+"""The course of runs: held-out loss and fine-tuning scores against steps, tokens, operations and seconds.
 
     for course in read_courses(found.arms): course.points      # of one run, from its log.jsonl
 
 Seconds are steps x the step time of a quiet machine: the mean over the fastest tenth of the run's logged steps. The
-clock of a run that was paused, or shared its machine, says nothing. Left out: drawing (figures.py).
+clock of a run that was paused, or shared its machine, says nothing. Not handled here: drawing (figures.py).
 """
 
 import logging
@@ -48,7 +48,7 @@ class Course:
 
     run           its name
     log           the file that all of this was read from
-    step_seconds  of a quiet machine; None where the log does not say
+    step_seconds  of a quiet machine; None if the log does not say
     points        where held-out figures were taken, by step
     """
 
@@ -60,7 +60,7 @@ class Course:
     points: tuple[Point, ...]
 
     def at(self, step: int) -> Point | None:
-        """What was spent until a step, with no held-out figures where none were taken; None after the log's end."""
+        """The resources spent until a step, with held-out results if there are any; None after the log's end."""
         last = self.points[-1]
         if step > last.steps:
             return None
@@ -91,7 +91,7 @@ def read_courses(arms: Sequence[Arm]) -> list[Course]:
                 log = find_log(Path(model.facts["path"]))
                 lines = [line for line in read_log(log) if "loss" in line and line["step"] > 0] if log else []
             except OSError as error:  # a record may come from anywhere, and so may the path in it
-                logger.warning("no curves of %s: its run's log cannot be read: %s", model.label, error)
+                logger.warning("no curves for %s: the log of its run cannot be read: %s", model.label, error)
                 continue
             points = _points(lines)
             if log and points:

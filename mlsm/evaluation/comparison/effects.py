@@ -1,25 +1,26 @@
-"""What is compared with what: models pair by pair, models on BLiMP, and arms over their pre-training seeds.
+"""The comparisons: single models pair by pair, models on BLiMP, and arms over their pre-training seeds.
 
-Single models. Is one better than another, by the test of the MLSM paper over their fine-tuning scores? The headline is
-one-sided, "model i is better than model j", over all scores, as the paper has it. Scores are not independent, as four
-tasks give two of one training: so trainings and tasks are tested beside them, and the two-sided alternative and Holm's
-adjustment for the number of comparisons stand beside the headline, not in its place.
+Single models. Is one better than another, by the MLSM paper's test over their fine-tuning scores? The headline is the
+paper's: one-sided, "model i is better than model j", over all scores. Scores are not independent, because four tasks
+give two scores per training run. So the tests over training runs and over tasks, the two-sided alternative, and Holm's
+adjustment for the number of comparisons are shown in addition to the headline.
 
 BLiMP. The unit is the paradigm: two models are compared on the accuracies of those that both were scored on, by the
 same test and by a bootstrap interval of the mean difference over paradigms. The thousand sentence pairs of a paradigm
-are variations of a few templates and no independent observations; nor, quite, are paradigms of one phenomenon.
+are variations of a few templates, not independent observations. Paradigms of one phenomenon are not quite independent
+either.
 
-Arms. A fine-tuned score varies with the seed of the fine-tuning, and more with that of the pre-training: a claim about
-an objective is one about pre-trainings to come, so the pre-training is the observation. Per seed s and task t,
+Arms. A fine-tuned score varies with the seed of fine-tuning, and more with the seed of pre-training. A claim about an
+objective is a claim about future pre-training runs, so a pre-training run is one observation. Per seed s and task t,
 
     d_st = mean over metrics and fine-tuning seeds of (x_better - x_than),    d_s = mean over tasks of d_st
 
-and the mean of d_s has Student's interval with n - 1 degrees of freedom and the p value of his two-sided test. Beside
-it stands a bootstrap over tasks x seeds, whose question is wider: other tasks as well. The signed-rank test of the
-paper over up to 70 scores is given too, on scores averaged over the pre-training seeds; it counts scores that are
-correlated, as fine-tunings of one pre-training are.
+and the mean of d_s has Student's interval with n - 1 degrees of freedom and the p value of the two-sided t test. A
+bootstrap over tasks x seeds is shown next to it; it asks a wider question, about other tasks as well. The paper's
+signed-rank test over up to 70 scores is also reported, on scores averaged over the pre-training seeds. It treats
+scores as independent, but those of one pre-training run are correlated.
 
-Left out: the statistics themselves (significance.py), words (conclusion.py).
+Not handled here: the statistics themselves (significance.py), words (conclusion.py).
 
 Shapes: M models; matrices are (M, M) lists of rows, with None on the diagonal and where nothing can be said. S pairs of
 pre-trainings, T tasks.
@@ -57,11 +58,11 @@ from mlsm.evaluation.comparison.significance import (
 from mlsm.evaluation.records import METRICS
 
 ERRORS = 2  # standard errors by which an arm that has learned a task is above the floor
-Matrix = list[list]  # rows of numbers, None where nothing can be said
+Matrix = list[list]  # rows of numbers, None if nothing can be said
 
 
 class Level(NamedTuple):
-    """What counts as one observation. `full` is their number in the paper."""
+    """The unit that counts as one observation. `full` is the number of observations in the paper."""
 
     name: str
     meaning: str
@@ -188,7 +189,7 @@ class BlimpPair(NamedTuple):
 
     difference  of the mean accuracies, a fraction
     low, high   95 % bootstrap interval of it over paradigms; None with one paradigm
-    p, holm     Wilcoxon's, two-sided (None where nothing differs); adjusted over all pairs
+    p, holm     Wilcoxon's, two-sided (None if nothing differs); adjusted over all pairs
     """
 
     model: str
@@ -227,7 +228,7 @@ class ScoreTest(NamedTuple):
     """The paper's test over (task, metric, fine-tuning seed), each score the mean over the pre-training seeds.
 
     tasks         all that every pair has, so there can be more of them than of an effect's `tasks`
-    p, two_sided  None where nothing differs
+    p, two_sided  None if nothing differs
     """
 
     tasks: tuple[str, ...]
@@ -241,16 +242,17 @@ class ScoreTest(NamedTuple):
 
 @dataclass(frozen=True)
 class Effect:
-    """What the records say of "better is better than than".
+    """The evidence in the records for the hypothesis that the arm `better` scores higher than the arm `than`.
 
     tasks           T, whose mean is compared
     seeds           S, of the pairs of pre-trainings
     differences_ST  of their scores, fractions
     scores          the paper's test; None without pairs
-    lacks           why there is no pair, a clause; empty where there is one
+    lacks           why there is no pair, a clause; empty if there is one
     failed          (how many of the fine-tunings that are compared diverged or collapsed, of how many); they count
     incomplete      seeds that both have but which lack tasks, and are left out
-    unplanned       seeds that both have and nobody planned, left out as well: more seeds until it fits prove nothing
+    unplanned       seeds that both have but that were not planned, excluded as well: adding seeds until the result fits
+                    proves nothing
     """
 
     better: str
@@ -266,7 +268,7 @@ class Effect:
 
     @cached_property
     def mean(self) -> Interval:
-        """Of the mean over tasks. There must be a pair."""
+        """Mean and interval of the differences in the mean over tasks. There must be a pair."""
         return interval([fmean(row) for row in self.differences_ST])
 
     @cached_property
@@ -275,14 +277,14 @@ class Effect:
         return bootstrap(self.differences_ST)
 
     def of_task(self, task: str) -> Interval:
-        """Of one of the tasks."""
+        """Mean and interval of the differences in one of the tasks."""
         return interval([row[self.tasks.index(task)] for row in self.differences_ST])
 
 
 def judge_hypothesis(
     found: Arms, hypothesis: tuple[str, str], planned_tasks: Collection[str] = (), planned_seeds: Collection[int] = ()
 ) -> Effect:
-    """What the records say of a hypothesis (better, than); other arguments as of `find_effect`."""
+    """The effect for a hypothesis (better, than); for the other arguments see `find_effect`."""
     better, than = (found.at(name) for name in hypothesis)
     named = zip(hypothesis, (better, than), strict=True)
     absent = [name for name, arm in named if arm is None or not arm.models]
@@ -294,7 +296,7 @@ def judge_hypothesis(
 def find_effect(
     better: Arm, than: Arm, planned_tasks: Collection[str] = (), planned_seeds: Collection[int] = ()
 ) -> Effect:
-    """Pair two arms, of one model a seed each, by pre-training seed.
+    """Pair two arms, of one model per seed each, by pre-training seed.
 
     planned_tasks  those whose mean is tested: a seed that lacks one is left out. Empty: the tasks that all pairs have
     planned_seeds  those that are tested; empty: all
@@ -372,7 +374,7 @@ def adjust(effects: Sequence[Effect]) -> list[float | None]:
 
 
 def blimp_effect(better: Arm, than: Arm) -> Interval | None:
-    """The difference in BLiMP accuracy of two arms, paired over seeds; None where no pair was scored alike."""
+    """The difference in BLiMP accuracy of two arms, paired over seeds; None if no pair was scored alike."""
     mine, theirs = better.on_blimp().by_seed, than.on_blimp().by_seed
     found = []
     for seed in mine.keys() & theirs.keys() - {None}:
@@ -421,7 +423,7 @@ def compare_along_the_way(better: Arm, than: Arm, tasks: Collection[str]) -> lis
 
 
 class ArmScores(NamedTuple):
-    """What the finished models of an arm score, fractions.
+    """The scores of an arm's finished models, as fractions.
 
     n       its pre-training seeds
     scores  "mean" (of the tasks that are tested), a task, or "blimp" -> interval over the seeds that have it, or None

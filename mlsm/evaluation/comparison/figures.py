@@ -1,10 +1,10 @@
-"""What the figures of a comparison are made of, and those of its page: each an SVG file with its numbers as CSV.
+"""Parts for drawing the figures of a comparison, and the figures of its page: SVG files with their numbers as CSV.
 
     figures = draw_page_figures(result, directory)     # name of a gallery -> figures
     panel_of_matrix(axes, cells.p, labels, p_text, 0.5, title)
 
 A figure of the page stands alone in its file and is part of the page as well, so it has no colours of its own for paper
-and ink: black and white become the page's (report.css). Left out: the paper's figures (paper.py), what is drawn
+and ink: black and white become the page's (report.css). Not handled here: the paper's figures (paper.py), what is drawn
 (curves.py, effects.py), files (mlsm/evaluation/plots.py).
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")  # Okabe and Ito
 MARKERS = ("o", "X", "s", "D", "^", "v", "P", "*")
-_COLUMNS = 3  # of the figures with a panel a task
+_COLUMNS = 3  # of the figures with a panel per task
 _APART = 0.08  # of an axis: the least distance of two labels
 PAPER = {"color": "0.45", "linestyle": "--", "linewidth": 1, "marker": "d", "markersize": 4}
 HEADER = ("panel", "series", "x", "against", "value", "n", "source")
@@ -40,8 +40,8 @@ EFFECT_STEM = "report-differences"
 _WIDTH = 0.8  # text columns, of a figure of the page
 _ENDS = {"floor": (0, (1, 2)), "ceiling": (0, (5, 3))}  # dashes
 _OF_THE_PAPER = (
-    "Figures 3 to 10 of the MLSM paper as far as these records allow them, by their numbers there. Below each stands in"
-    " what its models differ."
+    "Figures 3 to 10 of the MLSM paper, by their numbers there, as far as these records allow. Below each is how its "
+    "models differ."
 )
 _GREY = "#808080"  # is read on white and on black
 
@@ -51,7 +51,7 @@ class Drawing:
     """A figure and, for its CSV, every number in it.
 
     note     whose numbers these are
-    caption  whether these models differ in what the figure is about alone; it stands below the figure
+    caption  whether these models differ only in what the figure is about; it is shown below the figure
     """
 
     figure: "Figure"
@@ -90,7 +90,7 @@ def style(place: int) -> dict:
 def task_panels(count: int, height: float) -> "tuple[Figure, list[Axes], list[Axes]]":
     """A figure for `count` panels in rows of three, each `height` inches high, without empty ones.
 
-    Returns  (figure, the axes of these panels, those of them that have no other below)
+    Returns  (figure, the axes of these panels, the axes without another panel below)
     """
     rows = -(-count // _COLUMNS)
     figure, axes = new_figure(width=2, rows=rows, columns=_COLUMNS)
@@ -131,7 +131,7 @@ def figure_title(figure: SuiteFigure) -> str:
 
 
 def how_many(models: Sequence[Model], figures: Sized) -> str:
-    """How complete averages over some figures are, for an axis: n is the scores of the suite that a model has."""
+    """How complete averages over some scores are, for an axis label: n counts the suite's scores that a model has."""
     shown = "" if len(figures) == len(SUITE) else f"over {len(figures)} of {len(SUITE)} figures, "
     return shown + out_of([len(model.scores) for model in models], SEEDS * len(SUITE))
 
@@ -147,7 +147,7 @@ def panel_of_matrix(
 ) -> None:
     """Numbers of row against column on a ground that is dark where the row is better.
 
-    cells    (M, M) rows, None where there is none
+    cells    (M, M) rows, None if there is none
     text     function from a number to what its cell says
     largest  number at which the ground is white (p values) or, negative, black (counts)
     """
@@ -218,8 +218,8 @@ def draw_losses(result: Comparison, directory: Path) -> list[PageFigure]:
     }
     words = "held-out loss / that of a constant prediction"
     caption = (
-        "Objectives have losses of their own, so each is divided by that of a constant prediction (1: nothing was "
-        "learned). Only lines of one objective and one target compare. Thin: single pre-trainings."
+        "Each objective has its own loss, so every loss is divided by that of a constant prediction (1: nothing was "
+        "learned). Only lines of the same objective and target can be compared. Thin: single pre-training runs."
     )
     return _draw_curves("held-out-loss", "Held-out loss", words, caption, lines, result.arms.arms, [], directory)
 
@@ -236,7 +236,7 @@ def draw_scores(result: Comparison, directory: Path) -> list[PageFigure]:
     }
     ends = [end for end in (result.arms.floor, result.arms.ceiling) if end is not None]
     levels = [(end.name, level) for end in ends if (level := end.average(result.tasks)) is not None]
-    caption = f"Mean of {', '.join(TITLES[task] for task in result.tasks)}. Thin: single pre-trainings."
+    caption = f"Mean of {', '.join(TITLES[task] for task in result.tasks)}. Thin: single pre-training runs."
     words = "mean fine-tuning score"
     return _draw_curves("scores", "Fine-tuning", words, caption, lines, result.arms.arms, levels, directory)
 
@@ -329,12 +329,12 @@ def draw_effect(effect: Effect, directory: Path) -> list[PageFigure]:
     axes.set_yticks(range(len(entries)), [name for name, *_ in entries])
     axes.set_ylim(len(entries) - 0.4, -0.6)  # the first on top
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
-    axes.set_xlabel(f"{label(effect.better)} less {label(effect.than)}, percentage points")
+    axes.set_xlabel(f"{label(effect.better)} minus {label(effect.than)}, percentage points")
     header = ("task", "pre-training seed", "difference", "low", "high")
     files = save_figure(figure, directory / EFFECT_STEM, header, rows, png=False)
     caption = (
-        f"{effect.better} less {effect.than}, paired by pre-training seed: mean with its 95 % interval (t), and the "
-        f"single pairs in grey below it. Intervals of single tasks are exploratory."
+        f"{effect.better} minus {effect.than}, paired by pre-training seed: mean with its 95 % interval (t), and "
+        "single pairs in grey below. Intervals of single tasks are exploratory."
     )
     return [PageFigure("Differences by task", caption, files)]
 

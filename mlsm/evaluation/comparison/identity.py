@@ -1,4 +1,4 @@
-"""In what models differ: every setting of their pre-training, less what a comparison studies and what follows from it.
+"""The settings of pre-training in which models differ, except those that a comparison studies and their consequences.
 
     found = differences(models)
     found.settings                 # {"lr": {"0.0001": ["a", "b"], "0.001": ["c"]}}
@@ -11,7 +11,8 @@ leaves out has its usual value. The fingerprint of a dictionary follows from the
 with, and counts only between models that agree in all of that.
 
 A model without identity, such as a stock model, is compared in the few fields that its record has. What is
-not known is called unknown, never equal. Left out: fine-tuning settings, which decide what is a pair (models.py).
+not known is called unknown, never equal. Not handled here: fine-tuning settings, which decide what is a pair
+(models.py).
 """
 
 import json
@@ -70,11 +71,11 @@ _FOLLOW_FROM = {  # what need not be named where it differs only as these do
 
 
 class HasOrigin(Protocol):
-    """What is compared here: a models.Model, or an arms.Arm by its first model."""
+    """Something that can be compared: a models.Model, or an arms.Arm through its first model."""
 
     @property
     def label(self) -> str:
-        """Its name."""
+        """The name of the model or arm."""
 
     @property
     def facts(self) -> dict:
@@ -85,7 +86,7 @@ class HasOrigin(Protocol):
 class Differences:
     """What differs between some models.
 
-    settings   name -> {value as text: labels of the models that have it}, of what differs
+    settings   for the settings that differ: name -> {value as text: labels of the models that have it}
     unknown    labels of the models whose settings are not recorded as a whole
     own_masks  labels of the models whose masks followed their own loss: with no other model do they share masked tokens
     """
@@ -95,7 +96,7 @@ class Differences:
     own_masks: list[str] = field(default_factory=list)
 
     def beyond(self, studied: Collection[str]) -> list[str]:
-        """Names of what differs and is not studied."""
+        """Names of the settings that differ and are not studied."""
         return [name for name in self.settings if name not in studied]
 
     def sentence(self, studied: Collection[str]) -> str:
@@ -111,10 +112,10 @@ class Differences:
             said.append(f"The models differ in {what} and also in {named}.")
         if self.unknown:
             said.append(
-                f"It is unknown in what else {_some(self.unknown)} may differ: the records do not hold all settings of "
-                f"pre-training."
+                f"Other differences of {_some(self.unknown)} are unknown: the records do not contain all settings of "
+                "pre-training."
             )
-        return " ".join([*(said or [f"The models differ in {what} alone."]), *self.on_masks])
+        return " ".join([*(said or [f"The models differ only in {what}."]), *self.on_masks])
 
     @property
     def on_masks(self) -> list[str]:
@@ -122,8 +123,8 @@ class Differences:
         if not self.own_masks:
             return []
         return [
-            f"The masks of {_some(self.own_masks)} followed the model's own loss (mask_weights {ADAPTIVE}), so they are"
-            f" those of no other model: pairs with such a model are not paired in masks."
+            f"The masks of {_some(self.own_masks)} followed the model's own loss (mask_weights {ADAPTIVE}), so no "
+            "other model has the same masks: pairs with such a model are not paired in masks."
         ]
 
     @property
@@ -204,7 +205,7 @@ def groups(facts: dict) -> Groups:
 
 
 def _of_record(facts: dict) -> Groups:
-    """What a record without identity says."""
+    """The settings in a record without an identity."""
     found = {"run": {name: facts[name] for name in ("objective", "encoder", "run_seed", "step")}}
     if facts["kappa"] is not None:
         found["words beside"] = {"kappa": facts["kappa"]}

@@ -1,9 +1,9 @@
-"""How interpretable the LSPs are that models learned: what a test of intruders found of their stores.
+"""How interpretable the LSPs of models are, from intruder tests of the stores that they learned from.
 
     judged = read_judgements([Path("judged.json")])
     judged.aucs["0f1e..."]          # by the fingerprint of a store's target
 
-A file is what `show-lsp --intruders --json` printed. Left out: the test
+A file is what `show-lsp --intruders --json` printed. Not handled here: the test
 (mlsm/evaluation/inspection/lsps/intruders.py), which store a model learned from (its record's identity).
 """
 
@@ -21,10 +21,10 @@ _FILE = object_of({"judge": str, "samples": Count, "dictionaries": list[_JUDGED]
 
 
 class Judgements(NamedTuple):
-    """What one judge found.
+    """The results of one judge.
 
-    judge  what it is called
-    aucs   target of a store -> mean AUC over its LSPs, None where none of them could be judged
+    judge  its name
+    aucs   target of a store -> mean AUC over its LSPs, None if none of them could be judged
     """
 
     judge: str
@@ -34,7 +34,7 @@ class Judgements(NamedTuple):
 def read_judgements(paths: Iterable[Path]) -> Judgements:
     """The judgements in some files.
 
-    Raises  ComparisonError where a file holds none, or their figures do not compare
+    Raises  ComparisonError if a file holds none, or their figures do not compare
     """
     aucs: dict[str, float | None] = {}
     before: tuple | None = None
@@ -46,19 +46,20 @@ def read_judgements(paths: Iterable[Path]) -> Judgements:
             problem = str(error)
         if problem:
             raise ComparisonError(
-                f"--intruders {path}: {problem}. Give what `{program()} show-lsp STORE --intruders --json` printed."
+                f"--intruders {path}: {problem}. Pass the output of `{program()} show-lsp STORE --intruders --json`."
             )
         how = values["judge"], values["samples"]
         before = before or how
         if how != before:
             raise ComparisonError(
-                f"--intruders {path} was judged by {how[0]} with --samples {how[1]}, the files before it by {before[0]}"
-                f" with --samples {before[1]}: their figures do not compare. Judge all of them alike."
+                f"--intruders {path} was judged by {how[0]} with --samples {how[1]}, the files before it by "
+                f"{before[0]} with --samples {before[1]}: their results cannot be compared. Judge all of them in the "
+                "same way."
             )
         for one in values["dictionaries"]:
             if aucs.setdefault(one["target"], one["auc"]) != one["auc"]:
                 raise ComparisonError(
-                    f"--intruders {path} has another AUC for the store of target {one['target'][:12]} than was read"
-                    " before; perhaps more text was encoded in between. Give one of them."
+                    f"--intruders {path} has another AUC for the store of target {one['target'][:12]} than the files "
+                    "before it; perhaps more text was encoded in between. Pass only one of them."
                 )
     return Judgements(before[0] if before else "", aucs)

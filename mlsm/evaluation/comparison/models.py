@@ -47,10 +47,10 @@ ScoreKey = tuple[str, str, int]  # task, metric, seed
 
 @dataclass
 class Model:
-    """One model: what its records say of it, and the records by (task, seed); scores are read once all are in.
+    """One model: what its records say about it, and the records by (task, seed); scores are read once all are in.
 
     label  its name, with digits of its weights where two models share the name
-    facts  of the pre-training (FACTS, dictionary, and its whole identity, None where unknown), and step, fraction,
+    facts  of the pre-training (FACTS, dictionary, and its whole identity, None if unknown), and step, fraction,
            flops, path, weights
     frozen records of `finetune --frozen` by task, which never pair with those of fine-tuning
     blimp  of its BLiMP records, one for each way of scoring, the one that most models of the comparison have
@@ -99,26 +99,26 @@ class Model:
 
     @property
     def kept(self) -> float | None:
-        """Mean probability mass that top-n kept of the targets, a fraction; None where unknown or without targets."""
+        """Mean probability mass that top-n kept of the targets, a fraction; None if unknown or without targets."""
         identity = self.facts["identity"] or {}
         tail = identity.get("tail") if self.facts["objective"] not in WITHOUT_TARGETS else None
         return tail["mass_kept"] if tail else None
 
     @property
     def target(self) -> str | None:
-        """The target of the store whose LSPs it learned, of several the first; None where unknown or without LSPs."""
+        """The target of the store whose LSPs it learned, of several the first; None if unknown or without LSPs."""
         learned = self.facts["identity"] and self.facts["objective"] not in WITHOUT_TARGETS
         return self.facts["identity"]["target"] if learned else None
 
     @property
     def cost(self) -> float | None:
-        """Floating-point operations of pre-training and teacher, None where one of them is not known."""
+        """Floating-point operations of pre-training and teacher, None if one of them is not known."""
         spent = self.facts["flops"]
         return None if None in (spent["pretraining"], spent["teacher"]) else spent["pretraining"] + spent["teacher"]
 
 
 def out_of(counts: Collection[int], full: int) -> str:
-    """How complete something is, for people: its counts, of as many as in the paper."""
+    """How complete something is, for people: its counts, and the number in the paper."""
     least, most = min(counts, default=0), max(counts, default=0)
     n = f"n = {most}" if least == most else f"n = {least} to {most}"
     return f"{n} (paper: {full})" if most > full else f"{n} of {full}"
@@ -127,7 +127,7 @@ def out_of(counts: Collection[int], full: int) -> str:
 def average(model: Model, figures: Collection[SuiteFigure] | None = None) -> float:
     """Unweighted mean over figures of the suite, each the mean over its seeds: all that the model has, or these.
 
-    Raises  StatisticsError where there are none
+    Raises  StatisticsError if there are none
     """
     values = model.figures
     return fmean(values[figure] for figure in (values if figures is None else figures))
@@ -168,7 +168,7 @@ def models_of(records: Iterable[dict]) -> tuple[list[Model], list[str]]:
     """Group records by model, in the order of `sort_key`.
 
     Returns  (models, notes): a note is a sentence on what was read twice
-    Raises   ComparisonError where two records of one model contradict each other, or some are of development sets and
+    Raises   ComparisonError if two records of one model contradict each other, or some are of development sets and
              others of test sets or of a tenth of train
     """
     models: dict[str, Model] = {}
@@ -200,8 +200,8 @@ def _require_one_split(splits, record):
             f"--split {split} (such as {first['task']} of {first['model']})" for split, first in splits.items()
         )
         raise ComparisonError(
-            f"the records are of different examples: {found}. Compare those of each split apart: records of "
-            "development sets lie in runs/evaluations, others in runs/<split>/evaluations."
+            f"the records are of different examples: {found}. Compare each split separately: records of development "
+            "sets are in runs/evaluations, others in runs/<split>/evaluations."
         )
 
 
@@ -222,24 +222,24 @@ def _require_same_facts(model, facts):
 
 
 def _add(model, record):
-    """Give a model one more record, unless it has that one under another name. Returns notes."""
+    """Add a record to a model, unless it already has that record under another name. Returns notes."""
     key = record["task"], record["seed"]
     kept = {"blimp": model.blimps, "frozen": model.frozen, "finetune": model.trainings}[record["suite"]]
     earlier = kept.setdefault(key, record)
     if record["model"] != earlier["model"]:
         return [
-            f"{record['model']} has the same weights as {model.label}: where both have a record, "
-            f"{earlier['model']}'s is used."
+            f"{record['model']} has the same weights as {model.label}: if both have a record, {earlier['model']}'s is "
+            "used."
         ]
     if earlier is record:
         return []
     what = record["task"] if record["seed"] is None else f"{record['task']}, seed {record['seed']},"
     if earlier["figures"] != record["figures"] or _find_disagreements(earlier, record):
         raise ComparisonError(
-            f"two different records of {what} of {model.label}: the files called {path_of(Path(), record)}. "
-            "Give one of them."
+            f"two different records of {what} of {model.label}: the files called {path_of(Path(), record)}. Pass only "
+            "one of them."
         )
-    return [f"{what} of {model.label} was given twice, with the same scores; one is used."]
+    return [f"{what} of {model.label} was passed twice, with the same scores; one is used."]
 
 
 def sort_key(model: Model) -> tuple:
@@ -252,7 +252,7 @@ def sort_key(model: Model) -> tuple:
 
 
 def _choose_blimp(models):
-    """Of each model the record that most have; where that is undecided, the whole set scored in the usual way."""
+    """For each model, the record with the data and settings that most models have; in a tie, the usual ones win."""
     keys = [key for model in models for key in model.blimps]
     ranked = sorted(set(keys), key=lambda key: (-keys.count(key), len(key[0]), key[0]))
     for model in models:
@@ -282,7 +282,7 @@ def match_trainings(model: Model, other: Model) -> tuple[list[Training], dict[st
 
 
 def _find_disagreements(record, other):
-    """Why two records of one task and seed are no pair; empty where they are."""
+    """Why two records of one task and seed are no pair; empty if they are."""
     reasons = []
     if record["head"] != other["head"]:
         reasons.append("heads differ")
@@ -302,7 +302,7 @@ def _describe_setting(name, record, other):
 
 
 def _content(data):
-    """What was read, wherever it lay and whatever it was called."""
+    """The data that was read, regardless of its path and name."""
     return sorted(data.get("files", {}).values()), {key: data[key] for key in data if key not in ("name", "files")}
 
 
@@ -319,7 +319,7 @@ def scored_alike(models: Iterable[Model]) -> tuple[list[Model], dict[str, str]]:
 
 
 def frozen_alike(models: Sequence[Model]) -> tuple[dict[str, list[Model]], list[str]]:
-    """By task of `finetune --frozen`, the models whose records agree in data and settings: the largest such set.
+    """For each task of `finetune --frozen`, the largest set of models whose records agree in data and settings.
 
     Returns  (task -> models, a sentence for each model that is left out)
     """
@@ -339,7 +339,7 @@ def frozen_alike(models: Sequence[Model]) -> tuple[dict[str, list[Model]], list[
 
 
 def checkpoint_name(model: Model) -> str:
-    """How far a model was pre-trained, for people: a fraction of the run's steps, a step, or final."""
+    """A checkpoint's name for people: a fraction of the run's steps, a step, or final."""
     fraction, step = model.facts["fraction"], model.facts["step"]
     if fraction is not None:
         return f"{100 * fraction:.4g}%"

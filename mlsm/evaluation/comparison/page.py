@@ -1,10 +1,10 @@
-"""The page of a comparison, report.html, for a supervisor: question, conclusion, curves, tables, costs, sources.
+"""The page of a comparison, report.html: question, conclusion, curves, tables, costs and sources.
 
     page = write_page(result, tables_of(result, directory), draw_page_figures(result, directory), directory)
 
-It opens from disk and needs no network, no script and no other file: figures and style are part of it. It says nothing
-about the time or the machine, so equal records give equal bytes. Names may hold anything: Jinja2 escapes all of them.
-Not handled here: what is said (conclusion.py), shown (tables.py) and drawn (figures.py).
+It opens from disk and needs no network, no script and no other file: figures and style are part of it. It contains
+neither time nor machine, so equal records give equal bytes. Names may contain anything: Jinja2 escapes all of them.
+Not handled here: sentences (conclusion.py), tables (tables.py) and figures (figures.py).
 """
 
 import os
@@ -33,7 +33,7 @@ def write_page(
 ) -> Path:
     """Write the page. Returns its path.
 
-    tables, figures  that were written beside it, by name
+    tables, figures  written to the same directory, by name
     """
     content = _render(
         study=result.study,
@@ -52,7 +52,7 @@ def write_page(
 
 
 def _notes(result: Comparison) -> list[tuple[str, list[str]]]:
-    """What a reader must know of the records: (title, sentences), none empty."""
+    """What a reader must know about the records: (title, sentences), none empty."""
     arms, study = result.arms, result.study
     failed = [
         f"{model.label}: {task}, seed {seed}: {why}"
@@ -60,28 +60,35 @@ def _notes(result: Comparison) -> list[tuple[str, list[str]]]:
         for (task, seed), why in model.failed.items()
     ]
     left_out = [
-        f"{found.model} and {found.against}: {len(found.trainings)} fine-tunings are no pairs: {found.why}"
+        f"{found.model} and {found.against}: {len(found.trainings)} fine-tuning runs are not paired: {found.why}"
         for found in result.left_out
     ]
-    exploratory = list(study.exploratory) if study else ["No hypothesis was written down before: all is exploratory."]
+    exploratory = (
+        list(study.exploratory)
+        if study
+        else ["No hypothesis was written down in advance, so everything here is exploratory."]
+    )
     missing = [
         f"There are no records of {what}, so it is not shown."
-        for what, end in (("a floor (an untrained encoder)", arms.floor), ("a ceiling (the teacher)", arms.ceiling))
+        for what, end in (
+            ("a lower bound (an untrained encoder)", arms.floor),
+            ("an upper bound (the teacher)", arms.ceiling),
+        )
         if end is None
     ]
     notes = {
         "Tasks of the mean": list(result.notes_on_tasks),
         "Exploratory": [*exploratory, "Every p value and interval outside the table of hypotheses."],
         "Not run": [*(study.not_run if study else ()), *missing],
-        "Fine-tunings that failed, and count": failed,
-        "Left out": left_out,
+        "Failed fine-tuning runs, which are included": failed,
+        "Excluded": left_out,
         "Notes": [*result.notes, *arms.notes],
     }
     return [(title, sentences) for title, sentences in notes.items() if sentences]
 
 
 def _lsp_pages(directory: Path, study: StudyFacts | None) -> list[Path]:
-    """Views of show-lsp: the study's, and those beside the report's directory."""
+    """Views of show-lsp: the study's, and those next to the report's directory."""
     beside = sorted(directory.absolute().parent.glob("*/view.json"))
     places = [*(study.lsp_pages if study else ()), *(path.parent for path in beside)]
     if not places:
@@ -102,7 +109,7 @@ def _sources(result: Comparison) -> list[tuple[str, list]]:
 
 
 def _link(path: Path | str, directory: Path) -> dict[str, str]:
-    """Address and words of a file, both relative to the report's directory."""
+    """Address and link text of a file, both relative to the report's directory."""
     relative = os.path.relpath(path, directory)
     return {"href": quote(os.fsencode(relative)), "text": printable(relative, keep="")}
 
@@ -128,7 +135,7 @@ def _render(**content: Any) -> str:
 
 
 def inline_svg(path: Path, title: str) -> str:
-    """One of our SVG files as an element of a page: with a label, no metadata, and ids that no other figure has."""
+    """An SVG file as an element of a page: with a label, no metadata, and ids that no other figure has."""
     for prefix, name in (("", _SVG), ("xlink", "http://www.w3.org/1999/xlink")):
         ElementTree.register_namespace(prefix, name)
     root = ElementTree.fromstring(path.read_bytes())

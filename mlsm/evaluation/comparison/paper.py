@@ -1,4 +1,4 @@
-"""Figures 3 to 10 of the MLSM paper from one's own records: what each is and needs; none is drawn empty.
+"""Figures 3 to 10 of the MLSM paper from your own records: what each shows and needs; none is drawn empty.
 
     drawn = draw_paper_figures(result, settings, progress)
 
@@ -70,7 +70,7 @@ from student.objectives import WITHOUT_WORDS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_NAMES = {"layer": "layer of the teacher", "k": "number of LSPs, k", "kappa": "weight of MLM beside MLSM, κ"}
+_NAMES = {"layer": "layer of the teacher", "k": "number of LSPs, k", "kappa": "weight of MLM relative to MLSM, κ"}
 _STUDIED = {"objective", "step"}  # by the figures of checkpoints
 _RIVALS = ("mlm", "kd")  # of MLSM in figure 7
 
@@ -117,7 +117,7 @@ def _name_left_out(models: Sequence[Model], arm: Arm, fact: str) -> str:
         f"{model.label} ({', '.join(differences([arm.models[0], model]).beyond(VARIED[fact])) or 'unknown'})"
         for model in roughly_alike(models, arm, fact)
     ]
-    return f"Left out, as other settings differ: {', '.join(named)}." if named else ""
+    return f"Excluded because other settings differ: {', '.join(named)}." if named else ""
 
 
 def _draw_varied(models: Sequence[Model], settings: CompareConfig, fact: str, table: int) -> Drawing:
@@ -145,12 +145,12 @@ def _draw_varied(models: Sequence[Model], settings: CompareConfig, fact: str, ta
 
 
 def _values(arm: Arm, fact: str) -> list[float]:
-    """What the models of a varied arm have of the fact."""
+    """The values of the varied fact that the models of an arm have."""
     return [value for model in arm.models if (value := value_of(model, fact)) is not None]
 
 
 def draw_averages(drawing: Drawing, axes: "Axes", arm: Arm, fact: str, figures: Sequence[SuiteFigure]) -> None:
-    """Average over figures against what is varied, and those of the single seeds beside it."""
+    """Plot the average over figures against the varied setting, with the single seeds next to it."""
     values = _values(arm, fact)
     for value, model in zip(values, arm.models, strict=True):
         for seed, mean in _by_seed(model, figures).items():
@@ -188,17 +188,17 @@ def _draw_matrices(drawing: Drawing, axes: "Sequence[Axes]", cells: Matrices, va
 
 
 def f1_by_layer(path: Path, k: int) -> dict[int, float]:
-    """{layer: word-sense F1 on ALL} of a choose-layer result at this k. Raises WsdDataError where it is none."""
+    """{layer: word-sense F1 on ALL} of a choose-layer result at this k. Raises WsdDataError if it is none."""
     return {layer: f1 for (layer, of_k), f1 in read_result(path).f1.items() if of_k == k}
 
 
 def _require_teacher(path: Path, models: Sequence[Model]) -> None:
-    """Raise Lacking where a result of choose-layer is of another teacher than the models', as far as that is known."""
+    """Raise Lacking if a result of choose-layer is known to be for another teacher than the models'."""
     identities = [model.facts["identity"] for model in models]
     known = {identity["target_settings"].get("teacher") for identity in identities if identity} - {None}
     diagnosed = read_result(path)
     if known - {diagnosed.fingerprint}:
-        raise Lacking(f"a result of choose-layer of the models' own teacher; {path} is of {diagnosed.teacher}")
+        raise Lacking(f"a result of choose-layer for the models' own teacher; {path} is for {diagnosed.teacher}")
 
 
 def correlations(x: Sequence[float], y: Sequence[float]) -> dict[str, tuple[float, float]]:
@@ -286,7 +286,7 @@ def averages_of_another_encoder(models: Sequence[Model], _: CompareConfig) -> Dr
     """Figure 10: what figure 6's first panel shows, for the encoder that comes next."""
     others = _checkpoints(models)[1:]
     if not others:
-        raise Lacking("checkpoints of two steps or more of another encoder than figure 6's")
+        raise Lacking("checkpoints at two or more steps of an encoder other than figure 6's")
     figure, axes = new_figure()
     drawing = Drawing(figure, ", ".join(arm.name for arm in others[0]))
     _draw_checkpoints(drawing, axes, others[0])
@@ -302,7 +302,7 @@ def _checkpoints(models: Sequence[Model]) -> list[list[Arm]]:
         if len({model.facts["step"] for model in arm.models} - {None}) > 1:
             by_encoder.setdefault(arm.facts["encoder"] or "", []).extend(arm.models)
     if not by_encoder:
-        raise Lacking("fine-tuned checkpoints of two steps or more of one pre-training")
+        raise Lacking("fine-tuned checkpoints at two or more steps of one pre-training run")
     arms = {encoder: sort_into_arms(group, CHECKPOINTS) for encoder, group in by_encoder.items()}
     for of_encoder in arms.values():
         _require_one_a_step(of_encoder)
@@ -319,7 +319,9 @@ def _require_one_a_step(arms: Sequence[Arm]) -> None:
     for arm in arms:
         steps = [model.facts["step"] for model in arm.models]
         if twice := [model.label for model in arm.models if steps.count(model.facts["step"]) > 1]:
-            raise Lacking(f"one model a step of {arm.name}; of one step are {', '.join(twice)}. Give those of one run")
+            raise Lacking(
+                f"one model per step of {arm.name}; {', '.join(twice)} have the same step. Pass those of one run"
+            )
 
 
 def _draw_checkpoints(drawing: Drawing, axes: "Axes", arms: Sequence[Arm]) -> None:
@@ -463,7 +465,7 @@ def blimp_over_cost(models: Sequence[Model], settings: CompareConfig) -> Drawing
     costs = {model.label: model.cost for model in scored if model.cost is not None}
     models = [model for model in scored if model.label in costs]
     if not models:
-        raise Lacking(f"BLiMP records whose flops are known; found {len(scored)} BLiMP records")
+        raise Lacking(f"BLiMP records with known FLOPs; found {len(scored)} BLiMP records")
     left_out |= {model.label: "flops not known" for model in scored if model.label not in costs}
     figure, axes = new_figure(width=1.2)
     drawing = Drawing(figure, ", ".join(model.label for model in models))

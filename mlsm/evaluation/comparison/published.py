@@ -1,9 +1,9 @@
-"""The numbers that the MLSM paper publishes, to be drawn beside one's own.
+"""The numbers published in the MLSM paper, to be drawn next to your own.
 
 published.csv holds tables 1 (layers of the teacher), 2 (k), 4 (weight κ of MLM beside MLSM): mean scores of each of the
 fourteen figures and their average, and the totals of table 3 (floating-point operations per batch). From "Hitchhikers'
-Guide to Masked Latent Semantic Modeling". Left out: what is published as drawings only (BLiMP, single trainings,
-intermediate checkpoints, p values).
+Guide to Masked Latent Semantic Modeling". Not handled here: what is published as drawings only (BLiMP, single
+trainings, intermediate checkpoints, p values).
 """
 
 import csv

@@ -71,8 +71,8 @@ class Summary:
     """One model.
 
     average         over the figures of the suite that it has; None without any
-    common_average  over those that all fine-tuned models have: only these compare; None where there are none
-    intruder_auc    of the LSPs of the store that it learned from; None where it was not judged
+    common_average  over those that all fine-tuned models have: only these compare; None if there are none
+    intruder_auc    of the LSPs of the store that it learned from; None if it was not judged
     """
 
     model: Model
@@ -121,7 +121,7 @@ class FrozenScore(NamedTuple):
 
 
 class PairDifferences(NamedTuple):
-    """In which settings of pre-training two models differ.
+    """The settings of pre-training in which two models differ.
 
     unknown  whether not all settings of both are recorded
     alone    whether at most one thing differs and nothing is unknown
@@ -138,7 +138,7 @@ class PaperFigure(NamedTuple):
     """One of the paper's figures from these records.
 
     figure   its number in the paper
-    models   whose numbers it shows, and caption, whether they differ in nothing but what it is about: None if not drawn
+    models   whose numbers it shows; caption, whether they differ only in what the figure is about. None if not drawn
     lacks    what it needs; None if it is drawn
     """
 
@@ -152,7 +152,7 @@ class PaperFigure(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What some records say. Lists of models are in the order of `summaries`.
+    """The comparison of some records. Lists of models are in the order of `summaries`.
 
     Of single models, from all records:
     """
@@ -177,20 +177,20 @@ class Comparison:
 
     # Of arms:
     study: StudyFacts | None
-    """with the tasks that it tests; None where nothing was planned"""
+    """with the tasks that it tests; None if nothing was planned"""
     arms: Arms
     tasks: Sequence[str]
     """whose mean is compared"""
     tests: Sequence[Test]
-    """of the hypotheses, the primary one first; empty where no two arms are obvious to compare"""
+    """of the hypotheses, the primary one first; empty if no two arms are obvious to compare"""
     scores: Sequence[ArmScores]
     contests: Sequence[Contest]
     arms_differ: Differences
     """in what the arms do, by their names"""
     rivals: Sequence[Arm]
-    """the two whole arms of the first hypothesis; empty where there are no records of both"""
+    """the two whole arms of the first hypothesis; empty if there are no records of both"""
     along_the_way: Sequence[AlongTheWay]
-    """checkpoints of the one against those of the other"""
+    """effects between the checkpoints of these two arms"""
     courses: Sequence[Course]
     """the runs' logs"""
     reached: Sequence[Reached]
@@ -211,7 +211,7 @@ class Comparison:
 
     @property
     def conclusion(self) -> list[str]:
-        """The sentence on the first hypothesis and those beside it; empty where no two arms are compared."""
+        """The sentence on the first hypothesis and the further ones; empty if no two arms are compared."""
         return [said for test in self.tests[:1] for said in (test.conclusion.sentence, *test.conclusion.beside)]
 
     def as_report(self) -> dict[str, Any]:
@@ -280,7 +280,7 @@ def _summarise_blimp(model: Model, paradigms: Collection[str]) -> BlimpMean | No
 
 
 def pairs_of(models: Sequence[Model]) -> list[PairDifferences]:
-    """In what every two models differ."""
+    """The differences of every two models."""
     pairs = []
     for i, model in enumerate(models):
         for other in models[i + 1 :]:

@@ -1,4 +1,4 @@
-"""Statistics of paired differences: p values, intervals, what could have been found.
+"""Statistics of paired differences: p values, intervals, and the smallest difference that could be detected.
 
     d = round(x_i - x_j, 9),    scipy.stats.wilcoxon(d, zero_method="wilcox", correction=False,
                                                      alternative="greater", method="asymptotic")
@@ -7,7 +7,7 @@ is the test of the MLSM paper (section 4.2; figures 3, 5, 8). Rounded, since 0.3
 differences that are independent observations has Student's interval; where two things are drawn, such as tasks and
 pre-training seeds, a bootstrap draws both (Owen 2007).
 
-Left out: what is compared with what (effects.py), words (conclusion.py).
+Not handled here: what is compared with what (effects.py), words (conclusion.py).
 
 Shapes: S rows of a table (pre-training seeds, paradigms), T columns (tasks), R resamples.
 """
@@ -25,7 +25,7 @@ RESAMPLES = 10_000
 
 
 def wilcoxon(differences: Sequence[float], alternative: str = "greater") -> float | None:
-    """p value of the signed-rank test on paired differences, None where all of them are zero or there are none.
+    """p value of the signed-rank test on paired differences, None if all of them are zero or there are none.
 
     differences  x_i - x_j, of scores in [-1, 1]; rounded to 9 decimals here
     alternative  "greater": x_i is larger; or "two-sided"
@@ -65,7 +65,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and what its observations say of it.
+    """A mean and its uncertainty.
 
     low, high   95 % interval (Student), p of the two-sided test that the mean is 0, and detectable, the smallest true
                 mean that as many observations of this spread find with a power of 80 %: None with fewer than two
@@ -112,8 +112,8 @@ def smallest_detectable(error: float, n: int) -> float:
 def bootstrap(differences_ST: Sequence[Sequence[float]]) -> tuple[float, float] | None:
     """95 % percentile interval of the mean of a table whose rows and columns are resampled, each with replacement.
 
-    A table of one column is drawn by rows alone (Efron 1979). The draws are those of a fixed seed, so equal tables have
-    equal intervals. None with fewer than two rows.
+    In a table with one column only rows are resampled (Efron 1979). The seed is fixed, so equal tables have equal
+    intervals. None with fewer than two rows.
     """
     d_ST = np.asarray(differences_ST, np.float64)
     rows, columns = d_ST.shape

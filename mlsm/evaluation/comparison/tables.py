@@ -1,10 +1,10 @@
-"""The comparison as tables: CSV of single models, and the page's, which are also LaTeX.
+"""The comparison as tables: CSV files of single models, and the tables of the page, which are also written as LaTeX.
 
     files = write_csv(result, directory)                 # models.csv, tasks.csv, significance.csv ...
     write_tables(tables_of(result, directory), directory)    # report-scores.csv, report-scores.tex ...
 
 A table of the page is written as CSV (exact) and as LaTeX (booktabs, as shown). Seconds are those of a quiet machine
-(curves.py). Left out: figures (figures.py), the page (page.py).
+(curves.py). Not handled here: figures (figures.py), the page (page.py).
 """
 
 import os
@@ -31,7 +31,7 @@ from mlsm.evaluation.plots import save_table
 
 TABLES = ("hypotheses", "scores", "wins", "checkpoints", "settings", "costs", "parts")  # of the page
 
-# -- of single models, CSV alone --------------------------------------------------------------------------
+# -- of single models, only CSV ---------------------------------------------------------------------------
 
 _MODEL_COLUMNS = (
     "model",
@@ -56,7 +56,7 @@ Content = tuple[Sequence[str], Iterable[Sequence[Any]]]  # header and rows
 
 def write_csv(result: Comparison, directory: Path) -> list[Path]:
     """Write the CSV files of single models. Returns their paths."""
-    differ_in = {}  # (model, against), both ways -> in what the two differ
+    differ_in = {}  # (model, against), both ways -> the settings in which they differ
     for pair in result.pairs:
         said = ", ".join([*pair.differ_in, *["unknown settings"] * pair.unknown])
         differ_in[pair.model, pair.against] = differ_in[pair.against, pair.model] = said
@@ -92,7 +92,7 @@ def _models(summaries: Sequence[Summary]) -> Content:
 
 
 def _pairs(kind: type[WinRate] | type[BlimpPair], found: Sequence[Any], differ_in: Mapping[Any, str]) -> Content:
-    """Rows of two models, with that in which they differ after their names."""
+    """Rows of two models, with the settings in which they differ after their names."""
     columns = kind._fields
     return (*columns[:2], "differ_in", *columns[2:]), [
         (*row[:2], differ_in[row.model, row.against], *row[2:]) for row in found
@@ -123,7 +123,7 @@ def _differences(result: Comparison) -> Content:
 # -- of the page ------------------------------------------------------------------------------------------
 
 MOST_ARMS = 12  # in a matrix on the page
-Cell = str | tuple[str, str]  # what is shown, and what stands small below it
+Cell = str | tuple[str, str]  # what is shown, and what is shown small below it
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "−": "$-$", "×": r"$\times$",
@@ -172,15 +172,15 @@ def latex(table: Table) -> str:
 
 
 def escape_latex(cell: Cell) -> str:
-    """A cell as LaTeX text on one line; what stands small is in brackets."""
+    """A cell as LaTeX text on one line; the small part is in brackets."""
     text = cell if isinstance(cell, str) else f"{cell[0]} [{cell[1]}]"
     return "".join(_LATEX.get(character, character) for character in printable(text, keep=""))
 
 
 def tables_of(result: Comparison, directory: Path) -> dict[str, Table]:
-    """The page's tables by name, those without rows left out.
+    """The page's tables by name, except those without rows.
 
-    directory  what the paths of logs are relative to
+    directory  that the paths of logs are relative to
     """
     arms, study = result.arms.arms, result.study
     found = [
@@ -227,19 +227,19 @@ def table_of_hypotheses(tests: Sequence[Test]) -> Table:
             mean.high, mean.p, holm, low, high, mean.detectable, " ".join(scores.tasks), *scores[1:6],
         ])  # fmt: skip
     caption = (
-        "Differences are of the mean score over the named tasks, in percentage points, paired by pre-training seed, "
-        "with 95 % intervals below. "
-        "Interval and p: Student's, two-sided. Tasks × seeds: 95 % bootstrap interval, both drawn again; from few "
-        "seeds it is too narrow. Detectable: the smallest true difference that as many pairs of this spread find with "
-        "a power of 80 %. Scores: the paper's one-sided signed-rank test over all tasks that both models have, which "
-        "can be more than the tasks of the difference. It counts correlated scores, since the fine-tunings of one "
-        "pre-training and the metrics of one task go together; it says nothing of another pre-training."
+        "Differences in mean score over the named tasks, in percentage points, paired by pre-training seed, with 95 "
+        "% intervals below. Interval and p: Student's t, two-sided. Tasks × seeds: 95 % bootstrap interval over "
+        "both; with few seeds it is too narrow. Detectable: the smallest true difference that this number of pairs "
+        "with this variance would detect with 80 % power. Scores: the paper's one-sided signed-rank test over all "
+        "tasks that both models have, which can be more than the tasks of the difference. It treats scores as "
+        "independent, but those of one pre-training run or of one task are correlated; it says nothing about another "
+        "pre-training run."
     )
     return Table("report-hypotheses", "Hypotheses", caption, columns, rows, (header, data))
 
 
 def _won(scores: ScoreTest) -> str:
-    """How many scores of the paper's test were won, and in how many tasks they are."""
+    """How many scores of the paper's test were won, and how many tasks they belong to."""
     tasks = len(scores.tasks)
     return f"{scores.wins} of {scores.n} in {tasks} task{'s' * (tasks != 1)}"
 
@@ -256,7 +256,8 @@ def _between(low, high):
 
 
 def table_of_scores(scores: Sequence[ArmScores], tasks: Sequence[str]) -> Table:
-    """The finished models of every arm between floor and ceiling: scores with intervals over pre-training seeds.
+    """The finished models of every arm, with the lower and the upper bound: scores and intervals over pre-training
+    seeds.
 
     tasks  whose mean is tested
     """
@@ -271,14 +272,15 @@ def table_of_scores(scores: Sequence[ArmScores], tasks: Sequence[str]) -> Table:
         if of is not None
     ]
     caption = (
-        f"Per cent, with 95 % intervals (t) over pre-training seeds, where there are two or more; each score is the "
-        f"mean over metrics and fine-tuning seeds. Mean: of {', '.join(TITLES[task] for task in tasks) or 'no task'}. "
-        f"Intervals of single arms say little about a difference, as arms share seeds: the test is paired."
+        "In per cent, with 95 % intervals (t) over pre-training seeds if there are two or more. Each score is the "
+        "mean over metrics and fine-tuning seeds. Mean: over "
+        f"{', '.join(TITLES[task] for task in tasks) or 'no task'}. Intervals of single arms say little about a "
+        "difference, because arms share seeds: the test is paired."
     )
     if "blimp" in names:
         caption += (
-            " BLiMP: of the student's words where it predicts words, else of a linear probe that was trained on it: "
-            "the first by name; the files at the end of the page say which."
+            " BLiMP: a student that predicts words is scored itself, any other through a linear probe trained on it. "
+            "If there are several probes, the first by name is shown; the files at the end of the page say which."
         )
     header = ("model", "score", "seeds", "mean", "low", "high")
     return Table("report-scores", "Scores", caption, columns, rows, (header, data))
@@ -297,7 +299,7 @@ def _score(found: Interval | None) -> Cell:
 
 
 def table_of_wins(result: Comparison) -> Table:
-    """The row against the column: difference and p, paired over seeds; pairs of scores won and the paper's p."""
+    """Row against column: difference and p, paired over seeds; below, the scores won and the paper's p."""
     averages = {arm.name: arm.average(result.tasks) or 0.0 for arm in result.arms.arms if arm.at().models}
     best = sorted(averages, key=lambda name: -averages[name])[:MOST_ARMS]
     shown = [name for name in averages if name in best]
@@ -318,10 +320,10 @@ def table_of_wins(result: Comparison) -> Table:
     more = f" The {MOST_ARMS} best of {len(averages)}; the file has all." if len(shown) < len(averages) else ""
     of_mean = ", ".join(TITLES[task] for task in result.tasks) or "the tasks that both have"
     caption = (
-        f"Row less column: difference of the means in points, with Student's p over pairs of pre-trainings (n: no p "
-        f"from so few, or from equal ones). Mean: of {of_mean}. Below: scores won by the row, and p of the paper's "
-        f"one-sided signed-rank test over all tasks that both models have. It counts correlated scores. No p here is "
-        f"adjusted for the number of tests: all of this is exploratory.{more}"
+        "Row minus column: difference of the means in points, with Student's p over pairs of pre-training runs (n: "
+        f"no p, because the pairs are too few or all equal). Mean: over {of_mean}. Below: scores won by the row, and "
+        "p of the paper's one-sided signed-rank test over all tasks that both models have, which treats correlated "
+        f"scores as independent. No p here is adjusted for the number of tests: this table is exploratory.{more}"
     )
     header = ["model", "against", "pairs", "tasks", "difference", "low", "high", "p"]
     header += ["scores_tasks", "scores", "wins", "losses", "ties"]
@@ -330,7 +332,7 @@ def table_of_wins(result: Comparison) -> Table:
 
 
 def table_of_checkpoints(result: Comparison) -> Table | None:
-    """Checkpoints of one arm of the first hypothesis against the other's at the same progress and its finished ones."""
+    """Checkpoints of one arm of the first hypothesis against the other arm's, at the same progress and finished."""
     if len(result.along_the_way) < 2:
         return None
     better, than = (arm.name for arm in result.rivals)
@@ -350,14 +352,14 @@ def table_of_checkpoints(result: Comparison) -> Table | None:
         f"pre-training seed). Exploratory."
     )
     header = ("progress", "progress_of_other", "pairs", "difference", "low", "high", "p")
-    return Table("report-checkpoints", "Along the pre-training", caption, columns, rows, (header, data))
+    return Table("report-checkpoints", "During pre-training", caption, columns, rows, (header, data))
 
 
 # -- what differs -----------------------------------------------------------------------------------------
 
 
 def table_of_settings(arms: Sequence[Arm], found: Differences) -> Table:
-    """In which settings of pre-training the arms differ, seeds and steps apart."""
+    """The settings of pre-training in which the arms differ, except seeds and steps."""
     rows: list[list[Cell]] = []
     data: list[list[Any]] = []
     for setting, values in found.settings.items():
@@ -368,7 +370,7 @@ def table_of_settings(arms: Sequence[Arm], found: Differences) -> Table:
         data += [[setting, value, name] for name, value in value_of.items()]
     caption = (
         "Every setting of pre-training in which the arms differ (–: it follows from the objective, or is not "
-        "recorded). What is not listed is the same for all."
+        "recorded). All other settings are the same for all arms."
     )
     header = ("setting", "value", "arm")
     columns = ["setting", *(arm.name for arm in arms)]
@@ -378,18 +380,18 @@ def table_of_settings(arms: Sequence[Arm], found: Differences) -> Table:
 # -- costs ------------------------------------------------------------------------------------------------
 
 WHOLE_ENCODING = (
-    "Encoding is all that made the store of an arm and, where it was another, that of its dictionary: also what other "
-    "arms share, and other layers and k of the same pass. "
+    "Encoding includes everything that made an arm's store, and the store of its dictionary if that is another one. "
+    "Work shared with other arms, and other layers or values of k in the same pass, are counted in full. "
 )
 
 
 def table_of_costs(
     arms: Sequence[Arm], courses: Sequence[Course], accounts: Mapping[str, Mapping[str, float]], directory: Path
 ) -> Table:
-    """What the training of each arm cost, by its logs and records: means over seeds.
+    """What training each arm cost, according to its logs and records: means over seeds.
 
     accounts   of a StudyFacts
-    directory  what the paths of logs are relative to
+    directory  that the paths of logs are relative to
     """
     further = list(dict.fromkeys(name for of_arm in accounts.values() for name in of_arm))
     names = ["steps", "tokens", "FLOPs", "teacher's FLOPs", "held-out loss", "s a step", "seconds"]
@@ -415,12 +417,12 @@ def table_of_costs(
             data.append([arm.name, seed, model.label, *costs[-1], log])
         rows.append([arm.name, *(_amount(_mean(values)) for values in zip(*costs, strict=True))])
     caption = (
-        "Means over pre-training seeds. Seconds are steps × the step time of a quiet machine (the fastest tenth of the "
-        "logged steps), not a clock. Teacher's FLOPs: its forward passes over the tokens that one student read, as if "
-        "they were encoded for it alone. "
-        + ("The further accounts add up from left to right. " if further else "")
+        "Means over pre-training seeds. Seconds are steps × the step time of a quiet machine (the fastest tenth of "
+        "the logged steps), not wall-clock time. Teacher's FLOPs: its forward passes over the tokens that one "
+        "student read, as if they had been encoded only for that student. "
+        + ('Each column "with ..." adds one more cost to the column on its left. ' if further else "")
         + (WHOLE_ENCODING if "encoding" in further else "")
-        + "Losses of different objectives or targets do not compare."
+        + "Losses of different objectives or targets cannot be compared."
     )
     header = ("arm", "pre-training seed", "model", *names, "log")
     return Table("report-costs", "What training cost", caption, ["arm", *names], rows, (header, data))
@@ -442,8 +444,9 @@ def table_of_parts(parts: Sequence[Spent]) -> Table:
     header = ("part", "predicted_seconds", "measured_seconds", "bytes")
     data = [[part.name, part.predicted_seconds, part.measured_seconds, part.bytes] for part in parts]
     caption = (
-        "What the parts of the study were expected to take, and what trainings took: steps × the step time of a quiet "
-        "machine. Sums over seeds, as far as they were estimated or measured; – and not listed: none was."
+        "Predicted time of the parts of the study, and measured time of the training runs: steps × the step time of "
+        "a quiet machine. Sums over the seeds that were estimated or measured (–: none was). Parts with neither are "
+        "not listed."
     )
     return Table("report-parts", "What the study cost", caption, columns, rows, (header, data))
 

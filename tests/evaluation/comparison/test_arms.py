@@ -67,4 +67,4 @@ def test_two_models_of_one_arm_seed_and_step_are_told():
     records = arm("mlsm", {1: {"rte": 0.5}}) + arm("mlsm", {1: {"rte": 0.6}}, "twin")
     known = found(records)
     assert known.arms[0].at().by_seed[1].label == "mlsm-seed1"
-    assert known.notes == ["twin-seed1 is of the same arm, seed and step as mlsm-seed1, which is shown instead."]
+    assert known.notes == ["twin-seed1 has the same arm, seed and step as mlsm-seed1, which is shown instead."]

@@ -109,7 +109,7 @@ def test_figures_that_cannot_be_drawn_say_what_they_need(layers):
     result, settings = layers
     lacking = {figure.figure: figure.lacks for figure in result.figures if figure.lacks}
     assert set(lacking) == {5, 6, 7, 8, 9, 10}
-    assert "differ in k alone; found k: [3072]" in lacking[5] and "BLiMP records" in lacking[9]
+    assert "differ only in k; found k: [3072]" in lacking[5] and "BLiMP records" in lacking[9]
     assert not list(settings.output.glob("figure-05*"))
     said = comparison(result, settings)
     assert all(f"{reason}" in said for reason in lacking.values())
@@ -288,7 +288,7 @@ def test_a_diagnostic_of_another_k_is_not_drawn(tmp_path):
 @pytest.mark.parametrize("content", ["{", "[]", '{"layers": 3}', '{"layers": [{"layer": 8}]}'])
 def test_a_diagnostic_that_is_none_is_named(tmp_path, content):
     (tmp_path / "result.json").write_text(content)
-    with pytest.raises(WsdDataError, match=r"result.json is no result of choose-layer"):
+    with pytest.raises(WsdDataError, match=r"result.json is not a result of choose-layer"):
         compared(tmp_path, layer_study((8, 10), seeds=1), diagnostic=tmp_path / "result.json")
 
 

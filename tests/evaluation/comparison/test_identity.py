@@ -78,7 +78,7 @@ def named(**identities):
 def test_what_follows_from_layer_or_objective_is_no_difference():
     layers = named(a=of_layer(8), b=of_layer(10))
     assert list(layers.settings) == ["layer"] and layers.alone
-    assert layers.sentence({"layer"}) == "The models differ in layer alone."
+    assert layers.sentence({"layer"}) == "The models differ only in layer."
     objectives = named(
         mlsm=identity(), mlm=identity("mlm", target={"kind": "ids", "windowing": {}}), kd=identity("kd", target=LOGITS)
     )
@@ -94,7 +94,7 @@ def test_a_setting_beside_the_studied_one_is_named_with_its_values():
 def test_weights_of_masks_are_named_by_their_kind_and_content():
     tables = {"a": "frequency 0123456789abcdef", "b": "frequency fedcba9876543210"}
     found = named(none=identity(), **{name: identity(mask_weights=table) for name, table in tables.items()})
-    assert found.sentence({"mask_weights"}) == "The models differ in mask_weights alone."
+    assert found.sentence({"mask_weights"}) == "The models differ only in mask_weights."
     assert found.settings["mask_weights"] == {"uniform": ["none"], tables["a"]: ["a"], tables["b"]: ["b"]}
     turns = {"mask_weights": ["common 0123456789abcdef", "uniform"], "mask_weight_steps": [0.3]}
     found = named(none=identity(), turns=identity(**turns))
@@ -122,7 +122,7 @@ def test_masks_that_follow_the_model_are_named_as_unpaired(tmp_path):
     adaptive = {"mask_weights": "adaptive", "mask_update_steps": 200}
     found = named(a=identity(**adaptive), b=identity("mlm", target={"kind": "ids", "windowing": {}}, **adaptive))
     said = found.sentence({"objective"})
-    assert said.startswith("The models differ in objective alone. The masks of a, b followed the model's own loss")
+    assert said.startswith("The models differ only in objective. The masks of a, b followed the model's own loss")
     assert said.endswith("pairs with such a model are not paired in masks.")
     both = named(a=identity(**adaptive), b=identity())
     assert both.own_masks == ["a"] and list(both.settings) == ["mask_weights"]  # only adaptive masks have an interval
@@ -195,7 +195,7 @@ def test_the_mass_that_top_n_keeps_is_named_where_it_differs():
 def test_what_is_not_recorded_is_unknown_not_equal():
     found = named(old=None, new=identity())
     assert found.unknown == ["old"] and not found.alone
-    assert "It is unknown in what else old may differ" in found.sentence({"layer"})
+    assert "Other differences of old are unknown" in found.sentence({"layer"})
     stock = differences(models_of([a_record("bert", "rte", 0, [0.5], objective=None, encoder=None)])[0])
     assert stock.unknown == ["bert"] and stock.settings == {}
 
@@ -258,8 +258,8 @@ def test_a_figure_is_drawn_of_the_models_that_differ_in_its_variable_alone(tmp_p
     identities = {("l8", 8): of_layer(8), ("l10", 10): of_layer(10), ("l12", 12): of_layer(12, lr=1e-3)}
     result, settings, figures = compared(tmp_path, study(identities))
     assert figures[3].models == "l8, l10"
-    assert figures[3].caption == ("The models differ in layer alone. Left out, as other settings differ: l12 (lr).")
-    assert "Left out, as other settings differ: l12 (lr)" in (settings.output / "figure-03-layers.svg").read_text()
+    assert figures[3].caption == ("The models differ only in layer. Excluded because other settings differ: l12 (lr).")
+    assert "Excluded because other settings differ: l12 (lr)" in (settings.output / "figure-03-layers.svg").read_text()
     said = comparison(result, settings)
     assert "lr: 0.0001 (1/2), 0.001 (3)" in said and "1 and 3: lr, layer" in said
 
@@ -281,7 +281,7 @@ def test_where_no_two_agree_the_figure_names_what_differs(tmp_path):
 
 def test_old_records_are_compared_and_said_to_be_unknown(tmp_path):
     result, settings, figures = compared(tmp_path, layer_study((8, 10), seeds=1))
-    assert "alone" not in figures[3].caption and "It is unknown" in figures[3].caption
+    assert "differ only in" not in figures[3].caption and "are unknown" in figures[3].caption
     said = comparison(result, settings)
     assert "It is unknown whether dropout and segments of the fine-tuning agree for mlsm-l8, mlsm-l10" in said
 
@@ -314,7 +314,7 @@ def test_how_interpretable_the_lsps_are_stands_beside_who_learned_them(tmp_path,
         found = {row["model"]: row["intruder_auc"] for row in csv.DictReader(file)}
     assert found == {"l8": "0.93", "l10": "0.81", "l12": "", "old": "", "words": ""}
     said = comparison(result, settings)
-    assert "93.0%" in said and "81.0%" in said and "how often a judge can tell" in " ".join(said.split())
+    assert "93.0%" in said and "81.0%" in said and "how often a judge can distinguish" in " ".join(said.split())
     result, settings, _ = compared(tmp_path, records)
     assert "Intruder" not in (text := comparison(result, settings)) and "intruder AUC" not in text
 
@@ -329,7 +329,7 @@ def test_judgements_that_do_not_compare_are_refused(tmp_path):
         ((right, judgements(tmp_path / "b.json", judge="another", l8=(known, 0.9))), "b.json was judged by another"),
         ((right, judgements(tmp_path / "d.json", l8=(known, 0.8))), "d.json has another AUC for the store"),
         ((judgements(tmp_path / "e.json", l8=(known, 0.8), l9=(known, 0.7)),), "e.json has another AUC for the store"),
-        ((judgements(tmp_path / "c.json", l12=(of_layer(12), 0.9)),), "none of the judged stores is one that"),
+        ((judgements(tmp_path / "c.json", l12=(of_layer(12), 0.9)),), "from none of the judged stores"),
         ((tmp_path / "nothing.json",), "nothing.json: .*No such file.*show-lsp STORE --intruders --json"),
         ((tmp_path / "list.json",), "expected an object"),
         ((tmp_path / "lacks.json",), "field dictionaries is missing"),

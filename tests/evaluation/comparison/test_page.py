@@ -112,7 +112,7 @@ def test_the_page_answers_its_question(reported):
     assert effect["pairs"] == "4" and float(effect["difference"]) == pytest.approx(fmean(map(fmean, DIFFERENCES)))
     shown = f"{100 * float(effect['difference']):.2f} points higher than MLM (95 % interval +"
     assert f"MLSM scores {shown}{100 * float(effect['low']):.2f}" in page.text
-    for words in ("Secondary hypotheses", "there are no records of fine-tunings of kd", "counts correlated scores"):
+    for words in ("Secondary hypotheses", "there are no records of fine-tunings of kd", "treats scores as independent"):
         assert words in page.text
     for words in ("floor", "ceiling", "What training cost", "90 s", "2 h", "2 MB", "Held-out loss.", "exploratory"):
         assert words in page.text
@@ -256,7 +256,7 @@ def test_compare_writes_the_page_and_says_where(tmp_path):
     page = Page(Path(result.report))
     assert "MLSM scores 1.58 points higher than MLM" in page.text
     assert "No hypothesis was written down before the scores were seen" in page.text
-    assert "There are no records of a floor" in page.text and "No curves of held-out loss" in page.text
+    assert "There are no records of a lower bound" in page.text and "No curves of held-out loss" in page.text
     assert result.conclusion and all(sentence in page.text for sentence in result.conclusion)
 
 
@@ -272,8 +272,10 @@ def test_only_tasks_that_are_learned_count(tmp_path):
         text = Page(out / "report.html").text
         (row,) = table(out / "report-hypotheses.csv")
         assert row["tasks"] == counted
-        assert ("so all tasks count so far" in text) is not untrained
-        assert ("Counted are the tasks in which mlm is above" in text and "no mean: rte." in text) is untrained
+        assert ("so all tasks are included for now" in text) is not untrained
+        assert (
+            "The means are over the tasks in which mlm is above" in text and "Shown, but part of no mean: rte." in text
+        ) is untrained
 
 
 @pytest.mark.usefixtures("page_alone")
@@ -293,7 +295,7 @@ def test_a_row_names_the_tasks_of_its_mean_and_those_of_its_test(tmp_path):
         )
     assert means_of_task[2] != 0 and "CoLA, MRPC" in (tmp_path / "out" / "report-hypotheses.tex").read_text()
     text = Page(tmp_path / "out" / "report.html").text
-    assert text.count(f"{row['wins']} of 8 in 3 tasks") == 2 and "Mean: of CoLA, MRPC. Below:" in text
+    assert text.count(f"{row['wins']} of 8 in 3 tasks") == 2 and "Mean: over CoLA, MRPC. Below:" in text
 
 
 @pytest.mark.usefixtures("page_alone")
@@ -303,8 +305,8 @@ def test_one_seed_does_not_tell_what_is_learned(tmp_path):
     found = store(tmp_path, pair(DIFFERENCES[:1]) + floor)
     compare(CompareConfig(results=(found,), output=tmp_path / "out"), silent, study)
     text = Page(tmp_path / "out" / "report.html").text
-    assert "is not known yet (it has one pre-training seed), so all tasks count so far" in text
-    assert "Counted are the tasks" not in text
+    assert "more than two standard errors (it has one pre-training seed), so all tasks are included for now" in text
+    assert "The means are over the tasks" not in text
 
 
 @pytest.mark.usefixtures("page_alone")
@@ -312,7 +314,7 @@ def test_many_arms_have_no_conclusion(tmp_path):
     found = [r for i in range(4) for r in arm("mlsm", {0: {"rte": 0.5 + i / 10}}, name=f"m{i}", layer=i, identity=None)]
     compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
     page = Page(tmp_path / "out" / "report.html")
-    assert "No conclusion: the records hold no pair of arms" in page.text
+    assert "No conclusion: without a study" in page.text
     wins = {(row["model"], row["against"]): row for row in table(tmp_path / "out" / "report-wins.csv")}
     assert len(wins) == 12 and float(wins["MLSM, l 3", "MLSM, l 0"]["difference"]) == pytest.approx(0.3)
 
@@ -406,7 +408,7 @@ def test_trained_students_end_to_end(tmp_path, one_thread):
     finetune(tuning)
     result = compare(CompareConfig(results=(tmp_path / "evaluations",), output=tmp_path / "out"), silent)
     page = Page(Path(result.report))
-    assert "MLSM is better than MLM cannot be told from 2 pairs of pre-trainings" in page.text
+    assert "2 pairs of pre-training runs are too few to tell whether MLSM is better than MLM" in page.text
     assert page.tags.count("svg") == 9 + 2  # the paper's figures 6 and 7
     ElementTree.parse(tmp_path / "out" / "report-scores-by-flops.svg")
     logged = [json.loads(line) for line in (tmp_path / "runs/mlsm-1/log.jsonl").read_text().splitlines()]

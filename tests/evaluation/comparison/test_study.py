@@ -95,7 +95,7 @@ def test_data_agree_wherever_they_lay():
 def test_a_record_given_twice_is_used_once_and_noted():
     records = [a_record("a", "rte", 0, [0.5]), a_record("a", "rte", 0, [0.5], path="moved", wall=2.0)]
     (model,), notes = models_of(records)
-    assert notes == ["rte, seed 0, of a was given twice, with the same scores; one is used."]
+    assert notes == ["rte, seed 0, of a was passed twice, with the same scores; one is used."]
     assert len(model.trainings) == 1
 
 
@@ -103,7 +103,9 @@ def test_a_record_given_twice_is_used_once_and_noted():
 def test_two_different_records_of_one_training_name_their_file(fields):
     score = 0.5 if fields else 0.6
     records = [a_record("a", "rte", 0, [0.5]), a_record("a", "rte", 0, [score], **fields)]
-    with pytest.raises(ComparisonError, match=rf"evaluations/a-{digest('a')[:8]}/finetune/rte-seed0.json. Give one"):
+    with pytest.raises(
+        ComparisonError, match=rf"evaluations/a-{digest('a')[:8]}/finetune/rte-seed0.json. Pass only one"
+    ):
         models_of(records)
 
 
@@ -113,7 +115,7 @@ def test_the_same_weights_under_two_names_are_one_model():
     records += [a_record("a-step-1000", "rte", seed, [0.6], weights=digest("a")) for seed in range(3)]
     (model,), notes = models_of(records)
     assert model.label == "a" and list(model.scores.values()) == [0.5, 0.5, 0.6]
-    assert notes == ["a-step-1000 has the same weights as a: where both have a record, a's is used."]
+    assert notes == ["a-step-1000 has the same weights as a: if both have a record, a's is used."]
 
 
 def test_records_that_contradict_each_other_on_their_model():

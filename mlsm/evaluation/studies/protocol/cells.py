@@ -1,12 +1,12 @@
-"""Which commit began each part of a study, and how far it is.
+"""The commit that started each part of a study, and the state of each part.
 
-    with at_work(directory, part.name, commit):    # StudyError where another commit began it
+    with at_work(directory, part.name, commit):    # StudyError if another commit began it
         part.run(progress)
     state_of(directory, part.name, finished)       # State("running", "73185cf...")
 
 A part has a file <output>/cells/<part>, whose line is the commit of this code that began it, and which is locked while
 a process is at work on it. A part that two commits share would be the result of neither, so only the first continues;
-a finished part is not run again. Left out: what is finished, which the part's own files say (costs.py).
+a finished part is not run again. Not handled here: what is finished, which the part's own files say (costs.py).
 """
 
 import hashlib
@@ -29,9 +29,9 @@ class State(NamedTuple):
     """How far a part is."""
 
     name: str
-    """done, running, begun (and interrupted), or missing"""
+    """done, running, started (and interrupted), or missing"""
     commit: str | None
-    """that began it; None where this is not known, as of a store that another command made"""
+    """that began it; None if this is not known, as of a store that another command made"""
 
 
 def this_commit() -> str:
@@ -57,14 +57,14 @@ def at_work(directory: Path, part: str, commit: str) -> Iterator[None]:
     """Hold the lock of a part.
 
     commit  of `this_commit`
-    Raises  StudyError where another commit began the part, or another process is at work on it
+    Raises  StudyError if another commit began the part, or another process is at work on it
     """
     file = _file(directory, part)
     with refuse_what_is_in_the_way():
         make_directories(file.parent)
     with disk.append(file) as lock:
         if not locks.acquire(lock):
-            raise StudyError(f"{part}: another process is at work on it. Wait for its end.")
+            raise StudyError(f"{part}: another process is working on it. Wait for it to finish.")
         begun = _commit_in(file)
         if begun is None:  # new, or of a process that was killed here
             lock.truncate(0)
@@ -72,8 +72,8 @@ def at_work(directory: Path, part: str, commit: str) -> Iterator[None]:
             disk.fsync(lock)
         elif begun != commit:
             raise StudyError(
-                f"{part} was begun by the code of {begun}, this is {commit}, and a part is the work of one. Use a"
-                f" checkout of that commit, or remove {file} and what the part has made."
+                f"{part} was started by the code of {begun}, this is {commit}, and a part must be made by one "
+                f"version. Use a checkout of that commit, or remove {file} and the files that the part has made."
             )
         try:
             yield

@@ -1,4 +1,4 @@
-"""The composite of a study's students, and what it says of the hypotheses.
+"""The composite of a study's students, and what it says about the hypotheses.
 
     result = compose(study, directory)
 
@@ -12,8 +12,8 @@ where a score is that of its frozen encoder, `untrained` the mean of the untrain
 A hypothesis is tested over seeds: paired by seed (a t test of the differences, two-sided), and, since pairs may have
 little in common, unpaired too (Welch's). The secondary ones are adjusted by Holm's method. Two arms are called
 equivalent within a margin where the 90 % interval of their paired difference lies inside it: two one-sided tests at
-5 % (Schuirmann 1987). Nothing is said of the primary arms before all of their planned seeds are scored.
-Left out: how the measures are taken (mlsm/evaluation/tasks/frozen), the report on fine-tuning
+5 % (Schuirmann 1987). Nothing is said about the primary arms before all of their planned seeds are scored.
+Not handled here: how the measures are taken (mlsm/evaluation/tasks/frozen), the report on fine-tuning
 (mlsm/evaluation/comparison).
 """
 
@@ -34,7 +34,7 @@ Scores = dict[str, float]  # measure -> score in points
 
 
 class Scored(NamedTuple):
-    """What is scored of a study."""
+    """The scores of a study."""
 
     students: dict[str, dict[int, Scores]]
     """arm -> seed -> scores of the finished student"""
@@ -50,7 +50,7 @@ def compose(study: Study, directory: Path) -> dict:
     Returns    arms (name -> seeds, composite, deviation, measures: means in points; None for an arm that is withheld),
                anchors (untrained, teacher: measure -> points), gate (of `gate`), hypotheses (of `_contrast`, or pair
                and `withheld`: why nothing is said yet)
-    Raises     StudyError where two models have a student's name, or an anchor is not below the other
+    Raises     StudyError if two models have a student's name, or an anchor is not below the other
     """
     assert study.composite is not None
     scored = read_scores(study, directory)
@@ -91,7 +91,7 @@ def compose(study: Study, directory: Path) -> dict:
 
 
 def read_scores(study: Study, directory: Path) -> Scored:
-    """The scores of all students, from their records. Raises StudyError where two models have one name."""
+    """The scores of all students, from their records. Raises StudyError if two models have one name."""
     composite = study.composite
     assert composite is not None
     by_name: dict[str, dict[str, Scores]] = {}
@@ -102,8 +102,8 @@ def read_scores(study: Study, directory: Path) -> Scored:
     for name, by_weights in by_name.items():
         if len(by_weights) > 1:
             raise StudyError(
-                f"{directory / 'evaluations'} has frozen records of {len(by_weights)} models called {name}. Move the"
-                f" directories away that the study shall not read."
+                f"{directory / 'evaluations'} has frozen records of {len(by_weights)} models called {name}. Move "
+                f"away the directories that the study should not read."
             )
 
     def whole(name: str) -> Scores | None:
@@ -175,7 +175,7 @@ def _anchors(scored: Scored) -> dict:
 
 
 def _ends(anchors: dict) -> dict[str, tuple[float, float]]:
-    """Of each measure the scores that are 0 and 100 points of the composite."""
+    """For each measure, the scores that correspond to 0 and 100 points of the composite."""
     ends = {measure: (low, anchors["teacher"][measure]) for measure, low in anchors["untrained"].items()}
     for measure, (low, high) in ends.items():
         if high <= low:
@@ -209,8 +209,11 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _contrast(pair: tuple[str, str], seeds: tuple[int, ...], values, students) -> dict:
-    """The difference of two arms over their planned seeds, in points of the composite: `paired` and `unpaired`, each
-    difference, low, high (95 %) and p, None with one seed; `measures`: mean difference of each in its own points."""
+    """The difference of two arms over their planned seeds, in points of the composite.
+
+    Has `paired` and `unpaired` (each with difference, low and high of the 95 % interval, and p; None with one seed),
+    and `measures`, the mean difference in each measure's own points.
+    """
     first, second = ([values[name][seed] for seed in seeds] for name in pair)
     found: dict = {"pair": pair, "seeds": seeds, "difference": fmean(first) - fmean(second)}
     found["differences"] = [one - other for one, other in zip(first, second, strict=True)]
@@ -233,7 +236,7 @@ def _contrast(pair: tuple[str, str], seeds: tuple[int, ...], values, students) -
 
 
 def _equivalence(contrast: dict, margin: float) -> dict:
-    """Whether the 90 % interval of the paired difference lies within the margin."""
+    """Whether the 90 % interval of the paired difference is within the margin."""
     from scipy import stats
 
     differences = contrast["differences"]

@@ -33,16 +33,16 @@ class StudyConfig:
 
     @property
     def directory(self) -> Path:
-        """Where the study's stores, students and records are."""
+        """The directory of the study's stores, students and records."""
         return self.output or Path("runs/studies") / Path(self.recipe).stem
 
     @property
     def evaluations(self) -> Path:
-        """Where the records are; those of miniature data are apart."""
+        """The directory of the records; records of miniature data have their own."""
         return (self.directory if self.data is not None else self.directory / "smoke") / "evaluations"
 
     @property
     def data(self) -> Path | None:
-        """The directory of evaluation data, None where there is none."""
+        """The directory of evaluation data, None if there is none."""
         data_dir = self.data_dir or (Path(os.environ["MLSM_DATA"]) / "data" if os.environ.get("MLSM_DATA") else None)
         return data_dir if data_dir is not None and (self.data_dir or data_dir.is_dir()) else None

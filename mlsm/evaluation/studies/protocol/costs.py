@@ -1,4 +1,4 @@
-"""What the parts of a study will cost, from short measurements: some seconds for a student, half a minute for a store.
+"""Estimate the cost of a study's parts from short measurements: a few seconds per student, half a minute per store.
 
     for cost in costs(chosen, parts, kept, progress):
         cost.part, cost.seconds, cost.bytes
@@ -50,7 +50,7 @@ STATE = 3  # a checkpoint to resume from: weights and AdamW's two moments
 
 
 class Cost(NamedTuple):
-    """What is left to do of a part."""
+    """The cost of the unfinished rest of a part."""
 
     part: str
     seconds: float
@@ -126,7 +126,7 @@ def _has_records(part: Part, output: Path, checkpoints: int) -> bool:
 
 
 def name_in_records(model: str) -> str:
-    """What records call a model, which may not be there yet."""
+    """The name in records of a model that may not exist yet."""
     if model == "bundled" and not Path(model).is_dir():
         return BUNDLED.name
     path = Path(model).expanduser()
@@ -198,7 +198,7 @@ def _dry_run(part: Part, progress) -> dict[str, Any]:
 
 
 def _training_cost(part: Part, parts: list[Part]) -> Cost:
-    """Of a student; of a probe, whose student is only read: a third of its operations."""
+    """The cost of training a student, or a probe, which takes a third of the operations as its student is only read."""
     of = part if part.verb == "train-student" else _training_of(part.values["student"], parts)
     speed = _speed_of(of, parts)
     steps = _steps_of(part, parts)
@@ -232,7 +232,7 @@ def _tuning_seconds(part: Part, parts: list[Part]) -> float:
 
 
 def _frozen_seconds(part: Part, parts: list[Part], settings) -> float:
-    """Of one model: its passes over the texts, and the linear models, which take most of it."""
+    """Seconds of the frozen measures of one model: its passes over the texts and, mostly, the linear models."""
     tokens = 0.0
     for name in settings.chosen_tasks():
         if name == "wsd":
@@ -252,8 +252,9 @@ def _blimp_seconds(part: Part, parts: list[Part]) -> float:
 
 
 def _diagnostic_seconds(part: Part, parts: list[Part], of_stores: dict[str, dict], progress) -> float:
-    """From the first encoding of LSPs, which is measured if it has not been: a pass over SemCor, and a dictionary for
-    every layer, unless those of the encoding are there already and so were not timed."""
+    """Seconds of choose-layer: a pass over SemCor, and a dictionary for every layer. Both follow from the first
+    encoding of LSPs, which is measured if it was not before; dictionaries that existed then were not timed and count
+    as 0."""
     maker = next((other for other in parts if other.verb == "encode-lsp"), None)
     if maker is None:
         return 0.0
@@ -265,7 +266,7 @@ def _diagnostic_seconds(part: Part, parts: list[Part], of_stores: dict[str, dict
 
 
 def _checkpoints(part: Part, parts: list[Part]) -> int:
-    """How many models an evaluation is of: one, or every kept checkpoint of a run."""
+    """How many models an evaluation scores: one, or every kept checkpoint of a run."""
     if part.values.get("step") != "all":
         return 1
     run = _run_of(part.values["models"][0], parts)
@@ -273,7 +274,7 @@ def _checkpoints(part: Part, parts: list[Part]) -> int:
 
 
 def _kept_checkpoints(run: Part, parts: list[Part]) -> int:
-    """Of a student or a probe, the last one among them."""
+    """The number of kept checkpoints of a student or a probe, including the last one."""
     shares, steps = run.values.get("checkpoints", StudentConfig.checkpoints), _steps_of(run, parts)
     return len(StudentConfig(checkpoints=shares, max_steps=steps).checkpoint_steps(steps))
 
@@ -284,7 +285,7 @@ def _steps_of(run: Part, parts: list[Part]) -> int:
 
 
 def _token_seconds(part: Part, parts: list[Part], over_vocabulary: bool) -> float:
-    """Of a forward pass of the model that is evaluated, for each token, by a head over the vocabulary or of a task."""
+    """Seconds per token of a forward pass of the evaluated model, with a head over the vocabulary or for a task."""
     model, device = part.values["models"][0], part.values.get("device", "auto")
     training = _training_of(model, parts)
     if training is None:
@@ -300,7 +301,7 @@ def _token_seconds(part: Part, parts: list[Part], over_vocabulary: bool) -> floa
 
 
 def _speed_of(training: Part, parts: list[Part], length: int | None = None) -> "Speed":
-    """Of a student on windows of a length, of its store's where none is given."""
+    """The speed of a student on windows of a length; by default, of the length of its store's windows."""
     maker = _maker_of(training, parts)
     objective = training.values.get("objective", StudentConfig.objective)
     outputs = maker.k * (objective in LSP_OBJECTIVES) + maker.vocabulary * (objective in OVER_VOCABULARY)
@@ -322,7 +323,7 @@ def _training_of(model: str, parts: list[Part]) -> Any:
 
 
 class Maker(NamedTuple):
-    """What a student's store is like, by the settings of the command that makes it."""
+    """The properties of a student's store, from the settings of the command that makes it."""
 
     window: int
     vocabulary: int
@@ -346,7 +347,7 @@ def _maker_of(training: Part, parts: list[Part]) -> Maker:
 
 
 class Speed(NamedTuple):
-    """How fast an encoder is here."""
+    """The speed of an encoder on this machine."""
 
     window_seconds: float
     """of a forward pass of a window; a training step takes three times that"""
@@ -376,7 +377,7 @@ def _task_size(name: str, data_dir: str, max_length: int, batch: int) -> TaskSiz
 
 @cache
 def _measure(encoder: str, vocabulary: int | None, outputs: int, length: int, device: str) -> Speed:
-    """Time training steps of an encoder with a head of so many outputs, on batches of random tokens."""
+    """Time training steps of an encoder with a head of this many outputs, on batches of random tokens."""
     import torch
 
     from student.encoders.build import build_encoder, fit_config

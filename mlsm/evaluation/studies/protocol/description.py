@@ -1,17 +1,17 @@
-"""What a study compares, as its recipe says.
+"""The description of a study, read from its recipe.
 
     study = read_study("study-demo")
     study.arms["mlsm"].seeds    # (0, 1, 2)
 
-A recipe of a study has, beside the sections that any recipe has (the common settings of every command), a section
-`study`: its question, the hypotheses, the stores that are made, and the arms. An arm is a way of pre-training, of
-which one student is trained for each seed. The arms differ in what is written under their names and in the store; all
-else is common, so that a comparison of two arms studies that difference alone.
+A recipe of a study has, in addition to the sections of any recipe (the common settings of every command), a section
+`study`: its question, the hypotheses, the stores that are made, and the arms. An arm is a way of pre-training, of which
+one student is trained for each seed. The arms differ in what is written under their names and in the store; all else is
+common, so that a comparison of two arms studies that difference alone.
 
 A list where a setting takes a single value stands for several: `kappa: [0.1, 1]` makes the arms mtl-kappa0.1 and
 mtl-kappa1. A store with several layers or k is encoded in one pass of the teacher, and makes an arm of each. A store
 of `seed: each` is made once for every seed of the arms on it, with a dictionary of that seed.
-Left out: what has to be done for it, and in which order (parts.py).
+Not handled here: what has to be done for it, and in which order (parts.py).
 """
 
 import dataclasses
@@ -100,7 +100,7 @@ class StoreRecipe(NamedTuple):
         return tuple(name for name in (self.of, self.dictionary, self.hidden) if name is not None)
 
     def choices(self) -> Iterator[tuple[str, int | None, int | None]]:
-        """Of every store that it makes: what tells an arm on it from the others, the layer and k (of LSPs)."""
+        """For every store that it makes: the suffix of the names of its arms, the layer, and k (of LSPs)."""
         if self.verb not in ("encode-lsp", "encode-hidden"):
             yield "", None, None
             return
@@ -156,7 +156,7 @@ class Study(NamedTuple):
     curves: tuple[str, ...]
     """arms of which every kept checkpoint is evaluated; of others only the finished students are"""
     models: tuple[str, ...]
-    """models that are evaluated beside the students, such as the teacher"""
+    """models that are evaluated in addition to the students, such as the teacher"""
     stores: dict[str, StoreRecipe]
     arms: dict[str, PlannedArm]
     common: dict[str, dict[str, Any]]
@@ -190,18 +190,23 @@ def read_study(recipe: str) -> Study:
     """Read a study's recipe.
 
     recipe  name of one that comes with the package, or path of a YAML file
-    Raises  ValueError where it is not readable or a setting does not fit; StudyError where arms, stores and hypotheses
+    Raises  ValueError if it is not readable or a setting does not fit; StudyError if arms, stores and hypotheses
             do not belong together
     """
     path, sections = read_recipe(recipe)
     own = sections.pop("study", None)
     if own is None:
-        raise StudyError(f"recipe {path} has no section `study`, so it is no study's. Those that are: mlsm help study")
+        raise StudyError(
+            f"recipe {path} has no section `study`, so it does not describe a study. `mlsm help study` lists those "
+            "that do"
+        )
     _check_names(path, "study", own, OF_STUDY)
     _check_names(path, "a study's recipe", sections, tuple(SECTIONS))
     for name in ("title", "question", "primary", "seeds", "stores", "arms"):
         if not own.get(name):
-            raise StudyError(f"recipe {path}: study has no {name}. {program()} docs study describes what a study says.")
+            raise StudyError(
+                f"recipe {path}: study has no {name}. {program()} docs study describes the sections of a study."
+            )
     own = _give_shape(path, own)
     common = {verb: section or {} for verb, section in sections.items()}
     stores = dict(_read_stores(path, own["stores"], common))
@@ -214,7 +219,9 @@ def read_study(recipe: str) -> Study:
     hypotheses = [own["primary"], *own["secondary"]]
     for pair in hypotheses:
         if unknown := [name for name in pair if name not in arms]:
-            raise StudyError(f"recipe {path}: {unknown[0]} of a hypothesis is no arm. There are: {', '.join(arms)}")
+            raise StudyError(
+                f"recipe {path}: {unknown[0]} of a hypothesis is not an arm. The arms are: {', '.join(arms)}"
+            )
     study = Study(
         title=str(own["title"]),
         question=str(own["question"]),
@@ -231,20 +238,22 @@ def read_study(recipe: str) -> Study:
         planned=own["planned"],
     )
     if unknown := [name for name in study.tuned if name not in arms]:
-        raise StudyError(f"recipe {path}: {unknown[0]} of `tuned` is no arm. There are: {', '.join(arms)}")
+        raise StudyError(f"recipe {path}: {unknown[0]} of `tuned` is not an arm. The arms are: {', '.join(arms)}")
     _check_composite(path, study)
     if unknown := [name for name in study.curves if name not in arms]:
-        raise StudyError(f"recipe {path}: {unknown[0]} of `curves` is no arm. There are: {', '.join(arms)}")
+        raise StudyError(f"recipe {path}: {unknown[0]} of `curves` is not an arm. The arms are: {', '.join(arms)}")
     if study.learned_by is not None:
         learner = arms.get(study.learned_by)
         if learner is None or study.learned_by not in study.curves or 0 not in learner.settings.get("checkpoints", ()):
             raise StudyError(
-                f"recipe {path}: a task counts where the arm `learned-by` is above its untrained student, so it is"
-                f" among `curves` and has `checkpoints: [0, ...]`; found {study.learned_by!r}"
+                f"recipe {path}: only tasks in which the arm `learned-by` is above its untrained student are counted, "
+                f"so this arm must be among `curves` and have `checkpoints: [0, ...]`; found {study.learned_by!r}"
             )
     for pair in hypotheses:
         if not study.seeds_of(pair):
-            raise StudyError(f"recipe {path}: the arms {' and '.join(pair)} have no seed in common, so no pair.")
+            raise StudyError(
+                f"recipe {path}: the arms {' and '.join(pair)} have no seed in common, so they form no pair."
+            )
     return study
 
 
@@ -253,15 +262,17 @@ def _give_shape(path: Path, own: Mapping) -> dict[str, Any]:
     shaped = dict(own)
     for name in ("stores", "arms"):
         if not isinstance(own[name], Mapping):
-            raise StudyError(f"recipe {path}: study {name} is a mapping of names to settings, found {own[name]!r}")
+            raise StudyError(f"recipe {path}: study {name} must be a mapping of names to settings, found {own[name]!r}")
         for called, settings in own[name].items():
             if not NAME.fullmatch(str(called)):
                 raise StudyError(
-                    f"recipe {path}: study {name}: {called!r} is no name. A name has letters, digits and . _ + - only,"
-                    f" and begins with a letter or a digit."
+                    f"recipe {path}: study {name}: {called!r} is not a valid name. A name has only letters, digits "
+                    "and . _ + -, and starts with a letter or a digit."
                 )
             if not isinstance(settings, Mapping | None):
-                raise StudyError(f"recipe {path}: study {name}: {called} is a mapping of settings, found {settings!r}")
+                raise StudyError(
+                    f"recipe {path}: study {name}: {called} must be a mapping of settings, found {settings!r}"
+                )
         shaped[name] = {str(called): dict(settings or {}) for called, settings in own[name].items()}
     shaped["composite"] = _read_composite(path, own.get("composite"))
     for name in ("curves", "models", "tuned"):
@@ -271,13 +282,13 @@ def _give_shape(path: Path, own: Mapping) -> dict[str, Any]:
     shaped["seeds"] = _read_seeds(path, "study", own["seeds"])
     shaped["planned"] = own.get("planned", True)
     if type(shaped["planned"]) is not bool:
-        raise StudyError(f"recipe {path}: study planned is true or false, found {shaped['planned']!r}")
+        raise StudyError(f"recipe {path}: study planned must be true or false, found {shaped['planned']!r}")
     pairs = (own["primary"], *_list(path, "secondary", own.get("secondary")))
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2:
-            raise StudyError(f"recipe {path}: a hypothesis names two arms, [better, than], found {pair!r}")
+            raise StudyError(f"recipe {path}: a hypothesis must name two arms, [better, than], found {pair!r}")
         if pair[0] == pair[1]:
-            raise StudyError(f"recipe {path}: a hypothesis names two different arms, found {pair!r}")
+            raise StudyError(f"recipe {path}: a hypothesis must name two different arms, found {pair!r}")
     shaped["primary"], *shaped["secondary"] = (tuple(map(str, pair)) for pair in pairs)
     return shaped
 
@@ -292,41 +303,43 @@ def _read_composite(path: Path, described: object) -> Composite | None:
     if unknown := [measure for measure in measures if measure not in known]:
         raise StudyError(f"recipe {path}: no frozen measure is called {unknown[0]!r}. There are: {', '.join(known)}")
     if not measures or len(set(measures)) < len(measures):
-        raise StudyError(f"recipe {path}: study composite has different measures, found {measures!r}")
+        raise StudyError(f"recipe {path}: study composite must have different measures, found {measures!r}")
     part, margin = described.get("part", "test"), described.get("margin")
     if part not in ("test", "tuning"):
-        raise StudyError(f"recipe {path}: study composite part is `test` or `tuning`, found {part!r}")
+        raise StudyError(f"recipe {path}: study composite part must be `test` or `tuning`, found {part!r}")
     if margin is not None and (type(margin) not in (int, float) or not 0 < margin < 100):
-        raise StudyError(f"recipe {path}: study composite margin is a number of points above 0, found {margin!r}")
+        raise StudyError(f"recipe {path}: study composite margin must be a number of points above 0, found {margin!r}")
     for name in ("untrained", "teacher"):
         if not isinstance(described.get(name), str):
-            raise StudyError(f"recipe {path}: study composite names its {name}, found {described.get(name)!r}")
+            raise StudyError(f"recipe {path}: study composite must name its {name}, found {described.get(name)!r}")
     return Composite(tuple(measures), part, described["untrained"], os.path.expandvars(described["teacher"]), margin)
 
 
 def _check_composite(path: Path, study: Study) -> None:
-    """Raise StudyError where the composite's measures or anchors are not among what the study evaluates."""
+    """Raise StudyError if the composite's measures or anchors are not among what the study evaluates."""
     composite = study.composite
     if composite is None:
         return
     if "frozen" not in study.common:
-        raise StudyError(f"recipe {path}: a composite is a mean of frozen measures: give a section `frozen`.")
+        raise StudyError(f"recipe {path}: a composite is a mean of frozen measures: add a section `frozen`.")
     chosen = FinetuneConfig(**study.common["frozen"]).chosen_tasks()
     if missing := [measure for measure in composite.measures if measure.split("/")[0] not in chosen]:
         raise StudyError(f"recipe {path}: {missing[0]} of the composite is not among the tasks of `frozen`.")
     if composite.teacher not in study.models:
-        raise StudyError(f"recipe {path}: the composite's teacher {composite.teacher} is none of the study's models.")
+        raise StudyError(
+            f"recipe {path}: the composite's teacher {composite.teacher} is not one of the study's models."
+        )
     arm = study.arms.get(composite.untrained)
     if arm is None or composite.untrained not in study.curves or 0 not in arm.settings.get("checkpoints", ()):
         raise StudyError(
-            f"recipe {path}: the composite's lower anchor is an arm of `curves` with `checkpoints: [0, ...]`, found"
-            f" {composite.untrained!r}"
+            f"recipe {path}: the composite's lower anchor must be an arm of `curves` with `checkpoints: [0, ...]`, "
+            f"found {composite.untrained!r}"
         )
 
 
 def _list(path: Path, name: str, value: object) -> list:
     if not isinstance(value, list | None):
-        raise StudyError(f"recipe {path}: study {name} is a list, found {value!r}. Write [{value}].")
+        raise StudyError(f"recipe {path}: study {name} must be a list, found {value!r}. Write [{value}].")
     return value or []
 
 
@@ -334,7 +347,8 @@ def _read_seeds(path: Path, where: str, value: object) -> tuple[int, ...]:
     seeds = value if isinstance(value, list) else []
     if not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds) or len(set(seeds)) < len(seeds):
         raise StudyError(
-            f"recipe {path}: {where}: seeds are different whole numbers from 0 on, such as [0, 1, 2], found {value!r}"
+            f"recipe {path}: {where}: seeds must be different whole numbers of at least 0, such as [0, 1, 2], found "
+            f"{value!r}"
         )
     return tuple(seeds)
 
@@ -344,25 +358,29 @@ def _read_stores(path: Path, described: Mapping, common: Mapping) -> Iterator[tu
         own = dict(own)
         verb = own.pop("command", "encode-lsp")
         if not isinstance(verb, str) or verb not in STORES:
-            raise StudyError(f"recipe {path}: store {name}: {verb} makes none. Those: {', '.join(STORES)}")
+            raise StudyError(f"recipe {path}: store {name}: {verb} does not make stores. These do: {', '.join(STORES)}")
         of, dictionary, hidden = own.pop("store", None), own.pop("dictionary", None), own.pop("hidden", None)
         each_seed = own.get("seed") == "each"
         if each_seed:
             del own["seed"]
             if verb != "encode-lsp" or dictionary is not None:
-                raise StudyError(f"recipe {path}: store {name}: `seed: each` is for encode-lsp, which learns by it.")
+                raise StudyError(
+                    f"recipe {path}: store {name}: `seed: each` is only for encode-lsp, which learns a dictionary "
+                    "with that seed."
+                )
         for other in (of, dictionary, hidden):
             if other is not None and (not isinstance(other, str) or other not in described):
-                raise StudyError(f"recipe {path}: store {name} needs {other}, which is no store of the study.")
+                raise StudyError(f"recipe {path}: store {name} needs {other}, which is not a store of the study.")
         if dictionary is not None and verb != "encode-lsp":
-            raise StudyError(f"recipe {path}: store {name}: `dictionary` is for encode-lsp alone, found {verb}.")
+            raise StudyError(f"recipe {path}: store {name}: `dictionary` is only for encode-lsp, found {verb}.")
         if (of is None) == (verb == "derive-shards"):
-            raise StudyError(f"recipe {path}: store {name}: `store` is for derive-shards, which needs it, alone.")
+            raise StudyError(f"recipe {path}: store {name}: `store` is only for derive-shards, which requires it.")
         if hidden is not None and (
             verb not in ("encode-lsp", "encode-hidden") or described[hidden].get("command") != "encode-hidden"
         ):
             raise StudyError(
-                f"recipe {path}: store {name}: `hidden` names a store of encode-hidden, for encode-lsp or encode-hidden"
+                f"recipe {path}: store {name}: `hidden` must name a store of encode-hidden, and is only for "
+                "encode-lsp or encode-hidden"
             )
         section = common.get(verb, {}) | own
         if hidden is not None:  # text and teacher are those of that store
@@ -372,19 +390,20 @@ def _read_stores(path: Path, described: Mapping, common: Mapping) -> Iterator[tu
 
 
 def _check_order(path: Path, stores: Mapping[str, StoreRecipe]) -> None:
-    """Raise StudyError where a store is made from itself, or where one store is needed and a recipe makes several."""
+    """Raise StudyError if a store is made from itself or if one store is needed and a recipe makes several."""
     for recipe in stores.values():
         _check_acyclic(path, stores, recipe, (recipe.name,))
         if each := [name for name in recipe.before if stores[name].each_seed]:
             raise StudyError(
-                f"recipe {path}: store {recipe.name}: {each[0]} is made for every seed, and is for arms alone."
+                f"recipe {path}: store {recipe.name}: {each[0]} is made for every seed, and only arms can use such a "
+                "store."
             )
         of = recipe.of or recipe.hidden
         several = recipe if recipe.dictionary is not None else stores[of] if of is not None else None
         if several is not None and len(list(several.choices())) > 1:
             raise StudyError(
-                f"recipe {path}: store {recipe.name}: {several.name} has several layers or k, which one dictionary or"
-                f" one derived store does not fit. Give {several.name} one layer and one k."
+                f"recipe {path}: store {recipe.name}: {several.name} has several layers or values of k, which do not "
+                f"fit one dictionary or one derived store. Give {several.name} one layer and one k."
             )
 
 
@@ -406,8 +425,8 @@ def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> It
             settings = _convert(path, "train-student", common.get("train-student", {}) | values)
             if open_ones := [field for field in FIXED if settings.get(field) is None]:
                 raise StudyError(
-                    f"recipe {path}: train-student lacks {', '.join(open_ones)}. A study says them itself, for"
-                    f" otherwise they follow from the store or the encoder, and arms may differ in them."
+                    f"recipe {path}: train-student lacks {', '.join(open_ones)}. A study must set them itself: "
+                    "otherwise they follow from the store or the encoder, and may differ between arms."
                 )
             objective, maker = settings.get("objective", StudentConfig.objective), _maker_of(stores, store)
             if NEEDED.get(objective, maker) != maker:
@@ -422,7 +441,7 @@ def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> It
                 arm = f"{name}{of_store}{suffix}"
                 if not NAME.fullmatch(arm):
                     raise StudyError(
-                        f"recipe {path}: {arm!r} cannot name an arm. Write its values as arms of their own."
+                        f"recipe {path}: {arm!r} cannot be the name of an arm. Write its values as separate arms."
                     )
                 yield PlannedArm(arm, store, layer, k, settings, seeds)
 
@@ -458,7 +477,7 @@ def _convert(path: Path, verb: str, section: Mapping) -> dict[str, Any]:
         del settings["k"]
     for name in CHOSEN_HERE:
         if name in settings and not (name == "seed" and verb not in ("train-student", "train-probe")):
-            raise StudyError(f"recipe {path}: {verb}: the study itself says {name.replace('_', '-')}. Leave it out.")
+            raise StudyError(f"recipe {path}: {verb}: the study itself sets {name.replace('_', '-')}. Leave it out.")
     if verb == "frozen":
         settings["frozen"] = True
     try:
@@ -470,6 +489,6 @@ def _convert(path: Path, verb: str, section: Mapping) -> dict[str, Any]:
 
 def _check_names(path: Path, what: str, found: Any, known: tuple[str, ...]) -> None:
     if not isinstance(found, Mapping):
-        raise StudyError(f"recipe {path}: {what} is a mapping of names to values, found {found!r}")
+        raise StudyError(f"recipe {path}: {what} must be a mapping of names to values, found {found!r}")
     if unknown := sorted(str(name) for name in found if name not in known):
         raise StudyError(f"recipe {path}: {what} has no {', '.join(unknown)}. It has: {', '.join(known)}")

@@ -1,7 +1,7 @@
-"""What a study tells its report that no record can: hypotheses, arms, costs, what was not run.
+"""The facts that a report gets from a study and not from records: hypotheses, arms, costs, what was not run.
 
-Costs are kept in <output>/costs.json when they are first estimated, since what is finished is not measured again. Left
-out: the page (mlsm/evaluation/comparison), and the estimates (costs.py).
+Costs are kept in <output>/costs.json when they are first estimated, since what is finished is not measured again. Not
+handled here: the page (mlsm/evaluation/comparison), and the estimates (costs.py).
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,8 +21,8 @@ from student.runs.identity import read_or_none
 
 KEPT = "costs.json"
 MINIATURE = (
-    "All models were fine-tuned on built-in miniature data, for lack of evaluation data: the scores mean nothing, and"
-    " neither does the conclusion."
+    "All models were fine-tuned on built-in miniature data, because no evaluation data was available: the "
+    "scores mean nothing, and neither does the conclusion."
 )
 COST = object_of({"seconds": Number, "bytes": Count})  # of a part, as it is kept
 
@@ -84,11 +84,11 @@ def _not_run(parts: list[Part]) -> list[str]:
     if not ready:
         return []
     waiting = len(missing) - len(ready)
-    return [f"Not run yet: {', '.join(ready)}{f'; and {waiting} parts that wait for these' if waiting else ''}."]
+    return [f"Not run yet: {', '.join(ready)}{f'; and {waiting} parts that depend on these' if waiting else ''}."]
 
 
 def _account(study: Study, arm: PlannedArm, kept: dict[str, dict]) -> dict[str, float] | None:
-    """What an arm's training needed beside itself; None where it was not estimated."""
+    """What an arm needed in addition to its own training; None if it was not estimated."""
     if arm.settings.get("objective", StudentConfig.objective) not in NEEDED:
         return {}  # which needs ids alone, whatever else its store holds
     recipes = [study.stores[name] for name in dict.fromkeys(_with_those_before(study, arm.store))]

@@ -1,13 +1,13 @@
-"""What has to be done for a study: its parts, each one of our commands, in the order in which they are done.
+"""The parts of a study, each a command of this package, in the order in which they are run.
 
     for part in plan(study, directory, data):
         part.run(progress)
 
 The order brings the first conclusion early: the stores of the primary hypothesis, then its pairs of students seed by
-seed, each evaluated as soon as it is trained; then the models that stand beside, the secondary hypotheses, and the
+seed, each evaluated as soon as it is trained; then the models compared with them, the secondary hypotheses, and the
 rest. With a section `frozen` the frozen measures are the first evaluation, and all others come last. A part keeps no
 state of its own: its command finds finished work and continues from there, so a study that was killed is given again.
-Left out: what parts cost (costs.py), printing them as command lines (printing.py).
+Not handled here: what parts cost (costs.py), printing them as command lines (printing.py).
 """
 
 import re
@@ -51,15 +51,15 @@ class Made:
     """the part that makes it"""
 
     def find(self) -> Path:
-        """The directory. Raises StudyError where it is not there, or not the only one."""
+        """The directory. Raises StudyError if it is not there, or not the only one."""
         matching = self.pattern.parent.glob(self.pattern.name)  # temporaries among them, whose names end otherwise
         found = sorted(path for path in matching if re.search("-[0-9a-f]{12}$", path.name))
         if not found:
-            raise StudyError(f"there is no {self.pattern} yet. First:  --only {self.part}")
+            raise StudyError(f"there is no {self.pattern} yet. Run first:  --only {self.part}")
         if len(found) > 1:
             raise StudyError(
-                f"{len(found)} directories match {self.pattern}, maybe of other settings than today's. Move those away"
-                f" that the study shall not use, or give the study another --output: {', '.join(p.name for p in found)}"
+                f"{len(found)} directories match {self.pattern}, perhaps made with other settings. Move away those "
+                f"that the study should not use, or choose another --output: {', '.join(p.name for p in found)}"
             )
         return found[0]
 
@@ -75,7 +75,7 @@ class Part(NamedTuple):
     """names of the parts before it"""
 
     def settings(self) -> Any:
-        """The settings of the command. Raises StudyError where a part that it needs has not been run."""
+        """The settings of the command. Raises StudyError if a part that it needs has not been run."""
         values = {name: _place(value) for name, value in self.values.items()}
         return SETTINGS[self.verb](**values)
 
@@ -98,7 +98,7 @@ def plan(study: Study, directory: Path, data: Path | None) -> StudyPlan:
     """The parts of a study in their order.
 
     directory  of everything that it makes
-    data       directory of evaluation data; None where there is none
+    data       directory of evaluation data; None if there is none
     """
     planner = _Planner(study, directory, data)
     primary = [study.arms[name] for name in study.primary]
@@ -126,7 +126,7 @@ def plan(study: Study, directory: Path, data: Path | None) -> StudyPlan:
 
 
 def find_diagnostic(parts: Iterable[Part]) -> Path | None:
-    """The result of choose-layer, None where there is none yet. Raises StudyError where there are several."""
+    """The result of choose-layer, None if there is none yet. Raises StudyError if there are several."""
     for part in parts:
         if part.verb == "choose-layer":
             place = Made(Path(part.values["output"]) / "diagnostics" / "*", part.name)
@@ -139,8 +139,8 @@ def _add(parts: dict[str, Part], more: Iterable[Part]) -> None:
     for part in more:
         if parts.setdefault(part.name, part) != part:
             raise StudyError(
-                f"two parts of the study are called {part.name}: the names of its arms and the last words of its models"
-                " must differ. Rename an arm, or the directory of a model."
+                f"two parts of the study are called {part.name}: the names of its arms and the directory names of its "
+                "models must differ. Rename an arm, or the directory of a model."
             )
 
 
@@ -162,20 +162,20 @@ class _Planner:
         self.blimp, self.senses = common.get("evaluate-blimp"), common.get("choose-layer")
         if data is None and self.tunes is not None:
             self.left_out.append(
-                "Fine-tuning is on built-in miniature data, whose scores mean nothing: no directory of evaluation data"
-                " was given (--data-dir or $MLSM_DATA)."
+                "Fine-tuning uses built-in miniature data, so the scores mean nothing: no directory of evaluation "
+                "data was given (--data-dir or $MLSM_DATA)."
             )
         if data is None and self.frozen is not None:
             self.frozen = None
-            self.left_out.append("The frozen measures are left out: no directory of evaluation data was given.")
+            self.left_out.append("The frozen measures are not run: no directory of evaluation data was given.")
         for name, folder in (("evaluate-blimp", "blimp/data"), ("choose-layer", "wsd")):
             if name in common and (data is None or not (data / folder).is_dir()):
                 setattr(self, "blimp" if name == "evaluate-blimp" else "senses", None)
                 where = "no directory of evaluation data was given" if data is None else f"{data} has no {folder}"
-                self.left_out.append(f"{name} is left out: {where}.")
+                self.left_out.append(f"{name} is not run: {where}.")
 
     def stores(self, names: Iterable[str], seed: int | None = None) -> Iterator[Part]:
-        """What makes some stores, those that they are made from first.
+        """The parts that make some stores, in order: stores come after those that they are made from.
 
         seed  of the dictionary, for stores that are made for every seed
         """
@@ -235,7 +235,7 @@ class _Planner:
                 yield from self._minimal_pairs(probe.name, probe, (part.name,), step)
 
     def models(self) -> Iterator[Part]:
-        """The evaluations of the models that stand beside the students."""
+        """The evaluations of the models that are compared with the students."""
         for model in self.study.models:
             name = Path(model).name
             yield from self._frozen(name, model, ())
@@ -275,7 +275,7 @@ class _Planner:
             yield Part(f"evaluate-blimp/{name}", "evaluate-blimp", values, needs)
 
     def _step(self, arm: PlannedArm) -> str | None:
-        """Which checkpoints of its students and their probes are evaluated."""
+        """Choose which checkpoints of an arm's students and their probes are evaluated."""
         return "all" if arm.name in self.study.curves else None
 
     def _place(self, recipe: StoreRecipe, seed: int | None) -> Path:

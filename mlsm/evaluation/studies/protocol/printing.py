@@ -1,12 +1,11 @@
-"""The parts of a study as command lines: a makefile, or a script that hands them to Slurm with what each waits for.
+"""The parts of a study as command lines: a makefile, or a script that submits them to Slurm with their dependencies.
 
     print(as_make(parts, settings))         # make -j4 -f study.mk
     print(as_slurm(parts, settings))        # bash study.sh
 
-A name that another part makes and that ends with digits stands in a command as a pattern, which the shell that runs the
-command completes. The last command is the study itself, which finds all parts finished and writes the report. Left out:
-what a job needs of a cluster (partition, time, GPUs): Slurm takes it from the environment, SBATCH_PARTITION and the
-like.
+If another part makes a name that ends with digits, commands contain a pattern for it, which the shell expands when they
+run. The last command is the study itself, which finds all parts finished and writes the report. Not handled here: what
+a job needs from a cluster (partition, time, GPUs): Slurm takes it from the environment, SBATCH_PARTITION and the like.
 """
 
 import dataclasses
@@ -63,7 +62,7 @@ def compare_line(settings: CompareConfig) -> str:
 
 
 def as_make(parts: list[Part], settings: StudyConfig) -> str:
-    """A makefile. A part that ended well leaves a stamp in the study's directory, and is not begun again."""
+    """A makefile. A part that ended well leaves a stamp in the study's directory, and is not started again."""
     files = {part.name: settings.directory / "done" / part.name for part in parts}
     stamps = {name: re.sub(r"([\s#%:\\])", r"\\\1", str(file)).replace("$", "$$") for name, file in files.items()}
     lines = [f"all: {' '.join(stamps.values())}", _in_make(_tolerant(report_line(settings))), ""]
@@ -81,7 +80,7 @@ def _command(part):
 
 
 def _tolerant(command):
-    """As in `study`, a store without some documents is a success."""
+    """A command whose exit for quarantined documents counts as success, as in `study`."""
     return f"{command} || test $? -eq {EXIT_QUARANTINE}"
 
 

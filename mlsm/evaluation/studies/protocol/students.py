@@ -33,7 +33,7 @@ def write_students(study: Study, parts: Iterable[Part], file: Path, hidden: Coll
     hidden   names of arms that are withheld
     Returns  its rows by COLUMNS: mass_kept (mean probability of a coded token that top-n kept), held_out_loss and
              baseline_loss (nats), improvement (share below the constant prediction), flops of the training, and
-             encoding_flops of the student's own store; None where unknown, or without a meaning for the objective
+             encoding_flops of the student's own store; None if unknown, or without a meaning for the objective
     """
     rows = list(_read(study, {part.name: part for part in parts}, hidden))
     if rows:

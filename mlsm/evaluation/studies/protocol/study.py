@@ -6,7 +6,7 @@ Says first what the parts will cost, then does them in the order of parts.py. Af
 and again at the end, the models are compared and the report is written. Every part is one of our commands, which finds
 what it has finished and continues where it was interrupted; so does the study. A part is the work of one commit of this
 code (cells.py). Before a student is trained, its store is checked to have the plan of the first one: otherwise batches
-and masks of two arms would not be the same. Left out: what a study says (description.py), what is to be done
+and masks of two arms would not be the same. Not handled here: what a study says (description.py), what is to be done
 (parts.py), the page (mlsm/evaluation/comparison).
 """
 
@@ -41,10 +41,10 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
 
     progress  called as progress(stage, done, total, unit=..., **figures)
     Returns   title, question, directory, parts (name, seconds and bytes expected, finished before, state and commit),
-              left_out (what could not be done here, sentences), composite (of `compose`; None where the recipe has
-              none), comparison (the result of `compare`, None where nothing has been evaluated, or where the primary
+              left_out (what could not be done here, sentences), composite (of `compose`; None if the recipe has
+              none), comparison (the result of `compare`, None if nothing has been evaluated or if the primary
               hypothesis is withheld), tables (the command that prints it), students (of `write_students`), quarantined
-              (store, and the number of its documents that could not be coded, where there are any). With
+              (store, and the number of its documents that could not be coded, if there are any). With
               print_commands only `commands`; with dry_run nothing is done
     Raises    StudyError, ValueError before anything is done, and what the commands of the parts raise
     """
@@ -80,7 +80,9 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     quarantined: list[dict] = []
     for number, part in enumerate(chosen, 1):
         if _is_kept_by_records(part, planned.parts):
-            logger.info("part %d of %d: %s is done, and its student or store is gone", number, len(chosen), part.name)
+            logger.info(
+                "part %d of %d: %s was finished, but its student or store is gone", number, len(chosen), part.name
+            )
             continue
         logger.info("part %d of %d: %s", number, len(chosen), part.name)
         if part.verb == "train-student":
@@ -118,7 +120,7 @@ def _with_states(expected: Iterable[Cost], directory: Path) -> list[dict]:
 
 
 def _withhold(described: Study, directory: Path) -> bool:
-    """Note beside the records whether the primary hypothesis is withheld. Returns whether it is."""
+    """Note next to the records whether the primary hypothesis is withheld. Returns whether it is."""
     if described.composite is None:
         return False
     found = compose(described, directory)["hypotheses"]
@@ -132,17 +134,18 @@ def _compose(described: Study, directory: Path) -> dict | None:
 
 
 def choose_parts(parts: list[Part], only: tuple[str, ...]) -> list[Part]:
-    """The parts whose names match some pattern; all where there is none. StudyError where a pattern matches nothing."""
+    """The parts whose names match some pattern; all if there is none. Raises StudyError if a pattern matches
+    nothing."""
     for pattern in only:
         if not any(fnmatch(part.name, pattern) for part in parts):
             raise StudyError(
-                f"--only {pattern}: no part has such a name. There are: {', '.join(part.name for part in parts)}"
+                f"--only {pattern}: no part has this name. The parts are: {', '.join(part.name for part in parts)}"
             )
     return [part for part in parts if not only or any(fnmatch(part.name, pattern) for pattern in only)]
 
 
 def _plan_of_primary(planned: StudyPlan) -> str | None:
-    """The plan of the first student's store, None where that is not there yet."""
+    """The plan of the first student's store, None if that is not there yet."""
     first = next(part for part in planned.parts if part.verb == "train-student")
     with suppress(MlsmError):
         return Store.open(first.settings().store).plan.id
@@ -150,13 +153,13 @@ def _plan_of_primary(planned: StudyPlan) -> str | None:
 
 
 def _check_pairing(part: Part, plan_id: str | None) -> str:
-    """The plan of a student's store; StudyError where an earlier student's store has another one."""
+    """The plan of a student's store; StudyError if an earlier student's store has another one."""
     store = part.settings().store
     own = Store.open(store).plan.id
     if plan_id not in (None, own):
         raise StudyError(
-            f"{part.name}: the store {store} has another plan than those before, so that batches and masks would differ"
-            f" from theirs. Give all stores of the study the same corpus, tokenizer, windows and max-tokens."
+            f"{part.name}: the store {store} has another plan than the stores before it, so batches and masks would "
+            "differ. All stores of the study need the same corpus, tokenizer, windows and max-tokens."
         )
     return own
 
@@ -167,7 +170,7 @@ def _name_stages(progress, part):
 
 
 def _compare(settings: StudyConfig, described: Study, planned: StudyPlan, kept: dict, progress) -> dict | None:
-    """Compare what has been evaluated so far, and write the report. None where nothing has, or where the primary
+    """Compare what has been evaluated so far, and write the report. None if nothing has or if the primary
     hypothesis is withheld, of which the report would show the scores."""
     if _withhold(described, settings.directory) or not any(settings.evaluations.glob("*/*/*.json")):
         return None

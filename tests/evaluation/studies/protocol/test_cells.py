@@ -47,7 +47,10 @@ def test_a_part_goes_from_missing_to_done(tmp_path):
 def test_another_commit_is_refused_and_the_first_goes_on(tmp_path):
     with at_work(tmp_path, "a", "one"):
         pass
-    with pytest.raises(StudyError, match="a was begun by the code of one, this is two"), at_work(tmp_path, "a", "two"):
+    with (
+        pytest.raises(StudyError, match="a was started by the code of one, this is two"),
+        at_work(tmp_path, "a", "two"),
+    ):
         pass
     with at_work(tmp_path, "a", "one"):
         pass
@@ -59,7 +62,7 @@ def test_a_process_that_is_at_work_is_seen_and_its_death_as_well(tmp_path):
     try:
         assert other.stdout.readline() == "held\n"
         assert state_of(tmp_path, part, False) == State("running", "one")
-        with pytest.raises(StudyError, match="another process is at work"), at_work(tmp_path, part, "one"):
+        with pytest.raises(StudyError, match="another process is working"), at_work(tmp_path, part, "one"):
             pass
     finally:
         other.kill()

@@ -144,7 +144,7 @@ def test_compare_refuses_records_that_a_study_withholds(described, tmp_path):
     fill(tmp_path)
     keep_withheld(tmp_path / "evaluations", described.primary)
     settings = CompareConfig(results=(tmp_path / "evaluations",), output=tmp_path / "comparison")
-    with pytest.raises(ComparisonError, match="withheld until all of its seeds are scored"):
+    with pytest.raises(ComparisonError, match="withholds its primary hypothesis until all seeds are scored"):
         compare(settings, silent)
     keep_withheld(tmp_path / "evaluations", None)
     assert len(compare(settings, silent).models) == 13
@@ -155,7 +155,7 @@ def test_compare_refuses_models_that_are_withheld_unless_it_is_one(described, tm
     fill(tmp_path)
     keep_withheld(tmp_path / "evaluations", described.primary)
     places = sorted((tmp_path / "evaluations").glob("*-seed0-*"))
-    with pytest.raises(ComparisonError, match="withheld until all of its seeds are scored"):
+    with pytest.raises(ComparisonError, match="withholds its primary hypothesis until all seeds are scored"):
         compare(CompareConfig(results=tuple(places), output=tmp_path / "comparison"), silent)
     single = compare(CompareConfig(results=(places[0], places[0] / "frozen"), output=tmp_path / "comparison"), silent)
     assert len(single.models) == 1

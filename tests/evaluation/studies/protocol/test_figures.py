@@ -159,4 +159,4 @@ def test_a_diagnostic_of_another_teacher_is_not_drawn(settings, result, tmp_path
         (figure,) = (one for one in found.figures if one.figure == 4)
         files[file] = figure.files, figure.lacks
     assert files[diagnostic][0] and not files[tmp_path / "result.json"][0]
-    assert "a result of choose-layer of the models' own teacher" in files[tmp_path / "result.json"][1]
+    assert "a result of choose-layer for the models' own teacher" in files[tmp_path / "result.json"][1]
