@@ -8,8 +8,8 @@
 
 The commands of the command line (mlsm/commands/) are functions here: their flags are keyword arguments, their
 results small objects whose `report` is the dict that --json prints. Nothing is loaded before it is used, so that the
-import takes milliseconds. Editors and type checkers read mlsm/__init__.pyi, which `python tests/stub.py` writes. Left
-out: the packages that do the work (pipeline, student, shards, mlsm/evaluation), which may change.
+import takes milliseconds. Editors and type checkers read mlsm/__init__.pyi, which `python tests/stub.py` writes. Not
+handled here: the packages that do the work (pipeline, student, shards, mlsm/evaluation), which may change.
 """
 
 from importlib import import_module
@@ -46,9 +46,9 @@ __all__ = sorted([*HOME, *COMMANDS])
 
 
 def _refuse_shadows() -> None:
-    """Raise ImportError where Python finds another package under the name of one of this project's.
+    """Raise ImportError if Python finds another package under the name of one of this project's.
 
-    Their names are short, and Python takes the first that lies on its path.
+    Their names are short, and Python takes the first that is on its path.
     """
     root = Path(__file__).resolve().parent.parent
     for name in TOP_LEVEL:
@@ -63,7 +63,7 @@ def _refuse_shadows() -> None:
         if root not in path.parents or len(path.relative_to(root).parts) > 2:
             raise ImportError(
                 f"mlsm needs its own package `{name}`, but Python finds another one first: {origin}. Rename or remove "
-                f"that one, start Python elsewhere, or put ours before it:  PYTHONPATH={root}"
+                f"that one, start Python in another directory, or put the right one first:  PYTHONPATH={root}"
             )
 
 

@@ -106,7 +106,7 @@ def choose_layer(
     limit_train: int | None = None,
     tolerance: float = 0.001,
 ) -> Report:
-    """Which layer of a teacher to encode, by word-sense disambiguation with every layer's LSPs."""
+    """Choose the layer of a teacher to encode, by word-sense disambiguation with every layer's LSPs."""
 
 def clean(
     config: CleanConfig | None = None,
@@ -489,7 +489,7 @@ def make_mask_weights(
     words: PathOrText | None = None,
     output: PathOrText | None = None,
 ) -> Report:
-    """Make a table of how often each token shall be masked: mlsm.train_student(mask_weights=made["mask_weights"])."""
+    """Make a table of how often each token is to be masked: mlsm.train_student(mask_weights=made["mask_weights"])."""
 
 def match_entropy(
     config: MatchEntropyConfig | None = None,

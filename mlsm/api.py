@@ -47,7 +47,7 @@ def function_of(name: str) -> Callable[..., Any]:
 
 
 def _signature(command: Command) -> inspect.Signature:
-    """What help() and editors of notebooks show: the settings with their types and defaults."""
+    """The signature shown by help() and notebook editors: the settings with their types and defaults."""
     kind = inspect.Parameter
     defaults = {field.name: field.default for field in settable(command.settings)}
     types = {field.name: plain_hint(field.type) for field in settable(command.settings)}
@@ -73,7 +73,7 @@ def _run(command: Command, given: tuple[Any, ...], settings: dict[str, Any]) -> 
             raise TypeError(f"{command.python_name} got {', '.join(sorted(twice))} twice")
         config = _configure(command, by_position | settings, recipe)
     elif settings or recipe is not None or len(given) > 1:
-        raise TypeError(f"{command.python_name}: give a settings object or keyword arguments, not both")
+        raise TypeError(f"{command.python_name}: pass a settings object or keyword arguments, not both")
     config, choice = choose_newest(command, config)
     if choice is not None:
         logger.info("%s", choice)

@@ -3,7 +3,7 @@
     student                       # TrainedStudent(run='runs/students/mlsm-...', steps=500, held_out_loss=3.508, ...)
     student.report["baseline"]    # anything else that --json prints; also student["baseline"]
 
-A result that lies on the disk can be given wherever a path is asked for: mlsm.train_student(store=store).
+A result that is on the disk can be given wherever a path is asked for: mlsm.train_student(store=store).
 """
 
 from collections.abc import Iterator, Mapping

@@ -60,7 +60,7 @@ def test_show_derive_and_clean(place):
     run = mlsm(place, "show-shards")
     assert "dead atoms" in run.stdout and "(the only finished one)" in run.stdout and "recipe" not in run.stderr
     assert len(json.loads(mlsm(place, "show-shards", "--window", 1, "--json").stdout)["tokens"]) > 5
-    assert "Give one of them" in mlsm(place, "show-shards", "--window", 1, "--document", 1, code=2).stderr
+    assert "Pass only one of them" in mlsm(place, "show-shards", "--window", 1, "--document", 1, code=2).stderr
     run = mlsm(place, "derive-shards", "--top-n", 2, "runs/stores/lsp-tiny")
     assert "mass kept" in run.stdout and "train-student --store runs/stores/lsp-tiny-n2-" in run.stdout
     derived = next((place / "runs" / "stores").glob("*-n2-*"))
@@ -85,7 +85,7 @@ def test_what_a_command_chose_by_itself_is_said_with_the_result(place, monkeypat
 
     assert "the newest" not in says("derive-shards", "runs/stores/lsp-tiny", "--top-n", "2").out
     assert len(list(Path("runs/stores").iterdir())) == 2
-    first = "store runs/stores/lsp-tiny (the newest finished one of 2; name another to take that)"
+    first = "store runs/stores/lsp-tiny (the newest finished one of 2; name another one to use it instead)"
     assert says("show-shards").out.splitlines()[0] == first
     said = says("verify-shards", "--json")
     assert json.loads(said.out)["store"] == "runs/stores/lsp-tiny" and first in said.err

@@ -130,7 +130,7 @@ def test_only_what_is_given_is_read(words, given):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--layer", "4", "--layer=8"], "--layer is given twice. Give all its values after one --layer: --layer A B."),
+        (["--layer", "4", "--layer=8"], "--layer is given twice. Write all its values after one --layer: --layer A B."),
         (["--max_tokens", "4", "--max-tokens", "5"], "--max-tokens is given twice."),
         (["--dry-run", "--no-dry-run"], "--dry-run is given twice."),
     ],

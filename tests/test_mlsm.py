@@ -80,7 +80,7 @@ def test_a_package_that_shadows_ours_is_named(name, is_package, tmp_path):
     run = python("import mlsm", tmp_path, os.pathsep.join([str(tmp_path / "elsewhere"), str(ROOT)]))
     line = run.stderr.splitlines()[-1]
     assert run.returncode == 1 and f"its own package `{name}`" in line and str(other) in line
-    assert f"put ours before it:  PYTHONPATH={ROOT}" in line
+    assert f"put the right one first:  PYTHONPATH={ROOT}" in line
     assert python("import mlsm", tmp_path, os.pathsep.join([str(ROOT), str(tmp_path / "elsewhere")])).returncode == 0
 
 

@@ -88,7 +88,7 @@ def test_python_and_flags_mean_the_same(own, capsys):
 
 
 def test_epochs_and_steps_are_one_thing(own):
-    with pytest.raises(ValueError, match="--epochs 2 and --max-steps 9 say the same thing twice"):
+    with pytest.raises(ValueError, match="--epochs 2 and --max-steps 9 both set the length of the run"):
         StudentConfig(epochs=2, max_steps=9)
     with pytest.raises(ValueError, match="--epochs 2 and --max-steps 9"):
         parse(load("train-student"), ["--store", str(own.path), "--epochs", "2", "--max-steps", "9"])
@@ -196,14 +196,14 @@ def test_the_checkpoints_of_the_recipes_are_those_of_the_figures():
     ],
 )
 def test_own_text_without_a_teacher_is_refused(verb, name, tmp_path):
-    choices = f"a.txt is text of your own, and no --{name} is given. Give a Hub id.*a directory, or --{name} bundled"
+    choices = f"a.txt is your own text, but no --{name} is given. Pass a Hub id.*a directory or, .*, --{name} bundled"
     with pytest.raises(ValueError, match=choices):
         parse(load(verb), ["--corpus", "a.txt"])
     for flags in (["--corpus", "a.txt", f"--{name}", "bundled"], [f"--{name}", "some/where"]):
         settings = parse(load(verb), flags).settings
         assert getattr(settings, name) == flags[-1] and getattr(settings, "recipe", None) is None
     (tmp_path / "r.yaml").write_text(f"{verb}: {{corpus: [b.txt]}}\n")
-    with pytest.raises(ValueError, match="b.txt is text of your own"):
+    with pytest.raises(ValueError, match="b.txt is your own text"):
         parse(load(verb), [], str(tmp_path / "r.yaml"))
     assert getattr(parse(load(verb), [f"--{name}", "x"], str(tmp_path / "r.yaml")).settings, name) == "x"
 
@@ -228,7 +228,7 @@ def test_own_text_without_a_teacher_is_refused_in_python():
         (lambda: EncodeConfig(max_tokens="1000"), "--max-tokens takes a whole number or null, found '1000', a text"),
         (lambda: EncodeConfig(layer=(2, 2.5)), "--layer takes a list, each a whole number, found"),
         (lambda: EncodeConfig(corpus=3), "--corpus takes a list, each a text"),
-        (lambda: StudentConfig(lr="1e-3"), "--lr takes a number or null, found '1e-3', a text. Leave out"),
+        (lambda: StudentConfig(lr="1e-3"), "--lr takes a number or null, found '1e-3', a text. Omit"),
         (lambda: StudentConfig(max_steps=2.5), "--max-steps takes a whole number or null, found 2.5"),
         (lambda: StudentConfig(documents_apart=1), "--documents-apart takes a switch, true or false, found 1"),
         (lambda: StudentConfig(objective="mlsmm"), "found 'mlsmm'. Did you mean mlsm?"),

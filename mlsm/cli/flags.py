@@ -5,8 +5,8 @@
 Argparse finds the words of each flag. What they may say follows from the annotation of the setting, as it does for
 YAML and Python (mlsm/common/settings.py). Only what was given is in the result, so that a recipe's values stand
 wherever no flag is. A flag that we do not have is answered with the one that was probably meant: that of a typing
-error, or ours for what transformers and others call differently. Left out: recipes (settings.py), the text of --help
-(help.py).
+error, or ours for what transformers and others call differently. Not handled here: recipes (settings.py), the text of
+--help (help.py).
 """
 
 import argparse
@@ -93,7 +93,7 @@ def read_flags(settings_class: type, argv: list[str]) -> dict:
         meant = meant_by(unknown.lstrip("-"), fields)
         hint = f" Did you mean --{meant.replace('_', '-')}?" if meant else ""
         if meant in fields and is_word(fields[meant]):
-            hint = f" Give {meant.upper()} behind the command, without a flag."
+            hint = f" Write {meant.upper()} directly after the command, without a flag."
         raise ValueError(f"there is no flag {unknown}.{hint}")
     return {name: _value(fields[name], words) for name, words in vars(found).items()}
 
@@ -104,7 +104,7 @@ def _refuse_twice(argv, fields):
     for field in fields.values():
         name = flag_of(field)
         if flags.count(name) + flags.count(name.replace("--", "--no-", 1)) > 1:
-            together = f" Give all its values after one {name}: {name} A B." if takes_several(field) else ""
+            together = f" Write all its values after one {name}: {name} A B." if takes_several(field) else ""
             raise ValueError(f"{name} is given twice.{together}")
 
 
@@ -188,7 +188,7 @@ def take_flag(argv: list[str], flag: str) -> bool:
 
 
 def take_value(argv: list[str], flag: str) -> str | None:
-    """Return the value of a flag, None where it is not given, and remove both from the command line."""
+    """Return the value of a flag, None if it is not given, and remove both from the command line."""
     if sum(arg.partition("=")[0] == flag for arg in argv) > 1:
         raise ValueError(f"{flag} is given twice.")
     for i, arg in enumerate(argv):

@@ -1,4 +1,4 @@
-"""What --help says: all commands, or the flags of one, in groups, each with the default that is in force.
+"""The text of --help: all commands, or the flags of one command in groups, each with its current default.
 
 `mlsm COMMAND --help` only names the advanced flags, so that it is read at a glance; `mlsm help COMMAND` describes them,
 too. What a flag does is the docstring under its setting. Not handled here: reading flags (flags.py).
@@ -73,9 +73,10 @@ def overview(commands: dict[str, Command]) -> str:
         "usage: mlsm COMMAND [FLAGS]      (or: python cli.py COMMAND [FLAGS])\n\n"
         "Masked Latent Semantic Modeling in two stages: encode a corpus once, train from it many times.\n\n"
         + "".join(f"{listed}\n\n" for listed in lists)
-        + f"Every command has --help (everything: mlsm help COMMAND), and:\n{COMMON}\n\n"
-        f"Those of the first two groups also:\n{RECIPES}\n\n"
-        f"Running a command again resumes it, or says that it is finished."
+        + (
+            f"Every command has --help (everything: mlsm help COMMAND), and:\n{COMMON}\n\nThe commands of the first "
+            f"two groups also have:\n{RECIPES}\n\nRunning a command again resumes it, or says that it is finished."
+        )
     )
 
 
@@ -99,7 +100,7 @@ def flags_of(command: Command, values: dict, why: str, brief: bool = False) -> P
     words = " ".join(
         f"[{field.name.upper()}{' ...' if takes_several(field) else ''}]" for field in fields.values() if is_word(field)
     )
-    named = f"Defaults marked {_recipe_in(why)} are those of the {why}; the others hold in general."
+    named = f"Defaults marked {_recipe_in(why)} come from the {why}; all others are the general defaults."
     defaults = f"\n\n{named}" if why else ""
     _, _, more = (settings_class.__doc__ or "").partition("\n\n")  # the first paragraph says what the summary says
     details = f"\n\n{' '.join(more.split())}" if more.strip() else ""
@@ -148,7 +149,7 @@ class _Format(argparse.HelpFormatter):
 
 
 def _default(field, values, why):
-    """Write the default of a setting, to stand behind its description; nothing where the setting is left open.
+    """Write the default of a setting, to follow its description; nothing where the setting is left open.
 
     That of a recipe names it, with the one that holds without: (quickstart: 1024; in general: 3072).
     """

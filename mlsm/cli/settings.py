@@ -5,8 +5,8 @@
 
 A recipe that is asked for applies. Otherwise training on a store starts from the recipe that made it, and encoding
 from the demonstration's, `quickstart`, unless --corpus, --teacher, --tokenizer, --dictionary or --hidden name other
-material: real text must not be cut to the demonstration's two million tokens. Left out: reading the flags (flags.py)
-and recipes (mlsm/recipes/reading.py), and the checks of values (mlsm/common/settings.py).
+material: real text must not be cut to the demonstration's two million tokens. Not handled here: reading the flags
+(flags.py) and recipes (mlsm/recipes/reading.py), and the checks of values (mlsm/common/settings.py).
 """
 
 import dataclasses
@@ -28,19 +28,19 @@ OWN_MATERIAL = {"corpus", "teacher", "tokenizer", "hidden", "dictionary"}
 
 
 class Parsed(NamedTuple):
-    """What a command line says."""
+    """The content of a parsed command line."""
 
     settings: Any
     recipe: str | None
-    """the recipe that says something of the command"""
+    """the recipe that has a section for the command"""
     why: str
-    """the same with the reason why it applies, for people; empty without a recipe"""
+    """that recipe and the reason why it applies, for people; empty without a recipe"""
     origins: dict
-    """setting -> "flag" or the recipe that it is from; a setting that is not named has its default"""
+    """setting -> "flag" or the recipe that it comes from; settings that are missing have their defaults"""
     store: "Store | None" = None
-    """the open store that is trained on, where it could be found"""
+    """the open store that is trained on, if it was found"""
     choice: str | None = None
-    """what to say where that store was not named but chosen"""
+    """a line for the user if that store was not named but chosen"""
 
 
 def parse(command: Command, argv: list[str], recipe: str | None = None) -> Parsed:
@@ -103,7 +103,7 @@ def _recipe_of(name: str, store: "Store | None", given: dict) -> str | None:
 
 
 def as_yaml(command: Command, parsed: Parsed) -> str:
-    """Write the settings as --print-config shows them; those of a training with what follows from its store."""
+    """Write the settings as --print-config shows them; for training, with the values that follow from the store."""
     import yaml
 
     from pipeline.config import plain

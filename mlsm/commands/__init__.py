@@ -27,17 +27,18 @@ class Command(NamedTuple):
     """(settings, progress) -> result; of a command that trains also origins=, where its settings come from"""
     show: Callable[[Any, Any], str]
     recipes: bool
-    """RECIPES: whether its settings come from recipes, too"""
+    """RECIPES: whether its settings also come from recipes"""
     downloads: bool
-    """DOWNLOADS: whether it may fetch a model, whose progress bar is wanted; so it is unless the file says False"""
+    """DOWNLOADS: whether it may download a model and should show a progress bar for it; True unless the file says
+    False"""
     trains: bool
-    """TRAINS: whether what is left open follows from the store that is trained on"""
+    """TRAINS: whether unset settings follow from the store that is trained on"""
     works_on: str
     """WORKS_ON: the setting for which `newest` has candidates"""
     by_position: tuple[str, ...]
-    """BY_POSITION: settings that the Python function takes by position, whatever the command line does"""
+    """BY_POSITION: settings that the Python function takes by position, regardless of the command line"""
     newest: Callable[[Any], list[Path]] | None
-    """settings -> what it could work on, the newest first, where nothing is named (_newest.py)"""
+    """settings -> what it could work on if nothing is named, the newest first (_newest.py)"""
     complete: Callable[[Any], Any] | None
     """of a command that trains: settings -> settings that name its store"""
     exit_code: Callable[[Any], int] | None
@@ -45,7 +46,7 @@ class Command(NamedTuple):
 
     @property
     def python_name(self) -> str:
-        """What the function of `mlsm` is called."""
+        """The name of the function in `mlsm`."""
         return self.name.replace("-", "_")
 
 
@@ -59,7 +60,7 @@ STAGES = ("encode-lsp", "train-student")
 
 
 def load(name: str) -> Command:
-    """Read a command's file. Raises ModuleNotFoundError where there is none."""
+    """Read a command's file. Raises ModuleNotFoundError if there is none."""
     module = import_module(f"mlsm.commands.{name.replace('-', '_')}")
     held = vars(module)
     return Command(

@@ -1,9 +1,9 @@
-"""What a command works on where nothing is named: the newest store, student or run that fits.
+"""Choose what a command works on if nothing is named: the newest store, student or run that fits.
 
     choose(command, settings)    # (settings with store="runs/stores/lsp-...", "store runs/stores/... (the newest ...")
 
 One function for each thing that can be chosen; a command's file names it as `newest`. A function takes the settings and
-returns the candidates, the newest first, and raises StoreError or RunError where there are none.
+returns the candidates, the newest first, and raises StoreError or RunError if there are none.
 """
 
 import dataclasses
@@ -23,7 +23,11 @@ def choose_newest(command: Command, settings: Any) -> tuple[Any, str | None]:
         return settings, None
     found = command.newest(settings)
     which = "one" if command.works_on == "run" else "finished one"  # a run may be exported before it ends
-    why = f"the only {which}" if len(found) == 1 else f"the newest {which} of {len(found)}; name another to take that"
+    why = (
+        f"the only {which}"
+        if len(found) == 1
+        else f"the newest {which} of {len(found)}; name another one to use it instead"
+    )
     # The annotation says whether the settings hold it as a path or as a text; check() converts.
     return dataclasses.replace(settings, **{command.works_on: found[0]}), f"{command.works_on} {found[0]} ({why})"
 

@@ -10,7 +10,7 @@ RECIPES = True
 
 
 def run(settings: Settings, progress: Progress = silent) -> Report:
-    """Which layer of a teacher to encode, by word-sense disambiguation with every layer's LSPs."""
+    """Choose the layer of a teacher to encode, by word-sense disambiguation with every layer's LSPs."""
     from mlsm.evaluation.studies.word_senses.choose_layer import choose_layer
 
     return Report.of(choose_layer(settings, progress))
@@ -30,16 +30,16 @@ def show(result: dict, settings: Settings) -> str:
     if share < 1:
         lines.append(
             f"  Learned from {result['counts']['training_words']:,} annotated words, {share:.1%} of SemCor's "
-            f"{EXPECTED['training']:,}: figures do not compare with published ones."
+            f"{EXPECTED['training']:,}: the results cannot be compared with published ones."
         )
     if not is_conclusive:
         lines.append(
-            f"\nNo conclusion about this teacher and its layers: below {LEAST_COVERAGE:.0%} of SemCor most "
-            "senses have too few examples, and F1 says more of that than of LSPs. Take all of "
-            "SemCor, without --limit-train."
+            f"\nNo conclusion about this teacher and its layers: below {LEAST_COVERAGE:.0%} of SemCor most senses "
+            "have too few examples, so F1 reflects their number more than the LSPs. Use all of SemCor, without "
+            "--limit-train."
         )
     elif max(best["f1"] for best in result["recommended"]) <= first["ALL"]:
-        lines.append("  No layer is above it: LSPs of this teacher and these dictionaries tell senses apart poorly.")
+        lines.append("  No layer is above it: LSPs of this teacher and these dictionaries distinguish senses poorly.")
     for best in result["recommended"]:
         cheap, where = best["cheapest_not_worse"], f" at k = {best['k']}" if len(result["recommended"]) > 1 else ""
         verdict = "Recommended" if is_conclusive else "Best on this part"

@@ -78,8 +78,8 @@ def _solver_lines(result):
     for name, title in (
         ("fista_100", "100 FISTA steps (official code)"),
         ("coordinate_descent", "coordinate descent (ours)"),
-        ("correlations", "  of these correlations h D'"),
-        ("coordinate_updates", "  of these updates, as measured"),
+        ("correlations", "  including correlations h D'"),
+        ("coordinate_updates", "  including updates, as measured"),
     ):
         lines.append(f"  {title:<32}{solver['masked'][name]:>16.2e}{solver['all'][name]:>20.2e}")
     ours = result["with_our_solver"]
@@ -93,7 +93,7 @@ def _offline_lines(result):
     lines = [
         f"\nOffline MLSM{layer}: teacher ({encoding['teacher']:.2e}) and solver ({encoding['sparse solver']:.2e}) once,"
         " at every position, spread over R uses of each token",
-        "       R     total of a batch      of MLM, counted alike",
+        "       R     total of a batch      of MLM, same count",
     ]
     for reuse, parts in result["offline"].items():
         lines.append(f"  {reuse:>6}{parts['total']:>21.3e}{parts['percent_of_mlm']:>21.1f} %")

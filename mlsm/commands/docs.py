@@ -27,7 +27,10 @@ def show(report: dict, settings: Settings) -> str:
     """Show a page, or all by name and title."""
     if "pages" in report:
         rows = [(entry["page"], entry["title"]) for entry in report["pages"]]
-        return f"{table(rows)}\n\nOne of them:  {program()} docs PAGE. They are files, too:  {program()} docs --json"
+        return (
+            f"{table(rows)}\n\nTo read one:  {program()} docs PAGE. To see where the files are:  {program()} docs "
+            "--json"
+        )
     text = text_of(report["page"])
     if report["file"].endswith(".ipynb"):
         text += f"\nThis is a notebook. Open it in Jupyter, or copy it:  {report['file']}\n"

@@ -25,12 +25,12 @@ def show(report: dict, settings: Settings) -> str:
         lines.append(f"{'  ' if check['ok'] else '! '}{check['name']:<{width}}  {check['found']}")
         lines.append(f"  {'':<{width}}    {check['means']}")
     troubles = [check["name"] for check in report["checks"] if not check["ok"]]
-    verdict = f"Worth a look: {', '.join(troubles)}." if troubles else "Nothing stands in the way."
-    return "\n".join([*lines, f"\n{verdict} Next, in minutes:  {program()} encode-lsp"])
+    verdict = f"Worth a look: {', '.join(troubles)}." if troubles else "No problems found."
+    return "\n".join([*lines, f"\n{verdict} Try next (takes minutes):  {program()} encode-lsp"])
 
 
 def gpu_table(report: dict) -> str:
-    """What was proven on a GPU, in Markdown: versions, what is used and why, a row for everything that was tried."""
+    """The trials on a GPU in Markdown: versions, what is used and why, and a row for each trial."""
     lines = [f"- {name}: {value}" for name, value in report["gpu"].items()]
     rows = ["", "| tried | result | deviation | time | first call | GPU memory |", "|---|---|---|---|---|---|"]
     for part, uses in (("solver", "sparse coding uses"), ("training", "training uses"), ("faiss", "faiss:")):
@@ -47,7 +47,8 @@ def gpu_table(report: dict) -> str:
             cells.append(f"{trial['memory_bytes'] / 1e9:,.2f} GB" if "memory_bytes" in trial else "")
             rows.append(f"| {' | '.join(cells)} |")
     note = (
-        "Deviations: of a solver, the mean total variation of its distributions from those of the CPU; of training,\n"
-        "the largest relative one of a loss from float32's. Times are of one call on 4,096 rows, or of one step."
+        "Deviations: for a solver, the mean total variation between its distributions and the CPU's; for training, "
+        "the\nlargest relative deviation of a loss from that in float32. Times are for one call on 4,096 rows, or "
+        "one step."
     )
     return "\n".join(["", *lines, *rows, "", note, "Something wrong? Paste this into an issue."])

@@ -30,9 +30,9 @@ def show(result: dict, settings: Settings) -> str:
         ("pairs", f"{pairs:,} of {len(first['figures'])} paradigms, scored by {first['settings']['metric']}"),
         (
             "headline",
-            "the unweighted mean of the paradigms; that of a phenomenon is over its own paradigms",
+            "the unweighted mean over all paradigms; for a phenomenon, over its own paradigms",
         ),
-        ("ties", "pairs of equal scores, which count as wrong; in 7 pairs upstream both sentences are equal"),
+        ("ties", "pairs with equal scores, counted as wrong; in 7 published pairs both sentences are equal"),
         *(("record", path) for path in result["paths"]),
     ]
     return "\n".join(["", table(models), "", table(head + rows), "", table(notes)])

@@ -1,6 +1,6 @@
 """Fine-tune models on ten tasks with paired heads: one record per task and seed.
 
-Left out: significance (mlsm/evaluation/comparison).
+Not handled here: significance (mlsm/evaluation/comparison).
 """
 
 from statistics import mean, stdev
@@ -24,13 +24,13 @@ def show(result: dict, settings: Settings) -> str:
     if settings.frozen:
         return _frozen(result)
     state = "was finished already" if result["finished_before"] else "is finished"
-    counts = f"{result['made']} trainings now, {result['kept']} before"
+    counts = f"{result['made']} training runs now, {result['kept']} before"
     lines = [f"\nThe fine-tuning {state}: {counts}; means over seeds ± standard deviation.\n", _table(result)]
     alike = result["settings"]
     segments = "given" if alike["segments"] == "always" else "not given"
     lines.append(
-        f"\nAlike for all models: inputs of at most {alike['max_length']} tokens, dropout {alike['dropout']:g},"
-        f" segments of pairs {segments}."
+        f"\nSame for all models: inputs of at most {alike['max_length']} tokens, dropout {alike['dropout']:g}, "
+        f"segments of pairs {segments}."
     )
     chosen = [
         f"  {model['model']}: {task} {' '.join(f'{lr:g}' for lr in rates.values())}"
@@ -40,23 +40,21 @@ def show(result: dict, settings: Settings) -> str:
     if chosen:
         lines.append("\n".join(["\nLearning rates chosen on a tenth of the training examples, by seed:", *chosen]))
     if settings.split == "train-tenth":
-        lines.append(
-            "Scored on the tenth of the training examples that was held out: to choose settings by, not as results."
-        )
+        lines.append("Scored on the held-out tenth of the training examples: for choosing settings, not for reporting.")
     for how in ("diverged", "collapsed"):
         notes = [f"{model['model']}, {sentence}" for model in result["models"] for sentence in model[how]]
         if notes:
-            lines.append("\n".join([f"\n{how.capitalize()}, and counted all the same:", *(f"  {n}" for n in notes)]))
+            lines.append("\n".join([f"\n{how.capitalize()}, but included in the means:", *(f"  {n}" for n in notes)]))
     cut: dict[str, float] = {}  # by task, the largest share of its examples over the models
     for model in result["models"]:
         for task, share in model["cut"].items():
             cut[task] = max(share, cut.get(task, 0.0))
     if cut_tasks := [f"{task} {share:.0%}" for task, share in cut.items() if share >= 0.01]:
         named = ", ".join(cut_tasks)
-        lines.append(f"\nLonger than {alike['max_length']} tokens, and cut (of the examples scored on): {named}")
+        lines.append(f"\nCut because longer than {alike['max_length']} tokens (of the scored examples): {named}")
     if result["differing"]:
         files = "\n".join(f"  {file}" for file in result["differing"])
-        lines.append(f"\nMade with other settings; not made again, but counted:\n{files}")
+        lines.append(f"\nMade with other settings; kept as they are and included in the means:\n{files}")
     lines.append("\nRecords:\n" + "\n".join(f"  {model['directory']}" for model in result["models"]))
     if len(result["models"]) > 1:
         lines.append(f"\nNext:  {program()} compare {shell_quote(result['output'] + '/evaluations')}")
@@ -78,7 +76,7 @@ def _frozen(result):
     ]
     if result["differing"]:
         files = "\n".join(f"  {file}" for file in result["differing"])
-        lines.append(f"\nMade with other settings; not made again, but shown:\n{files}")
+        lines.append(f"\nMade with other settings; kept as they are and shown:\n{files}")
     lines.append("\nRecords:\n" + "\n".join(f"  {model['directory']}" for model in models))
     return "\n".join(lines)
 

@@ -25,7 +25,10 @@ def show(reports: list[dict], settings: Settings) -> str:
         lines.append(table(_dictionary_rows(report)))
     if settings.hidden is not None and "layer" not in reports[0]:  # a file of vectors
         report = reports[0]
-        lines.append(f"\nTo encode text with it, name the model of these vectors, {report['width']} wide, and a layer:")
+        lines.append(
+            f"\nTo encode text with it, name the model and the layer that these vectors of width {report['width']} "
+            "are from:"
+        )
         given = f"encode-lsp --dictionary {shell_quote(report['dictionary'])}"
         lines.append(f"  {program()} {given} --teacher ... --layer ... --corpus ...")
         shown = f"show-lsp {shell_quote(report['dictionary'])} --vectors {shell_quote(str(settings.hidden))}"
@@ -80,7 +83,7 @@ def _dictionary_rows(report):
         ("atoms", f"{report['k']:,} of width {report['width']}, {report['dead_atoms']:,} of them dead"),
         *_closeness(report),
         ("held out", f"objective {report['objective']:.5f}, {report['explained_variance']:.1%} of variance explained"),
-        ("non-zeros", f"{report['nnz']:.1f} a vector"),
+        ("non-zeros", f"{report['nnz']:.1f} per vector"),
         ("learned" if passes else "taken", f"from {report['vectors']:,} vectors{passes}"),
         ("stopped", report["stopped"]),
     ]

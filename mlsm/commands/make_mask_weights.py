@@ -12,7 +12,7 @@ newest = stores
 
 
 def run(settings: Settings, progress: Progress = silent) -> Report:
-    """Make a table of how often each token shall be masked: mlsm.train_student(mask_weights=made["mask_weights"])."""
+    """Make a table of how often each token is to be masked: mlsm.train_student(mask_weights=made["mask_weights"])."""
     from student.masks.weights import make_mask_weights
 
     return Report.of(make_mask_weights(settings, progress))

@@ -19,12 +19,12 @@ def run(settings: Settings, progress: Progress = silent) -> Report:
 
 
 def show(report: dict, settings: Settings) -> str:
-    """Show what was prepared, with its counts beside the published ones, what is missing, and what reads it."""
+    """Show what was prepared, its counts next to the published ones, what is missing, and which commands read it."""
     lines = [""]
     for part in report["parts"]:
         counts = ", ".join(f"{count:,} {name}" for name, count in part["counts"].items())
         expected = ", ".join(f"{count:,} {name}" for name, count in part["expected"].items())
-        verdict = "as published" if part["counts"] == part["expected"] else f"published are {expected}"
+        verdict = "as published" if part["counts"] == part["expected"] else f"{expected} are published"
         there = "; was there already" if part["finished_before"] else ""
         lines.append(f"  {part['directory']}: {counts}; {verdict}{there}")
     if report["missing"]:
@@ -33,7 +33,9 @@ def show(report: dict, settings: Settings) -> str:
             lacks = ", ".join(part["lacks"][:3]) + (" and more" if len(part["lacks"]) > 3 else "")
             lines.append(f"  {part['directory']} lacks {lacks}; published at {part['published']}")
         if report["dataset"] == "glue":
-            lines.append("  finetune takes these from the Hub (needs datasets), or leave them out with --tasks.")
+            lines.append(
+                "  finetune downloads these from the Hub (needs the package datasets); or omit them with --tasks."
+            )
     output = Path(report["output"])
     command = {
         "blimp": f"evaluate-blimp MODEL --data-dir {shell_quote(str(output / 'blimp'))}",

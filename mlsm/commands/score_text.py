@@ -25,7 +25,7 @@ def _wrong(record):
     lines = []
     for pair in record["wrong"]:
         lines += [second.format(pair["nats"], pair["bad"]), first.format("first", pair["good"])]
-    return "\n".join(["\n\n  Pairs whose first sentence is not likelier, furthest first:", *lines])
+    return "\n".join(["\n\n  Pairs whose first sentence is not more likely, largest difference first:", *lines])
 
 
 def _rows(record):
@@ -35,14 +35,14 @@ def _rows(record):
         as_published = " (as CrowS-Pairs is scored)" if record["metric"] == "original" else ""
         rows += [
             ("pairs", f"{record['n']:,}, scored by {record['metric']}"),
-            ("the first is likelier", _share(record)),
-            ("by shared tokens alone", _share(record["shared"]) + as_published),
+            ("first more likely", _share(record)),
+            ("by shared tokens only", _share(record["shared"]) + as_published),
         ]
     else:
         sentences = quantity(record["n"], "sentence")
         rows += [
             ("sentences", f"{sentences} of {quantity(record['tokens'], 'token')}, scored by {record['metric']}"),
-            ("PLL", f"{record['pll']:,.3f} nats, {record['pll'] / record['tokens']:.4f} a token"),
+            ("PLL", f"{record['pll']:,.3f} nats, {record['pll'] / record['tokens']:.4f} per token"),
             ("PPPL", f"{record['pppl']:,.4g}"),
         ]
     time = "scored already" if record["already_finished"] else f"{record['wall']:.1f} s"

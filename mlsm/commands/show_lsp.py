@@ -1,6 +1,6 @@
 """Show what LSPs stand for: tokens, contexts, neighbours, senses; of a word, a text; as pages to browse.
 
-One function a view. Left out: the pages (mlsm/evaluation/inspection/lsps/text_pages.py).
+One function per view. Not handled here: the pages (mlsm/evaluation/inspection/lsps/text_pages.py).
 """
 
 from pathlib import Path
@@ -162,7 +162,7 @@ def _intruders(result):
     if not first["judged"]:
         return "\n".join(["", table(rows), "\nNo LSP has enough words that can be matched. Read more --samples"])
     detected = f"with an AUC of {first['auc']:.3f} ({_interval(first)}), the mean of {first['judged']:,} LSPs"
-    controls = f"{first['by_frequency']:.3f} by frequency alone, {first['by_spelling']:.3f} by spelling alone"
+    controls = f"{first['by_frequency']:.3f} by frequency only, {first['by_spelling']:.3f} by spelling only"
     lines = ["", table([*rows, ("detected", detected), ("controls", controls)])]
     if others:
         lines.append("\nThe mean AUC of each store; p of a Mann-Whitney test of its LSPs against those of the first:")
@@ -247,7 +247,7 @@ def _names(result):
 def _pages(result):
     rows = [*_facts(result), ("pages", f"{result['files']:,} files, {result['bytes'] / 1e6:,.1f} MB")]
     if result["probe"]:
-        rows.append(("probe", f"{result['probe']}, for the words with and without each LSP"))
+        rows.append(("probe", f"{result['probe']}, for its predictions with and without each LSP"))
     return "\n".join(["\nThe pages are written.", table(rows), f"\nOpen:  {result['html']}/index.html"])
 
 

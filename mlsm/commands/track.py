@@ -21,7 +21,7 @@ def show(result: dict, settings: Settings) -> str:
     ]
     limits = result["thresholds"]
     rows += [
-        ("tokens", f"{result['tokens']:,}, the same of every store"),
+        ("tokens", f"{result['tokens']:,}, the same in every store"),
         ("kept", f"from a correlation of {limits['kept_from']:g}; matched from {limits['matched_from']:g}"),
     ]
     lines = ["", table(rows), ""]
@@ -43,5 +43,5 @@ def show(result: dict, settings: Settings) -> str:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines += ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
     left = ", ".join(f"{count:,}" for count in result["surviving"])
-    lines.append(f"\nOf store 0's LSPs there are, from store to store: {left}")
+    lines.append(f"\nLSPs of store 0 still found in each store: {left}")
     return "\n".join([*lines, "\nWritten:", *(f"  {path}" for path in result["files"])])

@@ -53,8 +53,8 @@ def show(result: dict, settings: Settings) -> str:
         lines.append(f"\nNext, words from its LSPs:\n  {program()} {probe}")
     if store.settings.get("teacher_name") == "bundled":
         lines += [
-            "\nThis was the demonstration: a small teacher, a small corpus. The real thing, with your text:\n",
+            "\nThis was the demonstration, with a small teacher and a small corpus. To train on your own text:\n",
             f"  {program()} encode-lsp --recipe paper --corpus 'wikipedia/*.txt.gz'",
-            "\nThen the line that it prints: a student trained on that store has the paper's settings, too.",
+            "\nThen run the command that it prints: a student trained on that store also gets the paper's settings.",
         ]
     return "\n".join(lines)

@@ -68,7 +68,9 @@ def show(report: dict, settings: Settings) -> str:
         if place.parent.name != "stores" or not place.name.endswith(f"-{digits}"):
             wanted = f"{place.parent.parent}/stores/*-{digits}"
             lines.append(f"\nThe store was moved or renamed: the last command above looks for {wanted}.")
-            lines.append("Move it there first, or all of it is encoded again, and pass its new path to verify-shards.")
+            lines.append(
+                "Move it there first (otherwise all of it is encoded again), and pass its new path to verify-shards."
+            )
     return "\n".join(lines)
 
 
@@ -77,7 +79,7 @@ def _verdict(report):
         units = {entry["unit"] for entry in report["damaged"]} - {None}
         return f"The store is damaged: {quantity(len(report['damaged']), 'place')} in {quantity(len(units), 'unit')}."
     if report["missing"] or not report["plans"]:
-        return "Nothing is damaged; the store is unfinished."
+        return "Nothing is damaged, but the store is unfinished."
     return "The store is whole."
 
 

@@ -1,1 +1,1 @@
-"""What every other package may use; it imports none of them."""
+"""Code that every other package may use; it imports none of them."""

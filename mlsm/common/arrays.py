@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 def read_npz(path: str | Path) -> dict[str, np.ndarray]:
     """All arrays of a .npz file, by name; objects are refused.
 
-    Raises  FileNotFoundError where there is none; ValueError, in one line, where it is damaged: NumPy lets through
+    Raises  FileNotFoundError if there is none; ValueError, in one line, if it is damaged: NumPy lets through
             whatever zipfile, zlib and Python's parser, which reads an array's header, make of such a file
     """
     try:

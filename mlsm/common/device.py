@@ -1,4 +1,4 @@
-"""Which device to compute on, as --device names it (the CPU or one of the GPUs that torch sees), and its randomness."""
+"""Choose the device to compute on, as --device names it (the CPU or a GPU that torch sees), and seed its randomness."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ def choose_device(name: str | torch.device) -> torch.device:
 
     A GPU's device always carries its number.
 
-    Raises  DeviceError where there is no such device here
+    Raises  DeviceError if there is no such device here
     """
     if str(name) == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

@@ -8,14 +8,14 @@ in for any of them: record their order, raise at the i-th, kill the process at t
 Files are unbuffered: an error of the disk comes from the call that met it, and closing a file writes nothing. Files are
 opened for reading here too, by `open_to_read`, which never waits for a pipe.
 
-The door for what we write: a store, a run or an output directory may come from somebody else, with a link to the
-user's own files in place of any directory or file in it. `follow_no_links_below(root)` names such a directory. From
+All writing goes through this module: a store, a run or an output directory may come from someone else, with a link to
+the user's own files instead of any directory or file in it. `follow_no_links_below(root)` names such a directory. From
 then on every call above reaches what is below it from an open descriptor of the root, one component after the other,
 and opens none that is a link (openat with O_NOFOLLOW, the others with dir_fd), so that nothing can be exchanged between
 a check and its use. The root itself may be a link or be reached through links: that is the user's own choice. The last
-component is never followed either: files are created, linked, renamed or removed by name, and `append` refuses
-whatever is not a regular file. What other libraries write goes into a new directory, which then gets its name.
-Not handled here: the order of the calls (durable.py, shards/writer.py).
+component is never followed either: files are created, linked, renamed or removed by name, and `append` refuses whatever
+is not a regular file. Files written by other libraries go into a new directory, which then gets its name. Not handled
+here: the order of the calls (durable.py, shards/writer.py).
 """
 
 import atexit
@@ -51,7 +51,7 @@ _roots: set[Path] = set()
 
 
 def follow_no_links_below(root: str | Path) -> None:
-    """From now on, this process writes nothing below a directory by way of a link. It may not exist yet."""
+    """Let this process follow no link when it writes below a directory, which may not exist yet."""
     _roots.add(_absolute(root))
 
 
@@ -139,8 +139,8 @@ def append(path: str | Path, make: bool = True) -> FileIO:
 
 
 def _checked(file, refuse, path):
-    """The file, unless what was opened is to be refused. Only the object closes its descriptor: a signal may raise
-    after any call, and a number that is closed twice is another file's by then."""
+    """The file, unless it must be refused. Only the object closes its descriptor: a signal may raise after any call,
+    and a number that is closed twice is another file's by then."""
     try:
         refuse(os.fstat(file.fileno()), path)
     except BaseException:
@@ -172,7 +172,7 @@ def close(file: IOBase) -> None:
 def open_to_read(path: str | Path) -> FileIO:
     """A regular file, or a link that ends at one, open for reading.
 
-    Raises  OSError, of whatever has the name and is no file: a pipe is not waited for, a device not touched
+    Raises  OSError if something with that name is not a file: it does not wait for a pipe or touch a device
     """
     _refuse_irregular(os.stat(path), path)
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -185,12 +185,12 @@ def _refuse_irregular(status, path):
 
 
 def kind_of_file(status: os.stat_result) -> str:
-    """What kind of thing a status is of, in words."""
+    """The kind of file that a status describes, in words."""
     return _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
 
 
 def read_file(path: str | Path) -> bytes:
-    """All bytes of a regular file. Raises as `open_to_read`."""
+    """All bytes of a regular file. Raises the errors of `open_to_read`."""
     with open_to_read(path) as file:
         return file.readall()
 
@@ -206,7 +206,7 @@ def read_below(root: str | Path, path: str | Path) -> bytes:
 
 
 def file_sha256(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, hexadecimal. Raises OSError, also of what is no file."""
+    """SHA-256 of a file's bytes, hexadecimal. Raises OSError, also for anything that is not a file."""
     with open_to_read(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -313,7 +313,7 @@ def discard(temporary: Path) -> None:
 
 @atexit.register
 def discard_all() -> None:
-    """Remove the temporaries of this process: when it ends, or when what it is about to write is no longer wanted."""
+    """Remove the temporary files of this process: when it ends, or when its output is no longer wanted."""
     for process, path in list(_temporaries):
         if process == os.getpid():  # those of a parent that forked this process are not ours
             discard(path)

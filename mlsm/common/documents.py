@@ -5,7 +5,8 @@
 A packed window is [CLS] a a a [SEP] b b [SEP]. [CLS] belongs to the first document, and every [SEP] to the document
 that it ends. Attention stays within a document, and positions start again with each. So a document's hidden states
 equal those of a pass over only its own tokens. The teacher (pipeline/) and the student (student/) both read windows so
-under --documents-apart. Left out: which tokens belong to which document (shards/), and whether to keep them apart.
+under --documents-apart. Not handled here: which tokens belong to which document (shards/), and whether to keep them
+apart.
 
 Shapes: W windows, L positions.
 """
@@ -41,7 +42,7 @@ def attention_inputs(
 ) -> dict:
     """Keyword arguments that say to the encoder which positions see each other.
 
-    attention_WL  int64, 0 at padding; None where nothing is padded
+    attention_WL  int64, 0 at padding; None if nothing is padded
     documents_WL  int64 number of each token's document in its window, -1 at padding: attention stays within a
                   document and positions start again with each, so that its hidden states are those of the document
                   alone. None: windows are read as one text
@@ -70,7 +71,7 @@ def padding_mask(
 
     It looks into every mask whether nothing is padded, for which the host waits for a GPU.
 
-    places_WL  as of `attention_inputs`
+    places_WL  see `attention_inputs`
     """
     if encoder.config.model_type in ("deberta", "deberta-v2"):
         return attention_WL  # these do not ask
@@ -84,13 +85,13 @@ def why_not_apart(config: "PretrainedConfig") -> str | None:
     """Why documents cannot be kept apart in an encoder of this Hugging Face config; None if they can."""
     if config.model_type not in KEEP_APART:
         return (
-            f"not known how to keep documents apart in a {config.model_type} encoder."
-            f" Leave it out, or take one of {', '.join(KEEP_APART)}."
+            f"documents cannot be kept apart in a {config.model_type} encoder. Omit the option, or use one of "
+            f"{', '.join(KEEP_APART)}."
         )
     if getattr(config, "conv_kernel_size", 0) > 0:
         return (
-            f"this {config.model_type} encoder has a convolution over neighbouring tokens, which"
-            f" looks across documents. Leave the option out, or set conv_kernel_size to 0 in the encoder's config.json."
+            f"this {config.model_type} encoder has a convolution over neighbouring tokens, which looks across "
+            "documents. Omit the option, or set conv_kernel_size to 0 in the encoder's config.json."
         )
     return None
 
@@ -105,7 +106,7 @@ def accept_pairwise_mask(encoder: "PreTrainedModel") -> None:
 
 
 def first_position(encoder: "PreTrainedModel") -> int:
-    """The position id of a text's first token: RoBERTa and its relatives begin behind the padding id."""
+    """The position id of a text's first token: RoBERTa and its relatives begin after the padding id."""
     table = getattr(getattr(encoder.base_model, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
     return 0 if padding is None else padding + 1

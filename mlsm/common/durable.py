@@ -5,12 +5,12 @@
     publish_json(path, value)                        # never replaces one
     publish_directory(path, fill)
 
-Every one of them takes the same way: a unique temporary name beside the final one, write, fsync, the final name by
+Every one of them takes the same way: a unique temporary name in the same directory, write, fsync, the final name by
 rename (or by link, which never replaces), fsync of the directory. A failure leaves things as they were and no
 temporary; a kill leaves at most a temporary, whose name says so (disk.temporary_name). Writes are plain writes, never
-through a memory map: on a full disk these raise OSError, a map kills the process.
-Nothing is written through a link below a directory that `disk.follow_no_links_below` names.
-Not handled here: the calls themselves, and how they keep from following links (disk.py).
+through a memory map: on a full disk these raise OSError, a map kills the process. Nothing is written through a link
+below a directory that `disk.follow_no_links_below` names. Not handled here: the calls themselves, and how they keep
+from following links (disk.py).
 """
 
 import errno
@@ -52,18 +52,18 @@ def appearing_whole(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def replace_bytes(path: Path, content: bytes, sync: bool = True) -> None:
-    """Write a file's content under a final name, in place of what has that name; `sync` as in `appearing_whole`."""
+    """Write a file's content under a final name, replacing any file there; for `sync` see `appearing_whole`."""
     with _written(path, content, sync) as temporary:
         _rename(temporary, path, sync)
 
 
 def replace_json(path: Path, value: object, allow_nan: bool = False) -> None:
-    """Write JSON under a final name, in place of what has that name."""
+    """Write JSON under a final name, replacing any file there."""
     replace_bytes(path, _json_bytes(value, allow_nan))
 
 
 def publish_json(path: Path, value: object, withdraw: bool = False) -> bool:
-    """Write JSON under a final name, unless that name exists; result and `withdraw` as of `publish`."""
+    """Write JSON under a final name, unless that name exists; for the result and `withdraw` see `publish`."""
     with _written(path, _json_bytes(value)) as temporary:
         return publish(temporary, path, withdraw)
 
@@ -99,8 +99,8 @@ def explain_link(error: OSError, final: Path) -> OSError:
     if error.errno is None or error.errno not in _NO_LINKS:
         return error
     return WriteError(
-        f"{final} could not be written: this disk does not make hard links ({os.strerror(error.errno)}), by which a "
-        "finished file gets its name without replacing another. Nothing was changed. Give --output a directory on "
+        f"{final} could not be written: this disk does not support hard links ({os.strerror(error.errno)}), which are "
+        "needed to name a finished file without replacing another. Nothing was changed. Choose an --output on "
         "another disk; FAT, exFAT and some network and FUSE file systems have no hard links."
     )
 
@@ -115,7 +115,7 @@ def publish_directory(
 
     replace  whether one that is already there is replaced, or stays and counts as this one
     carry    called as carry(old, new) before a directory is replaced, when it has been moved out of everybody's way:
-             takes over into the new one what shall stay, without changing the old one, which is then removed
+             takes over into the new one what should stay, without changing the old one, which is then removed
     A failure leaves things as they were, and no temporary.
     """
     make_directories(final.parent)
@@ -151,7 +151,7 @@ def _replace_directory(temporary: Path, final: Path, carry: Callable[[Path, Path
 
 @contextmanager
 def refuse_what_is_in_the_way() -> Iterator[None]:
-    """For the body or, as a decorator, the function that writes a command's outputs.
+    """Wrap code that writes a command's outputs, as a context manager or as a decorator.
 
     Raises  PlaceError, which names it, if a directory has the name of a file that is written, or a file or something
             else that of a directory. The calls of disk.py raise an OSError there, which callers with a way around it
@@ -185,7 +185,7 @@ def make_directories(path: Path) -> None:
 
 @contextmanager
 def _temporary(path):
-    """A temporary name beside `path`, whose bearer is removed at the end if it still has it."""
+    """A temporary name next to `path`; a file that still has it at the end is removed."""
     temporary = disk.temporary_name(path.parent, path.name)
     try:
         yield temporary
@@ -195,7 +195,7 @@ def _temporary(path):
 
 @contextmanager
 def _written(path, content, sync=True):
-    """A temporary beside `path` that holds the content."""
+    """A temporary file next to `path` that holds the content."""
     with _temporary(path) as temporary:
         file = disk.create(temporary)
         try:

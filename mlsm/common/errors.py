@@ -24,12 +24,12 @@ def describe(error: BaseException) -> str:
 
 
 class MlsmError(Exception):
-    """What all errors of this project derive from."""
+    """The base class of all errors of this project."""
 
     exit_code = EXIT_INPUT
 
     def __str__(self) -> str:
-        """The message; of a very long one the beginning and the end, which says what to do next."""
+        """The message; if it is very long, its beginning and its end, which says what to do next."""
         message, half = super().__str__(), MOST_CHARACTERS // 2
         if len(message) <= MOST_CHARACTERS:
             return message

@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 
 class FaissAnswer(NamedTuple):
-    """What a trial found: whether faiss is right on the GPU, why in a sentence, what was measured ("cpu", "gpu")."""
+    """The result of a trial: whether faiss is right on the GPU, the reason in a sentence, and measurements ("cpu",
+    "gpu")."""
 
     right: bool
     line: str
@@ -67,7 +68,8 @@ def on_gpu(index: Any, device: torch.device) -> Any:
 
 
 def prove_faiss(device: torch.device, *, fresh: bool = False) -> FaissAnswer:
-    """What was kept for this GPU, else, or if it is to be `fresh`, what a child finds now."""
+    """The stored result for this GPU; if there is none, or with `fresh`, the result of a new trial in a child
+    process."""
     import faiss
 
     key = proofs.key_of(device, f"faiss {faiss.__version__}")
@@ -101,7 +103,7 @@ def judge_faiss(trials: Mapping[str, Mapping[str, Any]], trouble: str | None) ->
     elif not np.isclose(gpu["objective"], cpu["objective"], rtol=CLOSE):
         fault = f"its k-means reached {gpu['objective']:.6g}, and {cpu['objective']:.6g} on the CPU"
     elif not np.allclose(gpu["cosines"], cpu["cosines"], atol=CLOSE):
-        fault = "it found other neighbours than on the CPU"
+        fault = "it found other neighbours than the CPU"
     else:
         times = ", ".join(f"{1e3 * trials[name]['seconds']:.3g} ms on the {name.upper()}" for name in ("gpu", "cpu"))
         return FaissAnswer(True, f"it is right ({times})", trials)

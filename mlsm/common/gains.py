@@ -1,4 +1,4 @@
-"""What a group of tokens, such as a position in the window or a word type, says of its tokens' distributions.
+"""What a group of tokens, such as a position in the window or a word type, says about its tokens' distributions.
 
     halves = [mass_by_group(group_N, indptr, columns_E, weights_E, groups, columns) for each half of the windows]
     gain_K, pseudo_count = cross_fitted_gain(*halves)
@@ -16,7 +16,7 @@ The gain of a grouping is how much better q(j | g) predicts than q(j), in nats p
 weight log(q(j | g) / q(j)). Estimated and scored on the same tokens it is the empirical mutual information, which is
 never negative and grows with the number of groups; cross-fitted, it is estimated on one half and scored on the other.
 
-Left out: reading tokens (shards/), which groups there are.
+Not handled here: reading tokens (shards/), which groups there are.
 
 Shapes: N tokens, E entries of their sparse rows, G groups, K columns.
 """

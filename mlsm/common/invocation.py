@@ -1,8 +1,8 @@
-"""How this program was called, for the commands that messages tell the user to type.
+"""How this program was called, for the commands in messages to the user.
 
     f"Make one:  {program()} encode-lsp"    # "mlsm encode-lsp", "python cli.py encode-lsp", "python -m mlsm encode-lsp"
 
-Left out: the name in front of errors, which is always `mlsm`.
+Not handled here: the name in front of errors, which is always `mlsm`.
 """
 
 import shutil
@@ -13,7 +13,7 @@ from mlsm.common.text import shell_quote
 
 
 def program() -> str:
-    """What to type in front of a verb: as the user typed it where the command line runs, else `mlsm`.
+    """The words before a verb: as the user typed them if the command line runs, else `mlsm`.
 
     The console script appears in sys.argv with its whole path even when the shell found it on the PATH; it is `mlsm`
     there, and its path where the shell would not find it.

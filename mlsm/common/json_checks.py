@@ -84,7 +84,7 @@ def parse_json(raw: str | bytes | bytearray | memoryview, where: object) -> Any:
 
 
 def parse_as(values: object, kind: type[T], where: object) -> T:
-    """The values as an object of a type. Raises ShardError, naming file and field, where they do not fit it."""
+    """The values as an object of a type. Raises ShardError, naming file and field, if they do not fit it."""
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
@@ -94,7 +94,7 @@ def parse_as(values: object, kind: type[T], where: object) -> T:
 
 
 def find_problem(values: object, kind: Any, place: str = "") -> str | None:
-    """What is wrong with some values, in words that name the field; None when they fit the type.
+    """Describe what is wrong with some values, naming the field; None if they fit the type.
 
     Fields that a TypedDict does not name are not looked at.
     """

@@ -2,8 +2,8 @@
 
     lines, damaged = read_json_lines("log.jsonl")      # [{"step": 1, ...}, ...], {17: b'{"st\x85p": ...'}
 
-A log only accompanies the work, so damage to it must never stop the work. Left out: telling the user (`damage` has the
-words for it).
+A log only accompanies the work, so damage to it must never stop the work. Not handled here: telling the user (`damage`
+has the words for it).
 """
 
 import errno
@@ -38,7 +38,7 @@ def read_json_lines(path: str | Path, needed: Sequence[str] = ("step",)) -> tupl
 
 
 def damage(path: str | Path, damaged: Mapping[int, bytes]) -> str:
-    """What to say of damaged lines: how many, and which."""
+    """A message about damaged lines: how many, and the first one."""
     first = ", ".join(map(str, list(damaged)[:5])) + (", ..." if len(damaged) > 5 else "")
     return f"{path}: {len(damaged)} damaged lines are passed over (line {first})"
 

@@ -1,5 +1,5 @@
-"""Locks on files, by which the processes of a machine, and where the file system shares locks those of several, wait
-for one another or keep out of one another's way. A lock ends with the process that holds it, however that ends.
+"""Locks on files, by which the processes of a machine (of several, if the file system shares locks) wait for one
+another or keep out of one another's way. A lock ends with the process that holds it, however that ends.
 """
 
 import fcntl
@@ -13,11 +13,11 @@ class _Open(Protocol):
 
 
 def acquire(file: _Open, *, shared: bool = False, wait: bool = False) -> bool:
-    """Lock an open file. False where another process holds a lock on it that does not go with this one.
+    """Lock an open file. False if another process holds a lock on it that does not go with this one.
 
     shared  whether others may hold a shared lock too
     wait    whether to wait for the others instead of answering False
-    Raises  OSError where the file system has no locks
+    Raises  OSError if the file system has no locks
     """
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))

@@ -1,4 +1,4 @@
-"""What this machine is called, and where its user's cache lies."""
+"""The name of this machine, and the path of its user's cache."""
 
 import os
 import platform
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def cpu_model() -> str:
-    """The processor's model where the system tells it, else its architecture."""
+    """The processor's model if the system reports it, else its architecture."""
     try:
         with open("/proc/cpuinfo") as file:
             return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
@@ -26,6 +26,6 @@ def processor() -> str:
 
 
 def cache_directory() -> Path:
-    """Where things are kept that can be made or fetched again: $MLSM_CACHE, else mlsm in the user's cache."""
+    """The directory of files that can be made or fetched again: $MLSM_CACHE, else mlsm in the user's cache."""
     user = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mlsm")
     return Path(os.environ.get("MLSM_CACHE") or user).expanduser()

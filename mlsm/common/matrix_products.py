@@ -11,8 +11,8 @@ so that results do not depend on how many threads a command has.
 
 A dictionary of libraries names only the products that are not computed in the first way of `WAYS`, which is oneDNN's:
 the operation, a class of N, d and K; or "all", where everything is torch's (`TORCH`). The ways differ in the last bits,
-so whoever must repeat a computation keeps the dictionary (student/encoders/, the records of units). Left out: the
-layers themselves (student/encoders/linear.py, pipeline/teacher/cut.py).
+so code that must repeat a computation keeps the dictionary (student/encoders/, the records of units). Not handled here:
+the layers themselves (student/encoders/linear.py, pipeline/teacher/cut.py).
 
 Shapes: N rows, d inputs, K outputs.
 """
@@ -73,7 +73,7 @@ def find_way(operation: str, shape: Shape, libraries: Mapping[str, str]) -> Call
 
 
 def measure_libraries(shapes: Iterable[Shape], operations: Iterable[str] = tuple(WAYS)) -> dict[str, str]:
-    """The fastest way of each operation for each shape, where it is not the usual one.
+    """The fastest library of each operation for each shape, if it is not the usual one.
 
     What was measured on this machine before, with these libraries, is looked up. Measuring takes a tenth of
     a second a product, more for those that take that long themselves.
@@ -151,7 +151,7 @@ def _one_thread():
 
 
 def _machine() -> str:
-    """What the times depend on."""
+    """The facts that the times depend on, as one key."""
     capability, rounding = torch.backends.cpu.get_cpu_capability(), torch.backends.mkldnn.matmul.fp32_precision
     # torch.get_float32_matmul_precision() fails where a caller set the newer torch.backends.fp32_precision
     precision = {"bf16": "medium", "tf32": "high"}.get(rounding, "highest")
@@ -181,10 +181,10 @@ def _read_cache() -> dict[str, dict[str, str]]:
 
 
 def _write_cache(known: dict) -> None:
-    """Keep what was measured; where that cannot be written, it is measured again next time."""
+    """Save the measurements; if they cannot be written, they are made again next time."""
     try:
-        disk.follow_no_links_below(_cache_file().parent)  # which may lie in an --output, or behind links in it
+        disk.follow_no_links_below(_cache_file().parent)  # which may be in an --output, or behind links in it
         make_directories(_cache_file().parent)
         replace_json(_cache_file(), known)
     except (OSError, RuntimeError) as error:
-        logger.debug("what was measured cannot be kept: %s", error)
+        logger.debug("the measurements cannot be saved: %s", error)

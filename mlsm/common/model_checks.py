@@ -2,8 +2,8 @@
 
 transformers warns, at most, of settings that it does not know and of weights that it has no place for, and computes
 another model than the checkpoint's. These functions name both, and what loads a model refuses it, while transformers
-is quiet. They look at names only. Left out: weights that the model lacks (the loading report of transformers names
-them as missing).
+is quiet. They look at names only. Not handled here: weights that the model lacks (the loading report of transformers
+names them as missing).
 """
 
 import errno
@@ -47,13 +47,13 @@ def describe_foreign_settings(config: "PretrainedConfig") -> str | None:
     if positions not in (None, "absolute"):
         return (
             f"config.json asks for position_embedding_type {positions!r}, which transformers no longer computes: it "
-            "would take absolute positions instead. Take a model with absolute positions."
+            "would use absolute positions instead. Use a model with absolute positions."
         )
     spread = getattr(config, "initializer_range", 0.0)
     if not (isinstance(spread, int | float) and 0 <= spread < math.inf):
         return (
-            f"config.json has initializer_range {spread!r}, and a number from 0 on is expected. "
-            "New weights are drawn with it. Correct it."
+            f"config.json has initializer_range {spread!r}, expected a number of at least 0, by which new weights are "
+            "drawn. Correct it."
         )
     named = getattr(config, "auto_map", None) or {}
     entries = [
@@ -63,9 +63,9 @@ def describe_foreign_settings(config: "PretrainedConfig") -> str | None:
     own = [entry for entry in entries if entry.rpartition("--")[2].partition(".")[0] not in known]
     if own:
         return (
-            f"config.json names code of its own (auto_map: {', '.join(own[:3])}), which is not run, and "
-            f"transformers' own {config.model_type} may be another model. Take a model without auto_map; if you know "
-            "that this one is a plain one, remove auto_map from a copy of its config.json."
+            f"config.json names code of its own (auto_map: {', '.join(own[:3])}), which is not run, and transformers' "
+            f"own {config.model_type} may be a different model. Use a model without auto_map; if you know that this "
+            "one is plain, remove auto_map from a copy of its config.json."
         )
     return None
 
@@ -78,7 +78,7 @@ def _flat(values):
 def refuse_irregular(directory: str | Path) -> None:
     """Raise OSError if something in a model's directory is a pipe, a socket or a device, for which libraries wait.
 
-    directory  or the name of a model on the Hub, where there is none
+    directory  or the name of a model on the Hub, if there is none
     """
     for path in sorted(Path(directory).iterdir()) if Path(directory).is_dir() else ():
         status = path.stat() if path.exists() else path.lstat()
@@ -146,7 +146,7 @@ def catch_panics() -> Iterator[None]:
 
 
 def _check_token_ids(directory):
-    """Raise ValueError where a tokenizer.json has a token id of MOST_TOKEN_IDS or more.
+    """Raise ValueError if a tokenizer.json has a token id of MOST_TOKEN_IDS or more.
 
     The tokenizers library makes room for every id up to the largest, and ends the whole process where memory runs out.
     """
@@ -163,7 +163,7 @@ def _check_token_ids(directory):
 
 
 def describe_unfit_tokenizer(tokenizer: "PreTrainedTokenizerBase", model: "PreTrainedModel") -> str | None:
-    """Why a model cannot read what a tokenizer makes of a text; None where it can.
+    """Why a model cannot read what a tokenizer makes of a text; None if it can.
 
     Compared are all ids that the tokenizer can give, those that it frames a text with among them, with the token
     embeddings, and its segments with the segment embeddings.
@@ -177,10 +177,10 @@ def describe_unfit_tokenizer(tokenizer: "PreTrainedTokenizerBase", model: "PreTr
         return f"the tokenizer cannot read a text ({describe(error)})."
     known = model.get_input_embeddings().num_embeddings
     if largest >= known:
-        return f"the tokenizer's ids go up to {largest}, but the model knows {known} words."
+        return f"the tokenizer's ids go up to {largest}, but the model has {known} words."
     segments = getattr(model.config, "type_vocab_size", 0)
     if segment >= max(2, segments):
-        return f"the tokenizer's segments go up to {segment}, but the model knows {segments}."
+        return f"the tokenizer's segments go up to {segment}, but the model has {segments}."
     return None
 
 
@@ -216,7 +216,7 @@ def lsp_tokens(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """The ids of the tokens [MASK-0], [MASK-1], ... in this order; empty if there are none.
 
     The official MLSM code adds them to a tokenizer, one for each LSP. The output layer of such a checkpoint predicts
-    words and LSPs, each with a softmax of its own.
+    words and LSPs, each with its own softmax.
     """
     vocabulary = tokenizer.get_vocab()
     return list(takewhile(lambda id: id is not None, (vocabulary.get(f"[MASK-{i}]") for i in count())))
@@ -226,9 +226,9 @@ def describe_unsplit(tokenizer: "PreTrainedTokenizerBase", directory: str | Path
     """Why a model with this tokenizer gives no probabilities of words: it is a checkpoint of the official code."""
     if lsps := lsp_tokens(tokenizer):
         return (
-            f"{directory} is a checkpoint of the official MLSM code: one output layer predicts words and {len(lsps):,}"
-            f" LSPs, so its probabilities of words are not those that it learned. Split it, and take the export:"
-            f"  {program()} import-student {shell_quote(directory)}"
+            f"{directory} is a checkpoint of the official MLSM code: one output layer predicts words and "
+            f"{len(lsps):,} LSPs, so its probabilities of words are not those that it learned. Split it, and use the "
+            f"export:  {program()} import-student {shell_quote(directory)}"
         )
     return None
 
@@ -259,11 +259,11 @@ def max_positions(model: "PreTrainedModel") -> float:
 def check_size(
     model_class: type | tuple[type, ...], config: "PretrainedConfig", directory: str | Path, **options: Any
 ) -> None:
-    """Raise ValueError where a config.json describes more parameters than the files of weights have bytes.
+    """Raise ValueError if a config.json describes more parameters than the files of weights have bytes.
 
     transformers would make room for them, and fill it with random numbers, before it says that they are missing.
 
-    model_class, config, options  a class of transformers, and what it is built with
+    model_class, config, options  a class of transformers, and the arguments that it is built with
     directory                     with model.safetensors, an index of several files, or a checkpoint's
                                   student.safetensors; without, there is nothing to compare
     """
@@ -332,7 +332,7 @@ def describe_unused_weights(unexpected: Iterable[str], model: "PreTrainedModel")
     examples = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     return (
         f"the checkpoint holds {len(names)} weights that a {model.config.model_type} encoder of transformers has no "
-        f"place for ({examples}), so transformers would compute another model. Take a model that was saved by "
+        f"place for ({examples}), so transformers would compute a different model. Use a model that was saved by "
         "transformers; adapters must be merged first (merge_and_unload of peft)."
     )
 

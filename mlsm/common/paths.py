@@ -2,7 +2,7 @@
 
 Python carries their bytes as lone surrogates. The JSON files of this project hold these as escapes, which become the
 same surrogates when they are read (`utf8`). Rust libraries refuse such names, so they are given a link of another name
-(`utf8_name`). Left out: showing them (text.py).
+(`utf8_name`). Not handled here: showing them (text.py).
 """
 
 import os

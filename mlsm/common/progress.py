@@ -1,4 +1,5 @@
-"""What long work reports to: a callback progress(stage, done, total, unit=..., **figures), often the command line's."""
+"""The callback that long work reports to: progress(stage, done, total, unit=..., **figures), often the command
+line's."""
 
 from collections.abc import Callable
 

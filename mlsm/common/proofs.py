@@ -1,4 +1,4 @@
-"""What is tried on a GPU in a child process before it is trusted, and the answers, which are kept in the user's cache.
+"""Trials on a GPU, made in a child process before code is trusted, and their results, kept in the user's cache.
 
     key = key_of(device, "kernels 1a2b3c", "d <= 1024, k <= 4096")
 
@@ -58,9 +58,9 @@ _Answer = TypeVar("_Answer")
 
 
 class Child(NamedTuple):
-    """What a child process left.
+    """The results that a child process left.
 
-    found    name -> facts, of everything that it reported; {} where it began something and did not end it
+    found    name -> facts, of everything that it reported; {} if it began something and did not end it
     trouble  how it ended, where that was not by itself
     passing  whether that may have been a full or busy machine: it ran out of time, or was killed from outside
     """
@@ -71,7 +71,7 @@ class Child(NamedTuple):
 
 
 def run_child(module: str, directory: Path, seconds: float) -> Child:
-    """Run a module as `python -m MODULE DIRECTORY` in a process of its own, which is killed after some seconds."""
+    """Run a module as `python -m MODULE DIRECTORY` in its own process, which is killed after some seconds."""
     passing = False
     start = [sys.executable, "-c", _START, str(int(seconds + GRACE)), json.dumps(sys.path), module, str(directory)]
     with open(directory / SAID, "wb") as streams:
@@ -93,13 +93,13 @@ def run_child(module: str, directory: Path, seconds: float) -> Child:
 
 
 def report(directory: Path, name: str, facts: dict) -> None:
-    """Of a child: say what was found under a name, or, with {}, that it begins."""
+    """In a child process: report what was found under a name or, with {}, that its trial starts."""
     with disk.append(directory / REPORT) as file:
         disk.write(file, utf8(json.dumps({"name": name, "facts": facts}) + "\n"))
 
 
 def failure(error: Exception) -> dict:
-    """Of a child: what is reported of something that raised an error."""
+    """In a child process: the report for a trial that raised an error."""
     return {"error": describe(error)} | ({"lacks_memory": True} if lacks_memory(error) else {})
 
 
@@ -177,14 +177,14 @@ def alone() -> Iterator[None]:
             file = held.enter_context(disk.append(cache_directory() / "gpu-proofs.lock"))
             locks.acquire(file, wait=True)
         except (OSError, ValueError, RuntimeError) as error:
-            logger.debug("nothing keeps others from proving the same meanwhile: %s", error)
+            logger.debug("other processes may run the same trial at the same time: %s", error)
         yield
 
 
 def known_or_proven(
     find: Callable[[], _Answer | None], prove: Callable[[], _Answer], *, fresh: bool = False
 ) -> _Answer:
-    """What `find` finds, else what `prove` returns, which one process of this user does at a time.
+    """The result of `find`; if there is none, of `prove`, which only one process of this user runs at a time.
 
     fresh  prove it, whatever is known
     """
@@ -196,18 +196,18 @@ def known_or_proven(
 
 
 def recall(key: str) -> dict | None:
-    """What was kept under a key; None where nothing was, or where it cannot be read."""
+    """The result stored under a key; None if there is none or if it cannot be read."""
     found = _read_all().get(key)
     return found if isinstance(found, dict) else None
 
 
 def keep(key: str, answer: dict) -> None:
-    """Keep an answer; where it cannot be written, it is found again next time."""
+    """Store a result; if it cannot be written, it is computed again next time."""
     try:
         _make_cache()
         replace_json(_file(), _read_all() | {key: answer}, allow_nan=True)
     except (OSError, RuntimeError) as error:
-        logger.debug("what was proven cannot be kept: %s", error)
+        logger.debug("the results of the trial cannot be saved: %s", error)
 
 
 def forget(device: torch.device) -> None:

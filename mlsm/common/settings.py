@@ -6,8 +6,8 @@
 
     convert(tuple[int, ...], "1e1", text=True)    # (10,): a value as a YAML file has it
 
-A mistake is a ValueError of one sentence that begins with the flag's name, wherever the value came from. Left out: the
-range that a number must keep, which each settings class checks itself by `require`, and the reading of flags
+A mistake is a ValueError of one sentence that begins with the flag's name, wherever the value came from. Not handled
+here: the range that a number must keep, which each settings class checks itself by `require`, and the reading of flags
 (mlsm/cli/flags.py) and of recipes (mlsm/recipes/reading.py).
 """
 
@@ -52,7 +52,8 @@ def check(settings: Any) -> None:
 
 
 def convert_field(field: dataclasses.Field, value: object, text: bool = False) -> Any:
-    """The value of a dataclass field as its annotation says. Arguments and errors as of `convert`, with the flag."""
+    """The value of a dataclass field as its annotation says. For the arguments and errors see `convert`, with the
+    flag."""
     parts: list | tuple = value if isinstance(value, list | tuple) else (value,)
     if any("\0" in str(part) for part in parts if isinstance(part, str | os.PathLike)):
         raise ValueError(f"{flag_of(field)} must not contain a NUL character, found {value!r}")
@@ -66,20 +67,20 @@ def convert_field(field: dataclasses.Field, value: object, text: bool = False) -
 
 
 def require(settings: Any, name: str, holds: Callable[[Any], bool], rule: str) -> None:
-    """Raise ValueError, with the flag's name, where a setting is given (not None) and a rule does not hold of it."""
+    """Raise ValueError, with the flag's name, if a setting is given (not None) and a rule does not hold of it."""
     value = getattr(settings, name)
     if value is not None and not holds(value):
         raise ValueError(f"--{name.replace('_', '-')} must be {rule}, found {value}")
 
 
 def flag_of(field: dataclasses.Field) -> str:
-    """What a field is called on the command line: --max-length, --from of the field from_, or STORE for a word without
-    a flag."""
+    """A field's name on the command line: --max-length, --from for the field from_, or STORE for a word without a
+    flag."""
     return field.name.upper() if is_word(field) else f"--{field.name.rstrip('_').replace('_', '-')}"
 
 
 def is_word(field: dataclasses.Field) -> bool:
-    """Whether a setting is a word of its own on the command line, marked as Positional."""
+    """Whether a setting is a separate word on the command line, marked as Positional."""
     return WORD in getattr(field.type, "__metadata__", ())
 
 
@@ -88,7 +89,7 @@ def convert(hint: Any, value: object, text: bool = False) -> Any:
 
     text    whether the value is from a YAML file, which reads 1e5 as a string: then numbers may be written as text,
             and become the very type of the annotation
-    Raises  ValueError, without a message, where it is not of that type
+    Raises  ValueError, without a message, if it is not of that type
     """
     hint = plain_hint(hint)
     kinds = get_args(hint)
@@ -137,7 +138,7 @@ def plain_hint(hint: Any) -> Any:
 
 
 def type_in_words(hint: Any) -> str:
-    """What a type takes, in words."""
+    """The values that a type accepts, in words."""
     hint = plain_hint(hint)
     kinds = get_args(hint)
     if get_origin(hint) is tuple:
@@ -157,7 +158,7 @@ def type_in_words(hint: Any) -> str:
 
 
 def _advice(hint, value) -> str:
-    """What probably was meant, as the end of an error."""
+    """A guess at what was meant, to end an error message."""
     choices = _choices(hint)
     for one in value if isinstance(value, list | tuple) else [value]:
         close = difflib.get_close_matches(one, choices, n=1, cutoff=0.4) if isinstance(one, str) else []
@@ -166,7 +167,7 @@ def _advice(hint, value) -> str:
     with suppress(ValueError, OverflowError):
         if isinstance(value, str):
             convert(hint, value, text=True)
-            return ", a text. Leave out the quotation marks."
+            return ", a text. Omit the quotation marks."
     return ""
 
 

@@ -5,7 +5,8 @@
 Long work writes to a terminal that is closed over night, to a `tee` that dies, to a disk that fills. From then on the
 stream swallows what it is given, and the work continues. What its encoding cannot express is written as an escape. A
 stream that was closed before the start gets /dev/null, or else the next file that is opened, a shard say, would have
-its number, and receive what libraries complain of. Left out: what is shown (mlsm/cli/, mlsm/commands/, mlsm/terminal/).
+its number, and receive what libraries complain of. Not handled here: what is shown (mlsm/cli/, mlsm/commands/,
+mlsm/terminal/).
 """
 
 import errno
@@ -37,7 +38,7 @@ def guard_standard_streams() -> None:
 
 
 def loss(stream: object) -> OSError | None:
-    """Why some of what a guarded stream was given is lost; None where nothing is, or where nobody reads it."""
+    """Why a guarded stream lost some of its output; None if nothing was lost or if it has no reader."""
     raw = getattr(getattr(stream, "buffer", None), "raw", None)
     error = raw.error if isinstance(raw, _Display) else None
     return None if error is None or error.errno in _GONE else error

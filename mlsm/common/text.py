@@ -9,7 +9,7 @@
 Names, settings and lineage of a store or an export that somebody else made may hold anything: line breaks that forge
 further lines, escape sequences that rewrite a terminal, marks that turn text around, Markdown, bytes that are not
 UTF-8. What is printed passes `printable`, what is written as Markdown `code_span` or `markdown_text`, an address that
-is written down `redacted`. Left out: HTML (Jinja2's autoescape does that) and JSON (which escapes by itself).
+is written down `redacted`. Not handled here: HTML (Jinja2's autoescape does that) and JSON (which escapes by itself).
 """
 
 import re
@@ -118,10 +118,10 @@ def markdown_text(value: object) -> str:
 def without_directories(value: Any) -> Any:
     """The same JSON value with the last part alone of every local path that is a string or a key in it.
 
-    Directories may be named after people and projects, which is nobody's business where the value is published. Paths
-    are absolute, begin with . or ~, have more parts than a Hub id, OWNER/NAME, or end like a file of text or settings;
-    an id, what may be one, and an address stay. A model in the Hub's cache is called by its id, a run's export by its
-    run. Keys that become equal are numbered.
+    Directories may be named after people and projects, which should not be published with the value. Paths are
+    absolute, begin with . or ~, have more parts than a Hub id, OWNER/NAME, or end like a file of text or settings; an
+    id, what may be one, and an address stay. A model in the Hub's cache is called by its id, a run's export by its run.
+    Keys that become equal are numbered.
     """
     if isinstance(value, list | tuple):
         return [without_directories(part) for part in value]
@@ -167,7 +167,7 @@ def _without_credentials(match):
 def settings_table(title: str, rows: Iterable[tuple[str, object, str | None]]) -> str:
     """Lay out what a command announces before it starts.
 
-    rows  (name, value, where the value comes from; None where that goes without saying)
+    rows  (name, value, where the value comes from; None if that goes without saying)
     """
     rows = [(name, printable(value, keep=""), origin) for name, value, origin in rows]
     width = max(len(name) for name, _, _ in rows)

@@ -1,3 +1,3 @@
-"""The version of this package: setup.cfg reads it here, and so do the records of what it makes."""
+"""The version of this package, for setup.cfg and for the records of everything that the package makes."""
 
 VERSION = "0.1.0"

@@ -6,7 +6,7 @@
 
 Format of a line (WordNet's senseidx(5WN)): sense_key synset_offset sense_number tag_count, where a key is
 lemma%ss_type:lex_filenum:lex_id:head_word:head_id. A synset is named by its offset and its type's letter; satellite
-adjectives (s) number their senses together with the other adjectives (a). Left out: glosses and relations.
+adjectives (s) number their senses together with the other adjectives (a). Not handled here: glosses and relations.
 """
 
 from pathlib import Path

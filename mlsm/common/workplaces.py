@@ -1,12 +1,12 @@
-"""Work places: directories in which the parts of a long work lie until it is done.
+"""Working directories, which hold the parts of a long work until it is done.
 
     with workplace(directory, files=("sample.npy", "part-*.npz")) as place:     # removed at the end
 
 A work place stays after an interruption, so that the same command can resume. Its file `lock` is locked while a process
 works there, and marks the directory as a work place: the first line is MARK, the others are the patterns of the names
-that the work gives to files there. By that mark `clean` (shards/clean.py) knows a work place that nobody came back to,
-and tells the files of the work from those of somebody else, whatever the work is.
-Left out: what the files hold, and how a work continues (pipeline/dictionary/checkpoint.py, for one).
+that the work gives to files there. By that mark `clean` (shards/clean.py) recognises a working directory that was
+abandoned, and distinguishes the files of the work from other people's, whatever the work is. Not handled here: what the
+files hold, and how a work continues (pipeline/dictionary/checkpoint.py, for one).
 """
 
 import logging
@@ -22,7 +22,7 @@ from mlsm.common.durable import make_directories
 from mlsm.common.errors import PlaceError
 
 LOCK = "lock"
-MARK = "A work place of mlsm, for files of these names; whatever fits none of them is not part of the work."
+MARK = "A working directory of mlsm for files with these names; files with other names are not part of its work."
 _LONGEST_MARK = 4096  # bytes; somebody else's file of that name may have any size
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 def workplace(directory: Path, files: Sequence[str]) -> Iterator[Path]:
     """A directory for the parts of one work: removed if the block ends well or leaves nothing, else kept.
 
-    Temporaries that a killed process left there are removed first, where the lock says that nobody else writes them.
+    Temporaries that a killed process left there are removed first, if the lock shows that no other process writes them.
 
     files   patterns of the names that the work gives to files there, as fnmatch takes them
     Raises  ValueError if another process works in it (on this machine, or where the file system shares locks)
@@ -54,7 +54,7 @@ def workplace(directory: Path, files: Sequence[str]) -> Iterator[Path]:
 
 
 def discard(directory: Path) -> None:
-    """Remove a work place that nobody needs any more, unless someone may be working in it."""
+    """Remove a working directory that is no longer needed, unless another process may be working in it."""
     if directory.is_dir():
         with suppress(OSError, ValueError):  # PlaceError is one
             with _locked(directory) as (_, is_locked):
@@ -69,7 +69,7 @@ def _remove(directory):
 
 
 def read_mark(directory: Path) -> list[str] | None:
-    """The patterns that the mark of a work place lists; None where a directory has no such mark."""
+    """The patterns that the mark of a work place lists; None if a directory has no such mark."""
     try:
         with disk.open_to_read(directory / LOCK) as file:
             first, *files = file.read(_LONGEST_MARK).decode().splitlines() or [""]
@@ -85,7 +85,7 @@ def is_part(name: str, files: Sequence[str]) -> bool:
 
 @contextmanager
 def lock_if_free(directory: Path) -> Iterator[bool]:
-    """Hold the lock of a work place that somebody else made, if it is free. Gives whether nobody works there meanwhile.
+    """Hold the lock of another process's working directory if it is free. Returns whether no one works there meanwhile.
 
     A place without a file `lock` counts as free, one on a file system without locks as in use.
     """
@@ -131,12 +131,12 @@ def _lock(lock: FileIO, directory: Path) -> bool:
     try:
         if not locks.acquire(lock):
             raise ValueError(
-                f"another process is at work in {directory}. Wait for it, then run this again: "
-                "it will find what that has made."
+                f"another process is working in {directory}. Wait for it to finish, then run this again: it will use "
+                "the results."
             )
     except OSError as error:
         logger.info(
-            "no lock on %s (%s): see that no other process does the same work",
+            "no lock on %s (%s): make sure that no other process does the same work",
             directory,
             error.strerror or error,
         )

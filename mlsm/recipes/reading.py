@@ -4,8 +4,8 @@
     recipe = recipe_of_store(store, "train-student")    # "paper", if that made the store
 
 A recipe is one of this directory, by its name, or any YAML file. A store keeps the name of the recipe that made it, and
-a command that trains on the store starts from that one. Left out: flags, and which recipe applies without a store
-(mlsm/cli/settings.py).
+a command that trains on the store starts from that one. Not handled here: flags, and which recipe applies without a
+store (mlsm/cli/settings.py).
 """
 
 import dataclasses
@@ -49,14 +49,14 @@ def recipe_settings(recipe: str, verb: str, settings_class: type, is_asked_for: 
 def read_recipe(recipe: str) -> tuple[Path, dict[str, Any]]:
     """The file of a recipe, and its sections as they stand there: settings by command.
 
-    Raises  ValueError where there is no such recipe, or it is not readable
+    Raises  ValueError if there is no such recipe, or it is not readable
     """
     path = _recipe_file(recipe)
     return path, _sections(path)
 
 
 def convert_section(section: dict[str, Any], verb: str, settings_class: type, path: Path) -> dict[str, Any]:
-    """The settings of one command as they stand in a recipe, by field and with the fields' types.
+    """The settings of one command as they are in a recipe, by field and with the fields' types.
 
     path    the recipe, for errors
     Raises  ValueError on a setting that the command does not have, and on a value that it does not take
@@ -79,7 +79,7 @@ def recipe_of_store(store: Any, verb: str) -> str | None:
     A store that names no recipe counts as the demonstration's if it was made from the bundled text with the bundled
     teacher or tokenizer. Stores of studies and of Python name no recipe.
 
-    Only the name of a recipe of this directory counts: a path would let whoever made the store choose the settings.
+    Only the name of a recipe in this directory counts: a path would let the author of the store choose the settings.
 
     store    an open Store
     Returns  a recipe's name; without one, the settings follow from the size of the store
@@ -91,8 +91,8 @@ def recipe_of_store(store: Any, verb: str) -> str | None:
         return None
     if _is_file_name(recipe):
         logger.warning(
-            "the store was made with the recipe file %s, which is not taken from a store: the settings of %s follow"
-            " from the store's size. To start from a recipe of your own, give --recipe FILE",
+            "the store was made with the recipe file %s, but recipe files are not reused: the settings of %s follow "
+            "from the store's size. To use a recipe file of your own, pass --recipe FILE",
             recipe,
             verb,
         )

@@ -31,7 +31,7 @@ def encoding(reports: list[dict], settings: object) -> str:
     lines += ["\nNext:", *(f"  {program()} {words}" for words in stores)]
     if reports[0]["kind"] == "lsp":
         show = shell_join(["show-lsp", reports[0]["store"], "--html", "lsps"])
-        lines.append(f"\nWhat its LSPs stand for:\n  {program()} {show}")
+        lines.append(f"\nTo see what its LSPs represent:\n  {program()} {show}")
     return "\n".join(lines)
 
 
@@ -45,7 +45,7 @@ def show_estimate(report: dict) -> str:
     ]
     if report.get("lacking"):
         time = duration(report["learning_seconds"])
-        rows.append(("dictionaries", f"{report['lacking']} to be learned before, about {time}"))
+        rows.append(("dictionaries", f"{report['lacking']} to be learned first, about {time}"))
     if report["kept"]:
         kept = ", ".join(f"{mass:.1%} of the mass in {n} entries per token" for n, mass in report["kept"])
         rows.append(("kept", f"{kept} at most"))
@@ -72,8 +72,8 @@ def corpus_lines(corpus: dict | None) -> list[str]:
         lines.append(table(rows + ([(f"{others:,} others", _documents(rest))] if others else [])))
     if corpus["paragraphs"] is not None:
         lines.append(
-            f"  An empty line ends a document, so that a text file has {corpus['paragraphs']:,.0f} of them on average. "
-            "If each file is one text, such as a novel, give --document-boundary file --held-out-by file."
+            f"  An empty line ends a document, so a text file has {corpus['paragraphs']:,.0f} documents on average. "
+            "If each file is one text, such as a novel, pass --document-boundary file --held-out-by file."
         )
     return lines
 
@@ -94,7 +94,7 @@ def code_of_quarantine(
         return 0
     stores = ", ".join(report["store"] for report in reports if report["quarantined"])
     return complain(
-        f"finished, but {count} documents could not be coded and carry no targets; the records in {stores}/units name "
-        f"them and why. {advice}",
+        f"finished, but {count} documents could not be coded and have no targets; the records in {stores}/units name "
+        f"them and the reasons. {advice}",
         EXIT_QUARANTINE,
     )

@@ -1,6 +1,6 @@
 """The process of a command: signals that end it, warnings, notes, and the one line that says what went wrong.
 
-Left out: the streams themselves, which survive a display that goes away (mlsm/common/streams.py).
+Not handled here: the streams themselves, which survive a display that goes away (mlsm/common/streams.py).
 """
 
 import contextlib

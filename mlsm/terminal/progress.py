@@ -8,7 +8,8 @@ While the work itself reports nothing, a thread writes a line from time to time:
 20 seconds, whatever its stages report. On a terminal the bars show the time that has passed.
 
 A display that fails (a terminal that was closed, a pipe whose reader died) is dropped, and the work continues. Foreign
-text in stages, figures and notes cannot control the terminal. Left out: results (the other modules of mlsm/terminal/).
+text in stages, figures and notes cannot control the terminal. Not handled here: results (the other modules of
+mlsm/terminal/).
 """
 
 import threading

@@ -78,7 +78,7 @@ def store_rows(path: object, report: dict) -> list[tuple[str, object]]:
         )
     if (effect := report.get("dtype_effect")) and "tv" not in effect:
         rows.append(
-            ("precision", "hidden states {hidden:.2%} apart from float32; of {tokens:,} tokens".format(**effect))
+            ("precision", "hidden states differ by {hidden:.2%} from float32; over {tokens:,} tokens".format(**effect))
         )
     if "nnz_per_token" in report:
         empty = f", {report['empty_codes']:,} tokens without a code" if report["empty_codes"] else ""
@@ -87,10 +87,15 @@ def store_rows(path: object, report: dict) -> list[tuple[str, object]]:
         more = f"; {report['truncated_tokens']:,} tokens have more non-zeros than are stored" if cut else ""
         rows.append(("mass kept", f"{report['mass_kept']:.1%}{more}"))
         if fidelity := report.get("fidelity"):
-            words = "KL(stored || {of}) {kl:.4f} nats, total variation {tv:.4f}, tail {tail:.4f}; of {tokens:,} tokens"
+            words = (
+                "KL(stored || {of}) {kl:.4f} nats, total variation {tv:.4f}, tail {tail:.4f}; over {tokens:,} tokens"
+            )
             rows.append(("fidelity", words.format(**fidelity)))
         if effect := report.get("dtype_effect"):
-            words = "against float32: total variation {tv:.4f}, hidden states {hidden:.2%} apart; of {tokens:,} tokens"
+            words = (
+                "against float32: total variation {tv:.4f}, hidden states differ by {hidden:.2%}; over {tokens:,} "
+                "tokens"
+            )
             rows.append(("precision", words.format(**effect)))
         if "max_kkt" in report:
             solver, worst = report.get("solver"), f"{report['max_kkt']:.2g}"

@@ -50,9 +50,7 @@ def test_spare_rows_unused_words_and_gaps_fit(vocabulary):
 
 def test_ids_that_a_text_can_have_but_the_model_lacks_are_named():
     known = ids(*SPECIAL, "a")
-    assert "ids go up to 6, but the model knows 6 words" in describe_unfit_tokenizer(
-        tokenizer(known | {"b": 6}), bert(6)
-    )
+    assert "ids go up to 6, but the model has 6 words" in describe_unfit_tokenizer(tokenizer(known | {"b": 6}), bert(6))
     added = tokenizer(known)
     added.add_tokens([AddedToken("[NEW]", special=True)])  # a text that spells it gets its id
     assert added("a [NEW]")["input_ids"][-2] == 6
@@ -62,7 +60,7 @@ def test_ids_that_a_text_can_have_but_the_model_lacks_are_named():
 
 def test_segments_are_compared_where_the_model_has_more_than_one():
     known = ids(*SPECIAL, "a")
-    assert "segments go up to 2, but the model knows 2" in describe_unfit_tokenizer(tokenizer(known, 2), bert(8))
+    assert "segments go up to 2, but the model has 2" in describe_unfit_tokenizer(tokenizer(known, 2), bert(8))
     assert describe_unfit_tokenizer(tokenizer(known, 2), bert(8, kinds=3)) is None
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     roberta = RobertaModel(RobertaConfig(vocab_size=8, type_vocab_size=1, **sizes))

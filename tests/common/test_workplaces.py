@@ -30,7 +30,7 @@ def test_a_workplace_is_for_one_and_goes_when_done(tmp_path):
     place = tmp_path / "deep" / "place"
     with workplace(place, FILES):
         (place / "something").touch()
-        with pytest.raises(ValueError, match="another process is at work"), workplace(place, FILES):
+        with pytest.raises(ValueError, match="another process is working"), workplace(place, FILES):
             pass
     assert not place.exists()
     with pytest.raises(KeyError), workplace(place, FILES):
