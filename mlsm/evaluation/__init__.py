@@ -1,1 +1,1 @@
-"""What was made, looked at and judged: views into stores and LSPs, tasks, comparisons, studies."""
+"""Inspection and evaluation of results: views of stores and LSPs, tasks, comparisons, studies."""

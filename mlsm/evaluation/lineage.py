@@ -1,4 +1,4 @@
-"""Where a model comes from: what its export and the run around it say, as the fields of a record.
+"""The origin of a model, from its export and the run around it, as the fields of a record.
 
 An export carries lineage.json (student/runs/export.py). The lineage of a probe is that of its student; its identity
 holds the settings of both. Nothing is known of a stock model.
@@ -8,7 +8,7 @@ learn. So its objective is `untrained`, and of targets it has none; its identity
 
     lineage("runs/students/<run>/checkpoints/step-00000010")    # {"objective": "mlsm", "step": 10, ...}
 
-Left out: counting a student's operations (student/encoders/flops.py does, while it trains).
+Not handled here: counting a student's operations (student/encoders/flops.py does, while it trains).
 """
 
 import json
@@ -83,18 +83,18 @@ LINEAGE = object_of(  # the fields of lineage.json that are read here
 
 
 def read_lineage(file: Path) -> dict:
-    """Read a lineage.json. Raises LineageError where it is damaged or is not a lineage."""
+    """Read a lineage.json. Raises LineageError if it is damaged or is not a lineage."""
     try:
         known = json.loads(read_file(file))
     except (OSError, ValueError, RecursionError) as error:
-        raise LineageError(f"{file} cannot be read ({error}). Export the student again, or fetch it again.") from None
+        raise LineageError(f"{file} cannot be read ({error}). Export or download the student again.") from None
     if problem := _find_problem(known):
-        raise LineageError(f"{file}: {problem}. Export the student again, or fetch it again.")
+        raise LineageError(f"{file}: {problem}. Export or download the student again.")
     return known
 
 
 def _find_problem(known: Any, depth: int = 0) -> str | None:
-    """What is wrong with a lineage, including the student's inside a probe's; None where nothing is."""
+    """What is wrong with a lineage, including the student's inside a probe's; None if nothing is."""
     if (problem := find_problem(known, LINEAGE)) or "student" not in known:
         return problem
     inner = known["student"]
@@ -111,7 +111,7 @@ def lineage(directory: Path | str) -> dict:
                steps), layer (of the teacher), k, lambda, dictionary (its fingerprint), encoder, teacher: None where
                unknown, or, of an mlm student or an untrained one, not used; flops, see `flops_until`; and identity, see
                `identity`, None for a model without our lineage
-    Raises     LineageError where there is a lineage.json that cannot be read
+    Raises     LineageError if there is a lineage.json that cannot be read
     """
     export = directory = Path(directory)
     file = export / "lineage.json"
@@ -160,7 +160,7 @@ def identity(known: dict) -> dict:
     known    a whole lineage.json
     Returns  objective; settings (of the run, those that name it); plan (fingerprint of the text as windows); windowing;
              target (fingerprint of the store's targets) and target_settings (teacher, layer, dtype and so on, with what
-             the store knows of its dictionary); tail (mean mass kept and dropped, None where the store
+             the store knows of its dictionary); tail (mean mass kept and dropped, None if the store
              drops none). A student of several stores has those of its first store here, and in `other_targets` the
              target and settings of each other one. A probe has those of its student here, and its own in `probe`
     """
@@ -199,7 +199,7 @@ def flops_until(known: dict, probing: float = 0.0) -> dict[str, float | None]:
 
 
 def find_log(directory: Path) -> Path | None:
-    """The log of the run that an export or a checkpoint lies in, if it lies in one."""
+    """The log of the run that an export or a checkpoint is in, if it is in one."""
     logs = (run / "log.jsonl" for run in directory.absolute().parents[:2])
     return next((log for log in logs if log.is_file()), None)
 
@@ -217,7 +217,7 @@ def _count_teacher(known):
     if known.get("objective") in WITHOUT_TARGETS or tokens == 0:
         return 0.0
     total = 0.0
-    for store in (known.get("store", {}), *known.get("other_stores", [])):  # each had a pass of its own
+    for store in (known.get("store", {}), *known.get("other_stores", [])):  # each had its own pass
         target = store.get("settings", {})
         length = (target.get("windowing") or {}).get("max_length")
         has_teacher = tokens is not None and length and "teacher" in target

@@ -4,7 +4,7 @@
         ...
 
 One home for all evaluations, so that a model has the same files, and so the same digest and lineage in its records,
-whichever of them asked for it. Left out: loading (tasks/scoring/models.py, tasks/finetuning/heads.py).
+whichever of them asked for it. Not handled here: loading (tasks/scoring/models.py, tasks/finetuning/heads.py).
 """
 
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ def directories(names: Sequence[str], step: str | None = None) -> list[Path]:
     names   runs, exports, kept checkpoints, any models' directories, `bundled`, Hub ids
     step    of every run, not its export but the kept checkpoint of this optimiser step, or `all` of them; what is
             not a run is taken as it is
-    Raises  ModelError where there is no such model or checkpoint; RunError where a run is not finished
+    Raises  ModelError if there is no such model or checkpoint; RunError if a run is not finished
     """
     if step is not None and step != "all" and not step.isdecimal():
         raise ModelError(f"--step is an optimiser step or `all`, found {step}")
     if step is not None and not any(_is_run(Path(name).expanduser()) for name in names):
         raise ModelError(
-            f"--step {step} chooses a checkpoint of a run of train-student or train-probe, but"
-            f" {', '.join(names)} is none. Give the run's directory."
+            f"--step {step} chooses a checkpoint of a run of train-student or train-probe, but {', '.join(names)} is "
+            "not such a run. Pass the run's directory."
         )
     return [directory for name in names for directory in _find(name, step)]
 
@@ -63,11 +63,11 @@ def _choose_checkpoints(run: Path, step: str) -> list[Path]:
         return [kept[int(step)]]
     if step != "all" and int(step) in {int(path.name[5:]) for path in found}:
         raise ModelError(
-            f"{run}: the checkpoint of step {step} can only be resumed from. Export it, and give the export:"
-            f"  {program()} export-student {shell_quote(run)} --step {step}"
+            f"{run}: the checkpoint of step {step} can only be resumed from. Export it, and pass the export:  "
+            f"{program()} export-student {shell_quote(run)} --step {step}"
         )
     there = ", ".join(map(str, kept)) or "none"
-    raise ModelError(f"{run} has no checkpoint of step {step}; those kept are: {there}. Give one of them as --step.")
+    raise ModelError(f"{run} has no checkpoint of step {step}; those kept are: {there}. Pass one of them as --step.")
 
 
 def _from_hub(name: str) -> Path:
@@ -75,6 +75,7 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(EXPORT_FILES)))
     except Exception as error:  # their classes change with huggingface_hub's versions
         raise ModelError(
-            f"no such model: {name} is not a directory, and neither the Hub nor its cache has it"
-            f" ({type(error).__name__}). Give a directory, or where there is a network run: hf download {name}"
+            f"no such model: {name} is not a directory, and neither the Hub nor its cache has it "
+            f"({type(error).__name__}). Pass a directory, or download it on a machine with a network: hf download "
+            f"{name}"
         ) from error

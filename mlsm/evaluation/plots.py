@@ -4,7 +4,7 @@
     axes.plot(layers, f1)
     files = save_figure(figure, directory / "layers", header, rows)
 
-Drawn without a display or global state: pyplot is not imported. Left out: what is drawn.
+Drawn without a display or global state: pyplot is not imported. Not handled here: what is drawn.
 """
 
 import csv
@@ -39,7 +39,7 @@ STYLE = {
 
 
 def _load() -> ModuleType:
-    """matplotlib; PlotError, which says what to install, where it cannot be imported."""
+    """matplotlib; PlotError, which says what to install, if it cannot be imported."""
     try:
         import matplotlib.figure
     except ImportError:
@@ -59,7 +59,7 @@ def new_figure(width: float = 1.0, rows: int = 1, columns: int = 1) -> "tuple[Fi
 
 
 def drawn(draw: Callable[..., list], *arguments: object) -> list:
-    """What `draw(*arguments)` returns of the figures that it wrote: their files.
+    """Call `draw(*arguments)` and return the files of the figures that it wrote.
 
     Without matplotlib there are none, and the log says so: a command never fails for want of a figure.
     """

@@ -22,7 +22,7 @@ holds what the tuning split decided.
 
 Values are fractions: 0.86, not 86. A record is written as a whole and stands for itself, so files may be moved and
 mixed.
-Left out: where a model comes from (lineage.py), what is measured, comparing.
+Not handled here: where a model comes from (lineage.py), what is measured, comparing.
 """
 
 import hashlib
@@ -74,11 +74,11 @@ PARTS = ("tuning", "dev", "test")
 
 
 def describe_model(path: Path | str, name: str | None = None) -> dict:
-    """What a record says of a model: model, path, weights and its lineage.
+    """The facts about a model in a record: model, path, weights and its lineage.
 
     path  directory of an export, a kept checkpoint or any stock model
     name  shown to people; when not given, the name of the run (of a checkpoint, with its step) or of the directory
-    Raises  RecordError where its weights or its lineage cannot be read
+    Raises  RecordError if its weights or its lineage cannot be read
     """
     path = Path(path)
     try:
@@ -91,11 +91,11 @@ def describe_model(path: Path | str, name: str | None = None) -> dict:
 def weights_sha256(directory: Path | str) -> str:
     """SHA-256 over names and contents of all safetensors files of a directory, hexadecimal.
 
-    Raises  RecordError where there is none, or one cannot be read
+    Raises  RecordError if there is none, or one cannot be read
     """
     files = sorted(Path(directory).glob("*.safetensors"))
     if not files:
-        raise RecordError(f"{directory} holds no safetensors file. Expected an export, a kept checkpoint or a model.")
+        raise RecordError(f"{directory} has no safetensors file. Expected an export, a kept checkpoint or a model.")
     try:
         content = {path.name: file_sha256(path) for path in files}
     except OSError as error:
@@ -119,7 +119,7 @@ def environment(device: "torch.device | str" = "cpu") -> dict[str, str | int]:
 
 
 def directory_of(output: Path | str, record: Mapping) -> Path:
-    """Where the records of one model and suite lie. `record`: its model, weights and suite suffice."""
+    """The directory of the records of one model and suite; `record` needs only model, weights and suite."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", record["model"]).strip(".-") or "model"
     return Path(output) / "evaluations" / f"{name}-{record['weights'][:8]}" / record["suite"]
 
@@ -132,7 +132,7 @@ def path_of(output: Path | str, record: Mapping) -> Path:
 
 @refuse_what_is_in_the_way()
 def write(output: Path | str, record: dict) -> Path:
-    """Write a record, whole, in place of an earlier one. Returns its path; RecordError where it is malformed."""
+    """Write a record, whole, instead of an earlier one. Returns its path; RecordError if it is malformed."""
     path = path_of(output, check_record(record, "this record"))
     make_directories(path.parent)
     replace_json(path, record)
@@ -152,7 +152,7 @@ def read(paths: Iterable[Path | str]) -> list[dict]:
 
 
 def read_file(file: Path) -> dict:
-    """One record; RecordError where it is malformed."""
+    """One record; RecordError if it is malformed."""
     try:
         record = json.loads(disk.read_file(file))
     except (OSError, ValueError, RecursionError) as error:
@@ -171,7 +171,7 @@ def _find_files(path):
     if path.is_dir():  # a hidden file is the temporary file of another process
         return sorted(file for file in path.rglob("*.json") if not file.name.startswith("."))
     if not path.is_file():
-        raise RecordError(f"no such file or directory: {path}. Give records or directories of them.")
+        raise RecordError(f"no such file or directory: {path}. Pass records or directories of them.")
     return [path]
 
 
@@ -183,8 +183,8 @@ def check_record(record: Any, where: Path | str) -> dict:
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         found = record.get("schema") if isinstance(record, dict) else type(record).__name__
         raise RecordError(
-            f"{where}: field schema: expected {SCHEMA!r}, found {found!r}. Give records that finetune or"
-            " evaluate-blimp wrote."
+            f"{where}: field schema: expected {SCHEMA!r}, found {found!r}. Pass records written by finetune or "
+            "evaluate-blimp."
         )
     if problem := find_problem(record, _RECORD) or _find_contradiction(record):
         raise RecordError(f"{where}: {problem}. Evaluate again.")
@@ -192,7 +192,7 @@ def check_record(record: Any, where: Path | str) -> dict:
 
 
 def _find_contradiction(record: dict) -> str | None:
-    """What is wrong between the fields of a record, each of which is right for itself."""
+    """Contradictions between the fields of a record, each of which is valid by itself."""
     for name in ("diverged", "collapsed"):
         if record[name] is True:
             return f"field {name}: expected false or a sentence, found True"
@@ -264,7 +264,7 @@ _RECORD = object_of(
 
 
 def describe_differences(record: Mapping, facts: Mapping, prefix: str = "") -> str:
-    """In what a record differs from the facts that one made now would have, as text; empty if they agree."""
+    """The differences between a record and the facts of one made now, as text; empty if they agree."""
     said = []
     for name in {**facts, **(record if prefix else {})}:  # a record has more fields than these, but no other settings
         found, value, full_name = record.get(name), facts.get(name), f"{prefix}{name}"
@@ -276,7 +276,7 @@ def describe_differences(record: Mapping, facts: Mapping, prefix: str = "") -> s
 
 
 def shown_name(path: Path) -> str:
-    """What records call the model of a directory, unless another name is passed."""
+    """The name in records of the model in a directory, unless another name is passed."""
     path = path.resolve()
     if path.name == "export" and (path.parent / "log.jsonl").is_file():
         return path.parent.name

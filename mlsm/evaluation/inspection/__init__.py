@@ -1,1 +1,1 @@
-"""Looking at what was made: stores, and what their LSPs stand for."""
+"""Views of results: stores, and what their LSPs stand for."""

@@ -1,4 +1,4 @@
-"""What this machine's GPU is proven to do right, and how fast: doctor --gpu.
+"""Tests of what this machine's GPU computes correctly, and how fast: doctor --gpu.
 
     prove_gpu()     # {"gpu": {...}, "solver": {...}, "training": {...}}; the answers are kept for later commands
 
@@ -32,7 +32,7 @@ def prove_gpu(progress: Callable[..., None] = silent, device: str = "auto", enco
 
     encoder  of the student that is tried
     Returns  gpu: its name, driver and versions; solver, training and, of a build for GPUs, faiss: line, right, trials
-    Raises   DeviceError where there is no GPU
+    Raises   DeviceError if there is no GPU
     """
     where = choose_device(device)
     if where.type != "cuda" and device == "auto":

@@ -1,9 +1,9 @@
-"""What this machine has, and what that means for speed or for what can be done here: the command doctor.
+"""What this machine has, and what this means for speed and for what it can do: the command doctor.
 
     examine(DoctorConfig(output=Path("runs")))    # {"checks": [{"name": "cores", "found": "2 of ...", ...}, ...]}
 
 Nothing is changed, no network is asked. The disk is written to for about a second, in files that are gone at the end.
-Left out: which of two libraries computes a matrix product faster, which commands time themselves
+Not handled here: which of two libraries computes a matrix product faster, which commands time themselves
 (mlsm/common/matrix_products.py).
 """
 
@@ -49,9 +49,9 @@ class DoctorConfig:
 def examine(settings: DoctorConfig, progress: Callable[..., None] = silent) -> dict:
     """Look at the machine.
 
-    Returns  checks, a list of name, found (text), means (text), ok (False where something asks for action) and values;
+    Returns  checks, a list of name, found (text), means (text), ok (False if something asks for action) and values;
              with --gpu also what prove_gpu (gpu.py) returns
-    Raises   DeviceError with --gpu where there is no GPU
+    Raises   DeviceError with --gpu if there is no GPU
     """
     if settings.gpu:
         from mlsm.evaluation.inspection.gpu import prove_gpu
@@ -78,7 +78,7 @@ def _processor():
     if is_limited:
         means = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} leaves some of them idle: unset it, or set it higher."
     yield _check("cores", found, means, not is_limited, cores=cores, threads=threads, model=cpu_model())
-    means = "Every worker process holds a teacher of its own: 0.5 GB for BERT-base in float32, besides its batches."
+    means = "Every worker process loads its own teacher: 0.5 GB for BERT-base in float32, plus its batches."
     yield _check("memory", f"{memory / 1e9:.0f} GB", means, bytes=memory)
     list_capabilities: Callable[[], Any] = getattr(torch.cpu, "get_capabilities", dict)  # torch 2.11 has none
     sets = [name for name in INSTRUCTION_SETS if list_capabilities().get(name)]
@@ -87,7 +87,7 @@ def _processor():
         f"{'there' if available() else 'not usable'}; processor: {', '.join(sets) or 'not known'}; torch: {torch_uses}"
     )
     means = (
-        "Commands time each matrix product once on this machine, and take the faster library: oneDNN or torch's own."
+        "Commands time each matrix product once on this machine and use the faster library: oneDNN or torch's own."
         if available()
         else "Matrix products use only torch's own library, which is slower on some processors."
     )
@@ -139,21 +139,24 @@ def _gpu():
             "CPU cores are enough for small teachers; encode-lsp --dry-run says how long a corpus takes here.",
         )
         if is_unused:
-            found = "a driver is there, but this torch is built for CPUs alone"
+            found = "a GPU driver is installed, but this torch is built only for CPUs"
             means = "Install a torch built for CUDA (pytorch.org/get-started) to use the GPU."
         yield _check("GPU", found, means, not is_unused, devices=[])
-        means = "It codes on GPUs alone: not needed here."
+        means = "It is only used on GPUs: not needed here."
         yield _check("numba-cuda", version or "not installed", means, version=version)
         return
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     names = [f"{device.name}, {device.total_memory / 1e9:.0f} GB" for device in devices]
-    means = "Commands use the first one; --device cuda:1 takes another, --workers N gives each process one."
+    means = "Commands use the first one; --device cuda:1 uses another, and --workers N gives each process its own."
     if not torch.cuda.is_bf16_supported(including_emulation=False):
-        means += " It does not multiply bfloat16 itself: give train-student --dtype float32."
+        means += " It has no native bfloat16 multiplication: use train-student --dtype float32."
     yield _check("GPU", "; ".join(names), means, devices=names)
-    means = f"Solvers are proven on a GPU before they are used. {program()} doctor --gpu does it now, and times them."
+    means = f"Solvers are tested on a GPU before they are used. {program()} doctor --gpu tests and times them now."
     if version is None:
-        means = 'Without it there are no CUDA kernels, and torch codes. Install it:  pip install "mlsm-pretrain[gpu]"'
+        means = (
+            "Without it there are no CUDA kernels, and sparse coding uses plain torch. Install it:  pip install "
+            '"mlsm-pretrain[gpu]"'
+        )
     yield _check("numba-cuda", version or "not installed", means, version is not None, version=version)
 
 
@@ -167,17 +170,19 @@ def _software():
     else:
         has_gpu = hasattr(faiss, "StandardGpuResources")
         found = f"{faiss.__version__}, {'GPU' if has_gpu else 'CPU'} build ({faiss.get_compile_options().strip()})"
-        means = "It begins dictionaries (k-means) and finds similar LSPs: a small part of the time on either build."
+        means = (
+            "It initialises dictionaries (k-means) and finds similar LSPs: a small part of the time with either build."
+        )
         owners = _owners_of_faiss()
         if len(owners) > 1:
             means = f"{' and '.join(owners)} own the same directory: uninstall both, then install one of them."
         yield _check("faiss", found, means, len(owners) < 2, version=faiss.__version__, gpu=has_gpu, packages=owners)
     try:
         name = getattr(webbrowser.get(), "name", "the system's own")
-        means = "The pages of show-lsp and compare open in it from the disk."
+        means = "It opens the pages of show-lsp and compare from disk."
     except webbrowser.Error:
         name = None
-        means = "The pages of show-lsp and compare are plain files: copy their directory to where a browser is."
+        means = "The pages of show-lsp and compare are plain files: copy their directory to a machine with a browser."
     yield _check("browser", name or "none", means, browser=name)
 
 
@@ -204,11 +209,16 @@ def _packages():
     main = [f"{name} {versions[name]}" for name in ("torch", "transformers", "numpy", "numba") if name in versions]
     found = f"Python {platform.python_version()}, {', '.join(main)}" if main else f"Python {platform.python_version()}"
     if wrong:
-        means = f"Outside of what mlsm states: {'; '.join(wrong)}. Mend it with:  pip install --upgrade mlsm-pretrain"
+        means = (
+            f"Outside the version ranges of mlsm: {'; '.join(wrong)}. Fix it with:  pip install --upgrade mlsm-pretrain"
+        )
     elif stated:
-        means = f"All {len(versions)} required packages are within the ranges that mlsm states."
+        means = f"All {len(versions)} required packages are within the version ranges of mlsm."
     else:
-        means = "mlsm itself is not installed here, so no ranges are known. Install it with:  pip install --editable ."
+        means = (
+            "mlsm itself is not installed here, so its version ranges are unknown. Install it with:  pip install "
+            "--editable ."
+        )
     yield _check("versions", found, means, bool(stated) and not wrong, packages=versions, wrong=wrong)
 
 
@@ -233,12 +243,14 @@ def _disk(output):
                 os.fsync(file.fileno())  # each time: what waits in memory could take a slow disk a minute at the end
             rate = written / (time.perf_counter() - began)
     except OSError as error:
-        means = "Nothing can be written there. Give --output a directory that you may write to, with room."
+        means = "Nothing can be written there. Choose an --output directory that is writable and has free space."
         yield _check("disk speed", describe(error), means, False, bytes_per_second=None)
         return
     means = "Fast enough: encoding on a few cores writes about 1 MB/s."
     if rate < 1e7:
-        means = "Slow: several encoding processes may wait for it. Give --output a directory on a local disk."
+        means = (
+            "Slow: several encoding processes may have to wait for it. Choose an --output directory on a local disk."
+        )
     yield _check(
         "disk speed",
         f"about {rate / 1e6:,.0f} MB/s, synced, timed once for a second",
@@ -254,6 +266,8 @@ def _disk(output):
         except OSError as error:
             trouble = describe(error)
     means = (
-        "Stores can be written here." if trouble is None else "Stores need them: give --output a directory elsewhere."
+        "Stores can be written here."
+        if trouble is None
+        else "Stores need them: choose an --output directory elsewhere."
     )
     yield _check("hard links", trouble or "there", means, trouble is None, trouble=trouble)

@@ -3,8 +3,8 @@
     list_or_read(DocsConfig(page="corpora"))    # {"page": "corpora", "title": "Corpora", "file": ".../corpora.md"}
     text_of("tutorials/own-corpus")             # a notebook as Markdown: its text, code and what it prints
 
-The pages lie in docs/ of a checkout and, by the link mlsm/pages, in every wheel. Left out: the site that is made of
-them (mkdocs.yml), printing (mlsm/commands/docs.py).
+The pages are in docs/ of a checkout and, by the link mlsm/pages, in every wheel. Not handled here: the site that is
+made of them (mkdocs.yml), printing (mlsm/commands/docs.py).
 """
 
 import base64
@@ -35,7 +35,7 @@ def list_or_read(settings: DocsConfig, progress: Callable[..., None] = silent) -
     """Find a page.
 
     Returns  page (its name), title and file; without a name pages, a list of such
-    Raises   ValueError where there is no page of that name, with the names that come near
+    Raises   ValueError if there is no page of that name, with the names that come near
     """
     files = {
         file.relative_to(PAGES).with_suffix("").as_posix(): file

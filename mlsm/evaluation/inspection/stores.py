@@ -4,8 +4,8 @@
     view = document_tokens(store, "train", 7, top=5)
 
 Functions return dicts that JSON can hold; mlsm/commands/show_shards.py makes them readable. Statistics come from the
-records and the sums that every shard ends with, so the blocks are not read. Left out: whether the store is whole
-(shards/verify.py).
+records and the sums that every shard ends with, so the blocks are not read. Not handled here: whether the store is
+whole (shards/verify.py).
 
 Shapes: T tokens, K atoms.
 """
@@ -32,7 +32,7 @@ _DICTIONARY_FIGURES = ("objective", "explained_variance", "nnz", "dead_atoms", "
 
 
 def show_shards(settings: ShowConfig, progress: Callable[..., None] | None = None) -> dict:
-    """The view that a ShowConfig asks for. Raises RequestError where the store does not hold it."""
+    """The view that a ShowConfig asks for. Raises RequestError if the store does not hold it."""
     asked_for = {name: getattr(settings, name) for name in ("document", "window", "split", "against")}
     return show(store_of(settings), top=settings.top_n, tokens=settings.max_tokens, **asked_for)
 
@@ -62,7 +62,7 @@ def show(
 
 
 def statistics(store: Store) -> dict:
-    """Counts, sizes, settings and, where there are distributions, how they are spread."""
+    """Counts, sizes, settings and, if there are distributions, how they are spread."""
     records = store.records()
     figures = {"store": str(store.path), "plan": store.plan_id, "splits": _splits(store), **store.report()}
     figures |= {"settings": store.settings, "environments": _environments(records)}
@@ -83,7 +83,7 @@ def _splits(store):
 
 
 def _environments(records):
-    """What made the units: distinct devices and library versions, with how many units each made."""
+    """The distinct devices and library versions that made the units, each with its number of units."""
     counted: dict[str, dict] = {}
     for record in records:
         own = {name for name in record.environment if name.endswith("_seconds") or name == "source_sha256"}
@@ -109,7 +109,7 @@ def _distribution(store, records):
 
 
 def _labels(store, entries):
-    """What entries of a row stand for: numbers of LSPs, or the vocabulary's words."""
+    """The names of a row's entries: numbers of LSPs, or words of the vocabulary."""
     return token_texts(store, entries) if store.kind == "logits" else entries.tolist()
 
 

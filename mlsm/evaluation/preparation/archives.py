@@ -4,7 +4,7 @@
         file = sources.find("CoLA/train.tsv")      # a File, or None
         for chunk in file.chunks(): ...
 
-A file is found by the end of its path, whatever directories or archives it lies in; an archive counts as a directory of
+A file is found by the end of its path, whatever directories or archives it is in; an archive counts as a directory of
 its name. Archives within archives are not opened. What is found is read a chunk at a time, up to a size and a rate of
 compression that no published file has. Not handled here: what to look for (see sets.py).
 """
@@ -47,7 +47,7 @@ class ArchivedFile(NamedTuple):
     open: Callable[[], IO[bytes]]
 
     def chunks(self, largest: int | None = None) -> Iterator[bytes]:
-        """What it holds, a part at a time.
+        """Read the content in parts.
 
         largest  bytes, LARGEST unless given
         Raises   DataError if it is damaged, encrypted, compressed like a bomb, or larger than anything published
@@ -55,7 +55,7 @@ class ArchivedFile(NamedTuple):
         largest, count = LARGEST if largest is None else largest, 0
         if self.size > BOMB and self.size > MOST_COMPRESSED * self.stored:
             raise DataError(
-                f"{self.where} expands from {self.stored:,} to {self.size:,} bytes, as no published file does. "
+                f"{self.where} expands from {self.stored:,} to {self.size:,} bytes, more than any published file. "
                 "Remove it."
             )
         try:
@@ -73,11 +73,11 @@ class ArchivedFile(NamedTuple):
             )
 
     def read(self) -> bytes:
-        """All that it holds, at most MOST_IN_MEMORY. Raises as `chunks`."""
+        """All that it holds, at most MOST_IN_MEMORY. Raises the errors of `chunks`."""
         return b"".join(self.chunks(min(LARGEST, MOST_IN_MEMORY)))
 
     def sha256(self) -> str:
-        """The hash of what it holds. Raises as `chunks`."""
+        """The hash of the content. Raises the same errors as `chunks`."""
         digest = hashlib.sha256()
         for chunk in self.chunks():
             digest.update(chunk)
@@ -88,9 +88,9 @@ class Sources:
     """All files below a directory, those in its archives included, or all files of one archive."""
 
     def __init__(self, source: Path):
-        """Raises DataError where there is no such directory or archive, or an archive cannot be read."""
+        """Raises DataError if there is no such directory or archive, or an archive cannot be read."""
         if not source.exists():
-            raise DataError(f"--from {source} does not exist. Give the directory in which the published files lie.")
+            raise DataError(f"--from {source} does not exist. Pass the directory that contains the published files.")
         if not source.is_dir() and not source.name.lower().endswith((".zip", *TARS)):
             raise DataError(f"--from {source} is neither a directory nor an archive (.zip, {', '.join(TARS)}).")
         self._open = ExitStack()
@@ -126,7 +126,7 @@ class Sources:
     def find(self, *names: str) -> ArchivedFile | None:
         """The file whose path ends with the first of the names that there is.
 
-        Raises  DataError where several differ in content, or one cannot be read
+        Raises  DataError if several differ in content, or one cannot be read
         """
         for name in names:
             parts = PurePosixPath(name).parts

@@ -25,6 +25,6 @@ class PrepareDataConfig:
             raise ValueError("DATASET is missing: one of blimp, wsd, glue, wic, conll")
         if self.from_ is None:
             raise ValueError(
-                "--from is missing: the directory in which the published files or archives lie. "
-                f"{program()} docs evaluation-data says where each set is published"
+                f"--from is missing: the directory that contains the published files or archives. {program()} docs "
+                "evaluation-data lists where each set is published"
             )

@@ -5,7 +5,7 @@
 
 Every part is written to a temporary directory, read there as its evaluation will read it, and only then given its name,
 so that what is in the layout can be evaluated on. A part that is there stays: equal files count as done, others are an
-error. Left out: fetching (finetune and evaluate-blimp take from the Hub what --data-dir lacks).
+error. Not handled here: fetching (finetune and evaluate-blimp take from the Hub what --data-dir lacks).
 """
 
 import hashlib
@@ -28,8 +28,8 @@ def prepare_data(settings: PrepareDataConfig, progress: Callable[..., None] = si
 
     Returns  dataset, output, parts (directory, files, counts, expected, finished_before), missing (directory, lacks,
              published)
-    Raises   DataError where nothing of the set is found, an archive is damaged, or a directory holds something else;
-             what the evaluation raises on files that it cannot read
+    Raises   DataError if nothing of the set is found, an archive is damaged, or a directory holds something else;
+             the evaluation's own errors for files that it cannot read
     """
     assert settings.dataset is not None and settings.from_ is not None  # the settings refuse them
     parts, missing = [], []
@@ -48,7 +48,7 @@ def prepare_data(settings: PrepareDataConfig, progress: Callable[..., None] = si
     if not parts:
         lacking = missing[0]
         raise DataError(
-            f"--from {settings.from_}: no {', '.join(lacking['lacks'][:3])} there, nor in an archive there. "
+            f"--from {settings.from_}: contains no {', '.join(lacking['lacks'][:3])}, unpacked or in an archive. "
             f"{lacking['directory']} is published at {lacking['published']}."
         )
     return {"dataset": settings.dataset, "output": str(settings.output), "parts": parts, "missing": missing}
@@ -89,7 +89,8 @@ def _publish(part, contents, output):
         expected = hashlib.sha256(raw).hexdigest() if isinstance(raw, bytes) else raw.sha256()
         if not (final / name).is_file() or file_sha256(final / name) != expected:
             raise DataError(
-                f"{final} exists, and its {name} is not that of --from. Remove the directory, or give another --output."
+                f"{final} exists, and its {name} differs from the one in --from. Remove the directory, or choose "
+                "another --output."
             )
     return _report(part, final, counts, finished_before)
 

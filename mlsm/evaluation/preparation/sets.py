@@ -1,7 +1,7 @@
-"""What belongs to each evaluation set, where it is published, and how many examples it has as published.
+"""The files of each evaluation set, where they are published, and the published number of examples.
 
 A part is a directory of the layout that an evaluation reads; SETS lists the parts of each set. Names of files are the
-published ones, by the end of their paths. Left out: finding and writing (prepare.py).
+published ones, by the end of their paths. Not handled here: finding and writing (prepare.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -22,9 +22,9 @@ class Way(NamedTuple):
     """One form in which a part is published."""
 
     files: Mapping[str, tuple[str, ...]]
-    """name in the layout -> names that the file is published under, the first that there is counts"""
+    """name in the layout -> names under which the file is published; the first that exists is used"""
     convert: Callable[[Contents], Contents] | None = None
-    """from the published files to those of the layout, in memory; they are the same unless given"""
+    """converts the published files to those of the layout, in memory; None: they are the same"""
     optional: tuple[str, ...] = ()
     """names in the layout that may be absent"""
 
@@ -36,7 +36,7 @@ class LayoutDirectory(NamedTuple):
     ways: tuple[Way, ...]
     """in order of preference"""
     count_examples: Callable[[Path], dict[str, int]]
-    """from the directory that holds the layout: examples, read as the evaluation reads them; raises what that does"""
+    """reads examples from the layout's directory as the evaluation does, and raises its errors"""
     expected: dict[str, int]
     """examples as published"""
     published: str
@@ -61,7 +61,7 @@ def _glue(name, archive, *counts, files=("train.tsv", "dev.tsv")):
 
 def split_paraphrases(published: Contents) -> Contents:
     """MRPC as GLUE splits it: the training file of MSR's corpus, less the pairs whose ids are those of the development
-    set. DataError where a line is malformed, or a pair of the development set is not there."""
+    set. Raises DataError if a line is malformed, or a pair of the development set is not there."""
     # only \n ends a line: texts may hold other separators, which splitlines() knows
     texts = {name: raw.decode("utf-8-sig").replace("\r", "").strip("\n").split("\n") for name, raw in published.items()}
     header, *lines = texts["msr_paraphrase_train.txt"]
@@ -79,8 +79,8 @@ def split_paraphrases(published: Contents) -> Contents:
         parts["dev.tsv" if is_dev else "train.tsv"].append(line)
     if ids:
         raise DataError(
-            f"dev_ids.tsv: the pair {' '.join(min(ids))} is not in msr_paraphrase_train.txt. Expected two ids a line, "
-            "all of pairs of that file."
+            f"dev_ids.tsv: the pair {' '.join(min(ids))} is not in msr_paraphrase_train.txt. Expected two ids per "
+            "line, each pair of them from that file."
         )
     return {name: ("\n".join(rows) + "\n").encode() for name, rows in parts.items()}
 

@@ -1,1 +1,1 @@
-"""How alike two tokens or two texts are by their LSPs, beside hidden states."""
+"""How similar two tokens or two texts are by their LSPs, compared with hidden states."""

@@ -26,7 +26,7 @@ MOST_SHARED = 8
 
 
 def compare_texts(config: SimilarityConfig, progress: Callable[..., None] = silent) -> dict:
-    """What the settings ask for.
+    """Compute what the settings ask for.
 
     Returns  facts of what read the texts; cut, how many texts were longer than it reads; `tables` (zero_shot.py), or
              `pairs`: {"a", "b", "scores": {measure: number}, "matches": [[token, token, overlap, LSP], ...],

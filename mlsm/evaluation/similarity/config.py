@@ -32,8 +32,8 @@ class SimilarityConfig:
         check(self)
         if bool(self.texts_a) == bool(self.tasks) or len(self.texts_a) != len(self.texts_b):
             raise ValueError(
-                f"similarity takes --tasks, or as many --texts-a as --texts-b; found {len(self.tasks)} tasks,"
-                f" {len(self.texts_a)} and {len(self.texts_b)} texts"
+                f"expected either --tasks, or as many --texts-a as --texts-b; found {len(self.tasks)} tasks, "
+                f"{len(self.texts_a)} and {len(self.texts_b)} texts"
             )
         if self.samples < 0:
             raise ValueError(f"--samples must be at least 0 tokens, found {self.samples}")

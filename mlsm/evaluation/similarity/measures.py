@@ -4,7 +4,7 @@
     match(overlap(P_NK, Q_MK))                          # one number for two texts of N and M tokens
 
 Distributions over LSPs have rows that sum to one; a row of zeros stands for a token without a code, and is like
-nothing. Left out: where vectors come from (sources.py), what is compared with what (scores.py).
+nothing. Not handled here: where vectors come from (sources.py), what is compared with what (scores.py).
 
 Shapes: N, M tokens; K LSPs; d width of vectors.
 """

@@ -20,13 +20,13 @@ from mlsm.evaluation.similarity.sources import Tokens
 
 
 def lsp_similarities(p_NK: np.ndarray, q_MK: np.ndarray, atoms_Ke: np.ndarray) -> dict[str, np.ndarray]:
-    """By every measure of LSPs: (N, M) similarities of distributions."""
+    """The similarities of distributions by every measure of LSPs, {measure: (N, M)}."""
     found = {"reconstruction": cosine(p_NK @ atoms_Ke, q_MK @ atoms_Ke)}
     return found | {name: measure(p_NK, q_MK) for name, measure in MEASURES.items()}
 
 
 def text_scores(a: Tokens, b: Tokens, atoms_Ke: np.ndarray) -> dict[str, float]:
-    """Two texts by every measure; all are 0 where one has no tokens but special ones."""
+    """Two texts by every measure; all are 0 if one has no tokens but special ones."""
     counts_a, counts_b = Counter(a.names), Counter(b.names)
     spelt = sum((counts_a & counts_b).values()) / max(1, sum((counts_a | counts_b).values()))
     p_1K, q_1K = mean_distribution(a)[None], mean_distribution(b)[None]
@@ -50,7 +50,7 @@ def word_scores(a: Tokens, b: Tokens, atoms_Ke: np.ndarray) -> dict[str, float]:
 
 def word_at(tokens: Tokens, begin: int, end: int) -> Tokens:
     """The word at these characters of a text, as one row: the mean distribution of its tokens, and the sum of their
-    hidden states; zeros where it has none."""
+    hidden states; zeros if it has none."""
     inside = [place for place, (first, last) in enumerate(tokens.spans) if first < end and last > begin]
     one = tokens._replace(lsps_TK=tokens.lsps_TK[inside], names=[tokens.names[place] for place in inside])
     hidden = {layer: rows_Td[inside].sum(0, keepdims=True) for layer, rows_Td in tokens.hidden.items()}
@@ -58,6 +58,6 @@ def word_at(tokens: Tokens, begin: int, end: int) -> Tokens:
 
 
 def mean_distribution(tokens: Tokens) -> np.ndarray:
-    """The mean of the tokens' distributions (K,), of those that have one; zeros where none has."""
+    """The mean of the tokens' distributions (K,), of those that have one; zeros if none has."""
     sums_K = tokens.lsps_TK.sum(0)
     return sums_K / max(sums_K.sum(), np.finfo(np.float32).tiny)

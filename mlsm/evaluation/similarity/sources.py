@@ -33,7 +33,7 @@ class Tokens(NamedTuple):
 
     names: list[str]
     spans: list[tuple[int, int]]
-    """where each stands in the text, in characters"""
+    """where each is in the text, in characters"""
     lsps_TK: np.ndarray
     """float32 distributions; a token without a code has a row of zeros"""
     hidden: dict[str, np.ndarray]
@@ -53,7 +53,7 @@ class TeacherSource:
         from pipeline.teacher import Teacher
 
         if store.kind != "lsp":
-            raise InspectionError(f"{store.path} holds {store.kind}, not LSPs. Give a store that encode-lsp made.")
+            raise InspectionError(f"{store.path} contains {store.kind}, not LSPs. Pass a store made by encode-lsp.")
         self.store, self.cut = store, 0
         self._dictionary = Dictionary.load(store.files.dictionary)
         check_dictionary(store.files, self._dictionary.fingerprint)
@@ -109,7 +109,7 @@ class TeacherSource:
 
 
 class StudentSource:
-    """What a student predicts of every token from its context.
+    """A student's predictions for every token from its context.
 
     atoms_Ke  the vectors that LSPs stand for: the rows of its output matrix
     layers    what hidden states are called: those of its encoder's last layer
@@ -151,7 +151,7 @@ class StudentSource:
 
 
 def open_source(source: str, teacher: str | None = None) -> "TeacherSource | StudentSource":
-    """What reads texts: a store's teacher, or a student.
+    """The model that reads texts: a store's teacher, or a student.
 
     teacher  where the store's teacher lies now, if not where the store says
     Raises   InspectionError, StoreError, DictionaryError, TeacherError, RunError
@@ -159,14 +159,14 @@ def open_source(source: str, teacher: str | None = None) -> "TeacherSource | Stu
     if is_url(source) or (Path(source) / "target.json").is_file():
         return TeacherSource(Store.open(source), teacher)
     if teacher is not None:
-        raise InspectionError(f"--teacher is for a store, and {source} is none. Leave it out.")
+        raise InspectionError(f"--teacher applies only to stores, and {source} is not a store. Omit it.")
     return StudentSource(source)
 
 
 def _tokenise(tokenizer, text: str, room: int) -> tuple[list[int], list[tuple[int, int]], bool]:
-    """Ids of a text without special ones, where they stand in it, and whether it was cut to `room` tokens."""
+    """Ids of a text without special ones, where they are in it, and whether it was cut to `room` tokens."""
     read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids, spans = read["input_ids"], read["offset_mapping"]
     if not ids:
-        raise InspectionError(f"the text {text[:60]!r} has no tokens. Give another text.")
+        raise InspectionError(f"the text {text[:60]!r} has no tokens. Pass another text.")
     return ids[:room], spans[:room], len(ids) > room

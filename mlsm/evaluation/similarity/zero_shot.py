@@ -5,7 +5,7 @@ of Bonett and Wright (2000) for the latter. WiC: two contexts have one sense whe
 which is the best one for the training set; accuracy on the development set with Wilson's interval. Both intervals are
 at 95 %, over pairs. Nothing else is fitted.
 
-Left out: reading the files (tasks/finetuning/data.py), measures (scores.py).
+Not handled here: reading the files (tasks/finetuning/data.py), measures (scores.py).
 """
 
 import math
@@ -32,7 +32,7 @@ def evaluate_table(
     Returns  task, data (name, files, n_train, n_eval) and rows: of stsb {"measure", "pearson", "spearman", "low",
              "high"}, of wic {"measure", "accuracy", "low", "high", "train", "threshold"}, and the share of the
              development set's larger class, `majority`
-    Raises   DataError where the set is not there
+    Raises   DataError if the set is not there
     """
     data = load_task(TASKS[task], data_dir)
     dev = data.evaluation["validation"]
@@ -63,7 +63,7 @@ def correlation(values: Sequence[float] | np.ndarray, labels: np.ndarray) -> dic
 def best_threshold(values: np.ndarray, is_positive: np.ndarray) -> tuple[float, float]:
     """The threshold above which values are called positive that makes most of them right, and the share it makes right.
 
-    It lies half-way between two values, or beside all of them; of equally good ones the lowest is taken.
+    It is half-way between two values, or below or above all of them; of equally good thresholds the lowest is used.
     """
     distinct, number = np.unique(values, return_inverse=True)
     won = np.bincount(number, weights=np.where(is_positive, -1.0, 1.0))  # by calling these values negative
@@ -85,7 +85,7 @@ def accuracy(said: np.ndarray, is_positive: np.ndarray) -> dict[str, float]:
 def _score(
     source: TeacherSource | StudentSource, examples: list[Example], task: str, progress: Callable[..., None]
 ) -> dict[str, np.ndarray]:
-    """By measure, the scores of all examples."""
+    """The scores of all examples, {measure: (N)}."""
     rows: list[dict[str, float]] = []
     for start in range(0, len(examples), CHUNK):
         progress(f"similarity {task}", start, len(examples), unit="pairs")

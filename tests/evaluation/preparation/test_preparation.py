@@ -171,7 +171,7 @@ def test_what_cannot_be_used_is_said_and_leaves_nothing(places):
     run("wic", places)
     (source / "one.zip").unlink()
     write_zip(source / "one.zip", WIC | {"dev/dev.gold.txt": "F\n"})
-    with pytest.raises(DataError, match=r"wic exists, and its dev/dev.gold.txt is not that of --from"):
+    with pytest.raises(DataError, match=r"wic exists, and its dev/dev.gold.txt differs from the one in --from"):
         run("wic", places)
     assert (output / "wic/dev/dev.gold.txt").read_text() == "T\n"
 

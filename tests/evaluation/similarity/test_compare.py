@@ -107,8 +107,8 @@ def test_what_cannot_be_compared_is_said(coded_store, export):
     texts = {"texts_a": ("",), "texts_b": TEXTS[:1], "samples": 0}
     with pytest.raises(InspectionError, match="the text '' has no tokens"):
         compare_texts(SimilarityConfig(store=str(coded_store.path), **texts))
-    with pytest.raises(InspectionError, match="--teacher is for a store"):
+    with pytest.raises(InspectionError, match="--teacher applies only to stores"):
         compare_texts(SimilarityConfig(store=str(export), teacher="bundled", **texts))
     for wrong in ({"texts_a": "a"}, {"tasks": "wic", "texts_a": "a", "texts_b": "b"}, {}):
-        with pytest.raises(ValueError, match="takes --tasks, or as many --texts-a as --texts-b"):
+        with pytest.raises(ValueError, match="expected either --tasks, or as many --texts-a as --texts-b"):
             SimilarityConfig(**wrong)

@@ -94,4 +94,4 @@ def test_the_command(exact, fista):
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["tokens"] < 600
     run = run_command(["match-entropy", exact])
-    assert run.returncode == 2 and "Give either --against STORE or --entropy NATS" in run.stderr
+    assert run.returncode == 2 and "Pass either --against STORE or --entropy NATS" in run.stderr

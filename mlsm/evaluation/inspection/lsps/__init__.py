@@ -1,1 +1,1 @@
-"""What each latent semantic property stands for: tokens, contexts, neighbours, senses."""
+"""Show what each latent semantic property stands for: its tokens, contexts, neighbours and senses."""

@@ -68,7 +68,7 @@ class ShowLspConfig:
         }
         if sum(views.values()) > 1:
             given = ", ".join(name for name, wanted in views.items() if wanted)
-            raise ValueError(f"{given} are different things to show. Give one of them")
+            raise ValueError(f"{given} are different things to show. Pass only one of them")
         if self.text is None and ((self.student and self.html is None) or (self.teacher and not self.intruders)):
             raise ValueError(
                 '--student and --teacher are for a text. Add --text "...", or --html DIR for pages with the words of a'
@@ -80,15 +80,15 @@ class ShowLspConfig:
                 " --similar-to"
             )
         if (self.against or self.judge) and not self.intruders:
-            raise ValueError("--against and --judge are for the judgement of LSPs. Add --intruders")
+            raise ValueError("--against and --judge are only for judging LSPs. Add --intruders")
         if self.judge and self.teacher:
-            raise ValueError("--judge takes the place of the teacher's embeddings. Give --judge or --teacher")
+            raise ValueError("--judge replaces the teacher's embeddings. Pass either --judge or --teacher")
         if self.samples < 1:
             raise ValueError(f"--samples must be at least one, found {self.samples}")
 
     @property
     def factors(self) -> dict[int, float]:
-        """What the probability of an LSP is multiplied with, by LSP.
+        """The factor for the probability of each LSP, {LSP: factor}.
 
         Raises  ValueError if an entry is not LSP=FACTOR, its factor is out of range, or an LSP is named twice
         """

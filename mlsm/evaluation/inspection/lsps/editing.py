@@ -1,4 +1,4 @@
-"""Which words a probe predicts when LSPs are taken out of its student's prediction, or amplified in it.
+"""The words that a probe predicts when LSPs are removed from its student's prediction, or amplified in it.
 
     result = edit("runs/probes/<run>", "The [MASK] raised its rates.", {230: 0.0, 17: 3.0})
     edit_sample(*load_probe_of("runs/probes/<run>", store), StoreView(store, tokens=2_000_000))    # each LSP, for pages
@@ -9,7 +9,8 @@ a factor f_i for every LSP, 0 for one that is taken out and 1 for those that are
     softmax(P q'),   q'_i = f_i q_i / sum_j f_j q_j
 
 q' sums to one, as everything does that the probe was trained on: what is taken from one LSP goes to the others in
-proportion. Left out: a logits probe, whose matrix its export has merged with the student's; what the teacher says.
+proportion. Not handled here: a logits probe, whose matrix its export has merged with the student's; what the teacher
+says.
 
 Shapes: T tokens of the text, M masked ones of them, k LSPs, V vocabulary; W windows, L positions.
 """
@@ -41,7 +42,7 @@ EXAMPLES = 4  # contexts on the page of an LSP
 EXAMPLE_WORDS = 5
 AMPLIFIED = 3.0  # what the probability of a page's LSP is multiplied with
 EDITED_AT_ONCE = 64  # contexts
-OF_THIS_STORE = "Give a probe of a student that was trained from the store."
+OF_THIS_STORE = "Pass a probe of a student that was trained from the store."
 
 
 def edit(source: str, text: str, factors: dict[int, float], fingerprint: str | None = None) -> dict:
@@ -60,8 +61,8 @@ def edit(source: str, text: str, factors: dict[int, float], fingerprint: str | N
                  before, after  the most probable words as pairs [word, probability]
                  gain, lose     the words whose probability rises or falls most: [word, before, after]
                  kl             KL(before || after) of the words in nats: how much the edit changes
-    Raises       InspectionError where the probe's LSPs are others, or nothing is left of a prediction; RunError where
-                 there is no such probe; ValueError where the text is too long
+    Raises       InspectionError if the probe's LSPs are others, or nothing is left of a prediction; RunError where
+                 there is no such probe; ValueError if the text is too long
     """
     probed, model = load_probe(source)
     k = model.facts["lsps"]
@@ -70,7 +71,7 @@ def edit(source: str, text: str, factors: dict[int, float], fingerprint: str | N
         raise InspectionError(f"there is no LSP {unknown[0]}: the student's are numbered from 0 to {k - 1}")
     (predicted,) = model.lsp([text])
     if not predicted.tokens:
-        raise InspectionError("--text has no token. Give a text, with the mask token where a word is to be predicted.")
+        raise InspectionError("--text has no token. Pass a text, with the mask token in place of each word to predict.")
     mask = model.tokenizer.mask_token
     positions = [t for t, token in enumerate(predicted.tokens) if token == mask] or range(len(predicted.tokens))
     before_Mk = predicted.distributions_Tk[list(positions)].double()
@@ -102,7 +103,8 @@ def edit(source: str, text: str, factors: dict[int, float], fingerprint: str | N
 
 
 def _describe_words(before_V, after_V, names, own):
-    """What `edit` says of the words of one position; `own` is the id of the token that was masked there, or None."""
+    """The result of `edit` for the words at one position; `own` is the id of the token that was masked there, or
+    None."""
     change_V = after_V - before_V
     rising = np.argsort(-change_V, kind="stable")
     most_probable = {"before": before_V, "after": after_V}
@@ -128,7 +130,7 @@ def _refuse_other_lsps(source, model, fingerprint):
     found = model.facts.get("dictionary")
     if fingerprint is not None and found is not None and fingerprint != found:
         raise InspectionError(
-            f"{source} reads the LSPs of dictionary {found[:12]}, the store has those of {fingerprint[:12]}: their "
+            f"{source} reads LSPs of dictionary {found[:12]}, but the store's are of {fingerprint[:12]}: their "
             f"numbers mean different things. {OF_THIS_STORE}"
         )
 
@@ -137,7 +139,7 @@ def load_probe_of(source: str, store: Store) -> tuple[ProbedStudent, LspModel]:
     """A softmax probe whose student predicts the LSPs of a store and reads its windows.
 
     source  a finished run, an export or a Hub id
-    Raises  InspectionError where LSPs, tokens or windows are others; RunError where there is no such probe
+    Raises  InspectionError if LSPs, tokens or windows are others; RunError if there is no such probe
     """
     probed, model = load_probe(source)
     _refuse_other_lsps(source, model, store.settings.get("dictionary"))
@@ -156,11 +158,11 @@ def load_probe_of(source: str, store: Store) -> tuple[ProbedStudent, LspModel]:
 
 
 def edit_sample(probed: ProbedStudent, model: LspModel, view: StoreView) -> dict:
-    """For every LSP of a store, the words at some of the tokens where it is heaviest, with and without it.
+    """For every LSP of a store, the words predicted with and without it at some tokens where it is heaviest.
 
-    The token is masked, and the student reads its document as far as that lies in its window: what `edit` would say of
+    The token is masked, and the student reads its document as far as that is in its window: what `edit` would say of
     that text.
-    probed, model  as of `load_probe_of`
+    probed, model  see `load_probe_of`
     Returns        {"factor": AMPLIFIED, "lsps": by LSP a list of contexts, the heaviest first}; a context is that of
                    contexts.py with
                    token        its number in the sample
@@ -209,7 +211,7 @@ def edit_sample(probed: ProbedStudent, model: LspModel, view: StoreView) -> dict
 
 
 def newest_probe(fingerprint: str | None, root: str = ProbeConfig.root) -> str:
-    """The newest finished softmax probe of a dictionary's LSPs. Raises InspectionError where there is none."""
+    """The newest finished softmax probe of a dictionary's LSPs. Raises InspectionError if there is none."""
     found = sorted(Path(root).glob(f"*/export/{PROBE_FILE}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     for path in found:
         if json.loads(read_file(path.with_name(CONFIG_FILE))).get("dictionary") == fingerprint:

@@ -17,13 +17,13 @@ MOST_APART; a member without them stays among the others, but is not taken out. 
 is weaker, on average, than on all tokens. The judge sees the entry alone: neither its position nor its context. If an
 LSP's tokens were drawn at random, member and intruder would be exchangeable and the AUC 0.5.
 
-Two simple judges are reported beside. One sees only the frequency of an entry, and should be near 0.5. The other sees
-only its spelling (the cosine of its character n-grams, one to three of them with the word's ends, weighted by tf-idf):
-it says what LSPs reach by endings and capitals alone.
+Two simple judges are reported in addition. One sees only the frequency of an entry, and should be near 0.5. The other
+sees only its spelling (the cosine of its character n-grams, one to three of them with the word's ends, weighted by
+tf-idf): it says what LSPs reach by endings and capitals alone.
 
 An AUC above 0.5 alone does not show that learning helped. Hidden states of like words are alike, so random directions
-have it too, and the figure is to be compared with that of such a dictionary (docs/sparse-coding.md, Controls). Left
-out: what an LSP says of a word in one context and not in another; a judge that is not an embedding.
+have it too, and the figure is to be compared with that of such a dictionary (docs/sparse-coding.md, Controls). Not
+handled here: what an LSP says about a word in only some contexts; judges other than embeddings.
 
 Shapes: N sampled tokens, V vocabulary, d width of the embeddings, K LSPs, M members, T members taken out, I intruders,
 U entries that are members or intruders.
@@ -47,7 +47,7 @@ _WHOLE, _BEGINNING, _CONTINUATION, _SYMBOL = range(4)
 
 
 class Judged(NamedTuple):
-    """What the test says of one LSP.
+    """The test's result for one LSP.
 
     auc           detection AUC; None for an LSP with too few members
     interval      2.5 and 97.5 per cent of its bootstrap over the members that were taken out; None without one
@@ -146,7 +146,7 @@ def _classes(sample, vocabulary, counts_V):
 
 
 def _share_won(likeness_UU, members_M, place_T, intruder_TI):
-    """For each member that is taken out, the share of its intruders that are less like the other members."""
+    """For each member left out in turn, the share of its intruders that are less similar to the other members."""
     others_TM = np.arange(len(members_M)) != place_T[:, None]
     own_T = np.where(others_TM, likeness_UU[members_M[place_T, None], members_M], 0).sum(1)
     foreign_TI = np.where(others_TM[:, None], likeness_UU[intruder_TI[:, :, None], members_M], 0).sum(2)
@@ -154,7 +154,7 @@ def _share_won(likeness_UU, members_M, place_T, intruder_TI):
 
 
 def summarise_judged(judged: list[Judged]) -> dict:
-    """Means over the judged LSPs, that of the AUC with a bootstrap interval over LSPs; None where none is judged."""
+    """Means over the judged LSPs, that of the AUC with a bootstrap interval over LSPs; None if none is judged."""
     aucs = np.array([one.auc for one in judged if one.auc is not None])
     if not len(aucs):
         return {"judged": 0, "auc": None, "interval": None, "by_frequency": None, "by_spelling": None}

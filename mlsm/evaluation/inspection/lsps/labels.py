@@ -4,7 +4,7 @@
 
 choose-layer writes <place>/diagnostics/*/layer-*-k*/labels.json: {"dictionary": fingerprint, "layer", "k", "lsps": [{
 "synsets": [{"synset", "lemmas", "lexname", "npmi", "mass"}, …], "lexnames": [[name, share], …]}, …]}. Labels belong to
-one dictionary: those of another would name other LSPs, so the fingerprint decides. Left out: making them.
+one dictionary: those of another would name other LSPs, so the fingerprint decides. Not handled here: making them.
 """
 
 import json
@@ -20,7 +20,7 @@ PATTERNS = ("labels.json", "layer-*-k*/labels.json", "*/layer-*-k*/labels.json",
 def find_labels(fingerprint: str | None, place: Path) -> list[dict] | None:
     """The labels of a dictionary's LSPs under a directory, None when there are none.
 
-    place    a diagnostic, one of its layers, or the directory that `diagnostics` lies in
+    place    a diagnostic, one of its layers, or the directory that `diagnostics` is in
     Returns  list with one entry an LSP, from the file that was written last
     """
     found = []
@@ -32,7 +32,7 @@ def find_labels(fingerprint: str | None, place: Path) -> list[dict] | None:
 
 
 def require_labels(fingerprint: str | None, directory: Path) -> list[dict]:
-    """The same for a directory that the user named. Raises InspectionError where it has none of this dictionary."""
+    """Labels from a directory that the user named. Raises InspectionError if it has none for this dictionary."""
     labels = find_labels(fingerprint, directory)
     if labels is None:
         raise InspectionError(

@@ -7,8 +7,8 @@
 A row of thousands of LSPs is searched for as its product with the dictionary, d numbers scaled to unit length. That is
 faithful: up to a factor the product is the hidden state as the code reconstructs it, and the inner product of two of
 them is p G q with G the atoms' Gram matrix, so that two tokens with different but nearly parallel atoms count as alike,
-which an inner product of the rows themselves would call orthogonal. Left out: the part of the hidden state that the
-code does not reconstruct.
+which an inner product of the rows themselves would call orthogonal. Not handled here: the part of the hidden state that
+the code does not reconstruct.
 
 Shapes: N sampled tokens, R indexed rows, d hidden width, K atoms.
 """
@@ -61,9 +61,10 @@ class TokenIndex:
     """Tokens of a sample by the direction of their LSPs, in half precision.
 
     Every row is compared: at a million of them an inverted file (IVF) saves 30 ms a query and takes 12 s more to build,
-    while a command asks one question. Nor would a GPU answer it sooner, to which the rows were copied first.
+    while a command asks one question. A GPU would not answer it sooner either, because the rows must first be copied to
+    it.
 
-    tokens  numbers of the indexed tokens, those with a code, evenly over the sample
+    tokens  numbers of the indexed tokens: evenly over the sample, only tokens with a code
     """
 
     def __init__(self, sample: Sample, atoms_Kd: np.ndarray, progress: Callable[..., None]):

@@ -8,9 +8,9 @@
     pictures/<number>.jpg            of images
     view.json                        marks the directory as such a view, and holds the SHA-256 of each of its files
 
-A later view replaces what an earlier one wrote and nobody has changed since; all other files in the directory belong to
-its user and stay. Text of corpora may hold anything: data.js is ASCII JSON, and view.js sets text only. Not handled
-here: what is shown (text_pages.py, vector_pages.py).
+A later view replaces files that an earlier one wrote and that have not changed since; all other files in the directory
+belong to its user and stay. Text of corpora may hold anything: data.js is ASCII JSON, and view.js sets text only. Not
+handled here: what is shown (text_pages.py, vector_pages.py).
 """
 
 import json
@@ -51,8 +51,8 @@ def refuse_foreign_pages(directory: Path, pictures: Collection[str] = ()) -> Non
         )
     if taken := _foreign(directory) & {*FIXED, PICTURES, *pictures}:
         raise InspectionError(
-            f"--html {directory}: {printable(min(taken), keep='')} is not as show-lsp wrote it, so it is kept. Nothing"
-            f" was changed. Move it elsewhere, or give another directory."
+            f"--html {directory}: {printable(min(taken), keep='')} was not written by show-lsp or has changed since, "
+            "so it is kept. Nothing was changed. Move it elsewhere, or choose another directory."
         )
 
 
@@ -62,7 +62,7 @@ def is_view(directory: Path) -> bool:
 
 
 def _read_mark(directory):
-    """What view.json says; None without a view."""
+    """The content of view.json; None without a view."""
     try:
         mark = json.loads(read_file(directory / "view.json"))
         return mark if mark["made_by"] == MARK["made_by"] and isinstance(mark["files"], dict) else None
@@ -71,7 +71,7 @@ def _read_mark(directory):
 
 
 def _foreign(directory):
-    """Names of what show-lsp did not write, or what was changed since: files, links, and directories not its own."""
+    """Names of entries that show-lsp did not write or that have changed since: files, links and other directories."""
     written = (_read_mark(directory) or {"files": {}})["files"]
     found = set()
     for path in directory.rglob("*"):
@@ -96,7 +96,7 @@ def publish_pages(
     """Let a view appear as a whole.
 
     make      returns what data.js holds
-    pictures  names that those of the view may have, below the directory
+    pictures  names that the pictures of the view may have, below the directory
     copy      called as copy(new) when `make` has returned, writes pictures into the new directory
     Returns   {"files", "bytes"}
     Raises    InspectionError as of `refuse_foreign_pages`, before anything is made

@@ -1,4 +1,4 @@
-"""Which LSPs follow positions in the window, and which say something of words.
+"""Which LSPs depend on the position in the window, and which on words.
 
     found = position_profiles(sample)       # found.profile_KB[7], found.nats_K[7], found.positional_K[7]
     word_nats_K = word_information(sample, found, vocabulary=len(tokenizer))
@@ -14,8 +14,8 @@ at least POSITIONAL_NATS and DEVIATIONS standard deviations of the rotated ones.
 The word information of an LSP is its own part of the gain of word types (ids of the vocabulary), cross-fitted
 (gains.py): nats per token by which a prediction that knows the word predicts this LSP better. What its positions
 explain is taken off, mean weight times position information: so LSPs of common words stand above those of rare ones,
-and LSPs that fire by position or evenly stand last. Left out: context beyond the word, which no table of this size
-holds.
+and LSPs that fire by position or evenly stand last. Not handled here: context beyond the word, which no table of this
+size holds.
 
 Shapes: N sampled tokens, E entries, K LSPs, B parts of a window.
 """
@@ -36,9 +36,9 @@ SEED = 0
 
 
 class PositionProfiles(NamedTuple):
-    """What positions say of every LSP.
+    """How every LSP depends on positions.
 
-    profile_KB    mean weight in each part, over that in all: 1 where it is as heavy as everywhere
+    profile_KB    mean weight in each part, over that in all: 1 if it is as heavy as everywhere
     nats_K        position information above that of the rotated windows, at least 0
     positional_K  bool
     starts_B      first position of each part
@@ -77,7 +77,7 @@ def _bins(position_N):
 
 
 def _rotate(window_N, rng):
-    """For every token another one of its window: each window is turned round by a random number of tokens."""
+    """For every token, another token of its window: each window is rotated by a random number of tokens."""
     firsts = np.flatnonzero(np.concatenate(([True], window_N[1:] != window_N[:-1])))
     lengths = np.diff([*firsts, len(window_N)])
     shifts = (rng.random(len(firsts)) * lengths).astype(np.int64)
@@ -97,7 +97,8 @@ def _information(sample, bin_N, token_E, bins):
 
 
 def word_information(sample: Sample, profiles: PositionProfiles, vocabulary: int) -> np.ndarray:
-    """What the word type says of each LSP and its positions do not, in nats per token: float64 (K), at least 0.
+    """The information that the word type gives about each LSP beyond its positions, in nats per token: float64 (K), >=
+    0.
 
     vocabulary  number of ids
     """

@@ -6,8 +6,8 @@
 
 The sample is the beginning of one epoch's order (shards/reader.py): some of the windows of up to 64 blocks drawn from
 the whole split, so that a store of any size costs the reading of 64 blocks and the memory of the sample, about 14 bytes
-an entry (0.7 GB for two million tokens of 25 LSPs). Equal stores give equal samples. Left out: what is made of it
-(statistics.py), and text (vocabulary.py): ids stay ids until something is shown.
+an entry (0.7 GB for two million tokens of 25 LSPs). Equal stores give equal samples. Not handled here: what is made of
+it (statistics.py), and text (vocabulary.py): ids stay ids until something is shown.
 
 Shapes: N sampled tokens, without [CLS], [SEP] and padding; E entries; K LSPs.
 """
@@ -54,7 +54,7 @@ class Sample:
 
     @cached_property
     def coded(self) -> int:
-        """Tokens that have a code: what densities are shares of."""
+        """The number of tokens that have a code, which densities are shares of."""
         return int((np.diff(self.indptr) > 0).sum())
 
     def row(self, token: int) -> tuple[np.ndarray, np.ndarray]:
@@ -94,10 +94,10 @@ def sample_tokens(store: Store, tokens: int, progress: Callable[..., None]) -> S
     Raises  InspectionError when the store holds no LSPs, StoreError when it has no training windows
     """
     if store.kind != "lsp":
-        raise InspectionError(f"{store.path} holds {store.kind}, not LSPs. Give a store that encode-lsp made.")
+        raise InspectionError(f"{store.path} contains {store.kind}, not LSPs. Pass a store made by encode-lsp.")
     reader = store.split("train")
     if not len(reader):
-        raise StoreError(f"{store.path}: the training split holds no window. Encode more text.")
+        raise StoreError(f"{store.path}: the training split has no windows. Encode more text.")
     windows = min(len(reader), -(-tokens * len(reader) // reader.tokens))
     chosen = np.sort(reader.order(SEED, 0, 0, windows))
     parts = []
@@ -141,11 +141,11 @@ class Entries:
         return self.tokens_E[self.starts[lsp] : self.starts[lsp + 1]]
 
     def weights(self, lsp: int) -> np.ndarray:
-        """Its weights there."""
+        """The LSP's weights at these tokens."""
         return self.weights_E[self.starts[lsp] : self.starts[lsp + 1]]
 
     def heaviest_first(self, lsp: int) -> tuple[np.ndarray, np.ndarray]:
-        """Both, by falling weight; of equal weights the earlier token first.
+        """Tokens and weights of an LSP by falling weight; among equal weights, the earlier token comes first.
 
         Positive floats are in the order of their bits, and one array of integers sorts three times as fast as an index.
         """
@@ -164,7 +164,7 @@ class Entries:
         """Mean weight of each LSP over the tokens that have it, float64 (K); 0 for an LSP that none has."""
         if not len(self.weights_E):
             return np.zeros(len(self.counts))
-        starts = np.minimum(self.starts[:-1], len(self.weights_E) - 1)  # an empty last LSP begins behind the end
+        starts = np.minimum(self.starts[:-1], len(self.weights_E) - 1)  # an empty last LSP begins after the end
         sums = np.add.reduceat(self.weights_E, starts, dtype=np.float64)
         return np.where(self.counts > 0, sums / np.maximum(1, self.counts), 0.0)
 
@@ -178,7 +178,7 @@ def by_lsp(sample: Sample) -> Entries:
 
 
 def largest_weights(lsps: np.ndarray, weights: np.ndarray, top: int = 5) -> list[list]:
-    """The largest weights of one token as pairs [LSP, weight], of equal weights the earlier first."""
+    """The largest weights of one token as pairs [LSP, weight]; among equal weights, the lower LSP comes first."""
     order = np.argsort(-weights, kind="stable")[:top]
     return [[int(lsps[i]), float(weights[i])] for i in order]
 

@@ -2,7 +2,7 @@
 
     result = show(ShowLspConfig(store="runs/stores/lsp-...", word="bank"), progress)
 
-Every result says in "view" which one it is; mlsm/commands/show_lsp.py prints it. Left out: the views of a store
+Every result says in "view" which one it is; mlsm/commands/show_lsp.py prints it. Not handled here: the views of a store
 (view.py).
 
 Shapes: K LSPs, d hidden width.
@@ -37,9 +37,9 @@ HEAVIEST_OF_A_ROW = 3
 
 
 def show(settings: ShowLspConfig, progress: Callable[..., None]) -> dict:
-    """What `mlsm show-lsp` was asked for, as a dict that JSON can hold.
+    """The result of `mlsm show-lsp`, as a dict that JSON can hold.
 
-    Raises  InspectionError where what was asked for does not exist; StoreError, DictionaryError, TeacherError, RunError
+    Raises  InspectionError if what was asked for does not exist; StoreError, DictionaryError, TeacherError, RunError
     """
     kind = _kind(store_of(settings))
     if kind == "dictionary":
@@ -50,7 +50,7 @@ def show(settings: ShowLspConfig, progress: Callable[..., None]) -> dict:
 
 
 def _kind(source):
-    """What a path holds."""
+    """The kind of thing at a path."""
     path = Path(source)
     if is_url(source) or (path / "target.json").is_file():
         return "store"
@@ -107,8 +107,8 @@ def _intruders(settings, view, progress):
         windowings = [one.settings.get("windowing", {}) for one in (store, other)]
         if other.vocab_size != store.vocab_size or windowings[0].get("tokenizer") != windowings[1].get("tokenizer"):
             raise InspectionError(
-                f"{other.path} has another tokenizer than {store.path}: one judge cannot compare their words. Give"
-                " stores of the same tokenizer"
+                f"{other.path} has another tokenizer than {store.path}: one judge cannot compare their words. Pass "
+                "stores with the same tokenizer"
             )
     progress("load judge", 0, None)
     judge, embeddings_Vd = texts.load_judge(store, view.vocabulary.texts, settings.judge, settings.teacher)
@@ -152,7 +152,7 @@ def _named(settings, store, lsps, progress):
 
 def _teacher_rows(settings, store):
     if store.kind != "lsp":
-        raise InspectionError(f"{store.path} holds {store.kind}, not LSPs. Give a store that encode-lsp made.")
+        raise InspectionError(f"{store.path} contains {store.kind}, not LSPs. Pass a store made by encode-lsp.")
     dictionary = Dictionary.load(store.files.dictionary)
     check_dictionary(store.files, dictionary.fingerprint)
     return texts.teacher_lsps(store, dictionary, settings.text, settings.teacher)
@@ -268,4 +268,6 @@ def _student(settings):
 def _refuse(settings, what, names):
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(settings, name) not in (None, False)]
     if given:
-        raise InspectionError(f"{settings.store} is {what}, which cannot answer {given[0]}. Give a store for that.")
+        raise InspectionError(
+            f"{settings.store} is {what}, which {given[0]} cannot be used with. Pass a store instead."
+        )

@@ -1,6 +1,7 @@
-"""What a sample says of single LSPs: where it is heaviest, samples of its quantiles, what it fires with.
+"""Statistics of single LSPs in a sample: the tokens where one is heaviest, its quantiles, and what it fires with.
 
-Left out: the atoms' own neighbours and searches by profile (neighbours.py), words (words.py), text (contexts.py).
+Not handled here: the atoms' own neighbours and searches by profile (neighbours.py), words (words.py), text
+(contexts.py).
 
 Shapes: N sampled tokens, n tokens that have an LSP, K LSPs.
 """
@@ -20,7 +21,7 @@ _NO_TOKEN = -1
 
 
 def top_tokens(sample: Sample, tokens: np.ndarray, count: int = TOP_CONTEXTS) -> np.ndarray:
-    """The tokens on which an LSP is heaviest, one of a document, no two in the same words.
+    """The tokens on which an LSP is heaviest, one per document, and no two with the same words around them.
 
     Where too few documents have it (of three novels no more than three do), more come from the same documents, one of
     a window.
@@ -57,8 +58,8 @@ def _fill_distinct(tokens, group_N, ids_N, found, count):
 
 
 def first_of_each(document_n: np.ndarray, window_n: np.ndarray, count: int) -> np.ndarray:
-    """Which of some tokens to show: the first of each document, and if these are fewer than `count`, others, at most
-    one of a window and evenly over all, until there are so many.
+    """Choose which tokens to show: the first of each document and, up to `count`, further ones evenly over all tokens,
+    at most one per window.
 
     document_n, window_n  of the tokens
     Returns               places of the tokens, int64, in their order
@@ -113,7 +114,7 @@ def count_together(sample: Sample) -> tuple[np.ndarray, int]:
 def co_firing(counts_KK: np.ndarray, total: int, lsp: int, top: int) -> list[tuple[int, float, int]]:
     """The LSPs that fire together with one more often than chance: normalised pointwise mutual information,
 
-        ln(p_ij / (p_i p_j)) / -ln p_ij         (Bouma 2009), 1 where neither is without the other
+        ln(p_ij / (p_i p_j)) / -ln p_ij         (Bouma 2009), 1 if neither is without the other
 
     Returns  list of (lsp, NPMI, support: tokens that have both), largest NPMI first; of at least LEAST_SUPPORT tokens
     """

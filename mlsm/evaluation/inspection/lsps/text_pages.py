@@ -2,13 +2,13 @@
 
     write(view, Path("lsps"))       # then open lsps/index.html
 
-Every text is stored once: tokens that stand in several contexts, names of related LSPs, words. Weights have the digits
+Every text is stored once: tokens that are in several contexts, names of related LSPs, words. Weights have the digits
 that are shown. What is called packed is a string of numbers (pages.pack):
 
     name, teacher, facts   of the store, and of the probe; counted: tokens in which pairs of LSPs were counted
     texts      distinct strings by number: tokens with the space before them, words. Those of the tokens come first, the
                most frequent ones before the others, so that their numbers are short
-    passages   packed: the text of every token that stands in any context, in the order of the store
+    passages   packed: the text of every token that is in any context, in the order of the store
     runs       packed: which of them follow one another in a window. Of each run 2 × its tokens, plus 1 if contexts
                continue from the run before it; by how much its window is above that of the run before it; the
                position of its first token
@@ -129,14 +129,14 @@ def _alternate(*columns):
 
 
 def _tokens_of_contexts(sample: Sample, tokens: np.ndarray) -> np.ndarray:
-    """The sampled tokens that stand in the context of any of some tokens, rising."""
+    """The sampled tokens that are in the context of any of some tokens, rising."""
     first, last = sample.bounds(tokens, REACH)
     change = np.bincount(first, minlength=len(sample) + 1) - np.bincount(last, minlength=len(sample) + 1)
     return np.flatnonzero(np.cumsum(change))
 
 
 def _starts_anew(sample, tokens_S):
-    """Before which of some tokens no context continues: another text starts, or tokens are left out; bool (S)."""
+    """Whether the context breaks before each token, because another text starts or tokens are left out; bool (S)."""
     return (np.diff(tokens_S, prepend=-2) > 1) | np.isin(tokens_S, sample.text_starts)
 
 
@@ -168,7 +168,7 @@ def _marks(view, lsp, tokens):
 
 
 def _figures(figures, texts):
-    """Columns of `lsps` by what StoreView.figures says."""
+    """The columns of `lsps`, from StoreView.figures."""
     profile = np.array(figures["profile"])
     return related(figures) | {
         "tokens": figures["tokens"],
@@ -182,7 +182,7 @@ def _figures(figures, texts):
 
 
 def related(figures: dict) -> dict[str, str]:
-    """The columns co_firing and nearest of an LSP, by what a view says about it."""
+    """The columns co_firing and nearest of an LSP, from a view."""
     firing = ((other["lsp"], round(100 * other["npmi"]), other["support"]) for other in figures["co_firing"])
     near = ((other["lsp"], round(100 + 100 * other["cosine"])) for other in figures["nearest"])
     return {"co_firing": pack(chain.from_iterable(firing)), "nearest": pack(chain.from_iterable(near))}

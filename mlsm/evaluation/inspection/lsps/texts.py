@@ -101,7 +101,7 @@ def load_store_teacher(store: Store, place: str | None) -> "Teacher":
     if teacher.fingerprint != settings["teacher"]:
         raise InspectionError(
             f"{teacher.name} is not the teacher of {store.path}: its weights are {teacher.fingerprint[:12]}, expected "
-            f"{settings['teacher'][:12]}. Say where that one lies with --teacher."
+            f"{settings['teacher'][:12]}. Pass the location of that model with --teacher."
         )
     return teacher
 
@@ -109,11 +109,11 @@ def load_store_teacher(store: Store, place: str | None) -> "Teacher":
 def load_judge(
     store: Store, words: list[str], judge: str | None = None, teacher: str | None = None
 ) -> tuple[str, np.ndarray]:
-    """What judges words in the test of intruders: an encoder, or by default the input embeddings of a store's teacher.
+    """The judge of words in the intruder test: an encoder or, by default, the input embeddings of a store's teacher.
 
     words    the texts of the vocabulary
     teacher  where that of the store lies now
-    Returns  (what it is called, a vector for each word)
+    Returns  (the judge's name, a vector for each word)
     Raises   InspectionError when it is another teacher; TeacherError
     """
     if judge is not None:
@@ -153,9 +153,9 @@ def _spread_over_all(rows, coded_T):
 
 
 def load_student(source: str, fingerprint: str | None = None) -> "LspModel":
-    """The LSP outputs of a student, of one of several stores those of the dictionary that is given.
+    """The LSP outputs of a student; for a student of several stores, the outputs for the given dictionary.
 
-    Raises  InspectionError where the student has none of that dictionary
+    Raises  InspectionError if the student has none of that dictionary
     """
     from student.lsp_model import LspModel
 
@@ -167,8 +167,8 @@ def load_student(source: str, fingerprint: str | None = None) -> "LspModel":
             model = LspModel.from_pretrained(source, head=head)
         except RunError:
             raise InspectionError(
-                f"{source} predicts the LSPs of dictionary {found[:12]}, the store has those of {fingerprint[:12]}:"
-                f" their numbers mean different things. Give the store that the student was trained from."
+                f"{source} predicts LSPs of dictionary {found[:12]}, but the store's are of {fingerprint[:12]}: their "
+                "numbers mean different things. Pass the store that the student was trained from."
             ) from None
     return model
 
@@ -183,8 +183,8 @@ def compare_tokens(model: "LspModel | None", text: str, teacher: TextRows | None
     predicted = model.lsp([text])[0] if model else None
     if predicted and teacher and predicted.tokens != teacher.texts:
         raise InspectionError(
-            "the student's tokenizer cuts the text into other tokens than the store's. Give the store "
-            "that the student was trained from."
+            "the student's tokenizer cuts the text into other tokens than the store's. Pass the store that the "
+            "student was trained from."
         )
     names = teacher.texts if teacher else predicted.tokens if predicted else []
     tokens: list[dict] = [{"text": name} for name in names]

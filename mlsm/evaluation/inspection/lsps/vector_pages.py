@@ -52,7 +52,7 @@ def write(view: VectorView, directory: Path) -> dict:
 
 
 def _make_data(view, facts, shown):
-    """What data.js holds; `shown` gets the names of images on the page, by number."""
+    """The content of data.js; `shown` gets the names of images on the page, by number."""
     lsps: dict[str, list] = {}
     for lsp in range(facts["k"]):
         figures = view.lsp(lsp)
@@ -107,7 +107,7 @@ def _patches(images, columns):
 
 
 def _read_picture(directory, name):
-    """The bytes of a picture beside the vectors; what a link leads to might not be for others."""
+    """The bytes of a picture next to the vectors; links are not followed, since their target may be private."""
     try:
         return read_below(directory, directory / name)
     except (OSError, PlaceError) as error:

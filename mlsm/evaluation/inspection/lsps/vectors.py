@@ -4,8 +4,8 @@
     view.overview(16, 3), view.lsp(7)
 
 The vectors are coded with the dictionary, at the λ that it was learned with and as exactly as encode-lsp codes tokens,
-and each code is divided by its sum. All that is said of LSPs follows from that sample: a patch takes the place of a
-token and an image that of its document. Left out: the pages (vector_pages.py).
+and each code is divided by its sum. All that is said about LSPs follows from that sample: a patch takes the place of a
+token and an image that of its document. Not handled here: the pages (vector_pages.py).
 
 Shapes: N sampled vectors, K LSPs, d width.
 """
@@ -34,7 +34,7 @@ ROWS_AT_ONCE = 16_384
 
 
 def _read_index(file):
-    """Grid and images of what encode-images wrote beside its vectors."""
+    """The grid and the images in the index that encode-images wrote next to its vectors."""
     try:
         index = parse_json(read_file(file), file)
         (rows, columns), images = index["grid"], index["images"]
@@ -50,11 +50,11 @@ def _read_index(file):
 class VectorView:
     """The LSPs of vectors.
 
-    file   a .npy file of vectors; beside one that encode-images made lies its index of the images
+    file   a .npy file of vectors; a file made by encode-images has its index of the images next to it
     most   vectors to read, in whole images (at least one) evenly over all
     grid   rows and columns of patches of an image
     names  of the images, the last two parts of their paths; none where rows are known by their numbers alone
-    Raises InspectionError where the vectors do not fit the dictionary; ValueError where they are no numbers
+    Raises InspectionError if the vectors do not fit the dictionary; ValueError if they are no numbers
     """
 
     def __init__(self, dictionary: Dictionary, file: Path, most: int, progress: Callable[..., None]):
@@ -74,16 +74,17 @@ class VectorView:
                 f" holds {len(vectors_Nd):,} vectors. Encode the images again."
             )
         if not len(vectors_Nd):
-            raise InspectionError(f"--vectors {file} holds no vector. Give one that does.")
+            raise InspectionError(f"--vectors {file} has no vectors. Pass a file that has some.")
         if vectors_Nd.shape[1] != dictionary.atoms_Kd.shape[1]:
             raise InspectionError(
                 f"--vectors {file}: vectors of width {vectors_Nd.shape[1]}, but the dictionary's atoms have width "
-                f"{dictionary.atoms_Kd.shape[1]}. Give vectors of the encoder and layer that it was learned from."
+                f"{dictionary.atoms_Kd.shape[1]}. Pass vectors of the encoder and layer that it was learned from."
             )
         if dictionary.center is not None:
             raise InspectionError(
                 f"the dictionary was learned with --center {dictionary.centering} from a teacher's hidden states, but "
-                f"{file} holds vectors that are not centred so. Learn one from them: learn-dictionary --hidden {file}"
+                f"the vectors in {file} are not centred in this way. Learn a dictionary from them: learn-dictionary "
+                f"--hidden {file}"
             )
         self.lam = dictionary.settings.get("lam", EncodeConfig.lam)  # an imported one does not say
         self.sample = self._code(vectors_Nd, most)
@@ -135,7 +136,7 @@ class VectorView:
         return nearest_atoms(self.dictionary.atoms_Kd, NEIGHBOURS)
 
     def facts(self) -> dict:
-        """What was read."""
+        """The facts of what was read."""
         return {
             "vectors": str(self.file),
             "k": self.sample.k,

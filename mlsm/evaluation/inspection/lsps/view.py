@@ -4,8 +4,8 @@
     view.overview(), view.lsp(7), view.word("bank"), view.similar(...)
 
 What one answer needs is computed when it is first needed and kept: the sample, its entries by LSP, its words, how often
-LSPs fire together, the atoms' neighbours. Densities are shares of the sampled tokens that have a code. Left out: the
-terminal (mlsm/commands/show_lsp.py), the pages (text_pages.py), the teacher and the student (texts.py).
+LSPs fire together, the atoms' neighbours. Densities are shares of the sampled tokens that have a code. Not handled
+here: the terminal (mlsm/commands/show_lsp.py), the pages (text_pages.py), the teacher and the student (texts.py).
 
 Shapes: K LSPs, d hidden width.
 """
@@ -41,7 +41,7 @@ SIMILAR_TOKENS = 20
 class StoreView:
     """The LSPs of a store.
 
-    diagnostic  directory whose labels must be there; None: labels are looked for beside the store
+    diagnostic  directory that must have labels; None: labels are searched for next to the store
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class StoreView:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The texts of its tokens."""
-        self.store.read_tokenizer()  # raises StoreError where it is another one
+        self.store.read_tokenizer()  # raises StoreError if it is another one
         return Vocabulary(self.store.tokenizer_dir, self.store.vocab_size)
 
     @cached_property
     def words(self) -> words.Words:
-        """Its words."""
+        """The words of the vocabulary, found in the sample."""
         return words.find_words(self.sample, self.vocabulary)
 
     @cached_property
@@ -81,7 +81,7 @@ class StoreView:
 
     @cached_property
     def labels(self) -> list[dict] | None:
-        """Labels by LSP; None where no diagnostic has run."""
+        """Labels by LSP; None if no diagnostic has run."""
         if self._diagnostic is not None:
             return require_labels(self.fingerprint, self._diagnostic)
         return None if is_url(self.store.path) else find_labels(self.fingerprint, Path(self.store.path).parent.parent)
@@ -111,11 +111,11 @@ class StoreView:
 
     @cached_property
     def information(self) -> np.ndarray:
-        """What the word says of each LSP and its positions do not, in nats per token: float64 (K)."""
+        """The information that the word gives about each LSP beyond its positions, in nats per token: float64 (K)."""
         return word_information(self.sample, self.profiles, self.store.vocab_size)
 
     def facts(self) -> dict:
-        """What the store is and what of it was read."""
+        """The store's facts, and how much of it was read."""
         settings = self.store.settings
         names = ("teacher_name", "layer", "lam", "top_n")
         return {
@@ -144,15 +144,15 @@ class StoreView:
         }
 
     def label(self, lsp: int) -> dict | None:
-        """Its label; None without one."""
+        """The label of an LSP; None if it has none."""
         return self.labels[lsp] if self.labels and lsp < len(self.labels) else None
 
     def name(self, lsp: int) -> str:
-        """Its most typical words, which may be commas themselves."""
+        """The most typical words of an LSP, separated by dots because a word may be a comma."""
         return " · ".join(text for text, _ in self.typical(lsp)[:NAME_WORDS])
 
     def typical(self, lsp: int) -> list[list]:
-        """Its typical words, each with its share of the LSP's mass."""
+        """The typical words of an LSP, each with its share of the LSP's mass."""
         if lsp not in self._typical:
             found = words.typical(self.entries, self.words, lsp, TYPICAL_WORDS)
             self._typical[lsp] = [[self.words.texts[number], share] for number, share in found]
@@ -218,7 +218,7 @@ class StoreView:
         ]
 
     def word(self, word: str) -> dict:
-        """The LSPs of a word over its sampled occurrences, whatever its case; see words.py."""
+        """The LSPs of a word over its sampled occurrences, regardless of its case; see words.py."""
         numbers = self.words.find(word)
         if not numbers:
             raise InspectionError(
@@ -254,7 +254,7 @@ class StoreView:
         ]
 
     def _occurrences(self, tokens):
-        """Some occurrences, evenly over the sample: one a document, or more where there are few documents."""
+        """Some occurrences, evenly over the sample: one per document, or more if there are few documents."""
         documents, windows = self.sample.document_N[tokens], self.sample.window_N[tokens]
         first = statistics.first_of_each(documents, windows, WORD_CONTEXTS)
         first = first[:: max(1, len(first) // WORD_CONTEXTS)][:WORD_CONTEXTS]
@@ -304,11 +304,15 @@ class StoreView:
     def similar(
         self, text: str, lsps: np.ndarray, weights: np.ndarray, leave_out: tuple[int, int] | None = None
     ) -> dict:
-        """Sampled tokens whose LSPs are most like these, one of a document, or more where there are few documents."""
+        """Sampled tokens whose LSPs are most like these, one of a document, or more if there are few documents."""
         if not len(lsps):
-            raise InspectionError(f"the token {text!r} has no LSPs: it is special, or its code is empty. Take another.")
+            raise InspectionError(
+                f"the token {text!r} has no LSPs: it is special, or its code is empty. Choose another token."
+            )
         if self.dictionary is None:
-            raise InspectionError(f"{self.store.path} has no dictionary, by which LSPs are compared. Copy it again.")
+            raise InspectionError(
+                f"{self.store.path} has no dictionary, which is needed to compare LSPs. Copy the store again."
+            )
         index = TokenIndex(self.sample, self.dictionary.atoms_Kd, self.progress)
         sample = self.sample
         near = [

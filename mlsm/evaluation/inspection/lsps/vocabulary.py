@@ -4,9 +4,9 @@
     vocabulary.join(ids)
 
 A token that continues a word (student/masks/words.py) is written without a space before it, and so is closing
-punctuation; what the corpus had there is not in the store. A token without a letter or digit is a word of its own, so
-that "rates" and "rates," of a byte-level vocabulary are one word. Left out: normalisation, which the tokenizer has
-done.
+punctuation; what the corpus had there is not in the store. A token without a letter or digit is its own word, so
+that "rates" and "rates," of a byte-level vocabulary are one word. Not handled here: normalisation, which the tokenizer
+has done.
 
 Shapes: V vocabulary, T tokens.
 """

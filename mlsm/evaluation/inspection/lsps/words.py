@@ -4,7 +4,7 @@
     lsps_CT, weights_CT = profiles(sample, words, numbers, top=8)
 
 A word is a run of tokens between two that begin one (vocabulary.py), within a window and a document; runs that read the
-same are the same word, however the tokenizer cut them. Tokens without a code count in the mean, so a profile sums to 1
+same are the same word, however the tokenizer cut them. Tokens without a code count on average, so a profile sums to 1
 at most.
 
 Shapes: N sampled tokens, R distinct runs of tokens, U distinct words, C chosen words, T LSPs of each, K LSPs.
@@ -73,7 +73,7 @@ def find_words(sample: Sample, vocabulary: Vocabulary) -> Words:
 def profiles(sample: Sample, words: Words, numbers: Sequence[int], top: int) -> tuple[np.ndarray, np.ndarray]:
     """The largest mean LSPs of some words.
 
-    Returns  lsps int32 (C, T) and weights float32 (C, T), the largest first; -1 and 0 where a word has fewer
+    Returns  lsps int32 (C, T) and weights float32 (C, T), the largest first; -1 and 0 if a word has fewer
     """
     token_N = np.argsort(words.word_N, kind="stable")
     ends_U = np.cumsum(words.tokens_U)

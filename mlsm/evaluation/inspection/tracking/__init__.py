@@ -1,1 +1,1 @@
-"""Which LSPs of one store are those of another, by where they are heavy."""
+"""Find out which LSPs of one store correspond to those of another, by the tokens on which they are heavy."""

@@ -4,7 +4,7 @@
     found = correlate(first, second, least=0.3)
     found.first_P, found.second_P, found.r_P        # all pairs that correlate at least so much
 
-What correlates is the stored weight: an LSP's share of its token's mass, 0 where the token lacks it. With sums over the
+What correlates is the stored weight: an LSP's share of its token's mass, 0 if the token lacks it. With sums over the
 N tokens,
 
     r_ij = (sum_t x_ti y_tj / N - m_i n_j) / (s_i u_j)
@@ -70,7 +70,7 @@ class Activations:
 
 
 class LspCorrelations(NamedTuple):
-    """Pairs of LSPs that correlate, and the best of each LSP whatever its correlation.
+    """Pairs of LSPs that correlate, and the best of each LSP regardless of its correlation.
 
     first_P, second_P  LSPs of the first and of the second store;  r_P  float64, at least the least that was asked for
     best_K, best_r_K   for each LSP of the first store the one of the second that it correlates most with (-1 for a rare

@@ -1,4 +1,4 @@
-"""What became of LSPs, as a figure: their states from store to store, and how well the matched ones correlate."""
+"""A figure of how LSPs change: their states from store to store, and how well the matched ones correlate."""
 
 from pathlib import Path
 

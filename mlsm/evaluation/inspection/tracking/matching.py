@@ -1,4 +1,4 @@
-"""What became of every LSP: kept, drifted, split, merged, vanished or appeared, from correlations alone.
+"""Decide from correlations whether each LSP was kept, drifted, split, merged, vanished or appeared.
 
     found = match(first, second, correlate(first, second, 0.3), kept_from=0.7, matching="hungarian")
     found.states[7], found.into[7], found.r_K[7]
@@ -35,7 +35,7 @@ AFTER = ("kept", "drifted", "split", "merged", "appeared", "rare")
 
 
 class Matches(NamedTuple):
-    """What became of the LSPs.
+    """How the LSPs changed.
 
     states      list (K), of BEFORE;  states_after  list (J), of AFTER, as seen from the second store
     into        list (K) of int64 arrays: LSPs of the second store, the main one first; of a merged one what it is in
@@ -104,7 +104,7 @@ def _groups(places, keys):
 
 
 def _assign(pairs, places):
-    """Those of the pairs at some places that make up the assignment with the largest sum of correlations."""
+    """Choose from the pairs at some places the assignment with the largest sum of correlations."""
     from scipy.optimize import linear_sum_assignment
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

@@ -6,12 +6,13 @@
 It writes, into its --output:
 
     tracking.json   the summary that is returned, and of every step a record of every LSP
-    lsps.csv        the records, one a row: of the older store, and those that appear in the newer one
-    paths.csv       the LSPs of the first store that fire there, and what each is called in every later store
+    lsps.csv        the records, one per row: of the older store, and those that appear in the newer one
+    paths.csv       the LSPs of the first store that fire there, and the number of each in every later store
     tracking.svg    (.png, .csv) shares of the states, and how well LSPs correlate with the nearest one
 
-The stores must hold the same windows, and the sampled tokens are compared one by one. Left out: the correlations
-(correlation.py), what they make of an LSP (matching.py), the figure (figure.py). Two samples are held at a time.
+The stores must hold the same windows, and the sampled tokens are compared one by one. Not handled here: the
+correlations (correlation.py), what they make of an LSP (matching.py), the figure (figure.py). Two samples are held at a
+time.
 
 Shapes: K LSPs of a store, J of the next.
 """
@@ -63,10 +64,10 @@ def track(config: TrackConfig, progress: Callable[..., None] = silent) -> dict:
               by state, counts_after, median_correlation of what is matched one to one, chance (how many LSPs would
               reach MATCHED_FROM if no tokens belonged together, and the largest such correlation); surviving (LSPs of
               the first store that are left in each), files
-    Raises    InspectionError where the stores do not hold LSPs of the same tokens; StoreError, ShardError
+    Raises    InspectionError if the stores do not hold LSPs of the same tokens; StoreError, ShardError
     """
     stores = _open(config.stores)
-    stores[0].read_tokenizer()  # raises StoreError where it is another one
+    stores[0].read_tokenizer()  # raises StoreError if it is another one
     older = Activations(sample_tokens(stores[0], config.samples, progress))
     found = words.find_words(older.sample, Vocabulary(stores[0].tokenizer_dir, stores[0].vocab_size))
     older_names = _names(older, found)
@@ -112,11 +113,15 @@ def _open(places):
                 store = Store.open(place, first.plan_id)
         if store.plan_id != first.plan_id or store.vocab_size != first.vocab_size:
             windowing = differing(store.plan.windowing, first.plan.windowing)
-            what = f"there {windowing}" if windowing else "they hold other text or tokens, or in another order"
+            what = (
+                f"there {windowing}"
+                if windowing
+                else "they contain different text or tokens, or the same in another order"
+            )
             raise InspectionError(
-                f"{store.path} and {first.path} do not hold the same windows: {what}. LSPs are matched by what they do"
-                f" on the same tokens: encode the same corpus with the same tokenizer and window settings, or name a"
-                f" plan that all of the stores have, {first.path}/plans/<plan>.json ..."
+                f"{store.path} and {first.path} do not hold the same windows: {what}. LSPs are matched by their "
+                "weights on the same tokens: encode the same corpus with the same tokenizer and window settings, or "
+                f"name a plan that all of the stores have, {first.path}/plans/<plan>.json ..."
             )
         stores.append(store)
     return [first, *stores]
@@ -127,8 +132,8 @@ def _check_tokens(first, sample, store, other):
     columns = ("ids_N", "window_N", "position_N")
     if not all(np.array_equal(getattr(sample, name), getattr(other, name)) for name in columns):
         raise InspectionError(
-            f"{store.path} and {first.path} are of one plan, but other tokens came of it: one of them is damaged, or"
-            f" their tokenizers differ. Check both with verify-shards --full."
+            f"{store.path} and {first.path} have the same plan but different tokens: one of them is damaged, or their "
+            "tokenizers differ. Check both with verify-shards --full."
         )
 
 
@@ -194,7 +199,7 @@ def _records(matches, pairs, older, newer):
 
 
 def _nearest(lsp, r):
-    """The LSP of the other store that one correlates most with; of a rare one none."""
+    """The LSP of the other store with the highest correlation; None for an LSP that is too rare."""
     found = lsp >= 0
     return {"nearest": int(lsp) if found else None, "nearest_correlation": float(r) if found else None}
 

@@ -46,6 +46,6 @@ class CountFlopsConfig:
         if self.max_length < 3:
             raise ValueError(f"--max-length must be 3 or more, found {self.max_length}: [CLS] text [SEP].")
         if not 0 < self.mask_rate < 1:
-            raise ValueError(f"--mask-rate is a share between 0 and 1, found {self.mask_rate}.")
+            raise ValueError(f"--mask-rate must be a share between 0 and 1, found {self.mask_rate}.")
         if not 0 < self.dictionary_epochs < math.inf:
             raise ValueError(f"--dictionary-epochs must be positive and finite, found {self.dictionary_epochs}.")

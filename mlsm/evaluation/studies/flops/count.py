@@ -3,7 +3,7 @@
     result = count_flops(CountFlopsConfig())
     result["percent_of_mlm"]["mlsm-10"]    # 103.2
 
-Needs configurations alone. Left out: the counting (encoders.py, solver.py, pretraining.py), the text
+Needs configurations alone. Not handled here: the counting (encoders.py, solver.py, pretraining.py), the text
 (mlsm/commands/count_flops.py).
 """
 
@@ -111,7 +111,7 @@ def _solver(setting):
 
 
 def _measure(setting, progress):
-    """Rows of `what`, `formula` (None where there is none) and `measured`: operations of a forward pass on a batch."""
+    """Rows of `what`, `formula` (None if there is none) and `measured`: operations of a forward pass on a batch."""
     windows, length, tokens = setting.windows, setting.length, setting.tokens
     encoders = [
         (f"student {setting.student.name}", setting.student),

@@ -2,7 +2,7 @@
 
 A multiplication and an addition count as two operations, matrix products alone are counted (what calflops and
 torch's counter do); norms, activations and softmax are about 1 % more. Formulas are checked against the measured
-count by tests. Left out: other families (DeBERTa-v2, ModernBERT ...), which are measured.
+count by tests. Not handled here: other families (DeBERTa-v2, ModernBERT ...), which are measured.
 
 Shapes: L positions, d hidden width, e width of embeddings.
 """
@@ -28,7 +28,7 @@ class Products(NamedTuple):
     linear: int
     """products with weights at every position: what calflops counts"""
     attention: int
-    """scores, weighted means, and DeBERTa's products with relative positions; 0 where measured, as part of `linear`"""
+    """scores, weighted means, and DeBERTa's products with relative positions; 0 if measured, as part of `linear`"""
 
     @property
     def total(self) -> int:
@@ -52,7 +52,7 @@ class EncoderShape:
     def find(cls, name: str) -> "EncoderShape":
         """The encoder of a name that train-student knows, `bundled`, a directory or a Hub id.
 
-        Raises FlopsError where there is none; ValueError from a name whose size cannot be built.
+        Raises FlopsError if there is none; ValueError from a name whose size cannot be built.
         """
         from student.encoders.build import named_config
 
@@ -73,9 +73,9 @@ class EncoderShape:
         return family in BERT_FAMILY or deberta
 
     def cut(self, layers: int) -> "EncoderShape":
-        """The same without the layers above a number. Raises FlopsError where there are not so many."""
+        """The same without the layers above a number. Raises FlopsError if there are not so many."""
         if not 1 <= layers <= self.layers:
-            raise FlopsError(f"{self.name} has {self.layers} layers, no layer {layers}. Give 1 to {self.layers}.")
+            raise FlopsError(f"{self.name} has {self.layers} layers, no layer {layers}. Choose 1 to {self.layers}.")
         from pipeline.teacher import cut_config
 
         return EncoderShape(self.name, cut_config(self.config, layers))
@@ -163,9 +163,9 @@ def _load_config(name: str):
         config = open_config(place)
     except Exception as error:  # transformers raises many classes at a damaged configuration
         raise FlopsError(
-            f"{name}: no configuration found there ({describe(error)}). Give a named encoder such as bert-base or "
+            f"{name}: no configuration found there ({describe(error)}). Pass a named encoder such as bert-base or "
             "bert-6x384, a directory with config.json, or a Hub id (network or cache)."
         ) from None
     if type(config) not in MODEL_MAPPING or config.is_encoder_decoder:
-        raise FlopsError(f"{name}: a model of type {config.model_type} is no encoder. Give a BERT-like one.")
+        raise FlopsError(f"{name}: a model of type {config.model_type} is not an encoder. Use a BERT-like model.")
     return config

@@ -1,7 +1,7 @@
 """Cost of a pre-training run against R, how often each encoded token is trained on.
 
 A run of the offline student pays a share 1/R of the encoding; online paradigms pay their teacher at every step, so
-theirs are flat lines. Left out: the counting (pretraining.py).
+theirs are flat lines. Not handled here: the counting (pretraining.py).
 """
 
 from pathlib import Path

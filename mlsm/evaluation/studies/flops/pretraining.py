@@ -1,4 +1,4 @@
-"""What a batch of pre-training costs: as the paper's table 3 counts, in full, and offline with the encoding shared.
+"""The cost of a batch of pre-training: counted as in the paper's table 3, in full, and offline with shared encoding.
 
     setting = Setting.of(CountFlopsConfig())
     table(setting)["mlsm-10"]          # rows of table 3
@@ -7,8 +7,8 @@
 
 Backward passes cost two forward passes. The paper counts logits at every position, the teacher's linear layers alone
 and no solver; in full means: logits at masked positions only (all that a loss reads), the teacher's attention products,
-and the sparse solver of the official code, 100 FISTA steps at masked positions. Left out: how one encoder is counted
-(encoders.py), the tables for people (mlsm/commands/count_flops.py).
+and the sparse solver of the official code, 100 FISTA steps at masked positions. Not handled here: how one encoder is
+counted (encoders.py), the tables for people (mlsm/commands/count_flops.py).
 """
 
 from typing import NamedTuple
@@ -37,7 +37,7 @@ class Setting(NamedTuple):
 
     @classmethod
     def of(cls, config: CountFlopsConfig) -> "Setting":
-        """The setting of a CountFlopsConfig. Raises FlopsError where an encoder or its layer does not exist."""
+        """The setting of a CountFlopsConfig. Raises FlopsError if an encoder or its layer does not exist."""
         student, teacher = EncoderShape.find(config.encoder), EncoderShape.find(config.teacher)
         teacher.cut(config.layer)
         return cls(
@@ -72,7 +72,7 @@ class Setting(NamedTuple):
         return words + (self.k if "mlsm" in paradigm else 0)
 
     def teacher_layers(self, paradigm: str) -> int:
-        """Layers of the teacher that are computed. Raises FlopsError where there is no such paradigm."""
+        """Layers of the teacher that are computed. Raises FlopsError if there is no such paradigm."""
         if paradigm not in self.paradigms:
             raise FlopsError(f"no paradigm {paradigm!r}. There are: {', '.join(self.paradigms)}.")
         if paradigm.startswith("mlsm-"):

@@ -1,7 +1,8 @@
 """Operations of sparse coding and of learning the dictionary.
 
-Left out: the teacher's pass that makes the vectors (pretraining.py), comparisons, and time: the coordinate updates
-are a fifth of the operations at k = 3072, d = 768, but run along short vectors, far below the speed of products.
+Not handled here: the teacher's pass that makes the vectors (pretraining.py), comparisons, and time: the coordinate
+updates are a fifth of the operations at k = 3072, d = 768, but run along short vectors, far below the speed of
+products.
 
 Shapes: d hidden width, k atoms.
 """
@@ -38,6 +39,6 @@ def learning_flops(vectors: int, epochs: float, k: int, d: int) -> float:
     """Online dictionary learning from vectors that are already computed.
 
     Every vector is coded; every minibatch has one pass over the atoms (2 k^2 d, Mairal et al. 2009, algorithm 2) and
-    half of a new Gram matrix (k^2 d). Left out: evaluations, and sums over the codes' non-zeros, 1 % of coding.
+    half of a new Gram matrix (k^2 d). Not handled here: evaluations, and sums over the codes' non-zeros, 1 % of coding.
     """
     return epochs * (solver_flops(vectors, k, d) + vectors / MINIBATCH * 3 * k * k * d)

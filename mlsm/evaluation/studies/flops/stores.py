@@ -1,8 +1,8 @@
-"""What encoding a store took: the teacher over whole windows, and the solver or the teacher's head.
+"""The operations of encoding a store: the teacher on whole windows, and the solver or the teacher's head.
 
     store_flops(Store.open("runs/stores/..."))
 
-Counted once, however many runs share the store. Left out: the dictionary (pretraining.dictionary_flops, some
+Counted once, however many runs share the store. Not handled here: the dictionary (pretraining.dictionary_flops, some
 thousandths of a per cent), students (mlsm/evaluation/lineage.py).
 """
 
@@ -13,7 +13,7 @@ from shards.reader import Store
 
 
 def store_flops(store: Store) -> float:
-    """Operations of encoding a store; none for one of token ids. Raises FlopsError where there is no such teacher."""
+    """Operations of encoding a store; none for one of token ids. Raises FlopsError if there is no such teacher."""
     if store.kind == "ids":
         return 0.0
     teacher = EncoderShape.find(store.settings["teacher_name"])

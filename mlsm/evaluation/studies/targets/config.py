@@ -24,7 +24,7 @@ class MatchEntropyConfig:
     def __post_init__(self):
         check(self)
         if (self.against is None) == (self.entropy is None):
-            raise ValueError("Give either --against STORE or --entropy NATS: what the targets shall be as flat as.")
+            raise ValueError("Pass either --against STORE or --entropy NATS: the entropy that the targets should have.")
         if self.entropy is not None and not (self.entropy > 0 and math.isfinite(self.entropy)):
             raise ValueError(f"--entropy must be a positive number of nats, found {self.entropy}.")
         if self.samples < 1:

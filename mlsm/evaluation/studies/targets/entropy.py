@@ -9,7 +9,8 @@ ones tempered (train-student --target-temperature), and exact ones of a smaller 
 
 The entropy is that of what a student learns: the stored entries of each token that has some, renormalised to one, on
 the same sample of tokens throughout. The penalty is found by coding the sample's hidden states again, so that takes
-the teacher and the store's dictionary. Left out: encoding the store of that penalty (encode-lsp), what trains best.
+the teacher and the store's dictionary. Not handled here: encoding the store of that penalty (encode-lsp), what trains
+best.
 
 Shapes: N tokens with a code, d hidden width.
 """
@@ -46,8 +47,8 @@ def match_entropy(config: MatchEntropyConfig, progress: Callable[..., None] = si
     """Find the temperature and the penalty of a MatchEntropyConfig.
 
     progress  called as progress(stage, done, total, unit=..., **figures)
-    Returns   dict for JSON: store, against (None where a number was given), tokens (sampled, with a code), entropy_nats
-              of the store's targets, wanted_nats; temperature and lam, each None where `unreachable` (name -> sentence)
+    Returns   dict for JSON: store, against (None if a number was given), tokens (sampled, with a code), entropy_nats
+              of the store's targets, wanted_nats; temperature and lam, each None if `unreachable` (name -> sentence)
               says why, with temperature_nats and lam_nats, the entropies that they give
     Raises    InspectionError, TeacherError, StoreError, ShardError
     """
@@ -72,7 +73,9 @@ def match_entropy(config: MatchEntropyConfig, progress: Callable[..., None] = si
     found = {"temperature": _solve(tempered, 1.0, TEMPERATURES, wanted, rises=True)}
     if "solver" in store.settings:
         name = store.settings["solver"]["name"]
-        found["lam"] = f"the store's solver is {name}; a penalty is looked for with exact codes (--solver cd)"
+        found["lam"] = (
+            f"the store's solver is {name}; a penalty can only be searched for with exact codes (--solver cd)"
+        )
     else:
         progress("load teacher", 0, None)
         recode = _recode(store, config, progress)
@@ -86,9 +89,10 @@ def match_entropy(config: MatchEntropyConfig, progress: Callable[..., None] = si
 def _solve(
     measure: Callable[[float], float], start: float, limits: tuple[float, float], wanted: float, rises: bool
 ) -> tuple[float, float] | str:
-    """Where `measure` is the wanted entropy, and what it is there; a sentence where it is that nowhere in the limits.
+    """Find the argument at which `measure` is the wanted entropy. Returns it and the value, or a sentence if none is
+    found.
 
-    start  where the search begins, in steps of a factor of two
+    start  where the search starts; it proceeds by factors of two
     rises  whether the measure rises with its argument
     """
     value, found = start, measure(start)
@@ -96,7 +100,7 @@ def _solve(
     while True:
         beyond = value * factor
         if not limits[0] <= beyond <= limits[1]:
-            return f"at {value:g} the mean entropy is {found:.3f} nats; entries that are not stored would add to it"
+            return f"at {value:g} the mean entropy is {found:.3f} nats, not counting entries that are not stored"
         reached = measure(beyond)
         if (found - wanted) * (reached - wanted) <= 0:
             break
@@ -115,7 +119,7 @@ def entropy(rows: SparseRows) -> float:
 def _sample(store, config, progress):
     found = sample_tokens(store, config.samples, progress)
     if not found.coded:
-        raise InspectionError(f"{store.path}: none of {len(found):,} sampled tokens has a code. Give more --samples.")
+        raise InspectionError(f"{store.path}: none of {len(found):,} sampled tokens has a code. Increase --samples.")
     return SparseRows(found.indptr, found.lsps_E, found.weights_E, np.zeros(len(found), np.float32))
 
 

@@ -1,1 +1,1 @@
-"""Which layer of a teacher to take: how well its LSPs tell word senses apart (choose-layer)."""
+"""Choose a layer of a teacher by how well its LSPs distinguish word senses (choose-layer)."""

@@ -7,8 +7,8 @@
 3. for every layer and k: codes, Φ, NPMI, answers, F1; the names of its LSPs in WordNet.
 
 The vectors (float16, on disk, in parts that appear whole) and each finished layer survive an interruption, and the same
-command continues from there; the vectors are removed when all layers are done. Left out: which layer to take and what
-is concluded (conclusions.py), names of LSPs (labels.py).
+command continues from there; the vectors are removed when all layers are done. Not handled here: which layer to take
+and what is concluded (conclusions.py), names of LSPs (labels.py).
 """
 
 import dataclasses
@@ -68,7 +68,7 @@ def choose_layer(config: ChooseLayerConfig, progress: Callable[..., None] = sile
     if root is None:
         raise WsdDataError(
             "choose-layer needs --data-dir DIR: the unified evaluation framework of Raganato et al. 2017 with "
-            f"WordNet's index.sense. {program()} docs word-senses says where they are."
+            f"WordNet's index.sense. {program()} docs word-senses says where to get them."
         )
     config = _number_layers(config)
     data_digits = data_fingerprint(root)
@@ -111,7 +111,7 @@ def _number_layers(config):
 
 
 def _directory(job, teacher, data_digits):
-    """Where the diagnostics of these settings are; each layer and k has a directory of its own in it."""
+    """The directory of the diagnostic with these settings, with a directory for each layer and k."""
     config = job.config
     request = {
         "format": FORMAT,
@@ -260,7 +260,7 @@ class WordVectors:
 
 
 def vectors_name(layer: int, dictionary: Dictionary) -> int | str:
-    """What the vectors of a layer that a dictionary is to code are called: its centre, if it has one, is part of it."""
+    """The name of a layer's vectors for a dictionary: it includes the dictionary's centre, if it has one."""
     if dictionary.center is None:
         return layer
     rows_Pd = dictionary.center.rows_Pd
@@ -273,7 +273,7 @@ def vectors_name(layer: int, dictionary: Dictionary) -> int | str:
 
 @dataclasses.dataclass
 class LayerFindings:
-    """What the diagnostic of one layer found.
+    """The diagnostic's results for one layer.
 
     phi     Φ of raw codes, CSR (synsets, K)
     npmi    its NPMI

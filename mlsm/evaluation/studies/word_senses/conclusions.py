@@ -1,10 +1,10 @@
-"""What the diagnostic of several layers concludes: which layer to take, tables, a figure.
+"""The conclusions of a diagnostic of several layers: the recommended layer, tables and a figure.
 
 The headline is the paper's own (raw codes, npmi0) on ALL. The recommended layer is the one with the best headline; of
 the shallower ones, the first that the exact McNemar test (two-sided, on the words that one layer answers right and the
-other wrong) does not find worse at 5 % is named beside it, since it encodes at less cost. Not handled here: the
-scores themselves (choose_layer.py), what is printed (mlsm/commands/choose_layer.py), and the correlation with
-fine-tuning averages (figure 4 of mlsm/evaluation/comparison/paper.py).
+other wrong) does not find worse at 5 % is named as well, since it encodes at lower cost. Not handled here: the scores
+themselves (choose_layer.py), what is printed (mlsm/commands/choose_layer.py), and the correlation with fine-tuning
+averages (figure 4 of mlsm/evaluation/comparison/paper.py).
 
 Shapes: V variants, Q test words.
 """
@@ -96,7 +96,8 @@ def mcnemar(left_Q: np.ndarray, right_Q: np.ndarray) -> float:
 
 
 class Diagnosed(NamedTuple):
-    """What other commands take of a result.json: the teacher's name and fingerprint, (layer, k) to F1 on ALL."""
+    """The part of a result.json that other commands use: the teacher's name and fingerprint, (layer, k) to F1 on
+    ALL."""
 
     teacher: str
     fingerprint: str
@@ -104,15 +105,15 @@ class Diagnosed(NamedTuple):
 
 
 def read_result(path: str | Path) -> Diagnosed:
-    """The Diagnosed of a result.json. Raises WsdDataError where the file is none."""
+    """The Diagnosed of a result.json. Raises WsdDataError if the file is none."""
     try:
         kept = json.loads(read_file(path))
         f1 = {(entry["layer"], entry["k"]): float(entry["f1"]) for entry in kept["layers"]}
         return Diagnosed(kept["teacher"]["name"], kept["teacher"]["fingerprint"], f1)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WsdDataError(
-            f"--diagnostic {path} is no result of choose-layer ({error!r}). Give its result.json, or make one:"
-            f"  {program()} choose-layer --data-dir DIR"
+            f"--diagnostic {path} is not a result of choose-layer ({error!r}). Pass its result.json, or make one:  "
+            f"{program()} choose-layer --data-dir DIR"
         ) from None
 
 

@@ -4,7 +4,7 @@
     data.sentences                      # of SemCor, then of the test sets in the order of TEST_SETS
     data.training_words, data.training_rows, data.questions
 
-Left out: their vectors (word_vectors.py).
+Not handled here: their vectors (word_vectors.py).
 """
 
 import hashlib
@@ -101,14 +101,14 @@ class WsdData(NamedTuple):
         for name, expected in EXPECTED.items():
             if found[name] != expected:
                 warnings.warn(
-                    f"{name}: {found[name]:,} in this data, {expected:,} in the framework as published. "
-                    "Figures do not compare with published ones.",
+                    f"{name}: {found[name]:,} in this data, {expected:,} in the published framework. The results "
+                    "cannot be compared with published ones.",
                     stacklevel=2,
                 )
 
 
 def spread(sentences: list[Sentence], limit: int | None) -> list[Sentence]:
-    """At most `limit` of the sentences, evenly spread and always the same ones; all of them when it is None."""
+    """At most `limit` of the sentences, evenly spread and always the same ones; all of them if it is None."""
     if limit is None or limit >= len(sentences):
         return sentences
     return [sentences[n * len(sentences) // limit] for n in range(limit)]

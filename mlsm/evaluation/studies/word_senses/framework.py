@@ -25,7 +25,7 @@ TEST_SETS = {
     for name in ("semeval2007", "senseval3", "senseval2", "semeval2013", "semeval2015")
 }
 SENSE_INDEX = Path("wordnet3.0/index.sense")
-OUTER: dict[str, list[str]] = {"sentence": [], "wf": ["sentence"], "instance": ["sentence"]}  # what each stands in
+OUTER: dict[str, list[str]] = {"sentence": [], "wf": ["sentence"], "instance": ["sentence"]}  # what each is in
 
 
 class Instance(NamedTuple):
@@ -57,7 +57,7 @@ def data_files(root: Path) -> list[Path]:
     for file in files:
         if not file.is_file():
             raise WsdDataError(
-                f"{file} is not there. --data-dir wants the directory that holds {SEMCOR.parent}, "
+                f"{file} is missing. --data-dir must be the directory that contains {SEMCOR.parent}, "
                 f"Evaluation_Datasets/<set> for {', '.join(TEST_SETS)}, and {SENSE_INDEX}."
             )
     return files
@@ -92,8 +92,8 @@ def _read_keys(path, wordnet):
                 )
             if unknown := [key for key in keys if key not in wordnet.synset_of]:
                 raise WsdDataError(
-                    f"{path}, line {number}: the sense key {unknown[0]} is not in {wordnet.path}. "
-                    "Both must be of one version of WordNet (3.0)."
+                    f"{path}, line {number}: the sense key {unknown[0]} is not in {wordnet.path}. Both must be from "
+                    "the same version of WordNet (3.0)."
                 )
             found[instance] = tuple(keys)
     except UnicodeDecodeError as error:

@@ -2,7 +2,7 @@
 
 A synset's place in an LSP's list is its part of the mutual information of synsets and LSPs, Φ_ij PMI_ij: NPMI alone
 would put synsets first that were seen once, Φ alone the most frequent ones. Files take their places in the same way, as
-Φ alone would put adj.all first at two LSPs in five. Left out: Φ (sense_scores.py).
+Φ alone would put adj.all first at two LSPs in five. Not handled here: Φ (sense_scores.py).
 
 Shapes: S synsets, K LSPs, s synsets of one LSP, F lexicographer files.
 """

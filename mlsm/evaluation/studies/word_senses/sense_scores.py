@@ -11,7 +11,7 @@ largest product with the word's code. Three rules for cells:
     nppmi   values below zero count as zero, too
     npmi-1  a cell of Φ that is zero counts -1, Bouma's limit for what never occurs together
 
-All matrices are sparse (CSR of scipy). Left out: codes and text (choose_layer.py).
+All matrices are sparse (CSR of scipy). Not handled here: codes and text (choose_layer.py).
 
 Shapes: S synsets, K LSPs, Q questions, C candidates of all questions end to end.
 """
@@ -88,7 +88,7 @@ def npmi(phi: sparse.csr_array) -> sparse.csr_array:
 
 
 def answer(npmi_SK: sparse.csr_array, questions: Questions, codes: sparse.csr_array) -> dict[str, Answers]:
-    """Answers of the three rules: argmax over the candidates of the row's product with the code; the first wins ties.
+    """Answers of the three rules: the candidate whose row has the largest product with the code; the first wins ties.
 
     codes    CSR (Q, K) of the questions' words
     Returns  dict of rule to Answers

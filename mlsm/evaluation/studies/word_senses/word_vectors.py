@@ -65,7 +65,7 @@ class Readings:
         self.tokens = sum(map(_length, found))
 
     def chunks(self, tokens: int) -> Iterator[tuple[np.ndarray, list[WordWindow]]]:
-        """Yield parts of about so many ids: (numbers of the words (n), list of Reading with words counted from 0)."""
+        """Yield parts of about this many ids: (numbers of the words (n), list of Reading with words counted from 0)."""
         words: list[int] = []
         readings: list[WordWindow] = []
         size = 0

@@ -5,7 +5,7 @@
 
 A file is <paradigm>.jsonl with sentence_good and sentence_bad in every line. The paper's 12 phenomena are here, as the
 files' `linguistics_term` has 13 values: s-selection is part of argument structure. Upstream's files stay as they are,
-with 7 pairs whose two sentences are equal. Left out: scoring.
+with 7 pairs whose two sentences are equal. Not handled here: scoring.
 """
 
 import hashlib
@@ -84,8 +84,8 @@ class Paradigm(NamedTuple):
 def read(directory: Path | None) -> tuple[list[Paradigm], dict[str, str]]:
     """All paradigms by name, and what they were read from: name of each file -> its hex SHA-256.
 
-    directory  of the 67 files, or a checkout of github.com/alexwarstadt/blimp; None: from the Hub, where the digests
-               are those of the pairs
+    directory  of the 67 files, or a checkout of github.com/alexwarstadt/blimp; None: from the Hub; the digests
+               are then of the pairs
     Raises     BlimpError naming file, line and what was expected
     """
     if directory is None:
@@ -111,9 +111,11 @@ def choose_paradigms(names: tuple[str, ...]) -> list[str]:
 
 def subset(paradigm: Paradigm, count: int) -> Paradigm:
     """`count` pairs of a paradigm, which depend on what the pairs are and not on their order: those whose SHA-256 is
-    smallest, in the file's order. BlimpError where it has fewer."""
+    smallest, in the file's order. Raises BlimpError if it has fewer."""
     if count > len(paradigm.pairs):
-        raise BlimpError(f"--per-paradigm {count}, but {paradigm.name} has {len(paradigm.pairs)} pairs. Ask for fewer.")
+        raise BlimpError(
+            f"--per-paradigm {count}, but {paradigm.name} has {len(paradigm.pairs)} pairs. Choose a smaller number."
+        )
     chosen = sorted(range(len(paradigm.pairs)), key=lambda number: _rank(paradigm.pairs[number]))[:count]
     return paradigm._replace(pairs=[paradigm.pairs[number] for number in sorted(chosen)])
 
@@ -123,7 +125,7 @@ def _rank(pair: tuple[str, str]) -> bytes:
 
 
 def _files(directory: Path) -> list[Path]:
-    """The 67 files. BlimpError where some are missing."""
+    """The 67 files. Raises BlimpError if some are missing."""
     expected = f"BLiMP's {len(PARADIGMS)} files <paradigm>.jsonl (github.com/alexwarstadt/blimp, directory data)"
     if not directory.is_dir():
         raise BlimpError(f"--data-dir {directory} is not a directory. Expected one with {expected}.")
@@ -165,8 +167,8 @@ def _from_hub() -> list[Paradigm]:
         tables = [load_dataset(HUB, name, split="train", revision=REVISION) for name in PARADIGMS]
     except Exception as error:  # three libraries raise, whose classes change with their versions
         raise BlimpError(
-            f"BLiMP is not in the cache and cannot be fetched from the Hub ({HUB}: {type(error).__name__}). Check"
-            f" the network, or fetch github.com/alexwarstadt/blimp and give its directory:  --data-dir blimp/data"
+            f"BLiMP is not in the cache and cannot be fetched from the Hub ({HUB}: {type(error).__name__}). Check the "
+            "network, or download github.com/alexwarstadt/blimp and pass its directory:  --data-dir blimp/data"
         ) from error
     finally:
         if shown:

@@ -98,7 +98,7 @@ def averages(figures: list[dict]) -> dict:
 
 
 def task_of(config: BlimpConfig) -> str:
-    """What records call the scoring of these settings: `blimp`, with what is not usual in it."""
+    """The name in records of scoring with these settings: `blimp`, and settings that are not the usual ones."""
     parts: list[str | int | None] = [config.metric if config.metric != "original" else None, config.per_paradigm]
     if config.tasks:
         names = choose_paradigms(config.tasks)
@@ -108,7 +108,7 @@ def task_of(config: BlimpConfig) -> str:
 
 def _find_models(config: BlimpConfig) -> list[Path]:
     if not config.models:
-        raise BlimpError(f"no model to score. Give one or more:  {program()} evaluate-blimp MODEL --data-dir DIR")
+        raise BlimpError(f"no model to score. Name one or more:  {program()} evaluate-blimp MODEL --data-dir DIR")
     found = directories(config.models, config.step)
     for directory in found:
         check_family(directory)
@@ -135,7 +135,7 @@ def _begin_record(directory: Path, config: BlimpConfig, paradigms: list[Paradigm
 
 
 def _find_finished(record: dict, config: BlimpConfig) -> tuple[Path, dict] | None:
-    """Path and record of an earlier command with the same model, settings and data; None where there is none."""
+    """Path and record of an earlier command with the same model, settings and data; None if there is none."""
     path = records.path_of(config.output, record)
     if not path.is_file():
         return None
@@ -195,7 +195,7 @@ def _write(file: Path, identity: str, scores: Scores) -> None:
 
 
 def _read(file: Path, identity: str) -> Scores | None:
-    """The scores in a file; None where it has none, or those of other pairs, weights or another metric."""
+    """The scores in a file; None if it has none, or those of other pairs, weights or another metric."""
     try:
         arrays = read_npz(file)
         if str(arrays["identity"]) != identity:

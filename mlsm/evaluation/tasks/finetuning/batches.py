@@ -2,7 +2,7 @@
 
 Examples are tokenised once for a model and task. The order of the training examples is a function of (task, epoch)
 alone: not of the model, its tokenizer or the seed, so that all trainings of a task see the same batches, each padded to
-about its own longest. For evaluation they are sorted by length, and put back. Left out: the model (heads.py).
+about its own longest. For evaluation they are sorted by length, and put back. Not handled here: the model (heads.py).
 
 Shapes: N examples, W of a batch, L positions, T tokens of all examples.
 """
@@ -34,7 +34,7 @@ class EncodedExamples:
     """The examples of one part of a task as one model reads them.
 
     words_N  where words have labels: of every example, the positions of its words' first tokens, -1 for a word that
-             was cut off or has no token; None where examples have labels
+             was cut off or has no token; None if examples have labels
     labels   of the examples (N), float32 scores or int64 labels; where words have labels (T), int64, the label of each
              word at its first token, IGNORED elsewhere
     pad_id   token that fills batches up
@@ -69,7 +69,7 @@ class EncodedExamples:
 
     @property
     def unread(self) -> float | None:
-        """Where words have labels: the share of all words that were cut off or have no token. None elsewhere."""
+        """The share of all words that were cut off or have no token; None if words have no labels."""
         if self.words_N is None:
             return None
         return float(np.mean(np.concatenate(self.words_N) < 0))
@@ -180,7 +180,7 @@ def _text(example):
 
 
 def _first_tokens(encoding, words):
-    """Of every word, the position of the first token that holds a character of it; -1 where there is none."""
+    """For every word, the position of the first token that has a character of it; -1 if there is none."""
     begins = np.concatenate(([0], np.cumsum([len(word) + 1 for word in words])))[:-1].tolist()
     first = np.full(len(words), -1)
     for place, (begin, end) in enumerate(encoding.offsets):

@@ -105,11 +105,11 @@ class FinetuneConfig:
         elif "wsd" in self.tasks or self.layer is not None:
             raise ValueError(f"{'--tasks wsd' if 'wsd' in self.tasks else '--layer'} is only for --frozen")
         if not 0 <= self.warmup < 1:
-            raise ValueError(f"--warmup is a share of the steps from 0 to below 1, found {self.warmup}")
+            raise ValueError(f"--warmup must be a share of the steps from 0 to below 1, found {self.warmup}")
         if not (self.grad_clip >= 0 and math.isfinite(self.grad_clip)):
-            raise ValueError(f"--grad-clip is a norm of at least 0 (none), found {self.grad_clip}")
+            raise ValueError(f"--grad-clip must be a norm of at least 0 (0: no clipping), found {self.grad_clip}")
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"--dropout is a probability from 0 to below 1, found {self.dropout}")
+            raise ValueError(f"--dropout must be a probability from 0 to below 1, found {self.dropout}")
         rates = self.rates()
         if not rates or len(set(rates)) < len(rates) or not all(lr > 0 and math.isfinite(lr) for lr in rates):
             raise ValueError(f"--lr takes positive numbers, each once, found {' '.join(map(str, rates)) or 'none'}")
@@ -148,11 +148,11 @@ class FinetuneConfig:
                 f"no model given. Name runs, exports, directories or Hub ids:  {program()} finetune MODEL ..."
             )
         if self.smoke and self.split != "validation":
-            raise ValueError(f"--smoke has miniature development sets, found --split {self.split}. Leave --split out.")
+            raise ValueError(f"--smoke has only miniature development sets, found --split {self.split}. Omit --split.")
         if self.split == TENTH and isinstance(self.lr, tuple):
             raise ValueError(
-                f"--split {TENTH} scores one --lr, found {len(self.lr)}: to choose among several for each training, "
-                "leave --split out."
+                f"--split {TENTH} scores one --lr, found {len(self.lr)}: to choose among several for each training "
+                "run, omit --split."
             )
         if not self.smoke:
             return self if self.split == "validation" else replace(self, output=self.output / self.split)

@@ -1,9 +1,9 @@
-"""Where a task's examples come from: a local directory in upstream formats, or the Hub.
+"""Find a task's examples: in a local directory in the published formats, or on the Hub.
 
     data = load_task(TASKS["mrpc"], Path("../shared/data"))
     data.train, data.evaluation["validation"], data.files     # what was read, by content
 
-Left out: formats (formats.py), the table of tasks (tasks.py).
+Not handled here: formats (formats.py), the table of tasks (tasks.py).
 """
 
 import hashlib
@@ -60,7 +60,7 @@ def hold_out_tenth(task: Task, data: TaskData) -> TaskData:
     A tenth of the distinct texts, those with the smallest SHA-256: so the order of a file does not matter, and examples
     of equal text are never on both sides.
 
-    Raises  DataError where nothing would be left to train on
+    Raises  DataError if nothing would be left to train on
     """
     train, tenth = split_tenth(task.name, data.train)
     return data._replace(train=train, evaluation=dict.fromkeys(task.evaluation, tenth))
@@ -77,9 +77,8 @@ def split_tenth(name: str, examples: list[Example]) -> tuple[list[Example], list
         sides[digest in held_out].append(example)
     if not sides[0]:
         raise DataError(
-            f"a tenth held out (by --split {TENTH}, --frozen, or for several --lr) leaves {name} nothing to train on:"
-            f" it has {len(examples)} training examples of {len(distinct)} text. Give a larger --limit-train, or "
-            "leave it out."
+            f"a tenth held out (by --split {TENTH}, --frozen, or for several --lr) leaves {name} nothing to train on: "
+            f"it has {len(examples)} training examples of {len(distinct)} text. Increase --limit-train, or omit it."
         )
     return sides
 
@@ -97,7 +96,7 @@ def _describe_test_sets():
 def find_directory(task: Task, data_dir: Path) -> Path | None:
     """The directory of a task's upstream files, if there is one. DataError if there is no --data-dir."""
     if not data_dir.is_dir():
-        raise DataError(f"--data-dir {data_dir} is not a directory. Give one that holds CoLA, MRPC, wic, ...")
+        raise DataError(f"--data-dir {data_dir} is not a directory. Pass one that contains CoLA, MRPC, wic, ...")
     places = [parent / name for name in task.directories for parent in (data_dir, data_dir / "glue", data_dir / "GLUE")]
     return next((place for place in places if place.is_dir()), None)
 
@@ -130,7 +129,9 @@ def choose_file(task: Task, directory: Path, alternatives: tuple[TaskFile, ...])
         if all((directory / name).is_file() for name in file.names):
             return file
     expected = " or ".join(" with ".join(file.names) for file in alternatives)
-    raise DataError(f"{directory} is not complete: {task.name} needs {expected}. Fetch it, or give another --data-dir.")
+    raise DataError(
+        f"{directory} is not complete: {task.name} needs {expected}. Download it, or pass another --data-dir."
+    )
 
 
 def _from_hub(task: Task, data_dir: Path | str | None, sets: Collection[str]) -> TaskData:
@@ -148,8 +149,8 @@ def _from_hub(task: Task, data_dir: Path | str | None, sets: Collection[str]) ->
         train, *evaluation = ([_convert_row(task, row) for row in parts[name]] for name in ("train", *sets))
     except Exception as error:  # datasets, huggingface_hub and their HTTP library raise many classes
         raise DataError(
-            f"{_describe_search(task, data_dir)}, and it cannot be fetched from the Hub ({dataset},"
-            f" {config or 'default'}, at {revision[:12]}: {describe(error)}). Give --data-dir, or check the network."
+            f"{_describe_search(task, data_dir)}, and it cannot be fetched from the Hub ({dataset}, "
+            f"{config or 'default'}, at {revision[:12]}: {describe(error)}). Pass --data-dir, or check the network."
         ) from error
     name = "/".join(filter(None, (dataset, config)))
     return TaskData(f"{name}@{commit}", {}, train, dict(zip(sets, evaluation, strict=True)))

@@ -2,7 +2,7 @@
 
 One reader a format: `Tsv(...)(paths, labels)` and the like, named by tasks.py, return a list of Example. Whatever a
 file holds that its format does not allow is a DataError with file, line and what was expected.
-Left out: which files a task has (tasks.py), where they lie, the Hub (data.py).
+Not handled here: which files a task has (tasks.py), where they lie, the Hub (data.py).
 """
 
 import json
@@ -30,9 +30,9 @@ class Example(NamedTuple):
 class Tsv:
     """Tab-separated lines without quoting: a quotation mark is text (csv.QUOTE_NONE).
 
-    first, second, label  columns: their names in the header, or numbers from 0 where there is no header
-    width                 how many columns; of a file with a header, as many as that has
-    skips_short           whether lines with fewer columns are left out: QQP's have stray line breaks upstream
+    first, second, label  columns: their names in the header, or numbers from 0 if there is no header
+    width                 number of columns; for a file with a header, the header's
+    skips_short           whether lines with fewer columns are skipped: the published QQP files have stray line breaks
     """
 
     first: str | int

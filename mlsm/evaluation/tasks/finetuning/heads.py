@@ -6,7 +6,7 @@ every model that has the same. Matrices are normal with deviation 0.02, norms on
 
     <bank>/<task>-seed<seed>-<8 digits of names and shapes>.safetensors
 
-The encoder's weights must all be in the checkpoint. Left out: training (training.py).
+The encoder's weights must all be in the checkpoint. Not handled here: training (training.py).
 """
 
 import hashlib
@@ -51,7 +51,7 @@ NO_LIMIT = 1 << 30  # tokens that a model reads whose positions are not counted
 class Backbone:
     """The encoder of a directory, from which models with heads are made.
 
-    Raises  ModelError, TeacherError where it cannot be loaded or lacks weights
+    Raises  ModelError, TeacherError if it cannot be loaded or lacks weights
     """
 
     def __init__(self, directory: Path | str):
@@ -122,7 +122,7 @@ class Backbone:
         if table.padding_idx is not None:
             keeps_V[table.padding_idx] = True
         self.encoder.set_input_embeddings(PartialEmbedding(table, keeps_V.nonzero().flatten()))
-        # the file that the weights were read from stays mapped, as a whole, as long as one of them lies in it
+        # the file that the weights were read from stays mapped, as a whole, as long as one of them is in it
         for weight in self.encoder.parameters():
             weight.data = weight.data.clone()
 
@@ -150,7 +150,7 @@ def positions_of(config: PretrainedConfig) -> int:
 
 
 def read_config(directory: Path) -> PretrainedConfig:
-    """The configuration of a model. Raises ModelError where there is none, or none that transformers has a head for."""
+    """The configuration of a model. Raises ModelError if there is none, or none that transformers has a head for."""
     if not (directory / "config.json").is_file():
         raise ModelError(
             f"{directory} has no config.json. Expected a run, an export, a kept checkpoint or the directory of a model."
@@ -196,7 +196,9 @@ def _fill_head(head, task, seed, bank):
             for name, parameter in head.items():
                 parameter.copy_(weights[name])
     except (SafetensorError, KeyError, RuntimeError) as error:
-        raise ModelError(f"{file} is not the head that it should be ({error}). Delete it and run again.") from None
+        raise ModelError(
+            f"{file} cannot be read as the saved head for this task and seed ({error}). Delete it and run again."
+        ) from None
     return hashlib.sha256(raw).hexdigest()
 
 

@@ -1,7 +1,7 @@
 """The figures of a task from its labels and a model's predictions.
 
 scikit-learn's, SciPy's and seqeval's. A correlation that does not exist, of predictions that are all the same, is 0.
-Left out: predicting (training.py). Which metrics a task has is in records.METRICS.
+Not handled here: predicting (training.py). Which metrics a task has is in records.METRICS.
 """
 
 import math
@@ -79,7 +79,7 @@ def check_installed(task: Task) -> None:
 
 
 def _f1(task, gold, predicted):
-    """Of the label 1; where words have labels, of entities (CoNLL's: type and both ends right), all sentences.
+    """F1 of the label 1; if words have labels, F1 of entities over all sentences (CoNLL's: type and both ends right).
 
     Words that the model did not read are errors, never correct: next to one another they count as one wrong entity, of
     a type that nothing has. So an entity among them is missed, and where their gold label is O the wrong entity still

@@ -1,7 +1,7 @@
 """Miniature data of all ten tasks, written in their upstream formats: what `--smoke` and the tests train on.
 
 Sentences of a small grammar of our own, with labels that follow from them. The same files every time.
-Left out: any claim about language; a model that learns these tasks has shown that the machinery works.
+Not handled here: any claim about language; a model that learns these tasks has shown that the machinery works.
 """
 
 from collections.abc import Sequence

@@ -9,7 +9,7 @@ that a task's data is read once.
 What must be alike for all models of a command is settled before anything is trained: the dropout, the longest input,
 and whether segments are used (`settle`).
 
-Left out: a training (trials.py), comparing models (mlsm/evaluation/comparison).
+Not handled here: a training (trials.py), comparing models (mlsm/evaluation/comparison).
 """
 
 import logging
@@ -100,7 +100,7 @@ def _find_candidates(settings):
             if facts["step"] == 0:  # several runs may begin with the same weights
                 logger.info("%s has the same weights as %s and is trained once", directory, twice[0])
                 continue
-            raise StudyError(f"{twice[0]} and {directory} are one model: the same weights. Give it once.")
+            raise StudyError(f"{twice[0]} and {directory} have the same weights. List the model only once.")
         found.append(Candidate(directory, facts, read_config(directory)))
     return found
 
@@ -115,8 +115,8 @@ def settle(settings: FinetuneConfig, candidates: Sequence[Candidate]) -> Finetun
     length = settings.max_length or min(trained.values())
     if short := [f"{name} ({most})" for name, most in trained.items() if most < length]:
         logger.warning(
-            "--max-length %d is longer than the windows that these were pre-trained on: %s. What lies beyond is read "
-            "with positions that were never trained.",
+            "--max-length %d is longer than the windows that these models were pre-trained on: %s. Tokens beyond "
+            "that have positions that were never trained.",
             length,
             ", ".join(short),
         )
@@ -127,8 +127,8 @@ def settle(settings: FinetuneConfig, candidates: Sequence[Candidate]) -> Finetun
         if segments == "never" and paired and any(takes_types(candidate.config) for candidate in candidates):
             untrained = [c.facts["model"] for c in candidates if not c.has_trained_segments]
             logger.info(
-                "segments are used for no model, as no lineage says that the second segment of %s was trained. To use "
-                "them for all models that have them:  --segments always",
+                "segments are not used for any model, because no lineage says that the second segment of %s was "
+                "trained. To use them for all models that have them:  --segments always",
                 ", ".join(untrained),
             )
     return replace(settings, max_length=length, segments=segments)
@@ -180,9 +180,9 @@ def _find_missing(trial, settings, tally):
         if differing := records.describe_differences(records.read_file(file), facts):
             if settings.overwrite == "missing":
                 raise StudyError(
-                    f"{file} was made with other settings: {differing}. Nothing was changed. Give the settings"
-                    " that it was made with, another --output, --overwrite always to replace it, or --overwrite never"
-                    " to leave it and continue."
+                    f"{file} was made with other settings: {differing}. Nothing was changed. Use the settings that it "
+                    "was made with, another --output, --overwrite always to replace it, or --overwrite never to keep "
+                    "it and continue."
                 )
             tally["differing"].append(str(file))
             continue
@@ -191,7 +191,7 @@ def _find_missing(trial, settings, tally):
 
 
 def _report(candidate, settings):
-    """What the records say of a model, over the seeds and tasks that were asked for."""
+    """What the records say about a model, over the seeds and tasks that were asked for."""
     figures: dict[str, list[float]] = {}
     chosen: dict[str, dict[int, float]] = {}
     failed: dict[str, list[str]] = {"diverged": [], "collapsed": []}

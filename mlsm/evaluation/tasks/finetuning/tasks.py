@@ -3,7 +3,7 @@
 A task is evaluated on its development set, as the labels of most test sets are not public. Where they are public and
 in local files, --split test evaluates on the test set. Local files are tried in the order given: upstream's names
 first, then subsets of these files that circulate. Metrics are in records.METRICS.
-Left out: reading (formats.py), finding (data.py), scoring (metrics.py).
+Not handled here: reading (formats.py), finding (data.py), scoring (metrics.py).
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ CONLL = ("eriktks/conll2003", "refs/convert/parquet")
 
 
 class TaskFile(NamedTuple):
-    """One way in which a part of a task may lie on disk."""
+    """One way in which a part of a task may be on disk."""
 
     names: tuple[str, ...]
     """relative to the task's directory"""

@@ -4,7 +4,7 @@ AdamW with torch's betas, decay on all parameters, learning rate falling linearl
 batch included (MLSM paper, section 4.2); before that the learning rate rises linearly for a share of the steps, and
 gradients are clipped by their norm, unless the settings say 0 (as the paper has it). The loss is the mean over a batch:
 cross-entropy, of first tokens where words have labels, or squared error for a score. Dropout follows from (task, seed).
-Left out: which model and data (suite.py), figures (metrics.py).
+Not handled here: which model and data (suite.py), figures (metrics.py).
 
 Shapes: N examples, W of a batch, L positions, C outputs.
 """
@@ -101,7 +101,7 @@ def _loss(model, inputs, labels):
 
 @torch.inference_mode()
 def predict(model: "PreTrainedModel", encoded: EncodedExamples, task: Task) -> Predictions:
-    """What a model says of every example, in their order.
+    """What a model says about every example, in their order.
 
     Returns  int labels or float scores (N); where words have labels, a list of labels of every example's words,
              metrics.UNREAD for those that the model did not read: cut off, or without a token

@@ -4,8 +4,8 @@
     records.write(output, model.record(seed, device))
 
 Where the settings have several learning rates, a training begins with choosing its own on a tenth of its examples: the
-choice is part of the training, and of its record. Left out: the loop over batches (training.py), which trainings there
-are to do (suite.py).
+choice is part of the training, and of its record. Not handled here: the loop over batches (training.py), which
+trainings there are to do (suite.py).
 """
 
 import math
@@ -42,7 +42,7 @@ class Candidate(NamedTuple):
 
     directory: Path
     facts: dict
-    """what its records say of it: records.describe"""
+    """what its records say about it: records.describe"""
     config: PretrainedConfig
 
     @property
@@ -97,13 +97,13 @@ class Trial(NamedTuple):
 def load(directory: Path) -> tuple[Backbone, PreTrainedTokenizerFast]:
     """The encoder of a directory and its tokenizer.
 
-    Raises  ModelError, TeacherError where they cannot be loaded or do not belong together
+    Raises  ModelError, TeacherError if they cannot be loaded or do not belong together
     """
     backbone, tokenizer = Backbone(directory), load_tokenizer(directory)
     if trouble := describe_unfit_tokenizer(tokenizer, backbone.encoder):
-        raise ModelError(f"{directory}: {trouble} Give a model with the tokenizer that it was trained with.")
+        raise ModelError(f"{directory}: {trouble} Use a model with the tokenizer that it was trained with.")
     if tokenizer.pad_token_id is None:
-        raise ModelError(f"{directory}: its tokenizer has no token to pad with. Give it one, and save it.")
+        raise ModelError(f"{directory}: its tokenizer has no padding token. Add one, and save it.")
     return backbone, tokenizer
 
 
@@ -198,7 +198,7 @@ class PreparedTrial:
     def choose_rate(
         self, seed: int, device: torch.device, report: Callable[[int, float], None] = silent
     ) -> tuple[float, dict, int]:
-        """The learning rate of a seed, what its record says of the choice, and how many steps the choice took."""
+        """The learning rate of a seed, what its record says about the choice, and how many steps the choice took."""
         rates = self.settings.rates()
         if self.tenth is None:
             return rates[0], {}, 0

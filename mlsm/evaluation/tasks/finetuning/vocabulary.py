@@ -7,7 +7,8 @@ with ids than read rows: RoBERTa counts positions from its padding id, which may
 
 What differs from training all rows: those that are not there are not decayed. All other weights are computed from the
 same numbers, on a CPU in the same order.
-Left out: which tokens a task uses (trials.py), writing trained rows back into the whole table: no model is kept.
+Not handled here: which tokens a task uses (trials.py), writing trained rows back into the whole table: no model is
+kept.
 
 Shapes: V tokens of the vocabulary, R rows.
 """
@@ -26,7 +27,7 @@ class PartialEmbedding(nn.Embedding):
     ids_R: Tensor
     """of the rows"""
     rows_V: Tensor
-    """of the ids; -1 where there is none"""
+    """of the ids; -1 if there is none"""
 
     def __init__(self, whole: nn.Embedding, ids_R: Tensor):
         """whole: an nn.Embedding; ids_R: int64, rising, the rows to keep, that of its padding_idx among them."""
@@ -44,6 +45,7 @@ class PartialEmbedding(nn.Embedding):
 def refuse_to_save(table: PartialEmbedding, *_: Any) -> None:
     """Raise ModelError: a hook before the state_dict of a fine-tuned model's table."""
     raise ModelError(
-        f"this model has {table.num_embeddings} rows of token embeddings, those that its task uses, of"
-        f" {len(table.rows_V)}; saved, it could not be loaded again. To keep a model, fine-tune it with transformers."
+        f"this model has {table.num_embeddings} rows of token embeddings (those that its task uses) out of "
+        f"{len(table.rows_V)}, so a saved copy could not be loaded again. To keep a model, fine-tune it with "
+        "transformers."
     )

@@ -6,7 +6,7 @@
 Layer 0 is the output of the embeddings; the states are transformers' own `hidden_states`, float32, without dropout.
 A text is read alone, as the model's tokenizer frames it. The mean of a text is over all of its tokens, [CLS] and [SEP]
 among them, as sentence-transformers' mean pooling has it.
-Left out: what is done with the features (linear.py, measures.py), vectors of annotated words (senses.py).
+Not handled here: what is done with the features (linear.py, measures.py), vectors of annotated words (senses.py).
 
 Shapes: N texts, T words that were read, L tokens, D = layers x d.
 """
@@ -64,9 +64,9 @@ class FeatureExtractor:
         self.teacher = Teacher.load(directory, depth, device=device)
         self.tokenizer = load_tokenizer(directory)
         if trouble := describe_unfit_tokenizer(self.tokenizer, self.teacher._model):
-            raise ModelError(f"{directory}: {trouble} Give a model with the tokenizer that it was trained with.")
+            raise ModelError(f"{directory}: {trouble} Use a model with the tokenizer that it was trained with.")
         if self.tokenizer.pad_token_id is None:
-            raise ModelError(f"{directory}: its tokenizer has no token to pad with. Give it one, and save it.")
+            raise ModelError(f"{directory}: its tokenizer has no padding token. Add one, and save it.")
         self.max_length = int(min(max_length, self.teacher.max_positions))
 
     @property

@@ -6,7 +6,7 @@
 
 Every choice (a penalty, a layer) is made on the tuning split, a tenth of train by the hash of the text; then all of
 train is fitted, and the development set is scored, and the test set if there is one.
-Left out: features (features.py), linear models (linear.py), word senses (senses.py), records (suite.py).
+Not handled here: features (features.py), linear models (linear.py), word senses (senses.py), records (suite.py).
 """
 
 import warnings
@@ -85,8 +85,8 @@ class Tags:
         directory = None if data_dir is None else find_directory(task, data_dir)
         if directory is None:
             raise DataError(
-                "--frozen reads conll2003 from files with parts of speech and chunks: put train.txt and dev.txt into"
-                f" {' or '.join(task.directories)} of --data-dir (mlsm docs evaluation-data)."
+                "--frozen reads conll2003 from files with parts of speech and chunks: put train.txt and dev.txt into "
+                f"{' or '.join(task.directories)} under --data-dir (mlsm docs evaluation-data)."
             )
         files: dict[str, str] = {}
         self._tags: list[list[list[str]]] = []  # an example's label is its place here
@@ -111,7 +111,7 @@ class Tags:
         self.total = len(self.nine) + sum(n_eval.values())
 
     def score(self, encoder: FeatureExtractor, place: Path, report: Report) -> tuple[list[dict], dict]:
-        """As of Measure."""
+        """See Measure."""
         done = 0
         words: dict[str, WordFeatures] = {}
         for part, examples in {"nine": self.nine, **self.parts}.items():
@@ -210,7 +210,7 @@ class Texts:
         self.total = (len(self.nine) + len(self.tenth) + self.data["n_eval"]) * (2 if task.has_pairs else 1)
 
     def score(self, encoder: FeatureExtractor, place: Path, report: Report) -> tuple[list[dict], dict]:
-        """As of Measure."""
+        """See Measure."""
         done, sides = 0, {}
         for part, examples in {"train": [*self.nine, *self.tenth], **self.evaluation}.items():
             arrays = kept(place / f"{part}.npz", partial(self._sides, encoder, examples, done, report))

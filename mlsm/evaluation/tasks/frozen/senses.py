@@ -57,13 +57,13 @@ class _Vectors:
 
 
 class Senses:
-    """As measures.Measure: the five test sets of Raganato et al. 2017, with SemCor."""
+    """Word senses as a measure (measures.Measure): the five test sets of Raganato et al. 2017, with SemCor."""
 
     def __init__(self, data_dir: Path | None):
         if data_dir is None:
             raise WsdDataError(
-                "--frozen reads wsd from files: give --data-dir with a directory `wsd` (mlsm docs word-senses),"
-                " or choose other --tasks."
+                "--frozen reads wsd from files: pass a --data-dir that contains a directory `wsd` (mlsm docs "
+                "word-senses), or choose other --tasks."
             )
         root = data_dir / "wsd" if (data_dir / "wsd").is_dir() else data_dir
         files = data_files(root)
@@ -80,10 +80,10 @@ class Senses:
         self.total = sum(len(sentence.instances) > 0 for sentence in self._data.sentences)
 
     def score(self, encoder: FeatureExtractor, place: Path, report: Callable[[int], None]) -> tuple[list[dict], dict]:
-        """As of Measure."""
+        """See Measure."""
         layers = [layer for layer in encoder.layers if layer > 0]
         if not layers:
-            raise ModelError("word senses need a layer that has seen context: give --layer of at least 1.")
+            raise ModelError("word senses need a layer that has seen context: use a --layer of at least 1.")
         vectors = _Vectors(self._keep(encoder, layers, place, report))
         found = [self._diagnose(vectors, layer) for layer in layers]
         best = max(found, key=lambda one: one["tuning"])

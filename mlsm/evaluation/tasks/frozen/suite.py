@@ -1,8 +1,8 @@
 """`finetune --frozen`: every model on every task as it is, one record each.
 
 A record depends only on the model, the task and the settings; what has one is kept, so an interrupted command resumes
-with the next task. Features lie in <output>/features until their record is written, in a directory that is named by the
-model, its tokenizer, the data and the settings. Left out: what is measured (measures.py).
+with the next task. Features are in <output>/features until their record is written, in a directory that is named by the
+model, its tokenizer, the data and the settings. Not handled here: what is measured (measures.py).
 """
 
 import hashlib
@@ -82,8 +82,8 @@ def _is_missing(candidate, facts, name, settings, tally) -> bool:
     if differing := records.describe_differences(records.read_file(file), facts):
         if settings.overwrite == "missing":
             raise StudyError(
-                f"{file} was made with other settings: {differing}. Nothing was changed. Use the settings that it was"
-                " made with, another --output, --overwrite always to replace it, or --overwrite never to leave it."
+                f"{file} was made with other settings: {differing}. Nothing was changed. Use the settings that it was "
+                "made with, another --output, --overwrite always to replace it, or --overwrite never to keep it."
             )
         tally["differing"].append(str(file))
     else:

@@ -45,4 +45,4 @@ class ScoreTextConfig:
             raise ValueError(f"--batch-tokens must be at least 1, found {self.batch_tokens}")
         if bool(self.sentences) == bool(self.pairs):
             given = "both were given" if self.pairs else "neither was given"
-            raise ValueError(f"score-text takes files of --sentences or of --pairs; {given}. Give one of them")
+            raise ValueError(f"score-text reads files of either --sentences or --pairs; {given}. Pass one of them")

@@ -4,8 +4,8 @@
     material = read(Path("crows_pairs_anonymized.csv"), pairs=True)     # material.rows: [(sent_more, sent_less), ...]
 
 A row is a sentence, or a pair whose first sentence is the one that is asked about. Blank lines are left out, and white
-space around a sentence too. Everything else that is not a sentence is an error with file and line. Left out: Parquet,
-directories, and files that do not fit in memory.
+space around a sentence too. Everything else that is not a sentence is an error with file and line. Not handled here:
+Parquet, directories, and files that do not fit in memory.
 """
 
 import csv
@@ -37,7 +37,7 @@ def read(path: Path, text_field: str = "text", pairs: bool = False) -> Material:
     """Read a file of sentences, or of minimal pairs.
 
     path    CSV (.csv), JSON lines (.jsonl, .json, .ndjson) or text with one sentence on each line (any other name)
-    Raises  ScoringError naming file, line and what was expected; CorpusError where the file cannot be read
+    Raises  ScoringError naming file, line and what was expected; CorpusError if the file cannot be read
     """
     with reading(path) as file:
         raw = file.read()
@@ -72,7 +72,7 @@ def read(path: Path, text_field: str = "text", pairs: bool = False) -> Material:
             )
         rows.append(tuple(sentence.strip() for sentence in row if isinstance(sentence, str)))
     if not rows:
-        raise ScoringError(f"{path} holds no {'pairs' if pairs else 'sentences'}. Give another file.")
+        raise ScoringError(f"{path} has no {'pairs' if pairs else 'sentences'}. Pass another file.")
     return Material(rows, columns, hashlib.sha256(json.dumps(rows).encode()).hexdigest())
 
 
@@ -83,13 +83,13 @@ def _csv_records(path: Path, text: str) -> Iterator[tuple[int, dict]]:
         for record in lines:
             if any(behind := record.pop(None, ())):
                 raise ScoringError(
-                    f"{path}, line {lines.line_num}: expected as many fields as the header has, found"
-                    f" {json.dumps(behind, ensure_ascii=False):.120} behind them. Put a sentence that holds a comma"
-                    f" into quotation marks."
+                    f"{path}, line {lines.line_num}: expected as many fields as in the header, found "
+                    f"{json.dumps(behind, ensure_ascii=False):.120} after them. Put a sentence that contains a comma "
+                    "into quotation marks."
                 )
             yield lines.line_num, {name: value for name, value in record.items() if name}
     except csv.Error as error:
-        place = f"{path}, behind line {lines.line_num}"
+        place = f"{path}, after line {lines.line_num}"
         raise ScoringError(f"{place}: expected CSV: {error}. Save the file again.") from None
 
 

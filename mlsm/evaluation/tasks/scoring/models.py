@@ -3,7 +3,7 @@
     model, tokenizer = load(Path("runs/students/<run>/export"), torch.device("cpu"))
 
 Stock masked language models, exports with a masked-LM head (objectives mlm, kd and mtl, and logits probes), and softmax
-probes of an MLSM student. All in float32, in evaluation mode. Left out: where they lie
+probes of an MLSM student. All in float32, in evaluation mode. Not handled here: where they lie
 (mlsm/evaluation/models.py), what is asked of them (scorer.py).
 """
 
@@ -39,7 +39,7 @@ from student.probe import ProbedLspModel
 def load(directory: Path, device: torch.device) -> tuple[MaskedLm, PreTrainedTokenizerFast]:
     """What scorer.Scorer takes, and its tokenizer.
 
-    Raises  ModelError where it is not a masked language model; the message says how an MLSM student becomes one
+    Raises  ModelError if it is not a masked language model; the message says how an MLSM student becomes one
     """
     model: MaskedLm
     if (directory / PROBE_FILE).is_file():
@@ -50,35 +50,37 @@ def load(directory: Path, device: torch.device) -> tuple[MaskedLm, PreTrainedTok
         model, encoder = StockMaskedLm(stock), stock
     tokenizer = load_tokenizer(directory)
     if trouble := describe_unfit_tokenizer(tokenizer, encoder):
-        raise ModelError(f"{directory}: {trouble} Give a model with the tokenizer that it was trained with.")
+        raise ModelError(f"{directory}: {trouble} Use a model with the tokenizer that it was trained with.")
     if trouble := describe_unsplit(tokenizer, directory):
         raise ModelError(trouble)
     largest = max(tokenizer.get_vocab().values())
     if largest >= model.vocabulary:
         raise ModelError(
-            f"{directory}: the tokenizer's ids go up to {largest}, but the model knows {model.vocabulary} words. Give"
-            f" a model with the tokenizer that it was trained with."
+            f"{directory}: the tokenizer's ids go up to {largest}, but the model has {model.vocabulary} words. Use a "
+            "model with the tokenizer that it was trained with."
         )
     return model, tokenizer
 
 
 def check_family(directory: Path) -> PretrainedConfig:
-    """The configuration of a model. Raises ModelError where transformers has no masked language model of its type."""
+    """The configuration of a model. Raises ModelError if transformers has no masked language model of its type."""
     try:
         config = open_config(directory, local_files_only=True)
     except Exception as error:  # transformers raises many classes for a damaged one
-        raise ModelError(f"{directory} holds no model: {describe(error)}. Give the directory of a model.") from None
+        raise ModelError(
+            f"{directory} does not contain a model: {describe(error)}. Pass the directory of a model."
+        ) from None
     if type(config) not in MODEL_FOR_MASKED_LM_MAPPING or getattr(config, "is_decoder", False):
         raise ModelError(
-            f"{directory} is a model of type {config.model_type}, for which transformers has no masked language"
-            f" model. Give one that AutoModelForMaskedLM loads."
+            f"{directory} is a model of type {config.model_type}, for which transformers has no masked language "
+            "model. Use one that AutoModelForMaskedLM loads."
         )
     if trouble := describe_foreign_settings(config):
         raise ModelError(f"{directory}: {trouble}")
     try:
         mask_later_of(config)
     except ValueError as error:
-        raise ModelError(f"{directory}: {error}. Export the model again, or fetch it again.") from None
+        raise ModelError(f"{directory}: {error}. Export or download the model again.") from None
     return config
 
 
@@ -99,7 +101,7 @@ def _load_stock(directory: Path) -> PreTrainedModel:
             )
     except Exception as error:  # safetensors and transformers raise many classes, Exception itself included
         raise ModelError(
-            f"{directory}: its weights cannot be loaded: {describe(error)}. Give a model saved as safetensors."
+            f"{directory}: its weights cannot be loaded: {describe(error)}. Use a model saved as safetensors."
         ) from error
     if missing := sorted(report["missing_keys"]):
         raise ModelError(_explain_missing_head(directory, missing))
@@ -117,7 +119,7 @@ def _explain_missing_head(directory: Path, missing: list[str]) -> str:
             f"  {program()} train-probe --student {shell_quote(run)}"
         )
     return (
-        f"{directory} has no whole masked-LM head: its weights lack {missing[0]}"
-        f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}. Give a model saved as a masked language model;"
-        f" of an MLSM student, a probe:  {program()} train-probe --student RUN"
+        f"{directory} has no whole masked-LM head: its weights lack "
+        f"{missing[0]}{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}. Use a model saved as a masked "
+        f"language model; for an MLSM student, a probe:  {program()} train-probe --student RUN"
     )

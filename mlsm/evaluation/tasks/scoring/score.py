@@ -59,7 +59,7 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
     progress("read texts and models", 0, None)
     device = choose_device(config.device)
     if not config.models:
-        raise ScoringError(f"no model to score with. Give one or more:  {program()} score-text MODEL --sentences FILE")
+        raise ScoringError(f"no model to score with. Name one or more:  {program()} score-text MODEL --sentences FILE")
     places = directories(config.models, config.step)
     for directory in places:
         check_family(directory)
@@ -162,7 +162,9 @@ def score_rows(scorer: Scorer, rows: Sequence[tuple[str, ...]], columns: tuple[s
     encoded, scores = scorer.encode(sentences), scorer.score(sentences)
     for sentence, values in zip(sentences, scores, strict=True):
         if not len(values) or not np.isfinite(values).all():
-            problem = "its scores are not finite: the model's weights are not" if len(values) else "it has no tokens"
+            problem = (
+                "its scores are not finite, because the model's weights are not" if len(values) else "it has no tokens"
+            )
             raise ScoringError(f"the sentence {sentence[:60]!r} cannot be scored: {problem}.")
     # fsum rounds once, so sentences of the same tokens' scores in another order are equal
     plls = [math.fsum(values) for values in scores]

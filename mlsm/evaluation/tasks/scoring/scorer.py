@@ -12,7 +12,7 @@ model, which shares its weights. Two threads on one product of this size would w
 machine; with one thread a batch, the scores do not depend on the number of threads. The beginning of a sentence is not
 shared with other sentences, as the model reads in both directions.
 
-Left out: finding and loading models (models.py), what is compared with what (score.py, blimp/evaluate.py).
+Not handled here: finding and loading models (models.py), what is compared with what (score.py, blimp/evaluate.py).
 
 Shapes: W rows, L positions, V vocabulary, d hidden width, R requests (a row and a token whose probability is wanted).
 """
@@ -214,8 +214,8 @@ class Scorer:
         longest = max(encoded, key=lambda sentence: len(sentence.ids), default=None)
         if longest is not None and len(longest.ids) > self._models[0].room:
             raise ScoringError(
-                f"a sentence of {len(longest.ids)} tokens ({sentences[encoded.index(longest)][:30]!r}...): this model"
-                f" reads at most {self._models[0].room}. Shorten it, or give a model that reads more."
+                f"a sentence of {len(longest.ids)} tokens ({sentences[encoded.index(longest)][:30]!r}...): this model "
+                f"reads at most {self._models[0].room}. Shorten it, or use a model that reads more."
             )
         return encoded
 

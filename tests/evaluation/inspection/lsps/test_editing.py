@@ -208,11 +208,11 @@ def test_a_browser_shows_the_words(browser, coded_store, probe, tmp_path):
 
 
 def test_pages_refuse_a_probe_of_other_lsps_tokens_or_windows(coded_store, hostile_store, export, probe, tmp_path):
-    with pytest.raises(RunError, match="holds no softmax probe"):
+    with pytest.raises(RunError, match="has no softmax probe"):
         show(ShowLspConfig(store=str(coded_store.path), html=tmp_path / "a", student=str(export)), silent)
     with pytest.raises(InspectionError, match="numbers mean different things"):
         load_probe_of(str(probe), hostile_store)
-    with pytest.raises(InspectionError, match=r"reads 48 LSPs, .* has 24: Give a probe of a student"):
+    with pytest.raises(InspectionError, match=r"reads 48 LSPs, .* has 24: Pass a probe of a student"):
         load_probe_of(str(probe), write_store(tmp_path / "smaller", k=24))
     with pytest.raises(InspectionError, match="another tokenizer"):
         load_probe_of(str(probe), write_store(tmp_path / "foreign", k=48))
@@ -234,11 +234,11 @@ def test_what_cannot_be_edited_is_refused(coded_store, export, probe, tmp_path, 
             show(ShowLspConfig(**usual | settings), silent)
 
     refused("no finished softmax probe.*train-probe")
-    refused("holds no softmax probe", student=str(export))
+    refused("has no softmax probe", student=str(export))
     logits = export_as_if_probed(coded_store, export, tmp_path / "logits", "logits")
-    refused("holds no softmax probe", student=str(logits))
+    refused("has no softmax probe", student=str(logits))
     (headless := tmp_path / "mlm").mkdir()
-    refused("holds no LSP outputs", student=str(headless))
+    refused("has no LSP outputs", student=str(headless))
     with pytest.raises(InspectionError, match="numbers mean different things"):
         edit(str(probe), "the [MASK]", {3: 0.0}, "0" * 64)
     refused("there is no LSP 48: .* from 0 to 47", student=str(probe), scale=("48=0",))

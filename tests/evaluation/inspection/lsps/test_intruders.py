@@ -154,7 +154,7 @@ def test_the_view_of_a_store(coded_store, hostile_store, teacher_directory, monk
     assert first["target"] == coded_store.target_id and first["p"] is None
     assert again == third == first | {"p": again["p"]} and again["p"] > 0.9
     text = summary(result, settings)
-    assert "by frequency alone" in text and "Mann-Whitney" in text and "Intruders hardest" in text
+    assert "by frequency only" in text and "Mann-Whitney" in text and "Intruders hardest" in text
     assert text.count(coded_store.path.name) == 4 and text.count(f"{first['auc']:.3f}") == 4
     by_another = show(ShowLspConfig(store=path, intruders=True, judge=str(teacher_directory), samples=8_000), silent)
     (other,) = by_another["dictionaries"]
@@ -174,7 +174,7 @@ def test_a_store_of_which_nothing_can_be_judged_says_so(coded_store):
 def test_settings_that_do_not_go_together():
     with pytest.raises(ValueError, match="Add --intruders"):
         ShowLspConfig(against=("b",))
-    with pytest.raises(ValueError, match="Give --judge or --teacher"):
+    with pytest.raises(ValueError, match="Pass either --judge or --teacher"):
         ShowLspConfig(intruders=True, judge="b", teacher="c")
     with pytest.raises(ValueError, match="are different things to show"):
         ShowLspConfig(intruders=True, word="bank")

@@ -213,7 +213,9 @@ def test_a_file_of_the_user_with_the_name_of_a_page_is_refused_before_anything_i
     else:
         (place / name).write_text("my own page")
     before = everything(place)
-    with pytest.raises(InspectionError, match=rf"{name} is not as show-lsp wrote it.*Nothing was changed"):
+    with pytest.raises(
+        InspectionError, match=rf"{name} was not written by show-lsp or has changed.*Nothing was changed"
+    ):
         text_pages.write(hostile_view, place)
     assert everything(place) == before
 

@@ -134,7 +134,7 @@ def test_a_dictionary_alone(coded_store):
     assert sorted(result["closest"][0][:2]) == sorted(np.unravel_index(cosines.argmax(), cosines.shape))
     assert "explained variance" in text and "Closest pairs" in text
     assert "Nearest atoms" in shown(store=str(path), lsp=(1,))[1]
-    with pytest.raises(InspectionError, match="is a dictionary, which cannot answer --word"):
+    with pytest.raises(InspectionError, match="is a dictionary, which --word cannot be used with"):
         shown(store=str(path), word="bank")
 
 
@@ -143,7 +143,7 @@ def test_a_student_alone(coded_store, tmp_path):
     result, text = shown(store=str(export))
     assert result["k"] == 48 and result["dictionary"] == coded_store.settings["dictionary"] and "Closest pairs" in text
     assert "Nearest atoms" in shown(store=str(export), lsp=(1,))[1]
-    with pytest.raises(InspectionError, match="is a student, which cannot answer --html"):
+    with pytest.raises(InspectionError, match="is a student, which --html cannot be used with"):
         shown(store=str(export), html=tmp_path / "pages")
 
 

@@ -137,7 +137,7 @@ def test_other_encoders(pictures, tmp_path):
         report = encode_images(ImagesConfig(teacher=str(directory), layer=2, **usual))
         expected = hidden_states(whole, directory, pictures / "flower.jpg", 2, before)
         assert report["grid"] == [4, 4] and np.abs(np.load(report["vectors"]) - expected).max() < 1e-3
-    with pytest.raises(TeacherError, match="one vector a patch"):
+    with pytest.raises(TeacherError, match="one vector per patch"):
         encode_images(ImagesConfig(teacher=str(save_encoder(swin, tmp_path / "swin")), layer=1, **usual))
 
 
@@ -226,7 +226,7 @@ def test_an_older_view_is_replaced_but_for_what_is_the_users(shown, encoded, dic
         path.write_text("of the user")
     (place / "pictures" / "0.jpg").write_text("of the user, too")
     settings = ShowLspConfig(store=str(dictionary), vectors=encoded[1]["vectors"], html=place)
-    with pytest.raises(InspectionError, match=r"pictures/0\.jpg is not as show-lsp wrote it"):
+    with pytest.raises(InspectionError, match=r"pictures/0\.jpg was not written by show-lsp"):
         show(settings, silent)
     (place / "pictures" / "0.jpg").unlink()
     show(settings, silent)
@@ -321,15 +321,15 @@ def test_what_does_not_fit_is_refused(dictionary, tmp_path):
     replace(found, center=Center(np.zeros((1, WIDTH), np.float32), record)).save(tmp_path / "centred")
     for store, file, message in (
         (dictionary, "narrow.npy", "width 31"),
-        (dictionary, "none.npy", "holds no vector"),
+        (dictionary, "none.npy", "has no vectors"),
         (dictionary, "missing.npy", "is not a file"),
         (tmp_path / "centred", "right.npy", "--center mean"),
     ):
         with pytest.raises((InspectionError, ValueError), match=message):
             show(ShowLspConfig(store=str(store), vectors=tmp_path / file), silent)
-    with pytest.raises(InspectionError, match="cannot answer --student"):
+    with pytest.raises(InspectionError, match="which --student cannot be used with"):
         show(ShowLspConfig(store=str(dictionary), vectors=tmp_path / "right.npy", html=tmp_path, student="a"), silent)
-    with pytest.raises(InspectionError, match="cannot answer --word"):
+    with pytest.raises(InspectionError, match="which --word cannot be used with"):
         show(ShowLspConfig(store=str(dictionary), vectors=tmp_path / "right.npy", word="bank"), silent)
 
 

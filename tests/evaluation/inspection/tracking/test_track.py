@@ -66,11 +66,11 @@ def test_a_chain_of_stores_is_followed(places, tmp_path):
 def test_other_windows_are_refused(places, tmp_path):
     other = write_store(tmp_path / "other", k=24, train_windows=140)
     pairs = write_store(tmp_path / "pairs", k=24, pairs=True)
-    for store, said in ((other, "other text or tokens"), (pairs, "packing is 'pairs'")):
+    for store, said in ((other, "different text or tokens"), (pairs, "packing is 'pairs'")):
         with pytest.raises(InspectionError, match=f"do not hold the same windows: .*{said}.* encode the same corpus"):
             track(TrackConfig(stores=(places[0], str(store.path)), output=tmp_path / "out"))
     ids = write_store(tmp_path / "ids", k=0)
-    with pytest.raises(InspectionError, match="holds ids, not LSPs"):
+    with pytest.raises(InspectionError, match="contains ids, not LSPs"):
         track(TrackConfig(stores=(places[0], str(ids.path)), output=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 

@@ -62,7 +62,7 @@ def test_a_miniature_by_hand(tmp_path):
     assert data.questions.first_sense_Q().tolist() == [False, True, False, True, True, True, True, True]
     with pytest.warns(UserWarning) as found:
         data.warn_of_differences()
-    assert len(found) == 3 and "training: 7 in this data, 226,036 in the framework" in str(found[0].message)
+    assert len(found) == 3 and "training: 7 in this data, 226,036 in the published framework" in str(found[0].message)
 
 
 def test_wordnet_by_hand(tmp_path):
@@ -126,5 +126,5 @@ def test_a_missing_file_and_the_content_of_all(tmp_path):
     damaged(root, "Evaluation_Datasets/senseval2/senseval2.data.xml", "slope<", "slopes<")
     assert data_fingerprint(root) != before
     (root / GOLD).unlink()
-    with pytest.raises(WsdDataError, match="semcor.gold.key.txt is not there. --data-dir wants the directory that"):
+    with pytest.raises(WsdDataError, match="semcor.gold.key.txt is missing. --data-dir must be the directory that"):
         data_fingerprint(root)

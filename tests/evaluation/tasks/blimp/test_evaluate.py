@@ -321,12 +321,12 @@ def test_other_models_and_no_model_are_one_clear_line(model, config, tmp_path, c
     assert "type gpt2, for which transformers has no masked language model" in error_of(
         [empty / "tiny-gpt", *given], capsys
     )
-    assert "holds no model" in error_of([empty, *given], capsys)
+    assert "does not contain a model" in error_of([empty, *given], capsys)
     assert "no such model: someone/student" in error_of(["someone/student", *given], capsys)
     assert "no model to score" in error_of(given, capsys)
     larger = shutil.copytree(model, tmp_path / "larger")
     write_tokenizer(larger, 70)
-    assert "ids go up to 74, but the model knows 64 words" in error_of([larger, *given], capsys)
+    assert "ids go up to 74, but the model has 64 words" in error_of([larger, *given], capsys)
 
 
 def test_the_command_prints_a_table_or_json(store, config, tmp_path, capsys):

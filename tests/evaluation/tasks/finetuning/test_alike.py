@@ -113,7 +113,7 @@ def test_the_share_of_cut_examples_is_in_the_record(settings):
     found = recorded(short)
     assert found["tiny", "rte"]["cut"] == {"train": 1.0, "evaluation": 1.0}
     assert 0 < found["tiny", "conll2003"]["cut"]["words"] < 1
-    assert "cut (of the examples scored on): conll2003 100%, rte 100%" in summary(result, short)
+    assert "(of the scored examples): conll2003 100%, rte 100%" in summary(result, short)
 
 
 TRAINED = student_lineage(segments=True)

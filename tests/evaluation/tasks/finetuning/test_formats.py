@@ -240,7 +240,7 @@ def test_records_of_test_sets_lie_apart():
     assert FinetuneConfig(models=("m",)).apply_smoke().output == settings.output
     tenth = FinetuneConfig(models=("m",), split="train-tenth").apply_smoke()
     assert tenth.output == settings.output / "train-tenth"
-    with pytest.raises(ValueError, match="--smoke has miniature development sets, found --split test"):
+    with pytest.raises(ValueError, match="--smoke has only miniature development sets, found --split test"):
         FinetuneConfig(smoke=True, split="test").apply_smoke()
 
 
@@ -269,5 +269,5 @@ def test_examples_of_one_text_stay_on_one_side(miniatures):
     twice = hold_out_tenth(task, data._replace(train=data.train * 2))
     once = hold_out_tenth(task, data)
     assert twice.train == once.train * 2 and twice.evaluation["validation"] == once.evaluation["validation"] * 2
-    with pytest.raises(DataError, match="leaves rte nothing to train on.*Give a larger --limit-train"):
+    with pytest.raises(DataError, match="leaves rte nothing to train on.*Increase --limit-train"):
         hold_out_tenth(task, data._replace(train=data.train[:1]))

@@ -186,7 +186,7 @@ def test_a_training_that_ends_at_one_class_is_collapsed_not_diverged(settings):
     assert record["diverged"] is False
     assert record["collapsed"] in ("every prediction is entailment", "every prediction is not_entailment")
     said = summary(result, settings)
-    assert "Collapsed, and counted all the same" in said and "Diverged" not in said
+    assert "Collapsed, but included in the means" in said and "Diverged" not in said
 
 
 def test_what_is_wrong_is_said_before_anything_is_trained(
@@ -213,7 +213,7 @@ def test_what_is_wrong_is_said_before_anything_is_trained(
     nothing_is_trained(TeacherError, "the checkpoint lacks", models=(*settings.models, str(broken)))
     smaller = shutil.copytree(teacher_directory, tmp_path / "smaller")
     AutoModel.from_config(AutoConfig.from_pretrained(smaller, vocab_size=100)).save_pretrained(smaller)
-    nothing_is_trained(ModelError, "but the model knows 100 words", models=(*settings.models, str(smaller)))
+    nothing_is_trained(ModelError, "but the model has 100 words", models=(*settings.models, str(smaller)))
     finetune(replace(settings, output=tmp_path / "out", tasks=("wic",), seeds=1))
     before = 1
     nothing_is_trained(StudyError, "wic-seed0.json was made with other settings", lr=0.1, tasks=("mrpc", "wic"))
@@ -224,7 +224,7 @@ def test_a_tenth_of_train_is_scored_and_its_records_stay_apart(settings):
     finetune(settings)
     tenth = replace(settings, split="train-tenth")
     result = finetune(tenth)
-    assert "Scored on the tenth of the training examples that was held out" in summary(result, tenth)
+    assert "Scored on the held-out tenth of the training examples" in summary(result, tenth)
     (usual,) = records.read([settings.output / "evaluations"])
     (record,) = records.read([settings.output / "train-tenth" / "evaluations"])
     assert record["settings"] == usual["settings"] | {"split": "train-tenth"}
@@ -266,7 +266,7 @@ def test_a_rate_is_chosen_as_by_hand_and_the_training_is_that_with_this_rate_alo
     assert chosen, "something was compared"
     assert "Learning rates chosen on a tenth" in summary(result, grid) and finetune(grid)["finished_before"]
     said = compare(CompareConfig(results=(grid.output / "evaluations",), output=tmp_path / "compared"), silent).notes
-    assert sum("Learning rates that the fine-tunings of" in note and "of 2:" in note for note in said) == 2
+    assert sum("Learning rates chosen by the fine-tuning runs of" in note and "out of 2:" in note for note in said) == 2
     damaged = record | {"lr_choice": {"lr": None, "tried": []}}
     with pytest.raises(RecordError, match="lr_choice.lr"):
         records.check_record(damaged, "a file")
@@ -299,7 +299,7 @@ def test_one_rate_is_a_number_and_senseless_ones_are_refused(settings):
 
 
 def test_one_model_twice_is_refused(settings):
-    with pytest.raises(StudyError, match="Give it once"):
+    with pytest.raises(StudyError, match="only once"):
         finetune(replace(settings, models=settings.models * 2))
 
 
@@ -324,7 +324,7 @@ def test_kept_checkpoints_of_a_run_are_candidates_the_last_of_them_its_export(se
     every = finetune(replace(settings, models=(str(run), *settings.models), step="all"))
     assert [model["model"] for model in every["models"]] == ["run-step-00000001", "run-step-00000002", "tiny"]
     assert finetune(replace(settings, models=(str(run),), step="2"))["finished_before"]
-    with pytest.raises(StudyError, match="run/export and .*/step-00000002 are one model: the same weights"):
+    with pytest.raises(StudyError, match="run/export and .*/step-00000002 have the same weights"):
         finetune(replace(settings, models=(str(run), str(run / "checkpoints/step-00000002"))))
 
 

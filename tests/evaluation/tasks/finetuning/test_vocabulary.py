@@ -142,7 +142,7 @@ def test_the_cost_of_a_training_is_in_its_record(settings, monkeypatch):
 
 def test_a_model_with_some_rows_is_not_saved(settings, tmp_path, monkeypatch):
     _, model, _ = trained(settings, monkeypatch)
-    with pytest.raises(ModelError, match="of 600; saved, it could not be loaded again"):
+    with pytest.raises(ModelError, match="out of 600, so a saved copy could not be loaded again"):
         model.save_pretrained(tmp_path / "saved")
     assert not list((tmp_path / "saved").glob("*.safetensors"))
     _, whole, _ = trained(replace(settings, overwrite="always"), monkeypatch, whole=True)

@@ -395,11 +395,11 @@ def test_settings_that_frozen_encoders_do_not_have_are_refused(settings, changes
 
 
 def test_data_that_is_not_there_is_named_before_anything_is_measured(settings, tmp_path):
-    with pytest.raises(WsdDataError, match="give --data-dir with a directory `wsd`"):
+    with pytest.raises(WsdDataError, match="pass a --data-dir that contains a directory `wsd`"):
         finetune(replace(settings, tasks=("wsd",), data_dir=None))
     with pytest.raises(DataError, match=r"conll2003 from files .* train.txt and dev.txt"):
         finetune(replace(settings, data_dir=tmp_path))
-    with pytest.raises(WsdDataError, match="is not there"):
+    with pytest.raises(WsdDataError, match="is missing"):
         finetune(replace(settings, tasks=("cola", "wsd")))
     assert not (tmp_path / "evaluations").exists()
 

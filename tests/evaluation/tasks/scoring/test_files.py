@@ -53,8 +53,8 @@ def test_pairs_are_known_by_their_columns(names, tmp_path):
         ("a.csv", "id,sentence\n1,Cats sleep.\n", False, r"a.csv, line 2: expected sentences in text, .*--text-field"),
         ("a.csv", "text,id\nCats sleep.,1\n ,2\n", False, "a.csv, line 3: expected sentences in text"),
         ("a.csv", "id,text\n1,Cats sleep.\n2\n", False, "a.csv, line 3: expected sentences in text"),
-        ("a.csv", "text\nFine.\nHe came, she went.\n", False, 'a.csv, line 3: .* found \\[" she went."\\] behind them'),
-        ("a.csv", 'text\n"Cats sleep.\n', False, "a.csv, behind line 1: expected CSV: unexpected end"),
+        ("a.csv", "text\nFine.\nHe came, she went.\n", False, 'a.csv, line 3: .* found \\[" she went."\\] after them'),
+        ("a.csv", 'text\n"Cats sleep.\n', False, "a.csv, after line 1: expected CSV: unexpected end"),
         ("a.jsonl", '{"text": "a"}\n["a"]\n', False, "a.jsonl, line 2: expected a JSON object"),
         ("a.jsonl", '{"text": "a"}\n{"text": 1}\n', False, "a.jsonl, line 2: expected sentences in text"),
         ("a.jsonl", '{"text": "\\ud800"}', False, "a.jsonl, line 1: expected a JSON object of whole characters"),
@@ -62,8 +62,8 @@ def test_pairs_are_known_by_their_columns(names, tmp_path):
         ("p.csv", "good,worse\na,b\n", True, "p.csv, line 2: expected sentences in good and bad or sentence_good"),
         ("p.jsonl", '{"good": "a", "bad": "b"}\n{"good": "a"}\n', True, "line 2: expected sentences in good and bad,"),
         ("p.txt", "a\tb\n", True, "--pairs takes CSV or JSON lines"),
-        ("a.txt", "\n \n", False, "a.txt holds no sentences"),
-        ("p.csv", "good,bad\n", True, "p.csv holds no pairs"),
+        ("a.txt", "\n \n", False, "a.txt has no sentences"),
+        ("p.csv", "good,bad\n", True, "p.csv has no pairs"),
     ],
 )
 def test_what_holds_no_sentences_is_named(name, content, pairs, message, tmp_path):

@@ -200,4 +200,4 @@ def test_one_kind_of_files_is_asked_for(flags, monkeypatch, capsys):
     monkeypatch.setattr(command_line, "quiet_libraries", lambda downloads: None)
     with pytest.raises(SystemExit) as end:
         cli.main(["score-text", "bundled", *flags])
-    assert end.value.code == 2 and "takes files of --sentences or of --pairs" in capsys.readouterr().err
+    assert end.value.code == 2 and "reads files of either --sentences or --pairs" in capsys.readouterr().err

@@ -191,7 +191,7 @@
 
   function commonFigures(lsp) {
     const of = `${many(lsps.tokens[lsp])} of ${many(facts.coded)} ${ofText ? "tokens" : "vectors"}`;
-    return [figure("Density", percent(density(lsp), 2), of), figure("Mean weight", lsps.weight[lsp].toFixed(3), "where it is")];
+    return [figure("Density", percent(density(lsp), 2), of), figure("Mean weight", lsps.weight[lsp].toFixed(3), "where it occurs")];
   }
 
   function related(lsp) {
@@ -203,7 +203,7 @@
     pair.append(firing.length
       ? section("Fires together with", list(firing, ({ npmi, support }) => `${npmi.toFixed(2)} · ${many(support)}`),
         note(`normalised pointwise mutual information; in how many of ${many(data.counted)} ${ofText ? "tokens" : "vectors"}`))
-      : section("Fires together with", note("No LSP often enough.")));
+      : section("Fires together with", note("No other LSP occurs with it often enough.")));
     if (near.length) pair.append(section("Nearest atoms", list(near, ({ cosine }) => cosine.toFixed(2)), note("cosine")));
     return pair;
   }
@@ -269,9 +269,9 @@
       table.append(element("tbody", "", element("tr", "", context), element("tr", "", ...columns)));
     }
     return [section("Words predicted without it", note(
-      "The underlined token is masked. The student of the probe ", element("b", "", facts.probe), " predicts LSPs in its place, and the probe reads words " +
-      `off them: as they are, with LSP ${lsp} taken out, and with its probability multiplied by ${data.factor}. The token itself is bold. A leading ` +
-      "hyphen marks the rest of a word. Where the student gives the LSP little probability, little changes."), table)];
+      "The underlined token is masked. The student of the probe ", element("b", "", facts.probe), " predicts its LSPs, and the probe predicts words from " +
+      `them: from all, without LSP ${lsp}, and with its probability multiplied by ${data.factor}. The token itself is bold. A leading ` +
+      "hyphen marks the rest of a word. If the student gives the LSP little probability, little changes."), table)];
   }
 
   function vectorSections(lsp) {
@@ -282,7 +282,7 @@
     const pictures = (items) => element("ul", "pictures", ...items.map((item) => element("li", "", ...item)));
     const shown = facts.images
       ? [pictures(top.map((one) => [patch(one), picture(one.image, patches.get(one.image), heaviest, one.cell), ...caption(one.image, one.weight)])),
-        note("each of another image where there are enough; beside it the image with all patches that have the LSP, the heavier the stronger")]
+        note("each from a different image if there are enough; next to it the image with all patches that have the LSP, tinted by weight")]
       : [rowChips(top)];
     return [
       element("dl", "figures", ...commonFigures(lsp)),
@@ -302,13 +302,13 @@
   // Of each column: its head, what it is sorted by, whether that rises first, and what a cell holds.
   const densest = Math.max(...lsps.tokens, 1);
   const number = { head: "LSP", value: (lsp) => lsp, rises: true, cell: (lsp) => [linkTo(lsp, String(lsp))], name: "number" };
-  const dense = { head: "Density", title: "share of those with a code that have it", value: density, name: "number",
+  const dense = { head: "Density", title: "share of those with a code that have the LSP", value: density, name: "number",
     cell: (lsp) => [percent(density(lsp), 2), style(element("span", "meter"), { "--w": lsps.tokens[lsp] / densest })] };
-  const weight = { head: "Weight", title: "mean weight where it is", value: (lsp) => lsps.weight[lsp], name: "number", cell: (lsp) => [lsps.weight[lsp].toFixed(3)] };
-  const information = { head: "Information", title: "nats per token that the word says about it, minus what its positions explain", name: "number",
+  const weight = { head: "Weight", title: "mean weight where it occurs", value: (lsp) => lsps.weight[lsp], name: "number", cell: (lsp) => [lsps.weight[lsp].toFixed(3)] };
+  const information = { head: "Information", title: "information that the word gives about it, in nats per token, minus what its positions explain", name: "number",
     value: (lsp) => lsps.information[lsp], cell: (lsp) => [lsps.information[lsp].toFixed(4)] };
   const named = { head: `Typical words${data.labels ? " and senses" : ""}`, value: nameOf, rises: true, cell(lsp) {
-    const positional = give(element("span", "positional", " positional"), { title: "its weight follows the position in the window" });
+    const positional = give(element("span", "positional", " positional"), { title: "its weight depends on the position in the window" });
     return [linkTo(lsp, nameOf(lsp) || "–"), ...(lsps.positional[lsp] ? [positional] : []),
       ...(labelOf(lsp) ? [element("span", "sense", labelOf(lsp))] : [])];
   } };
