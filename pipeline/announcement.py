@@ -1,4 +1,4 @@
-"""What a command of stage A announces before its work: each setting that decides the result, and where it comes from.
+"""The announcement of a stage A command before its work: each setting that affects the result, and its origin.
 
     logger.info(announcement("encode-lsp", job, teacher, dictionary))
 
@@ -86,12 +86,12 @@ def _dictionary_rows(config, dictionary, lacking):
     return [
         ("k", ", ".join(f"{k:,}" for k in config.k), _origin(config, "k")),
         penalty,
-        ("sample", sample if lacking else "none: all dictionaries are there", _origin(config, "dictionary_tokens")),
+        ("sample", sample if lacking else "none: all dictionaries exist", _origin(config, "dictionary_tokens")),
     ]
 
 
 def _origin(config: Any, name: str) -> str:
-    """Where the value of a setting comes from; a caller in Python gives settings without origins."""
+    """The origin of a setting's value; settings of a caller in Python have no origins."""
     if name in config.origins:
         return config.origins[name]
     default = type(config).__dataclass_fields__[name].default
@@ -121,7 +121,8 @@ def mention_other_tolerance(stores: Path, target: Mapping) -> None:
         tolerance = found.pop("tolerance", None)
         if tolerance is not None and found == wanted:
             logger.info(
-                "a new store: %s differs only in the solver's tolerance, %g instead of %g; --tolerance %g adds to it",
+                "a new store: %s differs only in the solver's tolerance, %g instead of %g; --tolerance %g would add "
+                "to it",
                 path.parent,
                 tolerance,
                 target["settings"]["tolerance"],
@@ -130,7 +131,7 @@ def mention_other_tolerance(stores: Path, target: Mapping) -> None:
 
 
 def mention_kept_mass(config: Any, layer: int, dictionary: "Dictionary") -> None:
-    """Log how many entries of each token are kept, why, and which share of the mass they are expected to hold."""
+    """Log how many entries of each token are kept, the reason, and the share of the mass that they should have."""
     kept, mass = entries_kept(config, dictionary), expected_mass(config, dictionary)
     if config.solver == "nearest":
         return
@@ -140,7 +141,7 @@ def mention_kept_mass(config: Any, layer: int, dictionary: "Dictionary") -> None
         len(dictionary.atoms_Kd),
         255 if kept == "all" else kept,
         "by default" if config.top_n is None else f"--top-n {kept}",
-        "the share of the mass is not known before; --dry-run measures it"
+        "the share of the mass is not known in advance; --dry-run measures it"
         if mass is None
         else f"with {mass:.1%} of the mass, by the dictionary's held-out vectors",
     )
@@ -162,8 +163,8 @@ def point_to_other_dtypes(job: Job, teacher: "Teacher", kind: str) -> None:
     if ours not in found:
         for dtype, store in found.items():
             logger.info(
-                "the teacher computes in %s, so this is another store than %s, whose dtype is %s: --dtype %s "
-                "adds to that one",
+                "the teacher computes in %s, so this is a new store, not %s, whose dtype is %s: --dtype %s would add "
+                "to that one",
                 ours,
                 store,
                 dtype,
@@ -176,7 +177,7 @@ def warn_of_empty_codes(report: Mapping, lam: float) -> None:
     share = report["empty_codes"] / max(1, report["empty_codes"] + report["coded_tokens"])
     if share > 0.5:
         warnings.warn(
-            f"{share:.1%} of the tokens have an empty code at --lam {lam} and will carry no loss "
-            f"({report['store']}). Use a smaller one; 0.05 is usual.",
+            f"{share:.1%} of the tokens have an empty code at --lam {lam} and will contribute no loss "
+            f"({report['store']}). Use a smaller --lam; 0.05 is usual.",
             stacklevel=2,
         )

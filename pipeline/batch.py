@@ -1,4 +1,4 @@
-"""What travels from the text to the shard: blocks of windows, the batches of a forward pass, and their hidden states.
+"""The data on its way from text to shard: blocks of windows, batches of a forward pass, and their hidden states.
 
 Hidden states are those of the coded tokens, as the teacher gives them, or centred and scaled to unit length.
 
@@ -27,7 +27,7 @@ UNIT_END = object()  # comes after the blocks of a unit
 
 
 class InputFormat(NamedTuple):
-    """What a teacher reads of a window in addition to its ids.
+    """The inputs of a teacher in addition to a window's ids.
 
     documents_apart  which tokens belong to one document: each is read as if it stood alone
     segments         which of the two sentences of a pair each token belongs to
@@ -42,7 +42,7 @@ class InputFormat(NamedTuple):
         return cls(config.documents_apart, config.packing == "pairs" and teacher.segments >= 2)
 
     def settings(self) -> dict[str, bool]:
-        """What this adds to the settings that name a store or a dictionary: nothing for windows read as one text."""
+        """The settings that this adds to the name of a store or a dictionary; none for windows read as one text."""
         return {name: True for name, value in self._asdict().items() if value}
 
 
@@ -51,7 +51,7 @@ AS_ONE_TEXT = InputFormat()
 
 @dataclass(eq=False)
 class Block:
-    """What becomes one block of a shard.
+    """Windows that become one block of a shard.
 
     columns     name to array, as `UnitWriter.write_block` takes them; complete when the last stage is done
     output      number of the target that it is for
@@ -62,7 +62,7 @@ class Block:
     facts       for the unit's environment, that are known once something was coded
     failed      windows without entries because coding them failed, or is known to: number in the block to the reason
     sums        of arrays over the block, for the unit's
-    number_W    int64, by which stored hidden states of its windows are found; None where a teacher reads them
+    number_W    int64, by which stored hidden states of its windows are found; None if a teacher reads them
     """
 
     columns: dict
@@ -99,24 +99,24 @@ class Block:
 
 @dataclass(eq=False)
 class TeacherBatch:
-    """Windows of one forward pass; each stage replaces what the one before it made.
+    """Windows of one forward pass; each stage replaces the data of the stage before.
 
-    ids_WL     int64 tensor, padded, in pinned memory where there is a GPU
-    real_WL    bool tensor, True at tokens; None when every window is full
-    tokens_N   int64 tensor, which of the W * L places are coded
-    coded_T    bool, which of the tokens end to end are coded
-    windows    how many of the W count, the others being copies
+    ids_WL     int64 tensor, padded, in pinned memory if there is a GPU
+    real_WL    bool tensor, True at tokens; None if every window is full
+    tokens_N   int64 tensor, the places among the W * L that are coded
+    coded_T    bool, for all tokens in a row, whether each is coded
+    windows    how many of the W windows are real; the others are copies
     first      number of the first window in its block
-    blocks     those that it is part of, one per target; from the teacher on, each has a Batch of its own
+    blocks     the blocks that it is part of, one per target; after the teacher, each target has its own Batch
     hidden     Hidden between teacher and solver
-    codes      what the target made of the hidden states
-    marks      beginning and end of "teacher" and of "solver", or what stands in the solver's place
+    codes      the target's result from the hidden states
+    marks      start and end times of "teacher" and of "solver", or of what replaces the solver
     sharing    how many batches share the teacher's pass
     documents_WL, segments_WL  int64 tensors as `Teacher` takes them, or None: see Reading
     rows_Nd    stored hidden states, float32 tensor on the host, where a store takes the teacher's place; else None
-    compared   whether what the teacher's dtype changes is measured on it (precision.py)
-    error      what teacher or solver raised; failures.py says what follows
-    idle       whether there is nothing to code, because all of its windows are known to fail
+    compared   whether the effect of the teacher's dtype is measured on it (precision.py)
+    error      the error that teacher or solver raised; failures.py handles it
+    idle       whether there is nothing to code because all of its windows are known to fail
     """
 
     ids_WL: torch.Tensor
@@ -189,7 +189,7 @@ class TeacherBatch:
 
     @property
     def extra_inputs(self) -> dict[str, torch.Tensor]:
-        """What the teacher reads in addition to ids and padding, as keyword arguments."""
+        """The teacher's inputs in addition to ids and padding, as keyword arguments."""
         given = {"documents_WL": self.documents_WL, "segments_WL": self.segments_WL, "rows_Nd": self.rows_Nd}
         return {name: tensor for name, tensor in given.items() if tensor is not None}
 
@@ -371,6 +371,6 @@ def not_finite(teacher: "Teacher", what: str) -> EncodeError:
     if teacher.dtype != torch.float16:
         return EncodeError(f"{what} are not finite. Try --dtype float32.")
     return PrecisionError(
-        f"{what} are not finite in float16, which holds numbers up to 65,504. Give --dtype bfloat16, which has the "
-        "range of float32, or --dtype float32; either makes a store of its own."
+        f"{what} are not finite in float16, which holds numbers up to 65,504. Use --dtype bfloat16, which has the "
+        "range of float32, or --dtype float32; either makes a separate store."
     )

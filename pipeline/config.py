@@ -27,7 +27,7 @@ UNIT_TOKENS = 1_048_576  # of a unit, by default
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    """Which text is read, and where results go."""
+    """The text to read, and the directory of results."""
 
     corpus: tuple[str, ...] = BUNDLED_TEXT
     """Files, globs or directories: text, .jsonl (both also .gz/.xz/.bz2/.zst), .parquet; on the Hub
@@ -76,7 +76,7 @@ class TokenizerConfig(TextConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusConfig(TextConfig):
-    """Which text is encoded, and how it is cut."""
+    """The text to encode, and how it is cut."""
 
     held_out_by: Literal["document", "file"] = "document"
     """Hold out one document in a hundred, chosen by content, or with `file` whole files, at least one, so that no part
@@ -105,7 +105,7 @@ class CorpusConfig(TextConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkersConfig(CorpusConfig):
-    """Which processes share the work; what they make does not depend on it."""
+    """The processes that share the work; the result does not depend on them."""
 
     workers: int = 1
     """Processes on this machine that share the work, its cores and, one each in turn, its GPUs. 1 is only this
@@ -120,16 +120,16 @@ class WorkersConfig(CorpusConfig):
             raise ValueError(f"--workers must be positive, found {self.workers}. 1 is this process alone.")
         if self.scheduler is not None and self.workers > 1:
             raise ValueError(
-                f"--workers {self.workers} starts processes here, --scheduler {self.scheduler} uses those of a "
-                "cluster. Give one of them."
+                f"--workers {self.workers} starts processes here, but --scheduler {self.scheduler} uses those of a "
+                "cluster. Pass only one of them."
             )
         if self.scheduler is not None and "://" not in self.scheduler:
-            raise ValueError(f"--scheduler {self.scheduler} is not an address. Give one such as tcp://host:8786.")
+            raise ValueError(f"--scheduler {self.scheduler} is not an address. Expected one such as tcp://host:8786.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingConfig:
-    """What every encoding command takes."""
+    """The settings of every encoding command."""
 
     retry_quarantine: bool = False
     """Encode the units that contain quarantined documents again."""
@@ -152,7 +152,7 @@ class EncodeIdsConfig(EncodingConfig, WorkersConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherConfig(WorkersConfig):
-    """Which teacher reads the text, and how."""
+    """The teacher that reads the text, and how it reads."""
 
     teacher: str | None = None
     """Directory or Hub id of a BERT-family encoder; `bundled` is the small demonstration teacher, the default only for
@@ -164,7 +164,7 @@ class TeacherConfig(WorkersConfig):
     overflow float16 end the run: then use bfloat16 or float32. Each dtype makes stores of its own."""
     documents_apart: bool = False
     """Read each document of a packed window by itself: the teacher's attention stays within a document and positions
-    start again with each, as with train-student's option of this name. Makes a store of its own."""
+    start again with each, as with train-student's option of this name. This makes a separate store."""
     device: str = "auto"
     """`auto` (a GPU if there is one), cpu or cuda."""
     products: Literal["auto", "onednn", "torch"] = "auto"
@@ -180,8 +180,8 @@ class TeacherConfig(WorkersConfig):
             raise ValueError(f"--batch-tokens {self.batch_tokens} is less than one window of {self.max_length} tokens.")
         if self.documents_apart and self.packing == "pairs":
             raise ValueError(
-                "--documents-apart is for windows that hold several documents, but with --packing pairs a window holds "
-                "two sentences of one document. Give one of the two."
+                "--documents-apart is for windows that hold several documents, but with --packing pairs a window "
+                "holds two sentences of one document. Pass only one of the two."
             )
         if ":" in self.device and (self.workers > 1 or self.scheduler):
             raise ValueError(
@@ -241,7 +241,7 @@ class EncodeHiddenConfig(EncodingConfig, TeacherConfig):
             raise ValueError(f"--bytes must be 16, 32 or 64, found {self.bytes}.")
         for name in ("bytes", "codebook"):
             if self.quantise != "pq" and getattr(self, name) is not None:
-                raise ValueError(f"--{name} belongs to --quantise pq. Add --quantise pq, or leave --{name} out.")
+                raise ValueError(f"--{name} belongs to --quantise pq. Add --quantise pq, or omit --{name}.")
         if not self.layer or len(set(self.layer)) < len(self.layer):
             raise ValueError(f"--layer needs different numbers, found {' '.join(map(str, self.layer)) or 'none'}.")
         if self.codebook is not None and len(self.layer) > 1:
@@ -316,8 +316,9 @@ class LearnConfig(DictionaryConfig):
         super().__post_init__()
         if self.hidden is not None and self.center != "none":
             raise ValueError(
-                f"--center {self.center} needs a teacher's hidden states at their own length, which encode-lsp then "
-                "centres alike; --hidden names vectors of unit length or from elsewhere. Give one of the two."
+                f"--center {self.center} needs a teacher's hidden states at their own length, because encode-lsp then "
+                "centres in the same way; --hidden names vectors of unit length or from elsewhere. Pass only one of "
+                "the two."
             )
 
 
@@ -341,7 +342,7 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
     """How to code tokens: `cd` is coordinate descent to the optimum of equation 2, within --tolerance. `fista` is what
     the official code does: a fixed number of FISTA steps, whose codes are not optimal but smoother, with more non-zeros
     (mlsm docs sparse-coding). `nearest` is a control without sparse coding: the one atom with the largest correlation,
-    with weight 1, whatever --lam and --top-n. Each makes a store of its own; the dictionary is the same."""
+    with weight 1, whatever --lam and --top-n. Each makes its own store; the dictionary is the same."""
     solver_steps: int = 100
     """With --solver fista: number of steps; the official code does 100."""
     solver_backend: Literal["auto", "torch"] = "auto"
@@ -375,8 +376,8 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
         if self.solver != "fista" and self.solver_steps != EncodeConfig.solver_steps:
             why = {"cd": "coordinate descent stops by --tolerance", "nearest": "nearest takes none"}
             raise ValueError(
-                f"--solver-steps {self.solver_steps} belongs to --solver fista; {why[self.solver]}. "
-                "Add --solver fista, or leave the steps out."
+                f"--solver-steps {self.solver_steps} belongs to --solver fista; {why[self.solver]}. Add --solver "
+                "fista, or omit the steps."
             )
         why = {"fista": "FISTA runs in torch anyway", "nearest": "nearest is one product"}
         if self.solver != "cd" and self.solver_backend != EncodeConfig.solver_backend:
@@ -397,13 +398,13 @@ def own_or_bundled(name: str, given: str | None, corpus: tuple[str, ...]) -> str
     """The teacher or tokenizer that was given; where none was, the bundled one, for the demonstration's own text alone.
 
     name    "teacher" or "tokenizer"
-    Raises  ValueError, which names the choices, where none was given for other text
+    Raises  ValueError, which names the choices, if none was given for other text
     """
     if given is None and corpus != BUNDLED_TEXT:
         example = "google-bert/bert-base-cased"
         raise ValueError(
-            f"--corpus {' '.join(corpus)} is text of your own, and no --{name} is given. Give a Hub id, such as "
-            f"--{name} {example}, a directory, or --{name} bundled, the small demonstration {name}, to try it out."
+            f"--corpus {' '.join(corpus)} is your own text, but no --{name} is given. Pass a Hub id, such as --{name} "
+            f"{example}, a directory or, to try it out, --{name} bundled, the small demonstration {name}."
         )
     return given if given is not None else "bundled"
 

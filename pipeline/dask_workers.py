@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 
 def _digest_of_code() -> str:
-    """Of the source files of the packages that a worker runs."""
+    """A digest of the source files of the packages that a worker runs."""
     root, digest = Path(__file__).resolve().parent.parent, hashlib.sha256()
     for file in sorted(file for package in _PACKAGES for file in (root / package).rglob("*.py")):
         digest.update(f"{file.relative_to(root).as_posix()} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
@@ -98,12 +98,13 @@ class WorkerPool(Executor):
     def map(
         self, function: Function, items: Iterable[Any], *, trials: int = 2, report: Callable[..., None] = silent
     ) -> Results:
-        """As of Executor, in the order in which workers end. What functions report on their way is not heard."""
+        """See Executor; results come in the order in which workers finish, and progress reports of functions are
+        lost."""
         try:
             yield from self._map_as_they_end(function, iter(items), trials)
         except (CancelledError, CommClosedError) as error:
             raise ConnectionError(
-                "the scheduler is gone; finished units are kept. Run the same command to resume"
+                "the scheduler has stopped; finished units are kept. Run the same command to resume"
             ) from error
 
     def _map_as_they_end(self, function, items, trials):
@@ -241,7 +242,7 @@ def _pass_on(notes):
 
 @contextmanager
 def local_cluster(workers: int, device: str, loop: "IOLoop") -> Iterator[SpecCluster]:
-    """A cluster of so many workers, until the block ends.
+    """A cluster of this many workers, until the block ends.
 
     device  as the settings name it; for "cpu", workers are given no GPU of their own
     loop    an event loop from `event_loop`
@@ -268,7 +269,7 @@ def local_cluster(workers: int, device: str, loop: "IOLoop") -> Iterator[SpecClu
 
 
 async def _end(nannies):
-    """Kill the workers: an orderly end takes seconds, and what they must not leave behind is removed by now."""
+    """Kill the workers: a regular shutdown takes seconds, and files that must not remain are already removed."""
     await asyncio.gather(*(nanny.close(timeout=0.5) for nanny in nannies), return_exceptions=True)
 
 
@@ -289,7 +290,7 @@ def _settings(workers):
     levels = {f"DASK_LOGGING__{name.upper()}": "critical" for name in LOGGERS if "." not in name}
     return {
         "distributed.nanny.pre-spawn-environ": dict.fromkeys(THREADS, threads) | levels,
-        "distributed.scheduler.worker-saturation": 1.0,  # one task a worker, on which its death is blamed
+        "distributed.scheduler.worker-saturation": 1.0,  # one task per worker, on which its death is blamed
         "distributed.deploy.lost-worker-timeout": "1 hour",  # a new worker may need a minute on a busy machine
         "distributed.worker.profile.enabled": False,
     }
@@ -313,7 +314,7 @@ def gpu_of(number: int, gpus: Sequence[str]) -> dict[str, str]:
 
 
 def is_lost(cluster: SpecCluster) -> bool:
-    """Whether no worker of a local cluster runs or will run, because none could be started in place of a dead one."""
+    """Whether no worker of a local cluster runs or will run, because none could be started instead of a dead one."""
     return all(nanny.status in _ENDED for nanny in cluster.workers.values())
 
 

@@ -1,4 +1,4 @@
-"""For each unit of the plan: read, teach, code, write. A unit becomes one committed shard of every store that lacks it.
+"""Encode each unit of the plan: read, run the teacher, code, write. It becomes a shard of every store that lacks it.
 
     reports = encode(executor, stores, kind)
 
@@ -71,7 +71,7 @@ logger = logging.getLogger(__name__)
 def encode(executor: Executor, stores: Sequence[TargetStore], kind: type[Target]) -> list[dict]:
     """Encode every unit of the plan that a store lacks. Returns the stores' reports.
 
-    kind  the class of targets that all the stores are made for
+    kind  the class of the targets of all these stores
     """
     job, started = executor.job, time.perf_counter()
     tasks = [(unit, [n for n, store in enumerate(stores) if unit.id in store.wanted]) for unit in job.plan.units]
@@ -106,7 +106,7 @@ def encode_missing(
 ) -> Iterator[tuple[PlannedUnit, Counts, dict[str, float]]]:
     """Encode units, each for the stores that want it.
 
-    stores  directories of the stores, as every process that encodes sees them;  kind  as of `encode`
+    stores  directories of the stores, as every process that encodes sees them;  kind  see `encode`
     report  called as report(output, tokens, figures) after each block that is written in this process
     Yields  a unit, its Counts and its figures of merit, as units end
     Raises  as encode_lsp
@@ -130,10 +130,12 @@ def _encode_without_killers(executor, number, output, stores, kind):
     """Encode a unit for one store without the windows that kill workers. Returns what `encode_units` yields."""
     unit = executor.job.plan.units[number]
     where = f"records {unit.start} to {unit.stop - 1} of {unit.source}"
-    logger.info("workers died at %s: looking for the windows that kill them", where)
+    logger.info("workers died at %s: searching for the windows that crash them", where)
     ((_, windows),) = executor.map(count_windows, [(number,)])
     if windows is KILLED:
-        raise EncodeError(f"workers die when they read {where}: nothing of it can be encoded. Leave it out.")
+        raise EncodeError(
+            f"workers crash when they read {where}, so none of it can be encoded. Remove it from the corpus."
+        )
     probe = partial(probe_windows, stores=stores, kind=kind)
     killers = find_killers(
         lambda first, stop, trials: executor.survives(probe, (number, first, stop, output), trials),
@@ -144,7 +146,8 @@ def _encode_without_killers(executor, number, output, stores, kind):
     ((_, result),) = executor.map(encode, [(number, (output,), dict.fromkeys(killers, REASON))])
     if result is KILLED:
         raise EncodeError(
-            f"workers die at {where}, also without the {len(killers)} windows that kill one alone. {TOO_LITTLE_MEMORY}"
+            f"workers crash at {where}, even without the {len(killers)} windows that crash one by themselves. "
+            f"{TOO_LITTLE_MEMORY}"
         )
     return result
 
@@ -163,7 +166,7 @@ def encode_units(
 
     items   triples of a unit's number, the numbers of the stores that want it, and its windows that are known to fail
             with the reason
-    stores  directories;  kind  as of `encode`
+    stores  directories;  kind  see `encode`
     Yields  the Counts of a unit and its figures of merit
     """
     items, units = list(items), context.job.plan.units
@@ -251,7 +254,7 @@ def open_coder(
         if fingerprint(given) != fingerprint(found):
             raise EncodeError(
                 f"{store.files.path} was made with other settings than those of this command: "
-                f"{differing(found, given)}. Give the settings of the store, or another --output."
+                f"{differing(found, given)}. Use the settings of the store, or another --output."
             )
     return opened, make_coder(teacher, targets, job)
 
@@ -263,7 +266,7 @@ def _keep_windows(context, number):
 
 
 def _figures_of_merit(statistics):
-    """The figures beside the progress bar, from the sums of the unit in flight."""
+    """The figures next to the progress bar, from the sums of the unit being encoded."""
     coded = statistics.get("coded_tokens")
     if not coded:
         return {}

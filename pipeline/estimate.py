@@ -1,4 +1,4 @@
-"""What an encoding will take, before it begins: tokens, bytes, hours, room on the disk.
+"""Estimate what an encoding will need before it starts: tokens, bytes, hours, disk space.
 
     estimate(job, coder, targets)               # --dry-run: measures for some seconds; nothing stays
     warn_of_disk(output, bytes)                 # before an encoding: a warning when it will probably not fit
@@ -6,7 +6,7 @@
 The measurement is the work itself: windows from several places of the plan, none of them read before, go through the
 real stages into temporary stores, whose bytes are counted. Dictionaries that are not there yet are learned from a few
 vectors and dropped afterwards.
-Left out: the encoding (encode.py).
+Not handled here: the encoding (encode.py).
 
 Shapes: K atoms, N vectors, d hidden width.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pipeline.dictionary import Dictionary
     from pipeline.teacher import Teacher
 
-SECONDS = 10  # a measurement lasts at least this long, where there is enough text
+SECONDS = 10  # a measurement lasts at least this long, if there is enough text
 PLACES = 4  # of the plan, at most, from which windows are encoded: the speed differs between texts, and over time
 FEWEST_WINDOWS = 64  # from each place, and before that to warm up
 PROBED_UNITS, PROBED_BYTES = 4, 1 << 18  # of text that is tokenised to learn how many tokens a byte makes
@@ -102,7 +102,7 @@ def _total(records, name):
 
 
 def _expected_passes(units, windows, room):
-    """About how many forward passes the units of a plan with so many windows take."""
+    """About how many forward passes the units of a plan with this many windows take."""
     found = 0.0
     for split, share in (("train", 1 - HELD_OUT_SHARE), ("held_out", HELD_OUT_SHARE)):
         if count := sum(unit.split == split for unit in units):
@@ -112,7 +112,7 @@ def _expected_passes(units, windows, room):
 
 
 def _extrapolate_bytes(records, tokens, units):
-    """Bytes of a store of so many tokens and units, from small ones; what a block or a unit has once counts apart."""
+    """Bytes of a store of this many tokens and units, from small ones; what a block or a unit has once counts apart."""
     blocks = [group["length"] for record in records for group in record.blocks]
     once_a_block = MEMBER_BYTES * (LSP_COLUMNS if "entries" in records[0].statistics else IDS_COLUMNS)
     per_token = (sum(blocks) - once_a_block * len(blocks)) / sum(record.tokens for record in records)

@@ -1,4 +1,4 @@
-"""What an executor is, and what a process that works for one keeps.
+"""The interface of executors, and the objects that their worker processes keep.
 
     for item, result in executor.map(function, items): ...
 
@@ -19,7 +19,7 @@ import numpy as np
 from mlsm.common import disk
 from mlsm.common.progress import silent
 
-KILLED = object()  # in place of a result: every process that tried the item died
+KILLED = object()  # instead of a result: every process that tried the item died
 PART = ".part-"  # in the names of the files in which arrays come from other processes
 
 Function: TypeAlias = Callable[["Context", Iterator[Any]], Generator[Any, None, None]]
@@ -41,14 +41,14 @@ class Context:
         self._kept: dict[str, tuple[Hashable, Any]] = {} if teacher is None else {"teacher": (None, teacher)}
 
     def keep(self, name: str, make: Callable[[], _Kept], key: Hashable = None) -> _Kept:
-        """What make() returned under this name for this key; what was kept for another key is dropped first."""
+        """The result of make() stored under this name for this key; a result for another key is dropped first."""
         if name not in self._kept or self._kept[name][0] != key:
             self._kept.pop(name, None)
             self._kept[name] = key, make()
         return self._kept[name][1]
 
     def check_wanted(self) -> None:
-        """End the current item, by an exception, when nobody waits for its result any more."""
+        """End the current item by an exception when its result is no longer needed."""
 
     def windows(self, unit: Any) -> Iterator[Any]:
         """The windows of a planned unit, as long as somebody waits for what becomes of them."""

@@ -1,4 +1,4 @@
-"""What happens when the coding of text fails: second passes over the same text.
+"""Handle failures in coding text, by second passes over the same text.
 
 A stage only marks a batch with the error that it met. `retry`, the stage after the solver, codes such a batch again:
 
@@ -9,7 +9,7 @@ A stage only marks a batch with the error that it met. `retry`, the stage after 
   equal within tolerance, and the unit's record counts it (`out_of_memory`).
 - Any other error, also that of a precision that cannot hold the numbers, ends the run: no document is to blame for it.
 
-Text may also kill the process. `find_killers` has a search of its own for that, since the two share only the recursion:
+Text may also kill the process. `find_killers` has its own search for that, since the two share only the recursion:
 `isolate` keeps the results of the parts that work, whereas a death leaves no result, costs the loading of a teacher and
 may be chance. Not handled here: what becomes of a document whose windows failed (encode.py names it in the record,
 stores.py limits how many may).
@@ -48,7 +48,7 @@ def ran_out_of_memory(error: Exception) -> bool:
 
 
 def isolate(windows: Sequence | np.ndarray, attempt: Callable) -> Iterator[tuple]:
-    """Try windows together, and where that fails each half of them, down to single ones.
+    """Try windows together and, if that fails, each half of them, down to single ones.
 
     attempt  function of some of the windows
     Yields   (windows, result, None) of a part that works, (window alone in a list or array, None, error) of one that
@@ -109,7 +109,7 @@ def _code_without_failing(coder, batch):
         if len(failing) > max(SOME_WINDOWS, batch.windows // 2):
             raise error
     if not failing:
-        logger.warning("a batch failed once and not again: %s", describe(error))
+        logger.warning("a batch failed once but not when repeated: %s", describe(error))
     batch.block.failed |= {batch.first + window: reason for window, reason in failing.items()}
     whole = [window for window in tried if window not in failing]
     if not whole:
@@ -145,13 +145,13 @@ def _divide(coder, batch):
 def find_killers(survives: Callable[[int, int, int], bool], count: int, progress: Callable[..., None]) -> list[int]:
     """Numbers of the windows at which workers die; the search is for `count` windows that killed one together.
 
-    survives  function of (first, stop, trials): whether a worker survives this range, in one of so many trials. A
+    survives  function of (first, stop, trials): whether a worker survives this range, in one of that many trials. A
               window that is alone must kill twice: the first time may have been chance
     progress  called as progress("search", windows, of how many, unit="windows", found=how many killers)
     Raises    EncodeError when workers die without any text, or at more than MOST_KILLERS windows
     """
     if not survives(0, 0, 2):
-        raise EncodeError(f"workers die before they code any text. {TOO_LITTLE_MEMORY}")
+        raise EncodeError(f"workers crash before they encode any text. {TOO_LITTLE_MEMORY}")
     found: list[int] = []
 
     def search(first, stop):
@@ -167,7 +167,8 @@ def find_killers(survives: Callable[[int, int, int], bool], count: int, progress
             found.append(begin)
             if len(found) > MOST_KILLERS:
                 raise EncodeError(
-                    f"workers die at more than {MOST_KILLERS} windows, so it is hardly their fault. {TOO_LITTLE_MEMORY}"
+                    f"workers crash at more than {MOST_KILLERS} windows, so the windows are probably not the cause. "
+                    f"{TOO_LITTLE_MEMORY}"
                 )
 
     search(0, count)

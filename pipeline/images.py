@@ -10,9 +10,9 @@ writes <output>/vectors/<encoder>-l<layer>-<digits>/, which appears whole or not
     pictures/<n>.jpg  what the encoder saw of image n: turned upright as its EXIF says, then resized and cropped by the
                       encoder's own processor
 
-learn-dictionary --hidden learns from vectors.npy, show-lsp DICTIONARY --vectors shows what came out. Left out: encoders
-that do not keep one vector a patch in every layer (Swin, ConvNeXt), which are refused; the class token, whose vector
-belongs to no place of the image.
+learn-dictionary --hidden learns from vectors.npy, show-lsp DICTIONARY --vectors shows what came out. Not handled here:
+encoders that do not keep one vector a patch in every layer (Swin, ConvNeXt), which are refused; the class token, whose
+vector belongs to no place of the image.
 
 Shapes: W images at once, N patches, d hidden width.
 """
@@ -33,9 +33,9 @@ from mlsm.common.settings import Positional, check
 IMAGES_AT_ONCE = 16
 MOST_EXTRA = 16  # vectors in front of those of the patches: class, distillation, registers
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # looked for in a directory
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")  # whatever the ending: others hand files to other programs
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")  # regardless of the ending: others hand files to other programs
 ORIENTATION = 0x0112  # EXIF's tag for how a camera was held; 1 is upright
-INDEX, PICTURES = ".images.json", "pictures"  # in place of .npy; a directory
+INDEX, PICTURES = ".images.json", "pictures"  # instead of .npy; a directory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,8 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
     """Vectors of the patches of images, or those that are there already.
 
     Returns  vectors (the file), images (their number), grid, width, finished_before
-    Raises   EncodeError where there are no images, one cannot be read, or they have patches in different numbers;
-             TeacherError where the encoder cannot be loaded, or has no such layer or not one vector a patch
+    Raises   EncodeError if there are no images, one cannot be read, or they have patches in different numbers;
+             TeacherError if the encoder cannot be loaded, or has no such layer or not one vector per patch
     """
     from mlsm.common.device import choose_device
     from mlsm.common.disk import file_sha256, read_file
@@ -155,7 +155,7 @@ def _load(config):
 
 
 def _layers(encoder):
-    """The layers of an encoder, a ModuleList of its own."""
+    """The layers of an encoder, a ModuleList."""
     import torch
 
     count = getattr(encoder.config, "num_hidden_layers", None)
@@ -163,13 +163,13 @@ def _layers(encoder):
         if isinstance(layers, torch.nn.ModuleList) and len(layers) == count and hasattr(encoder.config, "patch_size"):
             return layers
     raise TeacherError(
-        f"a {encoder.config.model_type} encoder has no row of layers that keep one vector a patch. Expected a ViT, "
-        "DeiT, BEiT, DINO, CLIP or the like."
+        f"a {encoder.config.model_type} encoder has no sequence of layers that keep one vector per patch. Expected a "
+        "ViT, DeiT, BEiT, DINO, CLIP or the like."
     )
 
 
 def _write(vectors, config, files, processor, encoder, last_layer, progress):
-    """Write the .npy file, and beside it the index and the pictures."""
+    """Write the .npy file, with the index and the pictures next to it."""
     import numpy as np
     import torch
 
@@ -181,7 +181,7 @@ def _write(vectors, config, files, processor, encoder, last_layer, progress):
     height, width = (patch, patch) if isinstance(patch, int) else patch
     grid = (size[1] // height, size[2] // width)
     patches, hidden_size = grid[0] * grid[1], encoder.config.hidden_size
-    taken: list = []  # by a hook: behind the last layer, hidden_states holds what the encoder's final norm gives
+    taken: list = []  # by a hook: after the last layer, hidden_states holds what the encoder's final norm gives
     hook = last_layer.register_forward_hook(lambda module, inputs, outputs: taken.append(outputs))
     pictures = vectors.with_name(PICTURES)
     pictures.mkdir()
@@ -193,8 +193,8 @@ def _write(vectors, config, files, processor, encoder, last_layer, progress):
                 batch.append(_pixels(processor, file))
                 if batch[-1].shape != size:
                     raise EncodeError(
-                        f"{file}: the encoder reads it as {batch[-1].shape}, {files[0]} as {size}, so they have "
-                        "patches in different numbers. Give images of one shape, or an encoder that crops them to one."
+                        f"{file}: the encoder reads it as {batch[-1].shape}, {files[0]} as {size}, so their numbers "
+                        "of patches differ. Use images of one shape, or an encoder that crops them to one."
                     )
                 _picture(processor, batch[-1]).save(pictures / f"{number}.jpg", quality=90)
             taken.clear()
@@ -204,7 +204,7 @@ def _write(vectors, config, files, processor, encoder, last_layer, progress):
             if hidden_WLd.ndim != 3 or not 0 <= hidden_WLd.shape[1] - patches <= MOST_EXTRA:
                 raise TeacherError(
                     f"layer {config.layer} of {config.teacher} gives {tuple(hidden_WLd.shape[1:])} for an image of "
-                    f"{patches} patches. Expected one vector a patch, and a class token or registers before them."
+                    f"{patches} patches. Expected one vector per patch, and a class token or registers before them."
                 )
             rows_Nd = hidden_WLd[:, -patches:].float().cpu().numpy().reshape(-1, hidden_size)
             add(unit_length(rows_Nd, start * patches + np.arange(len(rows_Nd))))
@@ -231,12 +231,12 @@ def _pixels(processor, file):
             upright = ImageOps.exif_transpose(image).convert("RGB")  # a camera held on its side says so in EXIF
             (pixels,) = processor(upright, return_tensors="np")["pixel_values"]
     except Exception as error:  # of Pillow, of the processor, with classes of their own
-        raise EncodeError(f"{file} cannot be read as an image ({describe(error)}). Leave it out.") from error
+        raise EncodeError(f"{file} cannot be read as an image ({describe(error)}). Remove it.") from error
     return np.ascontiguousarray(pixels, np.float32)
 
 
 def _picture(processor, pixels):
-    """What a person sees of an image that the encoder reads."""
+    """The part of an image that the encoder reads, as a picture for people."""
     import numpy as np
     from PIL import Image
 

@@ -3,7 +3,7 @@
     import_dictionary(ImportConfig(file=Path("layer_10_k_3000.npy")))    # {"dictionary": "runs/dictionaries/...", ...}
 
 The official code saves what SPAMS returns: float32 or float64, shape (d, K), an atom a column, in Fortran order.
-scikit-learn and this project have an atom a row. Left out: learning (learn.py), encoding with it (encode.py).
+scikit-learn and this project have an atom per row. Not handled here: learning (learn.py), encoding with it (encode.py).
 
 Shapes: d width, K atoms.
 """
@@ -69,8 +69,8 @@ def import_dictionary(config: ImportConfig, progress: Callable[..., None] = sile
         if len(fitting) != 1:
             which = "both the rows and the columns" if fitting else "neither the rows nor the columns"
             raise DictionaryError(
-                f"{config.file}, shape {matrix.shape}: {which} all have norm 1, so which of them are atoms must be "
-                "said: --orientation columns (the official code, SPAMS) or --orientation rows (scikit-learn)."
+                f"{config.file}, shape {matrix.shape}: {which} all have norm 1, so you must say which of them are "
+                "atoms: --orientation columns (the official code, SPAMS) or --orientation rows (scikit-learn)."
             )
         (orientation,) = fitting
     atoms_Kd = matrix.T if orientation == "columns" else matrix
@@ -78,7 +78,8 @@ def import_dictionary(config: ImportConfig, progress: Callable[..., None] = sile
     if norms_K.max() > 1 + ROUNDING:
         raise DictionaryError(
             f"{config.file}: atom {norms_K.argmax()} (of the {orientation}) has norm {norms_K.max():.4g}; expected at "
-            "most 1, as the penalty is stated for. Give the other --orientation, or divide the atoms by their norms."
+            "most 1, because the penalty is defined for such atoms. Use the other --orientation, or divide the atoms "
+            "by their norms."
         )
     source = {"file": config.file.name, "sha256": file_digest(config.file), "orientation": orientation}
     dictionary = Dictionary(
@@ -91,7 +92,7 @@ def import_dictionary(config: ImportConfig, progress: Callable[..., None] = sile
         dictionary.save(directory)
     elif Dictionary.load(directory).fingerprint != dictionary.fingerprint:
         raise DictionaryError(
-            f"{directory} is another dictionary. Give another --output to  {program()} import-dictionary"
+            f"{directory} is another dictionary. Choose another --output for  {program()} import-dictionary"
         )
     return {
         "dictionary": str(directory),

@@ -1,4 +1,4 @@
-"""What one command of stage A works on: settings, tokenizer, plan and sources.
+"""The job of one stage A command: settings, tokenizer, plan and sources.
 
     job = teacher_job(config, progress)
     job.plan.units, job.windows(unit), job.target(settings, lineage, k)
@@ -47,7 +47,7 @@ class Job:
     stamps       of the sources when they were scanned, by name: while they stay, contents are taken to
                  be the same
     progress     called with what the command is doing; a process that the job is sent to reports nothing
-    libraries    which library computes which matrix product of the teacher, where that is decided already
+    libraries    the library for each matrix product of the teacher, if already decided
     stored       a store of hidden states that takes the place of text and teacher, or None
     """
 
@@ -74,10 +74,12 @@ class Job:
     def check_unchanged(self, name: str) -> None:
         """The same of one source; of stored windows every block is compared with its hash."""
         if self.stored is None and self.sources[name].stamp() != self.stamps[name]:
-            raise CorpusError(f"{name} changed while it was read. Run the command again once nobody writes to it.")
+            raise CorpusError(
+                f"{name} changed while it was read. Run the command again when nothing writes to it any more."
+            )
 
     def describe_corpus(self) -> dict:
-        """What the scan counted, for summaries: a dict that JSON can hold, however many files there are.
+        """The counts of the scan, for summaries: a dict that JSON can hold, of the same size for any number of files.
 
         Returns  totals (files, documents, held_out_documents, duplicates, too_short, invalid), max_tokens,
                  files_listed: the same of the files with the most documents (files that are held out first),
@@ -224,7 +226,7 @@ def load_teacher(job: Job) -> "Teacher":
 
 
 def name_of_dtype(teacher: Any) -> str:
-    """How settings spell the precision that a teacher computes in."""
+    """The name in settings of the precision that a teacher computes in."""
     return str(teacher.dtype).removeprefix("torch.")
 
 
@@ -234,7 +236,7 @@ def check_same_teacher(teacher: Any, fingerprint: str, dtype: str) -> None:
     if (teacher.fingerprint, found) != (fingerprint, dtype):
         what = f"computes in {found}, not {dtype} as" if found != dtype else f"finds other files at {teacher.name} than"
         raise EncodeError(
-            f"a worker {what} the command that was given. Let all see the same files, and give --dtype and --device."
+            f"a worker {what} this command. Make the same files visible to all workers, and pass --dtype and --device."
         )
 
 
@@ -260,9 +262,9 @@ def named_by_content(parent: Path, name: str, content: str) -> Path:
 def refuse_foreign_output(output: str | Path) -> None:
     """Raise StoreError when the output directory is a file, a store or a run itself."""
     if Path(output).is_file():
-        raise StoreError(f"--output {output} is a file. Give a directory, such as ./runs.")
+        raise StoreError(f"--output {output} is a file. Pass a directory, such as ./runs.")
     for mark, what in (("target.json", "a store"), ("config.json", "a training run")):
         if (Path(output) / mark).is_file():
             raise StoreError(
-                f"--output {output} is {what} itself. Give the directory that shall contain stores, such as ./runs."
+                f"--output {output} is {what} itself. Pass the directory to contain the stores, such as ./runs."
             )

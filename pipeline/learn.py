@@ -1,14 +1,14 @@
-"""Which dictionaries and codebooks a command needs, and their learning where they are not there yet.
+"""Decide which dictionaries and codebooks a command needs, and learn those that do not exist yet.
 
     codebook = provide_codebook(executor, teacher, layer)
     for report in provide_dictionaries(executor, teacher):   # one for every layer and k of the settings
         report["dictionary"], report["layer"], report["finished_before"]
 
 All that are lacking are sampled in one pass of the teacher, then learned one after the other. A dictionary's
-directory is named by what it is learned from; its sample and checkpoints lie in a hidden directory beside it until it
-is finished, so that an interruption costs at most a minute of learning. Codebooks of product quantisation are
-named and sampled in the same way. Not handled here: the sample (sample.py), the learning itself (dictionary/), the
-quantisation (targets/hidden.py).
+directory is named by what it is learned from; its sample and checkpoints are in a hidden directory next to it until it
+is finished, so that an interruption costs at most a minute of learning. Codebooks of product quantisation are named and
+sampled in the same way. Not handled here: the sample (sample.py), the learning itself (dictionary/), the quantisation
+(targets/hidden.py).
 """
 
 import logging
@@ -150,12 +150,13 @@ def batch_key(batch: int) -> dict[str, int]:
 
 
 def atoms_key(config: DictionaryConfig) -> dict[str, str]:
-    """What the atoms are as part of what names a dictionary; nothing if they are learned."""
+    """The kind of atoms, as part of a dictionary's name; nothing if they are learned."""
     return {} if config.atoms == "learned" else {"atoms": config.atoms}
 
 
 def _provide_from_file(config, hidden, progress):
-    """Reports of the dictionaries of the vectors in a .npy file; no teacher and no corpus is loaded."""
+    """Learn the dictionaries for vectors in a .npy file, without loading a teacher or a corpus. Returns their
+    reports."""
     from mlsm.common.device import choose_device
     from pipeline.dictionary import minibatch_size
     from pipeline.dictionary.vectors import file_digest, file_stamp, open_vectors, refuse_unusable
@@ -168,7 +169,9 @@ def _provide_from_file(config, hidden, progress):
 
     def check_unchanged():
         if file_stamp(hidden) != stamp:
-            raise ValueError(f"{hidden} changed while it was read. Run the command again once nobody writes to it.")
+            raise ValueError(
+                f"{hidden} changed while it was read. Run the command again when nothing writes to it any more."
+            )
 
     hidden_Nd = open_vectors(hidden)
     refuse_unusable(hidden_Nd, hidden)
@@ -201,8 +204,8 @@ def _refuse_settings_of_text(config):
         if field.name not in OF_VECTORS and is_given and value != field.default:
             flag = field.name.replace("_", "-")
             raise ValueError(
-                f"--{flag} belongs to reading text with a teacher, but --hidden {config.hidden} is a file of vectors. "
-                f"Leave --{flag} out."
+                f"--{flag} applies only when a teacher reads text, but --hidden {config.hidden} is a file of vectors. "
+                f"Omit --{flag}."
             )
 
 
@@ -261,8 +264,8 @@ def _announce(directory):
     others = sorted(path for path in directory.parent.glob(f"{name}-*") if path.name.rpartition("-")[0] == name)
     if others:
         logger.info(
-            "learning a new dictionary for this corpus and these settings, hence a new store; "
-            "--dictionary %s would add to the store of an earlier one",
+            "learning a new dictionary for this corpus and these settings, so this is a new store; --dictionary %s "
+            "would add to the store of an earlier one",
             others[-1],
         )
 
@@ -297,10 +300,12 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teac
     if config.center not in ("none", dictionary.centering):
         raise EncodeError(
             f"--center {config.center}, but {source} was learned with --center {dictionary.centering}, and hidden "
-            "states must be coded as they were learned from. Leave --center out, or learn another dictionary."
+            "states must be centred for coding as they were for learning. Omit --center, or learn another dictionary."
         )
     if dictionary.centering != config.center:
-        logger.info("hidden states are centred as those of the dictionary: --center %s", dictionary.centering)
+        logger.info(
+            "hidden states are centred as they were for learning the dictionary: --center %s", dictionary.centering
+        )
     if getattr(config, "hidden", None) is not None and dictionary.centering != "none":
         raise EncodeError(
             f"{source} was learned with --center {dictionary.centering}, which needs hidden states of their own "
@@ -323,7 +328,7 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teac
 
 
 class _WantedStates(NamedTuple):
-    """What sample.py asks for: the centroids of a layer's states need no more vectors than there are."""
+    """See sample.py's protocol; the centroids of a layer's states can be learned from any number of vectors."""
 
     layer: int
     k: int = 0
@@ -340,7 +345,7 @@ def provide_codebook(executor: Executor, teacher: "Teacher", layer: int) -> Code
     if teacher.hidden_size % config.bytes:
         raise EncodeError(
             f"--bytes {config.bytes} does not divide the {teacher.hidden_size} values of a hidden state of "
-            f"{teacher.name}. Give another of 16, 32 and 64, or --quantise int8."
+            f"{teacher.name}. Use another of 16, 32 and 64, or --quantise int8."
         )
     if config.codebook is not None:
         return _load_codebook(config, teacher)

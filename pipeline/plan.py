@@ -219,7 +219,7 @@ class WindowSample:
                 heapreplace(self._heap, (-value, place, window))
 
     def windows(self) -> list[Window]:
-        """Those of the smallest hashes that hold the tokens, in the order of their hash."""
+        """The windows with the smallest hashes that together have enough tokens, in the order of their hashes."""
         chosen, total = [], 0
         for _, _, window in sorted(self._heap, reverse=True):
             if total >= self._tokens:
@@ -248,8 +248,8 @@ def _files_held_out(sources):
     contents = {source.content_hash() for source in sources}
     if len(contents) < 2:
         raise CorpusError(
-            "--held-out-by file needs two files or more, one to hold out and one to train on, and the corpus has one. "
-            "Give more, or leave --held-out-by at document."
+            "--held-out-by file needs two files or more, one to hold out and one to train on, but the corpus has "
+            "one. Add files, or keep --held-out-by document."
         )
     return {content for content in contents if _split(int(content[:16], 16)) == "held_out"} or {min(contents)}
 
@@ -257,7 +257,7 @@ def _files_held_out(sources):
 def _spans(source, unit_bytes, selection, seen, counts, split_of_all=None):
     """Record ranges of a source that hold a document, a dict each, in the order in which they are full.
 
-    split_of_all  the split of all its documents; None where each document's content decides
+    split_of_all  the split of all its documents; None if each document's content decides
     """
     open_spans: dict[str, dict] = {}
     for document in documents(source.pieces()):

@@ -1,4 +1,4 @@
-"""What a teacher of low precision changes, against the same teacher in float32, on the first windows of every unit.
+"""Measure the effect of a low-precision teacher against float32, on the first windows of every unit.
 
 Not handled here: numbers that float16 cannot hold, which end the run (failures.py).
 """
@@ -50,7 +50,7 @@ class PrecisionCheck:
             if not ran_out_of_memory(error):
                 raise
             logger.warning(
-                "the device has too little memory for a second teacher, in float32: what --dtype changes is not "
+                "the device has too little memory for a second teacher, in float32: the effect of --dtype is not "
                 "measured"
             )
             self.wanted, self._in_float32 = False, None
@@ -65,7 +65,7 @@ class PrecisionCheck:
 
 
 def total_variation(left_NK: np.ndarray, right_NK: np.ndarray) -> np.ndarray:
-    """Half the sum of |P - Q| of each pair of rows, scaled to sum to one; 1 where only one of the two is all zeros."""
+    """Half the sum of |P - Q| of each pair of rows, scaled to sum to one; 1 if only one of the two is all zeros."""
     sums = [rows_NK.sum(1, keepdims=True) for rows_NK in (left_NK, right_NK)]
     left_NK, right_NK = (rows / np.maximum(total, 1e-30) for rows, total in zip((left_NK, right_NK), sums, strict=True))
     only_one_N = ((sums[0] > 0) != (sums[1] > 0))[:, 0]

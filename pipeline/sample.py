@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class SamplesFor(Protocol):
-    """What is asked here of what learn.py learns from a layer."""
+    """The interface of the things that learn.py learns from a layer."""
 
     @property
     def layer(self) -> int: ...
@@ -119,8 +119,8 @@ def choose_windows(executor: Executor, k: int) -> tuple[list[Window], int]:
     count = min(config.dictionary_tokens, sum(int((~np.isin(window.ids, special)).sum()) for window in windows))
     if count <= k:
         raise EncodeError(
-            f"--k {k} atoms need more training vectors than that, but the sample has "
-            f"{count:,}. Use a smaller --k, more text or more --dictionary-tokens."
+            f"--k {k} atoms need more than {k} training vectors, but the sample has {count:,}. Use a smaller --k, "
+            "more text or more --dictionary-tokens."
         )
     return windows, count
 
@@ -145,7 +145,9 @@ def sample_windows(executor: Executor, tokens: int, seed: int) -> list[Window]:
     for number in suspects:  # each alone: it may have been blamed for the death of another
         ((_, found),) = executor.map(find, [(number, sample.bound)])
         if found is KILLED:
-            raise EncodeError(f"workers die when they read {job.plan.units[number].source}. Leave it out.")
+            raise EncodeError(
+                f"workers crash when they read {job.plan.units[number].source}. Remove it from the corpus."
+            )
         sample.add(found)
     return sample.windows()
 
@@ -206,7 +208,7 @@ def _map_without_killers(executor, read, items, layers):
         spared = [_leave_out_killers(executor, windows, layers) for windows in batches]
         ((_, packed),) = executor.map(read, [(number, spared)])
         if packed is KILLED:
-            raise EncodeError(f"workers die at the dictionary's sample. {TOO_LITTLE_MEMORY}")
+            raise EncodeError(f"workers crash at the dictionary's sample. {TOO_LITTLE_MEMORY}")
         yield number, packed
 
 
@@ -293,7 +295,8 @@ def read_batch(job: Job, teacher: "Teacher", layers: Sequence[int], windows: lis
 
 
 def _read_usable(job, teacher, layers, windows, batch):
-    """For every layer, hidden states of the windows at which the teacher does not fail, and at how many it does."""
+    """The hidden states of every layer on the windows that the teacher can read, and the number of those that it
+    cannot."""
     form, raw = InputFormat.of(job.config, teacher), job.config.center != "none"
 
     def read(layers, windows):

@@ -2,7 +2,7 @@
 when --hidden names one.
 
     stored = StoredHidden.open("runs/stores/hidden-...", "cpu")
-    config = stored.settle(config)                 # its windows and layer in the settings; ValueError where they differ
+    config = stored.settle(config)                 # its windows and layer in the settings; ValueError if they differ
     for window in stored.windows(unit): ...        # with their numbers, by which `read` finds their hidden states
 
 Windows are those of the store's plan, so what is coded from them pairs with the store. Windows that its record names as
@@ -86,7 +86,7 @@ class StoredHidden:
         return WindowReader(self.store, self.store.iter_records(), "whole")
 
     def identity(self) -> dict:
-        """What the settings of a store say that was made from this one."""
+        """The settings of a store that was made from this one."""
         return {"target": self.store.target_id, "quantise": self.store.fingerprinted["quantise"]}
 
     def settle(self, config: Any) -> Any:
@@ -112,8 +112,8 @@ class StoredHidden:
             if value not in (field.default, known.get(name, field.default)):
                 found = f", whose {name.replace('_', '-')} is {_words(known[name])}" if name in known else ""
                 raise ValueError(
-                    f"--{name.replace('_', '-')} {_words(value)} belongs to reading text with a teacher; --hidden "
-                    f"takes windows and hidden states from {self._path}{found}. Leave it out."
+                    f"--{name.replace('_', '-')} {_words(value)} applies only when a teacher reads text; --hidden "
+                    f"takes windows and hidden states from {self._path}{found}. Omit it."
                 )
             object.__setattr__(settled, name, own.get(name, value))
         if config.batch_tokens < self.store.max_length:
@@ -138,7 +138,7 @@ class StoredHidden:
         return {window: entry["reason"] for entry in entries for window in entry["windows"]}
 
     def sha256(self, unit: PlannedUnit) -> str:
-        """Of the shard that holds a unit: another one when the unit has been encoded again."""
+        """The identity of the shard that holds a unit; it changes when the unit is encoded again."""
         return self.store.record(unit.id).sha256
 
     # -- instead of a teacher -------------------------------------------------------------------------

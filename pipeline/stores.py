@@ -1,4 +1,4 @@
-"""A store that units of a job are written into, and what a command keeps beside them.
+"""A store that units of a job are written into, and the files that a command keeps next to them.
 
     store = TargetStore(job, target, command)                        # in the command's process: made, or found
     with OpenStore(job, store.files.path).writer(unit, environment) as writer: ...   # in every process that encodes
@@ -33,12 +33,12 @@ FISTA_ENTRIES = 75  # the same for codes of 100 FISTA steps
 
 
 class Record(NamedTuple):
-    """What is particular about a store.
+    """The facts that distinguish a store.
 
     name      begins the name of its directory
-    settings  what names it: where they differ, the content does
+    settings  the settings that name it: stores with different ones differ in content
     lineage   what else its target.json says
-    k         entries of a distribution; 0 where there is none
+    k         entries of a distribution; 0 if there is none
     octaves   of the stored weights
     """
 
@@ -57,7 +57,7 @@ class OpenStore:
         self.target = self.files.target()
 
     def finished(self, unit: PlannedUnit) -> UnitRecord | None:
-        """The record of a unit; None if the unit is to be encoded, for the first time or again."""
+        """The record of a unit; None if the unit must be encoded, for the first time or again."""
         record = self.files.record(unit.id)
         if record and (self._is_outdated(record, unit) or (record.quarantined and self.job.config.retry_quarantine)):
             return None
@@ -92,15 +92,16 @@ class OpenStore:
         if count > allowed:
             raise EncodeError(
                 f"{self.files.path.name}: {count} documents could not be coded, more than the {allowed} that may be "
-                f"in quarantine, so the fault is hardly theirs. The last one: {quarantined[-1]['reason']}"
+                "in quarantine, so the documents are probably not the cause. The last one: "
+                f"{quarantined[-1]['reason']}"
             )
 
 
 class TargetStore(OpenStore):
-    """A store that a command adds to, and makes where it is not there: which units it wants, and what was done.
+    """A store that a command adds to, or creates: which units are still needed, and what was done.
 
     command  {verb: settings}, kept with the plan, so that verify-shards can name the command again
-    wanted   ids of the units that it lacks, or that are to be tried again
+    wanted   ids of the units that are missing or must be tried again
     done     tokens of the units that are finished;  new_tokens  of those that this command finished
     """
 
@@ -130,13 +131,13 @@ class TargetStore(OpenStore):
                 self.done += record.tokens
 
     def note(self, unit: PlannedUnit, tokens: int, quarantined: Sequence[dict]) -> None:
-        """Note that a unit was committed. Raises EncodeError when too many documents failed: whoever committed it could
-        not see what other processes were about to commit."""
+        """Note that a unit was committed. Raises EncodeError when too many documents failed: the process that committed
+        it could not see what other processes were about to commit."""
         self.new_tokens += tokens
         self.check_quarantine(unit, quarantined)
 
     def report(self, seconds: float) -> dict:
-        """What was made, with the store's statistics."""
+        """A report of what was made, with the store's statistics."""
         store = Store.open(self.files.path, self.job.plan.id)
         return {
             "store": str(self.files.path),
@@ -171,12 +172,12 @@ def keep_copy(directory: Path, read: Callable, write: Callable) -> None:
 
 
 def warn_of_disk(output: str | Path, needed: float) -> None:
-    """Warn when about so many bytes will not fit; the encoding begins all the same."""
+    """Warn when about this many bytes will not fit; the encoding begins all the same."""
     free = free_bytes(output)
     if needed > free:
         warnings.warn(
-            f"about {needed / 1e9:,.1f} GB are to be written under {output}, where {free / 1e9:,.1f} GB are free. "
-            "A full disk loses nothing: the same command continues once there is room. --dry-run measures it.",
+            f"about {needed / 1e9:,.1f} GB will be written under {output}, where {free / 1e9:,.1f} GB are free. A "
+            "full disk loses nothing: the same command continues once there is room. --dry-run measures it.",
             stacklevel=2,
         )
 

@@ -82,8 +82,8 @@ def _check_finished(directory, request):
         is_whole = False
     if not is_whole:
         raise TeacherError(
-            f"{directory} is not the tokenizer that this command wrote: its files do not match {RECORD}. Move it away, "
-            f"or give another --output to  {program()} train-tokenizer"
+            f"{directory} is not the tokenizer that this command wrote: its files do not match {RECORD}. Move it "
+            f"away, or choose another --output for  {program()} train-tokenizer"
         )
 
 

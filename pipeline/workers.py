@@ -26,7 +26,7 @@ class Inline(Executor):
     def map(
         self, function: Function, items: Iterable[Any], *, trials: int = 2, report: Callable[..., None] = silent
     ) -> Results:
-        """As of Executor, in the order of the items."""
+        """See Executor; results come in the order of the items."""
         taken: deque[Any] = deque()
 
         def take():

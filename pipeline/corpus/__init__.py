@@ -49,7 +49,7 @@ def open_corpus(
     """Resolve paths and globs to sources, in sorted order without repeats.
 
     corpus        paths, globs (`**` allowed) or hf://datasets/...; a directory means the text, JSON lines and Parquet
-                  files in it, as their names say, or where there is none, those whose names have no suffix, as
+                  files in it, as their names say, or if there is none, those whose names have no suffix, as
                   WikiExtractor writes them
     invalid_utf8  "strict", or anything else to read on (Source)
     Raises        CorpusError when something matches nothing, or the Hub cannot be reached
@@ -63,8 +63,8 @@ def open_corpus(
         found = _expand(pattern)
         if not found:
             raise CorpusError(
-                f"the corpus {pattern!r} matches no file. Give a text, .jsonl or .parquet file, a glob in quotes, or "
-                f"{PREFIX}<owner>/<name>/<files>; {program()} docs corpora says where the usual corpora are."
+                f"the corpus {pattern!r} matches no file. Pass a text, .jsonl or .parquet file, a glob in quotes, or "
+                f"{PREFIX}<owner>/<name>/<files>; {program()} docs corpora says where to find the usual corpora."
             )
         local += found
     unique = {path.resolve(): path for path in sorted(local, reverse=True)}
@@ -79,7 +79,7 @@ def open_sources(config: TextConfig) -> list[Source]:
         raise CorpusError("no corpus given. Name files with --corpus, or omit it to use the bundled text.")
     if "bundled" in config.corpus and not BUNDLED_TEXT.is_file():
         raise CorpusError(
-            f"the bundled text is missing: there is no file {BUNDLED_TEXT}. Install this package again, or name files "
+            f"the bundled text is missing: there is no file {BUNDLED_TEXT}. Reinstall this package, or name files "
             "with --corpus."
         )
     return open_corpus(

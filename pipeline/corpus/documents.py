@@ -3,7 +3,7 @@
     for document in documents(pieces): reason = selection.refusal(document)
 
 A document is known by the SHA-256 of its text without the white space at its ends, whatever file or kind of file it
-is in. Left out: near duplicates, quality, language: tools such as DataTrove do that better (docs/corpora.md).
+is in. Not handled here: near duplicates, quality, language: tools such as DataTrove do that better (docs/corpora.md).
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _RATIO = 8  # arrays are merged until each is this many times as long as the nex
 
 
 class Document(NamedTuple):
-    """What the scan keeps of a document; a blank one has no characters."""
+    """What the scan records about a document; a blank one has no characters."""
 
     record: int
     offset: int
@@ -41,7 +41,7 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection:
-    """Which documents are left out."""
+    """The documents to leave out."""
 
     invalid: bool = False
     """Those that are not UTF-8."""
@@ -51,7 +51,7 @@ class Selection:
 
     @classmethod
     def of(cls, config: TextConfig) -> "Selection":
-        """What the settings leave out."""
+        """The documents that the settings leave out."""
         return cls(config.invalid_utf8 == "skip", config.min_characters, not config.keep_duplicates)
 
     def refusal(self, document: Document, seen: "Seen") -> str | None:

@@ -5,8 +5,8 @@
 
 The revision becomes a commit first, which is in the name of every source and so in the plan. The Hub knows the hash of
 each file, so the scan downloads none to hash it; what is read is streamed (of Parquet the text column alone) and kept
-in memory only. Left out: copies on disk (`hf download` makes them, and they have the same units if they are Parquet),
-datasets that are a script.
+in memory only. Not handled here: copies on disk (`hf download` makes them, and they have the same units if they are
+Parquet), datasets that are a script.
 """
 
 import io
@@ -52,7 +52,7 @@ class HubFile:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Those of its path, by which local files are sorted too, so that a copy on disk has the same order."""
+        """The parts of the path. Local files are also sorted by these, so a copy on disk has the same order."""
         return PurePosixPath(self.path).parts
 
     def stat(self) -> SimpleNamespace:
@@ -60,7 +60,7 @@ class HubFile:
         return SimpleNamespace(st_size=self.size, st_mtime_ns=0)
 
     def open(self, mode: str) -> BinaryIO:
-        """Its bytes, with random access; any failure to read them is an OSError."""
+        """Open the file for random access to its bytes; any failure to read them is an OSError."""
         from huggingface_hub import HfFileSystem
 
         with _failures_as_os_error():
@@ -116,8 +116,8 @@ def hub_files(pattern: str) -> list[HubFile]:
         raise CorpusError(f"{pattern}: {error}") from None
     except OSError as error:
         raise CorpusError(
-            f"{pattern}: the Hugging Face Hub cannot be reached ({error}). Connect to it, or fetch the files elsewhere "
-            "and give them with --corpus."
+            f"{pattern}: the Hugging Face Hub cannot be reached ({error}). Connect to it, or download the files "
+            "elsewhere and pass them with --corpus."
         ) from None
     if not entries:
         raise CorpusError(f"{pattern}: the dataset has no such text, JSON lines or Parquet file at commit {commit}.")

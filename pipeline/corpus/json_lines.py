@@ -40,7 +40,7 @@ class JsonLines(Source):
         try:
             value = json.loads(line, parse_int=float)  # int() refuses numbers of more than 4,300 digits
         except (ValueError, RecursionError) as error:
-            raise CorpusError(f"{self.path}, {where}: not JSON ({error}). Expected one object a line.") from None
+            raise CorpusError(f"{self.path}, {where}: not JSON ({error}). Expected one object per line.") from None
         text = value.get(self.field, value) if isinstance(value, dict) else value
         if text is None:
             return "", replaced

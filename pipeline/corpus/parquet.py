@@ -1,7 +1,7 @@
 """Parquet files: a row is a document, in the column that --text-field names.
 
 A unit opens its file at a row group; a few hundred rows are in memory at a time, and no other column is read. Null
-and blank rows are blank documents and keep their number. Left out: nested columns, partitioned tables (their
+and blank rows are blank documents and keep their number. Not handled here: nested columns, partitioned tables (their
 directory names are ignored).
 """
 

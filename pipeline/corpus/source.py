@@ -1,10 +1,10 @@
-"""What every source is: a file of documents, which are read in pieces.
+"""The base of all sources: a file of documents, which are read in pieces.
 
     for piece in source.pieces(first_record, offset):            # to the end of the file
     for piece in source.between(start, stop, offset, reader):    # continues where the reader's last call ended
 
-A document need not fit in memory: it travels in pieces of at most 64 Ki characters, cut at white space. Left
-out: what a file's bytes mean (text.py, json_lines.py, parquet.py), files on the Hub (hub.py).
+A document need not fit in memory: it travels in pieces of at most 64 Ki characters, cut at white space. Not
+handled here: what a file's bytes mean (text.py, json_lines.py, parquet.py), files on the Hub (hub.py).
 """
 
 import atexit
@@ -47,7 +47,7 @@ class Piece(NamedTuple):
 
 
 class StoredFile(Protocol):
-    """What sources ask of a file: a Path, or a HubFile, which answers like one."""
+    """The interface of a file that sources use: a Path, or a HubFile, which behaves like one."""
 
     @property
     def suffix(self) -> str: ...
@@ -59,7 +59,7 @@ class StoredFile(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """What sources have in common.
+    """The base class of sources.
 
     invalid_utf8  "strict": text that is not UTF-8 raises CorpusError; anything else: it becomes U+FFFD
     """
@@ -85,7 +85,7 @@ class Source:
         return status.st_size, status.st_mtime_ns
 
     def identity(self) -> tuple[int, int, int]:
-        """Which file it is and when it last changed: unlike the time in `stamp`, no program can set this one.
+        """The file's identity and the time of its last change, which, unlike the time in `stamp`, no program can set.
 
         A new name or other rights change it as well, so a command that reads on for days goes by `stamp`.
         """
@@ -119,7 +119,7 @@ class Source:
 
     @property
     def _reach(self) -> float:
-        """How far ahead in the file reading on is cheaper than opening it again."""
+        """The distance up to which reading ahead is cheaper than opening the file again."""
         return float("inf") if self.path.suffix in COMPRESSED else 1 << 20
 
     def without_last_line_end(self, pieces: Iterable[Piece]) -> Iterable[Piece]:
@@ -149,7 +149,7 @@ class Source:
 
 
 class _Bookmark(NamedTuple):
-    """Where a reader stopped: at a piece that it was not given yet, with others behind it."""
+    """The place where a reader stopped: a piece that it has not received yet, and the pieces after it."""
 
     source: Source
     piece: Piece
@@ -222,7 +222,7 @@ def stored(path: StoredFile) -> Iterator[BinaryIO]:
 
 
 def parts(text: str) -> Iterator[str]:
-    """A text in parts of at most PIECE_CHARACTERS, cut before a space where there is one."""
+    """A text in parts of at most PIECE_CHARACTERS, cut before a space if there is one."""
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
         space = text.rfind(" ", start + 1, start + PIECE_CHARACTERS)

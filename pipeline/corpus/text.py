@@ -1,7 +1,7 @@
-"""Text files: documents between empty lines, or one document a file.
+"""Text files: documents between empty lines, or one document per file.
 
 A byte order mark at the beginning is dropped and CRLF becomes a line feed; every other character stays, also NUL,
-which BERT's tokenizers drop. Left out: compression (source.py).
+which BERT's tokenizers drop. Not handled here: compression (source.py).
 """
 
 from collections.abc import Iterable, Iterator
@@ -38,7 +38,7 @@ class TextFile(Source):
                 yield Piece(record, begin, line, invalid)
 
     def without_last_line_end(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """The same documents: their lines, with line feeds between them but none behind the last."""
+        """The same documents: their lines, with line feeds between them but none after the last."""
         record = -1
         ends: list[str] = []
         for piece in pieces:

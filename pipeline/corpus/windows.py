@@ -4,7 +4,7 @@
 
 Two packings. `packed` fills every window: [CLS] a a a [SEP] b b [SEP], documents following each other. `pairs` is
 what the official code does (szegedai/MLSM, pretrainer.py): two lines of a document that follow each other,
-[CLS] A [SEP] B [SEP], each line in one pair. Left out: which documents there are (documents.py), segment ids.
+[CLS] A [SEP] B [SEP], each line in one pair. Not handled here: which documents there are (documents.py), segment ids.
 
 The tokens of a packed document are those of its whole text as one string. With a tokenizer that drops white space and
 reads every word by itself (BERT's), these are the tokens of its lines. For any other (byte-level BPE, SentencePiece), a
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 WHOLE_CHARACTERS = PIECE_CHARACTERS  # a document up to this length is tokenised as one string
 MOST_CHARACTERS = 1 << 20  # at which a document without a place to cut is cut all the same
-CONTEXT_CHARACTERS = 1024  # before and behind a place to cut, in which the tokenizer must be seen to split there
+CONTEXT_CHARACTERS = 1024  # before and after a place to cut, in which the tokenizer must be seen to split there
 CANDIDATES = 64  # places that are tried
 _SINGLE_SPACE = re.compile(r"(?<=\S)\s(?=\S)")
 _DROP_WHITE_SPACE = ("BertPreTokenizer", "Whitespace", "WhitespaceSplit")

@@ -3,7 +3,7 @@
     dictionary.save("atoms")
     dictionary = Dictionary.load("atoms")
 
-    atoms.npy          float32 (K, d): unit-length atoms, one a row
+    atoms.npy          float32 (K, d): unit-length atoms, one per row
     center.npy         of a centred dictionary: what is subtracted from hidden states first
     dictionary.json    how they were learned, and the fingerprint of the atoms, which is compared when they are loaded
 
@@ -34,7 +34,7 @@ class Dictionary:
 
     atoms_Kd  float32, row norms <= 1
     history   one dict of held-out figures for each evaluation: vectors, epoch, objective, nnz (per vector),
-              explained_variance (None where the held-out vectors are all but equal), dead_atoms (unused since the
+              explained_variance (None if the held-out vectors are all but equal), dead_atoms (unused since the
               evaluation before, then replaced), near_atoms (nearly equal to another one, and replaced just before this
               evaluation), largest_cosine (of two atoms), kept_mass (the mean share of a distribution's mass that its n
               largest entries hold, by n); older dictionaries lack the last three
@@ -67,7 +67,7 @@ class Dictionary:
     def report(self) -> dict:
         """Plain figures of these atoms: number, width, vectors, stopped, and the held-out ones of their evaluation.
 
-        Where there is no explained variance it is NaN here, so that it can be formatted as a number.
+        If there is no explained variance it is NaN here, so that it can be formatted as a number.
         """
         best = {name: value for name, value in self.best.items() if name != "kept_mass"}
         best["near_atoms"] = sum(entry.get("near_atoms", 0) for entry in self.history)  # in the whole learning

@@ -15,7 +15,7 @@ atoms are spent on these two, and so are the distributions that a student learns
 
 which is the usual estimate of random effects (one-way analysis of variance; Searle, Casella and McCulloch 1992, chapter
 3), with n the tokens at p. Positions with fewer than LEAST_TOKENS tokens, and those beyond the last one, have the mean
-of all. Positions are counted as the teacher counts them. Left out: where the hidden states come from
+of all. Positions are counted as the teacher counts them. Not handled here: where the hidden states come from
 (batch.py).
 
 Shapes: N tokens, P positions, d hidden width.
@@ -36,7 +36,7 @@ from shards.members import read_array
 if TYPE_CHECKING:
     import torch
 
-LEAST_TOKENS = 100  # that a position needs for a mean of its own
+LEAST_TOKENS = 100  # that a position needs for its own mean
 MOST_LEFT_OUT = 0.1  # share of the sampled tokens that may be at positions without one
 
 
@@ -46,7 +46,7 @@ class Center:
 
     rows_Pd  float32; row p belongs to position p, and the last row to every later position as well; for `mean` it is
              the only one
-    record   what dictionary.json says of it: kind ("mean" or "position"), tokens that it was estimated from, and for
+    record   what dictionary.json says about it: kind ("mean" or "position"), tokens that it was estimated from, and for
              `position` how many positions have a mean of their own and the pseudo-count a
     """
 
@@ -131,9 +131,9 @@ class HiddenSums:
         left_out = 1 - self.tokens_P[own_P].sum() / max(tokens, 1)
         if left_out > MOST_LEFT_OUT:
             raise CenteringError(
-                f"--center position needs {least_tokens} tokens at a position, but {left_out:.0%} of the {tokens:,} "
-                "sampled ones are at positions with fewer. Give more --dictionary-tokens or more text, or --center "
-                "mean."
+                f"--center position needs {least_tokens} tokens at every position, but {left_out:.0%} of the "
+                f"{tokens:,} sampled ones are at positions with fewer. Use more --dictionary-tokens or more text, or "
+                "--center mean."
             )
         pseudo_count = self._pseudo_count(own_P)
         rows_Pd = np.repeat(mean_d[None], len(own_P) + 1, axis=0)

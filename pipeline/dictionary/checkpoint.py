@@ -1,4 +1,4 @@
-"""What an interrupted dictionary learning leaves: its state, in one file of its work place (mlsm/common/workplaces.py).
+"""The state of an interrupted dictionary learning, one file in its working directory (mlsm/common/workplaces.py).
 
     checkpoint = Checkpoint(directory, request)
     state = checkpoint.load() or {...}

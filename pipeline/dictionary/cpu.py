@@ -3,7 +3,7 @@
 Code a minibatch, add its codes to A = sum a a' and B = sum h a' after scaling these down, then one pass of block
 coordinate descent over the atoms, each projected on the unit ball (Mairal et al. 2009, algorithms 1 and 2).
 Every product is cut into the same pieces whatever the number of threads, so that it has the same bits.
-Left out: order, evaluation and stopping (learning.py), the same on a GPU (torch.py), replacing atoms (near.py).
+Not handled here: order, evaluation and stopping (learning.py), the same on a GPU (torch.py), replacing atoms (near.py).
 
 Shapes: n vectors of a minibatch, d width, K atoms, g atoms of a group.
 """
@@ -64,7 +64,7 @@ class CpuLearner(Replacing):
         self.uses_K, self.steps = state["uses_K"], int(state["steps"])
 
     def atoms(self) -> np.ndarray:
-        """The current atoms, a NumPy array of its own."""
+        """The current atoms, as a new NumPy array."""
         return self.atoms_Kd.copy()
 
     def gram(self) -> np.ndarray:
@@ -141,7 +141,7 @@ class CpuLearner(Replacing):
 
 
 def kept_share(steps: int, forgetting: float) -> float:
-    """What remains of A and B when minibatch `steps` is added: section 3.4 of the paper."""
+    """The factor by which A and B are scaled before minibatch `steps` is added: section 3.4 of the paper."""
     return (1 - 1 / steps) ** forgetting
 
 

@@ -6,10 +6,10 @@ Mairal et al. 2009 (Online dictionary learning for sparse coding), algorithm 1 w
 forgetting and the replacement of unused atoms of section 3.4. Nearly equal atoms are replaced as well (near.py), just
 before an evaluation, so the evaluated atoms that are returned have none. Here: the order of the work, the evaluation
 on held-out vectors, and when to stop; one minibatch is the learner's (cpu.py, torch.py). Memory is
-bounded by A and the Gram matrix (K x K each) and 16 bytes a vector, whatever the length of the (memory-mapped)
-input; a start by k-means holds 64 vectors an atom beside that. Randomness comes from (seed, epoch): equal input
+bounded by A and the Gram matrix (K x K each) and 16 bytes per vector, whatever the length of the (memory-mapped)
+input; a start by k-means holds 64 vectors per atom beside that. Randomness comes from (seed, epoch): equal input
 and thread count give equal atoms, interrupted or not.
-Left out: the codes themselves (solvers/), where the vectors come from (sample.py), the files (atoms.py).
+Not handled here: the codes themselves (solvers/), where the vectors come from (sample.py), the files (atoms.py).
 
 Shapes: N training vectors, n of a minibatch, H held-out vectors, d width, K atoms.
 """
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DictionarySettings:
-    """What is learned.
+    """The settings of the dictionary to learn.
 
     k     number of atoms
     lam   penalty of the codes, in units of a correlation
@@ -243,7 +243,7 @@ class _Learning:
         )
 
     def _backend_record(self):
-        """What a GPU codes with, for the checkpoint and for dictionary.json; a CPU has no choice."""
+        """The solver that a GPU uses, for the checkpoint and for dictionary.json; a CPU has only one."""
         return {} if self.backend is None else {"solver_backend": self.backend}
 
     def _restore(self, state):

@@ -19,7 +19,7 @@ KKT_TOLERANCE = 1e-2  # of codes that only train: 1e-3 costs 20 % more time for 
 
 
 class Replacing:
-    """What CpuLearner and TorchLearner do alike between two steps; their attributes are described there."""
+    """The work between two steps that CpuLearner and TorchLearner share; see them for the attributes."""
 
     atoms_Kd: Any
     code_code_KK: Any
@@ -70,7 +70,7 @@ class Replacing:
         self._refresh_gram()
 
     def atoms(self) -> np.ndarray:
-        """The current atoms, a NumPy array of its own."""
+        """The current atoms, as a new NumPy array."""
         raise NotImplementedError
 
     def gram(self) -> np.ndarray:

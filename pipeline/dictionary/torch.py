@@ -22,7 +22,7 @@ SMALLEST_CURVATURE = 1e-10  # below, an atom was not used lately: nothing to lea
 
 
 class TorchLearner(Replacing):
-    """As CpuLearner, with tensors on `device`; vectors come in, atoms and codes go out as NumPy arrays.
+    """CpuLearner with tensors on `device`; vectors come in, and atoms and codes go out, as NumPy arrays.
 
     backend  of nonneg_lasso, for the codes
     """
@@ -41,7 +41,7 @@ class TorchLearner(Replacing):
         self.gram_KK = self.atoms_Kd @ self.atoms_Kd.T
 
     def state(self) -> dict[str, np.ndarray]:
-        """As CpuLearner.state."""
+        """See CpuLearner.state."""
         tensors = {
             "atoms_Kd": self.atoms_Kd,
             "code_code_KK": self.code_code_KK,
@@ -57,7 +57,7 @@ class TorchLearner(Replacing):
         self.uses_K, self.steps = state["uses_K"], int(state["steps"])
 
     def atoms(self) -> np.ndarray:
-        """The current atoms, a NumPy array of its own."""
+        """The current atoms, as a new NumPy array."""
         return self.atoms_Kd.cpu().numpy().copy()
 
     def gram(self) -> np.ndarray:

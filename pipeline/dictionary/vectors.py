@@ -1,8 +1,8 @@
 """Vectors to learn a dictionary from: memory-mapped, in an order that follows from (seed, epoch).
 
 The input may be larger than memory: rows are read a minibatch at a time, those of one minibatch in the order of
-the file, and scaled to unit length as they are read. Beside them this keeps two row numbers a vector (16 bytes)
-and the held-out rows. Left out: what is learned from them (learning.py, cpu.py, torch.py).
+the file, and scaled to unit length as they are read. Beside them this keeps two row numbers per vector (16 bytes)
+and the held-out rows. Not handled here: what is learned from them (learning.py, cpu.py, torch.py).
 
 Shapes: N training vectors, n of a minibatch, H held-out vectors, d width.
 """
@@ -107,8 +107,7 @@ class TrainingVectors:
         return self._unit_rows(order[skip : skip + count])
 
     def identity(self) -> str:
-        """What distinguishes these vectors from others, at little cost: sha256 over type, shape, evenly spread rows and
-        held-out rows.
+        """A cheap fingerprint of these vectors: sha256 over type, shape, evenly spread rows and held-out rows.
 
         It does not notice a change in rows that are not among the IDENTITY_ROWS spread ones or the held-out ones.
         """

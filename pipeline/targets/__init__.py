@@ -1,4 +1,4 @@
-"""What stores can hold of a text. A target is one store in the making: what names it, and how a batch becomes rows.
+"""The kinds of targets that stores can hold. A target describes one store: its name, and how a batch becomes rows.
 
     target = Lsp(config, teacher, layer, dictionary)
     target.record(job)                              # what names the store, and what else its target.json says
@@ -27,7 +27,7 @@ from shards.files import StoreFiles
 
 
 class Target(Protocol):
-    """What every target has: what it is made of, and what names its store."""
+    """The interface of every target: what it is made from, and what names its store."""
 
     @staticmethod
     def load_teacher(job: Job) -> Any:
@@ -42,18 +42,18 @@ class Target(Protocol):
         """
 
     def record(self, job: Job) -> Record:
-        """What is particular about its store."""
+        """The facts that distinguish its store."""
 
     def save_copies(self, files: StoreFiles) -> None:
         """Keep a copy of its dictionary or codebook in its store."""
 
 
 class CodedTarget(Target, Protocol):
-    """What a target that a teacher reads for has in addition.
+    """The further interface of a target that needs a teacher.
 
     layer        of the teacher
     work         what `code` is called in a unit's environment
-    environment  what a unit's environment says of it
+    environment  what a unit's environment says about it
     """
 
     layer: int

@@ -2,7 +2,7 @@
 
 A code a gives P = a / sum(a). The largest n entries are kept as they are; the mass of the others is the
 row's tail. A code of all zeros has no distribution: its row stays empty, and the token carries no loss (the
-official code lets it in as a row of zeros). Codes that lie on a GPU are cut, divided and quantised there, and only what
+official code lets it in as a row of zeros). Codes that are on a GPU are cut, divided and quantised there, and only what
 is kept comes to the host: the same bytes, as sums and quotients are float64. Not run on a GPU yet. Left out:
 renormalising for the loss (student/objectives/), packing (shards/codec.py).
 
@@ -52,7 +52,7 @@ def distributions(codes: Codes, top_n: int | Literal["all"]) -> Distributions:
     """The n most probable LSPs of every token.
 
     codes   solvers.Codes, on the host or on a GPU; what is returned is on the host
-    top_n   entries to keep, 1 to 255, or "all": every non-zero, up to 255; of equal ones the lower atom stays
+    top_n   entries to keep, 1 to 255, or "all": every non-zero, up to 255; among equal entries the lower atom is kept
     Raises  ValueError on another top_n
     """
     limit = MOST_ENTRIES if top_n == "all" else top_n
@@ -85,7 +85,7 @@ def columns_of(rows: Distributions | None, batch: TeacherBatch) -> dict[str, np.
 
 
 def _fill_on_gpu(codes, limit):
-    """As `_fill`, for tensors."""
+    """`_fill` for tensors."""
     found_N = codes.indptr.diff()
     width = max(1, int(found_N.max())) if len(found_N) else 1
     tail_N, bounds_C = torch.zeros(len(found_N), device=found_N.device), torch.from_numpy(ratio_bounds(LSP_OCTAVES))

@@ -54,7 +54,7 @@ class Codebook:
         rows_Nd = np.ascontiguousarray(hidden_Nd[: CENTROIDS * VECTORS_A_CENTROID], np.float32)
         if len(rows_Nd) < CENTROIDS:
             raise EncodeError(
-                f"--quantise pq needs {CENTROIDS} hidden states to learn as many centroids from, but the sample has "
+                f"--quantise pq needs {CENTROIDS} hidden states to learn as many centroids, but the sample has "
                 f"{len(rows_Nd):,}. Give more text, or --quantise int8."
             )
         quantiser = faiss.ProductQuantizer(rows_Nd.shape[1], pieces, 8)
@@ -81,7 +81,7 @@ class Codebook:
         try:
             return cls(read_array(path, read_file(path), "<f4", 3).copy())
         except (OSError, ValueError) as error:
-            raise EncodeError(f"{directory} is no codebook of product quantisation ({describe(error)})") from None
+            raise EncodeError(f"{directory} is not a codebook of product quantisation ({describe(error)})") from None
 
 
 def provisional_codebook(config: EncodeHiddenConfig, width: int) -> Codebook | None:

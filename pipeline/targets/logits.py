@@ -54,7 +54,7 @@ class MostProbable:
     """The n most probable entries of N tokens.
 
     ids_Nn      int32, increasing in each row
-    weights_Nn  float32, probabilities under the softmax over the whole vocabulary; 0 where they underflow
+    weights_Nn  float32, probabilities under the softmax over the whole vocabulary; 0 if they underflow
     tail_N      float32, probability of all other entries
 
     Tensors on the teacher's device; after `to_host` NumPy arrays.
@@ -174,7 +174,7 @@ class Logits:
 
 
 def most_probable(logits_CV: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The n most probable entries of each row under a softmax over all of it; of equal logits the lower ids.
+    """The n most probable entries of each row under a softmax over the whole row; among equal logits, the lower ids.
 
     logits_CV  float32; is overwritten
     Returns    ids_Cn int64, increasing; weights_Cn; tail_C; log_sum_C, not finite where the logits are not

@@ -170,8 +170,8 @@ class Lsp:
             self._has_codes = True
             if empty == tokens:
                 raise EncodeError(
-                    f"--lam {self.config.lam} empties the code of every one of the first {tokens:,} tokens, at layer "
-                    f"{self.layer} and k {len(self.dictionary.atoms_Kd)}. Use a smaller one; 0.05 is usual."
+                    f"--lam {self.config.lam} leaves every one of the first {tokens:,} tokens with an empty code, at "
+                    f"layer {self.layer} and k {len(self.dictionary.atoms_Kd)}. Use a smaller one; 0.05 is usual."
                 )
         return columns_of(rows, batch)
 
@@ -182,7 +182,7 @@ class Lsp:
 
 
 def recorded_backend(files: StoreFiles) -> str | None:
-    """The solver that the records of a store name, the first by the ids of their units; None where none is named."""
+    """The solver that the records of a store name, the first by the ids of their units; None if none is named."""
     for path in sorted(files.units.glob("*.json")):
         try:
             record = files.record(path.stem)

@@ -11,7 +11,7 @@ weight or a setting that transformers does not use (it would compute another mod
 its full model, a pickled checkpoint (it can run code), a directory without a vocabulary (transformers makes up a
 tokenizer of five words).
 
-Left out: tokenizing text (corpus/), unit length and dropping specials (batch.py).
+Not handled here: tokenizing text (corpus/), unit length and dropping specials (batch.py).
 """
 
 from mlsm.common.model_checks import max_positions

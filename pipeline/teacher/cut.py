@@ -2,8 +2,8 @@
 
 `Teacher` builds and loads only the embeddings and layers 1 ... l; what it returns equals `hidden_states[l]` of the
 whole model. Two things make that true of more than BERT: settings that list one value per layer are cut with the
-layers, and a family that ends in a norm of its own (ModernBERT) has that norm only at l = L, since `hidden_states[l]`
-of a lower layer is taken before it. Left out: the masked-LM head (masked_lm.py).
+layers, and a family that ends in its own norm (ModernBERT) has that norm only at l = L, since `hidden_states[l]`
+of a lower layer is taken before it. Not handled here: the masked-LM head (masked_lm.py).
 
 Shapes: W windows, L ids per window, d hidden width. Layers count from 1; the full model has num_layers.
 """
@@ -67,9 +67,9 @@ class Teacher:
     hidden_size    d
     vocab_size     rows of the embedding; every id must be smaller
     max_positions  longest window, in tokens including the specials
-    segments       token types that it has embeddings for; 0 where the family knows none
+    segments       token types that it has embeddings for; 0 if the family knows none
     fingerprint    hex sha256 of the content of configuration and weights (not of name, layer or dtype)
-    dtype, device  of the computation; the result is float32 whatever the dtype
+    dtype, device  of the computation; the result is float32 regardless of the dtype
     libraries      which library computes which of its linear layers on a CPU, where that is not oneDNN
     """
 
@@ -139,14 +139,14 @@ class Teacher:
 
     @property
     def embeddings_Vd(self) -> "np.ndarray":
-        """Its input embedding of every entry of the vocabulary, float32, on the host."""
+        """The teacher's input embedding of every vocabulary entry, float32, on the host."""
         return self._model.get_input_embeddings().weight.detach().float().cpu().numpy()
 
     def _all_layers(self) -> Iterable[torch.nn.Module]:
         return self._model.modules()
 
     def _shapes(self, tokens: int) -> set[Shape]:
-        """Shapes of the matrix products in a forward pass of so many tokens."""
+        """Shapes of the matrix products in a forward pass of this many tokens."""
         layers = [module for module in self._model.modules() if isinstance(module, _FastLinear)]
         return {(tokens, layer.in_features, layer.out_features) for layer in layers}
 
@@ -164,7 +164,7 @@ class Teacher:
 
         ids_WL        int64, token ids including [CLS], [SEP] and padding
         attention_WL  bool, True at real tokens; every window holds at least one; None if all are real. On the host:
-                      what lies on a GPU is waited for
+                      what is on a GPU is waited for
         tokens_N      int64, places in ids_WL counted row by row; the others are neither converted nor returned
         layers        numbers of layers from 1 to l; only l when not given
         documents_WL  int64, number of each token's document in its window, -1 at padding: the documents are read as
@@ -221,7 +221,7 @@ def read_config(directory: Path, name: str | Path) -> "PretrainedConfig":
     """The configuration of a teacher. Raises TeacherError when it cannot be read, or its family is not a tested one."""
     file = directory / "config.json"
     if not file.exists():
-        raise TeacherError(f"{name}: no config.json in {directory}. Give the directory of a whole model.")
+        raise TeacherError(f"{name}: no config.json in {directory}. Pass the directory of a whole model.")
     try:
         family = json.loads(read_file(file)).get("model_type")
         if family not in FAMILIES:
@@ -264,9 +264,9 @@ def check_reads_masks(name_or_path: str | Path) -> None:
     setting = getattr(read_config(locate(name_or_path), name_or_path), "mask_later", None)
     if setting is not None:
         raise TeacherError(
-            f"--masked: {name_or_path} was trained with --mask-later, so that [MASK] enters it at a later layer"
-            f" (mask_later of its config.json: {setting}), which teachers do not do. Take another teacher, or leave"
-            f" --masked out."
+            f"--masked: {name_or_path} was trained with --mask-later, so [MASK] enters it at a later layer "
+            f"(mask_later of its config.json: {setting}), which is not supported for teachers. Use another teacher, "
+            "or omit --masked."
         )
 
 
@@ -278,7 +278,7 @@ def check_position_means(name_or_path: str | Path) -> None:
     if config.model_type in ROTARY or not getattr(config, "position_biased_input", True) or relative != "absolute":
         raise TeacherError(
             f"--center position: {name_or_path} ({config.model_type}) has relative positions, so there is nothing to "
-            "centre by position. Give --center mean or none."
+            "centre by position. Use --center mean or none."
         )
 
 
@@ -321,7 +321,7 @@ def load_weights(
     name: str | Path,
     **options: Any,
 ) -> tuple["PreTrainedModel", dict]:
-    """A model of transformers from safetensors, in eval mode on the CPU, and what its loading says of the weights.
+    """A model of transformers from safetensors, in eval mode on the CPU, and what its loading says about the weights.
 
     Raises  TeacherError when there are none, or they cannot be read
     """
@@ -343,7 +343,7 @@ def load_weights(
         raise TeacherError(
             f"{name}: the weights in {directory} cannot be loaded: {describe(error)}. Fetch or save the model again."
         ) from error
-    for parameter in model.parameters():  # DeBERTa creates some in float32 whatever the dtype, and then fails
+    for parameter in model.parameters():  # DeBERTa creates some in float32 regardless of the dtype, and then fails
         parameter.data = parameter.data.to(dtype)
     return model.eval(), report
 
@@ -379,7 +379,7 @@ class _FastLinear(torch.nn.Linear):
 
 
 def torch_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """What --dtype means on a device. Raises TeacherError.
+    """The dtype that --dtype means on a device. Raises TeacherError.
 
     "auto" is float16 on a GPU: its codes are nearer to those of float32 than bfloat16's by an order of magnitude,
     because it rounds hidden states to 11 bits and not to 8. Numbers beyond 65,504 overflow; batch.py refuses them.

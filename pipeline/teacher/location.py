@@ -1,4 +1,4 @@
-"""Where a teacher lies: "bundled", a directory, or the name of a model on the Hub; and what its content is."""
+"""Locate a teacher ("bundled", a directory, or a name on the Hub) and identify its content."""
 
 import contextlib
 import hashlib
@@ -37,8 +37,8 @@ def locate(name_or_path: str | Path) -> Path:
     if str(name_or_path) == "bundled":
         if not BUNDLED.is_dir():
             raise TeacherError(
-                f"the bundled teacher is missing: {BUNDLED} is no directory. "
-                "Install this package again, or name a teacher with --teacher."
+                f"the bundled teacher is missing: {BUNDLED} is not a directory. Reinstall this package, or name a "
+                "teacher with --teacher."
             )
         return BUNDLED
     path = Path(name_or_path).expanduser()
@@ -47,7 +47,7 @@ def locate(name_or_path: str | Path) -> Path:
     if path.exists():
         raise TeacherError(f"{path} is a file, expected the directory of a model: try {path.parent}")
     if isinstance(name_or_path, Path) or path.is_absolute() or str(name_or_path).startswith((".", "~")):
-        raise TeacherError(f"no such directory: {path}. Give a model's directory, or its name on the Hub.")
+        raise TeacherError(f"no such directory: {path}. Pass a model's directory, or its name on the Hub.")
     return _from_hub(str(name_or_path))
 
 
@@ -61,9 +61,9 @@ def _from_hub(name):
     except Exception as error:  # huggingface_hub changes its HTTP library, and so these, with its versions
         offline = isinstance(error, LocalEntryNotFoundError)
         raise TeacherError(
-            f"teacher {name!r} not found: no such directory, not in the Hub's cache, and not available from the "
-            f"Hub ({'no network, or HF_HUB_OFFLINE is set' if offline else describe(error)}). "
-            f"Give the directory of a model, or where there is a network run: hf download {name}"
+            f"teacher {name!r} not found: no such directory, not in the Hub's cache, and not available from the Hub "
+            f"({'no network, or HF_HUB_OFFLINE is set' if offline else describe(error)}). Pass the directory of a "
+            f"model, or download it on a machine with a network: hf download {name}"
         ) from error
 
 
@@ -87,7 +87,7 @@ def require_weight_files(directory: Path, name: str | Path) -> list[Path]:
     found = f"only {', '.join(pickled)}" if pickled else "none of it"
     raise TeacherError(
         f"{name}: expected {WEIGHTS} or every part that {WEIGHTS_INDEX} lists, found {found} in {directory}. "
-        "A pickled checkpoint (.bin, .pt) can run code when it is read, so it is not loaded. If you trust it "
+        "A pickled checkpoint (.bin, .pt) can run code when it is read, so it is not loaded. If you trust it, "
         """convert it: python -c "from transformers import AutoModel as M, AutoTokenizer as T; """
         f"""[C.from_pretrained('{name}').save_pretrained('converted') for C in (M, T)]", and use converted"""
     )
@@ -103,7 +103,7 @@ def teacher_fingerprint(name_or_path: str | Path) -> str:
 
 
 def fingerprint(directory: Path, name: str | Path) -> str:
-    """As `teacher_fingerprint`, of a teacher that is located already."""
+    """`teacher_fingerprint` of a teacher that is already located."""
     digest = hashlib.sha256()
     for file in [directory / "config.json", *require_weight_files(directory, name)]:
         digest.update(f"{file.name} {file_sha256(file)}\n".encode())

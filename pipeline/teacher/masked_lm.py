@@ -3,7 +3,7 @@
     teacher = MaskedLm.load("google-bert/bert-base-cased")
     logits_CV = teacher.logits(rows_Cd)
 
-Left out: the distributions that its logits give (targets/logits.py).
+Not handled here: the distributions that its logits give (targets/logits.py).
 
 Shapes: C tokens, d hidden width, V entries of the vocabulary.
 """
@@ -46,7 +46,7 @@ class MaskedLm(Teacher):
     def load(  # type: ignore[override]  # a whole model leaves no layer to choose
         cls, name_or_path: str | Path, *, dtype: str = "float32", device: str | torch.device = "cpu"
     ) -> "MaskedLm":
-        """Load a teacher with its head; arguments as of `Teacher.load`.
+        """Load a teacher with its head; for the arguments see `Teacher.load`.
 
         Raises  TeacherError if it is not found, does not fit or has no masked-LM head; DeviceError
         """
@@ -61,7 +61,7 @@ class MaskedLm(Teacher):
         return cls(str(name_or_path), model.to(device), teacher_fingerprint(name_or_path))
 
     def in_float32(self) -> "MaskedLm":
-        """As of Teacher."""
+        """See Teacher."""
         return MaskedLm.load(self.name, dtype="float32", device=self.device)
 
     def _all_layers(self) -> Iterable[torch.nn.Module]:
@@ -75,13 +75,13 @@ class MaskedLm(Teacher):
 
     @torch.inference_mode()
     def logits(self, rows_Cd: torch.Tensor) -> torch.Tensor:
-        """Logits of hidden states of the last layer: a new float32 tensor (C, V), whatever the teacher's dtype."""
+        """Logits of hidden states of the last layer: a new float32 tensor (C, V), regardless of the teacher's dtype."""
         return self._head(inputs_embeds=rows_Cd[None].to(self.dtype)).logits[0].float()
 
 
 def _head_alone(model):
-    """A model whose encoder hands on what it is given as inputs_embeds: its forward pass is that of its head alone,
-    whatever the family. The weights are shared."""
+    """A model whose encoder passes its inputs_embeds on unchanged, so its forward pass is only that of the head,
+    regardless of the family. The weights are shared."""
     head, encoder = copy.copy(model), copy.copy(model.base_model)
     head._modules = dict(model._modules)
     encoder.forward = lambda *_, inputs_embeds, **__: BaseModelOutput(last_hidden_state=inputs_embeds)
@@ -94,7 +94,8 @@ def _require_head(report, encoder, name):
     missing = sorted(report["missing_keys"])
     if missing and not any(key.startswith(f"{encoder}.") for key in missing):
         raise TeacherError(
-            f"{name}: this teacher has no masked-LM head, so it predicts no words: its checkpoint lacks {missing[0]}"
-            f"{' and more' if len(missing) > 1 else ''}. Take one that was saved as a masked language model, such as "
-            f"google-bert/bert-base-cased or bundled, or encode its hidden states: {program()} encode-lsp"
+            f"{name}: this teacher has no masked-LM head, so it predicts no words: its checkpoint lacks "
+            f"{missing[0]}{' and more' if len(missing) > 1 else ''}. Use one that was saved as a masked language "
+            f"model, such as google-bert/bert-base-cased or bundled, or encode its hidden states: {program()} "
+            "encode-lsp"
         )

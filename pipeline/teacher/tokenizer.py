@@ -44,8 +44,8 @@ def load_tokenizer(name_or_path: str | Path) -> "PreTrainedTokenizerBase":
         ) from error
     if not tokenizer.is_fast:
         raise TeacherError(
-            f"{name_or_path}: {type(tokenizer).__name__} is not a fast tokenizer, and only those are used. "
-            "Take a teacher that comes with a tokenizer.json."
+            f"{name_or_path}: {type(tokenizer).__name__} is not a fast tokenizer, and only those are supported. Use a "
+            "teacher that comes with a tokenizer.json."
         )
     if missing:
         raise TeacherError(

@@ -294,7 +294,7 @@ def test_vectors_of_a_file_have_no_positions_and_no_teacher_that_centres_alike(t
 
 
 def test_a_sample_too_small_for_positions_is_refused(place, tmp_path):
-    with pytest.raises(CenteringError, match="needs 100 tokens at a position, but 100% of the"):
+    with pytest.raises(CenteringError, match="needs 100 tokens at every position, but 100% of the"):
         learn_dictionary(
             LearnConfig(
                 **{

@@ -216,7 +216,7 @@ def test_one_article_in_a_hundred_of_the_bundled_text_is_held_out():
 
 def test_a_missing_bundled_text_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.corpus.BUNDLED_TEXT", tmp_path / "gone.xz")
-    with pytest.raises(CorpusError, match="the bundled text is missing: .*gone.xz.*Install this package again"):
+    with pytest.raises(CorpusError, match="the bundled text is missing: .*gone.xz.*Reinstall this package"):
         open_sources(CorpusConfig())
 
 
@@ -247,7 +247,7 @@ def test_the_bundled_text_is_made_again_from_its_source(bundled_text):
 # -- recipes ---------------------------------------------------------------------------------------------
 
 NO_TEACHER = "google-bert/bert-base-cased.*hf download google-bert/bert-base-cased"
-NO_WIKIPEDIA = "hf://datasets/wikimedia/wikipedia/20231101.en/.*cannot be reached.*give them with --corpus"
+NO_WIKIPEDIA = "hf://datasets/wikimedia/wikipedia/20231101.en/.*cannot be reached.*pass them with --corpus"
 NO_DOLMA = "'dolma-v1_7/falcon-refinedweb-filtered/.*' matches no file.*docs corpora"
 
 

@@ -175,7 +175,7 @@ def test_what_workers_log_warn_of_and_raise_is_the_drivers(spread, tmp_path, cap
     with caplog.at_level("INFO"), WorkerPool(job) as pool, pytest.warns(UserWarning, match="workers warn of this"):
         assert list(pool.map(chatty, ["one"])) == [("one", "one is well")]
     assert f"a batch of {len(job.plan.units)}" in caplog.messages
-    with pytest.raises(EncodeError, match="empties the code of every one of the first"):
+    with pytest.raises(EncodeError, match="leaves every one of the first"):
         encode_lsp(replace(spread, lam=0.999, tolerance=0.9, output=tmp_path))
 
 
@@ -241,7 +241,7 @@ def test_bytes_do_not_depend_on_the_number_of_threads(english_text, tmp_path, mo
     ("change", "message"),
     [
         ({"workers": 0}, "--workers must be positive"),
-        ({"workers": 2, "scheduler": "tcp://a:1"}, "Give one of them"),
+        ({"workers": 2, "scheduler": "tcp://a:1"}, "Pass only one of them"),
         ({"scheduler": "localhost"}, "is not an address"),
         ({"workers": 2, "device": "cuda:1"}, "every worker has its own"),
     ],
@@ -258,7 +258,7 @@ def test_a_scheduler_that_goes(spread, tmp_path, monkeypatch):
     with WorkerPool(teacher_job(replace(spread, output=tmp_path), silent)) as pool:
         pool._start()
         monkeypatch.setattr(pool._client, "nthreads", gone)
-        with pytest.raises(ConnectionError, match="the scheduler is gone; finished units are kept"):
+        with pytest.raises(ConnectionError, match="the scheduler has stopped; finished units are kept"):
             list(pool.map(print, [()]))
 
 

@@ -72,7 +72,7 @@ def test_a_new_store_beside_one_of_another_tolerance_says_so(place, report, tmp_
     lines = [record.getMessage() for record in caplog.records if record.name == "pipeline.announcement"]
     (line,) = [line for line in lines if "differs only" in line]
     assert first == again != before and f"{before} differs only" in line
-    assert "0.001 instead of 0.0001; --tolerance 0.001 adds to it" in line
+    assert "0.001 instead of 0.0001; --tolerance 0.001 would add to it" in line
 
 
 def test_stored_rows_equal_the_full_model_and_scikit_learn(place, report):
@@ -181,7 +181,7 @@ def test_kill_and_resume_gives_the_bytes_of_an_unbroken_run(place, report, tmp_p
     [
         ({"layer": (9,)}, TeacherError, "3"),
         ({"corpus": ("/nowhere/*.txt",)}, CorpusError, "matches no file"),
-        ({"k": 20_000}, EncodeError, "--k 20000 atoms need more training vectors .* the sample has"),
+        ({"k": 20_000}, EncodeError, "--k 20000 atoms need more than 20000 training vectors, .* the sample has"),
         ({"lam": 0.999}, EncodeError, "every one of the first"),
         ({"teacher": "/nowhere/teacher"}, TeacherError, "/nowhere/teacher"),
     ],

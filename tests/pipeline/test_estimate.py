@@ -66,7 +66,7 @@ def test_a_store_of_logits(common):
 def test_a_small_disk_is_said_before_the_encoding(common, teacher_directory, monkeypatch):
     config = EncodeIdsConfig(tokenizer=str(teacher_directory), **common)
     monkeypatch.setattr("pipeline.stores.free_bytes", lambda path: 1000)
-    with pytest.warns(UserWarning, match=r"about 0\.\d GB are to be written under .*/runs, where 0\.0 GB are free"):
+    with pytest.warns(UserWarning, match=r"about 0\.\d GB will be written under .*/runs, where 0\.0 GB are free"):
         encode_ids(config)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -88,7 +88,7 @@ def test_the_text_is_counted_by_file(common, teacher_directory, tmp_path):
         assert ": 9 files: 577 documents, " in total and total.endswith(" held out, 8 duplicates left out")
         assert first.split()[:3] == [f"{books}/8.txt", "68", "documents,"] and "1 duplicate left out" in first
         assert rest[4].split()[:4] == ["4", "others", "247", "documents,"]
-        assert "a text file has 64 of them on average" in rest[5] and "--document-boundary file" in rest[5]
+        assert "a text file has 64 documents on average" in rest[5] and "--document-boundary file" in rest[5]
     whole = encode_ids(replace(config, document_boundary="file", held_out_by="file", dry_run=True))[0]["corpus"]
     assert (whole["documents"], whole["held_out_documents"], whole["paragraphs"]) == (9, 1, None)
     assert [entry["held_out_documents"] for entry in whole["files_listed"]] == [1, 0, 0, 0, 0], "the held-out one first"

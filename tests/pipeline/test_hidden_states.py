@@ -231,7 +231,7 @@ def test_what_a_codebook_does_not_fit(place, pq, tmp_path):
         encode_hidden(replace(config, bytes=64))
     with pytest.raises(EncodeError, match="quantises 32 values to 16 bytes, but --bytes is 32"):
         encode_hidden(replace(config, codebook=pq.files.codebook))
-    with pytest.raises(EncodeError, match="no codebook of product quantisation"):
+    with pytest.raises(EncodeError, match="not a codebook of product quantisation"):
         encode_hidden(replace(config, codebook=tmp_path))
     with pytest.raises(EncodeError, match="needs 256 hidden states .* has 200"):
         encode_hidden(replace(config, dictionary_tokens=200))
@@ -375,22 +375,22 @@ def test_encoding_learns_the_dictionary_that_learn_dictionary_does(place, store)
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"center": "mean"}, "--center mean belongs to reading text with a teacher"),
-        ({"layer": 1}, "--layer 1 belongs to reading .*, whose layer is 2. Leave"),
-        ({"corpus": "x.txt"}, "--corpus x.txt belongs to"),
-        ({"max_length": 64}, "--max-length 64 belongs to .* whose max-length is 32"),
-        ({"max_tokens": 500}, "--max-tokens 500 belongs to"),
-        ({"documents_apart": True}, "--documents-apart True belongs to"),
+        ({"center": "mean"}, "--center mean applies only when a teacher reads text"),
+        ({"layer": 1}, "--layer 1 applies only when .*, whose layer is 2. Omit"),
+        ({"corpus": "x.txt"}, "--corpus x.txt applies only"),
+        ({"max_length": 64}, "--max-length 64 applies only .* whose max-length is 32"),
+        ({"max_tokens": 500}, "--max-tokens 500 applies only"),
+        ({"documents_apart": True}, "--documents-apart True applies only"),
         ({"dtype": "bfloat16"}, "--dtype bfloat16 .* whose dtype is float32"),
-        ({"teacher": "bundled"}, "--teacher bundled belongs to"),
-        ({"batch_tokens": 31, "max_length": 16}, "belongs to"),
+        ({"teacher": "bundled"}, "--teacher bundled applies only"),
+        ({"batch_tokens": 31, "max_length": 16}, "applies only"),
     ],
 )
 def test_settings_of_text_and_teacher_are_refused_in_one_line(place, store, dictionary, settings, problem):
     config = codes_of(place, dictionary, **{"hidden": str(store.path)} | settings)
     with pytest.raises(ValueError, match=problem) as caught:
         encode_lsp(config)
-    assert "\n" not in str(caught.value) and "Leave it out" in str(caught.value)
+    assert "\n" not in str(caught.value) and "Omit it" in str(caught.value)
 
 
 def test_settings_that_are_the_stores_own_may_be_given(place, store, coded, dictionary):
@@ -415,7 +415,7 @@ def test_other_things_than_stores_of_hidden_states_are_refused(place, store, cod
 
 
 def test_the_objectives_say_what_the_store_is_for(store):
-    with pytest.raises(RunError, match="holds a teacher's hidden states .encode-hidden"):
+    with pytest.raises(RunError, match="contains a teacher's hidden states .encode-hidden"):
         Mlsm(store)
     with pytest.raises(RunError, match="encode-hidden"):
         Kd(store)
@@ -571,5 +571,5 @@ def test_the_commands_name_things_rightly(place, tmp_path):
 
 def test_a_pipe_in_the_place_of_centroids_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "centroids.npy")
-    with pytest.raises(EncodeError, match=r"is no codebook of product quantisation \(.*a pipe"):
+    with pytest.raises(EncodeError, match=r"is not a codebook of product quantisation \(.*a pipe"):
         Codebook.load(tmp_path)

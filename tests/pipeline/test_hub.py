@@ -168,7 +168,7 @@ def test_no_network_is_one_clear_error(hub, monkeypatch):
             raise failure
 
         monkeypatch.setattr(hub, "dataset_info", fails)
-        with pytest.raises(CorpusError, match=f"{DATA}.*cannot be reached .{failure}.*give them with --corpus"):
+        with pytest.raises(CorpusError, match=f"{DATA}.*cannot be reached .{failure}.*pass them with --corpus"):
             open_corpus((f"{DATA}/20231101.en/*.parquet",))
 
 

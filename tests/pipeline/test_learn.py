@@ -84,7 +84,7 @@ def test_interrupted_and_resumed_equals_unbroken(place, unbroken, tmp_path, monk
 
 
 def test_too_few_vectors_are_refused_before_the_teacher_runs(place, tmp_path):
-    with pytest.raises(EncodeError, match="--k 6000 atoms need more training vectors .* has 4,9"):
+    with pytest.raises(EncodeError, match="--k 6000 atoms need more than 6000 training vectors, .* has 4,9"):
         learn_dictionary(replace(place, k=6000, output=tmp_path), stop_at("sample", -1))
     assert not list((tmp_path / "dictionaries").iterdir())
 
@@ -113,7 +113,7 @@ def test_a_setting_that_means_nothing_for_a_file_of_vectors_is_refused(tmp_path,
     words |= {"text_field": "body", "dtype": "float32", "products": "torch"}
     value = (usual | words).get(name, not default if isinstance(default, bool) else None)
     config = LearnConfig(hidden=tmp_path / "a.npy", k=10, output=tmp_path, **{name: value or default + 1})
-    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} belongs to reading text with a teacher"):
+    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} applies only when a teacher reads text"):
         learn_dictionary(config)
     object.__setattr__(config, "origins", {name: "recipe paper"})  # which names text for other commands too
     assert learn_dictionary(config)[0]["k"] == 10

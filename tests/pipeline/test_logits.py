@@ -352,7 +352,7 @@ def test_a_teacher_that_masks_enter_later_is_not_asked_with_masks(tmp_path):
     model.config.mask_later = {"layer": 2, "mask_token_id": 4}
     model.save_pretrained(tmp_path)
     config = EncodeLogitsConfig(teacher=str(tmp_path), corpus=("/nowhere/*.txt",), masked=True, output=tmp_path)
-    with pytest.raises(TeacherError, match="--masked: .* trained with --mask-later.*or leave --masked out") as caught:
+    with pytest.raises(TeacherError, match="--masked: .* trained with --mask-later.*or omit --masked") as caught:
         encode_logits(config)
     assert "\n" not in str(caught.value)
 

@@ -587,14 +587,14 @@ def test_an_overflow_of_float16_ends_the_run_and_quarantines_nothing(place, over
 def test_auto_points_to_the_stores_of_another_dtype(place, plain, halves, caplog, tmp_path):
     caplog.set_level(logging.INFO)
     (made,) = encode_lsp(replace(place, dtype="bfloat16", output=tmp_path))
-    assert not [record for record in caplog.records if "another store" in record.message]
+    assert not [record for record in caplog.records if "a new store, not" in record.message]
     encode_lsp(replace(place, dtype="auto", output=tmp_path))
-    (said,) = [record.message for record in caplog.records if "another store" in record.message]
-    assert "computes in float32" in said and made["store"] in said and "--dtype bfloat16 adds to that one" in said
+    (said,) = [record.message for record in caplog.records if "a new store, not" in record.message]
+    assert "computes in float32" in said and made["store"] in said and "--dtype bfloat16 would add to that one" in said
     assert encode_lsp(replace(place, dtype="bfloat16", output=tmp_path))[0]["finished_before"]
     caplog.clear()
     encode_lsp(replace(place, dtype="auto", output=tmp_path))
-    assert not [record for record in caplog.records if "another store" in record.message]
+    assert not [record for record in caplog.records if "a new store, not" in record.message]
 
 
 def test_a_repair_command_names_the_dtype_of_the_store(halves):
