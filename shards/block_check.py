@@ -1,6 +1,6 @@
-"""Is a block well formed? Its columns, and the packed rows in them: atoms increasing below k, one row a token.
+"""Is a block well formed? Its columns, and the packed rows in them: atoms increasing below k, one row per token.
 
-Left out: hashes (shard_file.py), which blocks are looked at (verify.py).
+Not handled here: hashes (shard_file.py), which blocks are looked at (verify.py).
 
 Shapes: E entries, P pairs of entries.
 """

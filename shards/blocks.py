@@ -1,11 +1,11 @@
-"""Where the bytes of a split's member groups are: what its records say of them, and the shards that hold them.
+"""The places of the bytes of a split's member groups: according to its records, in the shards that hold them.
 
     blocks = Blocks(files, BlockTable(records))
     mapping, raw = blocks.map(unit, group)
 
 Shards are memory-mapped; those of a store behind a URL are fetched when they are first mapped (remote.py).
 Mapping.is_unchanged tells whether a mapped file is still as it was.
-Not handled here: hashes and columns of what is mapped (windows.py).
+Not handled here: hashes and columns of the mapped blocks (windows.py).
 
 Shapes: B blocks, U units.
 """
@@ -31,7 +31,7 @@ KEPT = 128  # shards or blocks that stay mapped: those of two shuffle windows
 
 
 class BlockTable:
-    """What a reader needs of the records: shards by unit, and member groups by block.
+    """The part of the records that a reader needs: shards by unit, and member groups by block.
 
     ids, files               lists (U) of unit ids and shard names
     sizes, tokens            int64 (U), bytes of the shard and real tokens
@@ -92,7 +92,7 @@ class Mapping:
         self.raw = np.frombuffer(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) if size else b"", np.uint8)
 
     def is_unchanged(self) -> bool:
-        """Whether nobody has written to the file since. It stays mapped when another file, or none, has its name."""
+        """Whether the file has not been written to since. It stays mapped when another file, or none, has its name."""
         try:
             now = _identity(os.stat(self._path))
         except OSError:
@@ -126,7 +126,7 @@ class Blocks:
         return mapping, mapping.raw[offset : offset + length]
 
     def discard(self, unit: int) -> str:
-        """Remove a damaged shard if it can be fetched again. Returns what to do, in words for an error."""
+        """Remove a damaged shard if it can be fetched again. Returns the advice for an error message."""
         return self._files.discard(self._table.files[unit])
 
     def _map_shard(self, unit):
@@ -151,5 +151,5 @@ class Blocks:
         if record is not None and record.file != self._table.files[unit]:
             raise StoreError(
                 f"{self._files.path}: unit {record.unit} was encoded again since the store was opened, and its old "
-                "shard was cleaned away. Open the store again, or start the command again."
+                "shard was removed. Open the store again, or restart the command."
             )

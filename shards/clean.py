@@ -1,4 +1,4 @@
-"""Remove what killed processes left behind, and nothing else.
+"""Remove the files that killed processes left behind, and nothing else.
 
     report = clean("runs", dry_run=True)
 
@@ -20,7 +20,7 @@ Another process, here or on another machine that shares the file system, may be 
     - a work place whose lock is held, or which holds a file that is not part of the work;
     - shards of a unit whose record cannot be read.
 
-Left out: damaged units (verify.py).
+Not handled here: damaged units (verify.py).
 """
 
 import errno
@@ -106,7 +106,7 @@ def _recognise(path):
     if files is None or not _holds_only(path, files):
         return None
     with lock_if_free(path) as is_free:
-        return LeftOver(path, _PLACE_KIND, None if is_free else "another process is at work in it")
+        return LeftOver(path, _PLACE_KIND, None if is_free else "another process is working in it")
 
 
 def _holds_only(path, files):
@@ -165,7 +165,7 @@ def _alive(pid):
 
 
 def _began(pid):
-    """When a process began, in seconds since 1970; None where /proc does not tell."""
+    """When a process started, in seconds since 1970; None if /proc does not say."""
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         (booted,) = re.findall(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)

@@ -1,7 +1,7 @@
 """Bytes and arrays: blocks of windows to packed columns and back.
 
 Packing takes what the sparse coder made; unpacking is done row by row, so that a trainer decodes the
-masked 15 % of the tokens and nothing else. The layout is in schema.py. Left out: tar and files.
+masked 15 % of the tokens and nothing else. The layout is in schema.py. Not handled here: tar and files.
 
 Shapes: W windows, L window length, T tokens, M chosen tokens, E entries.
 """
@@ -47,7 +47,7 @@ class SparseRows:
 
 
 def pad_rows(counts_M: np.ndarray, values_E: np.ndarray, width: int | None = None, fill: int = 0) -> np.ndarray:
-    """Rows that follow each other, of different lengths, as one array (M, N, ...) that is filled up behind each.
+    """Consecutive rows of different lengths as one array (M, N, ...), padded after each row.
 
     counts_M  lengths of the rows; their sum is E
     width     N; the longest row's unless given, at least that
@@ -62,7 +62,7 @@ def pad_rows(counts_M: np.ndarray, values_E: np.ndarray, width: int | None = Non
 class HiddenRows:
     """Hidden states as they are stored.
 
-    rows_Md  float32; zeros where a token has none
+    rows_Md  float32; zeros if a token has none
     coded_M  bool, whether a token has one
     """
 
@@ -155,7 +155,7 @@ def ratio_bounds(octaves: int) -> np.ndarray:
     """The least float32 ratio to a row's largest weight that code 254, ..., 0 stands for: float32 (255), rising.
 
     A code is 255 minus the number of bounds that its ratio reaches. So any device gives the codes of `encode_weights`
-    on this machine, without a logarithm of its own.
+    on this machine, without its own logarithm.
     """
     code_C = np.arange(254, -1, -1)
     below_C = np.full(255, np.float32(1e-30).view(np.int32))  # bits of positive floats are in the order of the floats
@@ -255,7 +255,7 @@ def pack_block(
     nnz, indices, weights, tail  rows of every token (special tokens have none), when meta.k > 0
     lsp_codes              what `encode_weights` makes of the weights at LSP_OCTAVES, where that is known already
     hidden, marks          codes (T, b) of hidden states in the type of meta.hidden and what marks tokens that have one:
-                           their scales, or 1 where they are product-quantised; all 0 for other tokens
+                           their scales, or 1 if they are product-quantised; all 0 for other tokens
     Raises                 ValueError when a token has no row, or a row has more than 255 entries, or entries that are
                            not strictly increasing atoms below k with positive weight
     """
@@ -339,7 +339,7 @@ def gather_rows_of_blocks(meta: ShardMeta, parts: list[tuple[Columns, np.ndarray
 def fidelity(
     meta: ShardMeta, given: Columns, block: Columns, first_entry: np.ndarray, tokens: np.ndarray
 ) -> tuple[int, float, float, float]:
-    """How far chosen rows of a packed block are from the distributions P that it was made of.
+    """The distance of chosen rows of a packed block from the distributions P that it was made from.
 
     given        columns as `pack_block` takes them: weights of a row sum to 1 - tail, the mass that is not given
     first_entry  integers (T), entry at which each token's row begins

@@ -44,7 +44,9 @@ class ShowConfig:
     def __post_init__(self):
         check(self)
         if sum(value is not None for value in (self.document, self.window, self.against)) > 1:
-            raise ValueError("--document, --window and --against are three different things to show. Give one of them")
+            raise ValueError(
+                "--document, --window and --against are three different things to show. Pass only one of them"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ the fingerprint in target.json before it is used or passed on: with another one,
 LSPs other atoms.
 Only named regular files are read: no code (`.py`), nothing through a link that leaves the store, and no `auto_map`, by
 which transformers would run code. What was read is what is compared, and what is written to an export.
-Left out: making the copies (pipeline/stores.py), how a dictionary was learned (pipeline/dictionary/).
+Not handled here: making the copies (pipeline/stores.py), how a dictionary was learned (pipeline/dictionary/).
 """
 
 import hashlib
@@ -112,7 +112,7 @@ def codebook_fingerprint(codebook: np.ndarray) -> str:
 
 
 def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Hexadecimal SHA-256 of what a fast tokenizer does: its rules, vocabulary and the roles of its special tokens.
+    """Hexadecimal SHA-256 of a fast tokenizer's behaviour: its rules, vocabulary and the roles of its special tokens.
 
     A saved and reloaded copy has the same fingerprint, wherever it lies; truncation and padding, which
     are states of a call, do not count.
@@ -126,7 +126,7 @@ def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def read_tokenizer(files: StoreFiles) -> dict[str, bytes]:
-    """The files of a store's tokenizer, name to bytes; empty where the target names no tokenizer and there are none.
+    """The files of a store's tokenizer, name to bytes; empty if the target names no tokenizer and there are none.
 
     files   StoreFiles
     Raises  StoreError when it is not the tokenizer that the target names, or cannot be read
@@ -140,20 +140,21 @@ def read_tokenizer(files: StoreFiles) -> dict[str, bytes]:
         return contents
     if not _VOCABULARIES & contents.keys():
         raise StoreError(
-            f"{directory} has no vocabulary; it held the tokenizer of the stored token ids. {files.restore_hint()}"
+            f"{directory} has no vocabulary; it should contain the tokenizer of the stored token ids. "
+            f"{files.restore_hint()}"
         )
     with foreign_errors(files):
         found, largest, special, problem = _identity(tuple(contents.items()))
     if found != expected:
         raise StoreError(
             f"{directory} is not the tokenizer of this store: its fingerprint is {found[:12]}, target.json names "
-            f"{expected[:12]}. {files.restore_hint()} If that changes nothing, this release of transformers reads the "
-            "files differently than the one that the store was made with."
+            f"{expected[:12]}. {files.restore_hint()} If that does not help, this release of transformers reads the "
+            "files differently from the one that made the store."
         )
     if problem:
         raise StoreError(
             f"{directory}: {problem} The stored token ids are ambiguous. Correct the tokenizer that the text was "
-            "encoded with, and encode again; that makes another store."
+            "encoded with, and encode again, which makes another store."
         )
     if wrong := [role for role, number in special.items() if target["special_ids"].get(role, number) != number]:
         raise StoreError(
@@ -186,7 +187,7 @@ def foreign_errors(files: StoreFiles) -> Iterator[None]:
 
 
 def read_dictionary(files: StoreFiles) -> dict[str, bytes]:
-    """The files of a store's dictionary, name to bytes; empty where the target names no dictionary and there are none.
+    """The files of a store's dictionary, name to bytes; empty if the target names no dictionary and there are none.
 
     files   StoreFiles
     Raises  StoreError when the atoms are not those that the target names, or cannot be read
@@ -201,7 +202,7 @@ def read_dictionary(files: StoreFiles) -> dict[str, bytes]:
         center = None
         if "center" in record:
             _require_files(contents, directory, ("center.npy",))
-            entry = record["center"]  # of any form: what it says of the kind is part of the fingerprint
+            entry = record["center"]  # of any form: what it says about the kind is part of the fingerprint
             kind = entry.get("kind") if isinstance(entry, dict) else None
             center = kind, read_array(directory / "center.npy", contents["center.npy"], "<f4", 2)
         found = dictionary_fingerprint(read_array(directory / "atoms.npy", contents["atoms.npy"], "<f4", 2), center)
@@ -240,7 +241,7 @@ def check_dictionary(files: StoreFiles, found: str) -> None:
 
 
 def read_codebook(files: StoreFiles) -> dict[str, bytes]:
-    """The file of a store's codebook, name to bytes; empty where the target names none.
+    """The file of a store's codebook, name to bytes; empty if the target names none.
 
     files   StoreFiles
     Raises  StoreError when its centroids are not those that the target names, or cannot be read
@@ -263,7 +264,8 @@ def read_codebook(files: StoreFiles) -> dict[str, bytes]:
 
 
 def load_codebook(files: StoreFiles) -> np.ndarray:
-    """The centroids of a store whose target names a codebook, float32 (b, 256, d / b). Raises as `read_codebook`."""
+    """The centroids of a store whose target names a codebook, float32 (b, 256, d / b). Raises the errors of
+    `read_codebook`."""
     return _centroids(files, read_codebook(files)).copy()
 
 
@@ -332,7 +334,8 @@ def _identity(contents):
 
 
 def _read(files, directory, names):
-    """What there is of these files: name to bytes. StoreError where one is no file, or lies outside of the store."""
+    """Those of these files that exist, name to bytes. Raises StoreError if one is not a file, or is outside the
+    store."""
     root, found = os.path.realpath(directory.parent), {}
     for name in names:
         path = directory / name
@@ -341,8 +344,8 @@ def _read(files, directory, names):
         real = os.path.realpath(path)
         if os.path.commonpath([root, real]) != root:
             raise StoreError(
-                f"{path} is a link to {real}, outside of the store, and is not followed. Put the file itself there, or "
-                f"remove the link. {files.restore_hint()}"
+                f"{path} is a link to {real}, outside the store, and is not followed. Replace it by the file itself, "
+                f"or remove it. {files.restore_hint()}"
             )
         try:
             with disk.open_to_read(real) as file:
@@ -358,5 +361,5 @@ def _read(files, directory, names):
     return found
 
 
-# By the name of the directory: what reads the copy of a store, and raises StoreError where it is not the target's.
+# By the name of the directory: what reads the copy of a store, and raises StoreError if it is not the target's.
 READERS = {"tokenizer": read_tokenizer, "dictionary": read_dictionary, "codebook": read_codebook}

@@ -3,7 +3,7 @@
 Every order, mask and sample of the project comes from `hash_u64`, so that resuming is instant, the
 number of workers does not matter, and two objectives see the same batches. NumPy's generators promise
 no stable stream between versions; this mixing function (SplitMix64, Steele et al. 2014) is ours to keep.
-Left out: dropout, which is torch's.
+Not handled here: dropout, which is torch's.
 """
 
 from typing import Any

@@ -2,9 +2,9 @@
 
     report = derive("runs/stores/lsp-...", top_n=8)
 
-Of every row the n largest entries stay (of equal codes the lower atom, as at encoding). Their 8-bit codes do not
-change, because they count from the row's maximum, which always stays. A stored row sums to 1 - tail; what is
-dropped from it joins the tail:
+The n largest entries of every row are kept (among equal codes the lower atom, as in encoding). Their 8-bit codes do not
+change, because they count from the row's maximum, which always stays. A stored row sums to 1 - tail; what is dropped
+from it joins the tail:
 
     tail' = tail + (1 - tail) x (share of the dropped entries in the stored row)
 
@@ -44,7 +44,7 @@ def derive(
 ) -> dict:
     """Write the store, or what it lacks of it.
 
-    output    directory whose `stores` gets it; by default it lies beside the source, which must not be remote then
+    output    directory whose `stores` gets it; by default it is next to the source, which then must not be remote
     progress  called with ("derive", tokens done, tokens in all)
     Returns   report dict as encoding commands give
     Raises    StoreError when the source is unfinished (RequestError when it holds ids only or keeps no more than top_n
@@ -102,24 +102,26 @@ def _target(source, top_n):
     kept = old["settings"].get("top_n", MAX_ENTRIES)
     if source.kind == "hidden":
         raise RequestError(
-            f"{source.path} holds hidden states, which have no entries to cut. For fewer bytes per token:  {program()} "
-            f"encode-hidden --hidden {source.path} --quantise pq --bytes 64"
+            f"{source.path} contains hidden states, which have no entries to cut. For fewer bytes per token:  "
+            f"{program()} encode-hidden --hidden {source.path} --quantise pq --bytes 64"
         )
     if not source.k:
-        raise RequestError(f"{source.path} holds token ids only: nothing to cut. Give a store of LSPs or logits.")
+        raise RequestError(
+            f"{source.path} contains only token ids, so there is nothing to cut. Pass a store of LSPs or logits."
+        )
     if kept != "all" and top_n >= kept:
         raise RequestError(
-            f"{source.path} keeps {kept} entries per token; --top-n {top_n} cannot be derived from it, only fewer than "
-            f"{kept}. To have more, give the encode-{source.kind} command that made it again, with --top-n {top_n}."
+            f"{source.path} keeps {kept} entries per token; --top-n {top_n} cannot be derived from it, only fewer "
+            f"than {kept}. To get more, run the encode-{source.kind} command that made it again, with --top-n {top_n}."
         )
     settings = old["settings"] | {"top_n": top_n, "derived_from": old["target"]}
     return old | {"settings": settings, "target": fingerprint(settings)}
 
 
 def _directory(source, target, output):
-    """Where the new store lies: it has the source's name with n, and the digits of its own target."""
+    """The path of the new store: its name is the source's with n, and the digits of its own target."""
     if output is None and is_url(source.path):
-        raise RequestError(f"{source.path} is remote: say with --output where to put the new store.")
+        raise RequestError(f"{source.path} is remote: choose with --output where to put the new store.")
     path = Path(source.path)
     path = path if path.name.strip(".") else path.resolve()
     disk.follow_no_links_below(path.parent if output is None else output)
@@ -190,7 +192,7 @@ def cut(meta: ShardMeta, columns: codec.Columns, top_n: int) -> codec.SparseRows
 
 
 def _largest(codes, nnz_T, top_n):
-    """Which entries are among the top_n of their row, bool (E); small codes are large weights.
+    """Whether each entry is among the top_n of its row, bool (E); small codes mean large weights.
 
     Row, code and place in the row make one number each, no two alike, so that a plain sort does.
     """

@@ -9,8 +9,8 @@
     data/held_out-00000-of-00001.parquet
 
 `datasets.load_dataset` recognises names of this form without a card, whatever the split is called. A split is a set of
-files and not a column, because then load_dataset returns the splits by name and nobody trains on held-out windows by
-omission. What belongs to a token is a list in a list: datasets, pandas and DuckDB index it as `column[t][i]` (DuckDB
+files and not a column, because then load_dataset returns the splits by name and users do not train on held-out windows
+by omission. What belongs to a token is a list in a list: datasets, pandas and DuckDB index it as `column[t][i]` (DuckDB
 counts from 1), whereas offsets into a flat list would need code in each of them.
 
 The directory appears whole (mlsm/common/durable.py); an export that was interrupted starts from scratch. A row group is
@@ -127,7 +127,7 @@ def _is_there(output, lineage):
     if found != lineage:
         what = "the export of another store, or of this one before it changed" if found else "no export of a store"
         raise RequestError(
-            f"{output} exists and holds {what}. Nothing was changed. Give another --output, or remove it."
+            f"{output} exists and contains {what}. Nothing was changed. Choose another --output, or remove it."
         )
     return True
 
@@ -241,7 +241,9 @@ def _card(store, splits):
     facts = [(name, store.settings[name]) for name in _SHOWN if name in store.settings]
     facts += [("target", store.target_id), ("plan", store.plan_id)]
     names = _schema(store, store.record(store.plan.units[0].id)).names
-    entries = "vocabulary ids that the teacher gives most probability" if store.kind == "logits" else "LSPs (atoms)"
+    entries = (
+        "vocabulary ids with the highest probability under the teacher" if store.kind == "logits" else "LSPs (atoms)"
+    )
     width = store.hidden.width if store.hidden else 0
     lines = ["---", "license: unknown", "tags:", "- mlsm", "configs:", "- config_name: default", "  data_files:"]
     for split in splits:
@@ -274,7 +276,7 @@ def _card(store, splits):
         'tokenizer.convert_ids_to_tokens(windows[0]["input_ids"])',
         "```",
         "",
-        "With pandas a file, with DuckDB all files of a split:",
+        "To read one file with pandas, or all files of a split with DuckDB:",
         "",
         "```python",
         f'pandas.read_parquet("data/{first}-00000-of-{splits[first]["files"]:05}.parquet")',

@@ -1,4 +1,4 @@
-"""The files of one store directory: paths, target, plans, records, and what errors say to do about damage.
+"""The files of one store directory: paths, target, plans, records, and the advice in errors about damage.
 
     files = StoreFiles("runs/stores/lsp-...")
     files.record(unit_id)                        # UnitRecord, or None when the unit is not finished
@@ -32,7 +32,8 @@ from shards.schema import repair_hint
 
 T = TypeVar("T")
 _TARGET_REMEDY = (
-    ". Delete it and run the encoding command again; finished units are kept. Encode again elsewhere if it is refused."
+    ". Delete it and run the encoding command again; finished units are kept. If that is refused, encode again "
+    "elsewhere."
 )
 
 
@@ -67,7 +68,7 @@ class StoreFiles:
         made = publish_json(self.target_file, with_checksum(target))
         if not made and self.target()["target"] != target["target"]:
             difference = differing(self.target()["settings"], target["settings"])
-            raise StoreError(f"{self.path} holds another target: {difference}. Choose another --output.")
+            raise StoreError(f"{self.path} is a store of another target: {difference}. Choose another --output.")
 
     def target(self) -> dict:
         if not self.target_file.is_file():
@@ -136,7 +137,8 @@ class StoreFiles:
         return self._read(path, Plan.parse)
 
     def command(self, plan_id: str) -> dict:
-        """What was kept of the command that made a plan: {verb: settings, "recipe": its name}; {} where nothing was."""
+        """The stored settings of the command that made a plan: {verb: settings, "recipe": its name}; {} if there are
+        none."""
         try:
             kept = json.loads(disk.read_file(self.plans / f"{plan_id}.yaml"))  # JSON is YAML
         except (OSError, ValueError, RecursionError):
@@ -190,29 +192,29 @@ class StoreFiles:
         return True
 
     def repair_hint(self) -> str:
-        """What to do about damage in this store, in words for an error."""
+        """The advice about damage in this store, for an error message."""
         return repair_hint(self.path)
 
     def discard(self, file: str) -> str:
-        """Remove a damaged shard if it can be fetched again. Returns what to do, in words for an error."""
+        """Remove a damaged shard if it can be fetched again. Returns the advice for an error message."""
         return self.repair_hint()
 
     def restore_hint(self) -> str:
-        """What to do about a damaged copy of the tokenizer or dictionary, in words for an error."""
+        """The advice about a damaged copy of the tokenizer or dictionary, for an error message."""
         return (
             "Run the command that encoded the store again, which restores it "
             f"({program()} verify-shards names the command)."
         )
 
     def finish_hint(self) -> str:
-        """What to do about units that are missing, in words for an error."""
-        return "Run the encoding command that began it again; finished units are kept."
+        """The advice about missing units, for an error message."""
+        return "Run the encoding command that started it again; finished units are kept."
 
 
 def read_small(path: Path, remedy: str) -> bytes:
     """The bytes of a target, plan or record.
 
-    remedy  what to do about it if it is no file, or cannot be read: then a ShardError says so
+    remedy  the advice in the ShardError that is raised if it is not a file or cannot be read
     Raises  ShardError, FileNotFoundError, and OSError of the machine
     """
     try:
@@ -225,8 +227,8 @@ def read_small(path: Path, remedy: str) -> bytes:
 
 
 def describe_no_store(path: object, lacking: str) -> str:
-    """What an error says of something that is not a store."""
-    return f"{path} is not a store: {lacking}. Give one that {program()} encode-lsp made."
+    """The error message for something that is not a store."""
+    return f"{path} is not a store: {lacking}. Pass a store made by {program()} encode-lsp."
 
 
 def is_plan_file(path: Path) -> bool:
@@ -235,7 +237,7 @@ def is_plan_file(path: Path) -> bool:
 
 
 def _time_of_change(path):
-    """When a file was written last; of a link that ends nowhere, when that was made."""
+    """The time when a file was last written; for a broken link, when the link was made."""
     try:
         return path.stat().st_mtime
     except OSError:

@@ -182,7 +182,7 @@ def _problem_between_fields(target):
 
 
 def needed_statistics(target: Mapping) -> set[str]:
-    """Which statistics the records of a store with this target must have."""
+    """The statistics that the records of a store with this target must have."""
     if target["settings"].get("kind") == "hidden":
         return {"coded_tokens"}
     return ROW_STATISTICS if target["k"] else set()
@@ -213,7 +213,7 @@ class PlannedUnit:
     """Records of the range that are left out, such as duplicates, counted from `start`: `3,7-9`."""
 
     def as_dict(self) -> dict:
-        """Its fields, without `dropped` when that is empty."""
+        """The fields as a dict, without `dropped` if that is empty."""
         return {name: value for name, value in asdict(self).items() if name != "dropped" or value}
 
 

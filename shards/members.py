@@ -5,8 +5,8 @@
 
 Shards come from anywhere, and a hash only says that they are as somebody made them. A member that is not one of the
 format's columns, or is no plain one-dimensional array of that column's type, is refused. Nothing is unpickled: the
-header of an array is matched with the one form that NumPy's writer gives it, and not evaluated. Left out: the hash of
-the bytes (windows.py, shard_file.py), the values of packed rows (codec.py, verify.py).
+header of an array is matched with the one form that NumPy's writer gives it, and not evaluated. Not handled here: the
+hash of the bytes (windows.py, shard_file.py), the values of packed rows (codec.py, verify.py).
 """
 
 import io
@@ -57,7 +57,7 @@ def group_columns(raw: np.ndarray, group: str) -> dict[str, np.ndarray]:
         begin, end = position + _BLOCK, position + _BLOCK + header.size
         if stem != prefix or column not in known or column in found or not header.name.endswith(".npy"):
             raise ShardError(
-                f"a member {header.name!r}, which is not of this format or is there twice. Nothing of it was used"
+                f"a member {header.name!r}, which is not of this format or occurs twice. Nothing of it was used"
             )
         if not header.isreg() or end > len(raw):
             raise ShardError(f"the member {header.name!r} is not a whole file")
@@ -71,7 +71,7 @@ def decode_block(sample: Mapping) -> dict:
 
         wds.WebDataset(urls, shardshuffle=False).map(decode_block)
 
-    Use this in place of WebDataset's `.decode()`, which unpickles any member that is called `.pyd` or `.pickle`.
+    Use this instead of WebDataset's `.decode()`, which unpickles any member that is called `.pyd` or `.pickle`.
     Raises  ShardError when a member is not a column of this format
     """
     block = {}
@@ -93,7 +93,7 @@ def read_array(path: str | Path, raw: bytes, dtype: str, dimensions: int) -> np.
     """The array of a whole `.npy` file, a view of its bytes.
 
     dtype, dimensions  what it must be of
-    Raises  ShardError when it is anything else, or its shape and its bytes do not fit one another
+    Raises  ShardError if it is anything else, or if its shape does not match its bytes
     """
     file = io.BytesIO(raw[:16_384])
     try:

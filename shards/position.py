@@ -1,4 +1,4 @@
-"""Where a reader stands, and which rank and loader worker delivers which windows.
+"""The position of a reader, and which rank and loader worker delivers which windows.
 
 All ranks together deliver one endless sequence of windows: position p is window p mod N of epoch p div N, in
 that epoch's order (N windows in the split). It is dealt in items (samples, or batches of `batch` windows):
@@ -11,7 +11,7 @@ So once every rank has taken n items, the positions [start, start + n R batch) a
 whatever R, W and batch are: that one number is the state, and another R, W or batch continues from it. A
 DataLoader asks its workers in turn, so the order of items does not depend on W either.
 
-The state is a small JSON object, of constant size. Left out: reading windows (windows.py), torch.
+The state is a small JSON object, of constant size. Not handled here: reading windows (windows.py), torch.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ STATE_FORMAT = "mlsm-position-1"
 
 @dataclass(frozen=True)
 class Share:
-    """What one loader worker of one rank takes."""
+    """The share of one loader worker of one rank."""
 
     rank: int = 0
     ranks: int = 1
@@ -39,7 +39,7 @@ class Share:
             raise ValueError(f"rank {self.rank} of {self.ranks} and worker {self.worker} of {self.workers} cannot be")
 
     def item(self, number: int) -> int:
-        """Which item, counted over all ranks and workers, is this worker's item `number`."""
+        """The number of this worker's item `number` when counted over all ranks and workers."""
         return (self.worker + number * self.workers) * self.ranks + self.rank
 
     def items_before(self, total: int) -> int:

@@ -1,6 +1,6 @@
 """The positions of tokens as the encoder that made their targets counted them.
 
-Left out: what is done with them. The same on tensors: mlsm/common/documents.py.
+Not handled here: what is done with them. The same on tensors: mlsm/common/documents.py.
 
 Shapes: W windows, L window length.
 """

@@ -4,7 +4,8 @@
     store.report()
     windows = store.split("train")                  # windows.py
 
-A store is seen through one of its plans, all of whose units must be there. Left out: windows and rows (windows.py).
+A store is seen through one of its plans, all of whose units must be there. Not handled here: windows and rows
+(windows.py).
 """
 
 import re
@@ -77,7 +78,8 @@ class Store(StoreFacts):
 
     @cached_property
     def command(self) -> dict:
-        """What was kept of the command that made the plan: {verb: settings, "recipe": its name}; {} without any."""
+        """The stored settings of the command that made the plan: {verb: settings, "recipe": its name}; {} without
+        any."""
         return self.files.command(self.plan_id)
 
     def records(self, split: str | None = None) -> list[UnitRecord]:
@@ -98,7 +100,7 @@ class Store(StoreFacts):
         record = self.files.record(unit_id)
         if record is None:
             path = self.files.record_file(unit_id)
-            raise StoreError(f"{path} is missing. Run the encoding command again: it encodes that unit and no other.")
+            raise StoreError(f"{path} is missing. Run the encoding command again: it encodes only that unit.")
         return record
 
     def urls(self, split: str = "train") -> list[str]:
@@ -133,7 +135,7 @@ class Store(StoreFacts):
 
 
 def open_store(store: Store | str | PathLike[str]) -> Store:
-    """The store itself if it is open, else the one at this path or URL. Raises as `Store.open`."""
+    """The store itself if it is open, else the one at this path or URL. Raises the errors of `Store.open`."""
     return store if isinstance(store, Store) else Store.open(fspath(store))
 
 
@@ -142,8 +144,8 @@ def _check_windowing(files, plan, settings):
     windowing = settings.get("windowing")
     if windowing is not None and plan.windowing != windowing:
         raise StoreError(
-            f"{files.path}: plan {plan.id} is of another store: {differing(plan.windowing, windowing)}. Remove it from "
-            "plans/, or give the store that it belongs to."
+            f"{files.path}: plan {plan.id} is of another store: {differing(plan.windowing, windowing)}. Remove it "
+            "from plans/, or pass the store that it belongs to."
         )
 
 
@@ -192,8 +194,8 @@ def finished_stores(root: str | Path, kinds: Sequence[str] = ("lsp", "ids", "log
     if not newest:
         wanted = " or ".join(kinds)
         raise RequestError(
-            f"no finished store of {wanted} under {root}. Name one that lies elsewhere, or make one:"
-            f"  {program()} encode-{kinds[0]}"
+            f"no finished store of {wanted} under {root}. Name one in another place, or make one:  {program()} "
+            f"encode-{kinds[0]}"
         )
     return sorted(newest, key=lambda path: (newest[path], path), reverse=True)
 

@@ -80,7 +80,7 @@ class Remote:
     """How remote stores are read."""
 
     cache: Path | None = None
-    """Directory of what was fetched; unset: $MLSM_CACHE, else mlsm in the user's cache."""
+    """Directory of downloaded files; unset: $MLSM_CACHE, else mlsm in the user's cache."""
     cache_gb: float | None = None
     """Gigabytes of shards that the cache keeps; unset: $MLSM_CACHE_GB, else no limit."""
     attempts: int = 5
@@ -123,7 +123,7 @@ class Server:
         """Download a file to a place, where it appears whole and checked or not at all. Returns whether there is one.
 
         most    bytes that it may have
-        check   called with the path of what came; raises ShardError if it is not what it should be
+        check   called with the path of the downloaded file; raises ShardError if it is not as expected
         alive   called whenever some of it has come
         Raises  RemoteError if a fault lasts, WriteError if it cannot be written here, and what else `check` raises
         """
@@ -160,13 +160,13 @@ class Server:
             pool.shutdown(cancel_futures=True)
 
     def read(self, name: str, most: int, check: Callable[[bytes], object] = lambda raw: None) -> bytes | None:
-        """The bytes of a file; None if there is none. Raises as `fetch`."""
+        """The bytes of a file; None if there is none. Raises the errors of `fetch`."""
         with TemporaryDirectory(prefix="mlsm-fetch-") as directory:
             place = Path(directory) / "file"
             return place.read_bytes() if self.fetch(name, place, most, lambda path: check(path.read_bytes())) else None
 
     def names(self, directory: str) -> list[str]:
-        """Names of the files in a directory; empty where there is no such directory, no listing of it, or no access."""
+        """Names of the files in a directory; empty if there is no such directory, no listing of it, or no access."""
         with suppress(RefusedError):
             if self._is_http:  # not fsspec's, which reads a page of any size
                 page = self.read(f"{directory}/", _SMALL) or b""
@@ -182,7 +182,7 @@ class Server:
         return information.get("size")
 
     def changed(self, name: str) -> datetime | None:
-        """When a file was written; None where the protocol does not say."""
+        """When a file was written; None if the protocol does not say."""
         return self._repeat(name, _time_of_change)
 
     @property
@@ -241,14 +241,14 @@ class Server:
         raise RemoteError(self._describe(name, fault, self.options.attempts, began))
 
     def _describe(self, name, fault, attempts, began):
-        """What an error says of a fault."""
+        """The error message for a fault."""
         times = f"asked {attempts} times in {time.monotonic() - began:.1f} s" if attempts > 1 else "asked once"
         if isinstance(fault, ShardError):
             problem = str(fault).removeprefix(f"{self.url}/{name}").lstrip(": ")
-            advice = f"Nothing of it was kept. The copy there is damaged: {_copy_again()}"
+            advice = f"Nothing of it was kept. The remote copy is damaged: {_copy_again()}"
         else:
             problem = f"{type(fault).__name__}: {' '.join(redacted(fault).split()) or 'no answer'}"
-            advice = "What was fetched before is kept: check the address, the access rights and the network, and run "
+            advice = "Files fetched before are kept: check the address, the access rights and the network, and run "
             if getattr(fault, "status", None) in (401, 403):
                 advice += f"(credentials come from ~/.netrc or fsspec's configuration, see {program()} docs remote) "
             advice += "the same command again."
@@ -256,7 +256,7 @@ class Server:
 
 
 class RemoteFiles(StoreFiles):
-    """The files of a store behind a URL; fetched at need, then those of the cache.
+    """The files of a store behind a URL, fetched into the cache when needed.
 
     path    the URL; the other paths are the cache's
     Raises  StoreError when there is no store, RemoteError when it cannot be read
@@ -323,7 +323,7 @@ class RemoteFiles(StoreFiles):
         return self._read(path, Plan.parse)
 
     def command(self, plan_id: str) -> dict:
-        """As for a directory; {} also when the server cannot be asked, for nothing depends on it."""
+        """See StoreFiles.command; {} also if the server does not answer, because nothing depends on it."""
         with suppress(RemoteError):
             if not (self.plans / f"{plan_id}.yaml").is_file():
                 self._fetch_small([f"plans/{plan_id}.yaml"], None)
@@ -347,10 +347,10 @@ class RemoteFiles(StoreFiles):
         if listed and None not in times.values() and len(set(times.values())) == len(times):
             return sorted(listed, key=times.__getitem__, reverse=True)
         if listed:
-            problem = f"does not tell which of its plans is the newest: {', '.join(listed)}"
+            problem = f" does not say which of its plans is the newest: {', '.join(listed)}"
         else:
-            problem = "lists no plans; over http that takes a server that lists directories"
-        raise StoreError(f"{self.path} {problem}. Give the address of a plan: {self.path}/plans/<plan>.json")
+            problem = "lists no plans; over http this requires a server that lists directories"
+        raise StoreError(f"{self.path} {problem}. Pass the address of a plan: {self.path}/plans/<plan>.json")
 
     def copy_small_files(self, plan_id: str | None = None) -> None:
         """Fetch plans (all that are listed, or one) and the records that they name, sound or not, for a verification.
@@ -407,7 +407,7 @@ class RemoteFiles(StoreFiles):
                 continue  # it would hold the same vocabulary, and whether a text is a vocabulary cannot be checked
             try:
                 raw = self._fetch_part(f"{name}/{entry}")
-            except RefusedError:  # how some buckets answer where there is no file
+            except RefusedError:  # how some buckets answer if there is no file
                 if is_listed:
                     raise
                 continue
@@ -454,7 +454,7 @@ class RemoteFiles(StoreFiles):
                 path.unlink()
             if fetched < self.options.attempts:
                 self._fetch_shard(record, path)
-        raise RemoteError(f"{path} is removed again and again. Give a larger MLSM_CACHE_GB.")
+        raise RemoteError(f"{path} is removed again and again. Use a larger MLSM_CACHE_GB.")
 
     def _fetch_shard(self, record, path):
         def check(temporary):
@@ -473,8 +473,8 @@ class RemoteFiles(StoreFiles):
     def _changed(self, unit_id):
         self.record_file(unit_id).unlink(missing_ok=True)
         return RemoteError(
-            f"{self.path}: the shard of unit {unit_id} is not there, or no longer the one that the record in the "
-            "cache names. That record is forgotten: run the same command again; if the shard is still missing then, "
+            f"{self.path}: the shard of unit {unit_id} is missing, or no longer the one named by the record in the "
+            "cache. That record is removed: run the same command again; if the shard is still missing then, "
             f"{_copy_again()}"
         )
 
@@ -542,8 +542,8 @@ class RemoteFiles(StoreFiles):
         path = self.units / file
         path.unlink(missing_ok=True)
         return (
-            f"Its copy in the cache ({path}) has changed since it was fetched and is removed: run the same command "
-            "again, which fetches it again. If that happens often, the disk is failing: set MLSM_CACHE to another."
+            f"Its copy in the cache ({path}) has changed since it was fetched, so it is removed: run the same command "
+            "again to fetch it again. If this happens often, the disk is failing: set MLSM_CACHE to another one."
         )
 
     def restore_hint(self) -> str:
@@ -553,7 +553,7 @@ class RemoteFiles(StoreFiles):
         )
 
     def finish_hint(self) -> str:
-        return "Copy the whole store there, its units before its plan."
+        return "Copy the whole store there, with the units before the plan."
 
 
 class VerifiedFiles(RemoteFiles):
@@ -603,7 +603,7 @@ def gopen(url: str, mode: str = "rb", bufsize: int = -1, **options: object) -> F
 
 
 class _Limits(fsspec.Callback):
-    """What a download may be: fsspec calls this with its size, when that is known, and for every part that came."""
+    """The limits of a download: fsspec calls this with its size, if known, and for every part that arrived."""
 
     def __init__(self, most, options, alive):
         super().__init__()
@@ -630,13 +630,13 @@ def _writing(place):
         if error.errno not in _OF_THE_DISK:
             raise
         raise WriteError(
-            f"{place} could not be written: {os.strerror(error.errno)}. MLSM_CACHE sets another place for the cache of "
-            "remote stores, MLSM_CACHE_GB a limit."
+            f"{place} could not be written: {os.strerror(error.errno)}. MLSM_CACHE moves the cache of remote stores "
+            "to another directory, MLSM_CACHE_GB limits its size."
         ) from None
 
 
 def _copy_again():
-    """What to do about damage in a remote store, in words for an error."""
+    """The advice about damage in a remote store, for an error message."""
     return (
         f"check the store that it was copied from with {program()} verify-shards <its directory> --repair, run the "
         "encoding command that it names, and copy the store again."

@@ -1,6 +1,6 @@
 """The commands that make again what a store lacks: damaged units, once they are removed, and missing ones.
 
-Left out: what is damaged (verify.py).
+Not handled here: what is damaged (verify.py).
 """
 
 from collections.abc import Iterable, Mapping

@@ -40,14 +40,14 @@ document runs, E stored entries:
 A store of hidden states (`encode-hidden`) has k = 0 and, instead of the last five, one row of b bytes for every token:
 
     hidden       int8   (T b) b = d codes in -127 to 127; the row is scale x code
-    scales       float32 (T)  the largest absolute value of the row / 127; 0 where a token has no row
+    scales       float32 (T)  the largest absolute value of the row / 127; 0 if a token has no row
     or, product-quantised:
     hidden       uint8  (T b) byte m is the centroid of piece m of the row: centroids.npy holds (b, 256, d / b)
-    coded        uint8  (T)   1 where a token has a row, else 0
+    coded        uint8  (T)   1 if a token has a row, else 0
 
 Special tokens and windows whose encoding failed have no row.
 
-Left out: how bytes become arrays (codec.py), how files become visible (writer.py).
+Not handled here: how bytes become arrays (codec.py), how files become visible (writer.py).
 """
 
 from collections.abc import Mapping
@@ -68,15 +68,15 @@ SHARD_MTIME = 0
 
 
 def repair_hint(store: object) -> str:
-    """What to do about damage in a store, in words for an error."""
+    """The advice about damage in a store, for an error message."""
     return (
-        f"Remove what is damaged with: {program()} verify-shards {shell_quote(store)} --repair, and run the encoding "
-        "command again, which that names: it encodes those units and no others."
+        f"Remove the damaged files with: {program()} verify-shards {shell_quote(store)} --repair, and run the "
+        "encoding command that it names: it encodes only those units again."
     )
 
 
 def kind_of(target: Mapping) -> str:
-    """What a store holds, from its target: "ids", "lsp", "logits" or "hidden". `encode-<kind>` makes it."""
+    """The kind of a store, from its target: "ids", "lsp", "logits" or "hidden". `encode-<kind>` makes it."""
     return target["settings"].get("kind", "lsp" if target["k"] else "ids")
 
 
@@ -125,16 +125,16 @@ class HiddenLayout:
 
     @property
     def mark(self) -> str:
-        """The column that is not 0 where a token has a row."""
+        """The column that is not 0 if a token has a row."""
         return "scales" if self.quantise == "int8" else "coded"
 
 
 @dataclass(frozen=True)
 class ShardMeta:
-    """What a reader must know before it decodes a block; the content of `__meta__/meta.json`."""
+    """The facts that a reader needs before it decodes a block; the content of `__meta__/meta.json`."""
 
     target: str
-    """Fingerprint of what made the distributions."""
+    """Fingerprint of the dictionary or teacher that made the distributions."""
     unit: str
     """Content address of the text behind this shard."""
     k: int

@@ -4,7 +4,7 @@ A window of `--packing pairs` reads [CLS] A [SEP] B [SEP]. BERT numbers its segm
 B [SEP] (Devlin et al. 2019, figure 2; `token_type_ids` in transformers). The numbers follow from the ids, so shards
 store no byte for them. Teacher and student both read them from here.
 
-Left out: whether an encoder has segment embeddings and whether they are used (pipeline/, student/).
+Not handled here: whether an encoder has segment embeddings and whether they are used (pipeline/, student/).
 
 Shapes: W windows, L positions.
 """

@@ -1,11 +1,11 @@
-"""One unit's shard, read from front to back: what tools do that look at everything.
+"""One unit's shard, read from front to back, for tools that look at everything.
 
     with ShardFile(files, record) as shard:
         for group in record.groups:
             columns = shard.columns(group)       # checked against its hash
 
 A group is read into one buffer that the next one reuses, so memory is that of the largest group (about 5 MB),
-however large the shard. Left out: chosen windows and rows by number (windows.py), which trainers want.
+however large the shard. Not handled here: chosen windows and rows by number (windows.py), which trainers want.
 """
 
 import hashlib

@@ -2,7 +2,7 @@
 
     report = verify_shards(VerifyConfig(store="runs/stores/lsp-..."))
 
-Left out: the work itself (verify.py, derive.py, export.py, clean.py).
+Not handled here: the work itself (verify.py, derive.py, export.py, clean.py).
 """
 
 from collections.abc import Callable
@@ -21,7 +21,8 @@ def verify_shards(settings: VerifyConfig, progress: Callable[..., None] = silent
 
 
 def derive_shards(settings: DeriveConfig, progress: Callable[..., None] = silent) -> list[dict]:
-    """Make a store with a smaller n. Returns its report, alone in a list as of an encoding; raises what derive does."""
+    """Make a store with a smaller n. Returns a list with its report, like an encoding command; raises derive's
+    errors."""
     from shards.derive import derive
 
     return [derive(store_of(settings), settings.top_n, settings.output, progress)]

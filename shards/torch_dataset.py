@@ -54,7 +54,7 @@ _RANKS = 1024  # of one machine, at most
 
 @dataclass
 class _Progress:
-    """Where an iteration began, and what this process has taken of it."""
+    """The start of an iteration, and how much of it this process has read."""
 
     epoch: int = 0
     position: int = 0
@@ -62,7 +62,7 @@ class _Progress:
 
 
 class _Requests:
-    """Where the next iteration is to begin, for loader workers that outlive an epoch.
+    """The start of the next iteration, for loader workers that outlive an epoch.
 
     In memory that a process shares with the workers it starts, by fork or spawn. Ranks forked from one process share
     it as well, so each has a row (number of the request, epoch, position) of its own.
@@ -116,7 +116,7 @@ class LspDataset(IterableDataset):
     ):
         super().__init__()
         if (rank is None) != (world_size is None):
-            raise ValueError("give both rank and world_size, or neither")
+            raise ValueError("pass both rank and world_size, or neither")
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; it must be at least 1, or None for samples")
         self.store = open_store(store)
@@ -124,7 +124,7 @@ class LspDataset(IterableDataset):
         self.seed, self.split, self.shuffle = seed, split, shuffle
         self.endless, self.batch_size = endless, batch_size
         if endless and not len(self.windows):
-            raise StoreError(f"{self.store.path}: the {split} split holds no window, so it cannot continue endlessly")
+            raise StoreError(f"{self.store.path}: the {split} split has no windows, so it cannot repeat endlessly")
         self._ranks = None if rank is None else (rank, world_size)
         self._share()  # refuses a wrong rank at once
         self._progress, self._pending = _Progress(), True  # pending: the next iteration continues from there
@@ -216,7 +216,7 @@ class LspDataset(IterableDataset):
     # -- state ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict:
-        """Where this process stands, as JSON. Outside of loader workers it is the state of all ranks: save it once.
+        """The position of this process, as JSON. Outside loader workers it is the state of all ranks: save it once.
 
         That takes every rank to have had as many items as this one, which is so between training steps.
         """
@@ -236,7 +236,8 @@ class LspDataset(IterableDataset):
         return self._identity() | {"epoch": place.epoch, "position": place.position}
 
     def load_state_dict(self, state: Any) -> None:
-        """Continue from a state of this dataset, or from that of a StatefulDataLoader over it, whatever its workers.
+        """Continue from a state of this dataset, or from that of a StatefulDataLoader over it, regardless of its
+        workers.
 
         Raises  StoreError when it is of another store, plan, split, seed or order, naming what differs
         """
@@ -267,19 +268,19 @@ class LspDataset(IterableDataset):
         if difference := differing({name: saved[name] for name in now}, now):
             raise StoreError(
                 f"the state of a loader worker does not fit: {difference}. To change the number of workers, ranks or "
-                "the batch size give the loader's whole state to dataset.load_state_dict, and none to the loader."
+                "the batch size pass the loader's whole state to dataset.load_state_dict, and none to the loader."
             )
         return _Progress(began.epoch, began.position, saved["items"])
 
     def _join(self, began, workers):
-        """What all workers of a loader have delivered, as one place."""
+        """The position that all workers of a loader have reached together."""
         first, items = workers[0], sum(worker["items"] for worker in workers)
         in_turn = [Share(0, 1, w["id"], w["workers"]).items_before(items) == w["items"] for w in workers]
         if len(workers) != first["workers"] or not all(in_turn):
             raise StoreError(
-                "the loader's workers did not deliver item by item in turn, so its position is not one number: give "
+                "the loader's workers did not deliver item by item in turn, so its position is not one number: pass "
                 "the batch size to the dataset and batch_size=None to the loader, or keep the number of workers and "
-                "give this state to the loader."
+                "pass this state to the loader."
             )
         return self._move(began, items * first["width"] * first["ranks"])
 
@@ -399,7 +400,7 @@ def _refuse_accelerate():
 
 
 def _own_states(state):
-    """The states of this class inside a state: itself, or those inside a StatefulDataLoader's, one a worker."""
+    """The states of this class inside a state: itself, or those inside a StatefulDataLoader's, one per worker."""
     found = [state] if isinstance(state, dict) and state.get("format") == STATE_FORMAT else _nested_states(state)
     if not found:
         raise StoreError(f"not a state of this dataset: there is no {STATE_FORMAT!r} in it")
@@ -469,7 +470,7 @@ def _samples(windows, window_ids):
 
 
 def _decode(windows, window_ids):
-    """The windows, which of their positions are tokens (up to the longest), and the rows of those, if there are."""
+    """The windows, a mask of their tokens (up to the longest window), and the tokens' rows, if the store has any."""
     read = windows.read(window_ids)
     real = np.arange(read.lengths.max()) < read.lengths[:, None]
     if windows.store.hidden:

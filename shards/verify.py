@@ -77,7 +77,7 @@ def verify(
 
 @contextmanager
 def _open(path: str | Path) -> Iterator[StoreFiles]:
-    """The store's files: those of its directory, or a copy of its small files that no cache has touched."""
+    """The store's files: its directory, or a fresh copy of its small files that bypasses the cache."""
     if not is_url(path):
         yield StoreFiles(path)
         return
@@ -126,7 +126,7 @@ def _verify(files, full, repair, threads, progress):
 
 @dataclass
 class _Survey:
-    """What the directory holds."""
+    """The files in the directory."""
 
     plans: list = field(default_factory=list)
     records: list = field(default_factory=list)
@@ -244,7 +244,7 @@ def _read_record(path, target):
 
 
 def _listed(found, directory):
-    """What a directory holds; one that cannot be listed is noted as damage."""
+    """The entries of a directory; one that cannot be listed is noted as damage."""
     try:
         return sorted(directory.iterdir())
     except FileNotFoundError:

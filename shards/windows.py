@@ -11,7 +11,7 @@ that touching its lost pages would raise. The order of an epoch permutes blocks,
 `SHUFFLE_BLOCKS` permuted blocks; any part of it follows from (seed, epoch, position), so there is no shuffle buffer to
 save and reads stay near each other. docs/benchmark-details.md says how far that is from a uniform shuffle. Of the
 records only arrays are kept, about a hundred bytes a block, so that a store of 10^11 tokens opens in little memory.
-Left out: where the bytes lie (blocks.py), ranks, loader workers and torch (torch_dataset.py).
+Not handled here: where the bytes lie (blocks.py), ranks, loader workers and torch (torch_dataset.py).
 
 Shapes: W windows, L window length, M chosen tokens, B blocks.
 """
@@ -38,7 +38,7 @@ SHUFFLE_BLOCKS = 64  # about 4 million tokens share a shuffle window; their row 
 
 
 class StoreFacts:
-    """What target and plan say of a store: all that windows need to know of it. Store (reader.py) derives from it."""
+    """The facts in target and plan that windows need to know about a store. Store (reader.py) derives from it."""
 
     def __init__(self, files: StoreFiles, plan: Plan):
         self.files, self.plan = files, plan
@@ -162,7 +162,7 @@ class WindowReader:
         Raises   StoreError when the split holds no window
         """
         if not len(self):
-            raise StoreError(f"{self.store.path}: the split holds no window. Encode more text.")
+            raise StoreError(f"{self.store.path}: the split has no windows. Encode more text.")
         ids, epochs = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         while start < stop:
             epoch, first = divmod(start, len(self))
@@ -226,7 +226,7 @@ class WindowReader:
         """The same of tokens given by the numbers of their windows in the split and their positions in these."""
         layout = self._meta.hidden
         if layout is None:
-            raise ValueError(f"{self.store.path} is a store of {self.store.kind}, and holds no hidden states")
+            raise ValueError(f"{self.store.path} is a store of {self.store.kind} and has no hidden states")
         sort, parts = self._by_block(window_id_M)
         position_M = np.asarray(position_M)[sort]
         rows = codec.gather_hidden_of_blocks(
@@ -250,8 +250,7 @@ class WindowReader:
         return mean_d, np.sqrt(np.maximum(squares_d - mean_d**2, 0))
 
     def document_keys(self, batch: WindowBatch) -> np.ndarray:
-        """Which document every token of a batch is of, int64 (W, L): equal keys within the split are one document; -1
-        at padding."""
+        """A key for the document of every token of a batch, int64 (W, L), unique within the split; -1 at padding."""
         sort, parts = self._by_block(batch.window_ids)
         keys_WL = np.full(batch.ids.shape, -1)
         for number, block, local, chosen in parts:
@@ -339,7 +338,7 @@ class WindowReader:
 
     @cached_property
     def _meta(self):
-        """What decoding needs; the unit plays no part in it."""
+        """The facts needed for decoding, which does not depend on the unit."""
         store = self.store
         sizes = store.k, store.vocab_size, store.max_length, store.weight_octaves
         return ShardMeta(store.target_id, "", *sizes, hidden=store.hidden)
@@ -364,7 +363,7 @@ class WindowReader:
 
 
 def _inverse(permutation):
-    """Where each item went."""
+    """The new place of each item."""
     inverse = np.empty_like(permutation)
     inverse[permutation] = np.arange(len(permutation))
     return inverse

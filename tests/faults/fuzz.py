@@ -724,9 +724,9 @@ class Fuzzer:
                 web.faults[:] = faults
                 outcomes[use.__name__] = self._one(use, place, False)
             web.faults.clear()
-            for _ in range(4):  # an error may say that a record was forgotten, and to try again
+            for _ in range(4):  # an error may say that a record was removed, and to try again
                 outcomes["afterwards"] = after = self._one(read_remote, place, False)
-                if "is forgotten" not in after.get("error", ""):
+                if "That record is removed" not in after.get("error", ""):
                     break
             if len(faults) == len(chosen) and after["outcome"] == "refused":  # the store itself is whole
                 after |= {"outcome": "finding", "what": f"a fault that is over is still felt: {after['error']}"}

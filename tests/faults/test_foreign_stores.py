@@ -365,12 +365,12 @@ def test_links_out_of_the_store_are_not_followed(files, tmp_path, name):
     secret.write_bytes((directory / name).read_bytes() if (directory / name).exists() else b"secret")
     (directory / name).unlink(missing_ok=True)
     (directory / name).symlink_to(secret)
-    with pytest.raises(StoreError, match=f"{name} is a link to .*secret, outside of the store"):
+    with pytest.raises(StoreError, match=f"{name} is a link to .*secret, outside the store"):
         derive(files.path, 2)
     if directory == files.tokenizer:
-        with pytest.raises(StoreError, match="outside of the store"):
+        with pytest.raises(StoreError, match="outside the store"):
             train(settings_of(files, tmp_path))
-    assert "outside of the store" in problems(files)[directory.name]
+    assert "outside the store" in problems(files)[directory.name]
 
 
 @pytest.mark.promise("exports and derived …")

@@ -342,7 +342,7 @@ def test_a_tokenizer_that_no_target_names_may_be_anything(subjects):
 def test_a_tokenizer_that_says_nothing_of_words(subjects, text):
     path = subjects / "ids" / "tokenizer" / "tokenizer.json"
     path.write_text(text)
-    with pytest.raises(RunError, match=f"--mask-unit word: {path} is not of a tokenizer's form"):
+    with pytest.raises(RunError, match=f"--mask-unit word: {path} is not a valid tokenizer"):
         continuation_flags(path.parent, 65)
 
 
@@ -664,7 +664,7 @@ def test_the_place_of_a_store_that_is_no_text(run):
     with pytest.raises(RunError, match="config.json is damaged"):
         export_run(ExportConfig(run=run.run_dir, step="3", output=run.run_dir.parent / "out"))
     shutil.copytree(run.run_dir.parent / "export", run.run_dir / "export")
-    with pytest.raises(RunError, match="does not lie in a run that names its store"):
+    with pytest.raises(RunError, match="is not inside a run that names its store"):
         with_student_and_store(ProbeConfig(student=str(run.run_dir / "export")))
 
 

@@ -292,7 +292,7 @@ def test_a_store_names_no_recipe_file(tmp_path, caplog):
         store = Store.open(store.path)
         with caplog.at_level(logging.WARNING):
             assert recipe_of_store(store, "train-student") is None
-        assert f"recipe file {recipe}, which is not taken from a store" in caplog.text
+        assert f"recipe file {recipe}, but recipe files are not reused" in caplog.text
         assert resolve(StudentConfig(store=store.path), store).config.max_steps == 2000
         parsed = parse(load("train-student"), ["--store", str(store.path)])
         assert parsed.settings.run_dir is None and parsed.recipe is None

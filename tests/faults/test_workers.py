@@ -184,10 +184,10 @@ def test_killers_are_found_wherever_they_are(killers, count):
 
 def test_the_search_ends_when_it_is_no_texts_fault():
     deaths = []
-    with pytest.raises(EncodeError, match="workers die before they code any text. Do they have too little memory"):
+    with pytest.raises(EncodeError, match="workers crash before they encode any text. Do they have too little memory"):
         find_killers(lambda *tried: deaths.append(tried), 8192, silent)
     assert deaths == [(0, 0, 2)]
-    with pytest.raises(EncodeError, match="more than 32 windows, so it is hardly their fault"):
+    with pytest.raises(EncodeError, match="more than 32 windows, so the windows are probably not the cause"):
         find_killers(lambda *tried: deaths.append(tried) or tried[0] == tried[1], 8192, silent)
     assert len(deaths) < 100
 

@@ -156,7 +156,7 @@ def test_a_work_place_is_known_by_its_mark_whatever_it_is_called(store, dead_pid
         assert report["kept"] == [] and names(report) in ([], [left.name])
         mine.rmdir() if mine.is_dir() else mine.unlink()
     with workplace(place, ("part-*.npz",)):
-        assert "another process is at work" in clean(runs, everything=True)["kept"][0]["reason"]
+        assert "another process is working" in clean(runs, everything=True)["kept"][0]["reason"]
         (place / "part-00000.npz").rename(runs / "part")
     assert not place.exists() and names(clean(runs)) == []
 

@@ -295,7 +295,7 @@ def test_what_is_there_is_found_or_left_alone(exported, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
     assert export(store.path, directory)["finished_before"]
     other, _ = store_of(tmp_path / "other", seed=1)
-    with pytest.raises(RequestError, match=r"export of another store.*Give another --output"):
+    with pytest.raises(RequestError, match=r"export of another store.*Choose another --output"):
         export(other.path, directory)
     assert before == {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
     (tmp_path / "mine").mkdir()

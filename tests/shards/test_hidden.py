@@ -151,7 +151,7 @@ def test_mean_and_deviation_are_those_of_the_split(made):
 def test_a_store_of_other_targets_has_no_hidden_states(tmp_path, made):
     files, *_ = make_store(tmp_path / "lsp", blocks=1, units=("train",))
     reader = Store.open(files.path).split("train")
-    with pytest.raises(ValueError, match="a store of lsp, and holds no hidden states"):
+    with pytest.raises(ValueError, match="a store of lsp and has no hidden states"):
         reader.hidden(reader.read([0]), np.array([0]), np.array([1]))
     with pytest.raises(RequestError, match="hidden states, which have no entries to cut.*--quantise pq"):
         derive(made[0], 4)

@@ -90,7 +90,7 @@ def test_a_record_of_another_target_or_unit_is_refused(tmp_path):
     first, second = (files.record_file(unit.id) for unit in plan.units)
     for foreign in (other.record_file(plan.units[0].id), second):
         first.write_bytes(foreign.read_bytes())
-        with pytest.raises(ShardError, match=r"this is (a|the) record of (unit|target) .*Remove what is damaged"):
+        with pytest.raises(ShardError, match=r"this is (a|the) record of (unit|target) .*Remove the damaged files"):
             Store.open(files.path).split("train")
     store = Store.open(files.path)
     first.unlink()

@@ -141,7 +141,7 @@ def test_each_shard_that_is_read_is_fetched_once_and_no_other(made, web, options
 @pytest.mark.parametrize("refusal", [404, 403])
 def test_a_plan_is_named_where_directories_are_not_listed(made, options, refusal):
     with serving(made[0].parent, lists=False, refusal=refusal) as web:
-        with pytest.raises(StoreError, match=r"lists no plans.*Give the address of a plan: .*/plans/<plan>.json"):
+        with pytest.raises(StoreError, match=r"lists no plans.*Pass the address of a plan: .*/plans/<plan>.json"):
             Store.open(f"{web.url}/lsp", remote=options)
         url = f"{web.url}/lsp/plans/{made[1].id}.json"
         store = Store.open(url, remote=options)
@@ -236,7 +236,7 @@ def test_plain_webdataset_gives_the_same_windows(made, web, options, scheme, mon
 def test_a_smaller_store_is_derived_from_a_remote_one(made, options, tmp_path, monkeypatch):
     monkeypatch.setenv("MLSM_CACHE", str(options.cache))
     url = in_memory(made[0])
-    with pytest.raises(StoreError, match="say with --output"):
+    with pytest.raises(StoreError, match="choose with --output"):
         derive(url, top_n=4)
     ours, theirs = derive(url, 4, tmp_path / "a"), derive(made[0], 4, tmp_path / "b")
     assert_same(Store.open(ours["store"]), Store.open(theirs["store"]))
@@ -271,7 +271,7 @@ def test_a_fault_that_lasts_is_a_clear_error_in_bounded_time(made, web, options,
     with pytest.raises(RemoteError, match=rf"{web.url}/lsp/\S*({where}).*asked 3 times in .*") as caught:
         Store.open(f"{web.url}/lsp", remote=options).split("train").read([0])
     assert time.monotonic() - began < 3
-    assert ("The copy there is damaged" if fault in ("wrong", "short") else "run the same command again") in str(
+    assert ("The remote copy is damaged" if fault in ("wrong", "short") else "run the same command again") in str(
         caught.value
     )
     assert_cache_is_sound(options, made[0])
@@ -330,9 +330,7 @@ def test_a_full_disk_leaves_nothing_half_written(made, web, options):
     results = context.Queue()
     process = context.Process(target=read_on_a_full_disk, args=(f"{web.url}/lsp", options, 50_000, results))
     process.start()
-    assert re.search(
-        r"\.tar could not be written: File too large. MLSM_CACHE sets another place", results.get(timeout=60)
-    )
+    assert re.search(r"\.tar could not be written: File too large. MLSM_CACHE moves the cache", results.get(timeout=60))
     process.join()
     assert sum(path.endswith(".tar") for path in web.requests) == 1 and not cached_shards(options)
     assert_cache_is_sound(options, made[0])
@@ -388,7 +386,7 @@ def test_the_newest_finished_plan_is_taken(tmp_path, options):
             time.sleep(0.01)
         assert Store.open(url, remote=options).plan_id == expected.id
     os.utime(files.plans / f"{new.id}.json", (when, when))  # as a careless copy leaves them
-    with serving(tmp_path) as web, pytest.raises(StoreError, match="does not tell which of its plans is the newest"):
+    with serving(tmp_path) as web, pytest.raises(StoreError, match="does not say which of its plans is the newest"):
         Store.open(f"{web.url}/lsp", remote=options)
 
 
