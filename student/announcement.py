@@ -1,6 +1,6 @@
-"""What a run announces before its first step: what will happen, about how long it takes, where each setting comes from.
+"""The announcement of a run before its first step: the work, its approximate duration, the origin of each setting.
 
-Left out: how the settings are chosen (resolve.py), what a step costs (meter.py).
+Not handled here: how the settings are chosen (resolve.py), what a step costs (meter.py).
 """
 
 import functools
@@ -142,14 +142,14 @@ def _short_rows(start: Start) -> list:
 
 
 def _position_rows(start: Start) -> list:
-    """That every token is predicted and none is hidden, where this is so."""
+    """A line that says that every token is predicted and none is hidden, with --positions all."""
     if start.config.positions == "masked":
         return []
     return [("positions", "all: every token is predicted, none is hidden", start.origins.get("positions"))]
 
 
 def _target_rows(start: Start) -> list:
-    """The stores that are learned from and the weights of their losses, where there are several."""
+    """The stores that are learned from and the weights of their losses, if there are several."""
     if not (others := start.task.objective.other_stores):
         return []
     return [

@@ -59,7 +59,7 @@ _NAMED = {"mask_rate", "mask_rate_end", "mask_unit", "corruption"}  # fixed sett
 
 @dataclass(frozen=True)
 class StudentConfig:
-    """What to train, on which store, and how.
+    """The settings of training a student: what to train, on which store, and how.
 
     Settings that are unset follow from the store and the recipe that made it.
     """
@@ -94,7 +94,7 @@ class StudentConfig:
     1e9. Losses at different T cannot be compared; kl_untempered can."""
 
     untied: bool = False
-    """For mlm, kd, mtl and naive-mlsm: give the vocabulary an output matrix of its own. By default its rows of the
+    """For mlm, kd, mtl and naive-mlsm: give the vocabulary its own output matrix. By default its rows of the
     output matrix are the token embedding, as in the official code."""
 
     encoder: str = "bert-12x768"
@@ -136,8 +136,8 @@ class StudentConfig:
     """Optimiser steps; unset: those of the recipe that made the store, else 4 epochs and at least 2,000 steps."""
 
     batch_windows: int | None = None
-    """Windows per optimiser step, whatever the micro-batch; unset: those of the recipe that made the store, else 1,024
-    if the epochs then give 10,000 steps, otherwise the largest power of two that does, at least 64."""
+    """Windows per optimiser step, regardless of the micro-batch; unset: those of the recipe that made the store, else
+    1,024 if the epochs then give 10,000 steps, otherwise the largest power of two that does, at least 64."""
 
     micro_batch: int | None = None
     """Windows per forward and backward pass. Lower it if memory runs out; unset: 4,096 tokens, on a GPU 16,384."""
@@ -268,7 +268,8 @@ class StudentConfig:
         check(self)
         if self.epochs is not None and self.max_steps is not None:
             raise ValueError(
-                f"--epochs {self.epochs:g} and --max-steps {self.max_steps} say the same thing twice. Give one of them."
+                f"--epochs {self.epochs:g} and --max-steps {self.max_steps} both set the length of the run. Pass only "
+                "one of them."
             )
         for name in ("max_steps", "batch_windows", "micro_batch", "eval_windows", "keep_last"):
             require(self, name, lambda value: value >= 1, "at least 1")
@@ -291,8 +292,8 @@ class StudentConfig:
         require(self, "short_share", lambda value: 0 < value < 1, "a share of the steps between 0 and 1")
         if self.short_windows is not None and self.mask_later > 0:
             raise ValueError(
-                f"--short-windows {self.short_windows} and --mask-later {self.mask_later} do not go together: of a"
-                f" piece that is masked as a whole the layers below would read nothing. Leave one of them out."
+                f"--short-windows {self.short_windows} and --mask-later {self.mask_later} cannot be combined: the "
+                "lower layers would read nothing of a piece that is masked as a whole. Omit one of them."
             )
         for name in ("adam_beta1", "adam_beta2"):
             require(self, name, lambda value: 0 <= value < 1, "from 0 to below 1")
@@ -302,8 +303,8 @@ class StudentConfig:
         require(self, "checkpoints", lambda _: shares, "shares of the steps from 0 to 1")
         if self.positions == "all" and not facts.all_positions:
             raise ValueError(
-                f"--positions all hides no token, so it is only for objectives that learn nothing but stored targets"
-                f" ({_names('all_positions')}); {self.objective} would learn to copy its input. Omit it."
+                "--positions all hides no token, so it is only for objectives that learn only stored targets "
+                f"({_names('all_positions')}); {self.objective} would learn to copy its input. Omit it."
             )
         if self.positions == "all" and self.word_weight > 0:
             raise ValueError(
@@ -319,15 +320,15 @@ class StudentConfig:
             )
         if self.target_temperature != 1 and not facts.temperable:
             raise ValueError(
-                f"--target-temperature other than 1 is for the objectives {_names('temperable')}, found"
-                f" {self.objective}: mlm, hard-mlsm and supersense learn no stored one, and the entries that a kd store"
-                f" leaves out are one bucket, whose power is not the sum of their powers. Omit it, or use one of these"
-                f" objectives."
+                f"--target-temperature other than 1 is for the objectives {_names('temperable')}, found "
+                f"{self.objective}: mlm, hard-mlsm and supersense learn no stored distribution, and kd sums the "
+                "entries that its store omits into one bucket, whose power is not the sum of their powers. Omit it, "
+                "or use one of these objectives."
             )
         if (self.wordnet is None) == facts.wordnet:
             raise ValueError(
-                f"--wordnet, WordNet's index.sense as prepare-data wsd brings it, and --objective supersense go"
-                f" together; found objective {self.objective}, wordnet {self.wordnet or 'unset'}. Give both or neither."
+                "--wordnet (WordNet's index.sense, which prepare-data wsd provides) and --objective supersense belong "
+                f"together; found objective {self.objective}, wordnet {self.wordnet or 'unset'}. Pass both or neither."
             )
         if self.untied and not facts.vocabulary:
             raise ValueError(
@@ -338,7 +339,7 @@ class StudentConfig:
         self._check_stores()
 
     def _check_stores(self) -> None:
-        """Raise ValueError where several stores, objective and weights do not go together. One store is no list."""
+        """Raise ValueError if several stores, objective and weights do not go together. One store is no list."""
         if isinstance(self.store, tuple) and len(self.store) == 1:
             object.__setattr__(self, "store", self.store[0])
         several = isinstance(self.store, tuple)
@@ -353,8 +354,8 @@ class StudentConfig:
             return
         if len(self.store_weights) != len(self.stores) or not several:
             raise ValueError(
-                f"--store-weights takes a number for each of several stores, found {len(self.store_weights)} for"
-                f" {len(self.stores)}."
+                f"--store-weights needs one number for each of several stores, found {len(self.store_weights)} for "
+                f"{len(self.stores)}."
             )
         positive = all(weight > 0 and math.isfinite(weight) for weight in self.store_weights)
         require(self, "store_weights", lambda _: positive, "positive numbers")
@@ -394,7 +395,8 @@ class StudentConfig:
 
     @property
     def word_weight(self) -> float:
-        """The weight of the words beside what else mtl and regress learn; 0 for the other objectives."""
+        """The weight of predicting words relative to the other target of mtl and regress; 0 for the other
+        objectives."""
         usual = OBJECTIVES[self.objective].kappa
         return 0.0 if usual is None else usual if self.kappa is None else self.kappa
 
@@ -407,12 +409,12 @@ class StudentConfig:
 
     @property
     def stores(self) -> tuple[str, ...]:
-        """The stores that are named; the first one's windows are read, the others are learned from beside it."""
+        """The named stores: windows are read from the first, and the others add their targets."""
         return self.store if isinstance(self.store, tuple) else () if self.store is None else (self.store,)
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """What each store's loss is multiplied with."""
+        """The factor of each store's loss."""
         return tuple(map(float, self.store_weights or [1] * len(self.stores)))
 
     @property
@@ -430,23 +432,23 @@ class StudentConfig:
 
     @property
     def encoder_source(self) -> str:
-        """Where the architecture comes from: `continue_from` if that is set, else `encoder`."""
+        """The source of the architecture: `continue_from` if that is set, else `encoder`."""
         return self.encoder if self.continue_from is None else str(self.initial_weights)
 
     def checkpoint_steps(self, max_steps: int) -> list[int]:
-        """Those of max_steps optimiser steps after which a checkpoint is kept; the last one always is. 0 is before the
-        first step, and is kept only where the share is 0."""
+        """The optimiser steps, of max_steps, after which a checkpoint is kept; the last one always is. 0 means before
+        the first step, and is kept only for a share of 0."""
         kept = {0 if share == 0 else max(1, round(share * max_steps)) for share in self.checkpoints}
         return sorted(kept | {max_steps})
 
     def short_steps(self, max_steps: int) -> int:
-        """Of max_steps optimiser steps, how many at the beginning read windows cut into pieces; never all of them."""
+        """How many of max_steps optimiser steps, from the first, read windows cut into pieces; never all of them."""
         return 0 if self.short_windows is None else min(round(self.short_share * max_steps), max_steps - 1)
 
 
 @dataclass(frozen=True)
 class ProbeConfig(StudentConfig):
-    """Which student to probe, on which store, and how.
+    """The settings of training a probe: of which student, on which store, and how.
 
     Those settings of a student that a probe does not have are fixed: the encoder is the student's, the objective mlm.
     """
@@ -532,7 +534,7 @@ class ProbeConfig(StudentConfig):
 
 
 def _check_masks(config: "StudentConfig") -> None:
-    """Raise ValueError where a setting of the masks is out of its range, or two of them contradict each other.
+    """Raise ValueError if a setting of the masks is out of its range, or two of them contradict each other.
 
     A list of one table of weights becomes that table, and uniform weights become none.
     """
@@ -540,8 +542,8 @@ def _check_masks(config: "StudentConfig") -> None:
         require(config, name, lambda value: 0 < value < 1, "a share between 0 and 1")
     if config.mask_schedule != "linear" and config.mask_rate_end is None:
         raise ValueError(
-            f"--mask-schedule {config.mask_schedule} moves the mask rate to --mask-rate-end, which is not given. Give"
-            f" it, or leave the schedule out."
+            f"--mask-schedule {config.mask_schedule} moves the mask rate to --mask-rate-end, which is missing. Add "
+            "it, or omit the schedule."
         )
     require(config, "mask_rate_steps", _rise, "rising shares of the steps between 0 and 1")
     weights = config.mask_weights if isinstance(config.mask_weights, tuple) else (config.mask_weights,)
@@ -551,27 +553,27 @@ def _check_masks(config: "StudentConfig") -> None:
         raise ValueError("--mask-weights needs a value.")
     elif ADAPTIVE in weights:
         raise ValueError(
-            f"--mask-weights {' '.join(weights)}: adaptive weights are those of a whole run, and take no turns with"
-            f" others. Give adaptive alone, or leave it out."
+            f"--mask-weights {' '.join(weights)}: adaptive weights are for a whole run and cannot take turns with "
+            "others. Pass only adaptive, or omit it."
         )
     elif len(config.mask_weight_steps) != len(weights) - 1:
         raise ValueError(
-            f"--mask-weight-steps takes a share of the steps for each of the --mask-weights but the first:"
-            f" {len(weights) - 1} for {len(weights)}, found {len(config.mask_weight_steps)}."
+            "--mask-weight-steps needs a share of the steps for each of the --mask-weights except the first: "
+            f"{len(weights) - 1} for {len(weights)}, found {len(config.mask_weight_steps)}."
         )
     require(config, "mask_weight_steps", _rise, "rising shares of the steps between 0 and 1")
     if "domain" in weights:
         raise ValueError(
-            "--mask-weights domain: these weights compare the store with a general one, or come from a list of"
-            " words. Make the file first (make-mask-weights --kind domain), and give its path."
+            "--mask-weights domain: these weights compare the store with a general one, or come from a list of "
+            "words. Make the file first (make-mask-weights --kind domain), and pass its path."
         )
     require(config, "mask_update_steps", lambda value: value >= 1, "at least 1")
     if config.positions == "all":
         _check_unmasked(config)
     if config.mask_later > 0 and config.corruption != "mask":
         raise ValueError(
-            f"--mask-later {config.mask_later} is for --corruption mask alone, found {config.corruption}: a token that"
-            f" stands at a masked position would tell the layers below that it is one. Leave one of them out."
+            f"--mask-later {config.mask_later} is only for --corruption mask, found {config.corruption}: any other "
+            "token at a masked position would be visible to the lower layers. Omit one of them."
         )
 
 
@@ -581,7 +583,7 @@ def _check_unmasked(config: "StudentConfig") -> None:
     for name in _OF_MASKS:
         if getattr(config, name) != defaults[name]:
             flag = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{flag} says how tokens are hidden, and --positions all hides none. Omit one of them.")
+            raise ValueError(f"{flag} sets how tokens are hidden, but --positions all hides none. Omit one of them.")
 
 
 def _rise(shares: tuple[float, ...]) -> bool:

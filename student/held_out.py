@@ -1,10 +1,11 @@
-"""How well the student predicts text that it never saw, compared with predictions that do not read the text.
+"""Evaluate how well the student predicts unseen text, compared with predictions that do not read the text.
 
 These are the average target of the training split and, for LSPs, the average at the position of the token.
 
 The windows are read and masked once, with a seed of their own and without weights of the tokens, so all runs on one
 plan that share masking unit and final rate are judged on the same tokens. With weights every run would be judged on
-tokens of its own choice: rare ones are harder, whatever was learned. Left out: the figures themselves (objectives/).
+tokens of its own choice: rare ones are harder, whatever was learned. Not handled here: the figures themselves
+(objectives/).
 """
 
 import logging
@@ -93,6 +94,6 @@ class HeldOut:
         order = split.order(MASK_SEED, 0, 0, count)
         batch = loader.load(order, np.zeros(count, np.int64), MASK_SEED, masking.final_rate)
         if not all(batch.counts):
-            logger.warning("no evaluation: of %d held-out windows no token is masked that carries loss", count)
+            logger.warning("no evaluation: in %d held-out windows no masked token has a target", count)
             return None
         return batch

@@ -4,15 +4,15 @@
     for lsps in model.lsp(["The bank raised its rates."]):
         lsps.tokens, lsps.distributions_Tk, lsps.top(5)
 
-An export holds beside the encoder:
+An export contains, in addition to the encoder:
 
     lsp_head.safetensors   dense.*, norm.*: the prediction head; output.weight (k, d), output.bias (k)
     lsp_config.json        lsps, max_length, special_ids, and the store whose dictionary numbers the LSPs
 
 and lsp_head_2.safetensors, lsp_config_2.json, ... of the second store and those after it, where a student learned from
-several: each is a whole head of its own, with the same dense and norm.
+several: each is its own whole head, with the same dense and norm.
 
-Left out: training (train.py), what the LSPs mean (the dictionary is stage A's).
+Not handled here: training (train.py), what the LSPs mean (the dictionary is stage A's).
 
 Shapes: W windows, L positions, M chosen positions, T tokens of a text without special ones, d hidden width, k LSPs.
 """
@@ -96,7 +96,7 @@ class LspModel(nn.Module):
         source    a finished run's directory, an export, a kept checkpoint, or a Hub id
         revision  branch or commit of a Hub id, such as step-00010000
         head      of a student of several stores: the store whose LSPs are predicted, counted from 1
-        Raises    RunError where there are no such LSP outputs, or the files are damaged
+        Raises    RunError if there are no such LSP outputs, or the files are damaged
         """
         source = export_of(fspath(source))
         student, facts = load_student(source, revision, head)
@@ -118,10 +118,10 @@ class LspModel(nn.Module):
 
         texts    strings; each must fit into one window of the student
         masking  each: every token is masked in turn, as in training, so that its distribution is what the context
-                 says of it; costs a window per token
+                 says about it; costs a window per token
                  none: the texts are read as they are, in one window each; the encoder then sees the token itself,
                  which it was not trained for. A mask token in the text is predicted as in training
-        Raises   ValueError where a text is too long
+        Raises   ValueError if a text is too long
         """
         framed = [self._frame(text) for text in ([texts] if isinstance(texts, str) else texts)]
         rows = [row for ids in framed for row in self._rows(ids, masking)]
@@ -180,7 +180,7 @@ def save_lsp_head(student: Student, columns: slice, facts: dict, directory: Path
 
 
 def lsp_facts(store: Store) -> dict:
-    """What lsp_config.json says about the store that a student learned its LSPs from."""
+    """The facts in lsp_config.json about the store that a student learned its LSPs from."""
     return {
         "max_length": store.max_length,
         "special_ids": {name: int(store.special_ids[name]) for name in ("pad", "cls", "sep", "mask")},
@@ -192,7 +192,7 @@ def lsp_facts(store: Store) -> dict:
 def load_student(source: str | Path, revision: str | None = None, head: int = 1) -> tuple[Student, dict]:
     """The student of an export with the LSPs of one store as its outputs, float32, on the CPU, and its lsp_config.json.
 
-    Raises RunError where there are no LSP outputs, or the files are damaged
+    Raises RunError if there are no LSP outputs, or the files are damaged
     """
     head_file, config_file = head_files(head)
     with explain_damaged_export(source):
@@ -225,7 +225,7 @@ def load_student(source: str | Path, revision: str | None = None, head: int = 1)
 
 
 def _export_again():
-    return f"Export it again ({program()} export-student), or fetch it again."
+    return f"Export it again ({program()} export-student), or download it again."
 
 
 @contextmanager
@@ -239,8 +239,8 @@ def explain_damaged_export(source: str | Path) -> Iterator[None]:
     except Exception as error:  # of transformers, safetensors, tokenizers, torch, json: each has classes of its own
         problem = " ".join(str(error).split())[:300]
         raise RunError(
-            f"{source} cannot be loaded: one of its files is damaged, or they do not belong together"
-            f" ({type(error).__name__}: {problem}). {_export_again()}"
+            f"{source} cannot be loaded: one of its files is damaged, or its files do not belong together "
+            f"({type(error).__name__}: {problem}). {_export_again()}"
         ) from error
 
 
@@ -287,17 +287,18 @@ def load_encoder(source: str | Path, revision: str | None = None) -> nn.Module:
 
 
 def find_file(source: str | Path, name: str, revision: str | None = None) -> str:
-    """Path of a file of an export, fetched from the Hub if need be; RunError where it is not there."""
+    """Path of a file of an export, fetched from the Hub if need be; RunError if it is not there."""
     try:
         return cached_file(source, name, revision=revision)
     except OSError:
         if not Path(source).is_dir():
             raise RunError(
-                f"{source} is no directory, and no repository on the Hub with {name} that can be reached. Expected the"
-                f" export of a student with LSP outputs: a finished run, its export, a kept checkpoint or a Hub id."
+                f"{source} is not a directory, and not a repository with {name} on the Hub that can be reached. "
+                "Expected the export of a student with LSP outputs: a finished run, its export, a kept checkpoint or "
+                "a Hub id."
             ) from None
         raise RunError(
-            f"{source} has no {name}, so it holds no LSP outputs. Expected a student with LSP outputs: a finished run,"
-            f" its export, a kept checkpoint or a Hub id. Any other checkpoint of a run:"
-            f"  {program()} export-student RUN"
+            f"{source} has no {name}, so it has no LSP outputs. Expected a student with LSP outputs: a finished run, "
+            f"its export, a kept checkpoint or a Hub id. Any other checkpoint of a run:  {program()} export-student "
+            "RUN"
         ) from None

@@ -1,6 +1,6 @@
 """Memory of the device: how much was used, and which micro-batch fits where another one did not.
 
-Left out: one pass of forward and backward (train.py).
+Not handled here: one pass of forward and backward (train.py).
 """
 
 import resource
@@ -50,15 +50,15 @@ def name_lack_of_memory(place: object, length: int) -> Iterator[None]:
         if isinstance(error, RuntimeError) and "DefaultCPUAllocator" not in str(error):
             raise
         raise TrainingError(
-            f"too little memory for windows of {length:,} tokens, as {place} has them ({describe(error)}). Take a"
-            f" smaller --micro-batch or --encoder, or a store of shorter windows."
+            f"too little memory for windows of {length:,} tokens, as in {place} ({describe(error)}). Use a smaller "
+            "--micro-batch or --encoder, or a store of shorter windows."
         ) from error
 
 
 def what_fits(micro_batch: int, fits: Callable[[int], bool]) -> str:
     """Advice to someone whose micro-batch did not fit."""
     smaller = largest_that_fits(micro_batch, fits)
-    advice = f"--micro-batch {smaller} fits" if smaller else "Not even one window fits: take a smaller --encoder"
+    advice = f"--micro-batch {smaller} fits" if smaller else "Not even one window fits: use a smaller --encoder"
     return (
         f"with --micro-batch {micro_batch}. {advice}; the effective batch stays as it is. --activation-checkpointing"
         f" needs less, too."
@@ -66,7 +66,7 @@ def what_fits(micro_batch: int, fits: Callable[[int], bool]) -> str:
 
 
 def largest_that_fits(micro_batch: int, fits: Callable[[int], bool]) -> int | None:
-    """The first of a half, a quarter, ... of a micro-batch that fits; None where not even one window does."""
+    """The first of a half, a quarter, ... of a micro-batch that fits; None if not even one window does."""
     while micro_batch > 1:
         micro_batch //= 2
         if fits(micro_batch):

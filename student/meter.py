@@ -1,6 +1,6 @@
-"""What a step costs: the figures of speed and memory in a run's log.
+"""Measure what a step costs: the numbers on speed and memory in a run's log.
 
-Left out: how operations are counted (flops.py), what a step computes (train.py).
+Not handled here: how operations are counted (flops.py), what a step computes (train.py).
 """
 
 import torch
@@ -15,7 +15,7 @@ class Meter:
     """Turns the time of a step into figures.
 
     step_flops   floating-point operations of one optimiser step on whole windows, over all devices
-    peak_flops   what these devices could do in a second; None where that is not known
+    peak_flops   what these devices could do in a second; None if that is not known
     device       whose memory counts
     short_steps  how many steps at the beginning read windows cut into pieces
     short_flops  operations of one of these
@@ -59,7 +59,7 @@ class Meter:
         seconds  the step took
         waited   of these for data
         Returns  tokens_per_second, data_wait_seconds, data_wait_share, flops (of the run so far), flops_per_second, mfu
-                 (share of the peak; absent where that is not known), peak_memory_bytes (of the GPU's tensors, or of
+                 (share of the peak; absent if that is not known), peak_memory_bytes (of the GPU's tensors, or of
                  this process on a CPU)
         """
         flops = self.flops_after(steps)

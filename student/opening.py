@@ -1,7 +1,7 @@
 """Open what a run works on: settings with nothing left open, its store, its task and its directory.
 
-Everything that does not belong together is refused here, before anything is built. Left out: the training (train.py),
-how open settings are settled (resolve.py), what the directory holds (runs/).
+Everything that does not belong together is refused here, before anything is built. Not handled here: the training
+(train.py), how open settings are settled (resolve.py), what the directory holds (runs/).
 """
 
 import logging
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 def open_run(
     config: StudentConfig, ranks: Ranks, prepare: Callable[[Any, Store], TrainingTask], origins: dict[str, str] | None
 ) -> tuple[Resolved, Store, TrainingTask, Run]:
-    """Settings with nothing left open, store, task and directory of the run. RunError where they do not belong
+    """Settings with nothing left open, store, task and directory of the run. Raises RunError if they do not belong
     together."""
     check_trackers(config.track)
     if config.store is None:
@@ -56,8 +56,8 @@ def open_run(
     )
     if ranks.is_first and contradicts(run.libraries, resolved.config, ranks.device):
         logger.warning(
-            "--products %s is ignored: the run in %s started with other libraries of matrix products and keeps them. "
-            "Another --run-dir begins a run of its own",
+            "--products %s is ignored: the run in %s started with other libraries for matrix products and keeps "
+            "them. Another --run-dir starts a new run",
             config.products,
             run.directory,
         )
@@ -65,14 +65,14 @@ def open_run(
 
 
 def _settings(task, config, tables):
-    """What decides what is trained; of mask weights the content counts, and not the place."""
+    """The facts that determine what is trained; mask weights are identified by content, not by path."""
     names = [UNIFORM if table is None else table.name for table in tables]
     mask_weights = {"mask_weights": names if len(names) > 1 else names[0]} if any(tables) else {}
     return task.settings(config) | mask_weights
 
 
 def _prove(asked, settled, store, task, tables, ranks, prepare):
-    """The settings with an arithmetic that is right on this GPU (proof.py), or that the run was begun with."""
+    """The settings with an arithmetic that is right on this GPU (proof.py), or that the run was started with."""
     for one in proof.candidates(asked, settled):
         identity = run_identity(one, store, task.architecture, _settings(task, one, tables))
         directory = Path(one.run_dir or default_directory(one, identity, task.architecture))

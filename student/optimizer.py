@@ -1,4 +1,4 @@
-"""How weights follow from gradients: the optimiser, its learning rate at every step, and the gradient's norm.
+"""The optimiser, its learning rate at every step, and the gradient's norm.
 
 Muon is momentum whose updates of hidden weight matrices are made orthogonal, and AdamW for all other weights:
 
@@ -84,7 +84,7 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step, which changes nothing where `found_inf`, a scalar tensor that is to be set before, is not 0."""
+        """One step, which changes nothing if `found_inf`, a scalar tensor that must be set before, is not 0."""
         for group in self.param_groups:
             if not group.get("orthogonal", False):
                 continue

@@ -8,9 +8,10 @@
 
 Masks, first weights, head and loss are those of train-student (objective mlsm). The mask of a window is a function of
 (seed, epoch, window), so it does not depend on rank, worker or batch. Held-out windows have the mask that train-student
-evaluates with, whatever the seed. Every tensor of a batch starts with the batch and has a shape that follows from the
-store and the mask rate, so accelerate can split batches and join them. Not handled here: other objectives, schedules of
-masks and their weights (see train.py), weights that are sharded over processes (FSDP, DeepSpeed's stage 3).
+evaluates with, regardless of the seed. Every tensor of a batch starts with the batch and has a shape that follows from
+the store and the mask rate, so accelerate can split batches and join them. Not handled here: other objectives,
+schedules of masks and their weights (see train.py), weights that are sharded over processes (FSDP, DeepSpeed's stage
+3).
 
 Shapes: B windows, L positions, M the most masked positions of a window, N the most entries of a token, T masked tokens
 of a batch, k LSPs.
@@ -47,7 +48,7 @@ NO_TARGET = -100  # a label that carries no loss, as everywhere in transformers:
 
 
 class LspCollator:
-    """Masks windows and reads the targets of what is masked, and only of that.
+    """Masks windows and reads the targets of the masked tokens only.
 
     store      the one that the windows are from
     mask_rate, seed, mask_unit, corruption    as of train-student
@@ -58,7 +59,7 @@ class LspCollator:
     input_ids, attention_mask   int64 (B, L): what the student sees, padded to the store's longest window
     token_type_ids              int64 (B, L), of a store of sentence pairs: 0 in the first sentence, 1 in the second
     positions                   int64 (B, M): the masked positions, ascending, then -1
-    labels                      int64 (B, M): the tokens that are masked there; -100 where there is no target
+    labels                      int64 (B, M): the tokens that are masked there; -100 if there is no target
     lsp_indices, lsp_weights    int64 and float32 (B, M, N): their distributions, then entries of weight 0
     """
 
@@ -119,7 +120,8 @@ def _reader_of(items, store):
     """The reader that all these windows are from."""
     if strange := next((item for item in items if not isinstance(item, WindowTensors)), None):
         raise ValueError(
-            f"LspCollator takes windows of mlsm.LspWindows, found {type(strange).__name__}. Pass one as dataset."
+            f"LspCollator needs windows from mlsm.LspWindows, found {type(strange).__name__}. Pass an mlsm.LspWindows "
+            "as dataset."
         )
     windows = items[0].windows
     if any(item.windows is not windows for item in items):
@@ -138,7 +140,7 @@ class LspConfig(PretrainedConfig):
 
     encoder   the encoder's configuration
     lsps      k
-    store     where the store was that it learned from
+    store     path of the store that it learned from
     target    what that store holds: what its LSPs are numbered by
     settings  for the card of an export: encoder by name, seed, dropout
     """
@@ -164,7 +166,7 @@ class LspConfig(PretrainedConfig):
 
 @dataclass
 class LspOutput(ModelOutput):
-    """What an LspForPreTraining returns."""
+    """The output of an LspForPreTraining."""
 
     loss: Tensor | None = None
     """nats per masked token that has a target"""
@@ -209,7 +211,7 @@ class LspForPreTraining(PreTrainedModel):
     ) -> "LspForPreTraining":
         """An untrained student for a store's LSPs, with the first weights of `train-student --seed`.
 
-        encoder  as of train-student: bert-6x256, a directory, a Hub id, ...
+        encoder  see train-student: bert-6x256, a directory, a Hub id, ...
         dropout  of the encoder; None: what its config says
         Raises   RunError when the store holds no LSPs, or does not fit the encoder
         """
@@ -251,7 +253,7 @@ class LspForPreTraining(PreTrainedModel):
         if positions is None:
             positions = torch.arange(length, device=input_ids.device).expand(windows, length)
         first_B1 = torch.arange(0, windows * length, length, device=input_ids.device)[:, None]
-        where_BM = first_B1 + positions.cummax(dim=1).values.clamp(min=0)  # behind the last position, that one again
+        where_BM = first_B1 + positions.cummax(dim=1).values.clamp(min=0)  # after the last position, that one again
         logits_BMk = self.student(
             input_ids,
             attention_mask,
@@ -291,8 +293,8 @@ class LspForPreTraining(PreTrainedModel):
         of = open_store(store or self.store or self.config.store)
         if of.target_id != self.config.target:
             raise RunError(
-                f"{of.path} is not the store that this model learned from: its target is {of.target_id}, expected"
-                f" {self.config.target}. Pass store=, the one that it learned from."
+                f"{of.path} is not the store that this model learned from: its target is {of.target_id}, expected "
+                f"{self.config.target}. Pass that store as store=."
             )
 
         def write(place) -> None:

@@ -11,7 +11,7 @@ positions: `train_probe(config)`, the trainer's own loop with another Task. What
               their BLiMP and perplexity compare. The export is a ProbedLspModel, as of softmax
 
 With logits and k > d the probe is a decoder over the encoder's own states, by another name; so softmax is the default.
-Left out: the student (lsp_model.py), scoring sentences.
+Not handled here: the student (lsp_model.py), scoring sentences.
 
 Shapes: W windows, L positions, M masked tokens, V vocabulary, k LSPs, d width of the head's output.
 """
@@ -147,7 +147,7 @@ class ProbedLspModel(nn.Module):
     def from_pretrained(cls, source: str | PathLike[str], revision: str | None = None) -> "ProbedLspModel":
         """Load a softmax or hidden probe: a finished run's directory, an export, a kept checkpoint, or a Hub id.
 
-        Raises RunError where there is no such probe
+        Raises RunError if there is no such probe
         """
         source = fspath(source)
         place = export_of(source)
@@ -180,14 +180,14 @@ def load_probe(source: str | Path, revision: str | None = None) -> tuple[ProbedS
     """A softmax probe, and the student that it reads as an LspModel, which shares its weights; arguments as of
     `ProbedLspModel.from_pretrained`.
 
-    Raises RunError where there is no such probe
+    Raises RunError if there is no such probe
     """
     source = export_of(source)
     student, facts = load_student(source, revision)
     if facts.get(PROBE_FACT) != "softmax":
         raise RunError(
-            f"{source} holds no softmax probe. Expected a run or export of train-probe; that of a logits probe"
-            f" is loaded with AutoModelForMaskedLM."
+            f"{source} has no softmax probe. Expected a run or export of train-probe; a logits probe is loaded with "
+            "AutoModelForMaskedLM."
         )
     with explain_damaged_export(source):
         probe_Vk = load_tensors(find_file(source, PROBE_FILE, revision))[SOFTMAX_PROBE]
@@ -201,15 +201,15 @@ def train_probe(
 ) -> dict:
     """Train, evaluate and export a probe; continue where an interrupted run of the same settings stopped.
 
-    origins  as of `train`
+    origins  see `train`
     Returns  the summary of `train`, of the probe
-    Raises   as `train`; RunError where there is no student, or student and store do not belong together
+    Raises   as `train`; RunError if there is no student, or student and store do not belong together
     """
     return train(with_student_and_store(config), progress, prepare=probe_task, origins=origins)
 
 
 def probe_task(config: ProbeConfig, store: Store) -> TrainingTask:
-    """Train a probe. Raises RunError where settings, student and store do not belong together."""
+    """Train a probe. Raises RunError if settings, student and store do not belong together."""
     if config.student is None:
         raise RunError("no student given: name a run, an export, a kept checkpoint or a Hub id with --student.")
     source = export_of(config.student)
@@ -273,22 +273,22 @@ def merge(model: ProbedStudent) -> PreTrainedModel:
 
 def _check_fits(config: ProbeConfig, store: Store, source: str | Path, student: Student, facts: dict) -> None:
     if PROBE_FACT in facts:
-        raise RunError(f"{source} is a probe; give the student that it probes:  --student")
+        raise RunError(f"{source} is a probe; pass the student that it probes:  --student")
     theirs, ours = vocabulary_of(source), store.load_tokenizer().get_vocab()
     if theirs != ours:
         raise RunError(
-            f"store of another tokenizer: the student {source} has a vocabulary of {len(theirs)} tokens, {store.path}"
-            f" one of {len(ours)} (or the same tokens with other ids). Give a --store of the student's tokenizer."
+            f"store of another tokenizer: the student {source} has a vocabulary of {len(theirs)} tokens, {store.path} "
+            f"one of {len(ours)} (or the same tokens with other ids). Pass a --store with the student's tokenizer."
         )
     if store.max_length > facts["max_length"]:
         raise RunError(
-            f"{store.path} has windows of {store.max_length} tokens, the student {source} was trained on at most"
-            f" {facts['max_length']}. Give a --store of such windows."
+            f"{store.path} has windows of {store.max_length} tokens, the student {source} was trained on at most "
+            f"{facts['max_length']}. Pass a --store with such windows."
         )
     if config.probe_input == "logits" and not has_known_head(student.encoder.config):
         raise RunError(
-            f"a logits probe of a {student.encoder.config.model_type} student cannot be exported: where that family's"
-            f" masked language model keeps its decoder is not known here. Take --probe-input softmax."
+            f"a logits probe of a {student.encoder.config.model_type} student cannot be exported: it is not known "
+            "where the masked language model of that family keeps its decoder. Use --probe-input softmax."
         )
 
 

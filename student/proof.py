@@ -1,4 +1,4 @@
-"""Which arithmetic a student is trained in on a GPU: bfloat16 and torch.compile, tried on the run's own batches first.
+"""Choose the arithmetic of training on a GPU: bfloat16 and torch.compile are first tried on the run's own batches.
 
     config = choose_arithmetic(asked, settled, store, task, prepare, device)  # settled, with a right dtype and compile
 
@@ -6,7 +6,7 @@ What `--dtype auto` and an unset `--compile` would turn on is tried in a child p
 float32 as it is, the same ones in bfloat16, and compiled. What crashes, hangs, gives another loss or is not faster is
 not used, and one line says so. The answer is kept in the user's cache (mlsm/common/proofs.py) for this GPU, driver,
 library versions, encoder, and what else changes what is compiled (`key_of`). Both settings are part of a run's
-identity, so a run that was begun with others keeps them, or ends with an error if they do not work any more. Not
+identity, so a run that was started with others keeps them, or ends with an error if they do not work any more. Not
 handled here: what the user asks for by name, which is not tried.
 """
 
@@ -40,11 +40,11 @@ _said: set[tuple[str, str]] = set()  # what this process has said
 
 
 class Arithmetic(NamedTuple):
-    """What a student is trained in.
+    """The arithmetic that a student is trained in.
 
     dtype, compile  settings of StudentConfig
     line            why, in a sentence
-    right           names (`name_of`) of what was found right
+    right           names (`name_of`) of the ways that were found right
     trials          name -> what was measured of it
     keep            whether the answer holds the next time; not where the child lacked memory or time, or float32 failed
     """
@@ -63,7 +63,7 @@ def is_needed(asked: StudentConfig, device: torch.device) -> bool:
 
 
 def name_of(dtype: str, compiled: bool) -> str:
-    """How a way to train is called, in reports and in words."""
+    """The name of a way to train, in reports and in words."""
     return f"{dtype}, compiled" if compiled else dtype
 
 
@@ -74,16 +74,16 @@ def decide_arithmetic(
     compiled: bool | None = None,
     passing: bool = False,
 ) -> Arithmetic:
-    """Choose by what a child measured. Pure: the same measurements give the same choice.
+    """Choose by the measurements of a child process. Pure: the same measurements give the same choice.
 
-    trials           name -> losses, seconds (trial.py); {} where the child did not end it
+    trials           name -> losses, seconds (trial.py); {} if the child did not end it
     trouble          how the child ended, where that was not by itself
     dtype, compiled  what was asked for; only "auto" and None are decided
     passing          whether how the child ended says nothing about the GPU (proofs.Child)
     """
     exact, asked = trials.get("float32"), ("float32" if dtype == "auto" else dtype, bool(compiled))
     if (fault := find_arithmetic_fault(exact, exact, trouble, "float32")) is not None:
-        line = f"{name_of(*asked)}: nothing could be tried, as float32 itself failed: {fault}"
+        line = f"{name_of(*asked)}: nothing could be tried, because float32 itself failed: {fault}"
         return Arithmetic(*asked, line, (), trials, keep=False)
     reasons, right = [], ["float32"]
 
@@ -110,7 +110,7 @@ def decide_arithmetic(
 def find_arithmetic_fault(
     trial: Mapping[str, Any] | None, exact: Mapping[str, Any] | None, trouble: str | None, dtype: str
 ) -> str | None:
-    """What speaks against a way to train, by its measurements and float32's; None if it is right."""
+    """What is wrong with a way to train, by its measurements and those of float32; None if it is right."""
     if trial is None:
         return f"its turn did not come ({trouble or 'the child process did not report it'})"
     if not trial:
@@ -120,7 +120,7 @@ def find_arithmetic_fault(
     if not np.isfinite([*trial["losses"], trial["seconds"]]).all():
         return "its loss is not a number"
     if (differs := deviation(trial, exact or trial)) > CLOSE[dtype]:
-        return f"its loss differs by {differs:.2%} from that in float32, where {CLOSE[dtype]:.1%} is allowed"
+        return f"its loss differs by {differs:.2%} from that in float32; at most {CLOSE[dtype]:.1%} is allowed"
     return None
 
 
@@ -150,20 +150,20 @@ def choose_arithmetic(
 ) -> ResolvedConfig:
     """The settings with a dtype and a `compile` that are right on this GPU.
 
-    asked       as the user left them open;  settled  with nothing left open, as for any GPU
-    begun_with  the settings of the run that is there already, which stay
-    marginals   directory where what targets follow from is kept (Objective.prepare)
+    asked       the settings with the user's open values;  settled  with all values filled in, as for any GPU
+    begun_with  the settings of the existing run, which are kept
+    marginals   directory in which Objective.prepare keeps what targets depend on
     Says (logs) in one line what is used and why
-    Raises      RunError where the run was begun with what does not work here
+    Raises      RunError if the run was started with what does not work here
     """
     choice = find_arithmetic(asked, settled, store, task, prepare, device, marginals=marginals)
     if begun_with is not None:
         begun = name_of(begun_with.dtype, begun_with.compile)
         if choice.keep and choice.right and begun not in choice.right and begun in choice.trials:
             raise RunError(
-                f"this run was begun in {begun}, which does not work on this GPU now ({choice.line}). To continue it"
-                f" anyway, pass --dtype {begun_with.dtype} --{'' if begun_with.compile else 'no-'}compile. Another"
-                f" --run-dir starts a new run."
+                f"this run was started in {begun}, which does not work on this GPU now ({choice.line}). To continue "
+                f"it anyway, pass --dtype {begun_with.dtype} --{'' if begun_with.compile else 'no-'}compile. Another "
+                "--run-dir starts a new run."
             )
         return begun_with
     return replace(settled, dtype=choice.dtype, compile=choice.compile)
@@ -180,7 +180,8 @@ def find_arithmetic(
     fresh: bool = False,
     marginals: Path | None = None,
 ) -> Arithmetic:
-    """What was kept for such a run, else, or where it is to be `fresh`, what a child finds now."""
+    """The stored result for such a run; if there is none, or with `fresh`, the result of a new trial in a child
+    process."""
     key = key_of(asked, settled, store, task, device)
 
     def prove() -> Arithmetic:
@@ -201,7 +202,7 @@ def find_arithmetic(
 def key_of(
     asked: StudentConfig, settled: ResolvedConfig, store: Store, task: TrainingTask, device: torch.device
 ) -> str:
-    """What an answer depends on: GPU, driver, libraries, encoder, and what else changes what is compiled."""
+    """The facts that a result depends on: GPU, driver, libraries, encoder, and all that changes the compiled code."""
     what = (
         f"{settled.kind}, {store.k} LSPs, windows of {store.max_length}, dtype {asked.dtype}, compile {asked.compile}"
     )

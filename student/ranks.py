@@ -2,11 +2,11 @@
 
 torchrun or `accelerate launch` starts them; accelerate joins them, by nccl on GPUs and by gloo on CPUs. Each takes
 a contiguous share of every effective batch, so that order and masks do not depend on how many there are. Gradients
-are summed while the backward pass of the last micro-batch is under way; beside them a few numbers a step are, on the
-CPU in a group of their own, so that no GPU is waited for.
+are summed while the backward pass of the last micro-batch is under way; in addition, a few numbers per step are summed
+on the CPU in a group of their own, so that no GPU is waited for.
 
 When a process ends, so do the others, because their next sum finds its connection closed. When one hangs, they end
-after TIMEOUT. Left out: models that do not fit into one GPU's memory.
+after TIMEOUT. Not handled here: models that do not fit into one GPU's memory.
 """
 
 import atexit
@@ -34,7 +34,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of the run; by default it is alone."""
+    """This process among the processes of the run; by default there is only one."""
 
     rank: int = 0
     size: int = 1
@@ -49,7 +49,7 @@ class Ranks:
         return self.rank == 0
 
     def share(self, windows: int) -> tuple[int, int]:
-        """First and last (exclusive) window of a batch that this process takes. RunError where some get none."""
+        """First and last (exclusive) window of a batch that this process takes. Raises RunError if some get none."""
         if windows < self.size:
             raise RunError(
                 f"batch_windows is {windows}, and there are {self.size} processes: each needs a window of every"
@@ -107,7 +107,7 @@ class Ranks:
         return values
 
     def ask_first(self, work: Callable[[], Value]) -> Value:
-        """What work() returns in the first process, which alone does it, for all of them."""
+        """Run work() in the first process only and return its result in all of them."""
         return self.tell(work() if self.is_first else None)
 
     def tell(self, value: Any) -> Any:
@@ -118,7 +118,7 @@ class Ranks:
         return values[0]
 
     def first_then_all(self, work: Callable[[], Value]) -> Value:
-        """work(), done by the first process and then by the others, which raise PeerError where it failed there."""
+        """Run work() in the first process, then in the others, which raise PeerError if it failed there."""
         if not self.is_first:
             if not self.tell(None):
                 raise PeerError("the first process of this run ended; its own message says why.")
@@ -132,7 +132,7 @@ class Ranks:
         return result
 
     def as_one(self, error: Exception) -> Exception:
-        """What to raise for an error that all processes meet at once, so that only one of them reports it."""
+        """The error to raise in place of one that all processes meet at once, so that only one of them reports it."""
         return error if self.is_first else PeerError("the first process of this run says why.")
 
     def parallel(self, model: nn.Module) -> nn.Module:
@@ -162,7 +162,7 @@ class Ranks:
 def join(device: torch.device) -> Iterator[Ranks]:
     """Join the processes that a launcher started with this one; yields Ranks.
 
-    device  what --device means to one process; each gets a GPU of its own
+    device  what --device means to one process; each gets its own GPU
     Raises  RunError   too few GPUs
             PeerError  another process ended, or hangs
     """

@@ -1,4 +1,4 @@
-"""What a run's settings leave open follows from the store, its recipe and the width of the encoder.
+"""Fill in a run's unset settings from the store, its recipe and the width of the encoder.
 
 One answer for Python and for the command line, with where each value comes from:
 
@@ -15,7 +15,7 @@ Otherwise it follows from the size of the store and the width of the encoder:
                 (continue_from); 1e-3 up to width 256; between the two, log(rate) is linear in log(width)
     a probe's   batch as a student's; a tenth of a student's steps, the paper's 10,000 to 100,000, and at least 1,000
 
-The demonstration's recipe is not for weights that were trained before. Left out: what the settings mean
+The demonstration's recipe is not for weights that were trained before. Not handled here: what the settings mean
 (config.py), dtype and compilation (opening.py).
 """
 
@@ -57,7 +57,7 @@ def resolve(config: StudentConfig, store: Store, origins: dict[str, str] | None 
     origins  where each value that is not open comes from; given by the command line, which has applied a recipe
              already. None: the settings are from Python, and the recipe that made the store is applied here to those
              that are open, if it is for the same encoder. (On the command line the recipe gives the encoder, too.)
-    Raises   RunError where the encoder has no config, the store has no training windows, or these cannot be cut as
+    Raises   RunError if the encoder has no config, the store has no training windows, or these cannot be cut as
              `short_windows` says
     """
     if origins is None:
@@ -87,7 +87,7 @@ def resolve(config: StudentConfig, store: Store, origins: dict[str, str] | None 
 
 
 def training_windows(store: Store) -> WindowReader:
-    """The training split; RunError where it is empty."""
+    """The training split; RunError if it is empty."""
     windows = store.split("train")
     if len(windows) == 0:
         raise RunError("the store has no training windows: its corpus is too short. Encode more text.")

@@ -1,7 +1,7 @@
 """Stopping on request: SIGINT, SIGTERM and SIGHUP let the step under way end.
 
-SIGHUP comes when the terminal is closed; nohup has it ignored, and then it stays so. Left out: what is saved then
-(train.py).
+SIGHUP comes when the terminal is closed; nohup has it ignored, and then it stays so. Not handled here: what is saved
+then (train.py).
 """
 
 import logging

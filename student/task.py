@@ -1,6 +1,6 @@
-"""What a run trains, which the trainer itself does not know: a student (here) or a probe of one (probe.py).
+"""The task of a run, which the trainer is independent of: a student (here) or a probe of one (probe.py).
 
-Left out: the training itself (train.py).
+Not handled here: the training itself (train.py).
 """
 
 import logging
@@ -38,7 +38,7 @@ class TrainingTask(NamedTuple):
     """of its command, for the progress display"""
     objective: Objective
     architecture: dict
-    """JSON values that decide what is built, beside the settings; part of the run's identity"""
+    """JSON values that, with the settings, determine the model; part of the run's identity"""
     build: Callable[[], nn.Module]
     """() -> the untrained model, float32, on the CPU; it has an `encoder`, and `forward` as a Student's"""
     export: Callable[..., None]
@@ -47,16 +47,16 @@ class TrainingTask(NamedTuple):
     """whether the encoder reads which sentence of a pair a token belongs to"""
 
     def settings(self, config: StudentConfig) -> dict:
-        """The settings that decide what is trained: those of the configuration, and what was decided here."""
+        """The settings that determine what is trained: those of the configuration, and those decided here."""
         segments = {"segments": True} if self.segments else {}
         others = [store.target_id for store in self.objective.other_stores]
         return config.identity() | self.objective.identity() | segments | ({"other_targets": others} if others else {})
 
 
 def student_task(config: StudentConfig, store: Store) -> TrainingTask:
-    """Train an encoder by one objective. Raises RunError where settings and stores do not belong together.
+    """Train an encoder by one objective. Raises RunError if settings and stores do not belong together.
 
-    store  the first one that is learned from; those beside it are opened here
+    store  the first one that is learned from; any others are opened here
     """
     stores = [store, *open_beside(store, config.stores[1:])]
     objective = build_objective(

@@ -6,8 +6,8 @@ loss, backward pass, clipping, update and a line of the log.
 
 The batch, the mask, the learning rate and the dropout of step s follow from (seed, s). So a resumed run restores
 weights and optimiser and continues with the next step: at once, and bit for bit on a CPU. The loss is a mean over the
-whole effective batch, whatever the micro-batch and the number of processes. The CPU waits for a GPU once per step, when
-it reads loss and norm, while AdamW, which looks at them on the device, is already running. Several processes share
+whole effective batch, regardless of the micro-batch and the number of processes. The CPU waits for a GPU once per step,
+when it reads loss and norm, while AdamW, which looks at them on the device, is already running. Several processes share
 every step (ranks.py); the first of them writes and reports. Not handled here: what a target and its loss are
 (objectives/), the forward pass (encoders/model.py), a run's directory and checkpoints (runs/).
 
@@ -81,7 +81,7 @@ def train(
     prepare   (config, store) -> what is trained; probe.py has another one
     origins   setting -> where its value comes from, for that block, if a recipe has been applied already
     progress  called as progress(stage, done, total, unit="tokens", **figures) after every step
-    Returns   the summary that result.json holds, with run, export, store, other_stores (where there are any) and
+    Returns   the summary that result.json holds, with run, export, store, other_stores (if there are any) and
               plan: steps, tokens (real ones), tokens_per_second, flops (nominal floating-point operations),
               seconds, seconds_to_first_step, held_out and baseline (dicts of figures), held_out_loss,
               baseline_loss (nats per token), improvement (share by which the loss is below the baseline); of LSP
@@ -239,7 +239,7 @@ class Trainer:
         return TrainingError(f"step {step + 1}: {reason}, {advice} {last}")
 
     def _evaluate(self) -> dict:
-        """Take the held-out figures; returns what the log says of them."""
+        """Take the held-out figures; returns what the log says about them."""
         state = self.state
         try:
             state.figures = self.held_out.evaluate(self.model, self.stepper.forward, self.ranks)
@@ -275,7 +275,7 @@ class Trainer:
         self.state.saved, self.state.saved_step = self.checkpoints.path(steps), steps
 
     def _check_weights(self) -> None:
-        """TrainingError where a weight is not finite: a loss would show that only in the next step."""
+        """Raises TrainingError if a weight is not finite: a loss would show that only in the next step."""
         if not all(bool(torch.isfinite(weight).all()) for weight in self.model.parameters()):
             raise TrainingError(
                 f"after step {self.state.steps} there are weights that are not finite, so nothing is saved. Last whole"
@@ -431,7 +431,7 @@ class Stepper:
     def update(self, step: int, batch: Batch) -> tuple[float, float]:
         """Do one step, counted from 0, inside torch.random.fork_rng.
 
-        batch    this process's share of the batch, its counts those of the whole one
+        batch    this process's share of the batch, with the counts of the whole batch
         Returns  loss (nats per token that carries loss) and gradient norm before clipping; where one of them
                  is not finite, the weights were not updated
         """
@@ -497,7 +497,7 @@ class Stepper:
 
 
 def term_scales(weights: Sequence[float], counts: Sequence[int]) -> list[float]:
-    """What every term's summed loss is multiplied with: its weight over the tokens of the whole effective batch."""
+    """The factor of every term's summed loss: its weight over the tokens of the whole effective batch."""
     return [weight / max(count, 1) for weight, count in zip(weights, counts, strict=True)]
 
 

@@ -59,7 +59,7 @@ def main(directory: Path) -> None:
 
 
 def find(place: str) -> Any:
-    """What module:name stands for."""
+    """The object that module:name refers to."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -1,6 +1,7 @@
-"""Which encoder a student is: a fresh one of a name or a Hugging Face config, or one to be trained further.
+"""Build a student's encoder: a new one from a name or a Hugging Face config, or one to be trained further.
 
-Left out: head and output matrix (model.py), how documents of a window are kept apart (mlsm/common/documents.py).
+Not handled here: head and output matrix (model.py), how documents of a window are kept apart
+(mlsm/common/documents.py).
 """
 
 import difflib
@@ -50,7 +51,7 @@ BERT_SIZES = {  # layers and width; the small ones are those of Turc et al. 2019
 }
 NAMED_ENCODERS = (*BERT_SIZES, "deberta-base", "modernbert-base")
 
-# Families whose position table is read from the row behind the padding id's, as RoBERTa's is (fairseq's convention). A
+# Families whose position table is read from the row after the padding id's, as RoBERTa's is (fairseq's convention). A
 # test compares the list with all families that transformers has.
 _POSITIONS_BEHIND_PADDING = (
     "camembert",
@@ -71,7 +72,7 @@ def build_encoder(hf_config: PretrainedConfig, seed: int, continue_from: Path | 
     """An encoder without pooler: freshly initialised, a function of configuration and seed alone, or loaded.
 
     continue_from  directory whose weights to take
-    Raises         RunError where these weights do not cover the encoder or do not fit it
+    Raises         RunError if these weights do not cover the encoder or do not fit it
     """
     no_pooler = without_pooler(hf_config)
     if continue_from is not None:
@@ -89,7 +90,7 @@ def without_pooler(hf_config: PretrainedConfig) -> dict:
 
 
 def token_types(hf_config: PretrainedConfig) -> int:
-    """How many segments (token types) an encoder of this configuration can tell apart; 0 where it takes none."""
+    """How many segments (token types) an encoder with this configuration can distinguish; 0 if it has none."""
     forward = getattr(MODEL_MAPPING[type(hf_config)], "forward", None)  # of a family of several models there is none
     takes_them = forward is not None and "token_type_ids" in inspect.signature(forward).parameters
     return getattr(hf_config, "type_vocab_size", 0) if takes_them else 0
@@ -98,8 +99,8 @@ def token_types(hf_config: PretrainedConfig) -> int:
 def encoder_config(config: StudentConfig, store: Store) -> PretrainedConfig:
     """The Hugging Face config of the encoder, its vocabulary, length and special ids taken from the store.
 
-    Raises RunError where there is no such config, where it is not that of an encoder, or where it has another tokenizer
-    or vocabulary than the store.
+    Raises RunError if there is no such config, if it is not for an encoder, or if it has another tokenizer or
+    vocabulary than the store.
     """
     hf_config = unfitted_config(config, store)
     fit_config(hf_config, store.vocab_size, store.special_ids, store.max_length)
@@ -112,8 +113,8 @@ def encoder_config(config: StudentConfig, store: Store) -> PretrainedConfig:
     can_compute_again = getattr(MODEL_MAPPING[type(hf_config)], "supports_gradient_checkpointing", False)
     if config.activation_checkpointing and not can_compute_again:
         raise RunError(
-            f"--activation-checkpointing: transformers cannot compute the layers of a {hf_config.model_type} encoder a"
-            f" second time. Leave it out, and take a smaller --micro-batch where memory runs out."
+            f"--activation-checkpointing: transformers cannot compute the layers of a {hf_config.model_type} encoder "
+            "a second time. Omit it, and use a smaller --micro-batch if memory runs out."
         )
     return hf_config
 
@@ -128,32 +129,34 @@ def fit_config(hf_config: PretrainedConfig, vocab_size: int, special_ids: Mappin
 
 
 def unfitted_config(config: StudentConfig, store: Store) -> PretrainedConfig:
-    """The Hugging Face config of the encoder as it is, before it is fitted to the store. Raises as `encoder_config`."""
+    """The Hugging Face config of the encoder as it is, before it is fitted to the store. Raises the errors of
+    `encoder_config`."""
     if config.continue_from is not None and not config.continue_from.is_dir():
-        raise RunError(f"--continue-from {config.continue_from} is not a directory. Give a run or an export.")
+        raise RunError(f"--continue-from {config.continue_from} is not a directory. Pass a run or an export.")
     weights = config.initial_weights
     if weights is not None and not any(weights.glob("*.safetensors")):
         if (weights / "checkpoints").is_dir():
             raise RunError(
-                f"--continue-from {weights} is an unfinished run. Finish it, or give one of its kept checkpoints or the"
-                f" export of another:  {program()} export-student {shell_quote(weights)}"
+                f"--continue-from {weights} is an unfinished run. Finish it, or pass one of its kept checkpoints or "
+                f"the export of another checkpoint:  {program()} export-student {shell_quote(weights)}"
             )
         raise RunError(
-            f"--continue-from {weights} holds no safetensors file. Others could execute code and are not"
-            f" loaded: save the model again with transformers' save_pretrained."
+            f"--continue-from {weights} has no safetensors file. Other formats could execute code and are not loaded: "
+            "save the model again with transformers' save_pretrained."
         )
     named = named_config(config.encoder) if config.continue_from is None else None
     hf_config = _load_config(config.encoder_source, store) if named is None else named
     if config.continue_from is not None and hf_config.vocab_size != store.vocab_size:
         raise RunError(
-            f"--continue-from {config.continue_from} knows {hf_config.vocab_size} tokens, the store {store.vocab_size}:"
-            f" it was trained with another tokenizer. Encode a store with a teacher of that tokenizer."
+            f"--continue-from {config.continue_from} has {hf_config.vocab_size} tokens, but the store has "
+            f"{store.vocab_size}: it was trained with another tokenizer. Encode a store with a teacher that has that "
+            "tokenizer."
         )
     return hf_config
 
 
 def own_dropout(hf_config: PretrainedConfig) -> float | None:
-    """The dropout of a config, apart from a pooler's; None where it has none, or several rates."""
+    """The dropout of a config, apart from a pooler's; None if it has none, or several rates."""
     rates = {getattr(hf_config, name) for name in _dropout_names(hf_config) if "pooler" not in name}
     return float(rates.pop()) if len(rates) == 1 else None
 
@@ -182,13 +185,13 @@ def _load_weights(directory: Path, hf_config: PretrainedConfig, no_pooler: dict)
             )
     except Exception as error:  # safetensors and transformers raise many classes, Exception itself included
         raise RunError(
-            f"--continue-from {directory}: its weights cannot be used ({describe(error)}). Give an export or"
-            f" a kept checkpoint of a run whose windows are no shorter than this store's."
+            f"--continue-from {directory}: its weights cannot be used ({describe(error)}). Pass an export or a kept "
+            "checkpoint of a run whose windows are at least as long as this store's."
         ) from None
     if report["missing_keys"]:
         raise RunError(
-            f"--continue-from {directory} lacks weights of the encoder:"
-            f" {', '.join(sorted(report['missing_keys'])[:3])}. Give an export or a kept checkpoint of a run."
+            f"--continue-from {directory} lacks weights of the encoder: "
+            f"{', '.join(sorted(report['missing_keys'])[:3])}. Pass an export or a kept checkpoint of a run."
         )
     if trouble := describe_unused_weights(report["unexpected_keys"], encoder):
         raise RunError(f"--continue-from {directory}: {trouble}")
@@ -196,7 +199,7 @@ def _load_weights(directory: Path, hf_config: PretrainedConfig, no_pooler: dict)
 
 
 def named_config(encoder: str) -> PretrainedConfig | None:
-    """The config of an encoder that needs no file and no network; None where the name is of another kind."""
+    """The config of an encoder that needs no file and no network; None if the name is of another kind."""
     if encoder == "deberta-base":
         return _deberta_base()
     if encoder == "modernbert-base":
@@ -210,7 +213,7 @@ def named_config(encoder: str) -> PretrainedConfig | None:
 def named_size(encoder: str) -> tuple[int, int] | None:
     """(layers, width) of a name like bert-2x128, modernbert-2x128 or bert-base; None of names of another kind.
 
-    Raises ValueError where such a size cannot be built.
+    Raises ValueError if such a size cannot be built.
     """
     if encoder in BERT_SIZES:
         return BERT_SIZES[encoder]
@@ -220,8 +223,8 @@ def named_size(encoder: str) -> tuple[int, int] | None:
     layers, width = int(match[1]), int(match[2])
     if layers < 1 or width < 2 or width % heads_of(width):
         raise ValueError(
-            f"encoder {encoder}: needs at least one layer and a width that its {heads_of(width)} heads of 64 "
-            f"divide. Take a multiple of 64, like bert-2x128 or bert-12x768."
+            f"encoder {encoder}: needs at least one layer and a width that its {heads_of(width)} heads of 64 divide. "
+            "Use a multiple of 64, like bert-2x128 or bert-12x768."
         )
     return layers, width
 
@@ -274,8 +277,8 @@ def _load_config(encoder: str, store: Store) -> PretrainedConfig:
     decodes = hf_config.is_encoder_decoder or getattr(hf_config, "is_decoder", False)
     if type(hf_config) not in MODEL_FOR_MASKED_LM_MAPPING or decodes:
         raise RunError(
-            f"encoder {encoder}: a model of type {hf_config.model_type} is no encoder for masked text. Take a"
-            f" family that transformers has a masked-LM class for, like bert, roberta, deberta or modernbert."
+            f"encoder {encoder}: a model of type {hf_config.model_type} is not an encoder for masked text. Use a "
+            "family for which transformers has a masked-LM class, like bert, roberta, deberta or modernbert."
         )
     if trouble := describe_foreign_settings(hf_config):
         raise RunError(f"encoder {encoder}: {trouble}")
@@ -296,7 +299,7 @@ def _suggestion(encoder: str) -> str:
 
 
 def vocabulary_of(directory: str | Path) -> dict[str, int]:
-    """Tokens to ids of the tokenizer in a directory. Raises RunError where it cannot be loaded."""
+    """Tokens to ids of the tokenizer in a directory. Raises RunError if it cannot be loaded."""
     try:
         return open_tokenizer(directory).get_vocab()
     except Exception as error:  # of transformers and tokenizers, of many classes
@@ -311,14 +314,14 @@ def _check_tokenizer(directory: Path, store: Store) -> None:
     theirs, ours = vocabulary_of(directory), store.load_tokenizer().get_vocab()
     if theirs != ours:
         raise RunError(
-            f"store of another tokenizer: {directory} has a vocabulary of {len(theirs)} tokens, the store one"
-            f" of {len(ours)} (or the same tokens with other ids). Encode a store with a teacher of that"
-            f" tokenizer, or give the encoder's config.json alone to train it on this store's vocabulary."
+            f"store of another tokenizer: {directory} has a vocabulary of {len(theirs)} tokens, the store one of "
+            f"{len(ours)} (or the same tokens with other ids). Encode a store with a teacher that has that tokenizer, "
+            "or pass only the encoder's config.json to train it on this store's vocabulary."
         )
 
 
 def _make_room(hf_config: PretrainedConfig, max_length: int) -> None:
-    """Extend the position table where it is too short for the store's windows."""
+    """Extend the position table if it is too short for the store's windows."""
     offset = _first_position(hf_config)
     room = getattr(hf_config, "max_position_embeddings", None)
     if room is not None and room < max_length + offset:

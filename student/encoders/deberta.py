@@ -2,13 +2,13 @@
 
 Disentangled attention (He et al. 2021, section 3.1) adds to every score what the query makes of the relative position
 and what the position makes of the key. transformers gathers both from tables of 2 L columns, and scatters their
-gradients. As column L + i - j belongs to query i and key j, the entries lie at a fixed stride in memory: here they are
+gradients. As column L + i - j belongs to query i and key j, the entries are at a fixed stride in memory: here they are
 a view of the flattened table (the relative shift of Transformer-XL, Dai et al. 2019, appendix B), and their sum goes as
 a bias into scaled_dot_product_attention. The norm is one operation instead of six. Tokens that are packed closer
-together than they stand in their window (mask_later.py) have no such stride: theirs are gathered.
+together than they are in their window (mask_later.py) have no such stride: theirs are gathered.
 
-Left out: DeBERTa-v2, whose positions are bucketed; windows longer than the table of relative positions, talking heads:
-these run as in transformers.
+Not handled here: DeBERTa-v2, whose positions are bucketed; windows longer than the table of relative positions, talking
+heads: these run as in transformers.
 
 Shapes: W windows, L positions, H heads, e width of a head, U packed tokens of a window.
 """
@@ -37,7 +37,7 @@ def adapt_deberta(encoder: nn.Module) -> None:
 
 
 class PackedPositions(NamedTuple):
-    """Where packed tokens stand, for `relative_pos` of an attention."""
+    """The positions of packed tokens, for `relative_pos` of an attention."""
 
     relative_WUU: Tensor
     """int64, position of the query less that of the key"""
@@ -58,7 +58,7 @@ class AutocastSelfAttention(DisentangledSelfAttention):
     def transpose_for_scores(self, x: Tensor) -> Tensor:
         """(W, L, H e) to (W, H, L, e), in autocast's type.
 
-        transformers adds float32 biases behind the products. So queries have another type than scores in bfloat16, and
+        transformers adds float32 biases after the products. So queries have another type than scores in bfloat16, and
         it fails when it fills scores with the smallest number of the queries' type (its issue 35332).
         """
         kind = x.device.type
@@ -101,7 +101,7 @@ class ShiftedSelfAttention(AutocastSelfAttention):
         return math.sqrt(self.attention_head_size * (1 + len(self.pos_att_type)))
 
     def _position_bias(self, query, key, rel_embeddings, length: int, packed: PackedPositions | None):
-        """What positions add to the scores (W, H, L, L), or of packed tokens (W, H, U, U)."""
+        """The terms that positions add to the scores (W, H, L, L), or (W, H, U, U) for packed tokens."""
         span, columns_WHUU = min(length, self.max_relative_positions), None
         if packed is not None:  # L + i - j
             columns_WUU = (span + packed.relative_WUU).clamp(0, 2 * span - 1)

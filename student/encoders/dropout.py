@@ -4,7 +4,7 @@ torch draws a float for every element, a fifth of a small BERT's step. Here four
 torch's generator, so that dropout follows from its seed as before. A probability is rounded to a multiple of 2^-16, and
 what is kept is scaled by exactly what that leaves. On a GPU and under torch.compile everything is torch's own.
 
-Left out: seeding (train.py).
+Not handled here: seeding (train.py).
 """
 
 import math

@@ -3,7 +3,8 @@
 Counted by running the student's own forward pass on tensors without content, so that whatever it leaves out (the
 head at positions that are not masked) is left out of the count. Matrix products are counted, a multiplication and
 an addition as two; a training step is three forward passes, as the backward pass has two products for each one.
-Recomputed activations are not counted: they are a price of memory, not work on the model. Left out: time (meter.py).
+Recomputed activations are not counted: they are a price of memory, not work on the model. Not handled here: time
+(meter.py).
 
 Shapes: W windows, L positions, M masked tokens.
 """
@@ -88,7 +89,7 @@ def step_flops(model: nn.Module, config: ResolvedConfig, length: int, pieces: in
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype | None) -> float | None:
-    """Operations per second that a device can do in products of a type (None: float32); None where not known."""
+    """Operations per second that a device can do in products of a type (None: float32); None if not known."""
     if device.type != "cuda":
         return None
     return named_peak(torch.cuda.get_device_name(device), dtype)

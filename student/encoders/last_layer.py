@@ -4,8 +4,8 @@ The head reads no other position, so the last layer needs the others as keys and
 feed-forward and norms are left out. The logits are the same, and the step is cheaper by most of a layer. Families in
 `FORWARDS` do so, others compute the whole layer.
 
-The layer's forward method is replaced, not its weights or their names; without `restrict` the encoder is what it was.
-Not handled here: the head (model.py).
+The layer's forward method is replaced, not its weights or their names; without `restrict` the encoder is unchanged. Not
+handled here: the head (model.py).
 
 Shapes: W windows, L positions, M masked tokens, m the most of them in a window, d hidden width, H heads.
 """
@@ -37,7 +37,7 @@ class LastLayer:
 
         where_M      int64 masked positions in the flattened (W L) input, ascending; the last one may be repeated
         most_masked  m, the most masked positions of a window, not counting the repetitions, or more
-        Returns      False where this cannot be had: the encoder returns those of all positions
+        Returns      False if this is not possible: the encoder then returns the states of all positions
         """
         if not self.restricted or most_masked == 0:
             return False
@@ -46,7 +46,7 @@ class LastLayer:
         return True
 
     def release(self) -> None:
-        """Let the encoder be what it was."""
+        """Restore the encoder."""
         self._masked = None
 
     def _forward(self, restricted, whole, hidden_WLd, *args, **kwargs):
@@ -113,7 +113,7 @@ def _queries(where_M, most_masked: int, shape):
 
     Returns  int64 (W, m) positions in the flattened (W L) input, rows filled up with their window's first position;
              and int64 (M), where the masked positions are in the flattened matrix. Repetitions of the last one have
-             slots behind its own, where no other position's are, and where they write over it, it is the same
+             slots after its own, where no other position's are, and where they write over it, it is the same
     """
     windows, length = shape[:2]
     first_W = torch.arange(0, windows * length, length, device=where_M.device)

@@ -1,4 +1,4 @@
-"""Which library computes which matrix product of a run, where two of them round differently.
+"""Which library computes each matrix product of a run; two libraries round differently.
 
 It is chosen when a run starts, written into its config.json and checkpoints, and kept to its end, so that a run that is
 resumed, also on another machine, equals an uninterrupted one. A record without the key means oneDNN's for everything.
@@ -23,7 +23,7 @@ def recorded_libraries(record: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def libraries_record(libraries: Mapping[str, str]) -> dict:
-    """What `recorded_libraries` reads."""
+    """The format that `recorded_libraries` reads."""
     return {"products": dict(libraries)} if libraries else {}
 
 

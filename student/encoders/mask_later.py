@@ -13,7 +13,7 @@ The encoder's config says so, and takes it along into every export:
 Masked is what holds that token. So text without it, as in fine-tuning, is read as by the stock encoder. transformers
 itself does not look at the setting: it lets [MASK] enter at layer 0, and what feeds it [MASK] has to use `MaskLater`.
 The loop over the layers is replaced, which is ModernBERT's whole forward pass; otherwise the encoder is
-what it was. Left out: what is masked (masks/), DeBERTa's attention between packed tokens (deberta.py).
+what it was. Not handled here: what is masked (masks/), DeBERTa's attention between packed tokens (deberta.py).
 
 Shapes: W windows, L positions, U the most visible tokens of a window, neither masked nor padding; d hidden width.
 """
@@ -36,20 +36,20 @@ FAMILIES = ("bert", "deberta", "deberta-v2", "electra", "modernbert", "roberta",
 def set_mask_later(hf_config: PretrainedConfig, layer: int, mask_token_id: int) -> None:
     """Write into an encoder's config at which layer [MASK] enters; 0: nothing, whatever the config said before.
 
-    Raises  RunError where the encoder does not have that layer, or its layers cannot be run in two parts
+    Raises  RunError if the encoder does not have that layer, or its layers cannot be run in two parts
     """
     if hasattr(hf_config, "mask_later"):
         del hf_config.mask_later
     if layer > 0:
         hf_config.mask_later = {"layer": layer, "mask_token_id": mask_token_id}
         if problem := _find_problem(hf_config):
-            raise RunError(f"--mask-later {layer}: {problem}. Take a smaller one, another encoder, or leave it out.")
+            raise RunError(f"--mask-later {layer}: {problem}. Use a smaller one, another encoder, or omit it.")
 
 
 def mask_later_of(hf_config: PretrainedConfig) -> int:
     """The layer at which [MASK] enters an encoder of this config, counted from 0.
 
-    Raises  ValueError where there is no such layer
+    Raises  ValueError if there is no such layer
     """
     if getattr(hf_config, "mask_later", None) is None:
         return 0
@@ -61,7 +61,7 @@ def mask_later_of(hf_config: PretrainedConfig) -> int:
 class MaskLater:
     """The loop over the layers of one encoder; that of an encoder whose config says nothing is left alone.
 
-    Raises  ValueError where there is no such layer
+    Raises  ValueError if there is no such layer
     """
 
     def __init__(self, encoder: nn.Module):
@@ -108,7 +108,7 @@ class MaskLater:
         self._packing = places_WU, mask, visible_WL if fewest < most else None
 
     def release(self) -> None:
-        """Let the encoder be what it was."""
+        """Restore the encoder."""
         self._packing = None
 
     def _forward(self, whole, hidden_WLd, attention_mask=None, *args, **kwargs):
@@ -156,8 +156,8 @@ class MaskLater:
         return BaseModelOutput(last_hidden_state=encoder.final_norm(last))
 
     def _run_layers(self, layers, embedded_WLd, below, above):
-        """Hidden states (W, L, d) behind the last layer. What a layer is given beside its states, `below` says for the
-        layers that packed tokens go through, and `above` for the others."""
+        """Hidden states (W, L, d) after the last layer. What a layer gets in addition to its states, `below` says for
+        the layers that packed tokens go through, and `above` for the others."""
         assert self._packing is not None, "it is what is run here"
         (places_WU, _, visible_WL), (windows, length, width) = self._packing, embedded_WLd.shape
         rows_N = (torch.arange(0, windows * length, length, device=places_WU.device)[:, None] + places_WU).flatten()
@@ -174,17 +174,18 @@ class MaskLater:
 
 
 def _find_problem(hf_config) -> str | None:
-    """Why [MASK] cannot enter later, as the setting says, in an encoder of this config; None where it can."""
+    """Why [MASK] cannot enter later, as the setting says, in an encoder of this config; None if it can."""
     family = hf_config.model_type
     if family not in FAMILIES:
-        return f"how [MASK] enters a {family} encoder later is not known here, but for {', '.join(FAMILIES)}"
+        return f"letting [MASK] enter later is not supported for a {family} encoder, only for {', '.join(FAMILIES)}"
     if getattr(hf_config, "conv_kernel_size", 0) > 0:
         return (
-            f"this {family} encoder has a convolution over neighbours, which are others where masked ones are left out"
+            f"this {family} encoder has a convolution over neighbouring tokens, which change if masked ones are left "
+            "out"
         )
     if getattr(hf_config, "talking_head", False):
-        return f"this {family} encoder has talking heads, whose attention is not known here between packed tokens"
+        return f"this {family} encoder has talking heads, whose attention between packed tokens is not supported"
     if (layers := hf_config.num_hidden_layers) < 2:
-        return "this encoder has one layer, at which [MASK] has to enter to be predicted"
+        return "this encoder has only one layer, and [MASK] must enter there to be predicted"
     kinds = {"layer": within(1, layers - 1), "mask_token_id": within(0, hf_config.vocab_size - 1)}
     return find_problem(hf_config.mask_later, object_of(kinds))

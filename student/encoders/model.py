@@ -3,8 +3,8 @@
 Only the hidden states of masked positions go through the head. The encoder is initialised first, from a
 generator of its own, so that its weights are the same for every objective with one seed.
 
-Left out: which encoder (build.py), the head's layers (modeling_mlsm.py, which exports take along), the linear probe,
-saving (export.py).
+Not handled here: which encoder (build.py), the head's layers (modeling_mlsm.py, which exports take along), the linear
+probe, saving (export.py).
 
 Shapes: W windows, L positions, M masked tokens, d hidden width, K outputs.
 """
@@ -36,7 +36,7 @@ class Student(nn.Module):
 
     outputs  K, the rows of the output matrix
     tied     whether the first rows of the output matrix, one for each token, are the token embedding; the student's own
-             parameters are then only the rows behind them, and none where K is the vocabulary
+             parameters are then only the rows after them, and none where K is the vocabulary
     """
 
     def __init__(self, encoder: nn.Module, outputs: int, *, tied: bool, seed: int):
@@ -56,7 +56,7 @@ class Student(nn.Module):
         use_fast_linear(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Logits (M, K) of the masked positions; arguments as of `hidden`."""
+        """Logits (M, K) of the masked positions; for the arguments see `hidden`."""
         states_Md, parts = self.head(self.hidden(*args, **kwargs)), self._output_parts()
         biases = self.output_bias_K.split([len(part) for part in parts])
         logits = [linear(states_Md, part, bias, self.libraries) for part, bias in zip(parts, biases, strict=True)]
@@ -75,7 +75,7 @@ class Student(nn.Module):
         """The encoder's last hidden states (M, d) at the masked positions.
 
         input_WL      int64 token ids
-        attention_WL  int64, 0 at padding; None where nothing is padded
+        attention_WL  int64, 0 at padding; None if nothing is padded
         where_M       int64 positions in the flattened (W L) input, ascending
         documents_WL  int64 documents to keep apart, -1 at padding; None: windows are read as one text
         most_masked   the most masked positions of a window; counted when it is not given

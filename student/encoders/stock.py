@@ -1,9 +1,9 @@
 """The student as its family's *ForMaskedLM, and the head of one as the student's.
 
-    stock_model(model, objective)              # None where transformers has no class for it
+    stock_model(model, objective)              # None if transformers has no class for it
     take_head(model, directory, columns)       # --continue-head
 
-Left out: files beside the weights (export.py), the encoder of a model on disk (build.py).
+Not handled here: files other than the weights (export.py), the encoder of a model on disk (build.py).
 
 Shapes: V vocabulary, K outputs, d width of the head's output.
 """
@@ -35,7 +35,7 @@ HEAD_LAYOUTS = {
 
 
 def stock_model(model: Student, objective: Objective) -> PreTrainedModel | None:
-    """The student as its family's *ForMaskedLM; None where its outputs are not tokens, or the layout is not known.
+    """The student as its family's *ForMaskedLM; None if its outputs are not tokens, or the layout is not known.
 
     The weights are copies; the output matrix is tied to the embeddings if it is in the student.
     """
@@ -75,11 +75,11 @@ def masked_lm(model: Student, matrix_Vd: Tensor | None, bias_V: Tensor) -> PreTr
 def copy_head(model: Student, directory: Path, token_columns: slice | None) -> None:
     """Give a student whose encoder is that of a directory's model the prediction head of that model, too.
 
-    token_columns  those of the outputs that are the vocabulary, whose biases it takes; None: there are none
-    Raises         RunError where the model has no such head, or one of another layout
+    token_columns  the outputs that are the vocabulary, whose biases it takes; None: there are none
+    Raises         RunError if the model has no such head, or one of another layout
     """
     config = model.encoder.config
-    problem = f"transformers' layout of {config.model_type} heads is not known here"
+    problem = f"the layout of {config.model_type} heads in transformers is not supported"
     if has_known_head(config):
         try:
             with torch.random.fork_rng(devices=[]), quiet_transformers(), utf8_name(directory) as place:
@@ -91,8 +91,9 @@ def copy_head(model: Student, directory: Path, token_columns: slice | None) -> N
             problem = describe(error)
     if problem:
         raise RunError(
-            f"--continue-head: {directory} gives no prediction head ({problem}). Give the export of a run of mlm, kd or"
-            f" mtl or another masked language model, or omit --continue-head: the head is then reinitialised."
+            f"--continue-head: {directory} has no prediction head that can be used ({problem}). Give the export of a "
+            "run of mlm, kd or mtl or another masked language model, or omit --continue-head: the head is then "
+            "reinitialised."
         )
     dense, norm = (stock.get_submodule(name) for name in HEAD_LAYOUTS[config.model_type])
     model.head.dense.load_state_dict(dense.state_dict())

@@ -1,1 +1,1 @@
-"""Which tokens of a window are masked: at random, in words and spans, by weights of the tokens, or by the student."""
+"""Choose the masked tokens of a window: at random, as words or spans, by token weights, or by the student's loss."""

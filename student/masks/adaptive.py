@@ -16,8 +16,8 @@ all tokens are alike.
 Losses and numbers are counted in whole parts, 2^20 of a nat and of a token, so that halves are exact enough. Sums of
 whole numbers do not depend on their order, so neither on micro-batches nor on how a batch is shared out among
 processes, and a checkpoint holds them exactly. Masks are drawn ahead of the step that uses them, but never across an
-update: a step that comes right after one is read only then (`waits`). Left out: how weights decide a mask (masking.py),
-how the loss of a token is computed (objectives/).
+update: a step that comes right after one is read only then (`waits`). Not handled here: how weights decide a mask
+(masking.py), how the loss of a token is computed (objectives/).
 
 Shapes: V vocabulary, M masked tokens, T loss terms.
 """
@@ -68,7 +68,7 @@ class AdaptiveWeights:
         return self._table
 
     def count(self, micro: MicroBatch, logits_MK: Tensor) -> None:
-        """Add the losses of a micro-batch, which lies on the device, to the counts."""
+        """Add the losses of a micro-batch, which is on the device, to the counts."""
         with torch.no_grad():
             losses_TM, carries_TM = self.objective.token_losses(logits_MK.detach(), micro.targets)
             parts_TM = (losses_TM.double() * PARTS).round().long()
@@ -77,7 +77,7 @@ class AdaptiveWeights:
         self._own_2TV[1].index_add_(1, micro.ids_M, PARTS * carries_TM.long())
 
     def finish_step(self, steps: int, ranks: Ranks) -> None:
-        """Update the weights where it is time, after so many steps in all; to be called by every process."""
+        """Update the weights if it is time, after this many steps in all; every process must call this."""
         if self.waits(steps):
             self._gather(ranks)
             self._earlier_2TV = self._earlier_2TV // 2 + self._recent_2TV
@@ -85,12 +85,12 @@ class AdaptiveWeights:
             self._set_table(steps)
 
     def state(self, ranks: Ranks) -> dict[str, Tensor]:
-        """What a checkpoint keeps, the same in every process; to be called by every process."""
+        """The state for a checkpoint, the same in every process; every process must call this."""
         self._gather(ranks)
         return {"earlier": torch.from_numpy(self._earlier_2TV), "recent": torch.from_numpy(self._recent_2TV)}
 
     def restore(self, file: Path, steps: int) -> None:
-        """Continue from the state after some steps. Raises ValueError where the file holds another one's."""
+        """Continue from the state after some steps. Raises ValueError if the file holds another one's."""
         with utf8_name(file.parent) as place:
             state = {name: tensor.numpy() for name, tensor in load_file(place / file.name).items()}
         expected = dict.fromkeys(("earlier", "recent"), (self._earlier_2TV.shape, self._earlier_2TV.dtype))

@@ -15,8 +15,8 @@ that it covers says, not 800,000.
 
 Memory is bounded by lossy counting (Manku and Motwani 2002): the table holds ENTRIES n-grams. When it is full, the
 rarest leave it, so that counts are too low by at most `undercount`, the sum of those at which n-grams left. It stays 0
-up to several million tokens of text. Left out: the published lists' p squared in the numerator, which favours frequent
-n-grams; n-grams across documents or special tokens.
+up to several million tokens of text. Not handled here: the published lists' p squared in the numerator, which favours
+frequent n-grams; n-grams across documents or special tokens.
 
 Shapes: E n-grams, C candidates of one length, V vocabulary.
 """
@@ -42,7 +42,7 @@ class NgramCounts(NamedTuple):
     keys_E: np.ndarray
     """uint64, sorted; `ngram_keys`"""
     ids_E5: np.ndarray
-    """int32, -1 behind shorter n-grams"""
+    """int32, -1 after shorter n-grams"""
     counts_E: np.ndarray
     """int64, at most `undercount` too low"""
     undercount: int = 0
@@ -72,7 +72,7 @@ def count_ngrams(windows: WindowReader, progress: Callable[..., None] = silent, 
 
 
 def collocations(counts: NgramCounts, token_counts_V: np.ndarray, *, least_count: int, coverage: float) -> np.ndarray:
-    """The n-grams of highest PMI_n, int32 (collocations, 5), -1 behind shorter ones; the highest first.
+    """The n-grams of highest PMI_n, int32 (collocations, 5), -1 after shorter ones; the highest first.
 
     token_counts_V  how often each token occurs
     least_count     n-grams that occur less often are left out

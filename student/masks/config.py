@@ -15,7 +15,7 @@ UNIFORM = "uniform"  # the same: all tokens alike
 
 @dataclass(frozen=True, kw_only=True)
 class MaskWeightsConfig:
-    """Make a table of how often each token shall be masked, for `train-student --mask-weights FILE`."""
+    """Make a table of how often each token is to be masked, for `train-student --mask-weights FILE`."""
 
     store: Positional[str | None] = None
     """Store directory or URL whose training text is counted; unset: the newest finished one under ./runs."""
@@ -38,9 +38,11 @@ class MaskWeightsConfig:
     def __post_init__(self):
         check(self)
         if self.kind == "domain" and (self.against is None) == (self.words is None):
-            raise ValueError("--kind domain needs either --against STORE or --words FILE, to say what weighs much.")
+            raise ValueError(
+                "--kind domain needs either --against STORE or --words FILE to know which tokens to prefer."
+            )
         if self.kind != "domain" and (self.against is not None or self.words is not None):
-            raise ValueError(f"--against and --words are for --kind domain, found {self.kind}. Leave them out.")
+            raise ValueError(f"--against and --words are for --kind domain, found {self.kind}. Omit them.")
         if not (self.power >= 0 and math.isfinite(self.power)):
             raise ValueError(f"--power must be 0 or a positive number, found {self.power}.")
         require(self, "weight", lambda value: 0 <= value < 1e30, "a number from 0")  # as a float32 it stays finite

@@ -10,7 +10,8 @@ no state, every objective masks alike, and neither codes, nor other windows, nor
     span   stretches of geometric length (SpanBERT, Joshi et al. 2020, section 3.1: p = 0.2, at most 10 tokens, 3.8 on
            average) in the order of their hash until exactly round(rate x maskable) positions are masked, the last
            stretch cut. As there, a stretch reaches forward from where it begins, so the first tokens after a special
-           one are masked less often. It may begin inside a word; rates nest as those of tokens do
+           one are masked less often. It may begin inside a word; masks at different rates nest as those of single
+           tokens do
 
 With a table of weights (table.py) the order is that of an exponential race: where u is the hash as a number
 between 0 and 1 and w the weight, the unit with the smallest -ln(1 - u) / w comes first. Each unit is then drawn, among
@@ -18,7 +19,7 @@ those that are left, with probability in proportion to w (Efraimidis and Spiraki
 replacement; w is the mean weight of the unit's tokens. With equal weights the order is that of the hashes, bit for bit.
 A table may also hold collocations, which are then units themselves, or join the words that they touch.
 
-Left out: which tokens begin a word (words.py), where weights come from (weights.py).
+Not handled here: which tokens begin a word (words.py), where weights come from (weights.py).
 
 Shapes: W windows, L positions of a window, V vocabulary, M masked tokens.
 """
@@ -57,7 +58,7 @@ _ATANH = [1 / (2 * power + 1) for power in range(17)]  # coefficients of atanh(s
 
 
 def no_table(step: int) -> MaskTable | None:
-    """No weights, whatever the step: all tokens are alike."""
+    """No weights, regardless of the step: all tokens are alike."""
     return None
 
 
@@ -139,7 +140,7 @@ class Masking:
     def corrupt(
         self, ids_WL: np.ndarray, mask_WL: np.ndarray, window_ids_W: np.ndarray, *, seed: int, epoch: Epoch
     ) -> np.ndarray:
-        """What the student sees: int64 (W, L), the ids but at the chosen positions."""
+        """The student's input: int64 (W, L), the ids with replacements at the chosen positions."""
         input_WL = ids_WL.astype(np.int64)
         if self.corruption == "none":
             return input_WL
@@ -167,7 +168,7 @@ def take_turns(tables: Sequence[MaskTable | None], config: ResolvedConfig) -> Ca
 def build_masking(
     config: ResolvedConfig, store: Store, table_at: Callable[[int], MaskTable | None] = no_table
 ) -> Masking:
-    """The masking of a run. RunError where words are asked for and the store's tokenizer does not mark them."""
+    """The masking of a run. Raises RunError if words are asked for and the store's tokenizer does not mark them."""
     is_by_words = config.mask_unit == "word"
     unmasked = config.positions == "all"  # then these settings have their defaults (config.py)
     return Masking(
@@ -245,7 +246,7 @@ def choose_spans(
     hashes_WL = _hashes(_PURPOSE, maskable_WL, window_ids_W, seed, epoch)
     lengths_WL = span_lengths(_hashes(_LENGTH_PURPOSE, maskable_WL, window_ids_W, seed, epoch))
     runs_WL = np.cumsum(begins_WL, axis=1) * maskable_WL
-    reach = [  # (n, whether the span that begins at each position covers the n-th behind it)
+    reach = [  # (n, whether the span that begins at each position covers the n-th after it)
         (ahead, (lengths_WL[:, :-ahead] > ahead) & (runs_WL[:, :-ahead] == runs_WL[:, ahead:]))
         for ahead in range(1, min(LONGEST_SPAN, hashes_WL.shape[1]))
     ]
@@ -300,7 +301,7 @@ def span_lengths(hashes: np.ndarray) -> np.ndarray:
 
 
 def exponential(hashes: np.ndarray) -> np.ndarray:
-    """Exponential variates -ln(1 - u), float64 above 0, where the hash lies in the u-th part of its range.
+    """Exponential variates -ln(1 - u), float64 above 0, where the hash is in the u-th part of its range.
 
     It never falls as the hash rises, and has the same bits on every machine: it is made of exact and of correctly
     rounded operations alone, each of them monotone. A library's logarithm promises neither.
@@ -328,7 +329,7 @@ def _race(hashes_WL, weights_WL):
 
 
 def _hashes(purpose, wanted_WL, window_ids_W, seed, epoch):
-    """One hash for every position, the largest number where none is wanted."""
+    """One hash for every position; the largest number where none is needed."""
     windows_W1, epochs_W1 = np.asarray(window_ids_W)[:, None], np.broadcast_to(epoch, len(wanted_WL))[:, None]
     hashes_WL = hash_u64(purpose, seed, epochs_W1, windows_W1, np.arange(wanted_WL.shape[1]))
     return np.where(wanted_WL, np.minimum(hashes_WL, _LAST - np.uint64(1)), _LAST)

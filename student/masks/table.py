@@ -1,10 +1,10 @@
-"""A table of mask weights: how often each token shall be masked, beside others, and which tokens are masked as one.
+"""A table of mask weights: how often each token is masked relative to others, and which are masked as a whole.
 
     table = read_table(Path("runs/mask-weights/frequency-1a2b3c4d5e6f.npz"))
     table.check_fits(store)
     table.weights_V[ids]      # 2 is twice as often as 1; only ratios count
 
-A run is named after the content of its table, not after its place. Left out: how weights are made (weights.py),
+A run is named after the content of its table, not after its place. Not handled here: how weights are made (weights.py),
 how they decide a mask (masking.py).
 
 Shapes: V vocabulary, C collocations, W windows, L positions of a window.
@@ -25,7 +25,7 @@ from shards.manifest import fingerprint
 from shards.reader import Store
 
 LONGEST = 5  # tokens of a collocation
-_NO_TOKEN = -1  # behind a collocation that is shorter
+_NO_TOKEN = -1  # after a collocation that is shorter
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class MaskTable:
     vocabulary       fingerprint of the tokens and their ids
     weights_V        float32, finite, from 0; of such numbers the mean of a few equal ones is exact
     collocations_C5  int32 ids, two to five in a row, then -1
-    origin           what they were made of and with which settings, JSON; not part of the content
+    origin           what they were made from and with which settings, JSON; not part of the content
     """
 
     kind: str
@@ -53,17 +53,17 @@ class MaskTable:
         return f"{self.kind} {content.hexdigest()[:16]}"
 
     def check_fits(self, store: Store) -> None:
-        """RunError where the table is of another vocabulary than a store."""
+        """Raises RunError if the table is of another vocabulary than a store."""
         if (len(self.weights_V), self.vocabulary) != (store.vocab_size, vocabulary_fingerprint(store)):
             raise RunError(
-                f"--mask-weights: the table {self.name} is of another vocabulary than {store.path}. Make one of this"
-                f" store:  make-mask-weights {store.path}"
+                f"--mask-weights: the table {self.name} has another vocabulary than {store.path}. Make one for this "
+                f"store:  make-mask-weights {store.path}"
             )
 
     def continues_collocation(self, ids_WL: np.ndarray, runs_WL: np.ndarray) -> np.ndarray:
-        """Tokens that stand in a collocation behind its first one, bool (W, L).
+        """Tokens that are in a collocation after its first one, bool (W, L).
 
-        runs_WL  numbers of the stretches that no collocation leaves; 0 where nothing is masked
+        runs_WL  numbers of the stretches that no collocation leaves; 0 if nothing is masked
 
         Text is cut from left to right, at each place into the longest collocation that begins there.
         """
@@ -105,7 +105,7 @@ def vocabulary_fingerprint(store: Store) -> str:
 
 
 def write_table(path: Path, table: MaskTable) -> None:
-    """Write a table as a .npz file, in place of what has that name."""
+    """Write a table as a .npz file, replacing any file there."""
     with appearing_whole(path) as file:
         np.savez_compressed(
             file,
@@ -126,7 +126,7 @@ def holds_table(path: Path, name: str) -> bool:
 
 
 def read_table(path: Path) -> MaskTable:
-    """Read what `write_table` wrote. RunError where there is no such file, or it holds no table."""
+    """Read a table that `write_table` wrote. Raises RunError if there is no such file, or if it is not a table."""
     try:
         found = read_npz(path)
     except (OSError, ValueError) as error:
@@ -146,8 +146,8 @@ def read_table(path: Path) -> MaskTable:
         or not ((collocations_C5 >= _NO_TOKEN) & (collocations_C5 < len(weights_V))).all()
     ):
         raise RunError(
-            f"--mask-weights: {path} holds no table of weights and collocations as make-mask-weights writes it. Make it"
-            f" again, or give another file."
+            f"--mask-weights: {path} is not a table of weights and collocations as make-mask-weights writes it. Make "
+            "it again, or pass another file."
         )
     kind, vocabulary, origin = map(str, texts)
     return MaskTable(kind, vocabulary, weights_V, collocations_C5, origin)

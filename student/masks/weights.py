@@ -4,15 +4,15 @@
     common     w is one number for the tokens of the most frequent words, 1 for all others. Most of them are function
                words, so that no list of a language is needed
     domain     w = log(1 + r), where r is the token's frequency in the store over that in a general store; it is the log
-               ratio where r is large, stays above 0 where r is small, and is equal for all tokens of equal corpora. Or
+               ratio where r is large, stays above 0 if r is small, and is equal for all tokens of equal corpora. Or
                weights from a list of words
     pmi        w = 1, and collocations (collocations.py)
 
 Counts are those that a store keeps of its training split, so all but pmi take seconds; pmi reads the text once.
 For domain, frequencies are smoothed by one occurrence of every token. A table is named by all that decides it, so that
-the same request finds the finished one. Left out: informative relevance (InforMask, Sadeq et al. 2022), which depends
-on the other words of a sentence, and not on the token alone; rates by token that were computed elsewhere can be given
-as a list of words.
+the same request finds the finished one. Not handled here: informative relevance (InforMask, Sadeq et al. 2022), which
+depends on the other words of a sentence, and not on the token alone; rates by token that were computed elsewhere can be
+given as a list of words.
 
 Shapes: V vocabulary, C collocations.
 """
@@ -54,7 +54,7 @@ def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] =
     Returns   dict for JSON: mask_weights (the file), name (kind and hash of the content), store, tokens (counted),
               heaviest and lightest ([token, weight], of tokens that occur, frequent ones first among equals; absent
               where all are equal), collocations (how many), examples (of them), already_finished
-    Raises    RunError where the store, the general one, the words and the output do not belong together; StoreError
+    Raises    RunError if the store, the general one, the words and the output do not belong together; StoreError
     """
     assert config.store is not None, "the command line or Python has chosen one"
     progress("count tokens", 0, None)
@@ -85,9 +85,9 @@ def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] =
 
 def mask_tables(config: StudentConfig, store: Store) -> list[MaskTable | None]:
     """The tables that take turns in a run, as its settings name them, made of its store where they name a kind. A
-    table is None where all tokens are alike, or their weights are the student's own to learn (adaptive_masks.py).
+    table is None if all tokens are alike, or their weights are the student's own to learn (adaptive_masks.py).
 
-    Raises RunError where one cannot be read, is of another vocabulary, or does not go with the masking unit
+    Raises RunError if one cannot be read, is of another vocabulary, or does not go with the masking unit
     """
     named = config.mask_weights if isinstance(config.mask_weights, tuple) else (config.mask_weights,)
     return [_table_of(name, config, store) for name in named]
@@ -105,8 +105,8 @@ def _table_of(name: str | None, config: StudentConfig, store: Store) -> MaskTabl
     table.check_fits(store)
     if len(table.collocations_C5) and config.mask_unit == "span":
         raise RunError(
-            f"--mask-weights {name} holds {len(table.collocations_C5):,} collocations, each masked as"
-            f" one, and --mask-unit span masks stretches of random length. Take --mask-unit token or word."
+            f"--mask-weights {name} holds {len(table.collocations_C5):,} collocations, each masked as a whole, but "
+            "--mask-unit span masks spans of random length. Use --mask-unit token or word."
         )
     return table
 
@@ -125,8 +125,8 @@ def _make(config, store, directory, progress) -> tuple[Path, bool]:
     if general is not None:
         if vocabulary_fingerprint(general) != origin["vocabulary"]:
             raise RunError(
-                f"--against {general.path} has another vocabulary than {store.path}, so their tokens do not compare."
-                f" Encode the general text with the same tokenizer (encode-ids --tokenizer)."
+                f"--against {general.path} has another vocabulary than {store.path}, so their tokens cannot be "
+                "compared. Encode the general text with the same tokenizer (encode-ids --tokenizer)."
             )
         origin["general"] = general.plan_id
     listed_V = None
@@ -142,7 +142,7 @@ def _make(config, store, directory, progress) -> tuple[Path, bool]:
         except RunError as error:
             logger.info("%s", error)
         if config.output is not None:
-            raise RunError(f"{path} is in use and holds something else. Nothing was changed. Give another --output.")
+            raise RunError(f"{path} exists and is something else. Nothing was changed. Choose another --output.")
     weights_V, found_C5 = np.ones(store.vocab_size), np.zeros((0, LONGEST), np.int32)
     if listed_V is not None:
         weights_V = listed_V
@@ -167,8 +167,8 @@ def _make(config, store, directory, progress) -> tuple[Path, bool]:
         found_C5 = collocations(counts, _ordinary_counts(store), least_count=LEAST_COUNT, coverage=COVERAGE)
         if counts.undercount:
             logger.warning(
-                "there are more n-grams than memory is used for: counts are too low by at most %d, and collocations"
-                " that occur less than %d times may be missing",
+                "there are too many n-grams for the memory limit: counts are too low by at most %d, and collocations "
+                "that occur fewer than %d times may be missing",
                 counts.undercount,
                 LEAST_COUNT + counts.undercount,
             )
@@ -192,14 +192,14 @@ def _frequencies(store):
 
 
 def _common(store):
-    """Which tokens are those of the most frequent words, bool (V). A token counts as a word where it begins one and has
+    """Whether each token is one of the most frequent words, bool (V). A token counts as a word if it begins one and has
     a letter, together with those that differ from it in capitals alone."""
     try:
         continues_V = continuation_flags(store.tokenizer_dir, store.vocab_size)
     except RunError:
         raise RunError(
-            f"--kind common: cannot tell where words begin in the vocabulary of {store.path}, and so not which of"
-            f" them are frequent. Give a list of words with weights (--kind domain --words FILE)."
+            f"--kind common: cannot tell where words begin in the vocabulary of {store.path}, so it is unknown which "
+            "words are frequent. Pass a list of words with weights (--kind domain --words FILE)."
         ) from None
     counts_V, tokenizer = _ordinary_counts(store), store.load_tokenizer()
     ids_of: dict[str, list[int]] = {}
@@ -212,11 +212,11 @@ def _common(store):
 
 
 def _listed(path, store):
-    """Weights by a list of words, float64 (V): 1 for tokens of no word in it, the largest for those of several."""
+    """Weights from a list of words, float64 (V): 1 for tokens of no listed word, the largest for tokens of several."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise RunError(f"--words: {path} cannot be read ({error}). Expected a word and a weight a line.") from None
+        raise RunError(f"--words: {path} cannot be read ({error}). Expected a word and a weight per line.") from None
     tokenizer, found_V = store.load_tokenizer(), np.full(store.vocab_size, -1.0)
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -227,8 +227,8 @@ def _listed(path, store):
                 raise ValueError
         except ValueError:
             raise RunError(
-                f"--words: line {number} of {path} is {line!r}. Expected a word, a space or tab, and its weight, a"
-                f" number from 0."
+                f"--words: line {number} of {path} is {line!r}. Expected a word, a space or tab, and its weight, a "
+                "number of at least 0."
             ) from None
         bare, spaced = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (word, f" {word}"))
         # In byte-level vocabularies a word behind a space has tokens of its own.

@@ -1,9 +1,9 @@
-"""Which tokens of a vocabulary continue a word: read from the tokenizer's own file.
+"""Find the tokens of a vocabulary that continue a word, from the tokenizer's own file.
 
 Three ways of marking are known: WordPiece (and BPE like it) puts a prefix, "##", before pieces that continue a word;
 byte-level BPE writes the space before a word as "Ġ", SentencePiece as "▁", so what lacks it continues; punctuation then
-belongs to the word before it. A vocabulary of whole words has nothing to mark. Left out: languages without spaces,
-where such a word is a whole clause.
+belongs to the word before it. A vocabulary of whole words has nothing to mark. Not handled here: languages without
+spaces, where such a word is a whole clause.
 """
 
 import json
@@ -19,9 +19,9 @@ _SENTENCEPIECE_SPACE = "▁"
 
 
 def continuation_flags(tokenizer_dir: Path, vocab_size: int) -> np.ndarray:
-    """Which ids continue the word before them, bool (V); added tokens and ids without a token do not.
+    """Whether each id continues the word before it, bool (V); added tokens and ids without a token do not.
 
-    Raises RunError where the tokenizer cannot be read or its way of marking words is none of the known
+    Raises RunError if the tokenizer cannot be read or its way of marking words is none of the known
     """
     tokenizer = _tokenizer_json(Path(tokenizer_dir))
     try:
@@ -33,8 +33,8 @@ def continuation_flags(tokenizer_dir: Path, vocab_size: int) -> np.ndarray:
         ids -= {added["id"] for added in tokenizer.get("added_tokens", ())}
     except (LookupError, TypeError, AttributeError) as error:
         raise RunError(
-            f"--mask-unit word: {tokenizer_dir}/tokenizer.json is not of a tokenizer's form ({describe(error)}), and"
-            f" says not where words begin. Take --mask-unit token or span."
+            f"--mask-unit word: {tokenizer_dir}/tokenizer.json is not a valid tokenizer ({describe(error)}) and does "
+            "not show where words begin. Use --mask-unit token or span."
         ) from None
     return np.isin(np.arange(vocab_size), [id for id in ids if type(id) is int])
 
@@ -52,8 +52,8 @@ def _rule(tokenizer: dict, tokenizer_dir: Path):
     if '"Metaspace"' in parts["pre_tokenizer"] or _SENTENCEPIECE_SPACE in parts["normalizer"]:
         return lambda token: not token.startswith(_SENTENCEPIECE_SPACE)
     raise RunError(
-        f"--mask-unit word: cannot tell where words begin in the vocabulary of {tokenizer_dir} (a {model['type']}"
-        f" model; expected WordPiece, byte-level BPE or SentencePiece). Take --mask-unit token or span."
+        f"--mask-unit word: cannot tell where words begin in the vocabulary of {tokenizer_dir} (a {model['type']} "
+        "model; expected WordPiece, byte-level BPE or SentencePiece). Use --mask-unit token or span."
     )
 
 
@@ -63,6 +63,6 @@ def _tokenizer_json(tokenizer_dir: Path) -> dict:
         return json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(
-            f"--mask-unit word: {path} cannot be read ({type(error).__name__}), which says where words begin."
-            f" Take --mask-unit token or span."
+            f"--mask-unit word: {path} cannot be read ({type(error).__name__}), so it is unknown where words begin. "
+            "Use --mask-unit token or span."
         ) from None

@@ -1,4 +1,4 @@
-"""What a student learns at a masked token: one file per objective, and here the one list of them.
+"""The objectives: what a student learns at a masked token. One file per objective, and here their list.
 
     OBJECTIVES["mlsm"](store)            # the objective itself, for training; imports its file now
     OBJECTIVES["mlsm"].kinds             # a fact for settings, help, studies and comparisons
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known of an objective without a store."""
+    """The facts about an objective that do not depend on a store."""
 
     name: str
     """its file has this name, with underscores"""
@@ -37,15 +37,15 @@ class Facts:
     words: bool = False
     """whether its students predict words without a probe (regress does with kappa, which no study uses for BLiMP)"""
     all_positions: bool = False
-    """whether it learns nothing but stored targets, which follow from the context: `positions` may be all"""
+    """whether it learns only stored targets, which follow from the context, so that `positions` may be all"""
     temperable: bool = False
     """whether `target_temperature` applies"""
     several_stores: bool = False
-    """whether it can learn from several stores at once; where its outputs are LSPs alone, it must"""
+    """whether it can learn from several stores at once, which requires that its outputs are only LSPs"""
     wordnet: bool = False
     """whether it needs WordNet"""
     kappa: float | None = None
-    """the usual weight of the words beside what else it learns; None: there is no such weight"""
+    """the usual weight of predicting words relative to its other target; None: there is no such weight"""
 
     def load(self) -> "type[Objective]":
         """The class. Imports its file."""

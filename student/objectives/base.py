@@ -1,4 +1,4 @@
-"""What every objective offers the training loop: the base class.
+"""The base class of objectives: what each offers the training loop.
 
 An objective says which stores it learns from, how many outputs it has, which targets it reads, its loss terms
 *summed* over tokens, and what a constant prediction would score. The trainer divides every sum by the count of its
@@ -56,15 +56,15 @@ class MaskedTokens(NamedTuple):
 
 
 class Objective:
-    """What all objectives share.
+    """The part that all objectives share.
 
-    kappa               weight of the words beside what else mtl and regress learn, None: the usual one; the others
-                        ignore it
+    kappa               weight of predicting words relative to the other target of mtl and regress, None: the usual one;
+                        the others ignore it
     untied              whether the vocabulary, if it has outputs, has output rows of its own
     target_temperature  T of the LSP distributions p^(1/T) that mlsm, naive-mlsm and mtl learn; the others ignore it
     wordnet             of supersense, WordNet's index.sense or its directory; the others ignore it
     regress_loss        of regress, `cosine` or `mse`; the others ignore it
-    Raises              RunError where the store does not hold what the objective needs
+    Raises              RunError if the store does not hold what the objective needs
     """
 
     name: str
@@ -87,14 +87,14 @@ class Objective:
     unit = "nats per masked token"
     """of the loss, for people"""
     guess = "most frequent token"
-    """what the baseline's accuracy always predicts, where there is one"""
+    """what the baseline's accuracy always predicts, if there is one"""
     outputs: int
     token_columns: slice | None = None
     """the outputs that are logits of the vocabulary, if any"""
     lsp_columns: slice | None = None
     """the outputs that are logits of the LSPs, if any"""
     other_stores: tuple[Store, ...] = ()
-    """stores beside the first one that it learns from (several_stores.py)"""
+    """stores that it learns from in addition to the first one (several_stores.py)"""
 
     def __init_subclass__(cls):
         if "name" in vars(cls):
@@ -112,9 +112,9 @@ class Objective:
     ):
         if store.kind not in self.kinds:
             raise RunError(
-                f"objective {self.name} needs a store of {_HOLDS[self.kinds[0]]}, {store.path} holds"
-                f" {_HOLDS[store.kind]}. Make one:  {program()} encode-{self.kinds[0]}   or train with another"
-                f" --objective."
+                f"objective {self.name} needs a store of {_HOLDS[self.kinds[0]]}, but {store.path} contains "
+                f"{_HOLDS[store.kind]}. Make one:  {program()} encode-{self.kinds[0]}   or train with another "
+                "--objective."
             )
         self.kappa = kappa if kappa is not None else OBJECTIVES[self.name].kappa or 0.0
         self.untied, self.temperature, self.wordnet = untied, target_temperature, wordnet
@@ -127,7 +127,7 @@ class Objective:
         raise NotImplementedError
 
     def _check_mass(self, store: Store, enough: float, of: str) -> None:
-        """Note how much of the distributions the store keeps, and warn where it is little.
+        """Note how much of the distributions the store keeps, and warn if it is little.
 
         of  what these distributions are and what happens to the rest of them, for the warning
         """
@@ -147,17 +147,18 @@ class Objective:
         return [] if self.lsp_columns is None else [(self.lsp_columns, store)]
 
     def prepare(self, train: WindowReader, directory: Path | None) -> None:
-        """Make what the targets follow from beside the store's rows, from the training split, before the first batch.
+        """Compute from the training split what targets need in addition to the store's rows, before the first batch.
 
         directory  where it may be kept for other runs; None: nowhere
         """
 
     def identity(self) -> dict:
-        """What the targets follow from beside settings and stores, under the names of settings: part of a run's."""
+        """What the targets depend on in addition to settings and stores, by names of settings: part of a run's
+        identity."""
         return {}
 
     def digest(self, windows: WindowReader) -> str:
-        """What becomes another one where the bytes that a split's targets are read from do."""
+        """A key that changes whenever the bytes that a split's targets are read from change."""
         return windows.digest
 
     def read_targets(self, masked: MaskedTokens) -> Any:
@@ -180,7 +181,7 @@ class Objective:
         raise NotImplementedError
 
     def figures(self, sums: dict, counts: tuple) -> dict:
-        """The means of what `measure` summed, plain numbers; `loss` is among them."""
+        """The means of the sums from `measure`, as plain numbers, including `loss`."""
         return {name: float(total) / max(counts[0], 1) for name, total in sums.items()}
 
     def baseline(self, train: WindowReader, held_out: list, directory: Path | None = None) -> dict:

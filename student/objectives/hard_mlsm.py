@@ -11,7 +11,8 @@ from student.objectives.mlsm import Mlsm, SparseTargets
 
 
 class HardMlsm(Mlsm):
-    """The largest LSP alone: cross-entropy to the arg-max of the stored distribution, of equal ones the lowest number.
+    """Only the largest LSP: cross-entropy to the arg-max of the stored distribution; among equal ones, the lowest
+    number.
 
     The official code's loss where its KL is switched off (`--not-kl_loss`). There a token without a code is taught
     LSP 0, the arg-max of nothing; here it carries no loss, as in mlsm. It is mlsm in the limit of a target temperature

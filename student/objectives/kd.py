@@ -32,7 +32,7 @@ class TeacherTargets(NamedTuple):
     tail_M: Tensor
     """float32 probability of the bucket"""
     coded_M: Tensor
-    """float32, 1 where the row is not empty"""
+    """float32, 1 if the row is not empty"""
     negative_entropy: float
     """sum of P log P over entries and buckets, nats"""
     labels_M: Tensor

@@ -3,7 +3,7 @@
 Autograd keeps the logits, a second copy and their logsumexp, and walks over each again; written out, the gradient at
 the logits is softmax minus target, and takes the place of the log-probabilities that the loss was read from. Two to
 four times as fast as logsumexp under autograd at 3,072 and 28,996 outputs (docs/log.md); the idea is Liger Kernel's
-(Hsu et al. 2024, section 3.2). Left out: entropies, counts and means (objectives/).
+(Hsu et al. 2024, section 3.2). Not handled here: entropies, counts and means (objectives/).
 
 Shapes: M tokens, K outputs, E target entries.
 """
@@ -32,7 +32,7 @@ def sparse_cross_entropy(
 def divergence_by_token(
     logits_MK: Tensor, entries_E: Tensor, weights_E: Tensor, tail_M: Tensor | None = None
 ) -> Tensor:
-    """KL(P || Q) of every token, float32 (M), 0 where P is empty. Arguments as of `sparse_cross_entropy`.
+    """KL(P || Q) of every token, float32 (M), 0 if P is empty. For the arguments see `sparse_cross_entropy`.
 
     It has no gradient, and walks over the logits once more, for those who want each token's loss and not the sum alone.
     """

@@ -36,13 +36,13 @@ class SparseTargets(NamedTuple):
     weights_E: Tensor
     """float32 probabilities; every non-empty row sums to one"""
     coded_M: Tensor
-    """float32, 1 where the row is not empty"""
+    """float32, 1 if the row is not empty"""
     negative_entropy: float
     """sum of P log P over all entries, nats"""
     position_E: Tensor
     """int64, of each entry the position of its token as the teacher counted it: what a baseline may know"""
     untempered_E: Tensor | None = None
-    """float32 probabilities as stored; None where they were not tempered"""
+    """float32 probabilities as stored; None if they were not tempered"""
     untempered_negative_entropy: float = 0.0
 
     def as_stored(self) -> "SparseTargets":
@@ -85,8 +85,8 @@ class Mlsm(Objective):
         if self.temperature != 1:
             self.facts["target_temperature"] = self.temperature
             logger.info(
-                "targets are p^(1/%g): loss and baseline do not compare with those of another --target-temperature,"
-                " kl_untempered and kl_untempered_back do",
+                "targets are p^(1/%g): loss and baseline cannot be compared with those of another "
+                "--target-temperature, but kl_untempered and kl_untempered_back can",
                 self.temperature,
             )
 

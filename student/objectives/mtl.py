@@ -15,7 +15,7 @@ from student.objectives.naive_mlsm import NaiveMlsm
 
 
 class JointTargets(NamedTuple):
-    """Both targets of the multi-task objective."""
+    """The two targets of the multi-task objective: tokens and their LSP distributions."""
 
     counts: tuple[int, int]
     lsps: SparseTargets
@@ -28,8 +28,8 @@ class Mtl(Objective):
     One output layer of V + k columns, the vocabulary first. The vocabulary's rows of the output matrix are the token
     embedding. The official code comes to the same in another way: `resize_token_embeddings(V + k)` adds k rows to the
     embedding and keeps the decoder tied to all V + k of them; as no input is one of the k new tokens, these rows are
-    parameters of the output layer alone. Here they are kept beside the embedding, which stays at V rows.
-    With `untied` the V rows are parameters of the output layer, too.
+    parameters only of the output layer. Here they are kept separate from the embedding, which stays at V rows. With
+    `untied` the V rows are parameters of the output layer, too.
     """
 
     name = "mtl"

@@ -5,7 +5,7 @@
 Averages of at most TOKENS training tokens, shrunk towards the average of all positions (mlsm/common/gains.py). Reading
 so many tokens takes a while, so the sums are kept in a file, which the next run on the same targets reads: in
 `<directory>/<12 digits>.npz`, named by target, plan, temperature and TOKENS. A file that cannot be written or is
-damaged costs the reading, no more. Left out: what held-out rows cost under these averages (objectives/).
+damaged costs the reading, no more. Not handled here: what held-out rows cost under these averages (objectives/).
 
 Shapes: P positions, k LSPs.
 """

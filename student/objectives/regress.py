@@ -22,8 +22,8 @@ from student.objectives.vectors import Vectors, VectorTargets
 class Regress(Vectors):
     """The teacher's stored hidden state, centred and standardised, through a linear output of d values.
 
-    With kappa above 0 the words are learned beside it, as in mtl: cross-entropy over V outputs that are tied to the
-    token embedding and stand before the d, with a mean of its own.
+    With kappa above 0 words are learned as well, as in mtl: cross-entropy over V outputs that are tied to the token
+    embedding and stand before the d, with its own mean.
     """
 
     name = "regress"

@@ -6,7 +6,7 @@
 The output matrix has a block of k rows for each store, in the order of the stores, and the loss is the weighted sum of
 the stores' losses: each is that of a run on this store alone, on the block's logits, divided by its own count of tokens
 that have a code. What windows are read in which order and which tokens are masked is the plan's, so a batch is that of
-a run on any one of the stores. Left out: what is learned from one store (objectives/).
+a run on any one of the stores. Not handled here: what is learned from one store (objectives/).
 
 Shapes: M masked tokens, K outputs, T loss terms, one for each store.
 """
@@ -49,7 +49,7 @@ class SeveralTargets(NamedTuple):
 
 
 class SeveralStores(Objective):
-    """What the same objective learns from each of several stores, in a block of outputs for each.
+    """One objective learned from several stores at once, with a block of outputs for each store.
 
     Held-out figures of the first store end in `_1`, of the second in `_2`; `loss` is the weighted sum.
 
@@ -80,18 +80,18 @@ class SeveralStores(Objective):
         return list(zip(blocks, self.stores, strict=True))
 
     def readers(self, windows: WindowReader) -> list[WindowReader]:
-        """The first store's reader of a split, and those of the same split in the others.
+        """The readers of a split: the first store's, with those of the same split in the other stores.
 
-        Raises  StoreError where they do not hold as many windows and tokens, as stores of one plan do
+        Raises  StoreError if they do not hold as many windows and tokens, as stores of one plan do
         """
         if windows.split not in self._beside:
             others = [store.split(windows.split) for store in self.other_stores]
             for other in others:
                 if (len(other), other.tokens) != (len(windows), windows.tokens):
                     raise StoreError(
-                        f"{other.store.path} and {windows.store.path} are of one plan, but their split"
-                        f" {windows.split} has {len(other):,} and {len(windows):,} windows, {other.tokens:,} and"
-                        f" {windows.tokens:,} tokens: one of them is damaged. Check both with verify-shards --full."
+                        f"{other.store.path} and {windows.store.path} have the same plan, but their split "
+                        f"{windows.split} has {len(other):,} and {len(windows):,} windows, {other.tokens:,} and "
+                        f"{windows.tokens:,} tokens: one of them is damaged. Check both with verify-shards --full."
                     )
             self._beside[windows.split] = others
         return [windows, *self._beside[windows.split]]
@@ -131,7 +131,7 @@ class SeveralStores(Objective):
         return self._add_loss(means)
 
     def baseline(self, train: WindowReader, held_out: list[SeveralTargets], directory: Path | None = None) -> dict:
-        """Those of every store, and the weighted sum of their losses."""
+        """The baselines of every store, and the weighted sum of their losses."""
         return self._add_loss(
             [
                 part.baseline(reader, [targets.of_stores[number] for targets in held_out], directory)
@@ -140,7 +140,7 @@ class SeveralStores(Objective):
         )
 
     def _add_loss(self, figures: list[dict]) -> dict:
-        """Figures of all stores with the weighted sums of what each calls its loss."""
+        """The figures of all stores, with the weighted sums of their losses."""
         losses = [name for name in ("loss", "loss_by_position") if name in figures[0]]
         pairs = list(zip(self.term_weights, figures, strict=True))
         return {name: sum(weight * found[name] for weight, found in pairs) for name in losses} | _join(figures)
@@ -159,7 +159,7 @@ def _join(figures: list[dict]) -> dict:
 def open_beside(first: Store, places: Sequence[str]) -> list[Store]:
     """Open the stores at other places, each seen through the plan of the first.
 
-    Raises  RunError where one has no such plan, saying in what they differ, or is named twice; what Store.open raises
+    Raises  RunError if one has no such plan, saying in what they differ, or is named twice; what Store.open raises
     """
     opened: list[Store] = []
     for place in places:
@@ -170,19 +170,23 @@ def open_beside(first: Store, places: Sequence[str]) -> list[Store]:
         if other.plan_id != first.plan_id or _reading(other) != _reading(first):
             windowing = differing(other.plan.windowing, first.plan.windowing)
             tokens = windowing or differing(_reading(other), _reading(first))
-            what = f"their windows differ: there {tokens}" if tokens else "they hold other text, or in another order"
+            what = (
+                f"their windows differ: there {tokens}"
+                if tokens
+                else "they contain different text, or the same in another order"
+            )
             raise RunError(
-                f"{other.path} is not of the plan of {first.path} ({other.plan_id[:12]} and {first.plan_id[:12]}):"
-                f" {what}. Targets of one run are of the same windows: encode the same corpus with the same"
-                f" tokenizer and window settings, or name a plan that all of the stores have,"
-                f" --store {first.path}/plans/<plan>.json ..."
+                f"{other.path} does not have the plan of {first.path} ({other.plan_id[:12]} and "
+                f"{first.plan_id[:12]}): {what}. All targets of a run must be for the same windows: encode the same "
+                "corpus with the same tokenizer and window settings, or name a plan that all of the stores have, "
+                f"--store {first.path}/plans/<plan>.json ..."
             )
         if other.target_id in [store.target_id for store in (first, *opened)]:
-            raise RunError(f"{other.path} is named twice in --store. Give its loss a larger --store-weights instead.")
+            raise RunError(f"{other.path} is named twice in --store. Increase its --store-weights instead.")
         opened.append(other)
     return opened
 
 
 def _reading(store: Store) -> dict:
-    """What a student reads a store's windows by."""
+    """The settings by which a student reads a store's windows."""
     return {"vocabulary": store.vocab_size, "max_length": store.max_length, "special_ids": store.special_ids}

@@ -1,4 +1,4 @@
-"""Supersenses as targets: what WordNet says of a masked token, whatever stands around it.
+"""Supersenses as targets: what WordNet says about a masked token, regardless of its context.
 
 A supersense is one of WordNet's 45 lexicographer files, such as noun.animal or verb.motion (Ciaramita & Johnson 2003);
 SenseBERT predicts them at masked words (Levine et al. 2020). The target of a token is a row of a table by token id: its
@@ -6,9 +6,9 @@ text, in lower case, is looked up as a lemma, and each of the lemma's synsets, o
 to its lexicographer file. The official MLSM code learns these distributions where the file of `--kb_file` is missing.
 
 Special tokens and tokens that continue a word (words.py) have no row, nor has text that is no lemma. A token that
-begins a longer word has the row of its own text ("un" of "un ##happy" is the United Nations). Left out: morphology
-("dogs" has no row: the sense index lacks the exceptions that NLTK looks up), frequencies of senses, and the sense that
-a word has in its context.
+begins a longer word has the row of its own text ("un" of "un ##happy" is the United Nations). Not handled here:
+morphology ("dogs" has no row: the sense index lacks the exceptions that NLTK looks up), frequencies of senses, and the
+sense that a word has in its context.
 
 Shapes: V vocabulary, S supersenses.
 """
@@ -31,23 +31,23 @@ def supersense_table(wordnet: Path, store: Store) -> np.ndarray:
     """The share of each supersense among the synsets of each token, float32 (V, S); rows without a synset are zero.
 
     wordnet  the file index.sense, or the directory that holds it
-    Raises   RunError where it cannot be read, where it is not known which tokens of the store continue a word, or where
-             none is a lemma; WsdDataError where it holds something else
+    Raises   RunError if it cannot be read, where it is not known which tokens of the store continue a word, or where
+             none is a lemma; WsdDataError if it holds something else
     """
     file = wordnet / "index.sense" if wordnet.is_dir() else wordnet
     try:
         senses = WordNet.load(file)
     except OSError as error:
         raise RunError(
-            f"--wordnet: {file} cannot be read ({error.strerror}). Expected WordNet's sense index, index.sense;"
-            f" prepare-data wsd brings it as wordnet3.0/index.sense."
+            f"--wordnet: {file} cannot be read ({error.strerror}). Expected WordNet's sense index, index.sense; "
+            "prepare-data wsd provides it as wordnet3.0/index.sense."
         ) from None
     try:
         continues_V = continuation_flags(store.tokenizer_dir, store.vocab_size)
     except RunError:
         raise RunError(
-            f"--objective supersense: cannot tell where words begin in the vocabulary of {store.path}, and so not"
-            f" which tokens are words of WordNet. Take a store of another tokenizer, or another --objective."
+            f"--objective supersense: cannot tell where words begin in the vocabulary of {store.path}, so it is "
+            "unknown which tokens are words of WordNet. Use a store with another tokenizer, or another --objective."
         ) from None
     tokenizer, place = store.load_tokenizer(), {name: column for column, name in enumerate(LEXNAMES)}
     shares_VS = np.zeros((store.vocab_size, len(LEXNAMES)), np.float32)
@@ -57,8 +57,8 @@ def supersense_table(wordnet: Path, store: Store) -> np.ndarray:
             shares_VS[id] = counts_S / len(found)
     if not shares_VS.any():
         raise RunError(
-            f"--objective supersense: no token of {store.path} is a word of {file}. Expected a tokenizer of the"
-            f" language of that WordNet. Take another --wordnet, or another --objective."
+            f"--objective supersense: no token of {store.path} is a word of {file}. Expected a tokenizer for the "
+            "language of that WordNet. Use another --wordnet, or another --objective."
         )
     return shares_VS
 
@@ -76,7 +76,7 @@ class Supersense(TokenTable):
 
     @cached_property
     def table_VK(self) -> sparse.csr_array:
-        """What `supersense_table` makes of the objective's `wordnet`; an export needs none."""
+        """The table that `supersense_table` makes from the objective's `wordnet`; an export needs none."""
         assert self.wordnet is not None, "the settings have refused that"
         return sparse.csr_array(supersense_table(self.wordnet, self._store))
 

@@ -1,4 +1,5 @@
-"""Objectives whose target follows from the masked token's id alone, whatever its context: a table of distributions.
+"""Objectives whose target follows from the masked token's id alone, regardless of its context: a table of
+distributions.
 
 These are `type` (type.py) and `supersense` (supersense.py).
 
@@ -26,7 +27,7 @@ class TableTargets(NamedTuple):
     shares_MK: Tensor
     """float32 probabilities; the rows of other tokens are zero"""
     coded_M: Tensor
-    """float32, 1 where a token has one"""
+    """float32, 1 if a token has one"""
 
 
 class TokenTable(Objective):

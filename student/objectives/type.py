@@ -40,7 +40,7 @@ class TypeAverage(TokenTable):
 
     @cached_property
     def table_VK(self) -> sparse.csr_array:
-        """What `average_by_token` makes of the store's training split; an export needs none."""
+        """The table that `average_by_token` makes from the store's training split; an export needs none."""
         return average_by_token(self._store.split("train"))
 
     def prepare(self, train: WindowReader, directory: Path | None) -> None:

@@ -37,13 +37,13 @@ class VectorTargets(NamedTuple):
     vectors_Md: Tensor
     """float32; zeros for tokens without one"""
     coded_M: Tensor
-    """float32, 1 where a token has one"""
+    """float32, 1 if a token has one"""
     labels_M: Tensor
     """int64 ids of the tokens"""
 
 
 class Vectors(Objective):
-    """What objectives with a vector for each token share; `read_vectors` says which."""
+    """The base of objectives whose target is one vector per token, which `read_vectors` returns."""
 
     loss_name = "held-out loss (1 - cosine)"
     reference, reference_by_type = (

@@ -8,7 +8,7 @@
         config.json, model.safetensors, tokenizer ...   in kept ones: what AutoModel loads (export.py)
 
 Written under a temporary name, fsynced, renamed. The schedule, order, masks and dropout follow from the step,
-so there is no generator and no reader to save. Left out: which steps are saved (train.py).
+so there is no generator and no reader to save. Not handled here: which steps are saved (train.py).
 """
 
 import hashlib
@@ -39,7 +39,7 @@ MASK_STATISTICS = "mask_statistics.safetensors"
 
 
 def are_figures(values: dict) -> bool:
-    """Whether these are names of held-out figures: none, or the loss among them, and accuracy beside perplexity."""
+    """Whether these are names of held-out figures: none, or at least the loss, and accuracy only with perplexity."""
     return not values or ("loss" in values and ("accuracy" in values) == ("perplexity" in values))
 
 
@@ -77,7 +77,7 @@ class Checkpoints:
         return checkpoints_in(self.directory)
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of a step lies, once it is saved."""
+        """The directory of the checkpoint of a step, once it is saved."""
         return self.directory / f"step-{step:08d}"
 
     def save(
@@ -94,7 +94,7 @@ class Checkpoints:
         state   JSON values to get back on resume
         export  writes what AutoModel loads into a directory; called for kept steps only
         mask_statistics    of a run with adaptive masks
-        Raises  WriteError where it cannot be written; earlier checkpoints stay, and nothing is left of this one
+        Raises  WriteError if it cannot be written; earlier checkpoints stay, and nothing is left of this one
         """
         final = self.path(step)
 
@@ -173,7 +173,7 @@ def restore(
     """Load weights and optimiser state of a whole checkpoint in place.
 
     restore_statistics  takes the file of mask statistics, of a run that has them
-    Raises  RunError where they belong to another model or optimiser; the model must not be used after that
+    Raises  RunError if they belong to another model or optimiser; the model must not be used after that
     """
     device = next(model.parameters()).device
     try:
@@ -196,7 +196,7 @@ def restore(
 
 
 def _check_state(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError where the state after some steps is none, or has moments that cannot be a weight's."""
+    """Raise ValueError if the state after some steps is none, or has moments that cannot be a weight's."""
     if not any(optimizer.state.values()):
         raise ValueError("the optimiser's state is empty")
     for group in optimizer.param_groups:

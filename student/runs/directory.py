@@ -14,8 +14,8 @@
 
 As long as the checkpoints are whole, the same command restores whatever else is lost or damaged: the log without its
 damaged lines, the summary from the last checkpoint, a table that is still where it was given, config.json if the
-checkpoints are of the same settings. Left out: which commands belong to the same run (identity.py), what is trained
-(train.py).
+checkpoints are of the same settings. Not handled here: which commands belong to the same run (identity.py), what is
+trained (train.py).
 """
 
 import json
@@ -56,12 +56,12 @@ logger = logging.getLogger(__name__)
 class Run:
     """Create the directory of a run, or open it again after checking that it is the same run.
 
-    architecture  what decides what is built, beside the settings (task.py)
+    architecture  what determines the model in addition to the settings (task.py)
     settings      those that decide what is trained (task.py); by default the configuration's
     tables        of mask weights, whose names the settings hold, in their turns; the run keeps copies
     create        whether to create it: only the first of several processes does
     choose_libraries    called for the matrix products of a run that starts; a resumed one keeps its own
-    Raises        RunError where the directory holds another run, naming the settings that differ
+    Raises        RunError if the directory holds another run, naming the settings that differ
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Run:
             write_table(file, table)
 
     def check_place(self) -> None:
-        """RunError where checkpoints would be written, and older ones removed, in another place."""
+        """Raises RunError if checkpoints would be written, and older ones removed, in another place."""
         if self.checkpoint_directory.is_symlink():
             raise RunError(
                 f"{self.checkpoint_directory} is a link, and checkpoints are written and removed in the run's own"
@@ -143,7 +143,7 @@ class Run:
         return {"run": str(self.directory), "export": str(self.export_directory)}
 
     def check_checkpoint(self, path: Path, state: dict) -> None:
-        """RunError where a checkpoint says that it belongs to another run."""
+        """Raises RunError if a checkpoint says that it belongs to another run."""
         theirs = [state["run"], state["plan"], state["target"]]
         ours = [fingerprint(self.identity), self.identity["store"]["plan"], self.identity["store"]["target"]]
         if theirs != ours:
@@ -171,7 +171,7 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from training this run meanwhile. RunError where one does.
+        """Keep other processes from training this run meanwhile. Raises RunError if one does.
 
         Warns where the file system has no locks: then nothing keeps them from it.
         """

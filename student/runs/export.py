@@ -7,10 +7,10 @@
     modeling_mlsm.py                 with these, or a probe: the same for transformers alone, which config.json names as
                                      auto_map
     tokenizer ...                    the store's copy
-    lineage.json                     what it was made from: settings, store, steps, held-out figures
+    lineage.json                     its origin: settings, store, steps, held-out figures
     README.md                        model card: the same for people, and how to load
 
-Left out: a probe's files (probe.py), pushing to the Hub (hub.py).
+Not handled here: a probe's files (probe.py), pushing to the Hub (hub.py).
 
 Shapes: V vocabulary, k LSPs, d width of the head's output.
 """
@@ -52,7 +52,7 @@ KNOWN_CODE = (
     "8929fc516f62006810832b00820cd356f39709732716f4095b0cc387f29b82a0",
     "13514809737239fd4f03c77ce9cb260cf7136a8b3998dd009a44d162d50c6e5b",
 )
-# Patterns of all names that files of an export have, whatever its kind, family and tokenizer.
+# Patterns of all names that files of an export have, regardless of its kind, family and tokenizer.
 EXPORT_FILES = (
     "config.json",
     "generation_config.json",
@@ -87,7 +87,7 @@ _TARGET_SETTINGS = {
 
 
 LSPS_IN_TRANSFORMERS = """\
-The distributions over latent semantic properties need no package but `transformers` (5.17 or newer) where the code in
+The distributions over latent semantic properties need no package except `transformers` (5.17 or newer) if the code in
 this repository, `modeling_mlsm.py`, may run. Each token is masked in turn, and predicted from the others:
 
 ```python
@@ -102,7 +102,7 @@ still names the code: load such a copy without `trust_remote_code`, too."""
 
 
 class CardText(NamedTuple):
-    """What differs between the cards of students and probes."""
+    """The parts that differ between the cards of students and probes."""
 
     title: str
     made: str
@@ -114,7 +114,7 @@ class CardText(NamedTuple):
     unit: str = "nats per masked token"
     """of the loss"""
     in_transformers: str = LSPS_IN_TRANSFORMERS
-    """how the LSPs of an export that holds its code are had; empty where it has none"""
+    """how the LSPs of an export that holds its code are had; empty if it has none"""
     reads_words: bool = False
     """whether it learned from the words of the store, and none of the targets that the store may hold"""
 
@@ -144,7 +144,7 @@ OTHER_OUTPUT = "Nothing was changed. Give another --output."
 
 
 def check_export_place(directory: Path, remedy: str = OTHER_OUTPUT) -> None:
-    """RunError, which ends with the remedy, where writing an export there would replace anything but an export."""
+    """Raises RunError, which ends with the remedy, if writing an export there would replace anything but an export."""
     if not directory.exists():
         return
     names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
@@ -159,7 +159,7 @@ def write_card_and_lineage(
 ) -> None:
     """Write tokenizer, code (`write_code`), lineage.json and model card of an export.
 
-    other_stores  of the same plan, whose targets were learned beside those of `store`
+    other_stores  of the same plan, whose targets were learned together with those of `store`
     Raises  StoreError when the store's tokenizer is not the one that its text was encoded with
     """
     write_files(directory, store.read_tokenizer())
@@ -253,11 +253,11 @@ def auto_loading(auto_class: str, adds_pooler: bool = False, runs_code: bool = F
 
 
 def mask_later_note(layer: int) -> str:
-    """What a card says of an encoder that [MASK] enters at a later layer."""
+    """The paragraph of a card about an encoder that [MASK] enters at a later layer."""
     return (
         f"[MASK] entered the encoder at layer {layer} in training (`mask_later` in `config.json`), and does so in"
-        f" `LspModel`, probes and `evaluate-blimp`. transformers lets it in at layer 0, so that what it predicts for"
-        f" [MASK] is not what was learned; text without [MASK], as in fine-tuning, is read as in training."
+        f" `LspModel`, probes and `evaluate-blimp`. transformers lets it enter at layer 0, so its predictions for"
+        f" [MASK] differ from what was learned. Text without [MASK], as in fine-tuning, is read as in training."
     )
 
 
@@ -287,11 +287,12 @@ model = SentenceTransformer(PATH)
 _WORDS_READ = """\
 ## The store that was read
 
-Only its words were. The targets that it may hold, of the teacher that is named here, were not learned."""
+The student read only its words. It did not learn the targets that the store may contain, nor from the teacher that is
+named here."""
 
 
 def loading_code(directory: Path) -> str:
-    """The code of an export's card that loads it, with its directory for PATH; empty where the card has none."""
+    """The code of an export's card that loads it, with its directory for PATH; empty if the card has none."""
     card = directory / "README.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
     section = text.partition("\n## Loading\n")[2].partition("\n## ")[0]
@@ -313,7 +314,7 @@ def _card(text: CardText, lineage: dict, has_code: bool) -> str:
         f"---\n{printable(data.to_yaml())}\n---",
         f"# {markdown_text(text.title)}\n\n{text.made}",
         f"## Loading\n\n{text.loading}",
-        *[f"## In transformers alone\n\n{text.in_transformers}"] * (has_code and text.in_transformers != ""),
+        *[f"## With transformers only\n\n{text.in_transformers}"] * (has_code and text.in_transformers != ""),
         f"## Sentences\n\n{_SENTENCES}",
         f"## Held-out text\n\n{_figures(lineage, text.unit)}",
         f"## How it was made\n\n{spent_on + '. ' if spent_on else ''}Settings:\n\n{_block(lineage['settings'])}",
@@ -323,17 +324,17 @@ def _card(text: CardText, lineage: dict, has_code: bool) -> str:
     ]
     for number, other in enumerate(lineage.get("other_stores", ()), 2):
         sections.append(
-            f"## Store {number}\n\nTargets of the same tokens, learned at once; figures and LSP head of this number"
-            f" are of them.\n\n{_targets(other)}\n\nIts settings:\n\n{_block(other['settings'])}"
+            f"## Store {number}\n\nTargets of the same tokens, learned at the same time; figures and the LSP head with"
+            f" this number belong to them.\n\n{_targets(other)}\n\nIts settings:\n\n{_block(other['settings'])}"
         )
     if rest:
-        sections.append(f"## And before\n\n{_block(rest)}")
+        sections.append(f"## Earlier training\n\n{_block(rest)}")
     return "\n\n".join(sections) + "\n"
 
 
 def _metadata(text: CardText, lineage: dict) -> ModelCardData:
-    """What the Hub reads. A licence is somebody's to say (export-student --license): it depends on the text and on the
-    teacher, of which a store knows none. The language is known only of the bundled text."""
+    """The metadata for the Hub. The licence must come from the user (export-student --license): it depends on the text
+    and the teacher, of which a store knows none. The language is known only of the bundled text."""
     task = "fill-mask" if text.fills_masks else "feature-extraction"
     files = lineage["store"]["corpus"].get("files")
     names = files if isinstance(files, dict) else ()
@@ -365,7 +366,7 @@ def _metadata(text: CardText, lineage: dict) -> ModelCardData:
 
 
 def _base_models(lineage: dict, reads_words: bool) -> list[str]:
-    """The names on the Hub of what the weights were trained further from, or else of the teachers they learned from."""
+    """The names on the Hub of the model whose training was continued, or else of the teachers."""
     start = lineage.get("continued_from") or lineage.get("student", {}).get("name")
     stores = [] if reads_words else [lineage["store"], *lineage.get("other_stores", ())]
     sources = [start] if start else [store["settings"].get("teacher_name") for store in stores]

@@ -1,8 +1,8 @@
 """`export-student`: a checkpoint of a run as an export; the run's kept checkpoints as revisions on the Hub.
 
 A kept checkpoint holds its export already and is copied. One that was saved only to resume from holds the weights:
-the model is built around them from the run's config.json, which needs the run's store. Left out: the files of an
-export (export.py, probe.py), the Hub (hub.py).
+the model is built around them from the run's config.json, which needs the run's store. Not handled here: the files of
+an export (export.py, probe.py), the Hub (hub.py).
 """
 
 import hashlib
@@ -64,7 +64,7 @@ def export_run(config: ExportConfig, progress: Callable[..., None] = silent, api
     api      huggingface_hub.HfApi, or what stands in for it
     Returns  run, step, kept (whether it is kept for good), export, dry_run; where it is pushed also repository,
              address (None before it is) and revisions: {branch, directory, files: name -> bytes}
-    Raises   RunError where there is no such run or checkpoint, the output is in use, or the Hub refuses; WriteError
+    Raises   RunError if there is no such run or checkpoint, the output is in use, or the Hub refuses; WriteError
              where the output cannot be written
     """
     run = config.run or runs_with_checkpoints()[0]
@@ -72,7 +72,7 @@ def export_run(config: ExportConfig, progress: Callable[..., None] = silent, api
     path, state = _find(checkpoints, config.step)
     output = config.output or EXPORTS / f"{run.resolve().name}-{path.name}"
     if output.resolve().is_relative_to(run.resolve()):
-        raise RunError(f"{output} lies in the run {run}, whose files stay as they are. {OTHER_OUTPUT}")
+        raise RunError(f"{output} is inside the run {run}, whose files must not change. {OTHER_OUTPUT}")
     check_export_place(output)
     report = {"run": str(run), "step": state["step"], "kept": _is_kept(path), "export": str(output)}
     with _reading(path):
@@ -104,7 +104,7 @@ def export_run(config: ExportConfig, progress: Callable[..., None] = silent, api
 
 
 def runs_with_checkpoints(roots: Sequence[str] = (StudentConfig.root, ProbeConfig.root)) -> list[Path]:
-    """All runs that have saved a checkpoint, the one with the newest first; RunError where there is none."""
+    """All runs that have saved a checkpoint, the one with the newest first; RunError if there is none."""
     found = [path for root in roots for path in Path(root).glob("*/checkpoints/step-*")]
     if not found:
         places = " or ".join(map(str, roots))
@@ -135,7 +135,7 @@ def _find(checkpoints: Checkpoints, wanted: str) -> tuple[Path, dict]:
 
 @contextmanager
 def _reading(checkpoint: Path):
-    """RunError where a checkpoint disappears while it is read."""
+    """Raises RunError if a checkpoint disappears while it is read."""
     try:
         yield
     except OSError:
@@ -194,7 +194,7 @@ def _with_terms(write, config: ExportConfig):
         text = card.read_bytes() if card.is_file() else b""
         if not text.startswith(b"---\n"):
             raise RunError(
-                f"{config.run} gives a model card without metadata, to which --license and --language cannot be added."
+                f"{config.run} exports a model card without metadata, so --license and --language cannot be added."
                 f" Nothing was changed. Leave them out, or give the step of another checkpoint."
             )
         card.write_bytes(b"---\n" + lines.encode() + text[4:])
@@ -205,7 +205,7 @@ def _with_terms(write, config: ExportConfig):
 def _exported_files(path: Path, state: dict) -> dict[str, bytes]:
     """The export in a kept checkpoint, name to bytes: what was saved as one, and nothing that was added later.
 
-    Raises  RunError where a file has changed since the checkpoint was looked at, weights or settings cannot be read, or
+    Raises  RunError if a file has changed since the checkpoint was looked at, weights or settings cannot be read, or
             the code that transformers may run was not written by this package
     """
     contents = {}
@@ -244,7 +244,7 @@ def _exported_files(path: Path, state: dict) -> dict[str, bytes]:
 
 @contextmanager
 def _belonging(run: Path, path: Path):
-    """RunError where the libraries cannot build what config.json describes, or the weights do not fit it."""
+    """Raises RunError if the libraries cannot build what config.json describes, or the weights do not fit it."""
     try:
         yield
     except (RunError, StoreError, ShardError):
@@ -258,7 +258,7 @@ def _belonging(run: Path, path: Path):
 
 
 def _task(run: Path, description: dict, stores: list[Store], path: Path) -> TrainingTask:
-    """What the run trains, by its own description, as large as the checkpoint is; this needs no Hub."""
+    """The model that the run trains, built from its own description and the checkpoint's sizes, without the Hub."""
     settings, architecture = description["settings"], description["architecture"]
     if "probe_input" in settings:
         return _probe_task(run, description, stores[0])
@@ -316,7 +316,8 @@ def _baseline(run: Path) -> dict:
 
 
 def _rehearse(repository: str, branches: list[Revision], main: Revision, write) -> dict:
-    """What would be pushed. Where `main` is not a kept checkpoint, it is written to learn its sizes, and removed."""
+    """A list of what would be pushed. If `main` is not a kept checkpoint, it is written to learn its sizes, and
+    removed."""
     rows = [*map(_row, branches), _row(main)]
     if main.directory not in [branch.directory for branch in branches]:
         with TemporaryDirectory() as temporary:

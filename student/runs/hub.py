@@ -2,8 +2,8 @@
 
 Branches first, main last: an interrupted push leaves main as it was, and the same command continues. Of local paths in
 lineage.json the last part alone is pushed, as on the model card; the file itself keeps them whole, since evaluations
-find teachers and stores of this machine by them. Left out: what is in the directories (export.py), which they are
-(export_run.py).
+find teachers and stores of this machine by them. Not handled here: what is in the directories (export.py), which they
+are (export_run.py).
 """
 
 import json
@@ -30,14 +30,14 @@ _HttpError = cast(
 
 
 class Revision(NamedTuple):
-    """What one branch shall hold."""
+    """The content of one branch."""
 
     branch: str
     directory: Path
     message: str
 
     def contents(self) -> dict[str, Path | bytes]:
-        """What is pushed: name of each file to the file, or to the bytes that are pushed in its place."""
+        """The files to push: the name of each to the file, or to the bytes that are pushed instead of it."""
         paths = [path for path in sorted(self.directory.rglob("*")) if path.is_file()]
         names = {path.relative_to(self.directory).as_posix(): path for path in paths}
         found: dict[str, Path | bytes] = {
@@ -62,7 +62,7 @@ def push(
     """Create the repository if need be and upload every revision; returns its address.
 
     api     huggingface_hub.HfApi, or what stands in for it
-    Raises  RunError where the Hub refuses or cannot be reached, or a directory holds a link; ShardError where a
+    Raises  RunError if the Hub refuses or cannot be reached, or a directory holds a link; ShardError if a
             lineage.json is damaged
     """
     api = api or HfApi()
@@ -88,11 +88,11 @@ def push(
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, and what to do."""
+    """The cause of an error, and what to do."""
     said = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in _REFUSED or type(error).__name__ == "LocalTokenNotFoundError":
-        return f"the Hub wants a token that may write there ({said}). Log in:  hf auth login   or set HF_TOKEN."
+        return f"the Hub needs a token with write access ({said}). Log in:  hf auth login   or set HF_TOKEN."
     if status is not None or isinstance(error, ValueError):
         return f"{said}. Check the name, like someone/student."
-    return f"the Hub cannot be reached ({said}). See to the network, and that HF_HUB_OFFLINE is not set."
+    return f"the Hub cannot be reached ({said}). Check the network, and that HF_HUB_OFFLINE is not set."

@@ -1,7 +1,7 @@
-"""Which commands belong to the same run: the settings, store and encoder that make one, and how two runs differ.
+"""The identity of a run: the settings, store and encoder that define it, and how two runs differ.
 
     identity = run_identity(config, store, encoder_config)
-    default_directory(config, identity, encoder_config)        # where such a run lies, or would be begun
+    default_directory(config, identity, encoder_config)        # where such a run lies, or would be started
 
 A run's config.json holds its identity. Not handled here: what else a run's directory holds (directory.py).
 """
@@ -30,7 +30,7 @@ DESCRIPTION = object_of(  # of a run's config.json, as far as it is read
 
 
 def run_identity(config: StudentConfig, store: Store, encoder_config: dict, settings: dict | None = None) -> dict:
-    """What two commands must share to be the same run."""
+    """The facts that two commands must share to be the same run."""
     encoder_config = {name: value for name, value in encoder_config.items() if name != "transformers_version"}
     settings = dict(config.identity() if settings is None else settings)
     if config.initial_weights is not None:  # their content counts, not their place
@@ -56,7 +56,7 @@ def default_name(config: StudentConfig, identity: dict) -> str:
 
 
 def find_description(directory: Path) -> dict | None:
-    """The content of a run's config.json; None where there is none, where it is damaged or not a run's."""
+    """The content of a run's config.json; None if there is none, or if it is damaged or not a run's."""
     return read_or_none(directory / "config.json", is_description)
 
 
@@ -65,14 +65,14 @@ def read_json(path: Path) -> dict:
     description = read_or_none(path, is_description)
     if description is None:
         raise RunError(
-            f"{path} is damaged; the checkpoints beside it were not touched. Run the command that trains this run once"
-            f" more: it writes the file again."
+            f"{path} is damaged; the checkpoints were not touched. Run the command that trains this run once more: it "
+            "writes the file again."
         )
     return description
 
 
 def read_or_none(path: Path, is_whole: Callable) -> dict | None:
-    """The content of a JSON file; None where there is none, or it does not pass the check `is_whole`."""
+    """The content of a JSON file; None if there is none, or it does not pass the check `is_whole`."""
     try:
         values = json.loads(disk.read_file(path))
     except (OSError, ValueError, RecursionError):
@@ -117,7 +117,7 @@ def _without_pooler(encoder_config: dict) -> dict:
 
 
 def default_directory(config: StudentConfig, identity: dict, encoder_config: dict) -> Path:
-    """The directory of a run that is given none: the one it was begun in, with its dropout given or left open."""
+    """The directory of a run that is given none: the one it was started in, with its dropout given or left open."""
     root, name = Path(config.root), default_name(config, identity)
     if not (root / name).exists():
         for file in sorted(root.glob(f"{glob.escape(name.rpartition('-')[0])}-*/config.json")):

@@ -87,7 +87,7 @@ def import_student(config: ImportStudentConfig, progress: Callable[..., None] = 
     """Split a checkpoint of the official code into encoder, LSP head and word head, and write these as an export.
 
     Returns  model, export, family, words (V), lsps (k), predicts_words, max_length
-    Raises   ModelError if it is no such checkpoint, or cannot be read; RunError where the output is in use; WriteError
+    Raises   ModelError if it is no such checkpoint, or cannot be read; RunError if the output is in use; WriteError
     """
     assert config.model is not None  # the settings refuse it
     output = config.output or EXPORTS / Path(os.path.abspath(config.model)).name
@@ -160,7 +160,7 @@ def _find(model: str) -> Path:
 
 
 def _read_config(directory: Path) -> PretrainedConfig:
-    """Its configuration. Raises ModelError if it names code, or is of a family whose head is not known here."""
+    """The checkpoint's configuration. Raises ModelError if it names code or its family's head is not supported."""
     try:
         config = open_config(directory)
     except Exception as error:  # transformers raises many classes for a damaged one
@@ -184,7 +184,7 @@ def _read_config(directory: Path) -> PretrainedConfig:
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    """The files of its weights: safetensors if there are any, else pickles."""
+    """The checkpoint's files of weights: safetensors if there are any, else pickles."""
     for name in _WEIGHTS:
         if (directory / name).is_file():
             return [directory / name]
@@ -361,6 +361,6 @@ def _card(report: dict) -> str:
         f" {report['lsps']:,} of latent semantic properties (LSPs). {words} The checkpoint"
         f" does not say which dictionary and teacher the LSPs are from. Its licence is that of the checkpoint.",
         f"## Loading\n\n{auto_loading('AutoModelForMaskedLM' if predicts_words else 'AutoModel')}\n\n{LSP_LOADING}",
-        f"## In transformers alone\n\n{LSPS_IN_TRANSFORMERS}",
+        f"## With transformers only\n\n{LSPS_IN_TRANSFORMERS}",
     ]
     return "\n\n".join(sections) + "\n"

@@ -1,8 +1,8 @@
-"""Which student a probe reads and on which store, found without loading either, so that --help answers at once.
+"""Find the student that a probe reads, and its store, without loading either, so that --help answers at once.
 
     with_student_and_store(ProbeConfig())    # the newest finished student with LSPs, and the store it learned from
 
-Left out: the probe (student/probe.py), loading a student (student/lsp_model.py).
+Not handled here: the probe (student/probe.py), loading a student (student/lsp_model.py).
 """
 
 import logging
@@ -25,7 +25,7 @@ LSP_HEAD = "lsp_head.safetensors"  # HEAD_FILE of student/encoders/modeling_mlsm
 def with_student_and_store(config: ProbeConfig) -> ProbeConfig:
     """The settings with a student, by default the newest, and a store, by default the student's own.
 
-    Raises  RunError where there is none
+    Raises  RunError if there is none
     """
     student, store = config.student, config.store
     if student is None:
@@ -41,7 +41,7 @@ def with_student_and_store(config: ProbeConfig) -> ProbeConfig:
 def finished_students(root: str = StudentConfig.root) -> list[Path]:
     """The finished runs under `root` that have LSP outputs, the newest first.
 
-    Raises  RunError where there is none
+    Raises  RunError if there is none
     """
     found = [head.parent.parent for head in Path(root).glob(f"*/export/{LSP_HEAD}")]
     if not found:
@@ -55,11 +55,11 @@ def _store_of(student: Path) -> str:
         store = (find_description(directory) or {}).get("operational", {}).get("store")
         if store:
             return recorded_store(directory, store)
-    raise RunError(f"{student} does not lie in a run that names its store. Name a store of its tokenizer: --store")
+    raise RunError(f"{student} is not inside a run that names its store. Name a store with its tokenizer: --store")
 
 
 def recorded_store(run: Path, place: str) -> str:
-    """The store that a run's config.json names. RunError where that is a path relative to another directory."""
+    """The store that a run's config.json names. Raises RunError if that is a path relative to another directory."""
     if is_url(place) or Path(place).is_absolute() or Path(place).exists():
         return place
     raise RunError(f"{run} was trained on {place}, relative to another directory: name that store with --store.")
@@ -68,7 +68,7 @@ def recorded_store(run: Path, place: str) -> str:
 def export_of(source: str | Path) -> str | Path:
     """The export of a finished run's directory; anything else as it is.
 
-    Raises RunError where a run is unfinished, or there is no such directory and the name cannot be one on the Hub
+    Raises RunError if a run is unfinished, or there is no such directory and the name cannot be one on the Hub
     """
     path = Path(source)
     if (path / "export").is_dir():

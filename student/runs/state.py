@@ -1,4 +1,4 @@
-"""How far a run is, as one object that the loop, the log, checkpoints, exports and the summary share."""
+"""The progress of a run, as one object shared by the loop, the log, checkpoints, exports and the summary."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,18 +38,18 @@ class RunState:
         self.seconds, self.flops, self.figures = state["seconds"], state["flops"], state["held_out"]
 
     def to_json(self) -> dict:
-        """What a checkpoint holds of it, beside its step."""
+        """The part of the state that a checkpoint holds, except the step."""
         return {"tokens": self.tokens, "flops": self.flops, "seconds": self.seconds, "held_out": self.figures}
 
     def held_out_line(self) -> dict:
-        """What the log says about an evaluation."""
+        """The log's entries for an evaluation."""
         line = {"held_out": self.figures, "held_out_vs_baseline": share_of_baseline(self.figures, self.baseline)}
         for suffix in self._suffixes():
             line[f"held_out_vs_baseline{suffix}"] = share_of_baseline(self.figures, self.baseline, f"loss{suffix}")
         return line
 
     def lineage(self, run: Run, config: ResolvedConfig) -> dict:
-        """What an export is made from, for its lineage.json and its card."""
+        """The facts that an export is made from, for its lineage.json and its card."""
         found: dict[str, Any] = {
             "settings": run.identity["settings"],
             "step": self.steps,
@@ -63,7 +63,7 @@ class RunState:
         return found | libraries_record(run.libraries)
 
     def summary(self, run: Run, config: ResolvedConfig, parameters: int) -> dict:
-        """What result.json holds of a run that did all its steps; `train` explains the entries."""
+        """The content of result.json for a finished run; `train` explains the entries."""
         result = {
             **run.places(),
             "objective": config.objective,

@@ -6,7 +6,7 @@
 log.jsonl is the authority; a tracker gets its figures by step. A tracker that is started again, for a resumed run or
 one that was not tracked before, gets the lines that it lacks and no others, so that its curves have every step once. A
 tracker that fails while training is dropped with a warning: it is not worth a run. Nothing is imported that was not
-asked for. Left out: who calls this (the first process of a run, train.py).
+asked for. Not handled here: who calls this (the first process of a run, train.py).
 """
 
 import json
@@ -33,7 +33,7 @@ PROJECT = "mlsm"
 
 
 def check_trackers(names: tuple[str, ...]) -> None:
-    """RunError where the package of a tracker is not installed."""
+    """Raises RunError if the package of a tracker is not installed."""
     for name in names:
         missing = [package for package in ("accelerate", name) if find_spec(package) is None]
         if missing:
@@ -48,7 +48,7 @@ def start_trackers(names: tuple[str, ...], run: Run, settings: dict, step: int) 
 
     run       its log has no lines after `step`
     settings  JSON values, shown with the run
-    Raises    RunError where one cannot be started: no login, no network, no room on the disk
+    Raises    RunError if one cannot be started: no login, no network, no room on the disk
     """
     if not names:
         return Trackers([])
@@ -143,7 +143,7 @@ def _tensorboard(title, directory, settings, step):
     noted = disk.read_file(newest) if newest.exists() else b""
     known = min(step, int(noted)) if noted.isdigit() else 0  # if damaged, TensorBoard gets everything again
     first = known + 1 if known else 0
-    # TensorBoard reads event files by name, which has whole seconds: the new file has to sort behind the others.
+    # TensorBoard reads event files by name, which has whole seconds: the new file has to sort after the others.
     seconds = [int(file.name.split(".")[3]) for file in (directory / "tensorboard").glob("events.out.tfevents.*")]
     time.sleep(min(1.0, max(0.0, max(seconds, default=0) + 1 - time.time())))
 

@@ -98,7 +98,7 @@ def test_what_would_be_copied_or_has_no_effect_is_refused():
             StudentConfig(objective=objective, positions="all")
     for setting in ({"mask_rate": 0.3}, {"mask_unit": "word"}, {"corruption": "80-10-10"}, {"mask_weights": "pmi"}):
         flag = f"--{next(iter(setting)).replace('_', '-')}"
-        with pytest.raises(ValueError, match=f"^{flag} says how tokens are hidden, and --positions all hides none"):
+        with pytest.raises(ValueError, match=f"^{flag} sets how tokens are hidden, but --positions all hides none"):
             StudentConfig(positions="all", **setting)
 
 

@@ -139,7 +139,7 @@ def test_checkpoints_of_other_settings_are_not_discarded_where_config_json_is_da
     (run.run_dir / "config.json").write_bytes(sound[:50])
     with pytest.raises(RunError, match="cannot tell whether.*Put back a copy of config.json.*--continue-from"):
         train(replace(run, seed=5))
-    with pytest.raises(RunError, match="the checkpoints beside it were not touched") as refused:
+    with pytest.raises(RunError, match="the checkpoints were not touched") as refused:
         export_run(ExportConfig(run=run.run_dir, output=run.run_dir.parent / "export"))
     assert "elete" not in str(refused.value)
     (run.run_dir / "config.json").write_bytes(sound)

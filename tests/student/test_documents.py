@@ -154,7 +154,7 @@ def test_masks_suit_bfloat16(name):
             LongformerConfig(
                 hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, attention_window=4
             ),
-            "not known how.*longformer.*take one of bert",
+            "cannot be kept apart.*longformer.*use one of bert",
         ),
         (DebertaV2Config(**RELATIVE, conv_kernel_size=3), "convolution over neighbouring tokens"),
     ],

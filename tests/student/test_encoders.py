@@ -134,7 +134,7 @@ def test_a_typing_error_gets_a_suggestion(wrong, meant, ids_store):
 )
 def test_what_decodes_is_refused(hf_config, ids_store, tmp_path):
     hf_config.save_pretrained(tmp_path)
-    with pytest.raises(RunError, match=f"{hf_config.model_type} is no encoder for masked text"):
+    with pytest.raises(RunError, match=f"{hf_config.model_type} is not an encoder for masked text"):
         config_of(tmp_path, ids_store)
 
 

@@ -146,7 +146,7 @@ def test_the_card_tells_figures_lineage_and_how_to_load(objective, lsp_store, tm
         assert part in card.text
     assert ("LspModel" in card.text) == (objective.lsp_columns is not None)
     reads_words = objective.name in ("mlm", "supersense")
-    assert ("Only its words were" in card.text) == reads_words
+    assert ("The student read only its words" in card.text) == reads_words
     assert ("Where the targets come from" in card.text) != reads_words
     assert_code_of_ours_names_its_package(card.text)
     lineage = json.loads((export / "lineage.json").read_text())

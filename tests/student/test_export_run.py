@@ -99,7 +99,7 @@ def test_a_checkpoint_of_an_unfinished_run_exports_as_if_it_were_kept(
     unfinished = StudentConfig(**settings | {"checkpoints": (1.0,)})
     with pytest.raises(Stopped):
         train(unfinished, stop_after(7))
-    shutil.rmtree(tmp_path / "encoder")  # all that is needed lies in the run and its store
+    shutil.rmtree(tmp_path / "encoder")  # all that is needed is inside the run and its store
     report = export_run(ExportConfig(run=unfinished.run_dir, output=tmp_path / "out"))
     expected = kept.run_dir / "checkpoints" / "step-00000006"
     assert report["step"] == 6 and not report["kept"]
@@ -235,7 +235,7 @@ def test_an_export_with_more_in_it_is_not_replaced(mine, finished, tmp_path):
 def test_an_output_in_a_run_is_refused(place, finished):
     (finished.parent / "link").symlink_to(finished)
     before = files(finished)
-    with pytest.raises(RunError, match="lies in the run"):
+    with pytest.raises(RunError, match="is inside the run"):
         export_run(ExportConfig(run=finished, output=finished / place))
     assert files(finished) == before
 

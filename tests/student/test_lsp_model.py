@@ -100,7 +100,7 @@ def test_what_has_no_lsps_is_one_clear_line(ids_store, tmp_path):
     sources = {
         export: "has no lsp_head.safetensors",
         tmp_path / "nothing": "no such directory",
-        "nobody/nothing": "no repository on the Hub with lsp_head.safetensors",
+        "nobody/nothing": "not a repository with lsp_head.safetensors on the Hub",
     }
     for source, message in sources.items():
         with pytest.raises(RunError, match=f"{message}.*Expected") as caught:

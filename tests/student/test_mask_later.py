@@ -446,7 +446,7 @@ def test_training_on_lets_masks_enter_as_it_is_told(ids_store, tmp_path):
 
 def test_settings_that_do_not_go_together_are_refused():
     assert "mask_later" not in StudentConfig().identity() and StudentConfig(mask_later=4).identity()["mask_later"] == 4
-    with pytest.raises(ValueError, match="--mask-later 2 is for --corruption mask alone, found 80-10-10") as caught:
+    with pytest.raises(ValueError, match="--mask-later 2 is only for --corruption mask, found 80-10-10") as caught:
         StudentConfig(mask_later=2, corruption="80-10-10")
     assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="--mask-later must be 0 or more, found -1"):
@@ -457,15 +457,15 @@ def test_settings_that_do_not_go_together_are_refused():
     ("config", "layer", "said"),
     [
         (BertConfig(**SIZE), 4, "field layer: expected a whole number <= 3, found 4"),
-        (BertConfig(**SIZE | {"num_hidden_layers": 1}), 1, "has one layer"),
-        (DistilBertConfig(), 2, "a distilbert encoder later is not known here, but for bert, deberta"),
-        (DebertaV2Config(**RELATIVE, conv_kernel_size=3), 2, "convolution over neighbours"),
+        (BertConfig(**SIZE | {"num_hidden_layers": 1}), 1, "has only one layer"),
+        (DistilBertConfig(), 2, "not supported for a distilbert encoder, only for bert, deberta"),
+        (DebertaV2Config(**RELATIVE, conv_kernel_size=3), 2, "convolution over neighbouring"),
         (DebertaConfig(**RELATIVE, talking_head=True), 2, "talking heads"),
     ],
 )
 def test_encoders_that_cannot_are_refused(config, layer, said, ids_store, tmp_path):
     config.save_pretrained(tmp_path)
-    with pytest.raises(RunError, match=f"--mask-later {layer}: .*{said}.*, or leave it out") as caught:
+    with pytest.raises(RunError, match=f"--mask-later {layer}: .*{said}.*, or omit it") as caught:
         encoder_config(StudentConfig(encoder=str(tmp_path / "config.json"), mask_later=layer), ids_store)
     assert "\n" not in str(caught.value)
 

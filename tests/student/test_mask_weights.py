@@ -186,7 +186,7 @@ def test_the_same_request_finds_the_finished_table(ids_store, lsp_store, tmp_pat
         file.truncate(100)
     assert make_mask_weights(config) == report  # made anew
     (tmp_path / "taken").write_text("mine")
-    with pytest.raises(RunError, match="taken is in use"):
+    with pytest.raises(RunError, match="taken exists"):
         make_mask_weights(replace(config, output=tmp_path / "taken"))
     assert (tmp_path / "taken").read_text() == "mine"
 
@@ -199,7 +199,7 @@ def test_what_does_not_belong_together_is_refused(ids_store, settings, tmp_path)
     common = {"objective": "mlm", "mask_weights": str(tmp_path / "table.npz")}
     with pytest.raises(RunError, match="another vocabulary than .*other"):
         train(StudentConfig(store=other.path, **settings | common))
-    with pytest.raises(RunError, match="--mask-unit span .* Take --mask-unit token or word"):
+    with pytest.raises(RunError, match="--mask-unit span .* Use --mask-unit token or word"):
         train(StudentConfig(store=ids_store.path, mask_unit="span", **settings | common))
     for spoilt in (
         replace(table, weights_V=-table.weights_V),
@@ -208,7 +208,7 @@ def test_what_does_not_belong_together_is_refused(ids_store, settings, tmp_path)
         replace(table, collocations_C5=table.collocations_C5[:, :4]),
     ):
         write_table(tmp_path / "table.npz", spoilt)
-        with pytest.raises(RunError, match="holds no table"):
+        with pytest.raises(RunError, match="is not a table"):
             train(StudentConfig(store=ids_store.path, **settings | common))
     with pytest.raises(RunError, match="nowhere.npz cannot be read"):
         train(StudentConfig(store=ids_store.path, **settings | common | {"mask_weights": "nowhere.npz"}))

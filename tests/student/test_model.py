@@ -112,7 +112,7 @@ def test_weights_of_another_vocabulary_are_refused(ids_store, tmp_path):
     """Without a tokenizer beside them the number of tokens is all there is to compare; with one, every token."""
     config = BertConfig(**TINY_BERT.to_diff_dict() | {"vocab_size": 55})
     build_encoder(config, seed=0).save_pretrained(tmp_path / "model")
-    with pytest.raises(RunError, match="knows 55 tokens, the store 65"):
+    with pytest.raises(RunError, match="has 55 tokens, but the store has 65"):
         encoder_config(settings_for("bert-2x32", continue_from=tmp_path / "model"), ids_store)
     config.vocab_size = ids_store.vocab_size
     build_encoder(config, seed=0).save_pretrained(tmp_path / "model")
@@ -143,14 +143,14 @@ def test_weights_and_configs_of_another_model_are_refused(ids_store, tmp_path):
 def test_weights_that_could_execute_code_are_refused(ids_store, tmp_path):
     build_encoder(TINY_BERT, seed=0).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(RunError, match="holds no safetensors file"):
+    with pytest.raises(RunError, match="has no safetensors file"):
         encoder_config(settings_for("bert-2x32", continue_from=tmp_path), ids_store)
 
 
 def test_weights_to_continue_from_lie_in_a_directory(ids_store, tmp_path, monkeypatch):
     """The name of a model on the Hub has no weights that the run's identity could hold."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunError, match="nobody/model is not a directory. Give"):
+    with pytest.raises(RunError, match="nobody/model is not a directory. Pass"):
         encoder_config(settings_for("bert-2x32", continue_from=Path("nobody/model")), ids_store)
 
 

@@ -227,7 +227,7 @@ def test_where_mask_enters_later_there_is_no_code(lsp_store, tmp_path):
     lineage = {"settings": {}, "step": 1, "tokens": 1, "flops": 1, "held_out": {}, "baseline": {}}
     export_student(model, tmp_path, Mlsm(lsp_store), lsp_store, lineage)
     assert not (tmp_path / CODE_FILE).exists() and "auto_map" not in (tmp_path / "config.json").read_text()
-    assert "In transformers alone" not in (tmp_path / "README.md").read_text()
+    assert "With transformers only" not in (tmp_path / "README.md").read_text()
 
 
 def test_an_encoder_that_is_trained_further_has_no_code(lsp_store, ids_store, tmp_path):

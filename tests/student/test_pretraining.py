@@ -122,7 +122,7 @@ def test_what_does_not_belong_together_is_one_clear_line(lsp_store, ids_store, t
     refused = {
         "windows are from .*other, the collator is for": [LspWindows(other)[0]],
         "windows of several datasets": [train_windows[0], held_out[0]],
-        "takes windows of mlsm.LspWindows, found dict": [dict(train_windows[0])],
+        "needs windows from mlsm.LspWindows, found dict": [dict(train_windows[0])],
     }
     for message, items in refused.items():
         with pytest.raises(ValueError, match=message):

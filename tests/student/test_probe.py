@@ -140,7 +140,7 @@ def test_a_probe_of_hidden_states_reads_any_student_and_is_scored(objective, lsp
     scored, _ = load_scored(out, torch.device("cpu"))
     logits = scored.logits(IDS[:1], torch.tensor([3]))
     torch.testing.assert_close(logits, ours[:1, 3], rtol=1e-4, atol=1e-5)
-    with pytest.raises(RunError, match="is a probe; give the student that it probes"):
+    with pytest.raises(RunError, match="is a probe; pass the student that it probes"):
         train_probe(ProbeConfig(**probing | changes | {"student": str(out), "run_dir": tmp_path / "second"}))
     assert "last hidden states" in (out / "README.md").read_text()
 
@@ -224,7 +224,7 @@ def test_what_does_not_belong_together_is_one_clear_line(probing, lsp_store, ids
     assert "windows of 16 tokens" in refused()
     config.write_text(config.read_text().replace('"max_length": 12', '"max_length": 16'))
     monkeypatch.delitem(HEAD_LAYOUTS, "bert")
-    assert "Take --probe-input softmax" in refused(probe_input="logits")
+    assert "Use --probe-input softmax" in refused(probe_input="logits")
     assert train_probe(ProbeConfig(**probing))["steps"] == 8
 
 
@@ -244,7 +244,7 @@ def test_a_student_of_separate_documents_is_read_so_or_a_warning_says_it(apart, 
 def test_a_probe_is_not_probed(probe_input, probing, tmp_path):
     train_probe(ProbeConfig(**probing | {"probe_input": probe_input}))
     for source in (probing["run_dir"], probing["run_dir"] / "export"):
-        with pytest.raises(RunError, match="is a probe; give the student that it probes"):
+        with pytest.raises(RunError, match="is a probe; pass the student that it probes"):
             train_probe(ProbeConfig(**probing | {"student": str(source), "run_dir": tmp_path / "second"}))
     assert not (tmp_path / "second").exists()
 
@@ -260,8 +260,8 @@ def test_a_student_that_is_not_there_or_not_finished_is_said_to_be_so(probing, l
     for mistyped in (run / "nothing", "./nothing", "runs/students/nothing", "export/nothing", "nothing/"):
         assert f"no such directory: {mistyped}" in refused(mistyped)
     for on_the_hub in ("someone/student", "student"):
-        assert "Name a store of its tokenizer" in refused(on_the_hub)
-    with pytest.raises(RunError, match="is no directory, and no repository on the Hub"):
+        assert "Name a store with its tokenizer" in refused(on_the_hub)
+    with pytest.raises(RunError, match="is not a directory, and not a repository"):
         LspModel.from_pretrained("someone/student")
     train(StudentConfig(store=lsp_store.path, **settings))
     (run / "export").rename(run.parent / "taken")

@@ -72,7 +72,7 @@ def test_an_encoder_of_another_tokenizer_is_refused_before_anything_is_written(l
     other = write_store(tmp_path / "other", k=24, words=50)
     exported = train(StudentConfig(store=other.path, **settings | {"run_dir": tmp_path / "first"}))["export"]
     for changes in ({"continue_from": Path(exported)}, {"encoder": exported}):
-        with pytest.raises(RunError, match="another tokenizer.*Encode a store with a teacher of that tokenizer"):
+        with pytest.raises(RunError, match="another tokenizer.*Encode a store with a teacher that has that tokenizer"):
             train(StudentConfig(store=lsp_store.path, **settings | changes))
     assert not settings["run_dir"].exists()
 

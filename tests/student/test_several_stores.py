@@ -227,7 +227,7 @@ def test_stores_that_do_not_belong_together_are_refused(stores, both, logits_sto
 
     shorter = write_store(tmp_path / "shorter", k=16, train_windows=100)
     said = refused(shorter.path)
-    assert f"{shorter.path} is not of the plan of {first}" in said and "they hold other text" in said
+    assert f"{shorter.path} does not have the plan of {first}" in said and "they contain different text" in said
     assert "their windows differ: there packing is 'pairs', not None" in refused(
         write_store(tmp_path / "pairs", k=16, pairs=True).path
     )
@@ -257,7 +257,7 @@ def test_a_store_that_has_grown_is_seen_through_the_plan_of_the_first(stores, bo
     assert Store.open(grown).plan_id == newer.id
     (opened,) = open_beside(stores[0], [str(grown)])
     assert opened.plan_id == stores[0].plan_id
-    with pytest.raises(RunError, match="not of the plan.*hold other text"):
+    with pytest.raises(RunError, match="not have the plan.*contain different text"):
         open_beside(stores[0], [str(grown / "plans" / f"{newer.id}.json")])
 
 
@@ -281,8 +281,8 @@ def test_a_store_that_does_not_hold_what_its_plan_says_is_an_error(stores, tmp_p
             {"store": ("a", "b"), "objective": "kd"},
             "several stores are for the objectives mlsm, hard-mlsm, found kd",
         ),
-        ({"store": ("a", "b"), "store_weights": (1.0,)}, "a number for each of several stores, found 1 for 2"),
-        ({"store": "a", "store_weights": (1.0,)}, "a number for each of several stores, found 1 for 1"),
+        ({"store": ("a", "b"), "store_weights": (1.0,)}, "one number for each of several stores, found 1 for 2"),
+        ({"store": "a", "store_weights": (1.0,)}, "one number for each of several stores, found 1 for 1"),
         (
             {"store": ("a", "b"), "store_weights": (1.0, 0.0)},
             r"--store-weights must be positive numbers, found \(1.0, 0",

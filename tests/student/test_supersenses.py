@@ -220,13 +220,13 @@ def test_killed_and_resumed_equals_unbroken_bit_for_bit(lsp_store, needed_by, se
 
 def test_what_does_not_go_together_is_one_clear_line(ids_store, index, tmp_path):
     for wrong in ({"objective": "supersense"}, {"objective": "mlm", "wordnet": index}):
-        with pytest.raises(ValueError, match="--wordnet, .*--objective supersense go together; found objective"):
+        with pytest.raises(ValueError, match="--wordnet .*--objective supersense belong together; found objective"):
             StudentConfig(**wrong)
     with pytest.raises(RunError, match="no token of .* is a word of .*index.sense") as caught:
         supersense_table(index, ids_store)  # whose words are w0, w1, ...
     assert "\n" not in str(caught.value)
     with pytest.raises(
-        RunError, match=r"--wordnet: .*nowhere cannot be read \(No such file.*prepare-data wsd brings it"
+        RunError, match=r"--wordnet: .*nowhere cannot be read \(No such file.*prepare-data wsd provides it"
     ):
         supersense_table(tmp_path / "nowhere", ids_store)
     index.write_text(INDEX.replace("1:18:01", "1:one"))

@@ -66,7 +66,7 @@ def test_a_tokenizer_whose_kind_cannot_be_told_is_one_clear_line(tmp_path):
     tokenizer = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(RunError, match="expected WordPiece.*Take --mask-unit token or span") as caught:
+    with pytest.raises(RunError, match="expected WordPiece.*Use --mask-unit token or span") as caught:
         continuation_flags(tmp_path, 10)
     assert "\n" not in str(caught.value)
     (tmp_path / "tokenizer.json").write_text(json.dumps(["?"])[:-1])
