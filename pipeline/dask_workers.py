@@ -340,10 +340,10 @@ def event_loop() -> Iterator["IOLoop"]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep Dask's log lines off the terminal: where a dead worker matters, we report it.
+    """Keep Dask's log lines off the terminal: dead workers that matter are reported by this package.
 
     After an error they stay off, because an interrupted start logs its complaints only when it is garbage collected.
-    Those of distributed.process always do: at the exit of this process it names each worker that has not ended yet.
+    The lines of distributed.process always stay off: it names each worker that has not ended when this process exits.
     """
     logging.getLogger("distributed.process").setLevel(logging.CRITICAL)
     levels = {name: logging.getLogger(name).level for name in LOGGERS}

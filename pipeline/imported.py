@@ -2,7 +2,7 @@
 
     import_dictionary(ImportConfig(file=Path("layer_10_k_3000.npy")))    # {"dictionary": "runs/dictionaries/...", ...}
 
-The official code saves what SPAMS returns: float32 or float64, shape (d, K), an atom a column, in Fortran order.
+The official code saves what SPAMS returns: float32 or float64, shape (d, K), an atom per column, in Fortran order.
 scikit-learn and this project have an atom per row. Not handled here: learning (learn.py), encoding with it (encode.py).
 
 Shapes: d width, K atoms.
@@ -26,7 +26,7 @@ class ImportConfig:
     """Make a dictionary from atoms that another program learned, such as the official MLSM code."""
 
     file: Positional[Path | None] = None
-    """A .npy file of atoms, float16, float32 or float64; the official code has an atom a column."""
+    """A .npy file of atoms, float16, float32 or float64; the official code has an atom per column."""
     orientation: Literal["auto", "rows", "columns"] = "auto"
     """Whether each row or each column is an atom. `auto` takes those that have norm 1, as learned atoms do, and asks
     where that is true of both or of neither."""

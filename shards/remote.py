@@ -392,7 +392,8 @@ class RemoteFiles(StoreFiles):
         return self._fetch_directory("codebook")
 
     def _fetch_directory(self, name):
-        """The cache's copy of a directory, which appears whole; its path also when the store has none.
+        """The path of the cache's copy of a directory, which appears whole; the path is returned even if the store has
+        none.
 
         Raises  RemoteError when a listed or an essential file cannot be fetched
         """

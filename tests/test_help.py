@@ -184,7 +184,7 @@ def test_help_shows_the_defaults_in_force(capsys, tmp_path, monkeypatch):
     shown = help_of(capsys, "encode-lsp")
     assert "Each number gets its own store. (quickstart: 1024)" in shown
     assert "(quickstart: 2000000)" in shown
-    assert "Defaults marked quickstart are those of the recipe quickstart" in shown
+    assert "Defaults marked quickstart come from the recipe quickstart" in shown
     own = help_of(capsys, "encode-lsp", "--corpus", "a.txt")
     assert "unset: 3,072, or those of --dictionary" in own and "Each number gets its own store. (default" not in own
     assert "(default: 128)" in own and "Defaults marked" not in own

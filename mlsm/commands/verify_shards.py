@@ -1,4 +1,4 @@
-"""Verify that a store is whole; name what is damaged and what encodes it again."""
+"""Verify that a store is whole; name the damaged files and the commands that encode them again."""
 
 from pathlib import Path
 

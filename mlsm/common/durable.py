@@ -95,7 +95,8 @@ def publish(temporary: Path, final: Path, withdraw: bool = False) -> bool:
 
 
 def explain_link(error: OSError, final: Path) -> OSError:
-    """The error of a hard link that failed: a WriteError in words if the file system has none, else as it is."""
+    """The error to raise for a failed hard link: a WriteError if the file system has no hard links, else the same
+    error."""
     if error.errno is None or error.errno not in _NO_LINKS:
         return error
     return WriteError(

@@ -20,7 +20,8 @@ _GONE = {errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO, errno.ECONNRESET}  # 
 
 
 def guard_standard_streams() -> None:
-    """Make sys.stdout and sys.stderr streams that never raise; what was put in their place before (a test's) stays."""
+    """Replace sys.stdout and sys.stderr by streams that never raise, unless something else (a test) has replaced
+    them."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if is_closed := _is_closed(number):
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one

@@ -108,7 +108,7 @@ def lineage(directory: Path | str) -> dict:
 
     directory  of an export, a kept checkpoint or a stock model
     Returns    objective, kappa (of mtl), run_seed (of pre-training), step (optimiser steps), fraction (of the run's
-               steps), layer (of the teacher), k, lambda, dictionary (its fingerprint), encoder, teacher: None where
+               steps), layer (of the teacher), k, lambda, dictionary (its fingerprint), encoder, teacher: None if
                unknown, or, of an mlm student or an untrained one, not used; flops, see `flops_until`; and identity, see
                `identity`, None for a model without our lineage
     Raises     LineageError if there is a lineage.json that cannot be read

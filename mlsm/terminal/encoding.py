@@ -36,7 +36,7 @@ def encoding(reports: list[dict], settings: object) -> str:
 
 
 def show_estimate(report: dict) -> str:
-    """Show what --dry-run found out."""
+    """Show the results of --dry-run."""
     rows = [
         ("tokens", f"about {report['tokens']:,} in {quantity(report['units'], 'unit')}"),
         ("size", f"about {size(report['bytes'])} ({report['bytes_per_token']:.1f} bytes per token and store)"),

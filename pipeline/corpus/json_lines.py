@@ -1,8 +1,8 @@
-"""JSON lines: one object a line, one of whose fields is the document, such as Dolma and DataTrove write.
+"""JSON lines: one object per line with the document in one of its fields, as Dolma and DataTrove write them.
 
 `null`, blank texts and blank lines are blank documents, which keep their number. Inside a text every character
-stays as it is. A line is read whole, before its text is cut in pieces: the one place where a document's length costs
-memory, about six times its bytes.
+stays as it is. A line is read whole, before its text is cut in pieces: this is the only place where a document's
+length costs memory, about six times its bytes.
 """
 
 import json

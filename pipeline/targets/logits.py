@@ -12,7 +12,7 @@ With --masked the model reads the text seven times, with disjoint masks. Every c
 pass, and its distribution is that of this pass: what a masked language model expects there, not what it reads there.
 One token in seven is hidden at once, 14.3 %, about as many as the 15 % that masked language models are trained with.
 Which pass hides a token follows from the ids of its window and its place among the coded tokens, so it depends on no
-other window; the student's own masks are others.
+other window; the student's own masks are different.
 
 Logits of a batch would take a gigabyte, so the head runs on chunks of the coded tokens. Every chunk has the same
 number of rows, the last one filled up with copies: matrix products of another shape may round otherwise, and then

@@ -223,8 +223,8 @@ def named_size(encoder: str) -> tuple[int, int] | None:
     layers, width = int(match[1]), int(match[2])
     if layers < 1 or width < 2 or width % heads_of(width):
         raise ValueError(
-            f"encoder {encoder}: needs at least one layer and a width that its {heads_of(width)} heads of 64 divide. "
-            "Use a multiple of 64, like bert-2x128 or bert-12x768."
+            f"encoder {encoder}: needs at least one layer and a width that is divisible by its {heads_of(width)} "
+            "heads (one per 64). Use a multiple of 64, like bert-2x128 or bert-12x768."
         )
     return layers, width
 

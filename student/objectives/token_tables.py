@@ -57,7 +57,7 @@ class TokenTable(Objective):
         return {"loss": self.loss_sums(logits_MK, targets)[0]}
 
     def baseline(self, train: WindowReader, held_out: list[TableTargets], directory: Path | None = None) -> dict:
-        """KL of the held-out rows to the average row of the training split's tokens, smoothed by one uniform row."""
+        """KL of the held-out rows from the average row of the training split's tokens, smoothed by one uniform row."""
         counts_V = np.asarray(train.token_counts(), dtype=np.float64)
         counts_V[train.store.special_ids["all"]] = 0
         sums_K = torch.from_numpy(self.table_VK.T.astype(np.float64) @ counts_V)

@@ -101,7 +101,7 @@ def read_courses(arms: Sequence[Arm]) -> list[Course]:
 
 
 def quiet_step_seconds(lines: Sequence[dict]) -> float | None:
-    """Seconds of the run's average step, at the rate of the fastest tenth of the logged steps, one at least; None where
+    """Seconds of the run's average step, at the rate of the fastest tenth of the logged steps, one at least; None if
     no line tells them.
 
     A line has the operations of all steps so far and those per second of its own step. Steps may differ in operations,

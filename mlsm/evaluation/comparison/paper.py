@@ -283,7 +283,7 @@ def averages_and_tasks(models: Sequence[Model], settings: CompareConfig) -> Draw
 
 
 def averages_of_another_encoder(models: Sequence[Model], _: CompareConfig) -> Drawing:
-    """Figure 10: what figure 6's first panel shows, for the encoder that comes next."""
+    """Figure 10: figure 6's first panel for the encoder that ranks second."""
     others = _checkpoints(models)[1:]
     if not others:
         raise Lacking("checkpoints at two or more steps of an encoder other than figure 6's")
@@ -383,7 +383,8 @@ def paired_scores(models: Sequence[Model], settings: CompareConfig) -> Drawing:
 
 
 def _pairs_of_checkpoints(models: Sequence[Model]) -> list[tuple[str, Model, Model]]:
-    """[(name of the rival, mlsm model, its model)] of one step and encoder, for the mlsm pre-training with the most."""
+    """[(rival's name, mlsm model, rival's model)] at the same step and encoder, for the mlsm run with the most
+    pairs."""
     tuned = [model for model in models if model.trainings]
     rivals = [model for model in tuned if model.facts["objective"] in _RIVALS]
     pairs_of = {

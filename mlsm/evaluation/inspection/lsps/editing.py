@@ -50,19 +50,19 @@ def edit(source: str, text: str, factors: dict[int, float], fingerprint: str | N
 
     source       a softmax probe: a finished run, an export or a Hub id
     text         its mask tokens are predicted; without one every token is masked in turn
-    factors      what an LSP's probability is multiplied with, by LSP, at least one
-    fingerprint  of the dictionary whose LSPs are meant, if it is known
+    factors      factor for an LSP's probability, {LSP: factor}, at least one
+    fingerprint  of the dictionary that the LSP numbers refer to, if known
     Returns      {"student", "text", "factors": [[LSP, factor], ...], "positions": a dict for every masked position}:
                  position       the token's number in the text
-                 token          what stands there in the text
+                 token          the text's token there
                  lsps           the largest of the prediction as pairs [LSP, probability], before the edit
                  edited         [LSP, probability before, after] of the edited ones
                  own            the probability of the token itself before and after; None for a mask token
                  before, after  the most probable words as pairs [word, probability]
                  gain, lose     the words whose probability rises or falls most: [word, before, after]
                  kl             KL(before || after) of the words in nats: how much the edit changes
-    Raises       InspectionError if the probe's LSPs are others, or nothing is left of a prediction; RunError where
-                 there is no such probe; ValueError if the text is too long
+    Raises       InspectionError if the probe has other LSPs, or nothing is left of a prediction; RunError if
+             there is no such probe; ValueError if the text is too long
     """
     probed, model = load_probe(source)
     k = model.facts["lsps"]

@@ -177,7 +177,7 @@ def compare_tokens(model: "LspModel | None", text: str, teacher: TextRows | None
     """Every token of a text with its largest LSPs: the teacher's, the student's, and their distance.
 
     model, teacher  LspModel and TextRows, one of them possibly None
-    Returns         list of dicts: "text", and "teacher" and "student", lists of [lsp, weight], "kl" in nats (None where
+    Returns         list of dicts: "text", and "teacher" and "student", lists of [lsp, weight], "kl" in nats (None if
                     one of the two says nothing)
     """
     predicted = model.lsp([text])[0] if model else None

@@ -75,7 +75,7 @@ def as_make(parts: list[Part], settings: StudyConfig) -> str:
 
 
 def _command(part):
-    """The command of a part, for what continues only after a success."""
+    """The command of a part, for makefiles and scripts that continue only after a success."""
     return _tolerant(command_line(part)) if part.verb.startswith("encode-") else command_line(part)
 
 

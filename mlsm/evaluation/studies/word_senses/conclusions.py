@@ -31,7 +31,8 @@ GROUPS = ("ALL", *TEST_SETS, "NOUN", "VERB", "ADJ", "ADV")
 def summarise_layers(layers: list[dict], right: list[np.ndarray]) -> dict:
     """The result's parts that compare layers.
 
-    layers    records of layer.json;  right  their bool (V, Q), the headline's row first
+    layers    records of layer.json;  right  whether each answer is right, bool (V, Q), with the headline variant's row
+              first
     """
     entries = [_entry(layer) for layer in layers]
     highest = max(entry["costs"]["encoding_microseconds"] for entry in entries)

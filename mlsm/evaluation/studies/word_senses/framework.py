@@ -43,7 +43,7 @@ class Instance(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """All words of a sentence in order, and those of them that are annotated."""
+    """A sentence: all of its words in order, and its annotated words."""
 
     words: list[str]
     instances: list[Instance]

@@ -5,10 +5,9 @@ A task's examples use some of a vocabulary's tokens; the rows of the others get 
 AdamW's two moments are smaller. Tokens keep their ids, and the row of an id is looked up here, because models do more
 with ids than read rows: RoBERTa counts positions from its padding id, which may be any.
 
-What differs from training all rows: those that are not there are not decayed. All other weights are computed from the
-same numbers, on a CPU in the same order.
-Not handled here: which tokens a task uses (trials.py), writing trained rows back into the whole table: no model is
-kept.
+The only difference from training all rows is that missing rows are not decayed. All other weights are computed from the
+same numbers, on a CPU in the same order. Not handled here: which tokens a task uses (trials.py), writing trained rows
+back into the whole table: no model is kept.
 
 Shapes: V tokens of the vocabulary, R rows.
 """
