@@ -8,6 +8,7 @@ from preloaded import run_command
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks import small_encoder
+from benchmarks.instead import cut_teacher
 from mlsm.recipes.reading import recipe_settings
 from student.config import StudentConfig
 
@@ -47,6 +48,18 @@ def test_its_export_makes_a_sentence_transformers_model(place):
         with torch.no_grad():
             states = encoder(**tokenizer(text, return_tensors="pt")).last_hidden_state
         assert torch.allclose(vector, states.mean(dim=1)[0], atol=1e-5)
+
+
+def test_a_student_begins_with_the_teachers_own_layers(place, teacher_directory, tmp_path):
+    """As benchmarks/instead.py says that one is made."""
+    (tmp_path / "cut").mkdir()
+    cut_teacher(teacher_directory, tmp_path / "cut")
+    first = ("--continue-from", tmp_path / "cut", "--epochs", 0.05, "--checkpoints", 0, 1)
+    made = json.loads(run(place, *SECOND, *first, "--run-dir", tmp_path / "from-teacher", "--json"))
+    begun = AutoModel.from_pretrained(tmp_path / "from-teacher/checkpoints/step-00000000").state_dict()
+    own = AutoModel.from_pretrained(tmp_path / "cut").state_dict()
+    assert all(torch.equal(begun[name], own[name]) for name in own if not name.startswith("pooler."))
+    assert made["objective"] == "regress" and made["export"].endswith("from-teacher/export")
 
 
 @pytest.mark.parametrize("objective", ["regress", "mlsm", "mlm"])
