@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from mlsm.evaluation import records  # noqa: E402
 from mlsm.evaluation.comparison.compare import WITHHELD  # noqa: E402
-from mlsm.evaluation.plots import new_figure, save_figure  # noqa: E402
+from mlsm.evaluation.plots import new_figure, save_figure, write_caption  # noqa: E402
 from mlsm.evaluation.studies.protocol.composite import compose  # noqa: E402
 from mlsm.evaluation.studies.protocol.description import Study, read_study  # noqa: E402
 
@@ -260,7 +260,7 @@ def contrasts_table(told: dict) -> str:
                 str(one["dictionaries"] or "–"),
                 number(one["difference"], 1, sign=True),
                 *(interval(one[kind]) for kind in ("paired", "unpaired")),
-                f"{p:.3f}" if one["role"] != "not planned" else "–",
+                p_value(p) if one["role"] != "not planned" else "–",
             ]
         )
     lines = [markdown(rows)]
@@ -280,10 +280,11 @@ def verdict(told: dict) -> str:
     paired, margin = one["paired"], one["equivalence"]
     decided = "excludes" if paired["low"] > 0 or paired["high"] < 0 else "includes"
     equivalent = "are" if margin["equivalent"] else "are not shown to be"
+    difference, p = number(one["difference"], 1, sign=True), p_value(paired["p"])
     return (
-        f"**`{first}` minus `{second}`: {number(one['difference'], 1, sign=True)} points of the composite** (95 %"
-        f" interval {interval(paired)}, p = {paired['p']:.2f}, {len(one['seeds'])} pairs). The interval {decided} zero;"
-        f" the two {equivalent} equivalent within {margin['margin']:g} points."
+        f"**`{first}` minus `{second}`: {difference} points of the composite** (95 % interval {interval(paired)},"
+        f" p {p}, {len(one['seeds'])} pairs). The interval {decided} zero; the two {equivalent} equivalent within"
+        f" {margin['margin']:g} points."
     )
 
 
@@ -312,6 +313,11 @@ def number(value: float | None, digits: int, sign: bool = False) -> str:
     return "–" if value is None else f"{value:{'+' if sign else ''}z,.{digits}f}".replace("-", "−")
 
 
+def p_value(p: float) -> str:
+    """A p-value with its relation."""
+    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
+
+
 def interval(of: dict) -> str:
     """The bounds of an interval."""
     return f"{number(of['low'], 1, sign=True)} to {number(of['high'], 1, sign=True)}"
@@ -336,16 +342,20 @@ def draw(told: dict, stem: Path) -> list[Path]:
         axes.plot([low, high], [place, place], color=colour, linewidth=2)
         axes.plot(one["difference"], place, "o", color=colour, fillstyle=fill)
         rows.append([one["label"], one["role"], len(one["seeds"]), one["difference"], low, high])
-    axes.set_yticks(range(len(contrasts)), [one["label"] for one in reversed(contrasts)])
-    axes.set_xlabel(f"points of the composite, 95 % intervals; grey: ±{margin:g} points; hollow: not planned")
+    axes.set_yticks(
+        range(len(contrasts)), [f"{one['label']} ({len(one['seeds'])} seeds)" for one in reversed(contrasts)]
+    )
+    axes.set_xlabel("points of the composite")
+    note = f"95 % intervals, paired by seed. Grey: the margin of equivalence, ±{margin:g} points. Hollow: not planned."
+    write_caption(figure, note)
     return save_figure(figure, stem, ("contrast", "role", "seeds", "difference", "low", "high"), rows[::-1], png=False)
 
 
 def figure_line(told: dict, link: str) -> str:
-    """The picture in a page, or why there is none."""
+    """The picture in a page; nothing while no planned contrast may be shown."""
     if any(one["role"] != "not planned" for one in told["contrasts"]):
         return f"![Differences of arms with their intervals]({link})"
-    return "The figure of all contrasts appears here when the first planned one may be shown."
+    return ""
 
 
 # -- pages -------------------------------------------------------------------------------------------------------
