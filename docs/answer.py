@@ -374,7 +374,7 @@ def blocks(told: dict, page: str) -> dict[str, str]:
 
 
 def make_page(text: str, made: dict[str, str]) -> str:
-    """The text of a page with what stands between its marks made anew. KeyError on a mark that is not known."""
+    """The text of a page with what stands between its marks made again. KeyError on a mark that is not known."""
     pattern = re.compile(r"(<!-- made by docs/answer\.py: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
     return pattern.sub(lambda mark: f"{mark[1]}{made[mark[2]]}\n{mark[3]}", text)
 

@@ -45,13 +45,13 @@ def cells(table):
 def test_a_page_says_what_the_records_say(page, told):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert "<!-- made by docs/answer.py: " in text
-    assert make_page(text, blocks(told, page)) == text, "write the tables anew:  python docs/answer.py"
+    assert make_page(text, blocks(told, page)) == text, "write the tables again:  python docs/answer.py"
 
 
 def test_the_figure_is_that_of_the_records(told, tmp_path):
     draw(told, tmp_path / "contrasts")
     for name in ("contrasts.csv", "contrasts.svg"):  # the drawing itself depends on the version of matplotlib
-        assert (tmp_path / name).is_file() == (SECOND / name).is_file(), "draw it anew:  python docs/answer.py"
+        assert (tmp_path / name).is_file() == (SECOND / name).is_file(), "draw it again:  python docs/answer.py"
     if (SECOND / "contrasts.csv").is_file():
         made, committed = ((place / "contrasts.csv").read_text() for place in (tmp_path, SECOND))
         assert made == committed
