@@ -20,7 +20,8 @@ from mlsm.evaluation.inspection.pages import text_of
 from student.objectives import OBJECTIVES
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.ipynb")])
+KINDS = ("*.md", "studies/*.md", "tutorials/*.ipynb")
+PAGES = sorted([ROOT / "README.md", *(page for kind in KINDS for page in (ROOT / "docs").glob(kind))])
 TABLES = ("objectives.md", "commands.md")
 ROOMS = {"pipeline", "shards", "student"}
 
