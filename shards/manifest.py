@@ -34,7 +34,7 @@ from mlsm.common.json_checks import (
     parse_json,
 )
 from mlsm.common.paths import utf8
-from shards.schema import BLOCK_TOKENS, FORMAT_VERSION, MAX_OCTAVES
+from shards.schema import BLOCK_TOKENS, FORMAT_VERSION, KINDS, MAX_OCTAVES
 
 MAX_WIDTH = 1 << 24  # of a vocabulary, or LSPs: ten times the largest that there are; arrays are made of this size
 MOST_WIDTH = 1 << 16  # of a hidden state: a row of a block, for which readers make arrays
@@ -100,7 +100,7 @@ class _Hidden(TypedDict):
 
 
 class _Settings(TypedDict, total=False):
-    kind: one_of("ids", "lsp", "logits", "hidden")  # type: ignore[valid-type]
+    kind: one_of(*KINDS)  # type: ignore[valid-type]
     format: Count
     windowing: _Windowing
     teacher: str

@@ -168,13 +168,13 @@ def open_files(path: str | PathLike[str], remote: "Remote | None" = None) -> Sto
     return RemoteFiles(path, remote)
 
 
-def finished_stores(root: str | Path, kinds: Sequence[str] = ("lsp", "ids", "logits", "hidden")) -> list[Path]:
+def finished_stores(root: str | Path, kinds: Sequence[str] = ()) -> list[Path]:
     """Paths of the finished stores under `root`, the one first whose text was encoded last.
 
     What counts is when its plan was published. Stores that were derived from others come last, since they add no text:
     making one does not change which store the next command takes.
 
-    kinds   pass over stores that hold anything else
+    kinds   pass over stores that hold anything else; none: pass over nothing
     Raises  StoreError when the only ones are unfinished or damaged, naming one; RequestError when there are none at all
     """
     newest: dict[Path, tuple[bool, int]] = {}
@@ -182,7 +182,7 @@ def finished_stores(root: str | Path, kinds: Sequence[str] = ("lsp", "ids", "log
     for plan in Path(root).glob("*/plans/*.json"):
         try:
             store = Store.open(plan)
-            if store.kind in kinds:
+            if not kinds or store.kind in kinds:
                 rank = "derived_from" not in store.settings, plan.stat().st_mtime_ns
                 newest[plan.parent.parent] = max(rank, newest.get(plan.parent.parent, rank))
         except (StoreError, ShardError, OSError) as error:  # one bad store hides no other
@@ -190,10 +190,10 @@ def finished_stores(root: str | Path, kinds: Sequence[str] = ("lsp", "ids", "log
     if not newest and unusable is not None:
         raise StoreError(str(unusable))
     if not newest:
-        wanted = " or ".join(kinds)
+        wanted = f" of {' or '.join(kinds)}" if kinds else ""
         raise RequestError(
-            f"no finished store of {wanted} under {root}. Name one that lies elsewhere, or make one:"
-            f"  {program()} encode-{kinds[0]}"
+            f"no finished store{wanted} under {root}. Name one that is elsewhere, or make one:"
+            f"  {program()} encode-{kinds[0] if kinds else 'lsp'}"
         )
     return sorted(newest, key=lambda path: (newest[path], path), reverse=True)
 

@@ -57,6 +57,7 @@ from mlsm.common.invocation import program
 from mlsm.common.text import shell_quote
 
 FORMAT_VERSION = 1
+KINDS = ("ids", "lsp", "logits", "hidden")  # of stores, the plainest first: `encode-<kind>` makes one
 BLOCK_TOKENS = 65_536
 MAX_ENTRIES = 255  # entries of one token: nnz is one byte
 LSP_OCTAVES = 12  # the weights of real codes span far less; 8 bits then cost 3e-5 nats
@@ -76,7 +77,7 @@ def repair_hint(store: object) -> str:
 
 
 def kind_of(target: Mapping) -> str:
-    """What a store holds, from its target: "ids", "lsp", "logits" or "hidden". `encode-<kind>` makes it."""
+    """What a store holds, from its target: one of KINDS."""
     return target["settings"].get("kind", "lsp" if target["k"] else "ids")
 
 

@@ -27,6 +27,7 @@ else:
 # at e^-104, and does not tell e^-1e-8 from 1.
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-4, 1e9
 
+MaskUnit = Literal["token", "word", "span"]  # what each of them is: masks/masking.py
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 TRACKERS: tuple[str, ...] = get_args(TrackerName)
 
@@ -206,7 +207,7 @@ class StudentConfig:
     mask_update_steps: int = 200
     """With --mask-weights adaptive: optimiser steps between two updates of the weights."""
 
-    mask_unit: Literal["token", "word", "span"] = "token"
+    mask_unit: MaskUnit = "token"
     """What is masked together: `token` nothing, `word` the tokens of a word, `span` neighbours (SpanBERT's geometric
     lengths)."""
 
@@ -497,7 +498,7 @@ class ProbeConfig(StudentConfig):
     mask_weights: str | tuple[str, ...] | None = field(init=False, default=None)
     mask_weight_steps: tuple[float, ...] = field(init=False, default=(0.5,))
     mask_update_steps: int = field(init=False, default=200)
-    mask_unit: Literal["token", "word", "span"] = field(init=False, default="token")
+    mask_unit: MaskUnit = field(init=False, default="token")
     corruption: Literal["mask", "80-10-10"] = field(init=False, default="mask")
     short_windows: int | None = field(init=False, default=None)
     short_share: float = field(init=False, default=0.9)

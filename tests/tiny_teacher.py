@@ -1,19 +1,27 @@
-"""A tiny random BERT with a real WordPiece tokenizer, and English text from the standard library."""
+"""A tiny random BERT with a real WordPiece tokenizer, English text from the standard library, random atoms."""
 
 import ast
 import sysconfig
 from pathlib import Path
 
+import numpy as np
+
+from pipeline.config import EncodeConfig
 from pipeline.corpus import TextFile
+from pipeline.dictionary import Dictionary
 from pipeline.tokenizer import train_tokenizer
 
 
 def standard_text(directory, documents=2000):
     """A text file with docstrings of a few standard modules, a document each."""
     standard = Path(sysconfig.get_path("stdlib"))
-    texts = dict.fromkeys(t for path in sorted(standard.glob("*.py")) for t in docstrings_of(path))
+    texts: dict[str, None] = {}
+    for text in (text for path in sorted(standard.glob("*.py")) for text in docstrings_of(path)):
+        if len(texts) == documents:
+            break
+        texts[text] = None
     path = Path(directory) / "text.txt"
-    path.write_text("\n\n".join(list(texts)[:documents]) + "\n", encoding="utf-8")
+    path.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
     return path
 
 
@@ -51,3 +59,17 @@ def tiny_teacher(directory, text, *, layers=3, width=32, vocab_size=600, seed=0)
         torch.manual_seed(seed)
         BertForMaskedLM(config).save_pretrained(directory)
     return directory
+
+
+def random_dictionary(k=48, width=32):
+    """A dictionary of k random atoms of unit length; they fit the tiny teacher."""
+    atoms_Kd = np.random.default_rng(0).normal(size=(k, width)).astype(np.float32)
+    return Dictionary(atoms_Kd / np.linalg.norm(atoms_Kd, axis=1, keepdims=True), [], "test", {})
+
+
+def lsp_settings(directory, teacher, text, output, *, atoms=48, **settings):
+    """Settings of encode-lsp with a dictionary of so many random atoms, which is saved in the directory."""
+    random_dictionary(atoms).save(Path(directory) / "dictionary")
+    usual = {"layer": (2,), "lam": 0.1, "top_n": 8, "max_length": 32, "batch_tokens": 2048, "device": "cpu"}
+    paths = {"teacher": str(teacher), "corpus": (str(text),), "dictionary": Path(directory) / "dictionary"}
+    return EncodeConfig(**usual | paths | settings, output=output)

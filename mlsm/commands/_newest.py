@@ -30,7 +30,7 @@ def choose_newest(command: Command, settings: Any) -> tuple[Any, str | None]:
 
 def stores(settings: object) -> list[Path]:
     """List the finished stores of any kind."""
-    return _stores("lsp", "ids", "logits", "hidden")
+    return _stores()
 
 
 def lsp_stores(settings: object) -> list[Path]:

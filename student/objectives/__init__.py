@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from shards.schema import KINDS
+
 if TYPE_CHECKING:
     from student.objectives.base import Objective
 
@@ -56,7 +58,6 @@ class Facts:
         return self.load()(*args, **settings)
 
 
-_ANY = ("ids", "lsp", "logits", "hidden")
 _ALL = (
     Facts(
         name="mlsm",
@@ -69,7 +70,7 @@ _ALL = (
         temperable=True,
         several_stores=True,
     ),
-    Facts(name="mlm", cls="Mlm", target="its identity", label="MLM", kinds=_ANY, vocabulary=True, words=True),
+    Facts(name="mlm", cls="Mlm", target="its identity", label="MLM", kinds=KINDS, vocabulary=True, words=True),
     Facts(
         name="kd",
         cls="Kd",
@@ -118,7 +119,7 @@ _ALL = (
         cls="Supersense",
         target="its lexicographer files in WordNet (no teacher)",
         label="supersenses",
-        kinds=_ANY,
+        kinds=KINDS,
         wordnet=True,
     ),
     Facts(

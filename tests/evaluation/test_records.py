@@ -142,7 +142,7 @@ def run(tmp_path_factory):
         max_steps=8,
         batch_windows=12,
         micro_batch=4,
-        eval_windows=20,
+        eval_windows=8,
         device="cpu",
         run_dir=directory / "mlsm-tiny",
     )

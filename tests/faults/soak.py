@@ -25,17 +25,15 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 
-import numpy as np
 import torch  # noqa: F401  (imported once, for all the children)
 import transformers.models.bert.modeling_bert  # noqa: F401
 from faulty_disk import forked
-from tiny_teacher import standard_text, tiny_teacher
+from tiny_teacher import random_dictionary, standard_text, tiny_teacher
 
 from mlsm.common.disk import file_sha256
 from pipeline import teacher  # noqa: F401
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
-from pipeline.dictionary import Dictionary
 from pipeline.encode import LAYOUTS
 from shards.files import StoreFiles
 
@@ -72,8 +70,7 @@ def prepare(directory):
     directory.mkdir()
     text = standard_text(directory)
     tiny_teacher(directory, text)
-    atoms = np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32)
-    Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), [], "test", {}).save(directory / "dictionary")
+    random_dictionary().save(directory / "dictionary")
     encode(directory, directory / "runs")
 
 

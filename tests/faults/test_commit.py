@@ -30,6 +30,16 @@ from shards.writer import UnitWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"format": FORMAT_VERSION, "kind": "lsp"}
+TARGET = {
+    "target": fingerprint(SETTINGS),
+    "settings": SETTINGS,
+    "lineage": {},
+    "k": 300,
+    "vocab_size": 1000,
+    "max_length": 32,
+    "weight_octaves": LSP_OCTAVES,
+    "special_ids": SPECIAL,
+}
 
 
 @cache
@@ -42,22 +52,12 @@ def blocks():
 def write(path):
     """A store of two units; those that are finished are left alone."""
     files = StoreFiles(path)
-    target = {
-        "target": fingerprint(SETTINGS),
-        "settings": SETTINGS,
-        "lineage": {},
-        "k": 300,
-        "vocab_size": 1000,
-        "max_length": 32,
-        "weight_octaves": LSP_OCTAVES,
-        "special_ids": SPECIAL,
-    }
-    files.create(target)
+    files.create(TARGET)
     units = [PlannedUnit(f"unit{n}", split, "test", n, n + 1) for n, split in enumerate(("train", "held_out"))]
     plan = Plan({"max_length": 32}, tuple(units))
     files.publish_plan(plan)
     for unit in files.missing_units(plan):
-        with UnitWriter(files, ShardMeta(target["target"], unit.id, 300, 1000, 32)) as writer:
+        with UnitWriter(files, ShardMeta(TARGET["target"], unit.id, 300, 1000, 32)) as writer:
             for block in blocks()[unit.start]:
                 writer.write_block(**block)
 

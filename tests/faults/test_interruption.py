@@ -1,5 +1,6 @@
 """SIGTERM, SIGHUP, Ctrl-C in real processes: out within seconds, own exit code, finished work kept, nothing left."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from preloaded import Preloaded, Python
+from preloaded import Preloaded, Python, run_python
 from test_commit import temporaries, visible_units_are_whole
 
 pytestmark = [
@@ -57,8 +58,8 @@ def interrupted(
     return said
 
 
-def finish(flags, process=Preloaded):
-    process = start(flags, process=process)
+def finish(flags):
+    process = start(flags)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
 
@@ -71,16 +72,34 @@ def shards(output):
 def flags(english_text, teacher_directory):
     return [
         *("encode-lsp", "--teacher", teacher_directory, "--layer", 2, "--corpus", english_text, "--k", 96),
-        *("--lam", 0.1, "--top-n", 8, "--max-length", 32, "--dictionary-tokens", 20_000, "--unit-tokens", 15_000),
-        *("--batch-tokens", 2048, "--device", "cpu", "--dictionary-epochs", 8),
+        *("--lam", 0.1, "--top-n", 8, "--max-length", 32, "--dictionary-tokens", 20_000, "--unit-tokens", 10_000),
+        *("--batch-tokens", 2048, "--device", "cpu", "--dictionary-epochs", 8, "--max-tokens", 150_000),
     ]
 
 
 @pytest.fixture(scope="module")
-def whole(flags, tmp_path_factory):
-    """An unbroken run, whose hashes of strings are not those of the others."""
+def hidden_flags(flags):
+    left_out = {"--k", "--lam", "--top-n", "--dictionary-epochs", "--dictionary-tokens"}
+    pairs = [pair for pair in zip(flags[1::2], flags[2::2], strict=True) if pair[0] not in left_out]
+    command = ["encode-hidden", *(word for pair in pairs for word in pair), "--quantise", "pq", "--bytes", 16]
+    return [*command, "--dictionary-tokens", 8_000]
+
+
+RUN_ALL = """
+import json, sys
+from mlsm.__main__ import run
+
+sys.exit(max(run(words) for words in json.loads(sys.argv[1])))
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(flags, hidden_flags, tmp_path_factory):
+    """Unbroken runs of both commands, in a process whose hashes of strings are not those of the others."""
     output = tmp_path_factory.mktemp("whole")
-    finish([*flags, "--output", output], Python)
+    commands = [[*flags, "--output", output], [*hidden_flags, "--output", output / "hidden"]]
+    run = run_python(["-c", RUN_ALL, json.dumps([[*map(str, words)] for words in commands])], Python)
+    assert run.returncode == 0, run.stderr
     return output
 
 
@@ -125,24 +144,19 @@ def test_while_the_dictionary_is_learned(flags, whole, tmp_path):
     assert shards(tmp_path) == shards(whole) and not list(sampling.glob(".*"))
 
 
-def test_while_a_codebook_is_learned_and_hidden_states_are_encoded(flags, tmp_path):
-    left_out = {"--k", "--lam", "--top-n", "--dictionary-epochs", "--dictionary-tokens"}
-    pairs = [pair for pair in zip(flags[1::2], flags[2::2], strict=True) if pair[0] not in left_out]
-    command = ["encode-hidden", *(word for pair in pairs for word in pair), "--quantise", "pq", "--bytes", 16]
-    command += ["--dictionary-tokens", 8_000]
-    finish([*command, "--output", tmp_path / "whole"], Python)
-    output = tmp_path / "again"
-    command += ["--output", output]
+def test_while_a_codebook_is_learned_and_hidden_states_are_encoded(hidden_flags, whole, tmp_path):
+    unbroken, output = shards(whole / "hidden"), tmp_path
+    command = [*hidden_flags, "--output", output]
     interrupted(command, lambda: list(output.glob("codebooks/.*.learning/*sample.npy*")), signal.SIGTERM)
     assert not temporaries(output)
     for number, layout in ((signal.SIGINT, "cuda"), (signal.SIGHUP, "cpu")):
         seen = len(shards(output))
         ready = lambda seen=seen: len(list(output.glob("stores/*/units/*.json"))) > seen  # noqa: E731
         interrupted(command, ready, number, MLSM_TEST_LAYOUT=layout)
-        assert not temporaries(output) and shards(output).items() <= shards(tmp_path / "whole").items()
+        assert not temporaries(output) and shards(output).items() <= unbroken.items()
         assert visible_units_are_whole(next(output.glob("stores/*"))) == len(shards(output)) > seen
     finish(command)
-    assert shards(output) == shards(tmp_path / "whole") and not list(output.glob("codebooks/.*"))
+    assert shards(output) == unbroken and not list(output.glob("codebooks/.*"))
 
 
 def test_before_any_work(flags, tmp_path):

@@ -12,12 +12,12 @@ import pytest
 import torch
 from preloaded import run_command, run_python
 from stored import shards
+from tiny_teacher import lsp_settings
 
 from mlsm.common.errors import EncodeError
 from pipeline import stores
 from pipeline.commands import encode_ids, encode_lsp
-from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
-from pipeline.dictionary import Dictionary
+from pipeline.config import EncodeIdsConfig, LearnConfig
 from pipeline.encode import LAYOUTS
 from pipeline.learn import learn_dictionary
 from pipeline.targets import lsp
@@ -40,21 +40,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, english_text, teacher_directory):
     directory = tmp_path_factory.mktemp("quarantine")
-    atoms = np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32)
-    Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), [], "test", {}).save(directory / "dictionary")
-    return EncodeConfig(
-        teacher=str(teacher_directory),
-        layer=(2,),
-        corpus=(str(english_text),),
-        dictionary=directory / "dictionary",
-        lam=0.1,
-        top_n=8,
-        max_length=32,
-        max_tokens=30_000,
-        unit_tokens=8_000,
-        batch_tokens=2048,
-        device="cpu",
-        output=directory / "clean",
+    return lsp_settings(
+        directory, teacher_directory, english_text, directory / "clean", max_tokens=30_000, unit_tokens=8_000
     )
 
 

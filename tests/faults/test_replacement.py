@@ -6,14 +6,15 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from faulty_disk import killed_at, raising_at, recorded
-from make_store import SPECIAL, random_block
+from make_store import random_block
+from test_commit import TARGET
 
 from mlsm.common import disk
 from mlsm.common.disk import file_sha256
 from shards import writer
 from shards.files import StoreFiles
-from shards.manifest import Plan, PlannedUnit, fingerprint
-from shards.schema import FORMAT_VERSION, LSP_OCTAVES, ShardMeta
+from shards.manifest import Plan, PlannedUnit
+from shards.schema import ShardMeta
 from shards.verify import verify
 from shards.writer import UnitWriter
 
@@ -24,7 +25,6 @@ pytestmark = pytest.mark.promise(
     cases="2 × every call; 16",
 )
 
-SETTINGS = {"format": FORMAT_VERSION, "kind": "lsp"}
 BLOCK = random_block(np.random.default_rng(9), windows=9, max_length=32, vocab_size=1000, k=300)
 
 
@@ -36,7 +36,7 @@ def write(files, failing, retry=True):
     block["nnz"] = np.where(np.arange(len(BLOCK["nnz"])) < first, 0, BLOCK["nnz"])
     block["tail"] = np.where(block["nnz"] > 0, BLOCK["tail"], 0)
     block |= {name: BLOCK[name][dropped:] for name in ("indices", "weights")}
-    with UnitWriter(files, ShardMeta(fingerprint(SETTINGS), "unit", 300, 1000, 32), retry=retry) as unit:
+    with UnitWriter(files, ShardMeta(TARGET["target"], "unit", 300, 1000, 32), retry=retry) as unit:
         unit.write_block(**block)
         if failing:
             windows = list(range(failing))
@@ -48,18 +48,7 @@ def write(files, failing, retry=True):
 def new_store(tmp_path):
     def make(name):
         files = StoreFiles(tmp_path / name)
-        files.create(
-            {
-                "target": fingerprint(SETTINGS),
-                "settings": SETTINGS,
-                "lineage": {},
-                "k": 300,
-                "vocab_size": 1000,
-                "max_length": 32,
-                "weight_octaves": LSP_OCTAVES,
-                "special_ids": SPECIAL,
-            }
-        )
+        files.create(TARGET)
         files.publish_plan(Plan({"max_length": 32}, (PlannedUnit("unit", "train", "test", 0, 1),)))
         return files
 

@@ -18,11 +18,12 @@ from preloaded import run_command
 from stored import shards
 from test_commit import temporaries
 from test_interruption import start
+from tiny_teacher import lsp_settings
 
 from mlsm.common.errors import CorpusError, StoreError
 from pipeline import encode as encoding
 from pipeline.commands import encode_ids, encode_lsp
-from pipeline.config import EncodeConfig, EncodeIdsConfig
+from pipeline.config import EncodeIdsConfig
 from pipeline.dictionary import Dictionary
 from shards.reader import Store
 from shards.writer import UnitWriter
@@ -41,21 +42,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, english_text, teacher_directory):
     directory = tmp_path_factory.mktemp("stage-a")
-    atoms = np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32)
-    Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), [], "test", {}).save(directory / "dictionary")
-    return EncodeConfig(
-        teacher=str(teacher_directory),
-        layer=(2,),
-        corpus=(str(english_text),),
-        dictionary=directory / "dictionary",
-        lam=0.1,
-        top_n=8,
-        max_length=32,
-        max_tokens=40_000,
-        unit_tokens=5_000,
-        batch_tokens=2048,
-        device="cpu",
-        output=directory / "whole",
+    return lsp_settings(
+        directory, teacher_directory, english_text, directory / "whole", max_tokens=40_000, unit_tokens=5_000
     )
 
 

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from distributed import Client
 from hypothesis import given
@@ -23,13 +22,12 @@ from preloaded import Preloaded
 from test_commit import temporaries, visible_units_are_whole
 from test_interruption import CODES, SECONDS_TO_EXIT, start
 from test_quarantine import plant, rows_of, shards
+from tiny_teacher import lsp_settings
 
 from mlsm.common.errors import EncodeError
 from mlsm.common.progress import silent
 from pipeline.commands import encode_lsp
-from pipeline.config import EncodeConfig
 from pipeline.dask_workers import event_loop, local_cluster, quiet
-from pipeline.dictionary import Dictionary
 from pipeline.failures import REASON, find_killers
 from pipeline.stores import QUARANTINE_SHARE
 from shards.reader import Store
@@ -59,21 +57,14 @@ def client(forked_workers):
 def alone(tmp_path_factory, english_text, teacher_directory):
     """Settings of a single process."""
     directory = tmp_path_factory.mktemp("workers")
-    atoms = np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32)
-    Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), [], "test", {}).save(directory / "dictionary")
-    return EncodeConfig(
-        teacher=str(teacher_directory),
-        layer=(2,),
-        corpus=(str(english_text),),
-        dictionary=directory / "dictionary",
-        lam=0.1,
-        top_n=8,
-        max_length=32,
+    return lsp_settings(
+        directory,
+        teacher_directory,
+        english_text,
+        directory / "one",
         max_tokens=20_000,
         unit_tokens=3_000,
         batch_tokens=1024,
-        device="cpu",
-        output=directory / "one",
     )
 
 

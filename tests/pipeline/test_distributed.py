@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numba
-import numpy as np
 import pytest
 import torch
 from distributed import Client, LocalCluster, process
@@ -23,6 +22,7 @@ from distributed.comm import CommClosedError
 from minilm import minilm_dir
 from preloaded import ROOT
 from threadpoolctl import threadpool_limits
+from tiny_teacher import random_dictionary
 
 import pipeline.teacher.cut
 from mlsm.common.errors import CorpusError, EncodeError
@@ -215,8 +215,7 @@ def test_gpus_are_given_in_turn(monkeypatch):
 
 def test_bytes_do_not_depend_on_the_number_of_threads(english_text, tmp_path, monkeypatch):
     """Of a teacher wide enough that its work is divided among threads; on this CPU, with these libraries."""
-    atoms = np.random.default_rng(0).normal(size=(768, 384)).astype(np.float32)
-    Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), [], "test", {}).save(tmp_path / "dictionary")
+    random_dictionary(768, 384).save(tmp_path / "dictionary")
     given = EncodeConfig(
         teacher=str(minilm_dir()),
         layer=2,

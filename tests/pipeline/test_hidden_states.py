@@ -20,6 +20,7 @@ import yaml
 from http_store import serving
 from preloaded import run_command, run_python
 from stored import shards
+from tiny_teacher import random_dictionary
 from transformers import AutoModel
 
 from mlsm.common.errors import EncodeError, RequestError, RunError, StoreError
@@ -81,8 +82,7 @@ def pq(place):
 @pytest.fixture(scope="module")
 def dictionary(place):
     directory = place.output.parent / "dictionary"
-    atoms = np.random.default_rng(0).normal(size=(K, 32)).astype(np.float32)
-    Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), [], "test", {}).save(directory)
+    random_dictionary(K).save(directory)
     return directory
 
 

@@ -43,13 +43,14 @@ STEMS = [
     "2e5a50f8f539aaea57096d730eedcc17",
     "89b35db69c9e2729bdf7759e41ef073b",
 ]
+FEW = {"max_tokens": 300, "batch_tokens": 256}  # which name no store, only its plan or nothing
 NAMES = [
     (encode_ids, {}, "ids-L32-b7410077aa66"),
     (encode_ids, {"packing": "pairs"}, "ids-L32-d34beac0844c"),
     (encode_ids, {"held_out_by": "file", "max_tokens": 2000}, "ids-L32-659739a23047"),
-    (encode_logits, {"top_n": 8}, "logits-bundled-440c2bd9de98"),
-    (encode_logits, {"top_n": 8, "masked": True}, "logits-bundled-masked-a91e74040a5e"),
-    (encode_logits, {"top_n": "all", "documents_apart": True}, "logits-bundled-41d4c61e22d3"),
+    (encode_logits, {"top_n": 8} | FEW, "logits-bundled-440c2bd9de98"),
+    (encode_logits, {"top_n": 8, "masked": True} | FEW, "logits-bundled-masked-a91e74040a5e"),
+    (encode_logits, {"top_n": "all", "documents_apart": True} | FEW, "logits-bundled-41d4c61e22d3"),
     (encode_hidden, {"layer": 1}, "hidden-bundled-l1-1d46b11640b8"),
     (encode_hidden, {"layer": 1, "dtype": "bfloat16"}, "hidden-bundled-l1-5922b51e9b7a"),
     (

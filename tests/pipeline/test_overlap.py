@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 from stored import shards
+from tiny_teacher import lsp_settings
 
 from mlsm.common.errors import CorpusError, EncodeError, ShardError, TeacherError
 from pipeline import commands as encoding
 from pipeline import encode as coding
 from pipeline.batch import centred_rows, hidden_rows, make_batch
 from pipeline.commands import encode_lsp
-from pipeline.config import EncodeConfig
 from pipeline.corpus import Window
 from pipeline.dictionary import Dictionary
 from pipeline.encode import LAYOUTS, Coder
@@ -44,22 +44,14 @@ TIGHT = dict.fromkeys(LAYOUTS["cpu"], 1)
 def place(tmp_path_factory, english_text, teacher_directory):
     """Settings with a random dictionary: seven units or so, of four batches."""
     directory = tmp_path_factory.mktemp("overlap")
-    atoms = np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32)
-    atoms /= np.linalg.norm(atoms, axis=1, keepdims=True)
-    Dictionary(atoms, [], "test", {}).save(directory / "dictionary")
-    return EncodeConfig(
-        teacher=str(teacher_directory),
-        layer=(2,),
-        corpus=(str(english_text),),
-        dictionary=directory / "dictionary",
-        lam=0.1,
-        top_n=8,
-        max_length=32,
+    return lsp_settings(
+        directory,
+        teacher_directory,
+        english_text,
+        directory / "alone",
         max_tokens=30_000,
         unit_tokens=4_000,
         batch_tokens=32 * WINDOWS,
-        device="cpu",
-        output=directory / "alone",
     )
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from planted import planted as vectors
 from preloaded import SUBPROCESS
+from tiny_teacher import lsp_settings
 
 from mlsm.common import proofs
 from pipeline.commands import encode_lsp
-from pipeline.config import EncodeConfig
-from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule, learn_dictionary, learning
+from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary, learning
 from pipeline.dictionary import checkpoint as learning_checkpoint
 from pipeline.solvers import proof
 from shards.reader import Store
@@ -45,21 +45,17 @@ def prove(monkeypatch, tmp_path):
 
 @pytest.fixture
 def place(tmp_path, english_text, teacher_directory):
-    atoms = np.random.default_rng(0).normal(size=(60, 32)).astype(np.float32)
-    Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), [], "test", {}).save(tmp_path / "dictionary")
-    return EncodeConfig(
-        teacher=str(teacher_directory),
-        layer=(2,),
-        corpus=(str(english_text),),
-        dictionary=tmp_path / "dictionary",
+    return lsp_settings(
+        tmp_path,
+        teacher_directory,
+        english_text,
+        tmp_path / "runs",
+        atoms=60,
         k=60,
-        lam=0.1,
         max_length=48,
         max_tokens=3_000,
         unit_tokens=1_000,
         batch_tokens=1024,
-        device="cpu",
-        output=tmp_path / "runs",
     )
 
 

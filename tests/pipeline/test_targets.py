@@ -15,6 +15,7 @@ from planted import unit_rows
 from solvers.test_fista import numpy_fista
 from stored import shards
 from tiny_families import tiny_model
+from tiny_teacher import lsp_settings
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from mlsm.commands.show_shards import show as view
@@ -50,22 +51,18 @@ COMMON = ("teacher", "corpus", "max_length", "max_tokens", "unit_tokens", "batch
 def place(tmp_path_factory, english_text, teacher_directory):
     """Settings with a dictionary of 300 random atoms."""
     directory = tmp_path_factory.mktemp("targets")
-    atoms = np.random.default_rng(0).normal(size=(300, 32)).astype(np.float32)
-    Dictionary(atoms / np.linalg.norm(atoms, axis=1, keepdims=True), [], "test", {}).save(directory / "dictionary")
-    return EncodeConfig(
-        teacher=str(teacher_directory),
-        layer=(2,),
-        corpus=(str(english_text),),
-        dictionary=directory / "dictionary",
+    return lsp_settings(
+        directory,
+        teacher_directory,
+        english_text,
+        directory / "runs",
+        atoms=300,
         k=300,
-        lam=0.1,
         top_n="all",
         max_length=48,
         max_tokens=4_000,
         unit_tokens=2_000,
         batch_tokens=1024,
-        device="cpu",
-        output=directory / "runs",
     )
 
 

@@ -143,7 +143,7 @@ def settings(tmp_path):
         "micro_batch": 4,
         "lr": 1e-3,
         "seed": 1,
-        "eval_windows": 20,
+        "eval_windows": 8,
         "save_every": 3,
         "eval_every": 0,
         "device": "cpu",

@@ -26,7 +26,7 @@ from student.train import train
 def settings(tmp_path):
     common = {"encoder": "bert-1x32", "dropout": 0.1, "batch_windows": 40, "micro_batch": 15, "lr": 1e-2, "seed": 1}
     adaptive = {"mask_weights": "adaptive", "mask_update_steps": 3, "mask_rate": 0.3, "max_steps": 10}
-    return common | adaptive | {"save_every": 2, "eval_windows": 20, "run_dir": tmp_path / "run"}
+    return common | adaptive | {"save_every": 2, "eval_windows": 8, "run_dir": tmp_path / "run"}
 
 
 def micro_batch(store, objective, step=0):

@@ -41,7 +41,7 @@ def begun(ids_store, tmp_path_factory):
         batch_windows=12,
         micro_batch=4,
         seed=1,
-        eval_windows=20,
+        eval_windows=8,
         save_every=2,
         eval_every=0,
         device="cpu",

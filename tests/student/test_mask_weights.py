@@ -32,7 +32,7 @@ from student.train import train
 @pytest.fixture
 def settings(tmp_path):
     common = {"encoder": "bert-2x32", "dropout": 0.1, "max_steps": 8, "batch_windows": 12, "micro_batch": 5, "seed": 1}
-    return common | {"lr": 1e-3, "mask_rate": 0.3, "save_every": 2, "eval_windows": 20, "run_dir": tmp_path / "run"}
+    return common | {"lr": 1e-3, "mask_rate": 0.3, "save_every": 2, "eval_windows": 8, "run_dir": tmp_path / "run"}
 
 
 def sentences(store):

@@ -32,7 +32,7 @@ SETTINGS = {
     "micro_batch": 3,
     "lr": 1e-3,
     "seed": 1,
-    "eval_windows": 20,
+    "eval_windows": 8,
     "save_every": 3,
     "eval_every": 4,
     "device": "cpu",

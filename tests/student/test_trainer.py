@@ -1,3 +1,4 @@
+import functools
 import json
 import os
 import signal
@@ -35,6 +36,36 @@ def curve(run):
 
 def weights(run):
     return load_file(run / "export" / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """Function of a store, an objective and the settings of all tests: the directory of their run, trained once."""
+    runs = {}
+
+    def run(store, objective, settings, checkpoints=StudentConfig.checkpoints):
+        which = objective, checkpoints
+        if which not in runs:
+            runs[which] = tmp_path_factory.mktemp("unbroken") / "run"
+            own = {"checkpoints": checkpoints, "run_dir": runs[which]}
+            train(StudentConfig(store=store.path, objective=objective, **settings | own))
+        return runs[which]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def course(store_for, needed_by, tmp_path_factory):
+    """Objective -> the result of a run that is long enough to learn, trained once."""
+    size = {"encoder": "bert-1x64", "dropout": 0.0, "batch_windows": 24, "micro_batch": 24, "seed": 1, "device": "cpu"}
+    steps = {"max_steps": 120, "lr": 5e-3, "mask_rate": 0.3, "save_every": 0, "eval_every": 0, "eval_windows": 20}
+
+    @functools.cache
+    def run(objective):
+        paired = {"store": store_for(objective).path, "objective": objective} | needed_by(objective)
+        return train(StudentConfig(**size | steps | paired | {"run_dir": tmp_path_factory.mktemp("course") / "run"}))
+
+    return run
 
 
 def assert_same_run(one, other):
@@ -80,7 +111,7 @@ def test_the_log_tells_what_happened(ids_store, settings):
     )
 
 
-def test_the_untrained_student_is_a_checkpoint_like_any_other(lsp_store, settings, tmp_path):
+def test_the_untrained_student_is_a_checkpoint_like_any_other(lsp_store, settings, unbroken):
     config = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (0, 1)})
     train(config)
     (floor,) = directories((str(config.run_dir),), step="0")
@@ -92,22 +123,19 @@ def test_the_untrained_student_is_a_checkpoint_like_any_other(lsp_store, setting
         known["flops"] == {"pretraining": 0, "teacher": 0}
         and known["identity"] == lineage(config.run_dir / "export")["identity"]
     )
-    usual = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (1,), "run_dir": tmp_path / "without"})
-    train(usual)
-    assert_same_run(config.run_dir, usual.run_dir)
+    assert_same_run(config.run_dir, unbroken(lsp_store, "mlsm", settings, checkpoints=(1,)))
 
 
-def test_a_run_goes_on_from_the_untrained_student(lsp_store, settings, tmp_path, monkeypatch):
-    usual = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (1,)})
-    train(usual)
-    config = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (0, 1), "run_dir": tmp_path / "killed"})
+def test_a_run_goes_on_from_the_untrained_student(lsp_store, settings, unbroken, monkeypatch):
+    usual = unbroken(lsp_store, "mlsm", settings, checkpoints=(1,))
+    config = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (0, 1)})
     monkeypatch.setattr(student.train.Stepper, "update", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
     with pytest.raises(OSError, match="power cut"):
         train(config)
     monkeypatch.undo()
     assert [path.name for path in (config.run_dir / "checkpoints").iterdir()] == ["step-00000000"]
     train(config)
-    assert_same_run(config.run_dir, usual.run_dir)
+    assert_same_run(config.run_dir, usual)
 
 
 def test_a_finished_run_is_reported_and_not_repeated(ids_store, settings, monkeypatch):
@@ -117,37 +145,28 @@ def test_a_finished_run_is_reported_and_not_repeated(ids_store, settings, monkey
     assert train(config) == first | {"already_finished": True}
 
 
-def test_batches_masks_and_encoder_are_the_same_for_every_objective(store_for, needed_by, settings, tmp_path):
+def test_batches_masks_and_encoder_are_the_same_for_every_objective(course):
     batches, encoders = set(), set()
     for objective in OBJECTIVES:
-        paths = {"store": store_for(objective).path, "run_dir": tmp_path / objective}
-        whole = {"micro_batch": settings["batch_windows"], "save_every": 0}
-        train(
-            StudentConfig(**settings | paths | whole | needed_by(objective) | {"objective": objective, "max_steps": 14})
-        )
-        batches.add(tuple(line["batch"] for line in log_of(tmp_path / objective).values()))
-        start = json.loads((tmp_path / objective / "log.jsonl").read_text().splitlines()[0])
-        encoders.add(start["initial_encoder"])
+        directory = Path(course(objective)["run"])
+        batches.add(tuple(line["batch"] for line in log_of(directory).values()))
+        encoders.add(json.loads((directory / "log.jsonl").read_text().splitlines()[0])["initial_encoder"])
     assert len(batches) == len(encoders) == 1
-    assert len(set(batches.pop())) == 14
+    assert len(set(batches.pop())) == 120
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_every_objective_beats_its_constant_prediction(store_for, needed_by, settings, objective):
-    size = {"encoder": "bert-1x64", "dropout": 0.0, "batch_windows": 24, "micro_batch": 24}
-    course = {"max_steps": 120, "lr": 5e-3, "mask_rate": 0.3, "save_every": 0}
-    paired = {"store": store_for(objective).path, "objective": objective} | needed_by(objective)
-    result = train(StudentConfig(**settings | size | course | paired))
+def test_every_objective_beats_its_constant_prediction(course, objective):
+    result = course(objective)
     assert result["improvement"] > 0.05
     names = {name.removesuffix("_by_position").removesuffix("_by_type") for name in result["baseline"]}
     assert names <= result["held_out"].keys()
 
 
-def test_an_ids_store_and_an_lsp_store_of_one_plan_pair(lsp_store, ids_store, settings, tmp_path):
-    for store in (lsp_store, ids_store):
-        paths = {"store": store.path, "run_dir": tmp_path / str(store.k)}
-        train(StudentConfig(objective="mlm", **settings | paths))
-    assert curve(tmp_path / "24") == curve(tmp_path / "0")
+def test_an_ids_store_and_an_lsp_store_of_one_plan_pair(lsp_store, ids_store, settings, unbroken):
+    config = StudentConfig(store=lsp_store.path, objective="mlm", **settings)
+    train(config)
+    assert curve(config.run_dir) == curve(unbroken(ids_store, "mlm", settings))
 
 
 def test_all_settings_of_masking_train_and_decide_the_batches(ids_store, settings, tmp_path):
@@ -183,18 +202,16 @@ def test_without_dropout_the_micro_batch_does_not_matter(store_for, needed_by, s
             assert other[step]["grad_norm"] == pytest.approx(line["grad_norm"], rel=1e-4)
 
 
-def test_the_seed_decides(ids_store, settings, tmp_path):
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+def test_the_seed_decides_and_global_randomness_is_left_alone(ids_store, settings, tmp_path, unbroken):
+    usual = unbroken(ids_store, "mlm", settings)
+    torch.random.manual_seed(5)
+    before = torch.random.get_rng_state()
+    for name, seed in (("same", 1), ("other", 2)):
         paths = {"store": ids_store.path, "run_dir": tmp_path / name}
         train(StudentConfig(objective="mlm", **settings | paths | {"seed": seed}))
-    assert_same_run(tmp_path / "a", tmp_path / "b")
-    assert curve(tmp_path / "a") != curve(tmp_path / "c")
-
-
-def test_global_randomness_is_left_alone(ids_store, settings):
-    before = torch.random.get_rng_state()
-    train(StudentConfig(store=ids_store.path, objective="mlm", **settings))
     assert torch.equal(before, torch.random.get_rng_state())
+    assert_same_run(usual, tmp_path / "same")
+    assert curve(usual) != curve(tmp_path / "other")
 
 
 KILLED = """
@@ -222,9 +239,7 @@ KILLED = """
 
 @pytest.mark.promise("17 trainer killed …")
 @pytest.mark.parametrize("moment", ["step", "save"])
-def test_killed_and_resumed_equals_unbroken_bit_for_bit(lsp_store, settings, tmp_path, moment):
-    unbroken = StudentConfig(store=lsp_store.path, **settings | {"run_dir": tmp_path / "unbroken"})
-    train(unbroken)
+def test_killed_and_resumed_equals_unbroken_bit_for_bit(lsp_store, settings, unbroken, moment):
     killed = StudentConfig(store=lsp_store.path, **settings)
     arguments = [json.dumps(killed.to_json()), moment]
     child = run_python(["-c", textwrap.dedent(KILLED), *arguments], env=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -233,19 +248,12 @@ def test_killed_and_resumed_equals_unbroken_bit_for_bit(lsp_store, settings, tmp
     steps = []
     train(killed, lambda *args, step, **figures: steps.append(step))
     assert steps == [4, 5, 6, 7, 8]  # the checkpoint of step 4, reported, and what was left to do
-    assert_same_run(unbroken.run_dir, killed.run_dir)
+    assert_same_run(unbroken(lsp_store, "mlsm", settings), killed.run_dir)
     assert not list(killed.run_dir.rglob("*.tmp"))
 
 
-def train_unbroken(store, settings, tmp_path):
-    config = StudentConfig(store=store.path, objective="mlm", **settings | {"run_dir": tmp_path / "unbroken"})
-    train(config)
-    return config
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_stops_at_the_next_step(ids_store, settings, tmp_path, number):
-    unbroken = train_unbroken(ids_store, settings, tmp_path)
+def test_a_signal_saves_and_stops_at_the_next_step(ids_store, settings, unbroken, number):
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"save_every": 0})
 
     def interrupt(*args, step, **figures):
@@ -259,12 +267,11 @@ def test_a_signal_saves_and_stops_at_the_next_step(ids_store, settings, tmp_path
     steps = []
     train(config, lambda *args, step, **figures: steps.append(step))
     assert steps == [5, 6, 7, 8]
-    assert_same_run(unbroken.run_dir, config.run_dir)
+    assert_same_run(unbroken(ids_store, "mlm", settings), config.run_dir)
 
 
 @pytest.mark.promise("31 damaged checkpoints")
-def test_a_damaged_checkpoint_is_passed_over(ids_store, settings, tmp_path, caplog):
-    unbroken = train_unbroken(ids_store, settings, tmp_path)
+def test_a_damaged_checkpoint_is_passed_over(ids_store, settings, unbroken, caplog):
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     train(config)
     (config.run_dir / "result.json").unlink()
@@ -275,7 +282,7 @@ def test_a_damaged_checkpoint_is_passed_over(ids_store, settings, tmp_path, capl
     train(config, lambda *args, step, **figures: steps.append(step))
     assert steps == [4, 5, 6, 7, 8]
     assert "optimizer.pt was cut or changed" in caplog.text
-    assert_same_run(unbroken.run_dir, config.run_dir)
+    assert_same_run(unbroken(ids_store, "mlm", settings), config.run_dir)
 
 
 @pytest.mark.promise("22 no non-zero code …")
@@ -343,7 +350,7 @@ def test_a_store_without_held_out_windows_still_trains(settings, tmp_path):
 
 def test_held_out_windows_without_a_token_to_predict_are_told(ids_store, settings, caplog):
     result = train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"mask_rate": 0.03}))
-    assert result["held_out"] == {} and "no evaluation: of 20 held-out windows no token is masked" in caplog.text
+    assert result["held_out"] == {} and "no evaluation: of 8 held-out windows no token is masked" in caplog.text
 
 
 @pytest.mark.promise("24 no documents …")
@@ -388,8 +395,7 @@ TRAINED_ELSEWHERE = """
 """
 
 
-def test_a_second_start_of_a_run_leaves_the_first_alone(ids_store, settings, tmp_path):
-    unbroken = train_unbroken(ids_store, settings, tmp_path)
+def test_a_second_start_of_a_run_leaves_the_first_alone(ids_store, settings, unbroken):
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     command = ["-c", textwrap.dedent(TRAINED_ELSEWHERE), json.dumps(config.to_json())]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -402,7 +408,7 @@ def test_a_second_start_of_a_run_leaves_the_first_alone(ids_store, settings, tmp
         assert begun.exists()
         first.communicate("go on\n")
     assert first.returncode == 0
-    assert_same_run(unbroken.run_dir, config.run_dir)
+    assert_same_run(unbroken(ids_store, "mlm", settings), config.run_dir)
 
 
 def test_learning_rate_rises_and_falls_linearly():
@@ -465,12 +471,10 @@ def test_training_goes_on_from_an_export(ids_store, settings, tmp_path):
         train(StudentConfig(**again | {"continue_from": tmp_path / "nothing", "run_dir": tmp_path / "third"}))
 
 
-def test_a_store_behind_a_url_trains_the_same_student(lsp_store, settings, tmp_path, monkeypatch):
+def test_a_store_behind_a_url_trains_the_same_student(lsp_store, settings, tmp_path, unbroken, monkeypatch):
     monkeypatch.setenv("MLSM_CACHE", str(tmp_path / "cache"))
-    outputs = [tmp_path / "local", tmp_path / "remote"]
     with serving(lsp_store.path.parent) as web:
         url = f"{web.url}/{lsp_store.path.name}"
-        for store, output in zip((lsp_store.path, url), outputs, strict=True):
-            result = train(StudentConfig(store=store, **settings | {"run_dir": output}))
+        result = train(StudentConfig(store=url, **settings))
     assert result["store"] == url
-    assert_same_run(*outputs)
+    assert_same_run(settings["run_dir"], unbroken(lsp_store, "mlsm", settings))

@@ -43,11 +43,12 @@ def measure_frozen(
     plan = []
     for name in settings.chosen_tasks():
         measure = read_measure(name, data_dir, settings.limit_train or FROZEN_EXAMPLES)
-        trials = [(candidate, _facts(candidate, measure, settings, length)) for candidate in candidates]
+        trials = [(candidate, facts_of(candidate, measure, settings, length)) for candidate in candidates]
         plan.append((name, measure, [one for one in trials if _is_missing(*one, name, settings, tally)]))
     for name, measure, trials in plan:
         for candidate, facts in trials:
-            records.write(settings.output, _record(candidate, name, measure, facts, settings, length, device, progress))
+            encoder = FeatureExtractor(candidate.directory, settings.layer, length, device)
+            records.write(settings.output, record_of(encoder, candidate, name, measure, facts, settings, progress))
             tally["made"] += 1
     return {
         "models": [_report(candidate, settings) for candidate in candidates],
@@ -61,7 +62,7 @@ def _layers(settings):
     return "all" if settings.layer is None else list(settings.layer)
 
 
-def _facts(candidate: "Candidate", measure: Measure, settings: FinetuneConfig, length: int) -> dict:
+def facts_of(candidate: "Candidate", measure: Measure, settings: FinetuneConfig, length: int) -> dict:
     """Fields of a record that say what was measured."""
     common = {"frozen": True, "max_length": length, "layers": _layers(settings)}
     return {
@@ -91,10 +92,21 @@ def _is_missing(candidate, facts, name, settings, tally) -> bool:
     return False
 
 
-def _record(candidate, name, measure, facts, settings, length, device, progress) -> dict:
-    """Measure a model on a task; the record, which is not written."""
+def record_of(
+    encoder: FeatureExtractor,
+    candidate: "Candidate",
+    name: str,
+    measure: Measure,
+    facts: dict,
+    settings: FinetuneConfig,
+    progress: Callable[..., None],
+) -> dict:
+    """Measure a model on a task; the record, which is not written.
+
+    encoder  of the candidate
+    facts    of `facts_of`
+    """
     began = time.monotonic()
-    encoder = FeatureExtractor(candidate.directory, settings.layer, length, device)
     request = facts | {"task": name, "tokenizer": tokenizer_fingerprint(encoder.tokenizer)}
     digits = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 
@@ -112,7 +124,7 @@ def _record(candidate, name, measure, facts, settings, length, device, progress)
         "collapsed": chosen.pop("constant", False),
         "chosen": chosen,
         "head": None,
-        "env": records.environment(device),
+        "env": records.environment(encoder.teacher.device),
         "wall": time.monotonic() - began,
     }
 

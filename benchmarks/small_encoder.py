@@ -1,0 +1,84 @@
+"""How long the recipe small-encoder takes here, and its rivals: tokens per second of encoding and of training.
+
+    taskset -c 0 python -m benchmarks.small_encoder TEACHER TEXT ... | tail -1 > docs/studies/second/instead/rates.json
+
+Needs a machine that does nothing else, and about five minutes. Encoding is what `--dry-run` of each command measures on
+the text (its dictionary, if one is learned, counts as fixed seconds); training is the median of the later half of STEPS
+steps on a small store. Settings are the recipe's, but for objective and store: `regress` on hidden states as int8,
+`mlsm` on LSPs, `mlm` on ids. Hours of a text of N tokens, read once:
+
+    N / encoding_tokens_per_second + N / training_tokens_per_second + fixed_seconds
+
+`hours` is that of the second study's 17.3 million tokens. docs/answer.py makes tables of the record. Prints JSON as its
+last line.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+import torch
+
+from benchmarks.data import conditions
+from mlsm.common.json_lines import read_json_lines
+from mlsm.recipes.reading import recipe_settings
+from pipeline.commands import encode_hidden, encode_ids, encode_lsp
+from pipeline.config import EncodeConfig, EncodeHiddenConfig, EncodeIdsConfig
+from student.config import StudentConfig
+from student.train import train
+
+RECIPE, STUDY_TOKENS = "small-encoder", 17_300_000
+TOKENS, STEPS, SAMPLE = 300_000, 120, 20_000  # of the small stores; the sample of their dictionary
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("teacher")
+    parser.add_argument("text", nargs="+")
+    given = parser.parse_args()
+    arms = {}
+    with tempfile.TemporaryDirectory() as place:
+        for name, (verb, encode, settings) in {
+            "regress": ("encode-hidden", encode_hidden, EncodeHiddenConfig),
+            "mlsm": ("encode-lsp", encode_lsp, EncodeConfig),
+            "mlm": (None, encode_ids, EncodeIdsConfig),
+        }.items():
+            values = {} if verb is None else recipe_settings(RECIPE, verb, settings, True)
+            values |= {"corpus": tuple(given.text), "output": Path(place) / name}
+            values |= {"tokenizer": given.teacher} if verb is None else {"teacher": given.teacher, "device": "cpu"}
+            whole = encode(settings(**values, dry_run=True, max_tokens=STUDY_TOKENS))[0]
+            small = {"dictionary_tokens": SAMPLE} if name == "mlsm" else {}
+            store = encode(settings(**values | small, max_tokens=TOKENS))[0]["store"]
+            arms[name] = measure(name, whole, store, Path(place) / f"run-{name}")
+            print(name, arms[name])
+    threads = {"threads": torch.get_num_threads()}
+    print(json.dumps({"benchmark": "small_encoder", "arms": arms, **threads, **conditions()}))
+
+
+def measure(objective, whole, store, run):
+    """The rates of an arm.
+
+    whole  of --dry-run
+    """
+    values = recipe_settings(RECIPE, "train-student", StudentConfig, True) | {"objective": objective}
+    if objective != "regress":
+        del values["regress_loss"]
+    values |= {"epochs": None, "max_steps": STEPS, "eval_every": 0, "save_every": 0, "device": "cpu"}
+    train(StudentConfig(store=str(store), run_dir=run, **values))
+    lines, _ = read_json_lines(run / "log.jsonl")
+    rates = [line["tokens_per_second"] for line in lines if line["step"] > STEPS // 2]
+    found = {
+        "encoding_tokens_per_second": whole["tokens_per_second"],
+        "training_tokens_per_second": statistics.median(rates),
+        "training_spread": [min(rates), max(rates)],
+        "fixed_seconds": whole.get("learning_seconds", 0.0),
+        "bytes_per_token": whole["bytes_per_token"],
+    }
+    rate = 1 / found["encoding_tokens_per_second"] + 1 / found["training_tokens_per_second"]
+    return found | {"hours": (STUDY_TOKENS * rate + found["fixed_seconds"]) / 3600}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,387 @@
+"""The tables and the figure that say what a student is worth, made of the committed records of the second study.
+
+    python docs/answer.py       # writes them into README.md, docs/results.md and docs/small-encoder.md, and the figure
+
+A table stands in a page between `<!-- made by docs/answer.py: NAME -->` and `<!-- end -->`. tests/test_answer.py
+compares the pages with the records, and tries the same functions on a made-up complete study. What the study withholds
+(withheld.json, or fewer seeds than planned) is in no table and no figure, and a line says so; when all seeds are
+scored, the same command fills the cells.
+
+    docs/studies/second/main      the students and their teacher
+    docs/studies/second/pilot     the teacher, while main has no record of it; the pilot's five pairs
+    docs/studies/second/instead   what one could take instead (python -m benchmarks.instead), in records of the same
+                                  measures; times.json and rates.json of a quiet machine, without which their columns
+                                  are empty
+
+The composite of any model is that of the study: 0 is the mean of the untrained students, 100 the teacher.
+Left out: what is tested and how (mlsm/evaluation/studies/protocol/composite.py), other pages.
+"""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from mlsm.evaluation import records  # noqa: E402
+from mlsm.evaluation.comparison.compare import WITHHELD  # noqa: E402
+from mlsm.evaluation.plots import new_figure, save_figure, write_caption  # noqa: E402
+from mlsm.evaluation.studies.protocol.composite import compose  # noqa: E402
+from mlsm.evaluation.studies.protocol.description import Study, read_study  # noqa: E402
+
+SECOND = ROOT / "docs" / "studies" / "second"
+TEACHER = "all-minilm-l6-v2"
+PAGES = ("README.md", "docs/results.md", "docs/small-encoder.md")
+MEASURES = {
+    "conll2003/entities": "entities",
+    "conll2003/pos": "parts of speech",
+    "conll2003/chunks": "chunks",
+    "wsd/f1": "word senses",
+    "stsb/cosine": "STS-B without training",
+}
+ROWS = {  # arm or model -> what it is
+    TEACHER: "the teacher, MiniLM 6 × 384",
+    "mlm": "student, learns words",
+    "mlsm": "student, learns LSPs",
+    "regress": "student, learns hidden states (int8)",
+    "regress-pq64": "student, learns hidden states (64 bytes)",
+    "untrained": "student, untrained",
+    "teacher-2-layers": "instead: the teacher cut after two layers",
+    "static-table": "instead: static table of the teacher (Model2Vec)",
+    "from-teacher": "instead: the two layers, trained on the hidden states",
+}
+SHORT_WITHOUT = ("seeds", "parts of speech", "chunks", "word senses")
+EXPLORED = (  # contrasts that no hypothesis names, each with the arm that it varies
+    *(("regress-pq64", "regress"), ("cluster", "mlsm"), ("recon", "mlsm")),
+    *(("mlsm-visible", "mlsm"), ("regress-visible", "regress"), ("mlm-untied", "mlm")),
+)
+PILOT = ("mlsm-l4-lr0.008", "regress-mse-lr0.008")
+
+
+# -- what the records say ------------------------------------------------------------------------------------
+
+
+def answer(second: Path = SECOND) -> dict:
+    """Everything that the tables show.
+
+    Returns  study; found (of `compose`); hidden (arms); models (name -> seeds, composites, measures, tuned: task ->
+             score, all in points); contrasts (label, planned, seeds, dictionaries, and of `compose`)
+    """
+    study = read("study-2")
+    found = compose(study, second / "main")
+    noted = second / "main" / "evaluations" / WITHHELD
+    hidden = set(json.loads(noted.read_text())["primary"]) if noted.is_file() else set()
+    hidden |= {name for name in study.primary if not found["arms"].get(name)}
+    scores = read_scores(second)
+    models = {name: model for name in ROWS if name not in hidden and (model := describe(name, study, scores, found))}
+    return {
+        "study": study,
+        "found": found,
+        "hidden": sorted(hidden),
+        "models": models,
+        "contrasts": [*planned_contrasts(study, found, second, hidden), *pilot_contrast(second)],
+        "times": read_json(second / "instead" / "times.json").get("models", {}),
+        "rates": read_json(second / "instead" / "rates.json"),
+    }
+
+
+def read(recipe: str) -> Study:
+    """A study of this teacher, wherever it and its data lie."""
+    os.environ.setdefault("MLSM_MINILM", TEACHER)
+    os.environ.setdefault("MLSM_DATA", "data")
+    study = read_study(recipe)
+    assert study.composite is not None
+    return study._replace(composite=study.composite._replace(teacher=TEACHER))
+
+
+def read_json(file: Path) -> dict:
+    """A file of a benchmark; empty where there is none yet."""
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def read_scores(second: Path) -> dict[str, dict[str, float]]:
+    """Model -> measure -> points, of frozen records; on dev if a task has no test set. And "tuned TASK" of fine-tuning.
+
+    The teacher's are those of the main part if it has them.
+    """
+    places = [second / "pilot" / "evaluations", second / "instead" / "evaluations", second / "main" / "evaluations"]
+    patterns = [f"{TEACHER}-*/frozen/*.json", "*/*/*.json", "*/*/*.json"]
+    found: dict[str, dict[str, float]] = {}
+    tuned: dict[tuple[str, str], list[float]] = {}
+    for place, pattern in zip(places, patterns, strict=True):
+        files = sorted(place.glob(pattern))
+        for record in records.read(files) if files else []:
+            scores = found.setdefault(record["model"], {})
+            values = {figure["metric"]: 100 * figure["value"] for figure in record["figures"]}
+            if record["suite"] == "finetune":
+                tuned.setdefault((record["model"], record["task"]), []).append(fmean(values.values()))
+            for part in ("dev", "test") if record["suite"] == "frozen" else ():  # the latter replaces the former
+                ending = f"_{part}"
+                of_part = {name for name in values if name.endswith(ending)}
+                scores |= {f"{record['task']}/{name.removesuffix(ending)}": values[name] for name in of_part}
+    for (model, task), several in tuned.items():
+        found[model][f"tuned {task}"] = fmean(several)
+    return found
+
+
+def describe(name: str, study: Study, scores: dict, found: dict) -> dict | None:
+    """A row: means over the seeds that are scored, None where there is none."""
+    arm = study.arms.get("mlm" if name == "untrained" else name)
+    if arm is None:
+        students = [scores[name]] if name in scores else []
+    else:
+        step = 0 if name == "untrained" else arm.settings["max_steps"]
+        names = [(f"{arm.name}-seed{seed}", f"{arm.name}-seed{seed}-step-{step:08}") for seed in arm.seeds]
+        both = [(scores.get(plain) if step else None) or scores.get(stepped) for plain, stepped in names]
+        students = [one for one in both if one]
+    if not students:
+        return None
+    measures = {key: fmean(one[key] for one in students if key in one) for key in students[0]}
+    anchors = found["anchors"]
+    composites = []
+    if anchors["untrained_seeds"] == len(study.arms["mlm"].seeds) and anchors["teacher"] is not None:
+        ends = {key: (low, anchors["teacher"][key]) for key, low in anchors["untrained"].items()}
+        composites = [
+            fmean(100 * (one[key] - low) / (high - low) for key, (low, high) in ends.items())
+            for one in students
+            if ends.keys() <= one.keys()
+        ]
+    return {"seeds": 0 if arm is None else len(students), "composites": composites, "measures": measures}
+
+
+def planned_contrasts(study: Study, found: dict, second: Path, hidden: set[str]) -> list[dict]:
+    """The contrasts that may be shown, hypotheses first."""
+    rows = []
+    explored = compose(study._replace(secondary=EXPLORED), second / "main")["hypotheses"][1:]
+    for role, contrasts in (("planned", found["hypotheses"]), ("not planned", explored)):
+        for number, one in enumerate(contrasts):
+            if "paired" not in one or hidden & {*one["pair"]}:
+                continue
+            stores = [study.stores[study.arms[name].store] for name in one["pair"]]
+            has_dictionary = any(store.each_seed for store in stores)
+            row = {
+                "label": " − ".join(one["pair"]),
+                "role": "primary" if role == "planned" and number == 0 else role,
+                "dictionaries": len(one["seeds"]) if has_dictionary else 0,
+            }
+            rows.append(one | row)
+    return rows
+
+
+def pilot_contrast(second: Path) -> list[dict]:
+    """mlsm − regress in the pilot: a quarter of the text, tuning splits, five seeds of which one chose the settings."""
+    study = read("study-2-pilot")
+    assert study.composite is not None
+    measures = tuple(measure for measure in study.composite.measures if measure.startswith("conll2003/"))
+    study = study._replace(primary=PILOT, composite=study.composite._replace(measures=measures))
+    hypotheses = compose(study, second / "pilot")["hypotheses"]
+    label = "mlsm − regress, pilot: 4.1 M tokens"
+    return [
+        one | {"label": label, "role": "not planned", "dictionaries": len(one["seeds"])}
+        for one in hypotheses[:1]
+        if "paired" in one
+    ]
+
+
+# -- tables ---------------------------------------------------------------------------------------------------
+
+
+def front_table(told: dict, short: bool) -> str:
+    """One row for each way to get an encoder.
+
+    short  without seeds, and without the measures by which a reader decides least
+    """
+    tasks = sorted({key for model in told["models"].values() for key in model["measures"] if key.startswith("tuned ")})
+    head = ["", "seeds", "composite", *MEASURES.values(), *(f"fine-tuned, {task[6:]}" for task in tasks)]
+    rows = [[*head, "sentences/s", "MB", "hours to make", "bytes per token stored"]]
+    # Of any student, as all are of one architecture.
+    students_times: dict = next((facts for name, facts in told["times"].items() if name not in ROWS), {})
+    for name, what in ROWS.items():
+        model = told["models"].get(name)
+        if model is None:
+            continue
+        is_student = name in (*told["study"].arms, "untrained")
+        times = students_times if is_student else told["times"].get(name, {})
+        cost = told["rates"].get("arms", {}).get(name, {})
+        hours = cost.get("hours", times["making_seconds"] / 3600 if "making_seconds" in times else None)
+        composites = model["composites"]
+        spread = f" ± {stdev(composites):.1f}" if len(composites) > 1 else ""
+        rows.append(
+            [
+                f"{what}" + (f" (`{name}`)" if name in told["study"].arms else ""),
+                str(model["seeds"] or "–"),
+                f"{number(fmean(composites), 1)}{spread}" if composites else "–",
+                *(number(model["measures"].get(key), 1) for key in (*MEASURES, *tasks)),
+                number(times.get("sentences_per_second", {}).get("median"), 0),
+                number(times.get("megabytes"), 0),
+                number(hours, 1),
+                number(cost.get("bytes_per_token"), 0),
+            ]
+        )
+    left_out = SHORT_WITHOUT if short else ()
+    filled = [
+        column
+        for column, title in enumerate(rows[0])
+        if column == 0 or (title not in left_out and any(row[column] != "–" for row in rows[1:]))
+    ]
+    return markdown([[row[column] for column in filled] for row in rows]) + "\n" + notes(told)
+
+
+def notes(told: dict) -> str:
+    """What is not in the table, and why."""
+    lines = []
+    missing = [name for name in ROWS if name not in told["models"] and name not in told["hidden"]]
+    if told["hidden"]:
+        names = " and ".join(f"`{name}`" for name in told["hidden"])
+        lines.append(f"Withheld until all of their seeds are scored: {names}, with every comparison that names one.")
+    if missing:
+        lines.append(f"Not scored yet: {', '.join(f'`{name}`' for name in missing)}.")
+    if not told["times"]:
+        lines.append("Sentences per second and sizes are not measured yet.")
+    return "\n" + "\n".join(lines) if lines else ""
+
+
+def contrasts_table(told: dict) -> str:
+    """One row for each contrast that may be shown."""
+    rows = [["contrast", "planned", "seeds", "dictionaries", "difference", "95 % interval, paired", "unpaired", "p"]]
+    for one in told["contrasts"]:
+        adjusted = one["paired"].get("p_adjusted") if one["role"] == "planned" else None
+        p = one["paired"]["p"] if adjusted is None else adjusted
+        rows.append(
+            [
+                one["label"],
+                {"primary": "primary", "planned": "secondary (Holm)", "not planned": "no"}[one["role"]],
+                str(len(one["seeds"])),
+                str(one["dictionaries"] or "–"),
+                number(one["difference"], 1, sign=True),
+                *(interval(one[kind]) for kind in ("paired", "unpaired")),
+                p_value(p) if one["role"] != "not planned" else "–",
+            ]
+        )
+    lines = [markdown(rows)]
+    if told["hidden"]:
+        names = " or ".join(f"`{name}`" for name in told["hidden"])
+        lines.append(f"\nContrasts with {names} in the main part are withheld until all planned seeds are scored.")
+    return "\n".join(lines)
+
+
+def verdict(told: dict) -> str:
+    """The primary contrast in one sentence."""
+    one = next((row for row in told["contrasts"] if row["role"] == "primary"), None)
+    first, second = told["study"].primary
+    if one is None:
+        seeds = len(told["study"].seeds)
+        return f"**`{first}` minus `{second}`:** withheld until all {seeds} seeds of both are scored."
+    paired, margin = one["paired"], one["equivalence"]
+    decided = "excludes" if paired["low"] > 0 or paired["high"] < 0 else "includes"
+    equivalent = "are" if margin["equivalent"] else "are not shown to be"
+    difference, p = number(one["difference"], 1, sign=True), p_value(paired["p"])
+    return (
+        f"**`{first}` minus `{second}`: {difference} points of the composite** (95 % interval {interval(paired)},"
+        f" p {p}, {len(one['seeds'])} pairs). The interval {decided} zero; the two {equivalent} equivalent within"
+        f" {margin['margin']:g} points."
+    )
+
+
+def rates_table(told: dict) -> str:
+    """Hours of the recipe small-encoder, by the rates of rates.json."""
+    rates = told["rates"].get("arms", {})
+    if not rates:
+        return "The rates are not measured on a quiet machine yet: `python -m benchmarks.small_encoder` does it."
+    rows = [["", "encoding, tokens/s", "training, tokens/s", *(f"{size} million tokens" for size in (10, 35, 100))]]
+    for name, arm in rates.items():
+        encoding, training = arm["encoding_tokens_per_second"], arm["training_tokens_per_second"]
+        token = 1 / encoding + 1 / training
+        hours = [(size * 1e6 * token + arm["fixed_seconds"]) / 3600 for size in (10, 35, 100)]
+        rows.append([f"`{name}`", *(number(rate, 0) for rate in (encoding, training)), *(f"{h:.1f} h" for h in hours)])
+    cpu, threads, date = (told["rates"][key] for key in ("cpu", "threads", "date"))
+    return f"{markdown(rows)}\n\nMeasured rates: {cpu}, {threads} thread(s), {date}."
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """A table."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]])
+
+
+def number(value: float | None, digits: int, sign: bool = False) -> str:
+    """A number as pages write it, a dash for none."""
+    return "–" if value is None else f"{value:{'+' if sign else ''}z,.{digits}f}".replace("-", "−")
+
+
+def p_value(p: float) -> str:
+    """A p-value with its relation."""
+    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
+
+
+def interval(of: dict) -> str:
+    """The bounds of an interval."""
+    return f"{number(of['low'], 1, sign=True)} to {number(of['high'], 1, sign=True)}"
+
+
+# -- the figure ------------------------------------------------------------------------------------------------
+
+
+def draw(told: dict, stem: Path) -> list[Path]:
+    """The forest plot: every contrast that may be shown, planned ones filled. Nothing where there is none."""
+    contrasts: list[dict[str, Any]] = told["contrasts"]
+    if not any(one["role"] != "not planned" for one in contrasts):
+        return []
+    figure, axes = new_figure(rows=1)
+    margin = told["study"].composite.margin
+    axes.axvspan(-margin, margin, color="0.92", zorder=0)
+    axes.axvline(0, color="0.4", linewidth=1)
+    rows = []
+    for place, one in enumerate(reversed(contrasts)):
+        low, high = one["paired"]["low"], one["paired"]["high"]
+        colour, fill = ("0.5", "none") if one["role"] == "not planned" else ("C0", "full")
+        axes.plot([low, high], [place, place], color=colour, linewidth=2)
+        axes.plot(one["difference"], place, "o", color=colour, fillstyle=fill)
+        rows.append([one["label"], one["role"], len(one["seeds"]), one["difference"], low, high])
+    axes.set_yticks(
+        range(len(contrasts)), [f"{one['label']} ({len(one['seeds'])} seeds)" for one in reversed(contrasts)]
+    )
+    axes.set_xlabel("points of the composite")
+    note = f"95 % intervals, paired by seed. Grey: the margin of equivalence, ±{margin:g} points. Hollow: not planned."
+    write_caption(figure, note)
+    return save_figure(figure, stem, ("contrast", "role", "seeds", "difference", "low", "high"), rows[::-1], png=False)
+
+
+def figure_line(told: dict, link: str) -> str:
+    """The picture in a page; nothing while no planned contrast may be shown."""
+    if any(one["role"] != "not planned" for one in told["contrasts"]):
+        return f"![Differences of arms with their intervals]({link})"
+    return ""
+
+
+# -- pages -------------------------------------------------------------------------------------------------------
+
+
+def blocks(told: dict, page: str) -> dict[str, str]:
+    """What stands between the marks of a page."""
+    link = {"README.md": "docs/studies/second/contrasts.svg"}.get(page, "studies/second/contrasts.svg")
+    return {
+        "verdict": verdict(told),
+        "front": front_table(told, short=page == "README.md"),
+        "contrasts": contrasts_table(told),
+        "figure": figure_line(told, link),
+        "rates": rates_table(told),
+    }
+
+
+def make_page(text: str, made: dict[str, str]) -> str:
+    """The text of a page with what stands between its marks made again. KeyError on a mark that is not known."""
+    pattern = re.compile(r"(<!-- made by docs/answer\.py: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+    return pattern.sub(lambda mark: f"{mark[1]}{made[mark[2]]}\n{mark[3]}", text)
+
+
+if __name__ == "__main__":
+    told = answer()
+    draw(told, SECOND / "contrasts")
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        (ROOT / page).write_text(make_page(text, blocks(told, page)), encoding="utf-8")

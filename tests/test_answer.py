@@ -1,0 +1,209 @@
+"""What the pages say of the second study is what its records say; what is withheld is nowhere; a whole study fills all
+cells."""
+
+import csv
+import json
+import random
+import shutil
+from statistics import fmean, stdev
+
+import pytest
+from scipy import stats
+from tiny_records import a_record, digest, store
+
+from docs.answer import MEASURES, PAGES, ROOT, ROWS, SECOND, answer, blocks, draw, make_page
+from mlsm.evaluation.comparison.compare import keep_withheld
+from mlsm.evaluation.studies.protocol.description import read_study
+
+UNTRAINED = {"conll2003/entities": 20.0, "conll2003/pos": 60.0, "conll2003/chunks": 50.0}
+TEACHER = {"conll2003/entities": 70.0, "conll2003/pos": 90.0, "conll2003/chunks": 80.0}
+OTHERS = {"wsd/f1": 62.5, "stsb/cosine": 48.25}
+METRICS = {"conll2003": ("entities", "pos", "chunks"), "stsb": ("cosine",), "wsd": ("f1",)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def places():
+    """Names for what the recipes read from the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLSM_MINILM", "somewhere/all-minilm-l6-v2")
+        patch.setenv("MLSM_DATA", "data")
+        yield
+
+
+@pytest.fixture(scope="module")
+def told(places):
+    return answer()
+
+
+def cells(table):
+    """The rows of a table of Markdown: first cell -> cells by title."""
+    head, _, *rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
+    return {row[0]: dict(zip(head[-len(row) + 1 :], row[1:], strict=True)) for row in rows}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_says_what_the_records_say(page, told):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert "<!-- made by docs/answer.py: " in text
+    assert make_page(text, blocks(told, page)) == text, "write the tables again:  python docs/answer.py"
+
+
+def test_the_figure_is_that_of_the_records(told, tmp_path):
+    draw(told, tmp_path / "contrasts")
+    for name in ("contrasts.csv", "contrasts.svg"):  # the drawing itself depends on the version of matplotlib
+        assert (tmp_path / name).is_file() == (SECOND / name).is_file(), "draw it again:  python docs/answer.py"
+    if (SECOND / "contrasts.csv").is_file():
+        made, committed = ((place / "contrasts.csv").read_text() for place in (tmp_path, SECOND))
+        assert made == committed
+
+
+@pytest.mark.parametrize("name", sorted({file.name[:-9] for file in SECOND.glob("instead/evaluations/*")}))
+def test_what_one_could_take_instead_has_the_scores_of_its_records(name, told):
+    """Read as JSON, without the functions of the page."""
+    found = {}
+    for file in SECOND.glob(f"instead/evaluations/{name}-*/frozen/*.json"):
+        record = json.loads(file.read_text())
+        for figure in record["figures"]:
+            metric, _, part = figure["metric"].rpartition("_")
+            if part == ("dev" if record["task"] == "stsb" else "test"):
+                found[f"{record['task']}/{metric}"] = f"{100 * figure['value']:.1f}"
+    row = cells(blocks(told, "docs/results.md")["front"])[ROWS[name]]
+    assert {title: row[title] for title in MEASURES.values()} == {MEASURES[key]: found[key] for key in MEASURES}
+
+
+# -- a whole study that is made up --------------------------------------------------------------------------
+
+
+def shares(arm, seed):
+    """Where a student lies between the anchors: arms differ by a hundredth, seeds by two, with some noise."""
+    names = sorted(read_study("study-2").arms)
+    return 0.4 + names.index(arm) / 100 + seed / 50 + random.Random(f"{arm} {seed}").uniform(-0.02, 0.02)
+
+
+def between(share):
+    return {key: low + share * (TEACHER[key] - low) for key, low in UNTRAINED.items()} | OTHERS
+
+
+def frozen(name, scores):
+    """The frozen records of a model, in which other parts than the one that counts are misleading."""
+    made = []
+    for task, metrics in METRICS.items():
+        part = "dev" if task == "stsb" else "test"
+        figures = [
+            {"metric": f"{metric}_{one}", "value": scores[f"{task}/{metric}"] / 100 if one == part else 0.01, "n": 9}
+            for metric in metrics
+            for one in ("tuning", part)
+        ]
+        fields = {"suite": "frozen", "task": task, "seed": None, "figures": figures, "settings": {"frozen": True}}
+        made.append(a_record(name, "cola", 0, [0.0]) | fields | {"weights": digest(name), "chosen": {}})
+    return made
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, places):
+    """A study whose every student is scored, with what one could take instead, and times."""
+    second, study = tmp_path_factory.mktemp("whole") / "second", read_study("study-2")
+    shutil.copytree(SECOND / "pilot" / "evaluations", second / "pilot" / "evaluations")
+    made = frozen("all-minilm-l6-v2", TEACHER | OTHERS)
+    for arm in study.arms.values():
+        for seed in arm.seeds:
+            ending = "-step-00008350" if arm.name == "mlm" else ""
+            made += frozen(f"{arm.name}-seed{seed}{ending}", between(shares(arm.name, seed)))
+    for seed in range(8):
+        made += frozen(f"mlm-seed{seed}-step-00000000", between((seed - 3.5) / 100))
+        made.append(a_record(f"mlm-seed{seed}-step-00008350", "rte", 0, [0.6]))
+    store(second / "main", made)
+    store(second / "instead", frozen("teacher-2-layers", between(0.9)) + frozen("static-table", between(0.1)))
+    of_one = {"parameters": 4_000_000, "megabytes": 16.0, "sentences_per_second": {"median": 1234.0}}
+    times = dict.fromkeys(("mlm-seed0", "all-minilm-l6-v2", "teacher-2-layers"), of_one)
+    times["static-table"] = of_one | {"making_seconds": 720.0, "megabytes": 30.2}
+    (second / "instead" / "times.json").write_text(json.dumps({"models": times}))
+    rates = {"encoding_tokens_per_second": 5e3, "training_tokens_per_second": 2e4, "fixed_seconds": 360.0}
+    rates |= {"hours": 1.25, "bytes_per_token": 390.4}
+    facts = {"cpu": "a processor", "threads": 1, "date": "2026-11-26"}
+    (second / "instead" / "rates.json").write_text(json.dumps({"arms": {"regress": rates}} | facts))
+    return second
+
+
+def test_a_whole_study_fills_every_cell(whole):
+    front = cells(blocks(answer(whole), "docs/results.md")["front"])
+    assert list(front) == [
+        f"{what} (`{name}`)" if name in ("mlm", "mlsm", "regress", "regress-pq64") else what
+        for name, what in ROWS.items()
+        if name != "from-teacher"
+    ]
+    regress = front[f"{ROWS['regress']} (`regress`)"]
+    composites = [100 * shares("regress", seed) for seed in range(8)]
+    assert regress["composite"] == f"{fmean(composites):.1f} ± {stdev(composites):.1f}" and regress["seeds"] == "8"
+    assert regress["entities"] == f"{20 + 0.5 * fmean(composites):.1f}" and regress["STS-B without training"] == "48.2"
+    assert regress["sentences/s"] == "1,234" and regress["MB"] == "16" and regress["hours to make"] == "1.2"
+    assert regress["bytes per token stored"] == "390" and regress["fine-tuned, rte"] == "–"
+    assert front[f"{ROWS['mlm']} (`mlm`)"]["fine-tuned, rte"] == "60.0"
+    assert front[ROWS["untrained"]]["composite"].startswith("0.0 ±")
+    assert front[ROWS["all-minilm-l6-v2"]]["composite"] == "100.0"
+    assert front[ROWS["teacher-2-layers"]]["composite"] == "90.0"
+    assert front[ROWS["static-table"]]["hours to make"] == "0.2"
+
+
+def test_the_contrasts_are_scipys(whole):
+    made = blocks(answer(whole), "docs/results.md")
+    table = cells(made["contrasts"])
+    one, other = ([100 * shares(name, seed) for seed in range(8)] for name in ("mlsm", "regress"))
+    test = stats.ttest_rel(one, other)
+    interval = test.confidence_interval()
+    low, high = (f"{value:+.1f}".replace("-", "−") for value in (interval.low, interval.high))
+    difference = f"{fmean(one) - fmean(other):+.1f}".replace("-", "−")
+    row = table["mlsm − regress"]
+    assert row["planned"] == "primary" and row["seeds"] == row["dictionaries"] == "8"
+    assert (row["difference"], row["95 % interval, paired"]) == (difference, f"{low} to {high}")
+    assert f"{difference} points of the composite** (95 % interval {low} to {high}" in made["verdict"]
+    assert [name for name, row in table.items() if row["planned"] == "secondary (Holm)"] == [
+        "mlsm − regress-pq64", "mlsm − mlm", "mlsm − type",
+    ]  # fmt: skip
+    assert table["mlsm − type"]["seeds"] == "4" and table["mlm-untied − mlm"]["dictionaries"] == "–"
+    pilot = table["mlsm − regress, pilot: 4.1 M tokens"]  # as docs/studies/second/protocol.md has it
+    assert pilot["planned"] == "no" and pilot["difference"] == "−1.3"
+
+
+def test_the_rates_give_the_hours_of_a_text(whole):
+    made = blocks(answer(whole), "docs/small-encoder.md")["rates"]
+    hours = [f"{size * 1e6 / 3600 * (1 / 5e3 + 1 / 2e4) + 0.1:.1f} h" for size in (10, 35, 100)]
+    assert [cells(made)["`regress`"][f"{size} million tokens"] for size in (10, 35, 100)] == hours
+    assert "a processor, 1 thread(s), 2026-11-26" in made
+
+
+def test_the_figure_has_a_row_for_each_contrast(whole, tmp_path):
+    told = answer(whole)
+    draw(told, tmp_path / "contrasts")
+    with (tmp_path / "contrasts.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["contrast"] for row in rows] == [one["label"] for one in told["contrasts"]]
+    assert float(rows[0]["difference"]) == pytest.approx(told["contrasts"][0]["difference"])
+    assert "contrasts.svg" in blocks(told, "README.md")["figure"]
+
+
+@pytest.mark.parametrize("how", ["noted", "a seed is missing"])
+def test_what_is_withheld_is_in_no_table(how, whole, tmp_path):
+    second = tmp_path / "second"
+    shutil.copytree(whole, second)
+    if how == "noted":
+        keep_withheld(second / "main" / "evaluations", ("mlsm", "regress"))
+    else:
+        (gone,) = (second / "main" / "evaluations").glob("regress-seed5-*")
+        shutil.rmtree(gone)
+    told = answer(second)
+    for page in PAGES:
+        made = blocks(told, page)
+        names = cells(made["front"])
+        assert not any("(`mlsm`)" in name or "(`regress`)" in name for name in names)
+        assert any("(`mlm`)" in name for name in names) and any("pq64" in name for name in names)
+        assert "Withheld until all of their seeds are scored: `mlsm` and `regress`" in made["front"]
+        contrasts = [name for name in cells(made["contrasts"]) if "pilot" not in name]
+        assert contrasts == ["mlm-untied − mlm"] and "withheld" in made["contrasts"]
+        assert "withheld until all 8 seeds" in made["verdict"] and "contrasts.svg" not in made["figure"]
+    assert draw(told, tmp_path / "contrasts") == []
+
+
+def test_an_unknown_mark_is_an_error():
+    with pytest.raises(KeyError):
+        make_page("<!-- made by docs/answer.py: nothing -->\nold\n<!-- end -->\n", {"front": "new"})
