@@ -1,12 +1,12 @@
-"""What docs/reliability.md promises is what tests promise: its tables are made of their markers.
+"""What docs/promises.md and docs/faults.md promise is what tests promise: their tables are made of the markers.
 
     @pytest.mark.promise("SIGKILL at a call: no uncommitted unit visible, visible ones whole", cases="58 real kills")
     def test_kill_at_every_call(...)
 
-    python tests/promises.py                # writes the tables into the page; tests/test_docs.py compares them
+    python tests/promises.py                # writes the tables into the pages; tests/test_docs.py compares them
 
 One of the tests behind a promise says all of it; the others give its first words and an ellipsis: "SIGKILL at a …". As
-a file's `pytestmark` a promise is that of all its tests. Promises that begin with a number are of the second table.
+a file's `pytestmark` a promise is that of all its tests. Promises that begin with a number are faults.
 Files are parsed and not imported, so that this takes no time. Left out: whether a test is as good as its promise.
 """
 
@@ -15,9 +15,11 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "reliability.md"
 FOLDERS = ("faults", "pipeline", "shards", "student", "evaluation", "common")  # their order on the page
-TABLES = {"| promise | tests | cases |\n|---|---|---|\n": False, "| fault | tests |\n|---|---|\n": True}
+TABLES = {  # page -> the head of its table
+    ROOT / "docs" / "promises.md": "| promise | tests | cases |\n|---|---|---|\n",
+    ROOT / "docs" / "faults.md": "| fault | tests |\n|---|---|\n",
+}
 
 
 def find_markers():
@@ -47,10 +49,10 @@ def find_markers():
             raise ValueError(f"tests/{file}: a promise belongs on a test function of the file, or into its pytestmark")
 
 
-def make_page(text):
-    """The text of the page with its tables made anew.
+def make_page(page):
+    """The text of a page of TABLES with its table generated again.
 
-    Raises  ValueError where a marker's first words are those of no promise or of several
+    Raises  ValueError if a marker's first words are those of no promise or of several
     """
     markers = list(find_markers())
     promises = {said: cases for said, cases, *_ in markers if not said.endswith("…")}
@@ -60,17 +62,16 @@ def make_page(text):
         if len(meant) != 1:
             raise ValueError(f"tests/{file}.py: {said!r} begins {len(meant)} promises. Give the first words of one")
         tests[meant[0]].setdefault(file, []).append(name)
-    for head, numbered in TABLES.items():
-        rows = []
-        for said, cases in sorted(promises.items(), key=lambda item: number(item[0])):
-            if (number(said) > 0) == numbered:
-                proofs = "; ".join(
-                    f"`{file}`" + f": {', '.join(names)}" * all(names) for file, names in tests[said].items()
-                )
-                rows.append(f"| {' | '.join([said, proofs] if numbered else [said, proofs, cases or ''])} |\n")
-        before, _, rest = text.partition(head)
-        text = before + head + "".join(rows) + re.sub(r"\A(\|.*\n)*", "", rest)
-    return text
+    rows, faults = [], page.name == "faults.md"
+    for said, cases in sorted(promises.items(), key=lambda item: number(item[0])):
+        if (number(said) > 0) == faults:
+            proofs = "; ".join(
+                f"`{file}`" + f": {', '.join(names)}" * all(names) for file, names in tests[said].items()
+            )
+            rows.append(f"| {' | '.join([said, proofs] if faults else [said, proofs, cases or ''])} |\n")
+    head = TABLES[page]
+    before, _, rest = page.read_text(encoding="utf-8").partition(head)
+    return before + head + "".join(rows) + re.sub(r"\A(\|.*\n)*", "", rest)
 
 
 def number(said):
@@ -79,4 +80,5 @@ def number(said):
 
 
 if __name__ == "__main__":
-    PAGE.write_text(make_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in TABLES:
+        page.write_text(make_page(page), encoding="utf-8")

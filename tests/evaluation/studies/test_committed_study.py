@@ -1,4 +1,4 @@
-"""What docs/studies/first.md says of the study on two cores follows from the records that are committed with it."""
+"""What the pages of the first study say (docs/studies/first*.md) follows from the records committed with it."""
 
 import csv
 import json
@@ -41,6 +41,12 @@ def computed(tmp_path_factory, request):
         patch.setattr("mlsm.evaluation.comparison.compare.draw_paper_figures", lambda *_: [])
         compare(CompareConfig(results=tuple(results), output=directory), silent, facts)
     return directory, COMMITTED / page
+
+
+def study_text():
+    """The pages of the first study, one after the other."""
+    pages = (DOCS / "studies" / f"{name}.md" for name in ("first", "first-protocol", "first-explored"))
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages)
 
 
 def rows_of(path):
@@ -94,7 +100,7 @@ def interval(values, digits):
 def test_the_text_tells_what_the_records_say_beside_it():
     """Without the library's own statistics: scipy's, on the committed records."""
     usual, higher = (scores_of(COMMITTED / name) for name in ("evaluations", "rate-1e-3"))
-    text = " ".join((DOCS / "studies/first.md").read_text(encoding="utf-8").split())
+    text = " ".join(study_text().split())
     three = ["conll2003", "mrpc", "qnli"]
 
     def difference(tasks, seeds, digits=1, of=lambda task, arm, seed: usual[task, arm, seed]):
@@ -149,7 +155,7 @@ def test_the_tables_of_masks_are_those_of_the_records():
         (row["arm"], int(row["pre-training seed"])): float(row["held-out loss"])
         for row in rows_of(COMMITTED / "masks/held-out.csv")
     }
-    text = (DOCS / "studies/first.md").read_text(encoding="utf-8")
+    text = study_text()
     kinds = ("uniform", "frequency", "pmi", "later")
     each = [(arm, task) for arm in ("mlm", "mlsm") for task in ("conll2003", "mrpc")]
     for masks in kinds:
@@ -183,7 +189,7 @@ def rates_taken(directory, grid):
 def test_the_table_of_chosen_rates_is_that_of_the_records():
     scores, usual, higher = (scores_of(COMMITTED / name) for name in ("chosen-rates", "evaluations", "rate-1e-3"))
     taken, pairs = rates_taken("chosen-rates", [3e-4, 1e-3, 3e-3]), range(5)
-    text = " ".join((DOCS / "studies/first.md").read_text(encoding="utf-8").split())
+    text = " ".join(study_text().split())
     differences = {}
     for task, name in (("conll2003", "CoNLL-2003"), ("mrpc", "MRPC")):
         for arm, start in (("mlm", f"| {name} | mlm | "), ("mlsm", "| | mlsm | ")):
@@ -195,13 +201,13 @@ def test_the_table_of_chosen_rates_is_that_of_the_records():
     both = " ".join(interval(list(map(fmean, zip(*differences.values(), strict=True))), 1))
     first, second = (" ".join(interval(values, 1)) for values in differences.values())
     first = first.replace(" (", " points (")
-    said = f"mlsm less mlm is {first} of CoNLL-2003, {second} of MRPC and {both} in the mean of both"
+    said = f"MLSM minus MLM is {first} on CoNLL-2003, {second} on MRPC and {both} on average"
     assert said in text
     gains = {cell: scores[cell] - usual[cell] for cell in scores}
     ner = [gain for (task, *_), gain in gains.items() if task == "conll2003"]
-    assert f"worth {min(ner):.0f} to {max(ner):.0f} points of CoNLL-2003" in text
+    assert f"worth {min(ner):.0f} to {max(ner):.0f} points on CoNLL-2003" in text
     mlm, mlsm = (fmean(gains["conll2003", arm, pair] for pair in pairs) for arm in ("mlm", "mlsm"))
-    assert f"mlm's students gain {mlm:.0f} points of CoNLL-2003 in the mean, mlsm's {mlsm:.0f}" in text
+    assert f"MLM's students gain {mlm:.0f} points on CoNLL-2003 on average and MLSM's {mlsm:.0f}" in text
     lost = sorted(-gain for (task, *rest), gain in gains.items() if task == "mrpc" and taken[task, *rest] != 3)
     assert f"fell by {lost[0]:.1f} and {lost[1]:.1f} points" in text and len(lost) == 2
     assert [taken["conll2003", arm, pair] for arm in ("mlm", "mlsm") for pair in pairs].count(30) == 7
@@ -210,7 +216,7 @@ def test_the_table_of_chosen_rates_is_that_of_the_records():
 def test_the_table_of_controls_is_that_of_the_records():
     """Two pairs, whose data and settings of fine-tuning are those of mlsm beside them."""
     scores = scores_of(COMMITTED / "rate-1e-3") | by_model("controls")
-    text = " ".join((DOCS / "studies/first.md").read_text(encoding="utf-8").split())
+    text = " ".join(study_text().split())
     table = text[text.index("By the LSPs or by the teacher?") :]
     for arm in ("mlm", "mlsm", "cluster", "mtl", "untrained"):
         cells = " | ".join(
@@ -235,7 +241,7 @@ TARGETS = {
 
 def test_the_table_of_targets_is_that_of_the_records():
     scores, first = by_model("targets"), scores_of(COMMITTED / "rate-1e-3")
-    text = " ".join((DOCS / "studies/first.md").read_text(encoding="utf-8").split())
+    text = " ".join(study_text().split())
     cells = [(task, seed) for task in ("conll2003", "mrpc") for seed in (0, 1)]
     for arm, name in TARGETS.items():
         first_task, second_task = (
@@ -247,13 +253,14 @@ def test_the_table_of_targets_is_that_of_the_records():
     means = {arm: round(fmean(scores[task, arm, seed] for task, seed in cells), 1) for arm in TARGETS}
     less = [means["mlsm"] - means[arm] for arm in TARGETS.keys() - {"mlsm", "mlm"}]
     earlier = round(fmean(first[task, "mlsm", seed] for task, seed in cells), 1)
-    assert f"are {min(less):.1f} to {max(less):.1f} points below the mlsm beside them" in text
-    assert f"the mlsm of the table above is so by {means['mlsm'] - earlier:.1f}" in text
+    assert f"are {min(less):.1f} to {max(less):.1f} points below the MLSM of this table" in text
+    assert f"the MLSM of the table above is also {means['mlsm'] - earlier:.1f} points below it" in text
     apart = max(abs(scores[t, "mlsm", s] - scores[t, "all", s]) for t, s in cells)
     assert f"differ by up to {apart:.1f} points" in text
     again = {arm: [scores[t, arm, s] - first[t, arm, s] for t, s in cells] for arm in ("mlm", "mlsm")}
     ner_0, ner_1, mrpc_0, mrpc_1 = (f"{value:+.1f}".replace("-", "−") for value in again["mlsm"])
-    assert f"trained again has {ner_0} and {ner_1} points of CoNLL-2003 and {mrpc_0} and {mrpc_1} of MRPC" in text
+    ner = f"{ner_0} and {ner_1} points on CoNLL-2003"
+    assert f"trained again changes by {ner} and {mrpc_0} and {mrpc_1} on MRPC" in text
     assert f"differs by at most {max(map(abs, again['mlm'])):.1f} points" in text
     rounding = [scores[task, "rounding", 0] for task in ("conll2003", "mrpc")]
     assert f"({rounding[0]:.1f} and {rounding[1]:.1f})" in text
@@ -264,17 +271,17 @@ def test_the_table_of_targets_is_that_of_the_records():
 
 def test_half_the_steps_and_equal_seconds_are_told_as_the_records_say():
     scores = by_model("budgets")
-    text = " ".join((DOCS / "studies/first.md").read_text(encoding="utf-8").split())
+    text = " ".join(study_text().split())
     for arm, said in (
-        ("mlm-seconds", "mlm with a schedule of 1,680 steps has {} of CoNLL-2003 and {} of MRPC"),
-        ("mlsm", "mlsm after 1,200 of its 2,400 steps has {} of CoNLL-2003 and {} of MRPC"),
+        ("mlm-seconds", "MLM with a schedule of 1,680 steps scores {} on CoNLL-2003 and {} on MRPC"),
+        ("mlsm", "MLSM after 1,200 of its 2,400 steps scores {} on CoNLL-2003 and {} on MRPC"),
     ):
         cells = [" and ".join(f"{scores[task, arm, seed]:.1f}" for seed in (0, 1)) for task in ("conll2003", "mrpc")]
         assert said.format(*cells) in text
 
 
 def test_word_senses_of_students_are_told_as_the_records_say():
-    text = " ".join((DOCS / "studies/first.md").read_text(encoding="utf-8").split())
+    text = " ".join(study_text().split())
     for arm in ("untrained", "mlm", "mlsm"):
         tables = [rows_of(COMMITTED / f"word-senses/{arm}-seed{seed}.csv") for seed in (0, 1)]
         cells = [
@@ -303,7 +310,7 @@ def by_arm(part):
 
 def test_the_secondary_hypotheses_are_told_as_the_records_say():
     scores, first = by_arm("secondary"), scores_of(COMMITTED / "evaluations")
-    text = " ".join((DOCS / "studies/first.md").read_text(encoding="utf-8").split())
+    text = " ".join(study_text().split())
     three, others, seeds = ("conll2003", "mrpc", "qnli"), ("cluster", "sampled", "kd-masked"), range(5)
     assert scores.keys() == {(task, arm, seed) for task in three for arm in ("mlsm", *others) for seed in seeds} | {
         (task, "bundled_teacher", None) for task in three
@@ -326,12 +333,12 @@ def test_the_secondary_hypotheses_are_told_as_the_records_say():
         less(cells_of("mlm", first)),
         [fmean(first[task, "mlsm", seed] - first[task, "mlm", seed] for task in three) for seed in seeds],
     )
-    assert f"mlsm less the first part's mlm is {' '.join(interval(again, 2))}" in text
+    assert f"MLSM minus the first part's MLM is {' '.join(interval(again, 2))}" in text
     both = [fmean(pair) for pair in zip(again, before, strict=True)]
     assert f"With the mean of both dictionaries it is {' '.join(interval(both, 2))}" in text
     moved = [scores["conll2003", "mlsm", seed] - first["conll2003", "mlsm", seed] for seed in seeds]
     low, high = (f"{value:+.1f}".replace("-", "−") for value in (min(moved), max(moved)))
-    assert f"by {low} to {high} points of CoNLL-2003 at this rate" in text
+    assert f"by {low} to {high} points on CoNLL-2003 at this rate" in text
     assert f"{abs(fmean(moved)):.1f} ± {sem(moved) * t.ppf(0.975, 4):.1f}: seed and dictionary act together" in text
     rows = {
         "untrained": {(task, seed): first_floor(task, seed) for task in three for seed in seeds},
@@ -360,7 +367,7 @@ def first_floor(task, seed):
 def test_the_repeated_comparison_is_told_as_the_records_say():
     scores, seeds = by_arm("repeated"), range(5, 10)
     taken = rates_taken("repeated", [3e-4, 1e-3, 3e-3, 1e-2])
-    text = " ".join((DOCS / "studies/first.md").read_text(encoding="utf-8").split())
+    text = " ".join(study_text().split())
     for arm in ("mlm", "mlsm"):
         each = [scores["conll2003", arm, seed] for seed in seeds]
         cells = " | ".join(
@@ -408,10 +415,10 @@ def test_students_of_one_seed_began_alike_and_saw_the_same_batches():
 def test_rules_without_a_model_stand_beside_the_students():
     rules = json.loads((COMMITTED / "simple-rules.json").read_text(encoding="utf-8"))["tasks"]
     best = {task: max(rule["mean"] for rule in found.values()) for task, found in rules.items()}
-    text = (DOCS / "studies/first.md").read_text(encoding="utf-8")
+    text = study_text()
     table = text[text.index("| task | without a model | untrained |") :].split("\n\n")[0].splitlines()[2:]
     rows = {row.split("|")[1].strip(" *").split()[0].lower().replace("-", ""): row.split("|")[2:6] for row in table}
     assert {task: f" {score:.1f} " for task, score in best.items()} == {task: row[0] for task, row in rows.items()}
     beaten = {task for task, (rule, _, mlm, mlsm) in rows.items() if float(rule) > max(float(mlm), float(mlsm))}
     assert len(beaten) == 8 and {"conll2003", "mrpc", "qnli"} < beaten
-    assert f'always answering "paraphrase" has {rules["mrpc"]["constant"]["mean"]:.1f}' in " ".join(text.split())
+    assert f'always answers "paraphrase" scores {rules["mrpc"]["constant"]["mean"]:.1f}' in " ".join(text.split())

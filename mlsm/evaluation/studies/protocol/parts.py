@@ -168,7 +168,7 @@ class _Planner:
         if data is None and self.frozen is not None:
             self.frozen = None
             self.left_out.append("The frozen measures are not run: no directory of evaluation data was given.")
-        for name, folder in (("evaluate-blimp", "blimp/data"), ("choose-layer", "wsd")):
+        for name, folder in (("evaluate-blimp", "blimp"), ("choose-layer", "wsd")):
             if name in common and (data is None or not (data / folder).is_dir()):
                 setattr(self, "blimp" if name == "evaluate-blimp" else "senses", None)
                 where = "no directory of evaluation data was given" if data is None else f"{data} has no {folder}"
@@ -270,7 +270,7 @@ class _Planner:
     def _minimal_pairs(self, name, model, needs, step=None):
         if self.blimp is not None:
             assert self.data is not None
-            where = {"data_dir": self.data / "blimp" / "data", "output": self.directory}
+            where = {"data_dir": self.data / "blimp", "output": self.directory}
             values = self.blimp | {"models": (str(model),), "step": step} | where
             yield Part(f"evaluate-blimp/{name}", "evaluate-blimp", values, needs)
 

@@ -284,8 +284,9 @@ def test_stores_are_compared_with_that_of_the_first_student_also_when_done_alone
         study(StudyConfig(recipe=str(path), output=finished[0].directory, only=only))
 
 
-def test_words_are_probed_where_the_student_has_none(recipe, tmp_path):
-    (tmp_path / "blimp" / "data").mkdir(parents=True)
+@pytest.mark.parametrize("folder", ["blimp", "blimp/data"])  # made by prepare-data; a clone of BLiMP's repository
+def test_words_are_probed_where_the_student_has_none(recipe, tmp_path, folder):
+    (tmp_path / folder).mkdir(parents=True)
     names = {part.name for part in plan(read_study(recipe), tmp_path / "made", tmp_path).parts}
     assert {
         "evaluate-blimp/mlm-seed0",
