@@ -22,7 +22,7 @@ def show(report: dict, settings: Settings) -> str:
     if not report["predicts_words"]:
         words += "; it was not trained to predict them (--mlm_weight 0), so it has no word head"
     rows = [("checkpoint", report["model"]), ("LSPs", f"{report['lsps']:,}"), ("words", words)]
-    scored, data = ("evaluate-blimp", "blimp/data") if report["predicts_words"] else ("finetune", "data")
+    scored, data = ("evaluate-blimp", "data/blimp") if report["predicts_words"] else ("finetune", "data")
     return "\n".join(
         [
             "\nThe checkpoint is imported.",

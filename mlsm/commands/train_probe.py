@@ -40,6 +40,6 @@ def show(result: dict, settings: Settings) -> str:
             table([*rows, ("run", result["run"]), ("exported to", result["export"])]),
             how_to_load(result["export"]),
             "\nNext, BLiMP with it:",
-            f"  {program()} {shell_join(['evaluate-blimp', result['run']])} --data-dir blimp/data",
+            f"  {program()} {shell_join(['evaluate-blimp', result['run']])} --data-dir data/blimp",
         ]
     )
