@@ -233,7 +233,7 @@ def test_windows_that_are_longer_than_the_memory(subjects):
     path = subjects / "logits" / "target.json"
     write_sealed(path.parent, path, json.loads(path.read_bytes()) | {"max_length": 65_535})
     config = StudentConfig(store=str(path.parent), run_dir=subjects / "out", **TRAINING | {"objective": "kd"})
-    expected = f"too little memory for windows of 65,535 tokens, as {path.parent} has"
+    expected = f"too little memory for windows of 65,535 tokens, as in {path.parent}"
     with pytest.raises(TrainingError, match=expected), limited_addresses(2 << 30):
         train(config)
 

@@ -26,7 +26,7 @@ from pipeline.teacher import (
 )
 
 pytestmark = pytest.mark.promise(
-    "a checkpoint of which transformers would compute another model (relative positions that it dropped, code "
+    "a checkpoint of which transformers would compute different model (relative positions that it dropped, code "
     "of its own, weights in embeddings or layers up to l without a place): refused as teacher, masked LM, "
     "start of a student, for fine-tuning and BLiMP; heads, poolers, layers above l and buffers of older "
     "versions are fine",
@@ -123,7 +123,7 @@ def test_old_norm_names_are_understood(bert_dir):
     assert torch.equal(Teacher.load(bert_dir, 3)(ids, attention), before)
 
 
-# ---- checkpoints of which transformers would compute another model
+# ---- checkpoints of which transformers would compute different model
 
 
 def add_weight(directory, like, ending):
@@ -157,7 +157,7 @@ def test_weights_that_no_layer_up_to_l_has_a_place_for(family, layout, tmp_path)
     Teacher.load(tmp_path, 2)  # it belongs to the third
     with pytest.raises(TeacherError, match="1 weights .*no place for.*distance_embedding") as caught:
         Teacher.load(tmp_path, 3)
-    assert "another model" in str(caught.value) and "\n" not in str(caught.value)
+    assert "different model" in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -193,7 +193,7 @@ def test_relative_positions_that_transformers_no_longer_computes(bert_dir, posit
 @pytest.mark.parametrize("code", ["modeling_bert.JinaBertModel", "jinaai/jina-bert--modeling_bert.JinaBertModel"])
 def test_code_of_its_own(bert_dir, code):
     change_config(bert_dir, auto_map={"AutoModel": code, "AutoTokenizer": ["x.Slow", None]})
-    with pytest.raises(TeacherError, match=f"auto_map: {code}.*not run.*another model"):
+    with pytest.raises(TeacherError, match=f"auto_map: {code}.*not run.*different model"):
         Teacher.load(bert_dir, 1)
 
 

@@ -329,4 +329,4 @@ def test_the_command(tmp_path):
     assert report["finished_before"] and report["splits"]["held_out"]["windows"] == 20
     (tmp_path / "here").write_text("a file")
     run = run_command(["export-store", "--output", "here"], cwd=tmp_path)
-    assert run.returncode == 2 and "here exists and holds no export" in run.stderr and "Traceback" not in run.stderr
+    assert run.returncode == 2 and "here exists and contains no export" in run.stderr and "Traceback" not in run.stderr

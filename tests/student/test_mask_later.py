@@ -477,5 +477,5 @@ def test_an_export_whose_setting_is_damaged_is_refused(setting, lsp_store, tmp_p
     replace_json(export / "config.json", config | {"mask_later": setting})
     with pytest.raises(RunError, match="mask_later of config.json: .*expected"):
         LspModel.from_pretrained(export)
-    with pytest.raises(ModelError, match="mask_later of config.json: .*expected.* Export the model again"):
+    with pytest.raises(ModelError, match="mask_later of config.json: .*expected.* Export or download the model again"):
         check_family(export)

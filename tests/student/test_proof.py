@@ -170,7 +170,7 @@ def test_a_run_whose_way_fails_now_ends_with_a_line(run):
     first = run("")
     (Path(first["run"]) / "result.json").unlink()
     with pytest.raises(
-        RunError, match=r"begun in bfloat16, compiled, which does not work .*SIGSEGV.*--dtype bfloat16 --comp"
+        RunError, match=r"started in bfloat16, compiled, which does not work .*SIGSEGV.*--dtype bfloat16 --comp"
     ):
         run("compiled=crash", cache="another")
     assert run("", cache="another", dtype="bfloat16", compile=True)["run"] == first["run"], "as the line says"

@@ -469,7 +469,7 @@ def test_training_goes_on_from_an_export(ids_store, settings, tmp_path):
     start = json.loads((tmp_path / "again" / "log.jsonl").read_text().splitlines()[0])
     exported = AutoModel.from_pretrained(first["export"], dtype=torch.float32, add_pooling_layer=False)
     assert start["initial_encoder"] == weights_fingerprint(exported)
-    with pytest.raises(RunError, match="nothing.*Give"):
+    with pytest.raises(RunError, match="nothing.*Pass"):
         train(StudentConfig(**again | {"continue_from": tmp_path / "nothing", "run_dir": tmp_path / "third"}))
 
 

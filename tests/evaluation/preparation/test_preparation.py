@@ -88,7 +88,7 @@ def test_glue_from_its_zips_says_what_is_missing(places):
         f"glue/{task}" for task in ("MNLI", "MRPC", "QNLI", "QQP", "SST-2", "STS-B")
     }
     shown = preparation(report, PrepareDataConfig(dataset="glue", from_=places[0]))
-    assert "1 train, 1 validation; published are 8,551 train, 1,043 validation" in shown
+    assert "1 train, 1 validation; 8,551 train, 1,043 validation are published" in shown
     assert "glue/QQP lacks QQP/train.tsv, QQP/dev.tsv; published at https://" in shown
     (places[0] / "RTE.zip").unlink()
     again = {part["directory"]: part for part in run("glue", places)["parts"]}
@@ -140,7 +140,7 @@ def test_senses_from_the_framework_and_wordnet(places, tmp_path):
     tree = write_miniature(tmp_path / "tree")
     files = {f"WSD_Evaluation_Framework/{name}": raw for name, raw in contents(tree).items() if "wordnet" not in name}
     write_zip(places[0] / "WSD_Evaluation_Framework.zip", files)
-    with pytest.raises(DataError, match=r"no index.sense there.*wordnet.princeton.edu"):
+    with pytest.raises(DataError, match=r"contains no index.sense.*wordnet.princeton.edu"):
         run("wsd", places)
     with tarfile.open(places[0] / "WordNet-3.0.tar.gz", "w:gz") as archive:
         archive.add(tree / "wordnet3.0" / "index.sense", "WordNet-3.0/dict/index.sense")

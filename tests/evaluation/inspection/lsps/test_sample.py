@@ -94,5 +94,5 @@ def test_document_keys_tell_documents_apart(tmp_path):
 
 def test_only_stores_of_lsps_have_some(tmp_path):
     store = write_store(tmp_path / "ids", k=0)
-    with pytest.raises(InspectionError, match="holds ids, not LSPs"):
+    with pytest.raises(InspectionError, match="contains ids, not LSPs"):
         sample_tokens(store, 100, silent)

@@ -448,7 +448,7 @@ def test_what_was_not_run_is_what_can_be_run_next(recipe, tmp_path):
     facts = facts_of(described, plan(described, tmp_path, None), {})
     (sentence,) = [text for text in facts.not_run if "Not run yet" in text]
     assert "encode-lsp/lsp" in sentence and "train-student" not in sentence
-    assert int(re.search(r"and (\d+) parts that wait", sentence)[1]) >= 8
+    assert int(re.search(r"and (\d+) parts that depend", sentence)[1]) >= 8
 
 
 @pytest.mark.usefixtures("without_figures")

@@ -204,7 +204,7 @@ def test_phi_of_the_command_is_that_of_the_plain_codes(settings, result, center,
     ("change", "error", "message"),
     [
         ({"data_dir": None}, WsdDataError, "needs --data-dir DIR"),
-        ({"data_dir": Path("/nowhere")}, WsdDataError, "semcor.data.xml is not there"),
+        ({"data_dir": Path("/nowhere")}, WsdDataError, "semcor.data.xml is missing"),
         ({"layer": (2, 7)}, TeacherError, "has 3 layers, no layer 7"),
         ({"layer": (2, 2)}, ValueError, "names a number twice"),
         ({"tolerance": 0.2}, ValueError, "--tolerance must lie between 0 and --lam 0.1"),
