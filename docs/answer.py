@@ -1,20 +1,20 @@
-"""The tables and the figure that say what a student is worth, made of the committed records of the second study.
+"""Make the tables and the figure that say what a student is worth, from the committed records of the second study.
 
     python docs/answer.py       # writes them into README.md, docs/results.md and docs/small-encoder.md, and the figure
 
 A table stands in a page between `<!-- made by docs/answer.py: NAME -->` and `<!-- end -->`. tests/test_answer.py
-compares the pages with the records, and tries the same functions on a made-up complete study. What the study withholds
-(withheld.json, or fewer seeds than planned) is in no table and no figure, and a line says so; when all seeds are
-scored, the same command fills the cells.
+compares the pages with the records, and tries the same functions on a made-up complete study. The primary arms are in
+no table and no figure until all planned seeds of both, and of the untrained students, are scored (`compose` decides);
+a line says so. After that, the same command fills the cells.
 
     docs/studies/second/main      the students and their teacher
     docs/studies/second/pilot     the teacher, while main has no record of it; the pilot's five pairs
     docs/studies/second/instead   what one could take instead (python -m benchmarks.instead), in records of the same
-                                  measures; times.json and rates.json of a quiet machine, without which their columns
-                                  are empty
+                                  measures; times.json and rates.json of a quiet machine. Without a file, its columns
+                                  are left off
 
 The composite of any model is that of the study: 0 is the mean of the untrained students, 100 the teacher.
-Left out: what is tested and how (mlsm/evaluation/studies/protocol/composite.py), other pages.
+Not handled here: what is tested and how (mlsm/evaluation/studies/protocol/composite.py), other pages.
 """
 
 import json
@@ -29,7 +29,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from mlsm.evaluation import records  # noqa: E402
-from mlsm.evaluation.comparison.compare import WITHHELD  # noqa: E402
 from mlsm.evaluation.plots import new_figure, save_figure, write_caption  # noqa: E402
 from mlsm.evaluation.studies.protocol.composite import compose  # noqa: E402
 from mlsm.evaluation.studies.protocol.description import Study, read_study  # noqa: E402
@@ -60,6 +59,7 @@ EXPLORED = (  # contrasts that no hypothesis names, each with the arm that it va
     *(("regress-pq64", "regress"), ("cluster", "mlsm"), ("recon", "mlsm")),
     *(("mlsm-visible", "mlsm"), ("regress-visible", "regress"), ("mlm-untied", "mlm")),
 )
+UNTIL = "all seeds of both arms and of the untrained students are scored"
 PILOT = ("mlsm-l4-lr0.008", "regress-mse-lr0.008")
 
 
@@ -74,9 +74,7 @@ def answer(second: Path = SECOND) -> dict:
     """
     study = read("study-2")
     found = compose(study, second / "main")
-    noted = second / "main" / "evaluations" / WITHHELD
-    hidden = set(json.loads(noted.read_text())["primary"]) if noted.is_file() else set()
-    hidden |= {name for name in study.primary if not found["arms"].get(name)}
+    hidden = {name for name in study.primary if not found["arms"].get(name)}
     scores = read_scores(second)
     models = {name: model for name in ROWS if name not in hidden and (model := describe(name, study, scores, found))}
     return {
@@ -100,7 +98,7 @@ def read(recipe: str) -> Study:
 
 
 def read_json(file: Path) -> dict:
-    """A file of a benchmark; empty where there is none yet."""
+    """The JSON record of a benchmark, {} if it has not been run yet."""
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
@@ -130,7 +128,7 @@ def read_scores(second: Path) -> dict[str, dict[str, float]]:
 
 
 def describe(name: str, study: Study, scores: dict, found: dict) -> dict | None:
-    """A row: means over the seeds that are scored, None where there is none."""
+    """A row of the front table: means over the seeds that are scored, None if no seed is."""
     arm = study.arms.get("mlm" if name == "untrained" else name)
     if arm is None:
         students = [scores[name]] if name in scores else []
@@ -238,7 +236,7 @@ def notes(told: dict) -> str:
     missing = [name for name in ROWS if name not in told["models"] and name not in told["hidden"]]
     if told["hidden"]:
         names = " and ".join(f"`{name}`" for name in told["hidden"])
-        lines.append(f"Withheld until all of their seeds are scored: {names}, with every comparison that names one.")
+        lines.append(f"Withheld until {UNTIL}: {names}, and every comparison with one of them.")
     if missing:
         lines.append(f"Not scored yet: {', '.join(f'`{name}`' for name in missing)}.")
     if not told["times"]:
@@ -266,7 +264,7 @@ def contrasts_table(told: dict) -> str:
     lines = [markdown(rows)]
     if told["hidden"]:
         names = " or ".join(f"`{name}`" for name in told["hidden"])
-        lines.append(f"\nContrasts with {names} in the main part are withheld until all planned seeds are scored.")
+        lines.append(f"\nContrasts with {names} in the main part are withheld, too.")
     return "\n".join(lines)
 
 
@@ -275,8 +273,7 @@ def verdict(told: dict) -> str:
     one = next((row for row in told["contrasts"] if row["role"] == "primary"), None)
     first, second = told["study"].primary
     if one is None:
-        seeds = len(told["study"].seeds)
-        return f"**`{first}` minus `{second}`:** withheld until all {seeds} seeds of both are scored."
+        return f"**`{first}` minus `{second}`:** withheld until {UNTIL}."
     paired, margin = one["paired"], one["equivalence"]
     decided = "excludes" if paired["low"] > 0 or paired["high"] < 0 else "includes"
     equivalent = "are" if margin["equivalent"] else "are not shown to be"
@@ -327,7 +324,7 @@ def interval(of: dict) -> str:
 
 
 def draw(told: dict, stem: Path) -> list[Path]:
-    """The forest plot: every contrast that may be shown, planned ones filled. Nothing where there is none."""
+    """The forest plot: every contrast that may be shown, with planned ones filled. Returns [] if none is planned."""
     contrasts: list[dict[str, Any]] = told["contrasts"]
     if not any(one["role"] != "not planned" for one in contrasts):
         return []
@@ -352,7 +349,7 @@ def draw(told: dict, stem: Path) -> list[Path]:
 
 
 def figure_line(told: dict, link: str) -> str:
-    """The picture in a page; nothing while no planned contrast may be shown."""
+    """The Markdown of the figure, "" while no planned contrast may be shown."""
     if any(one["role"] != "not planned" for one in told["contrasts"]):
         return f"![Differences of arms with their intervals]({link})"
     return ""

@@ -176,7 +176,7 @@ def finished_stores(root: str | Path, kinds: Sequence[str] = ()) -> list[Path]:
     What counts is when its plan was published. Stores that were derived from others come last, since they add no text:
     making one does not change which store the next command takes.
 
-    kinds   pass over stores that hold anything else; none: pass over nothing
+    kinds   of the stores to find; empty: all kinds
     Raises  StoreError when the only ones are unfinished or damaged, naming one; RequestError when there are none at all
     """
     newest: dict[Path, tuple[bool, int]] = {}

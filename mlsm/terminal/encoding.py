@@ -6,6 +6,8 @@ from mlsm.common.text import shell_join, shell_quote
 from mlsm.terminal.process import complain
 from mlsm.terminal.tables import duration, quantity, size, store_rows, table
 
+OBJECTIVES = {"ids": "mlm", "logits": "kd", "hidden": "regress"}  # kind of store -> what learns from it, if not mlsm
+
 
 def encoding(reports: list[dict], settings: object) -> str:
     """Show the stores that were made, the command that trains on each, and the one that shows LSPs."""
@@ -22,14 +24,15 @@ def encoding(reports: list[dict], settings: object) -> str:
             rows.append(("this run", f"{tokens:,} tokens in {duration(seconds)} ({tokens / seconds:,.0f}/s)"))
         lines.append(table(rows))
     lines += corpus_lines(reports[0].get("corpus"))
-    if reports[0]["kind"] == "hidden":
-        places = [shell_quote(report["store"]) for report in reports]
-        lines += ["\nNext:", *(f"  {program()} encode-lsp --hidden {place} --k 1024" for place in places)]
-        return "\n".join(lines)
-    objective = {"lsp": [], "ids": ["--objective", "mlm"], "logits": ["--objective", "kd"]}[reports[0]["kind"]]
+    kind = reports[0]["kind"]
+    objective = ["--objective", OBJECTIVES[kind]] if kind in OBJECTIVES else []
     stores = [shell_join(["train-student", "--store", report["store"], *objective]) for report in reports]
     lines += ["\nNext:", *(f"  {program()} {words}" for words in stores)]
-    if reports[0]["kind"] == "lsp":
+    if kind == "hidden":
+        places = [shell_quote(report["store"]) for report in reports]
+        lines += ["\nTo learn LSPs of them instead:"]
+        lines += [f"  {program()} encode-lsp --hidden {place} --k 1024" for place in places]
+    if kind == "lsp":
         show = shell_join(["show-lsp", reports[0]["store"], "--html", "lsps"])
         lines.append(f"\nTo see what its LSPs represent:\n  {program()} {show}")
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """BLiMP's minimal pairs: 67 paradigms of 1,000, in 12 phenomena (Warstadt et al. 2020, doi:10.1162/tacl_a_00321).
 
-    paradigms, files = read(Path("blimp/data"))    # or read(None), from the Hub
+    paradigms, files = read(Path("data/blimp"))    # or read(None), from the Hub
     paradigms = [subset(paradigm, 100) for paradigm in paradigms]
 
 A file is <paradigm>.jsonl with sentence_good and sentence_bad in every line. The paper's 12 phenomena are here, as the
@@ -168,7 +168,7 @@ def _from_hub() -> list[Paradigm]:
     except Exception as error:  # three libraries raise, whose classes change with their versions
         raise BlimpError(
             f"BLiMP is not in the cache and cannot be fetched from the Hub ({HUB}: {type(error).__name__}). Check the "
-            "network, or download github.com/alexwarstadt/blimp and pass its directory:  --data-dir blimp/data"
+            "network, or download github.com/alexwarstadt/blimp and pass its directory:  --data-dir blimp"
         ) from error
     finally:
         if shown:
