@@ -138,7 +138,7 @@ def is_count(value: Any) -> bool:
 
 
 def _describe(message, values, place=""):
-    """Rewrite a message of msgspec, such as this, as one line of ours: "<what was wrong> - at `$.units[3].start`"."""
+    """Rewrite a message of msgspec as one line in our words: "<what was wrong> - at `$.units[3].start`"."""
     text, _, path = message.partition(" - at ")
     found, field = values, place.removesuffix(".")
     for name, index in re.findall(r"\.([^.\[\]`]+)|\[(\d+|\.\.\.)\]", path):

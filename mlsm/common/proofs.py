@@ -135,7 +135,7 @@ def key_of(device: torch.device, *facts: str) -> str:
 
 
 def device_facts(device: torch.device) -> dict[str, str]:
-    """GPU, driver, the C compiler of torch.compile, and the versions of libraries that compile for it or compute on it."""
+    """GPU, driver, the C compiler of torch.compile, and the versions of libraries that compile or compute for it."""
     on_gpu = device.type == "cuda"
     found = {
         "device": torch.cuda.get_device_name(device) if on_gpu else cpu_model(),

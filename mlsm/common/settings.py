@@ -52,7 +52,7 @@ def check(settings: Any) -> None:
 
 
 def convert_field(field: dataclasses.Field, value: object, text: bool = False) -> Any:
-    """Convert a value to the type of a dataclass field. See `convert` for arguments and errors; errors name the flag."""
+    """Convert a value to the type of a dataclass field. See `convert` for arguments; errors name the flag."""
     parts: list | tuple = value if isinstance(value, list | tuple) else (value,)
     if any("\0" in str(part) for part in parts if isinstance(part, str | os.PathLike)):
         raise ValueError(f"{flag_of(field)} must not contain a NUL character, found {value!r}")
