@@ -6,7 +6,7 @@ from mlsm.common.text import shell_join, shell_quote
 from mlsm.terminal.process import complain
 from mlsm.terminal.tables import duration, quantity, size, store_rows, table
 
-OBJECTIVES = {"ids": "mlm", "logits": "kd", "hidden": "regress"}  # kind of store -> what learns from it, if not mlsm
+OBJECTIVES = {"ids": "mlm", "logits": "kd", "hidden": "regress"}  # kind of store -> its objective, if not mlsm
 
 
 def encoding(reports: list[dict], settings: object) -> str:
