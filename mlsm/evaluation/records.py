@@ -160,7 +160,7 @@ def read_file(file: Path) -> dict:
 
 
 def _fill_in(record):
-    """Settings of fine-tuning that earlier versions did not record, as they were: no warm-up, no clipping."""
+    """Fill in the fine-tuning settings that a record may lack: no warm-up, no clipping."""
     if record["suite"] == "finetune":
         record["settings"] = {"warmup": 0.0, "grad_clip": 0.0} | record["settings"]
     return record

@@ -142,7 +142,7 @@ class FinetuneConfig:
         return found | ({"lr": list(self.lr)} if isinstance(self.lr, tuple) else {})
 
     def apply_smoke(self) -> "FinetuneConfig":
-        """These settings, changed as --smoke and --split imply. Raises ValueError if they contradict or name no model."""
+        """These settings, changed as --smoke and --split imply. ValueError without a model, or if they contradict."""
         if not self.smoke and not self.models:
             raise ValueError(
                 f"no model given. Name runs, exports, directories or Hub ids:  {program()} finetune MODEL ..."
