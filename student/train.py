@@ -259,10 +259,7 @@ class Trainer:
     def _save(self) -> None:
         self._check_weights()
         steps = self.state.steps
-        epoch, window_of_epoch = divmod(steps * self.config.batch_windows, len(self.loader.windows))
         kept = self.state.to_json() | {
-            "epoch": epoch,
-            "window_of_epoch": window_of_epoch,
             "plan": self.store.plan_id,
             "target": self.store.target_id,
             "run": fingerprint(self.run.identity),

@@ -1,5 +1,4 @@
-"""What the pages say of the second study is what its records say; what is withheld is nowhere; a whole study fills all
-cells."""
+"""Pages on the second study agree with its records; withheld results do not appear; a complete study fills all cells."""
 
 import csv
 import json
