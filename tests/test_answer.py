@@ -1,4 +1,4 @@
-"""Pages on the second study agree with its records; withheld results do not appear; a complete study fills all cells."""
+"""Pages on the second study agree with its records, withheld results stay hidden, a complete study fills each cell."""
 
 import csv
 import json
