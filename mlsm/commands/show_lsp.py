@@ -67,7 +67,7 @@ def _overview(result):
 
 
 def _profile(row):
-    """Draw an LSP's weight from the first positions of the window to the last, with a star if it follows them."""
+    """Draw an LSP's weight from the first positions of the window to the last, with a star if the LSP is positional."""
     return sparkline(row["profile"]) + "*" * row["positional"]
 
 
@@ -140,7 +140,7 @@ def _context(context, figure="weight"):
 
 
 def _quote(context):
-    """Write a token in its context, and the window and position where it stands."""
+    """Write a token in its context, with its window and position."""
     text = "".join(f"«{piece}»" if i == context["at"] else piece for i, (piece, _) in enumerate(context["text"]))
     return f"{' '.join(text.split())}   {context['window']}:{context['position']}"
 

@@ -13,10 +13,12 @@ from preloaded import Preloaded, run_python
 
 from mlsm.commands import load
 from mlsm.common.errors import CorpusError, EncodeError, StoreError, TeacherError
+from pipeline import encode as encoding
 from pipeline import plan as planning
 from pipeline.commands import encode_ids, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig
 from pipeline.dictionary import Dictionary
+from pipeline.encode import encode_missing
 from shards.reader import Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -211,6 +213,21 @@ def test_a_file_that_changes_during_the_run_is_not_committed(place, report, tmp_
     with pytest.raises(CorpusError, match="changed while it was read"):
         encode_lsp(given, change_once_encoding)
     assert not list(tmp_path.glob("runs/stores/*/units/*"))
+
+
+@pytest.mark.parametrize("blocks_are_shown", [True, False], ids=["in this process", "on workers"])
+def test_progress_counts_each_token_once(place, report, tmp_path, monkeypatch, blocks_are_shown):
+    """This process shows each block as it is written; a worker tells of a unit at its end."""
+
+    def encode_as_workers_do(executor, tasks, paths, kind, show):
+        return encode_missing(executor, tasks, paths, kind)
+
+    if not blocks_are_shown:
+        monkeypatch.setattr(encoding, "encode_missing", encode_as_workers_do)
+    given, shown = replace(place, dictionary=Path(report["dictionary"]), output=tmp_path), []
+    found = encode_lsp(given, lambda stage, done, *_, **__: stage == "encode" and shown.append(done))[0]
+    assert shown == sorted(shown) and shown[0] == 0 and shown[-1] == found["tokens"]
+    assert len(shown) > found["units"] or not blocks_are_shown
 
 
 def test_the_same_teacher_elsewhere_finds_the_same_store(place, report, tmp_path):

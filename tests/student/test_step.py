@@ -100,6 +100,19 @@ def test_few_shapes_are_the_same_loss(store_for, needed_by, settings, objective)
     assert sizes[0] == sizes[1] and figures[1] == [pytest.approx(one, rel=1e-4) for one in figures[0]]
 
 
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_step_learns_the_loss_that_held_out_text_is_measured_by(store_for, needed_by, settings, objective):
+    config = StudentConfig(**settings | {"objective": objective, "micro_batch": 12} | needed_by(objective))
+    stepper, loader = stepper_and_loader(config, store_for(objective))
+    batch = loader.step(1, 0, 12)
+    [micro], of_objective = batch.micro, stepper.objective
+    with torch.no_grad():
+        logits = stepper.forward(micro)
+        loss = stepper.loss(logits, micro.targets, batch.counts).item()
+        measured = of_objective.figures(of_objective.measure(logits, micro.targets), batch.counts)["loss"]
+    assert loss == pytest.approx(float(measured), rel=1e-5)
+
+
 def test_a_compiled_student_meets_few_shapes(lsp_store, settings, monkeypatch):
     """Batches whose numbers of masked positions differ are two graphs at most: a static one and one of any size."""
     config = StudentConfig(**settings | {"batch_windows": 24, "micro_batch": 24, "dropout": 0.0, "mask_rate": 0.3})
