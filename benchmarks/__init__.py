@@ -1,1 +1,1 @@
-"""Measurements of the claims in the README; each prints JSON as its last line."""
+"""Benchmarks behind the claims in the README; each prints JSON as its last line."""

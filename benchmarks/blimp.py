@@ -4,13 +4,13 @@
     python -m benchmarks.blimp
 
 A random BERT of 6 x 384 with bert-base-uncased's vocabulary of 30,522, float32, on 50 pairs of each of seven BLiMP
-paradigms; in every round both score one paradigm, in turns. minicons, which has no paradigms, is given the batch size
-of 1, 2, 8 and 32 that is fastest here, by its own `sequence_score`; 0.3.39 calls batch_encode_plus, which transformers
-5 no longer has, so the tokenizer gets it back. `vs_minicons` is the median of the rounds, with the least and the most;
-`cpu_vs_minicons` that of the processor's time in all threads, which other processes hardly change. `memory` is what
-scoring adds to the process at its peak, in MiB. `difference` is the largest of any token's ln p.
+paradigms; in every round both score one paradigm, in turns. minicons scores with its own `sequence_score` and the
+fastest batch size of 1, 2, 8 and 32. Version 0.3.39 calls batch_encode_plus, which transformers 5 has removed, so the
+benchmark adds it to the tokenizer. `vs_minicons` is the median over the rounds, with minimum and maximum.
+`cpu_vs_minicons` is the same for processor time in all threads, which other processes hardly change. `memory` is the
+peak memory added by scoring, in MiB. `difference` is the largest difference of any token's ln p.
 
-Needs $MLSM_DATA/data or ../shared/data. Without minicons our own rate alone. Left out: GPUs.
+Needs $MLSM_DATA/data or ../shared/data. Without minicons, only our own speed is measured. GPUs are not measured.
 """
 
 import json

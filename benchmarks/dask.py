@@ -3,13 +3,13 @@
     python -m benchmarks.dask
 
 MiniLM (6 layers, 384 wide) cut after layer 5, k = 1536, lambda 0.05, top 32, windows of 128 tokens of the bundled
-text; both sides are the command's own path with local workers of one thread, into empty stores. A repeat encodes the
-same units with one worker and with two, in turn. `two_workers_vs_one` compares the steady state: from the first unit's
-answer of the last worker to begin, to the moment at which a worker first has nothing left, so that start-up
-(processes, imports, teacher) and the last units, when some workers are idle, count on neither side.
-`with_start_up` is the whole command's. Needs two idle cores. Prints JSON as its last line.
+text; both sides use the command's own code with local workers of one thread, and write into empty stores. A repeat
+encodes the same units with one worker and with two, in turn. `two_workers_vs_one` compares the steady state: from the
+first finished unit of the worker that starts last, until a worker first has nothing left to do. So start-up (processes,
+imports, teacher) and the last units, when some workers are idle, are not counted on either side. `with_start_up` is the
+whole command's. Needs two idle cores. Prints JSON as its last line.
 
-Run it as a module: as a script its directory would come first, and its name is that of the package it uses.
+Run it as a module: as a script, this file would be imported instead of the package dask.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Where the benchmarks find their data, and what every result says about its conditions."""
+"""Find the data of the benchmarks, and record the conditions of a measurement."""
 
 import importlib.metadata
 import os

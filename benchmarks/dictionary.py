@@ -3,21 +3,19 @@
     python -m benchmarks.dictionary [--quick]
 
 Task: 3072 atoms, lambda 0.05, learned from the 32,768 training vectors of the bench data (width 384), judged by the
-mean held-out objective over the first 2,048 test vectors: the same solver (KKT violation 1e-4) and the same
-float64 objective for every rival. About six minutes on two quiet cores, twelve on slow ones. With --quick a third of
-that: without SPAMS's 300 iterations and its float64, without starts by k-means, and with two passes of ours instead of
-four (SPAMS's objective is reached in less).
+mean held-out objective over the first 2,048 test vectors, with the same solver (KKT violation 1e-4) and the same
+float64 objective for every library. About six minutes on two quiet cores, twelve on slow ones. --quick takes a third of
+that: it omits SPAMS's 300 iterations, SPAMS in float64 and initialisation by k-means, and makes two passes with our
+code instead of four.
 
 - SPAMS         trainDL on all cores, minibatches of 400: 82 iterations (one epoch) and 300. In float32, which is
                 faster than float64 at the same objective; 82 iterations in float64 are reported beside it. Its data
                 are prepared and its dictionary is judged outside its clock.
-- ours          learn_dictionary from the float16 file. Its clock holds reading, initialisation and its own
-                evaluations on those held-out vectors, one every 8,192 vectors: an evaluation is the only
-                moment at which it is known to have reached an objective. Compilation is left out.
-                Two things to know: unused atoms are replaced at evaluations, so here four times as often as by
-                default (once a pass of these vectors); and its figures are the lowest of its evaluations on the very
-                vectors that judge it, coded to a KKT violation of 1e-3 (`objective_of_ours_checked` is by the
-                solver that judges all).
+- ours          learn_dictionary from the float16 file. Its time includes reading, initialisation and its own
+  evaluations on those held-out vectors, one per 8,192 vectors: only an evaluation shows that it has reached an
+  objective. Compilation is not timed. Unused atoms are replaced at evaluations, so here four times as often as by
+  default (once per pass over these vectors). Its result is the lowest of its evaluations on the vectors that judge it,
+  coded to a KKT violation of 1e-3; `objective_of_ours_checked` is computed by the common solver.
 - defaults      ours once more as a user gets it, one seed: `default_seconds` and `default_objective`, by the solver
                 that judges all. It too returns its best evaluation on those vectors, of at most two.
 - scikit-learn  MiniBatchDictionaryLearning at a size it can finish: 256 atoms, 8,192 vectors, two passes; ours at

@@ -1,15 +1,15 @@
-"""Stage A end to end against its bare teacher: what coding and writing add to the forward pass.
+"""Stage A end to end against only its teacher: how much coding and writing add to the forward pass.
 
     python -m benchmarks.encode
 
 On a CPU MiniLM (6 layers, 384 wide) cut after layer 5, the reference dictionary of 3072 atoms, lambda 0.05, top 32,
-windows of 128 tokens of the bundled text. On a GPU, on which MiniLM takes less time than packing its codes, a
-random BERT-base cut after layer 10 in float16, random ids, and the bench data lifted to its width
-(benchmarks/lifted.py). In turn: the forward passes alone, and the path that `encode-lsp` takes from windows on (its
-stages, with unit length, solver, distributions, packing, hashing, fsync), each over a block of 65,536 tokens on a
-CPU, and on a GPU over a run of 16 blocks, so that its stages are all in flight. Numba's compilation and reading text
-are left out. `encode_vs_teacher` is the ratio of tokens per second; the stages' own seconds may overlap. Prints JSON
-as its last line. Not run on a GPU yet.
+windows of 128 tokens of the bundled text. On a GPU, where MiniLM takes less time than packing its codes: a random
+BERT-base cut after layer 10 in float16, random ids, and the bench data mapped to its width (benchmarks/lifted.py). Two
+things are timed in turn: only the forward passes, and the work of `encode-lsp` after making windows (its stages with
+normalisation, solver, distributions, packing, hashing, fsync). Each is timed over a block of 65,536 tokens on a CPU,
+and over 16 blocks on a GPU, so that all stages run at the same time. Numba's compilation and reading text are not
+timed. `encode_vs_teacher` is the ratio of tokens per second; the stages' own seconds may overlap. Prints JSON as its
+last line. Not run on a GPU yet.
 """
 
 import json

@@ -1,12 +1,12 @@
-"""What storing hidden states costs: int8 and product-quantised rows against float32, and the codes of both.
+"""Compare stored hidden states (int8, product-quantised) with float32: size, and the codes of both.
 
     python -m benchmarks.hidden_states [--teacher bundled] [--layer 10] [--k 1024] [--corpus docstrings]
 
 Without --teacher MiniLM after layer 4 and k = 1,536, over the Wikipedia text of the evaluation data. A dictionary is
 learned from a uniform sample of float32 hidden states, codebooks from the same sample. Other hidden states of the same
 text are coded from their float32 rows and from the stored ones: total variation of the two distributions, how often the
-largest atom is the same, non-zeros. Beside that stands what the 8-bit weights of a store cost, and the mean cosine of
-rows. Nothing is timed. Left out: which of them trains better students.
+largest atom is the same, non-zeros. For comparison, the error of a store's 8-bit weights and the mean cosine of rows
+are also printed. Nothing is timed, and no students are trained.
 
 Shapes: N tokens, K atoms, d width.
 """

@@ -1,22 +1,22 @@
-r"""What one could take instead of a student: its teacher cut after two layers, and a static table made from it.
+r"""Alternatives to a student: its teacher cut after two layers, and a static embedding table made from the teacher.
 
     pip install --no-deps model2vec==0.10.0 skeletoken==0.6.1
     python -m benchmarks.instead score TEACHER --work DIR --output docs/studies/second/instead
     taskset -c 0 python -m benchmarks.instead time TEACHER --work DIR --models EXPORT ... | tail -1 > RECORD.json
 
 `score` makes both, in DIR/models, and writes their records of `finetune --frozen` into OUTPUT/evaluations; models that
-have records there are not scored again. `time` needs a machine that does nothing else: how long the table takes to
-make, and for all models, the teacher among them, sentences per second on one core from text to vector, in turns.
+have records there are not scored again. `time` needs an otherwise idle machine. It measures how long the table takes to
+make. For all models and the teacher it measures, in turns, sentences per second on one core from text to vector.
 
-teacher-2-layers  the embeddings and first two layers of the teacher, which any tool loads
-static-table      Model2Vec's way (MinishLab, the real package): every piece of the vocabulary is read by the teacher
-                  alone, the mean of its states reduced to 256 dimensions by PCA and weighted by how rare the piece is
-                  (SIF). Of nine settings (256 dimensions, 384, no PCA; SIF 1e-3, 1e-4, none) that is the best for
-                  STS-B's training examples, and the package's default. Here in float32.
+teacher-2-layers  the embeddings and first two layers of the teacher, loadable with any tool
+static-table      Model2Vec's way (MinishLab, the real package): the teacher reads every token of the vocabulary on its
+                  own; the mean of its states is reduced to 256 dimensions by PCA and weighted by the token's rarity
+                  (SIF). Of nine settings (256 dimensions, 384, no PCA; SIF 1e-3, 1e-4, none) this one, the package's
+                  default, is the best on STS-B's training examples. Computed in float32.
 
 The static table is measured by the code that measures students (`StaticTable`). A text is its mean as the package
-computes it. A word is the mean of its pieces with that of both neighbours beside it, since a table has seen no context
-and a student has. As the table of word senses reads it, every occurrence of a word is the same.
+computes it. A word is the mean of its tokens, concatenated with those of both neighbours, since a table has no context
+and a student has. For word senses, every occurrence of a word has the same vector.
 
 A student that begins with the teacher's own layers is made by our commands, and given as one of --models:
 

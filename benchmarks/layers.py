@@ -1,16 +1,16 @@
-"""Eight layers in one pass of the teacher: against that pass and eight times the solver, and against eight runs.
+"""Encode eight layers in one pass of the teacher, compared with the teacher and solvers only, and with eight runs.
 
     python -m benchmarks.layers
 
 The bundled teacher (12 layers, 128 wide), layers 2, 4, 6, 8, 9, 10, 11, 12, for each 1,024 atoms learned here in one
 pass over 20,000 of its hidden states, lambda 0.05, top 32; one block of 65,536 tokens of the bundled text a
-repeat. In turn, on the same windows: the forward passes through all layers alone; the solver alone, layer after
-layer; the path that `encode-lsp` takes with eight layers, from windows to eight committed shards; and the same path
+repeat. Four things are timed in turn on the same windows: only the forward passes through all layers; only the solver,
+layer by layer; the work of `encode-lsp` with eight layers, from windows to eight committed shards; and the same work
 eight times with one layer, its teacher cut there. `one_pass_vs_teacher_and_solvers` is the time of the eight layers
 over the sum of the first two, so that distributions, packing, hashing and fsync of eight stores are what it adds to 1
 (target 1.15); `one_pass_vs_separate_runs` is its time over that of the eight runs. `cpu_...` are the same ratios of
 processor time, the ones to read on a machine that others use; threads that wait by spinning are in them. Numba's
-compilation and reading text are left out. Prints JSON as its last line.
+compilation and reading text are not timed. Prints JSON as its last line.
 
 Shapes: N coded tokens, d hidden width, K atoms.
 """

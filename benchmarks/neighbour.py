@@ -1,13 +1,13 @@
-"""How fast training is beside one busy process, relative to training alone.
+"""How fast training is next to one busy process, relative to training on an idle machine.
 
     python -m benchmarks.neighbour
 
 The command `train-student` on the store of benchmarks.student_step (BERT 2 x 128, whose many short products end in many
-barriers), alone and beside a process that keeps one core busy, in turns. `busy_share` is the rate beside the neighbour
-over the rate alone; `busy_share_spinning` is the same with OpenMP's default, by which threads spin while they wait for
-one another, as in earlier versions. Rates are medians over the steps of a run, from its log.
+barriers), alone and next to a process that keeps one core busy, in turns. `busy_share` is the speed next to the busy
+process over the speed alone; `busy_share_spinning` is the same with OpenMP's default, by which threads spin while they
+wait for one another. Rates are medians over the steps of a run, from its log.
 
-Prints lines for people, then one of JSON.
+Prints readable lines, then one of JSON.
 """
 
 import contextlib

@@ -14,7 +14,7 @@ teacher a BERT-base after layer 10, its weights and atoms random, which costs wh
 with MFU and peak memory. There FISTA runs twice: `vs_official_step` is against TF32 products, which are several times
 as fast as plain float32, `vs_official_step_ieee` against those, torch's default. Stock DeBERTa fails under autocast;
 the official way has it with the one repair that it needs. An encoder that fails leaves the figures of the other. The
-GPU part has not run yet. Prints lines for people, then one of JSON. Left out: encoding the store, which is paid once
+GPU part has not run yet. Prints readable lines, then one of JSON. Left out: encoding the store, which is paid once
 (benchmarks.encode), and that FISTA's targets are 8 % off the optimum.
 """
 

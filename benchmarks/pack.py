@@ -6,8 +6,8 @@ Codes as stage A gets them from the solver: on average 46 non-zeros a token of k
 largest are kept; made up from a seed, so that the benchmark needs no data. One unit of blocks of 65,536 tokens is
 written with the project's own writer, fsync included, to --directory (a disk; the default is /tmp). Baseline: the
 same rows to an uncompressed .npz, with one fsync. `pack_vs_npz` is the ratio of the two rates, top-n in both, median
-of the repetitions; where others use the machine, too, the figure per second of processor time says more. Prints JSON
-as its last line.
+of the repetitions; on a shared machine, the ratio per second of processor time is more reliable. Prints JSON as its
+last line.
 """
 
 import argparse

@@ -10,7 +10,7 @@ from what the process has after a training of one step on miniature data, so tha
 `whole_process_ratio` counts from nothing. On a GPU it is the peak of its tensors.
 
 `peak_memory_ratio` is the median over tasks; at most 0.6 is the target. Step times mean something only where nothing
-else runs. Prints lines for people, then one of JSON. Left out: other models (what can be gained is the vocabulary's
+else runs. Prints readable lines, then one of JSON. Left out: other models (what can be gained is the vocabulary's
 share of the memory), other batches and lengths (what activations take is not saved).
 """
 

@@ -1,4 +1,4 @@
-"""What `--dtype bfloat16` gains a student on this processor, and what it does to the loss.
+"""How much faster a student trains with `--dtype bfloat16` on this processor, and how the loss changes.
 
     python -m benchmarks.precision
 
@@ -6,7 +6,7 @@
 takes in bfloat16 as in float32, in turns. The loss: a BERT 2 x 128 is trained for STEPS steps on English Wikipedia,
 encoded with MiniLM (benchmarks.whole_run), in float32, in bfloat16, and in float32 with another seed, which says how
 much a run's loss means. Compared are held-out losses, in nats, at each quarter of the run. Needs a processor that
-multiplies bfloat16 (AVX512-BF16 or AMX) to be worth anything. Prints lines for people, then one of JSON.
+multiplies bfloat16 (AVX512-BF16 or AMX) to be worth anything. Prints readable lines, then one of JSON.
 """
 
 import json

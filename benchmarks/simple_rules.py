@@ -1,4 +1,4 @@
-"""What rules without a language model score in the tasks of `finetune`, which a student that learned them must beat.
+"""Scores of baselines without a language model on the tasks of `finetune`; a useful student must beat them.
 
     python -m benchmarks.simple_rules [--limit-train 4000]
 

@@ -4,9 +4,9 @@ The constants of mlsm/evaluation/studies/flops/solver.py are these.
 
     python -m benchmarks.solver_operations
 
-The correlations are a matrix product of a known size. What follows depends on the data, so it is counted: the kernels
-of cd_cpu.py run as Python, with NumPy in place of the hot loops, each adding what it computes to a tally. The codes
-are compared with those of the compiled solver. Left out: the time (sparse_coding.py).
+The correlations are a matrix product of a known size. The coordinate updates depend on the data, so their operations
+are counted: the kernels of cd_cpu.py run as Python, with NumPy in place of the hot loops, each adding what it computes
+to a tally. The codes are compared with those of the compiled solver. Time is measured in sparse_coding.py.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The store that the benchmarks of shards write: its target, its rows, its blocks.
 
 Real rows are the codes of the 8,192 bench states against the reference dictionary of 3072 atoms, lambda 0.05, of which
-the 32 largest are kept. Left out: what is measured (pack, shard_bytes, shard_reader, verify).
+the 32 largest are kept. The measurements are in pack, shard_bytes, shard_reader and verify.
 """
 
 import numpy as np

@@ -1,8 +1,9 @@
-"""What each replacement of torch's and transformers' own code is worth in a training step.
+"""How much time each of our replacements for code of torch and transformers saves in a training step.
 
     python -m benchmarks.student_pieces [--quick]
 
-The step of `benchmarks.student_step` (MLSM, 32 windows of 128 tokens), whole and with one piece left out at a time:
+The step of `benchmarks.student_step` (MLSM, 32 windows of 128 tokens), complete, and with one replacement switched off
+at a time:
 
     last_layer  the last layer at masked positions only (student/encoders/last_layer.py)
     linear      linear layers by the faster of torch's two libraries (linear.py): torch's own instead
@@ -12,8 +13,8 @@ The step of `benchmarks.student_step` (MLSM, 32 windows of 128 tokens), whole an
 
 The forms take turns. A figure is the time of a step without the piece over the time of the whole step, so 1.10 means
 that the piece saves a tenth. Encoders: a BERT and a DeBERTa of 6 x 256, and a ModernBERT of 2 x 128 without dropout;
-`--quick` measures the BERT alone. Prints lines for people, then one of JSON. Left out: GPUs, where all of these but the
-last layer are torch's own; packing and short windows, which are settings.
+`--quick` measures the BERT alone. Prints readable lines, then one of JSON. Not measured: GPUs, where only the last
+layer is replaced; packing and short windows, which are settings.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What a whole training run costs beside its steps: waiting for data, and getting ready when it is resumed.
+"""The cost of a training run in addition to its steps: waiting for data, and starting again when it is resumed.
 
     python -m benchmarks.student_run
 

@@ -16,7 +16,7 @@ sparse rival without it too. `--quick` measures 6 x 256 alone.
 `--mask-later` measures something else: our MLSM step with [MASK] entering after two thirds of the layers over our usual
 one, both at a mask rate of 0.4, for BERT and a DeBERTa of 6 x 256 (`--quick`: BERT alone). At most 0.80 is the target.
 
-Prints lines for people, then one of JSON. Left out: time to a given quality (another benchmark's claim).
+Prints readable lines, then one of JSON. Left out: time to a given quality (another benchmark's claim).
 """
 
 import argparse

@@ -4,8 +4,8 @@
 
 Real hidden states and atoms of the bench data, lambda = 0.05. Both solvers code the same rows; of the distributions
 P = a / sum(a) it says how many non-zeros they have, their entropy, how much of their mass 32 entries keep, how far the
-two are from each other (total variation), and for how many tokens the same atom is the largest. Nothing is timed:
-benchmarks.sparse_coding does that. Left out: which of the two trains better students.
+two are from each other (total variation), and for how many tokens the same atom is the largest. Nothing is timed
+(benchmarks.sparse_coding does that), and no students are trained.
 
 Shapes: N tokens, K atoms.
 """

@@ -10,7 +10,7 @@ cosine of two atoms. 10,000 hidden states of other text are coded at the default
 `tv_all` compare these codes, as distributions, with those of 1e-6: total variation, as mean and largest value, for the
 tokens "." and for 1,000 tokens of any kind.
 
-Hidden states are computed once and kept in --states. Prints lines for people, then one of JSON.
+Hidden states are computed once and kept in --states. Prints readable lines, then one of JSON.
 """
 
 import argparse

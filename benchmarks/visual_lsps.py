@@ -1,15 +1,15 @@
-"""What LSPs of scikit-learn's 1,797 handwritten digits stand for, against chance and against simpler features.
+"""How well LSPs of scikit-learn's 1,797 handwritten digits match classes, against chance and simpler features.
 
     python -m benchmarks.visual_lsps [--figure docs/figures/digits-lsps.svg]
 
-Two kinds of vectors: the 64 pixels of a digit, and the patches of its image behind layer 2 of a ViT that is initialised
-at random and has learned nothing (16 patches of 8 x 8, the digit enlarged to 32 x 32). For each feature with at least
-20 digits or patches, the 20 on which it is heaviest, no two of a digit: the share that is of the class most
-common among them. Features are the LSPs of a learned dictionary; those of the two controls of learn-dictionary, whose
-atoms are digits drawn at random or centroids of a k-means; and the single dimensions of the vectors as they are.
-Chance: the LSPs with the classes of all digits shuffled.
+Two kinds of vectors: the 64 pixels of a digit, and the patches of its image after layer 2 of a randomly initialised,
+untrained ViT (16 patches of 8 x 8, the digit enlarged to 32 x 32). For each feature with at least 20 digits or patches,
+the 20 on which it is heaviest, no two of a digit: the share that is of the class most common among them. Features are
+the LSPs of a learned dictionary; those of the two controls of learn-dictionary, whose atoms are digits drawn at random
+or centroids of a k-means; and the single dimensions of the vectors as they are. Chance: the LSPs with the classes of
+all digits shuffled.
 
-Prints lines for people, then one of JSON.
+Prints readable lines, then one of JSON.
 """
 
 import argparse

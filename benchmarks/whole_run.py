@@ -19,9 +19,9 @@ multiplied. Stock and official batches are read from the same store, with the sa
 way's epoch, which has the dictionary for nothing, is the median of some steps, multiplied. Ours is timed from its
 first, slow steps on, and reads ahead in a thread; the others begin warm. `--quick` takes a quarter of the text, of
 which the dictionary, a fixed cost, is a larger part, times fewer steps, and multiplies the stock rival's median step
-too. Compared is time alone: what the students have learned by then is not (docs/results.md).
+too. Only time is compared, not what the students have learned by then (docs/results.md).
 
-Prints lines for people, then one of JSON.
+Prints readable lines, then one of JSON.
 """
 
 import argparse

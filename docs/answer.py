@@ -1,4 +1,4 @@
-"""Make the tables and the figure that say what a student is worth, from the committed records of the second study.
+"""Make the tables and the figure on the quality of students, from the committed records of the second study.
 
     python docs/answer.py       # writes them into README.md, docs/results.md and docs/small-encoder.md, and the figure
 

@@ -1,10 +1,10 @@
 """What `make docs` adds to the pages of this folder: a page for every command, the Python API, the file formats, and
 the tutorials as pages (hooks of mkdocs.yml).
 
-Nothing of it is written down twice. Commands come from the files of mlsm/commands/ with the docstrings under their
+All of it is generated from one source. Commands come from the files of mlsm/commands/ with the docstrings under their
 settings, laid out by the parser that prints --help; the API from the public names of `mlsm`, by mkdocstrings; the
 formats from the docstrings of the modules that write them; the tutorials from their notebooks. So a new command, name
-or notebook appears by itself. Left out: reading pages without the site (mlsm docs).
+or notebook appears by itself. The command `mlsm docs` reads pages without the site.
 """
 
 import re

@@ -7,7 +7,7 @@
 A headless Chromium or Chrome shows the pages: that of MLSM_BROWSER, or the first one on PATH. What `show-lsp` writes is
 made here: pages of the store, and of the digits that benchmarks/visual_lsps.py encodes. Pictures end at the height that
 stands here, and get a palette of 256 colours, which makes them less than half as large. Another processor learns other
-LSPs, so the one to show is found by a word. Left out: drawing figures (mlsm/evaluation/plots.py).
+LSPs, so the one to show is found by a word. Figures are drawn in mlsm/evaluation/plots.py.
 """
 
 import argparse

@@ -6,10 +6,10 @@
     student = mlsm.train_student(store=store, encoder="bert-6x256")
     model = mlsm.LspModel.from_pretrained(student)
 
-The commands of the command line (mlsm/commands/) are functions here: their flags are keyword arguments, their
-results small objects whose `report` is the dict that --json prints. Nothing is loaded before it is used, so that the
-import takes milliseconds. Editors and type checkers read mlsm/__init__.pyi, which `python tests/stub.py` writes. Not
-handled here: the packages that do the work (pipeline, student, shards, mlsm/evaluation), which may change.
+Every command of the command line (mlsm/commands/) is a function here. Its flags are keyword arguments. It returns a
+small object whose `report` is the dict that --json prints. A name is loaded when it is first used, so that the import
+takes milliseconds. Editors and type checkers read mlsm/__init__.pyi, which `python tests/stub.py` writes. The packages
+that do the work (pipeline, student, shards, mlsm/evaluation) are not part of this API and may change.
 """
 
 from importlib import import_module
@@ -46,15 +46,15 @@ __all__ = sorted([*HOME, *COMMANDS])
 
 
 def _refuse_shadows() -> None:
-    """Raise ImportError if Python finds another package under the name of one of this project's.
+    """Raise ImportError if Python finds another package with the name of one of this project's packages.
 
-    Their names are short, and Python takes the first that is on its path.
+    Their names are short, and Python imports the first package on its path that has the name.
     """
     root = Path(__file__).resolve().parent.parent
     for name in TOP_LEVEL:
         try:
             spec = find_spec(name)
-        except ValueError:  # a module that was put into sys.modules by hand does not say where it is from
+        except ValueError:  # a module that was put into sys.modules by hand has no origin
             continue
         origin = spec.origin if spec is not None else None
         if origin is None:  # training works without pipeline/

@@ -150,7 +150,7 @@ def count_flops(
     dictionary_epochs: float = 2.0,
     output: PathOrText = "runs",
 ) -> Report:
-    """Count the operations of pre-training, from configurations alone."""
+    """Count the operations of pre-training, only from configurations."""
 
 def derive_shards(
     config: DeriveConfig | None = None,
@@ -339,7 +339,7 @@ def encode_lsp(
     """Encode a corpus into LSP shards: a store for each layer and k, from one pass of the teacher.
 
     mlsm.encode_lsp(teacher="bert-base-cased", layer=10, corpus="wiki/*.txt")
-    With dry_run=True: a list of one Estimate, and nothing is kept.
+    With dry_run=True it returns a list of one Estimate and keeps no files.
     """
 
 def evaluate_blimp(
@@ -414,7 +414,7 @@ def finetune(
     device: PathOrText = "auto",
     smoke: bool = False,
 ) -> Report:
-    """Fine-tune models on ten tasks, with paired heads and batches: one record a task and seed."""
+    """Fine-tune models on ten tasks, with paired heads and batches: one record per task and seed."""
 
 def import_dictionary(
     config: ImportConfig | None = None,
@@ -715,7 +715,7 @@ def train_student(
 ) -> TrainedStudent:
     """Train an encoder from shards; continue where an interrupted run of the same settings stopped.
 
-    mlsm.train_student(store=store, encoder="bert-6x256")    # steps, batch and rate follow from the store
+    mlsm.train_student(store=store, encoder="bert-6x256")    # steps, batch size and learning rate follow from the store
     """
 
 def train_tokenizer(
@@ -733,7 +733,7 @@ def train_tokenizer(
     output: PathOrText = "runs",
     vocab_size: int = 8192,
 ) -> list[PathOrText]:
-    """Train a cased WordPiece tokenizer. Returns the directories that were made, in a list of one."""
+    """Train a cased WordPiece tokenizer. Returns a list with its directory."""
 
 def verify_shards(
     config: VerifyConfig | None = None,

@@ -3,11 +3,12 @@
     python cli.py encode-lsp --layer 10
     python cli.py train-student
 
-A recipe gives the defaults of a command's settings, flags win (mlsm/cli/). Exit codes: 0 done or already
-finished, 1 a fault of this program, 2 bad input or usage, 3 a store or shard that is damaged or unfinished, 4 training
-stopped by itself, 5 encoded except for documents in quarantine, 74 a file could not be written or workers are gone, 129
-its terminal was closed (SIGHUP), 130 interrupted (Ctrl-C), 143 terminated (SIGTERM). A display that goes away changes
-no exit code (mlsm/common/streams.py). What is printed is in mlsm/terminal/.
+A recipe sets the defaults of a command's settings, and flags override them (mlsm/cli/). Exit codes: 0 done or already
+finished, 1 a bug in this program, 2 bad input or usage, 3 a store or shard that is damaged or unfinished, 4 training
+stopped by itself, 5 encoded except for documents in quarantine, 74 a file could not be written or worker processes
+died, 129 its terminal was closed (SIGHUP), 130 interrupted (Ctrl-C), 143 terminated (SIGTERM). Losing the terminal or
+pipe that shows the output does not change the exit code (mlsm/common/streams.py). The printed texts are in
+mlsm/terminal/.
 """
 
 import signal

@@ -1,17 +1,17 @@
 """The commands as functions: `mlsm.encode_lsp(teacher=..., layer=10)` is `mlsm encode-lsp --teacher ... --layer 10`.
 
-Each takes the settings of its command as keyword arguments (`mlsm help encode-lsp` lists them), or one settings object
-(`mlsm.EncodeConfig`), and two arguments more:
+Each function takes the settings of its command as keyword arguments (`mlsm help encode-lsp` lists them), or one
+settings object (`mlsm.EncodeConfig`). It also takes two more arguments:
 
-    recipe    name of a recipe, or a YAML file, whose settings hold where no argument is given. Unlike on the command
+    recipe    name of a recipe, or a YAML file, whose settings apply where no argument is given. Unlike on the command
               line, no recipe applies by itself, except that a training starts from the one that made its store
     progress  called as progress(stage, done, total, unit=..., **figures); nothing is shown without it
 
-All raise ValueError on settings that do not fit, TypeError on an unknown one, and what mlsm/common/errors.py lists:
-each class says what went wrong, its message what to do next. Where a command works on a store, a student or a run and
-none is named, it takes the newest that fits, as on the command line, and logs which.
+All raise ValueError for an invalid setting, TypeError for an unknown one, and the errors in mlsm/common/errors.py: the
+class says what went wrong, the message what to do next. If no store, student or run is named, the function uses the
+newest one that fits, as on the command line, and logs which.
 
-The functions are made from the files of mlsm/commands/; what a type checker reads of them is mlsm/__init__.pyi, which
+The functions are made from the files of mlsm/commands/; type checkers read their signatures in mlsm/__init__.pyi, which
 tests/stub.py writes.
 """
 
@@ -82,7 +82,7 @@ def _run(command: Command, given: tuple[Any, ...], settings: dict[str, Any]) -> 
 
 
 def _configure(command: Command, settings: dict[str, Any], recipe: Any) -> Any:
-    """The settings object of keyword arguments over a recipe's values."""
+    """Make the settings object from a recipe's values, overridden by keyword arguments."""
     fields = {field.name: field for field in settable(command.settings)}
     for unknown in settings.keys() - fields.keys():
         meant = meant_by(unknown, fields)
@@ -90,7 +90,7 @@ def _configure(command: Command, settings: dict[str, Any], recipe: Any) -> Any:
         raise TypeError(f"{command.python_name} has no setting {unknown!r}.{hint}")
     values = {} if recipe is None else recipe_settings(str(recipe), command.name, command.settings, True)
     if settings.get("dictionary") is not None:
-        values.pop("k", None)  # a recipe's k is that of the dictionary which would be learned
+        values.pop("k", None)  # a recipe's k is for a dictionary that is still to be learned
     if command.trains:
         from student.resolve import without_rivals
 
@@ -102,7 +102,7 @@ def _configure(command: Command, settings: dict[str, Any], recipe: Any) -> Any:
 
 
 def read_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
-    """The records of evaluations in files and directories, checked. Raises RecordError, which names what is wrong."""
+    """Read and check the evaluation records in files and directories. Raises RecordError, which names what is wrong."""
     from mlsm.evaluation import records
 
     return records.read(paths)

@@ -1,9 +1,9 @@
-"""What the functions of `mlsm` return: the main figures as fields, the whole report as a dict.
+"""Results of the functions of `mlsm`: the main values as fields, the whole report as a dict.
 
     student                       # TrainedStudent(run='runs/students/mlsm-...', steps=500, held_out_loss=3.508, ...)
     student.report["baseline"]    # anything else that --json prints; also student["baseline"]
 
-A result that is on the disk can be given wherever a path is asked for: mlsm.train_student(store=store).
+A result with files can be passed wherever a path is expected: mlsm.train_student(store=store).
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Result(Mapping[str, Any]):
-    """A report. It reads like a dict, and its fields are the figures that one looks at first."""
+    """A report. It can be used like a dict, and its fields are the most important values."""
 
     report: dict[str, Any] = field(repr=False, compare=False)
 
     @classmethod
     def of(cls, report: dict[str, Any]) -> Self:
-        """The result of a report, whose keys are the fields' names."""
+        """Make a result from a report, whose keys are the fields' names."""
         names = [entry.name for entry in fields(cls) if entry.name != "report"]
         return cls(report=report, **{name: report.get(name) for name in names})
 
@@ -43,7 +43,7 @@ class Result(Mapping[str, Any]):
 
 @dataclass(frozen=True, eq=False)
 class Report(Result):
-    """A report without figures that stand out: what comparisons and views found."""
+    """A report without fields, for comparisons and views."""
 
     def __repr__(self):
         return f"Report({', '.join(f'{name}={_short(value)}' for name, value in self.report.items())})"
@@ -51,7 +51,7 @@ class Report(Result):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Compared(Report):
-    """What `compare` found: the report, and the same typed, with its models and arms."""
+    """The result of `compare`: the report as a dict, and as a typed object with models and arms."""
 
     comparison: "Comparison"
 
@@ -73,7 +73,7 @@ class EncodedStore(Result):
     documents: int
     bytes_per_token: float
     quarantined: int | None
-    """documents that could not be coded and carry no targets"""
+    """documents that could not be encoded and have no targets"""
     finished_before: bool
 
     def __fspath__(self) -> str:
@@ -88,13 +88,13 @@ class EncodedStore(Result):
 
 @dataclass(frozen=True, eq=False)
 class Estimate(Result):
-    """What an encoding with dry_run=True would take."""
+    """The estimated cost of an encoding, from dry_run=True."""
 
     tokens: int
     units: int
     bytes: int
     seconds: float
-    """of one process"""
+    """with one process"""
     tokens_per_second: float
     disk_free: int
     """bytes"""
@@ -130,7 +130,7 @@ class TrainedStudent(Result):
     """A finished training of a student or of a probe."""
 
     run: str
-    """its directory: log, checkpoints, and the files for transformers in `export`"""
+    """its directory, with log, checkpoints, and the files for transformers in `export`"""
     export: str
     objective: str
     encoder: str
@@ -139,7 +139,7 @@ class TrainedStudent(Result):
     held_out_loss: float | None
     """nats per masked token"""
     improvement: float | None
-    """share by which it is below the loss of a constant prediction"""
+    """fraction by which the loss is below that of a constant prediction"""
     already_finished: bool
 
     def __fspath__(self) -> str:
@@ -174,7 +174,7 @@ class ImportedStudent(Result):
 
 @dataclass(frozen=True, eq=False)
 class Verified(Result):
-    """What a check of a store found."""
+    """The result of checking a store."""
 
     store: str
     full: bool
@@ -189,13 +189,13 @@ class Verified(Result):
 
 
 def stores_or_estimates(reports: list[dict[str, Any]]) -> list[Any]:
-    """Stores, or what a dry run estimated instead of making them."""
+    """The stores that were made, or a dry run's estimates."""
     kinds: list[type[Result]] = [EncodedStore if "store" in report else Estimate for report in reports]
     return [kind.of(report) for kind, report in zip(kinds, reports, strict=True)]
 
 
 def report_of(result: Any) -> Any:
-    """What a command shows of a result: its report, of a list a list of them, of a comparison the typed one."""
+    """The part of a result that a command shows: its report, a list of reports, or the typed comparison."""
     if isinstance(result, Compared):
         return result.comparison
     if isinstance(result, list):

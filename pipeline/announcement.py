@@ -41,7 +41,7 @@ def announcement(
     """The block of lines.
 
     dictionary  the one that the settings name, if they name one
-    lacking     directories of the dictionaries that are not there yet
+    lacking     directories of the dictionaries that do not exist yet
     """
     config, found = job.config, job.plan.corpus
     text = f"{', '.join(config.corpus)}: {found['documents']:,} documents, about {job.expected_tokens:,} tokens"
@@ -91,11 +91,11 @@ def _dictionary_rows(config, dictionary, lacking):
 
 
 def _origin(config: Any, name: str) -> str:
-    """The origin of a setting's value; settings of a caller in Python have no origins."""
+    """The origin of a setting's value; settings from Python have no origins."""
     if name in config.origins:
         return config.origins[name]
     default = type(config).__dataclass_fields__[name].default
-    if default is None:  # until it is settled: the demonstration's own, or k (pipeline/config.py)
+    if default is None:  # filled in later: the demonstration's own, or k (pipeline/config.py)
         default = DictionaryConfig.k if name == "k" else "bundled"
     is_default = getattr(config, name) == default
     return "default" if is_default else "given"
@@ -109,14 +109,14 @@ def _join(value: Any) -> str:
 
 
 def mention_other_tolerance(stores: Path, target: Mapping) -> None:
-    """Log when a new store is about to be made next to one that differs in nothing but the solver's tolerance."""
+    """Log when a new store differs from an existing one only in the solver's tolerance."""
     if any(stores.glob(f"*-{target['target'][:12]}")):
         return
     wanted = {name: value for name, value in target["settings"].items() if name != "tolerance"}
     for path in sorted(stores.glob("*/target.json")):
         try:
             found = dict(StoreFiles(path.parent).target()["settings"])
-        except ValueError:  # a damaged store does not concern this command
+        except ValueError:  # ignore a damaged store
             continue
         tolerance = found.pop("tolerance", None)
         if tolerance is not None and found == wanted:
@@ -148,7 +148,7 @@ def mention_kept_mass(config: Any, layer: int, dictionary: "Dictionary") -> None
 
 
 def point_to_other_dtypes(job: Job, teacher: "Teacher", kind: str) -> None:
-    """Log which stores of this teacher and text `--dtype auto` does not add to, since they have another dtype."""
+    """Log which stores of this teacher and text `--dtype auto` does not continue, as they have another dtype."""
     if job.config.dtype != "auto":
         return
     passes = PASSES if getattr(job.config, "masked", False) else None

@@ -1,6 +1,6 @@
-"""The data on its way from text to shard: blocks of windows, batches of a forward pass, and their hidden states.
+"""The data between text and shard: blocks of windows, batches for a forward pass, and their hidden states.
 
-Hidden states are those of the coded tokens, as the teacher gives them, or centred and scaled to unit length.
+Hidden states are those of the coded tokens: raw from the teacher, or centred and scaled to unit length.
 
 Shapes: W windows, L window length, T tokens end to end, N coded tokens, d hidden width, P positions.
 """
@@ -27,9 +27,9 @@ UNIT_END = object()  # comes after the blocks of a unit
 
 
 class InputFormat(NamedTuple):
-    """The inputs of a teacher in addition to a window's ids.
+    """What a teacher reads in addition to a window's ids.
 
-    documents_apart  which tokens belong to one document: each is read as if it stood alone
+    documents_apart  which tokens belong to one document: each document is read by itself
     segments         which of the two sentences of a pair each token belongs to
     """
 
@@ -53,16 +53,16 @@ AS_ONE_TEXT = InputFormat()
 class Block:
     """Windows that become one block of a shard.
 
-    columns     name to array, as `UnitWriter.write_block` takes them; complete when the last stage is done
-    output      number of the target that it is for
-    batches     how many forward passes it takes
-    parts       columns of the batches that are done; this and what follows belongs to the last stage
+    columns     name to array, as `UnitWriter.write_block` takes them; complete after the last stage
+    output      number of the block's target
+    batches     number of its forward passes
+    parts       columns of the finished batches; only the last stage changes this and the following fields
     statistics  sums over the block, for the unit's statistics, and its largest KKT violation
-    seconds     for which teacher, solver and distributions were busy, for the unit's environment
-    facts       for the unit's environment, that are known once something was coded
-    failed      windows without entries because coding them failed, or is known to: number in the block to the reason
-    sums        of arrays over the block, for the unit's
-    number_W    int64, by which stored hidden states of its windows are found; None if a teacher reads them
+    seconds     busy time of teacher, solver and distributions, for the unit's environment
+    facts       entries for the unit's environment that are known only after something was coded
+    failed      windows without entries because coding them failed, or is known to fail: number in the block -> reason
+    sums        sums of arrays over the block, for the unit's sums
+    number_W    int64, the windows' numbers in a store of hidden states; None if a teacher reads the text
     """
 
     columns: dict
@@ -103,17 +103,17 @@ class TeacherBatch:
 
     ids_WL     int64 tensor, padded, in pinned memory if there is a GPU
     real_WL    bool tensor, True at tokens; None if every window is full
-    tokens_N   int64 tensor, the places among the W * L that are coded
-    coded_T    bool, for all tokens in a row, whether each is coded
+    tokens_N   int64 tensor, the indices among the W * L positions that are coded
+    coded_T    bool, for all tokens in sequence, whether each is coded
     windows    how many of the W windows are real; the others are copies
     first      number of the first window in its block
     blocks     the blocks that it is part of, one per target; after the teacher, each target has its own Batch
     hidden     Hidden between teacher and solver
     codes      the target's result from the hidden states
-    marks      start and end times of "teacher" and of "solver", or of what replaces the solver
-    sharing    how many batches share the teacher's pass
+    marks      start and end times of "teacher" and of "solver", or of its replacement
+    sharing    number of batches that share the teacher's pass
     documents_WL, segments_WL  int64 tensors as `Teacher` takes them, or None: see Reading
-    rows_Nd    stored hidden states, float32 tensor on the host, where a store takes the teacher's place; else None
+    rows_Nd    stored hidden states, float32 tensor on the host, if a store replaces the teacher; else None
     compared   whether the effect of the teacher's dtype is measured on it (precision.py)
     error      the error that teacher or solver raised; failures.py handles it
     idle       whether there is nothing to code because all of its windows are known to fail
@@ -139,12 +139,12 @@ class TeacherBatch:
 
     @property
     def block(self) -> Block:
-        """The one block that it is part of."""
+        """Its block, if it is part of only one."""
         (block,) = self.blocks
         return block
 
     def only(self, windows: Sequence[int] | np.ndarray) -> "TeacherBatch":
-        """The batch with these windows alone, in their places; the others become copies of the first of them."""
+        """The batch with only these windows, in their places; all others become copies of the first of these."""
         chosen_W = np.zeros(len(self.ids_WL), bool)
         chosen_W[windows] = True
         source_W = torch.from_numpy(np.where(chosen_W, np.arange(len(chosen_W)), windows[0]))
@@ -168,7 +168,7 @@ class TeacherBatch:
         return [window for window in range(self.windows) if self.first + window not in self.blocks[0].failed]
 
     def without_known_failures(self) -> "TeacherBatch":
-        """The batch without the windows that are known to fail; idle when these are all."""
+        """The batch without the windows that are known to fail; idle if that leaves none."""
         whole = self.not_known_to_fail()
         if len(whole) == self.windows:
             return self
@@ -213,10 +213,10 @@ def make_batch(
 ) -> TeacherBatch:
     """The Batch of some windows, given end to end.
 
-    windows      in a forward pass; fewer are filled up with copies of the first, so that shapes are fixed
-    pinned       in memory from which a GPU copies by itself
-    documents_T  as `documents_of` gives it, where documents are kept apart
-    segments     whether the windows are pairs of sentences that the teacher is to tell apart
+    windows      windows in a forward pass; if there are fewer, copies of the first fill it up, so shapes are fixed
+    pinned       whether to use memory that a GPU can copy from by itself
+    documents_T  as from `documents_of`, if documents are kept apart
+    segments     whether windows are sentence pairs for which the teacher gets token types
     """
     real_WL = np.zeros((windows, max_length), bool)
     real_WL[: len(lengths_W)] = np.arange(max_length) < lengths_W[:, None]
@@ -246,7 +246,7 @@ def make_batch(
 def documents_of(columns: dict[str, np.ndarray]) -> np.ndarray:
     """The number of each token's document inside its window, int64 (T,), from the columns of a block.
 
-    As the student counts them (shards/codec.py): [CLS] belongs to the first document, a [SEP] to the one that it ends.
+    The numbers equal the student's (shards/codec.py): [CLS] belongs to the first document, a [SEP] to the one it ends.
     """
     lengths_W = columns["lengths"]
     runs_T = np.searchsorted(columns["run_starts"], np.arange(lengths_W.sum()), side="right")
@@ -254,7 +254,7 @@ def documents_of(columns: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def add_amounts(totals: dict[str, Any], amounts: dict[str, Any]) -> None:
-    """Add numbers, or arrays, to those of the same names."""
+    """Add numbers or arrays to those with the same names."""
     for name, amount in amounts.items():
         totals[name] = totals.get(name, 0) + amount
 
@@ -297,8 +297,8 @@ def centred_rows(
 ) -> list[Hidden]:
     """Hidden states of a batch's coded tokens, centred and scaled to unit length.
 
-    wanted   pairs (layer, what `center_on` gives for the dictionary that they are coded with)
-    Returns  list of Hidden, one for each pair; those of one layer without a centre are the same
+    wanted   pairs (layer, result of `center_on` for the dictionary that codes these states)
+    Returns  list of Hidden, one for each pair; pairs of one layer without a centre share one Hidden
     """
     raw, found = raw_rows(teacher, batch, [layer for layer, _ in wanted]), {}
     if any(center_Pd is not None for _, center_Pd in wanted):
@@ -306,7 +306,7 @@ def centred_rows(
     for number, (layer, center_Pd) in enumerate(wanted):
         if center_Pd is not None:
             found[number] = Hidden(layer, *centred_unit_rows(raw[layer].clone(), center_Pd, position_N))
-    uncentred = {layer for layer, center_Pd in wanted if center_Pd is None}  # last: these are scaled in place
+    uncentred = {layer for layer, center_Pd in wanted if center_Pd is None}  # last: scaled in place
     plain = {layer: Hidden(layer, *centred_unit_rows(raw[layer], None, None)) for layer in uncentred}
     return [found.get(number) or plain[layer] for number, (layer, _) in enumerate(wanted)]
 
@@ -330,8 +330,8 @@ def hidden_rows(
 ) -> tuple[list, np.ndarray]:
     """Unit-length hidden states of the non-special tokens of some windows, on the host.
 
-    batch    windows in a forward pass; fewer are filled up with copies of the first, so that shapes are fixed
-    raw      as the teacher gives them instead, with their positions
+    batch    windows in a forward pass; if there are fewer, copies of the first fill it up, so shapes are fixed
+    raw      return the teacher's raw hidden states instead, with their positions
     Returns  list of hidden_Nd float32 (raw: of HiddenRows), one for every layer; coded_T bool over the windows' tokens
              end to end
     Raises   EncodeError on a hidden state that is not finite
@@ -367,7 +367,7 @@ def center_on(device: torch.device | str, dictionary: Dictionary) -> torch.Tenso
 
 
 def not_finite(teacher: "Teacher", what: str) -> EncodeError:
-    """The error that says that something is not finite; of float16, that the dtype cannot hold it."""
+    """The error for values that are not finite; for float16 it says that the dtype cannot hold them."""
     if teacher.dtype != torch.float16:
         return EncodeError(f"{what} are not finite. Try --dtype float32.")
     return PrecisionError(

@@ -1,11 +1,11 @@
-"""The commands of stage A that encode a corpus: settings, teacher and dictionaries to targets, and these to stores.
+"""The commands of stage A that encode a corpus: they make targets from settings, teacher and dictionaries, then stores.
 
     report, = encode_lsp(EncodeConfig(layer=(10,)))
 
-Running a command again continues it: finished units are found by their records and left alone. An interruption costs
-the unit that is being written and the few batches that were ahead of it. Several layers, or several k, share one pass
-of the teacher and go to one store each. Not handled here: how units are encoded (encode.py), what the stores of each
-kind hold (targets/), the processes that may share the units (workers.py).
+Running a command again continues it: units that have a record are finished and skipped. An interruption loses only the
+unit that is being written and the few batches read ahead. Several layers, or several k, share one pass of the teacher;
+each gets its own store. Not handled here: how units are encoded (encode.py), what the stores of each kind contain
+(targets/), the processes that may share the units (workers.py).
 """
 
 import logging
@@ -74,7 +74,7 @@ def encode_logits(config: EncodeLogitsConfig, progress: Callable[..., None] = si
     tokenizer = load_tokenizer(config.teacher)
     if trouble := describe_unsplit(tokenizer, config.teacher):
         raise TeacherError(trouble)
-    # Loaded before the corpus is read, so that a teacher without a head is refused at once.
+    # Load the teacher before the corpus is read, so that a teacher without a head is refused at once.
     progress("load teacher", 0, None)
     teacher = MaskedLm.load(config.teacher, dtype=config.dtype, device=config.device)
     job = scan_corpus(config, tokenizer, progress)
@@ -116,7 +116,7 @@ def encode_hidden(config: EncodeHiddenConfig, progress: Callable[..., None] = si
 
 
 def encode_lsp(config: EncodeConfig, progress: Callable[..., None] = silent) -> list[dict]:
-    """Encode the corpus into one LSP store for every layer and k, learning dictionaries where none is given.
+    """Encode the corpus into one LSP store for every layer and k, learning dictionaries if none is given.
 
     progress  called with (stage, done, total, unit=..., **figures)
     Returns   list of report dicts, layer by layer: store, finished_before, timing, the store's statistics
@@ -152,17 +152,17 @@ def make_lsp_store(job: Job, target: Lsp) -> TargetStore:
     """The TargetStore of one layer and dictionary."""
     command = select_settings(job.config) | {"layer": [target.layer], "k": [len(target.dictionary.atoms_Kd)]}
     mention_other_tolerance(job.config.output / "stores", job.target(*target.record(job)[1:]))
-    if job.config.dictionary is None:  # otherwise the announcement has said so
+    if job.config.dictionary is None:  # otherwise it is in the announcement
         mention_kept_mass(job.config, target.layer, target.dictionary)
     return TargetStore(job, target, {"encode-lsp": command})
 
 
 def select_settings(config: Any) -> dict:
-    """The settings of a command that a store keeps, so that the command can be given again from anywhere."""
+    """The settings that a store keeps of its command, so that it can be run again from any directory."""
     left_out = {*HOW}
     of_others = {"cd": {"solver", "solver_steps"}, "fista": {"tolerance"}, "nearest": {"tolerance", "solver_steps"}}
     left_out |= of_others[config.solver] if hasattr(config, "solver") else set()
-    added_later = {"held_out_by": "document", "atoms": "learned", "masked": False}  # and what they were before
+    added_later = {"held_out_by": "document", "atoms": "learned", "masked": False}  # -> value in older stores
     left_out |= {name for name, before in added_later.items() if getattr(config, name, before) == before}
     left_out |= {name for name in ("hidden", "bytes", "codebook") if getattr(config, name, None) is None}
     if getattr(config, "hidden", None) is not None:

@@ -19,10 +19,10 @@ PLACES = (
     "output",
 )  # settings that may name files or directories
 CENTERS = ("none", "mean", "position")
-# Settings on which what is made does not depend, but for the last bits of `products` and the tolerance of the solver.
+# Settings that do not change the result, except the last bits (`products`) and within the solver's tolerance.
 HOW = ("retry_quarantine", "dry_run", "workers", "scheduler", "products", "solver_backend")
 BUNDLED_TEXT = ("bundled",)  # the demonstration's own text
-UNIT_TOKENS = 1_048_576  # of a unit, by default
+UNIT_TOKENS = 1_048_576  # default tokens per unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,8 @@ class TextConfig:
     output: Path = Path("runs")
     """Directory for stores and dictionaries."""
 
-    # Not settings:
-    recipe: ClassVar[str | None] = None  # that these settings come from; the command line sets it, and stores keep it
+    # Class attributes, not settings:
+    recipe: ClassVar[str | None] = None  # the recipe's name; set by the command line, kept in stores
     origins: ClassVar[Mapping[str, str]] = {}  # setting to "flag" or its recipe; the command line sets it
 
     def __post_init__(self):
@@ -174,7 +174,7 @@ class TeacherConfig(WorkersConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if getattr(self, "hidden", None) is None:  # vectors have a teacher already
+        if getattr(self, "hidden", None) is None:  # stored vectors need no teacher
             object.__setattr__(self, "teacher", own_or_bundled("teacher", self.teacher, self.corpus))
         if self.batch_tokens < self.max_length:
             raise ValueError(f"--batch-tokens {self.batch_tokens} is less than one window of {self.max_length} tokens.")
@@ -231,7 +231,7 @@ class EncodeHiddenConfig(EncodingConfig, TeacherConfig):
     """Quantise a store of hidden states, by directory or URL, instead of reading text with a teacher. Settings of
     corpus and teacher come from that store."""
 
-    center: ClassVar[str] = "none"  # of the sample
+    center: ClassVar[str] = "none"  # centring of the sample
 
     def __post_init__(self):
         super().__post_init__()
@@ -282,7 +282,7 @@ class DictionaryConfig(TeacherConfig):
         super().__post_init__()
         for name, example in (("layer", 10), ("k", 3072)):
             values = getattr(self, name)
-            if values is None:  # the dictionary that is given says it
+            if values is None:  # taken from the given dictionary
                 continue
             if not values:
                 raise ValueError(f"--{name} needs at least one number, for example: --{name} {example}.")
@@ -395,7 +395,7 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
 
 
 def own_or_bundled(name: str, given: str | None, corpus: tuple[str, ...]) -> str:
-    """The teacher or tokenizer that was given; where none was, the bundled one, for the demonstration's own text alone.
+    """The given teacher or tokenizer; if none is given, the bundled one, only for the demonstration's own text.
 
     name    "teacher" or "tokenizer"
     Raises  ValueError, which names the choices, if none was given for other text
@@ -438,7 +438,7 @@ def plain(settings: Any) -> dict:
 
 
 def with_absolute_paths(values: Mapping) -> dict:
-    """The same with absolute paths; `bundled` and names on the Hub stay as they are."""
+    """The same dict with absolute paths; `bundled` and Hub names do not change."""
     return {name: _absolute(value) if name in PLACES else value for name, value in values.items()}
 
 

@@ -1,16 +1,16 @@
-"""A job's work shared among Dask workers. Imported only when there are some, as Dask takes half a second to import.
+"""Share a job's work among Dask workers. Imported only when needed, as importing Dask takes half a second.
 
     with WorkerPool(job) as pool:
         for item, result in pool.map(function, items): ...
 
 Workers are processes of this machine (--workers: a cluster that stops quickly and prints nothing) or those of a running
-scheduler (--scheduler). Each item is one task, which a worker does on what it keeps from item to item. A task may run
-twice or die anywhere, so it must do no harm to apply a function to an item again. Errors come back to the driver, and
-what our code logs or warns of during a task comes back with its result.
+scheduler (--scheduler). Each item is one task. A worker keeps objects from one item to the next. A task may run twice
+or die at any point, so applying a function to an item again must do no harm. Errors are raised in the driver. A task's
+result includes the log lines and warnings of our code.
 
-In order: the pool, the cluster of this machine, what a worker does. Not handled here: what follows when an item kills
-workers (encode.py, sample.py) and how the text that does it is found (failures.py); clusters of several machines
-(docs/clusters.md).
+The file has three parts: the pool, the cluster of this machine, and the workers' side. Not handled here: what happens
+when an item kills workers (encode.py, sample.py), finding the text that kills them (failures.py), clusters of several
+machines (docs/clusters.md).
 """
 
 import asyncio
@@ -48,8 +48,8 @@ from pipeline.executor import KILLED, PART, Context, Executor, Function, Results
 if TYPE_CHECKING:
     from tornado.ioloop import IOLoop
 
-SECONDS_TO_ANSWER = 10  # in which a scheduler must answer
-SECONDS_TO_STOP = 2  # in which workers can hear that they are no longer needed
+SECONDS_TO_ANSWER = 10  # a scheduler must answer within this time
+SECONDS_TO_STOP = 2  # time for telling workers that they are no longer needed
 SECONDS_BETWEEN_LOOKS = 0.02
 NAMED_WORKERS = 5
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS")
@@ -58,7 +58,7 @@ OTHER_VERSION = "has another version of mlsm than this command. Install the same
 OURS = ("pipeline", "shards")  # loggers whose lines are passed on
 Note: TypeAlias = tuple[str | None, Any, str]  # (logger's name, level, text) or (None, class of a warning, text)
 _PACKAGES = ("mlsm/common", "pipeline", "shards")  # what a worker runs
-_one_task = threading.Lock()  # in a process: its directory, its loggers and its coders serve one at a time
+_one_task = threading.Lock()  # per process: tasks share its directory, loggers and coders
 logger = logging.getLogger(__name__)
 
 
@@ -70,11 +70,11 @@ def _digest_of_code() -> str:
     return digest.hexdigest()
 
 
-CODE = _digest_of_code()  # when this process imported it: a worker keeps its code when the files change
+CODE = _digest_of_code()  # at import: a running worker keeps its code when files change
 
 
 class WorkerPool(Executor):
-    """The workers of one command, which are started for the first item and gone after the `with` block."""
+    """The workers of one command. They start with the first item and are stopped after the `with` block."""
 
     batches_at_once = 8
 
@@ -91,15 +91,14 @@ class WorkerPool(Executor):
     def __exit__(self, *error: object) -> None:
         with self._opened:
             if self._client:
-                with suppress(Exception):  # it may be the cluster's loss that brought us here
-                    forget = self._client._unregister_worker_plugin  # workers end what they do and forget the job
+                with suppress(Exception):  # we may be here because the cluster was lost
+                    forget = self._client._unregister_worker_plugin  # workers end their tasks and forget the job
                     self._client.sync(forget, self._name, callback_timeout=SECONDS_TO_STOP)
 
     def map(
         self, function: Function, items: Iterable[Any], *, trials: int = 2, report: Callable[..., None] = silent
     ) -> Results:
-        """See Executor; results come in the order in which workers finish, and progress reports of functions are
-        lost."""
+        """See Executor. Results come in the order in which workers finish; progress reports of functions are lost."""
         try:
             yield from self._map_as_they_end(function, iter(items), trials)
         except (CancelledError, CommClosedError) as error:
@@ -169,7 +168,7 @@ class WorkerPool(Executor):
             ) from error
 
     def _next(self, ended):
-        """The next future that ends. Raises ChildProcessError if no worker is left to end one."""
+        """The next future that ends. Raises ChildProcessError if no worker is left."""
         while not ended.has_ready():
             if self._cluster and is_lost(self._cluster):
                 raise ChildProcessError("no worker is left and none can be started; finished units are kept")
@@ -207,7 +206,7 @@ def _check_workers(client, output):
 
 
 def _examination():
-    """A function for a worker to run that may lack our package: an inner one is sent whole, not by its name."""
+    """A function for workers that may lack our package: as an inner function it is sent whole, not by name."""
 
     def examine(path):
         import socket
@@ -216,7 +215,7 @@ def _examination():
             from pipeline import dask_workers
 
             code = getattr(dask_workers, "CODE", "none")
-        except ImportError:  # there is no `pipeline`, or another one
+        except ImportError:  # no `pipeline`, or another package of this name
             code = None
         try:
             with open(path) as file:
@@ -229,7 +228,7 @@ def _examination():
 
 
 def _pass_on(notes):
-    """Log and warn in this process as the task did in its own."""
+    """Repeat a task's log lines and warnings in this process."""
     for name, kind, text in notes:
         if name is None:
             warnings.warn(text, kind, stacklevel=2)
@@ -244,12 +243,12 @@ def _pass_on(notes):
 def local_cluster(workers: int, device: str, loop: "IOLoop") -> Iterator[SpecCluster]:
     """A cluster of this many workers, until the block ends.
 
-    device  as the settings name it; for "cpu", workers are given no GPU of their own
+    device  as the settings name it; for "cpu", workers get no GPU
     loop    an event loop from `event_loop`
     """
     gpus = visible_gpus(device)
     with _environment_kept(), dask.config.set(_settings(workers)):
-        with _environment_kept():  # so that the driver computes as before; a restarted worker changes it again
+        with _environment_kept():  # keeps the driver's own; a restarted worker changes it again
             cluster = SpecCluster(
                 workers={
                     number: {"cls": Nanny, "options": _NANNY | {"env": gpu_of(number, gpus)}}
@@ -290,14 +289,14 @@ def _settings(workers):
     levels = {f"DASK_LOGGING__{name.upper()}": "critical" for name in LOGGERS if "." not in name}
     return {
         "distributed.nanny.pre-spawn-environ": dict.fromkeys(THREADS, threads) | levels,
-        "distributed.scheduler.worker-saturation": 1.0,  # one task per worker, on which its death is blamed
+        "distributed.scheduler.worker-saturation": 1.0,  # one task per worker, so that a death can be blamed on it
         "distributed.deploy.lost-worker-timeout": "1 hour",  # a new worker may need a minute on a busy machine
         "distributed.worker.profile.enabled": False,
     }
 
 
 def visible_gpus(device: str) -> list[str]:
-    """Names of the GPUs that workers on a device may share, as CUDA_VISIBLE_DEVICES has them."""
+    """Names of the GPUs that workers on a device may share, in the form of CUDA_VISIBLE_DEVICES."""
     if device == "cpu":
         return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -314,14 +313,14 @@ def gpu_of(number: int, gpus: Sequence[str]) -> dict[str, str]:
 
 
 def is_lost(cluster: SpecCluster) -> bool:
-    """Whether no worker of a local cluster runs or will run, because none could be started instead of a dead one."""
+    """Whether a local cluster has no worker left, because a dead worker could not be replaced."""
     return all(nanny.status in _ENDED for nanny in cluster.workers.values())
 
 
 @contextmanager
 def event_loop() -> Iterator["IOLoop"]:
-    """An event loop in a thread that Ctrl-C, SIGTERM and SIGHUP do not reach, nor the processes that it starts: the
-    driver ends those, and they must not die of a signal before that."""
+    """An event loop in a thread. Ctrl-C, SIGTERM and SIGHUP do not reach it or the processes that it starts: the driver
+    ends those, and they must not die of a signal before that."""
     ours = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # any may come to the whole process group
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)  # a thread inherits this, and a process
     try:
@@ -342,8 +341,8 @@ def event_loop() -> Iterator["IOLoop"]:
 def quiet() -> Iterator[None]:
     """Keep Dask's log lines off the terminal: dead workers that matter are reported by this package.
 
-    After an error they stay off, because an interrupted start logs its complaints only when it is garbage collected.
-    The lines of distributed.process always stay off: it names each worker that has not ended when this process exits.
+    After an error they stay hidden, because an interrupted start logs complaints as late as its garbage collection.
+    Lines of distributed.process are always hidden: it names each worker that has not ended when this process exits.
     """
     logging.getLogger("distributed.process").setLevel(logging.CRITICAL)
     levels = {name: logging.getLogger(name).level for name in LOGGERS}
@@ -356,7 +355,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _environment_kept():
-    """Restore this process's environment, where nannies set what their workers are to find in theirs."""
+    """Restore this process's environment, which nannies change to set their workers' environment."""
     before = dict(os.environ)
     try:
         yield
@@ -370,7 +369,7 @@ def _environment_kept():
 
 
 class Dismissed(Exception):
-    """Ends a task whose driver has gone."""
+    """Ends a task whose driver no longer exists."""
 
 
 def perform(name: str, function: Function, item: Any) -> tuple[list[Note], Any]:
@@ -379,11 +378,11 @@ def perform(name: str, function: Function, item: Any) -> tuple[list[Note], Any]:
 
 
 class Work(WorkerPlugin):
-    """A job as a worker knows it; made by the driver, in whose working directory relative paths begin."""
+    """A job for a worker. The driver makes it, and relative paths start in the driver's working directory."""
 
     def __init__(self, job: Any):
         self._job, self._directory, self._code = job, os.getcwd(), CODE
-        self._is_ours = job.config.scheduler is None  # the driver started this process and nobody else uses it
+        self._is_ours = job.config.scheduler is None  # the driver started this process for itself
 
     def setup(self, worker: Any) -> None:
         self._stopped = threading.Event()
@@ -392,14 +391,14 @@ class Work(WorkerPlugin):
     def teardown(self, worker: Any) -> None:
         """End the task in flight at its next window.
 
-        One of our processes may be killed before it gets there, so its temporary files are removed now.
+        A local worker may be killed before that, so its temporary files are removed now.
         """
         self._stopped.set()
         if self._is_ours:
             disk.discard_all()
 
     def perform(self, function: Function, item: Any) -> tuple[list[Note], Any]:
-        """The notes and the result of a task; an error carries its notes as `worker_notes`."""
+        """The notes and the result of a task; an error has the notes as `worker_notes`."""
         with _one_task, _collect_notes() as notes:
             try:
                 self._go_to_directory()
@@ -410,7 +409,7 @@ class Work(WorkerPlugin):
                 raise
 
     def _go_to_directory(self):
-        if self._code != CODE:  # it joined after the driver had looked at the workers
+        if self._code != CODE:  # it joined after the driver had checked the workers
             raise EncodeError(f"a worker on {socket.gethostname()} {OTHER_VERSION}")
         try:
             os.chdir(self._directory)  # each time: the process may serve other commands as well
@@ -423,7 +422,7 @@ class Work(WorkerPlugin):
 
 
 class WorkerContext(Context):
-    """A worker's Context: its arrays travel in files, and it stops when the driver has gone."""
+    """A worker's Context: arrays are passed in files, and it stops when the driver no longer exists."""
 
     def __init__(self, job: Any, stopped: threading.Event):
         super().__init__(job)

@@ -1,29 +1,29 @@
-"""Encode each unit of the plan: read, run the teacher, code, write. It becomes a shard of every store that lacks it.
+"""Encode each unit of the plan: read, run the teacher, code, write a shard into every store that lacks the unit.
 
     reports = encode(executor, stores, kind)
 
     read    the unit's windows -> blocks -> batches of one forward pass
     teach   batches -> hidden states, one pass of the teacher for all targets
-    code    hidden states -> codes, by each target in turn (targets/ says what each does)
-    retry   batches at which one of these failed are tried again (failures.py)
+    code    hidden states -> codes, one target after the other (targets/ says what each does)
+    retry   batches at which one of these stages failed are tried again (failures.py)
     finish  codes -> the columns of blocks
     write   blocks -> a shard, which is committed at its end, in the caller's thread
 
-A target is one store in the making: for example a layer and a dictionary. What a target gets is, bit for bit, what it
-would get if it were the only one. (Only if the teacher raises in a layer deeper than a target's own does that target
-lose the window as well.) The stages are generators, each over the items of the one before, over all units without a
-pause between two. What runs at the same time is one table, `LAYOUTS`:
+A target is one store that is being written, for example for a layer and a dictionary. Each target gets, bit for bit,
+what it would get if it were the only one. (One exception: if the teacher fails in a layer that is deeper than a
+target's own, that target loses the window too.) The stages are generators, each over the items of the one before. They
+run over all units without a pause in between. The table `LAYOUTS` says what runs at the same time:
 
-- On a GPU teacher and solver (or the vocabulary's head) have a thread and a stream each. Hidden states and codes
-  stay on the device; a third stream makes distributions of the codes, which come to the host. Not run on a GPU yet.
-- On a CPU every kernel of teacher and solver uses all cores, so the two take turns in one thread; only work
-  that runs on one core or waits for the disk overlaps with them, reading ahead and writing behind.
+- On a GPU, teacher and solver (or the vocabulary's head) have a thread and a stream each. Hidden states and codes
+  stay on the device. A third stream turns codes into distributions, which go to the host. Not run on a GPU yet.
+- On a CPU, every kernel of teacher and solver uses all cores, so the two take turns in one thread. Only reading ahead
+  and writing behind overlap with them, as these use one core or wait for the disk.
 
-A document whose coding fails is quarantined: its windows keep their numbers but carry no entries, and its unit's record
-names it. A unit at which workers die twice is put aside until nothing else runs. Then ever smaller ranges of its
-windows are probed, until the windows that kill a worker are alone; the unit is encoded without them, and its record
-names their documents. Not handled here: one unit on several workers; threads and streams (overlap.py); processes
-(workers.py).
+A document whose coding fails is quarantined: its windows keep their numbers but have no entries, and its unit's record
+names it. If workers die twice at a unit, the unit is put aside until nothing else runs. Then ever smaller ranges of its
+windows are tried, until the windows that kill a worker are found. The unit is encoded without them, and its record
+names their documents. Not supported: several workers on one unit. Not handled here: threads and streams (overlap.py),
+processes (workers.py).
 
 Shapes: W windows, L window length, T tokens end to end, N coded tokens, d hidden width.
 """
@@ -58,7 +58,7 @@ from shards.manifest import PlannedUnit, UnitRecord, differing, fingerprint
 from shards.schema import windows_per_block
 from shards.writer import UnitWriter
 
-Task: TypeAlias = tuple[PlannedUnit, Sequence[int]]  # a unit, and the numbers of the stores that want it
+Task: TypeAlias = tuple[PlannedUnit, Sequence[int]]  # a unit, and the numbers of the stores that need it
 Counts: TypeAlias = dict[int, tuple[int, Sequence[dict]]]  # by a store's number: tokens and quarantined documents
 # How many items each stage may have ready for the next; 0 means that both share a thread.
 LAYOUTS = {
@@ -78,7 +78,7 @@ def encode(executor: Executor, stores: Sequence[TargetStore], kind: type[Target]
     tasks = [(unit, wanting) for unit, wanting in tasks if wanting]
     shares = [likely_bytes(store.target) * len(store.wanted) / len(job.plan.units) for store in stores]
     warn_of_disk(job.config.output, sum(shares) * job.expected_tokens)
-    begun = [0] * len(stores)  # tokens of the unit in flight that were shown block by block
+    begun = [0] * len(stores)  # tokens of the current unit already shown by block
 
     def show(number, tokens, figures):
         begun[number] += tokens
@@ -104,11 +104,11 @@ def encode_missing(
     kind: type[Target],
     report: Callable[..., None] = silent,
 ) -> Iterator[tuple[PlannedUnit, Counts, dict[str, float]]]:
-    """Encode units, each for the stores that want it.
+    """Encode units, each for the stores that need it.
 
-    stores  directories of the stores, as every process that encodes sees them;  kind  see `encode`
+    stores  directories of the stores, valid in every process that encodes;  kind  see `encode`
     report  called as report(output, tokens, figures) after each block that is written in this process
-    Yields  a unit, its Counts and its figures of merit, as units end
+    Yields  a unit, its Counts and its figures of merit, when a unit ends
     Raises  as encode_lsp
     """
     units, number_of = executor.job.plan.units, {unit.id: i for i, unit in enumerate(executor.job.plan.units)}
@@ -162,9 +162,9 @@ def encode_units(
     stores: Sequence[Path],
     kind: type[Target],
 ) -> Generator[tuple[Counts, dict[str, float]], None, None]:
-    """Encode what stores still lack of units.
+    """Encode units for the stores that lack them.
 
-    items   triples of a unit's number, the numbers of the stores that want it, and its windows that are known to fail
+    items   triples of a unit's number, the numbers of the stores that need it, and its windows that are known to fail
             with the reason
     stores  directories;  kind  see `encode`
     Yields  the Counts of a unit and its figures of merit
@@ -173,7 +173,7 @@ def encode_units(
     if not items:
         return
     opened, coder = _open(context, stores, kind)
-    # An item may have been encoded before: by a worker that died before it could say so, or by another command.
+    # An item may be encoded already, by a worker that died before it reported this, or by another command.
     found = [{output: opened[output].finished(units[number]) for output in outputs} for number, outputs, _ in items]
     lacking = [[output for output, record in records.items() if record is None] for records in found]
     figures: dict[str, float] = {}
@@ -198,12 +198,12 @@ def encode_units(
                 records |= next(written)
             yield {output: (record.tokens, record.quarantined) for output, record in records.items()}, dict(figures)
             figures.clear()
-        for _ in written:  # what a stage raises while it is closed comes at the end
+        for _ in written:  # an error from closing a stage is raised at the end
             pass
 
 
 def count_windows(context: Context, items: Iterable[tuple[int]]) -> Generator[int, None, None]:
-    """How many windows a unit has; items are tuples of its number."""
+    """How many windows a unit has; items are 1-tuples of the unit's number."""
     for (number,) in items:
         yield len(_keep_windows(context, number))
 
@@ -211,7 +211,7 @@ def count_windows(context: Context, items: Iterable[tuple[int]]) -> Generator[in
 def probe_windows(
     context: Context, items: Iterable[tuple[int, int, int, int]], *, stores: Sequence[Path], kind: type[Target]
 ) -> Generator[None, None, None]:
-    """Code ranges of units' windows and keep nothing: all that matters is whether this process survives it.
+    """Code ranges of units' windows and drop the result, to test whether the process survives it.
 
     items   (number of a unit, first and stop of the range, number of the store that they are coded for)
     """
@@ -260,7 +260,7 @@ def open_coder(
 
 
 def _keep_windows(context, number):
-    """List of a unit's windows, kept until another unit's are asked for."""
+    """List of a unit's windows, kept until another unit's are requested."""
     unit = context.job.plan.units[number]
     return context.keep("windows", lambda: list(context.windows(unit)), unit.id)
 
@@ -314,7 +314,7 @@ def write_units(
 
 
 def _read_blocks(tasks, windows_of, max_length, failed):
-    """Lists of Blocks with the ids alone, one for every target, and UNIT_END after those of each unit."""
+    """Lists of Blocks with only ids, one Block per target, and UNIT_END after the lists of each unit."""
     for unit, outputs in tasks:
         windows, first, known = windows_of(unit), 0, failed.get(unit.id, {})
         while chunk := list(islice(windows, windows_per_block(max_length))):
@@ -330,11 +330,11 @@ def _blocks_of_unit(items):
         if item is UNIT_END:
             return
         yield item
-    raise AssertionError("the stages ended inside a unit")  # it must not be committed
+    raise AssertionError("the stages ended inside a unit")  # an incomplete unit must not be committed
 
 
 def _note_failed(quarantined, block, unit, first_window):
-    """Name the documents in the windows that failed, each once in a unit."""
+    """Record the documents in the failed windows, each once per unit."""
     known = {entry["record"]: entry for entry in quarantined}
     begins = np.cumsum(block.columns["lengths"]) - block.columns["lengths"]
     windows = np.searchsorted(begins, block.columns["run_starts"], side="right") - 1
@@ -348,12 +348,12 @@ def _note_failed(quarantined, block, unit, first_window):
 
 
 def make_coder(teacher: Any, targets: Sequence[Any], job: Job) -> "Coder | IdsCoder":
-    """The coder for some targets of one class, which blocks name by their number."""
+    """The coder for targets of one class. Blocks refer to targets by number."""
     return IdsCoder() if teacher is None else Coder(teacher, targets, job.config, job.special_ids)
 
 
 class IdsCoder:
-    """Blocks keep their ids and get nothing else."""
+    """A coder that leaves blocks with only their ids."""
 
     layout = {"read": 2}
     environment: dict = {}
@@ -365,11 +365,11 @@ class IdsCoder:
 class Coder:
     """Read, teach, code, retry and finish: the stages from blocks of ids to blocks with the columns of a target.
 
-    targets       those that blocks name by their number; none deeper than the teacher is cut
-    most_windows  of a forward pass; fewer once the device had too little memory
+    targets       blocks refer to them by number; none has a deeper layer than the last one of the teacher
+    most_windows  most windows of a forward pass; lowered when the device has too little memory
 
-    For one chain of stages at a time. A stage marks a batch with the error that it meets and continues; `retry` says
-    what follows. Windows that are known to fail from the start never reach the teacher.
+    It serves one chain of stages at a time. If a stage meets an error, it marks the batch with it and continues;
+    `retry` handles it. Windows that are known to fail from the start never reach the teacher.
     """
 
     def __init__(self, teacher: Any, targets: Sequence[CodedTarget], config: TeacherConfig, special_ids: dict):
@@ -384,7 +384,7 @@ class Coder:
             target.prepare()
             self.environment |= target.environment
         self._streams = {stage: open_stream(teacher.device) for stage in ("teach", "code", "finish")}
-        self._teaching, self._coding = threading.Lock(), threading.Lock()  # `retry` does both, in its own thread
+        self._teaching, self._coding = threading.Lock(), threading.Lock()  # `retry` does both in its own thread
         self.most_windows = max(1, config.batch_tokens // config.max_length)
         self._comparison = PrecisionCheck(self)
 
@@ -401,7 +401,7 @@ class Coder:
     # -- read ----------------------------------------------------------------------------------------------
 
     def read(self, items: Iterable) -> Iterator:
-        """Lists of the blocks of one text, one per target, to batches of all of them."""
+        """Turn lists of blocks of one text (one per target) into batches for all targets."""
         begins_unit = True
         for blocks in items:
             if blocks is UNIT_END:
@@ -440,9 +440,9 @@ class Coder:
     # -- teach ---------------------------------------------------------------------------------------------
 
     def teach(self, batches: Iterable) -> Iterator:
-        """Batches to one for each of their blocks, with its hidden states or the error that the teacher met.
+        """Turn batches into one per block, with its hidden states or the error that the teacher raised.
 
-        One that is larger than `most_windows`, which fell since it was read, is passed on without either.
+        A batch with more than `most_windows` windows, which may have been lowered since, is passed on with neither.
         """
         for batch in batches:
             if batch is UNIT_END:
@@ -459,7 +459,7 @@ class Coder:
                 yield alone.pop(0)
 
     def _teach(self, batches):
-        """Give batches of the same windows, each for another target, their hidden states."""
+        """Set the hidden states of batches of the same windows, each for another target."""
         with self._teaching, self._streams["teach"] as stream:
             begin = stream.mark()
             found = self.states(self.teacher, batches[0], [batch.block.output for batch in batches])
@@ -468,7 +468,7 @@ class Coder:
             batch.hidden, batch.marks["teacher"] = hidden, (begin, end)
 
     def states(self, teacher: Any, batch: TeacherBatch, numbers: Sequence[int]) -> list[Hidden]:
-        """The hidden states of a batch's coded tokens that the targets of these numbers code, from one pass."""
+        """The hidden states of a batch's coded tokens for the targets with these numbers, from one pass."""
         targets = [self.targets[number] for number in numbers]
         return targets[0].states(teacher, batch, targets)
 
@@ -499,28 +499,28 @@ class Coder:
     # -- retry ----------------------------------------------------------------------------------------------
 
     def retry(self, batches: Iterable) -> Iterator:
-        """Batches with their codes, whatever failed (failures.py); the first of a unit is compared with float32."""
+        """Batches with their codes, after handling failures (failures.py). A unit's first is compared with float32."""
         for batch in retry(self, batches):
             if batch is not UNIT_END and batch.compared:
                 self._comparison.compare(batch)
             yield batch
 
     def code_again(self, batch: TeacherBatch) -> TeacherBatch:
-        """The batch with its codes, from a pass of the teacher of its own."""
+        """The batch with its codes, from a separate pass of the teacher."""
         batch.sharing = 1
         self._teach([batch])
         return self._code(batch)
 
     @contextmanager
     def alone_on_device(self) -> Iterator[None]:
-        """Keep teacher and solver to this thread, for work on the solver's stream."""
+        """Lock teacher and solver for this thread, for work on the solver's stream."""
         with self._teaching, self._coding, self._streams["code"]:
             yield
 
     # -- finish --------------------------------------------------------------------------------------------
 
     def finish(self, batches: Iterable) -> Iterator:
-        """Blocks with all their columns, each when its last batch is done."""
+        """Blocks with all their columns, each yielded after its last batch."""
         for batch in batches:
             if batch is UNIT_END:
                 yield batch
@@ -548,7 +548,7 @@ class Coder:
 
 
 def _join(parts, name):
-    """A column of a block; parts without entries may lack one."""
+    """A column of a block, joined from its parts; parts without entries may not have it."""
     return np.concatenate([part[name] for part in parts if name in part])
 
 

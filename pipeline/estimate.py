@@ -1,11 +1,11 @@
 """Estimate what an encoding will need before it starts: tokens, bytes, hours, disk space.
 
-    estimate(job, coder, targets)               # --dry-run: measures for some seconds; nothing stays
-    warn_of_disk(output, bytes)                 # before an encoding: a warning when it will probably not fit
+    estimate(job, coder, targets)               # --dry-run: measures for a few seconds; keeps nothing
+    warn_of_disk(output, bytes)                 # before encoding: warns if it will probably not fit
 
-The measurement is the work itself: windows from several places of the plan, none of them read before, go through the
-real stages into temporary stores, whose bytes are counted. Dictionaries that are not there yet are learned from a few
-vectors and dropped afterwards.
+The measurement does real work: windows from several places of the plan, none of them read before, go through the real
+stages into temporary stores, whose bytes are counted. Missing dictionaries are learned from a few vectors and dropped
+afterwards.
 Not handled here: the encoding (encode.py).
 
 Shapes: K atoms, N vectors, d hidden width.
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from pipeline.teacher import Teacher
 
 SECONDS = 10  # a measurement lasts at least this long, if there is enough text
-PLACES = 4  # of the plan, at most, from which windows are encoded: the speed differs between texts, and over time
-FEWEST_WINDOWS = 64  # from each place, and before that to warm up
-PROBED_UNITS, PROBED_BYTES = 4, 1 << 18  # of text that is tokenised to learn how many tokens a byte makes
-LEARNING_COST = 5  # of a vector in a pass of learning: codings of a token; at k = 3072, d = 384, on two cores
-VECTORS_AN_ATOM = 4  # from which a provisional dictionary is learned
-SIZES = np.linspace(0.9, 1.1, 21)  # of units, around the mean that is known of them
+PLACES = 4  # most places of the plan to measure: the speed differs between texts, and over time
+FEWEST_WINDOWS = 64  # fewest windows per place, and for warming up
+PROBED_UNITS, PROBED_BYTES = 4, 1 << 18  # text that is tokenised to estimate the tokens per byte
+LEARNING_COST = 5  # learning from a vector takes as long as coding 5 tokens (k = 3072, d = 384, two cores)
+VECTORS_AN_ATOM = 4  # vectors per atom for a provisional dictionary
+SIZES = np.linspace(0.9, 1.1, 21)  # sizes of units relative to their mean
 MEMBER_BYTES = 900  # of a column's tar header, array header and padding
-IDS_COLUMNS, LSP_COLUMNS = 4, 9  # of a block
+IDS_COLUMNS, LSP_COLUMNS = 4, 9  # columns of a block
 
 
 def estimate(job: Job, teacher: Any, targets: Sequence[Any]) -> dict:
@@ -62,7 +62,7 @@ def estimate(job: Job, teacher: Any, targets: Sequence[Any]) -> dict:
     contents = [job.target(*target.record(job)[1:]) for target in targets]
     parts = _measure(job, coder, contents)
     total, measured = tokens_by_sample(job), sum(records[0].tokens for records, _ in parts)
-    # A forward pass takes as long for one window as for all that it has room for, and a unit ends with the rest.
+    # A forward pass takes the same time for one window as for a full batch, and a unit's last batch is rarely full.
     room = getattr(coder, "most_windows", 1)
     passes = sum(-(-records[0].windows // room) for records, _ in parts)
     a_pass = sum(seconds for _, seconds in parts) / passes
@@ -112,7 +112,7 @@ def _expected_passes(units, windows, room):
 
 
 def _extrapolate_bytes(records, tokens, units):
-    """Bytes of a store of this many tokens and units, from small ones; what a block or a unit has once counts apart."""
+    """Bytes of a store of this size, from small stores; bytes per token, block and unit are counted separately."""
     blocks = [group["length"] for record in records for group in record.blocks]
     once_a_block = MEMBER_BYTES * (LSP_COLUMNS if "entries" in records[0].statistics else IDS_COLUMNS)
     per_token = (sum(blocks) - once_a_block * len(blocks)) / sum(record.tokens for record in records)
@@ -121,8 +121,8 @@ def _extrapolate_bytes(records, tokens, units):
 
 
 def estimate_lsp(job: Job, teacher: "Teacher", given: "Dictionary | None" = None) -> dict:
-    """`estimate` for the LSP stores of the settings, with two more: the number of dictionaries that are `lacking`, and
-    `learning_seconds` for these.
+    """`estimate` for the LSP stores of the settings. The result also has the number of `lacking` dictionaries and the
+    `learning_seconds` for them.
 
     given  the dictionary that the settings name, if they name one
     """
@@ -205,11 +205,11 @@ def _measure(job, coder, targets):
     units = train[:: max(1, len(train) // PLACES)][:PLACES]
     job.progress("measure", 0, None)
     room = getattr(coder, "most_windows", 1)
-    count = -(-FEWEST_WINDOWS // room) * room  # whole forward passes
+    count = -(-FEWEST_WINDOWS // room) * room  # full forward passes
     warm_up = _encode_some(job, coder, targets, units[0], job.windows(units[0]), count)  # compiles
     tokens, most, found = 0, 0, [warm_up]
     unread = [(unit, job.windows(unit)) for unit in units]
-    for _ in islice(unread[0][1], count):  # what has just been encoded
+    for _ in islice(unread[0][1], count):  # skip the windows of the warm-up
         pass
     while True:
         parts = []

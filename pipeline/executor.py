@@ -2,12 +2,11 @@
 
     for item, result in executor.map(function, items): ...
 
-An executor applies a function to items, in this process or in others, and knows nothing else. A function takes a
-Context and an iterator over items, and yields one result for each of them, in order. Whether it gets all items or one
-at a time is the executor's choice: with all, it can begin the next item before it has finished the current one; one at
-a time, the items can go to several processes. A function is one of a module, or a `partial` of one, so that it can be
+An executor applies a function to items, in this process or in others. A function takes a Context and an iterator over
+items, and yields one result per item, in order. The executor decides whether the function gets all items or one at a
+time: with all, it can start the next item before it has finished the current one; one at a time, items can go to
+several processes. A function must be defined in a module, or be a `partial` of such a function, so that it can be
 pickled by name. Not handled here: which processes there are (workers.py, dask_workers.py), what the functions do
-(encode.py, sample.py).
 """
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
@@ -19,8 +18,8 @@ import numpy as np
 from mlsm.common import disk
 from mlsm.common.progress import silent
 
-KILLED = object()  # instead of a result: every process that tried the item died
-PART = ".part-"  # in the names of the files in which arrays come from other processes
+KILLED = object()  # result of an item at which every process died
+PART = ".part-"  # in names of files with arrays from other processes
 
 Function: TypeAlias = Callable[["Context", Iterator[Any]], Generator[Any, None, None]]
 Results: TypeAlias = Generator[tuple[Any, Any], None, None]  # pairs (item, result)
@@ -28,11 +27,11 @@ _Kept = TypeVar("_Kept")
 
 
 class Context:
-    """A job in one process, with what the functions keep there from item to item: teacher, coder, windows.
+    """A job in one process, with the objects that functions keep there between items: teacher, coder, windows.
 
     job      the Job
-    teacher  the teacher, where this process has loaded it already
-    report   functions call it with what they have done of an item so far; heard only in the command's own process
+    teacher  the teacher, if this process has loaded it already
+    report   functions call it with their progress on an item; only used in the command's own process
     """
 
     def __init__(self, job: Any, teacher: Any = None):
@@ -41,7 +40,7 @@ class Context:
         self._kept: dict[str, tuple[Hashable, Any]] = {} if teacher is None else {"teacher": (None, teacher)}
 
     def keep(self, name: str, make: Callable[[], _Kept], key: Hashable = None) -> _Kept:
-        """The result of make() stored under this name for this key; a result for another key is dropped first."""
+        """The result of make(), cached under this name for this key. A result for another key is dropped first."""
         if name not in self._kept or self._kept[name][0] != key:
             self._kept.pop(name, None)
             self._kept[name] = key, make()
@@ -51,13 +50,13 @@ class Context:
         """End the current item by an exception when its result is no longer needed."""
 
     def windows(self, unit: Any) -> Iterator[Any]:
-        """The windows of a planned unit, as long as somebody waits for what becomes of them."""
+        """The windows of a planned unit. Iteration ends with an error when the result is no longer needed."""
         for window in self.job.windows(unit):
             self.check_wanted()
             yield window
 
     def pack(self, array: np.ndarray, place: Path) -> np.ndarray | Path:
-        """An array as part of a result; `unpack` gives it back. From another process it comes in a file in `place`."""
+        """Pack an array into a result; `unpack` restores it. Another process passes it in a file in `place`."""
         return array
 
 
@@ -74,7 +73,7 @@ class Executor:
     """Applies functions to items, for one job, inside a `with` block.
 
     job              the Job
-    batches_at_once  how many small pieces of work make an item that is worth sending
+    batches_at_once  how many batches to join into one item, so that sending it is worth while
     """
 
     batches_at_once = 1
@@ -96,11 +95,11 @@ class Executor:
         trials: int = 2,
         report: Callable[..., None] = silent,
     ) -> Results:
-        """Pairs (item, result) as results come; KILLED for an item at which `trials` processes died.
+        """Pairs (item, result) as results arrive; the result is KILLED for an item at which `trials` processes died.
 
-        items   taken one by one, when there is room for one more
-        report  called with what the function reports on its way, if it runs in this process
-        Raises  what the function raises; ConnectionError when the scheduler is gone, ChildProcessError when no worker
+        items   the next one is taken when there is room for it
+        report  called with the function's progress, if it runs in this process
+        Raises  what the function raises; ConnectionError when the scheduler is lost, ChildProcessError when no worker
                 is left
         """
         raise NotImplementedError

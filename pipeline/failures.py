@@ -1,18 +1,18 @@
-"""Handle failures in coding text, by second passes over the same text.
+"""Handle failures in coding text by passing over the same text again.
 
-A stage only marks a batch with the error that it met. `retry`, the stage after the solver, codes such a batch again:
+When a stage fails, it only marks the batch with the error. The stage `retry`, after the solver, codes it again:
 
-- Where the error may be the text's fault, the windows at which coding fails are found by halving the batch. They keep
-  their places without entries, and the batch is coded once more without them, so its bytes follow from the text and
-  from which windows failed.
-- A batch that a GPU has no memory for is coded in smaller ones, and the batches to come are as small: the results are
-  equal within tolerance, and the unit's record counts it (`out_of_memory`).
-- Any other error, also that of a precision that cannot hold the numbers, ends the run: no document is to blame for it.
+- If the text may have caused the error, the batch is halved until the windows at which coding fails are found. They
+  stay in place without entries, and the batch is coded once more without them. So its bytes follow only from the text
+  and from which windows failed.
+- If a GPU has too little memory for a batch, it is coded in smaller batches, and later batches have the smaller size
+  too. The results are equal within tolerance, and the unit's record counts these batches (`out_of_memory`).
+- Any other error, such as numbers too large for the precision, ends the run, because no document caused it.
 
-Text may also kill the process. `find_killers` has its own search for that, since the two share only the recursion:
-`isolate` keeps the results of the parts that work, whereas a death leaves no result, costs the loading of a teacher and
-may be chance. Not handled here: what becomes of a document whose windows failed (encode.py names it in the record,
-stores.py limits how many may).
+Text may also kill the process. `find_killers` searches for such text in another way than `isolate`. `isolate` keeps the
+results of parts that work, whereas a death leaves no result, costs the loading of a teacher and may be chance. Not
+handled here: what happens to a document whose windows failed (encode.py names it in the record, stores.py limits how
+many may fail).
 """
 
 import logging
@@ -26,11 +26,11 @@ import torch
 from mlsm.common.errors import EncodeError, PrecisionError, describe
 from pipeline.batch import UNIT_END, add_amounts
 
-SOME_WINDOWS = 4  # may fail in any batch; beyond half of a batch's windows the fault is not theirs
-# In the messages of errors that have no class of their own.
+SOME_WINDOWS = 4  # so many may fail in any batch; otherwise at most half
+# Parts of the messages of errors without a class of their own.
 MACHINE_SIGNS = ("allocate memory", "ALLOC_FAILED", "CUDA error", "OUT_OF_MEMORY")
 REASON = "kills the worker process"
-MOST_KILLERS = 32  # windows of a unit; each costs several workers
+MOST_KILLERS = 32  # most such windows per unit; each costs several workers
 RANGES = 32  # into which a range of windows is cut; not two, because each death costs the loading of a teacher
 TOO_LITTLE_MEMORY = "Do they have too little memory? Use fewer --workers or a smaller --batch-tokens."
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def isolate(windows: Sequence | np.ndarray, attempt: Callable) -> Iterator[tuple
 
 
 def retry(coder: Any, batches: Iterable) -> Iterator:
-    """The batches of a Coder, each with its codes: those that a stage marked or passed over are coded here."""
+    """The batches of a Coder, each with its codes: batches that a stage marked or skipped are coded here."""
     for batch in batches:
         if batch is UNIT_END or batch.idle or batch.codes is not None:
             yield batch
@@ -101,7 +101,7 @@ def _code_without_failing(coder, batch):
         raise error
 
     def attempt(windows):
-        coder.code_again(batch.only(windows))  # its codes are let go: how a batch is cut must not show in the bytes
+        coder.code_again(batch.only(windows))  # drop these codes: the bytes must not depend on the halving
 
     for windows, _, reason in isolate(np.array(tried), attempt):
         if reason is not None:
@@ -119,7 +119,7 @@ def _code_without_failing(coder, batch):
 
 
 def _note_lack_of_memory(coder, batch):
-    size = len(batch.ids_WL)  # with the copies that fill it up
+    size = len(batch.ids_WL)  # with the copies
     coder.most_windows = min(coder.most_windows, -(-size // 2))
     add_amounts(batch.block.statistics, {"out_of_memory": 1})
     logger.warning(
@@ -130,7 +130,7 @@ def _note_lack_of_memory(coder, batch):
 
 
 def _divide(coder, batch):
-    """The windows of a batch as batches of the size that the device had memory for last."""
+    """Split a batch into batches of the size that last fitted into the device's memory."""
     size, block, stop = coder.most_windows, batch.block, batch.first + batch.windows
     block.batches += -(-batch.windows // size) - 1
     for start in range(batch.first, stop, size):
@@ -143,10 +143,10 @@ def _divide(coder, batch):
 
 
 def find_killers(survives: Callable[[int, int, int], bool], count: int, progress: Callable[..., None]) -> list[int]:
-    """Numbers of the windows at which workers die; the search is for `count` windows that killed one together.
+    """Numbers of the windows at which workers die, among the first `count`, which killed a worker together.
 
-    survives  function of (first, stop, trials): whether a worker survives this range, in one of that many trials. A
-              window that is alone must kill twice: the first time may have been chance
+    survives  function of (first, stop, trials): whether a worker survives this range in at least one of the trials. A
+              single window must kill twice, as the first death may have been chance
     progress  called as progress("search", windows, of how many, unit="windows", found=how many killers)
     Raises    EncodeError when workers die without any text, or at more than MOST_KILLERS windows
     """

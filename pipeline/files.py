@@ -12,10 +12,10 @@ from mlsm.common.durable import appearing_whole
 
 @contextmanager
 def growing_rows(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> Iterator[Callable[[np.ndarray], None]]:
-    """A .npy file that rows are added to, in order; it appears when the block ends without an error.
+    """A .npy file to which rows are added in order. It appears when the `with` block ends without an error.
 
-    shape   of the file; where fewer rows are added, their number replaces its first
-    Gives   a function that adds an array of rows
+    shape   of the file; if fewer rows are added, their number replaces its first entry
+    Yields  a function that adds an array of rows
     Raises  OSError on a full disk and the like
     """
     count, dtype = 0, np.dtype(dtype)
@@ -34,7 +34,7 @@ def growing_rows(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> Iterat
         if count < shape[0]:
             file.seek(0)
             _write_header(file, (count, *shape[1:]), dtype)
-            assert file.tell() == begin  # NumPy pads it for numbers of any length
+            assert file.tell() == begin  # NumPy pads the header for any row count
 
 
 def _write_header(file, shape, dtype):

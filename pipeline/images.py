@@ -1,4 +1,4 @@
-"""Images -> vectors of their patches, from a vision encoder cut after a layer: what visual LSPs are learned from.
+"""Turn images into vectors of their patches, from a layer of a vision encoder; visual LSPs are learned from them.
 
     report = encode_images(ImagesConfig(images=("photos/*.jpg",), teacher="facebook/dino-vits16", layer=8))
 
@@ -6,12 +6,12 @@ writes <output>/vectors/<encoder>-l<layer>-<digits>/, which appears whole or not
 
     vectors.npy       float16 (N, d), rows of unit length: the patches of the first image, row by row of its grid, then
                       those of the next image
-    vectors.json      the images' names, the grid of patches that each of them has, encoder and layer
-    pictures/<n>.jpg  what the encoder saw of image n: turned upright as its EXIF says, then resized and cropped by the
+    vectors.json      the images' names, the grid of patches per image, encoder and layer
+    pictures/<n>.jpg  image n as the encoder reads it: turned upright as its EXIF says, then resized and cropped by the
                       encoder's own processor
 
-learn-dictionary --hidden learns from vectors.npy, show-lsp DICTIONARY --vectors shows what came out. Not handled here:
-encoders that do not keep one vector a patch in every layer (Swin, ConvNeXt), which are refused; the class token, whose
+learn-dictionary --hidden learns from vectors.npy; show-lsp DICTIONARY --vectors shows the result. Not supported:
+encoders that do not keep one vector per patch in every layer (Swin, ConvNeXt). The class token is skipped, because its
 vector belongs to no place of the image.
 
 Shapes: W images at once, N patches, d hidden width.
@@ -31,9 +31,9 @@ from mlsm.common.progress import silent
 from mlsm.common.settings import Positional, check
 
 IMAGES_AT_ONCE = 16
-MOST_EXTRA = 16  # vectors in front of those of the patches: class, distillation, registers
+MOST_EXTRA = 16  # most vectors before those of the patches: class, distillation, registers
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # looked for in a directory
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")  # regardless of the ending: others hand files to other programs
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")  # others make Pillow call other programs
 ORIENTATION = 0x0112  # EXIF's tag for how a camera was held; 1 is upright
 INDEX, PICTURES = ".images.json", "pictures"  # instead of .npy; a directory
 
@@ -63,7 +63,7 @@ class ImagesConfig:
 
 
 def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) -> dict:
-    """Vectors of the patches of images, or those that are there already.
+    """Make the vectors of the images' patches, unless they exist already.
 
     Returns  vectors (the file), images (their number), grid, width, finished_before
     Raises   EncodeError if there are no images, one cannot be read, or they have patches in different numbers;
@@ -80,7 +80,7 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
     files = _find_images(config.images)
     progress("load encoder", 0, None)
     processor, encoder, last_layer = _load(config)
-    from PIL import Image  # which is there, now
+    from PIL import Image  # after the check that it is installed
 
     weights = hashlib.sha256()
     for name, tensor in encoder.state_dict().items():
@@ -88,7 +88,7 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
     turned = []
     progress("read images", 0, None)
     for number, file in enumerate(files):
-        # a file that is no image is named where its pixels are read
+        # a file that is not an image is reported when its pixels are read
         with suppress(Exception), Image.open(file, formats=FORMATS) as image:
             turned += [number] * (image.getexif().get(ORIENTATION, 1) != 1)
     request = {
@@ -96,7 +96,7 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
         "processor": processor.to_dict(),
         "layer": config.layer,
         "images": [file_sha256(file) for file in files],
-    } | ({"turned": turned} if turned else {})  # left out otherwise, so that vectors keep their names
+    } | ({"turned": turned} if turned else {})  # only if any, so that vectors keep their names
     name = f"{Path(str(config.teacher)).name}-l{config.layer}"
     place = named_by_content(config.output / "vectors", name, fingerprint(request))
     finished_before = place.is_dir()
@@ -104,7 +104,7 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
         encoder = encoder.to(device)
         parts = (config, files, processor, encoder, last_layer, progress)
         publish_directory(place, lambda new: _write(new / f"{name}.npy", *parts), replace=False)
-    (vectors,) = place.glob("*.npy")  # under the name that the encoder had when they were written
+    (vectors,) = place.glob("*.npy")  # named after the encoder's name at that time
     index = json.loads(read_file(vectors.with_suffix(INDEX)))
     return {
         "vectors": str(vectors),
@@ -130,7 +130,7 @@ def _find_images(patterns):
 
 
 def _load(config):
-    """The image processor, and the encoder without the layers above the one that is wanted."""
+    """The image processor, and the encoder cut after the requested layer."""
     try:
         import PIL  # noqa: F401
     except ImportError:
@@ -146,7 +146,7 @@ def _load(config):
             model = AutoModel.from_pretrained(config.teacher, trust_remote_code=False, use_safetensors=True)
     except Exception as error:  # of transformers, safetensors and the Hub, with classes of their own
         raise TeacherError(f"{config.teacher} cannot be loaded as a vision encoder ({describe(error)})") from error
-    encoder = getattr(model, "vision_model", model).float().eval()  # of CLIP without the half that reads text
+    encoder = getattr(model, "vision_model", model).float().eval()  # CLIP's vision half
     layers = _layers(encoder)
     if not 1 <= config.layer <= len(layers):
         raise TeacherError(f"{config.teacher} has layers 1 to {len(layers)}, found --layer {config.layer}")
@@ -181,7 +181,7 @@ def _write(vectors, config, files, processor, encoder, last_layer, progress):
     height, width = (patch, patch) if isinstance(patch, int) else patch
     grid = (size[1] // height, size[2] // width)
     patches, hidden_size = grid[0] * grid[1], encoder.config.hidden_size
-    taken: list = []  # by a hook: after the last layer, hidden_states holds what the encoder's final norm gives
+    taken: list = []  # by a hook, as the last of hidden_states is after the final norm
     hook = last_layer.register_forward_hook(lambda module, inputs, outputs: taken.append(outputs))
     pictures = vectors.with_name(PICTURES)
     pictures.mkdir()

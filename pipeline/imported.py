@@ -1,8 +1,8 @@
-"""Dictionaries of other programs as ours: the .npy files of the official code, of SPAMS, of scikit-learn.
+"""Import dictionaries of other programs: .npy files of the official code, SPAMS or scikit-learn.
 
     import_dictionary(ImportConfig(file=Path("layer_10_k_3000.npy")))    # {"dictionary": "runs/dictionaries/...", ...}
 
-The official code saves what SPAMS returns: float32 or float64, shape (d, K), an atom per column, in Fortran order.
+The official code saves the result of SPAMS: float32 or float64, shape (d, K), an atom per column, in Fortran order.
 scikit-learn and this project have an atom per row. Not handled here: learning (learn.py), encoding with it (encode.py).
 
 Shapes: d width, K atoms.
@@ -18,7 +18,7 @@ from mlsm.common.invocation import program
 from mlsm.common.progress import silent
 from mlsm.common.settings import Positional, check
 
-ROUNDING = 1e-3  # by which the norm of an atom may miss 1
+ROUNDING = 1e-3  # how far the norm of an atom may be from 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class ImportConfig:
 
 
 def import_dictionary(config: ImportConfig, progress: Callable[..., None] = silent) -> dict:
-    """Import, or find, the dictionary of a file. Its atoms become float32 and are not changed otherwise.
+    """Import the dictionary of a file, or find the imported one. Its atoms become float32 but are otherwise unchanged.
 
     Returns  dictionary (directory), k, width, orientation, dtype, largest_norm, zero_atoms, finished_before
     Raises   ValueError on a file that holds no atoms; DictionaryError on atoms that are not finite or longer than 1, or

@@ -3,7 +3,7 @@
     job = teacher_job(config, progress)
     job.plan.units, job.windows(unit), job.target(settings, lineage, k)
 
-A Job is never changed, and can be sent to other processes. A command makes one, with `scan_corpus` or `teacher_job`.
+A Job is immutable and can be sent to other processes. A command makes one by `scan_corpus` or `teacher_job`.
 Not handled here: dictionaries (learn.py), encoding (encode.py), who does the work (workers.py).
 """
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from pipeline.teacher import Teacher
 
-COUNTED = ("documents", "held_out_documents", "duplicates", "too_short", "invalid")  # of the scan, in summaries
+COUNTED = ("documents", "held_out_documents", "duplicates", "too_short", "invalid")  # of the scan, for summaries
 LISTED_FILES = 5
-PARAGRAPHS = 50  # documents of a text file, on average: above, they may be paragraphs of one text
+PARAGRAPHS = 50  # with more documents per text file on average, they may be paragraphs
 
-_scanned: dict[tuple, Plan] = {}  # the last scan of this process: all stores of a study have one plan
+_scanned: dict[tuple, Plan] = {}  # the last scan of this process, as all stores of a study have one plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +44,11 @@ class Job:
     special_ids  dict of `teacher.special_ids`
     rules        dict of `plan.windowing`
     sources      by name
-    stamps       of the sources when they were scanned, by name: while they stay, contents are taken to
-                 be the same
+    stamps       of the sources when they were scanned, by name: if they are unchanged, contents are assumed to be
+                 unchanged
     progress     called with what the command is doing; a process that the job is sent to reports nothing
     libraries    the library for each matrix product of the teacher, if already decided
-    stored       a store of hidden states that takes the place of text and teacher, or None
+    stored       a store of hidden states that replaces text and teacher, or None
     """
 
     config: Any
@@ -72,7 +72,7 @@ class Job:
             self.check_unchanged(name)
 
     def check_unchanged(self, name: str) -> None:
-        """The same of one source; of stored windows every block is compared with its hash."""
+        """The same for one source; for stored windows, every block is compared with its hash."""
         if self.stored is None and self.sources[name].stamp() != self.stamps[name]:
             raise CorpusError(
                 f"{name} changed while it was read. Run the command again when nothing writes to it any more."
@@ -82,9 +82,9 @@ class Job:
         """The counts of the scan, for summaries: a dict that JSON can hold, of the same size for any number of files.
 
         Returns  totals (files, documents, held_out_documents, duplicates, too_short, invalid), max_tokens,
-                 files_listed: the same of the files with the most documents (files that are held out first),
-                 paragraphs: how many documents a text file that is cut at empty lines has on average, where these are
-                 so many that they may be paragraphs, else None
+                 files_listed: the same for the files with the most documents (held-out files first),
+                 paragraphs: average number of documents per text file that is cut at empty lines, if they are so many
+                 that they may be paragraphs, else None
         """
         listed = self.plan.corpus.get("files", {})  # a store of somebody else may not say
         files = {name: {count: found[count] for count in COUNTED} for name, found in listed.items()}
@@ -156,7 +156,7 @@ def stored_job(config: Any, progress: Callable[..., None]) -> Job:
 
 
 def scan_corpus(config: CorpusConfig, tokenizer: "PreTrainedTokenizerFast", progress: Callable[..., None]) -> Job:
-    """Scan the corpus of the settings; the plan of the last scan is taken again if its files and settings are the same.
+    """Scan the corpus of the settings; the plan of the last scan is reused if its files and settings are the same.
 
     Raises  CorpusError, StoreError
     """
@@ -196,7 +196,7 @@ def scan_corpus(config: CorpusConfig, tokenizer: "PreTrainedTokenizerFast", prog
 
 
 def teacher_job(config: DictionaryConfig, progress: Callable[..., None]) -> Job:
-    """The Job of a command that has a teacher; a layer that the teacher lacks is refused before the corpus is read."""
+    """The Job of a command with a teacher. A layer that the teacher does not have is refused before the scan."""
     from pipeline.teacher import check_documents_apart, check_layers, check_position_means, load_tokenizer
 
     assert config.teacher is not None, "a config without vectors has taken the bundled one"
@@ -209,14 +209,14 @@ def teacher_job(config: DictionaryConfig, progress: Callable[..., None]) -> Job:
 
 
 def load_teacher(job: Job) -> "Teacher":
-    """The teacher of the settings, cut after the deepest of their layers, or the store that takes its place.
+    """The teacher of the settings, cut after the deepest of their layers, or the store that replaces it.
 
     Raises  TeacherError, DeviceError; EncodeError when the windows are too long
     """
     from pipeline.teacher import Teacher
 
     if job.stored is not None:
-        return cast("Teacher", job.stored)  # which is asked as one is
+        return cast("Teacher", job.stored)  # it has a teacher's interface
     config = job.config
     job.progress("load teacher", 0, None)
     teacher = Teacher.load(config.teacher, max(config.layer), dtype=config.dtype, device=config.device)
@@ -231,7 +231,7 @@ def name_of_dtype(teacher: Any) -> str:
 
 
 def check_same_teacher(teacher: Any, fingerprint: str, dtype: str) -> None:
-    """Raise EncodeError if a teacher is not the one, in the precision, that the work was planned for."""
+    """Raise EncodeError if the teacher or its precision is not the one that the work was planned for."""
     found = name_of_dtype(teacher)
     if (teacher.fingerprint, found) != (fingerprint, dtype):
         what = f"computes in {found}, not {dtype} as" if found != dtype else f"finds other files at {teacher.name} than"
@@ -241,7 +241,7 @@ def check_same_teacher(teacher: Any, fingerprint: str, dtype: str) -> None:
 
 
 def check_teacher(job: Job, teacher: "Teacher") -> None:
-    """Raise TeacherError or EncodeError when a teacher cannot read what the job's tokenizer and windows give it."""
+    """Raise TeacherError or EncodeError when a teacher cannot read the job's token ids or windows."""
     teacher.check_tokenizer(job.tokenizer)
     max_length = job.config.max_length
     if max_length > teacher.max_positions:
@@ -252,7 +252,7 @@ def check_teacher(job: Job, teacher: "Teacher") -> None:
 
 
 def named_by_content(parent: Path, name: str, content: str) -> Path:
-    """`<parent>/<name>-<12 digits of content>`, or what is there already under another name with these digits.
+    """`<parent>/<name>-<12 digits of content>`, or an existing directory with other names but these digits.
 
     content  a fingerprint
     """

@@ -4,11 +4,11 @@
     for report in provide_dictionaries(executor, teacher):   # one for every layer and k of the settings
         report["dictionary"], report["layer"], report["finished_before"]
 
-All that are lacking are sampled in one pass of the teacher, then learned one after the other. A dictionary's
-directory is named by what it is learned from; its sample and checkpoints are in a hidden directory next to it until it
-is finished, so that an interruption costs at most a minute of learning. Codebooks of product quantisation are named and
-sampled in the same way. Not handled here: the sample (sample.py), the learning itself (dictionary/), the quantisation
-(targets/hidden.py).
+All missing dictionaries are sampled in one pass of the teacher, then learned one after the other. A dictionary's
+directory is named after what it is learned from. Until it is finished, its sample and checkpoints are in a hidden
+directory next to it, so an interruption costs at most a minute of learning. Codebooks of product quantisation are named
+and sampled in the same way. Not handled here: the sample (sample.py), the learning itself (dictionary/), the
+quantisation (targets/hidden.py).
 """
 
 import logging
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pipeline.teacher import Teacher
 
 WORK_FILES = (SAMPLE, RAW_SAMPLE, f"{PART}*.npy", "center.npy", "center.json", "learning.npz")
-FIXED_BATCH = 2048  # vectors of the minibatch that the name of a dictionary leaves out
+FIXED_BATCH = 2048  # vectors per minibatch; not in a dictionary's name if it has this value
 # Settings that apply to a file of vectors.
 OF_VECTORS = {"hidden", "k", "atoms", "lam", "dictionary_epochs", "seed", "device", "output"}
 logger = logging.getLogger(__name__)
@@ -52,20 +52,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Wanted:
-    """A dictionary that the settings ask for."""
+    """A dictionary that the settings require."""
 
     directory: Path
     k: int
 
     @property
     def work(self) -> Path:
-        """Where its sample and checkpoints are until it is learned: it follows from the digits of the name alone."""
+        """Where its sample and checkpoints are until it is learned: it follows only from the digits of the name."""
         return self.directory.with_name(f".{self.directory.name.rpartition('-')[2]}.learning")
 
 
 @dataclass(frozen=True)
 class WantedOfLayer(Wanted):
-    """One that is learned from hidden states of a layer of the teacher."""
+    """A dictionary that is learned from a layer of the teacher."""
 
     layer: int
 
@@ -87,7 +87,7 @@ def learn_dictionary(config: LearnConfig, progress: Callable[..., None] = silent
 
 
 def provide_dictionaries(executor: Executor, teacher: "Teacher") -> list[dict]:
-    """Reports of the dictionaries that the settings ask for, layer by layer; those that are lacking are learned now."""
+    """Reports of the dictionaries that the settings require, layer by layer; missing ones are learned now."""
     job = executor.job
     wanted = wanted_dictionaries(job, teacher)
     lacking = [entry for entry in wanted if not entry.directory.is_dir()]
@@ -99,7 +99,7 @@ def provide_dictionaries(executor: Executor, teacher: "Teacher") -> list[dict]:
 
 
 def wanted_dictionaries(job: Job, teacher: "Teacher") -> list[WantedOfLayer]:
-    """The dictionaries that the settings ask for, layer by layer, whether they are there or not."""
+    """The dictionaries that the settings require, layer by layer, whether they exist or not."""
     return [_wanted(job, teacher, layer, k) for layer in job.config.layer for k in job.config.k]
 
 
@@ -117,7 +117,7 @@ def _wanted(job, teacher, layer, k):
         "seed": config.seed,
     }
     request |= InputFormat.of(config, teacher).settings()
-    # Keys are left out at their usual values, so that names stay.
+    # Keys with their usual values are omitted, so that names stay.
     if (dtype := name_of_dtype(teacher)) != "float32":
         request["dtype"] = dtype
     request |= batch_key(minibatch_of_sample(job))
@@ -138,19 +138,19 @@ def _algorithm():
 
 
 def minibatch_of_sample(job: Job) -> int:
-    """Vectors of a minibatch, by the size of the sample that the plan lets expect."""
+    """Vectors per minibatch, from the sample size that the plan leads to expect."""
     from pipeline.dictionary import minibatch_size
 
     return minibatch_size(min(job.config.dictionary_tokens, job.expected_tokens))
 
 
 def batch_key(batch: int) -> dict[str, int]:
-    """The minibatch as part of what names a dictionary; nothing if it is the usual one."""
+    """The minibatch in the settings that name a dictionary; empty if it is the usual one."""
     return {} if batch == FIXED_BATCH else {"batch": batch}
 
 
 def atoms_key(config: DictionaryConfig) -> dict[str, str]:
-    """The kind of atoms, as part of a dictionary's name; nothing if they are learned."""
+    """The kind of atoms in the settings that name a dictionary; empty if they are learned."""
     return {} if config.atoms == "learned" else {"atoms": config.atoms}
 
 
@@ -163,7 +163,7 @@ def _provide_from_file(config, hidden, progress):
 
     refuse_foreign_output(config.output)
     _refuse_settings_of_text(config)
-    choose_device(config.device)  # refuses one that is not there
+    choose_device(config.device)  # refuses a device that does not exist
     stamp = file_stamp(hidden)
     progress("read vectors", 0, None)
 
@@ -197,8 +197,8 @@ def _provide_from_file(config, hidden, progress):
 
 
 def _refuse_settings_of_text(config):
-    """Raise ValueError on a setting that means nothing for a file of vectors, unless a recipe gives it: recipes name
-    text and teacher for other commands too."""
+    """Raise ValueError if a setting that does not apply to a file of vectors is set. Settings from a recipe are
+    accepted, because recipes name text and teacher for other commands too."""
     for field in fields(config):
         value, is_given = getattr(config, field.name), config.origins.get(field.name, "flag") == "flag"
         if field.name not in OF_VECTORS and is_given and value != field.default:
@@ -253,7 +253,7 @@ def _learn(config, k, batch, hidden_Nd, place, progress, check_vectors):
     try:
         check_vectors()
     except ValueError:
-        forget(place)  # learned in part from other vectors
+        forget(place)  # partly learned from other vectors
         raise
     return found if config.center == "none" else replace(found, center=Center.load(place))
 
@@ -274,7 +274,7 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teac
     """The dictionary of a directory, to code hidden states of the teacher with.
 
     Raises  DictionaryError; EncodeError when its width or its centring does not fit; TeacherError; StoreError when a
-            store's copy is not the one that the store's target names: it would silently begin a new store
+            store's copy is not the one that the store's target names: it would silently start a new store
     """
     from pipeline.dictionary import Dictionary
     from pipeline.dictionary.near import NEAR, count_near
@@ -314,7 +314,7 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teac
     if dictionary.centering == "position":
         check_position_means(teacher.name)
     near, largest = count_near(dictionary.atoms_Kd)
-    if near and getattr(config, "solver", "cd") != "nearest":  # which divides no weight
+    if near and getattr(config, "solver", "cd") != "nearest":  # which gives all weight to one atom
         warnings.warn(
             f"{source}: {near:,} of {len(dictionary.atoms_Kd):,} atoms have a cosine above {NEAR} with another one, at "
             f"most {largest:.4f}. How a code divides its weight between them is arbitrary within --tolerance. "
@@ -328,7 +328,7 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teac
 
 
 class _WantedStates(NamedTuple):
-    """See sample.py's protocol; the centroids of a layer's states can be learned from any number of vectors."""
+    """A codebook to learn (see the protocol in sample.py); any number of vectors of a layer is enough."""
 
     layer: int
     k: int = 0

@@ -1,6 +1,6 @@
-"""What runs at the same time: stages in threads of their own, and the streams of a device that their work is queued in.
+"""Run stages at the same time: each in its own thread, with its own stream of the device.
 
-A stage is an iterator that runs ahead in a thread, at most so many items.
+A stage is an iterator that runs ahead in a thread, by at most `depth` items.
 
     with Stages() as stages:
         batches = stages.ahead(read(), depth=4)
@@ -8,17 +8,16 @@ A stage is an iterator that runs ahead in a thread, at most so many items.
         for state in states:
             ...
 
-What the loop sees is what it would see without threads: the same items in the same order and, after the
-items before it, the same exception with its traceback. So an error waits for at most `depth` items, and
-work that was finished before it is not lost. In the other direction nothing waits: whatever ends the `with`
-block, an exception, an early exit or Ctrl-C, stops every stage at its next item, closes its iterator in its
-own thread and leaves no thread behind.
+The loop gets what it would get without threads: the same items in the same order and, after the items before it, the
+same exception with its traceback. So an error is raised at most `depth` items late, and finished work is not lost. In
+the other direction nothing waits: whatever ends the `with` block (an exception, an early exit, Ctrl-C) stops every
+stage at its next item, closes its iterator in its own thread, and leaves no thread running.
 
-On a GPU every stage has a CUDA stream, so that teacher, solver and copies overlap; order between them is by
-events, and memory that crosses over is not used again before its reader is done. How torch sums products of float16 is
-a setting of the process: all streams have the solver's, or the last bits of a teacher's states would depend on whether
-the solver works at the same time. On a CPU a call returns when its work is done, and a stream only reads the clock. Not
-run on a GPU yet. Not handled here: what the stages do (encode.py); items that finish out of order.
+On a GPU every stage has a CUDA stream, so that teacher, solver and copies overlap. Events order the streams, and memory
+that another stream reads is not reused before that stream is done. How torch sums products of float16 is a setting of
+the process. All streams have the solver's setting; otherwise the last bits of a teacher's states would depend on
+whether the solver is running at the same time. On a CPU a call returns when its work is done, and a stream only reads
+the clock. Not run on a GPU yet. Not handled here: what the stages do (encode.py); items that finish out of order.
 """
 
 import contextlib
@@ -33,13 +32,13 @@ from pipeline.solvers.cuda_products import sums_in_float32
 
 
 class Stopped(BaseException):
-    """Ends a stage whose consumer has left. Not an Exception, so that no handler of errors swallows it."""
+    """Ends a stage whose consumer has stopped. Not a subclass of Exception, so that no error handler catches it."""
 
 
 class Stages:
     """The threads of one chain of stages, stopped together.
 
-    They share a lock, which they hold for moments: an item is a batch or a block, not a token.
+    They share one lock. This is no bottleneck, as an item is a whole batch or block.
     """
 
     def __init__(self):
@@ -99,10 +98,10 @@ class _Stage:
         try:
             raise error
         finally:
-            del error  # the traceback refers to this frame: a cycle would keep the stage's arrays alive
+            del error  # the traceback refers to this frame; the cycle would keep arrays alive
 
     def raise_closing_error(self):
-        """Raise what the iterator raised when it was closed, if anything."""
+        """Raise the error from closing the iterator, if there was one."""
         if self._closing_error is not None:
             raise self._closing_error
 
@@ -121,7 +120,7 @@ class _Stage:
                 self._changed.notify_all()
 
     def _has_room(self):
-        """Wait until an item may be made, so that the one in the making counts; False when stopped."""
+        """Wait until another item may be made; an unfinished item counts towards `depth`. False when stopped."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._ready) < self._depth or self._stopped())
             return not self._stopped()
@@ -151,7 +150,7 @@ def open_stream(device: torch.device) -> "GpuStream | HostStream":
 
 
 class HostStream:
-    """Work is done when the call returns: nothing to order."""
+    """A stream of a CPU: a call returns when its work is done, so nothing needs ordering."""
 
     def __enter__(self):
         return self
@@ -164,7 +163,7 @@ class HostStream:
         return time.perf_counter()
 
     def after(self, mark: float, *tensors: torch.Tensor) -> None:
-        """Let this stream's next work wait for a mark of another stream, from which it takes over tensors."""
+        """Let this stream's next work wait for a mark of another stream, whose tensors it then uses."""
 
     @staticmethod
     def seconds(begin: float, end: float) -> float:
@@ -180,7 +179,7 @@ class GpuStream:
         self._entered = contextlib.ExitStack()
 
     def __enter__(self):
-        self._entered.enter_context(torch.cuda.stream(self._stream))  # the device as well: both belong to the thread
+        self._entered.enter_context(torch.cuda.stream(self._stream))  # also sets the thread's device
         self._entered.enter_context(sums_in_float32())
         return self
 

@@ -1,11 +1,11 @@
-"""A corpus cut into fixed units of work, before any work is done.
+"""Cut a corpus into fixed units of work, before any work is done.
 
-A unit is a range of a source's records, about `unit_tokens` tokens of text, that becomes one shard. One scan hashes
-each source, decides by content which documents are held out and which are left out, and cuts the units. A unit's id
-follows from the tokenizer, the windowing, the source's bytes, the record range and the records in it that are left out,
-so the output does not depend on the worker count, on retries or on order, and an LSP store and an ids store of one plan
-pair exactly. Where a source is cut does not depend on what is left out: a text that turns up in an earlier file changes
-the unit it is left out of, and no other. Not handled here: encoding a unit (encode.py).
+A unit is a range of a source's records, about `unit_tokens` tokens of text; it becomes one shard. One scan hashes each
+source, decides by content which documents are held out and which are dropped, and cuts the units. A unit's id follows
+from the tokenizer, the windowing, the source's bytes, the record range and the dropped records. So the output does not
+depend on the number of workers, on retries or on order, and an LSP store and an ids store of one plan pair exactly. The
+cuts do not depend on dropped documents: if a new earlier file contains a text, only the unit from which that text is
+now dropped changes. Not handled here: encoding a unit (encode.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 HELD_OUT_SHARE = 0.01
-NAMED_FILES = 20  # of those that are not UTF-8, in an error
+NAMED_FILES = 20  # most files that the error about UTF-8 names
 BYTES_PER_TOKEN = 4  # of English text; only sizes the units, which need not be exact
 
 
@@ -40,7 +40,7 @@ def windowing(
     whole_documents: bool = False,
     held_out_by: str = "document",
 ) -> dict:
-    """The rules that turn text into windows: the part of a plan that is not the corpus.
+    """The rules that turn text into windows: a plan consists of these and the corpus.
 
     whole_documents  packed documents are tokenised as one string instead of line by line
     held_out_by      "document", or "file": all documents of a file are in one split
@@ -53,7 +53,7 @@ def windowing(
     }
     if whole_documents and packing == "packed":
         rules["text"] = "document"
-    if held_out_by != "document":  # left out otherwise, so that plans keep their ids
+    if held_out_by != "document":  # only if not usual, so that plans keep their ids
         rules["held_out_by"] = held_out_by
     return rules
 
@@ -71,7 +71,7 @@ def scan(
 ) -> Plan:
     """Cut the sources into units.
 
-    sources       of those with equal content the first counts
+    sources       of several with equal content only the first is used
     tokenizer     it and special_ids are only needed for max_tokens
     rules         of `windowing`
     unit_tokens   about this many tokens per unit
@@ -98,7 +98,7 @@ def scan(
             for span in _spans(source, unit_tokens * BYTES_PER_TOKEN, selection, seen, found, split):
                 units.append(_unit(rules, source, content, span))
                 progress("scan", counts["bytes"] + found["bytes"], None, unit="bytes")
-        except NotUtf8Error as error:  # raised together with those of the other files
+        except NotUtf8Error as error:  # raised later, for all files together
             faulty.append(error)
         for name, count in found.items():
             counts[name] += count
@@ -126,9 +126,9 @@ def _join_errors(errors):
 
 
 def _no_documents():
-    """Counts of the documents that are taken, with their bytes, and of those left out, each by its first reason.
+    """Counts of the documents that are used, with their bytes, and of the dropped ones by their first reason.
 
-    `invalid` counts every document that is not UTF-8, whether it is left out or repaired.
+    `invalid` counts every document that is not UTF-8, whether it is dropped or repaired.
     """
     names = ("documents", "held_out_documents", "bytes", "blank", "invalid", "too_short", "duplicates")
     return dict.fromkeys(names, 0)
@@ -156,12 +156,12 @@ def unit_windows(
 
 
 def unit_texts(unit: PlannedUnit, source: Source) -> Iterator[str]:
-    """The text of one unit in pieces, if no windows are needed."""
+    """The text of one unit in pieces, for uses that need no windows."""
     return (piece.text for piece in _unit_pieces(unit, source))
 
 
 def _unit_pieces(unit, source, of_one_split=False):
-    """The pieces of a unit's documents; `of_one_split` says that all documents of its file are in its split."""
+    """The pieces of a unit's documents; with `of_one_split` all documents of its file are in its split."""
     dropped = _numbers(unit.dropped)
     pieces = source.between(unit.start, unit.stop, unit.offset, reader=unit.split)
     for record, document in groupby(pieces, key=itemgetter(0)):
@@ -193,25 +193,25 @@ def candidates(
 
 
 class WindowSample:
-    """The windows of a plan with the smallest hashes, so that they follow from the plan and the seed alone, in
-    whatever order units are added. Only the sample is in memory.
+    """Collects the windows of a plan with the smallest hashes. They follow only from the plan and the seed, in whatever
+    order units are added. Only the sample is in memory.
 
-    tokens  coded tokens that the sample is to hold
+    tokens  coded tokens that the sample should have
     """
 
     def __init__(self, plan: Plan, tokens: int):
         self._tokens = tokens
         self._heap: list[tuple[int, tuple[str, int], Window]] = []  # (-hash, place, window): largest hash first
         least = plan.windowing["max_length"] // (16 if plan.windowing["packing"] == "pairs" else 2)
-        self._wanted = -(-tokens // max(1, least))  # windows: enough even if they hold as few tokens as that on average
+        self._wanted = -(-tokens // max(1, least))  # windows: enough for windows of `least` tokens on average
 
     @property
     def bound(self) -> int:
-        """Windows whose hash is not below this cannot be among the smallest."""
+        """Only windows with a hash below this bound can be in the sample."""
         return -self._heap[0][0] if len(self._heap) == self._wanted else 2**64
 
     def add(self, found: Iterable[tuple[int, tuple[str, int], Window]]) -> None:
-        """Add what `candidates` gives."""
+        """Add triples from `candidates`."""
         for value, place, window in found:
             if len(self._heap) < self._wanted:
                 heappush(self._heap, (-value, place, window))
@@ -255,7 +255,7 @@ def _files_held_out(sources):
 
 
 def _spans(source, unit_bytes, selection, seen, counts, split_of_all=None):
-    """Record ranges of a source that hold a document, a dict each, in the order in which they are full.
+    """Record ranges of a source that contain documents, a dict each, in the order in which they get full.
 
     split_of_all  the split of all its documents; None if each document's content decides
     """
@@ -271,7 +271,7 @@ def _spans(source, unit_bytes, selection, seen, counts, split_of_all=None):
         if split in open_spans and open_spans[split]["bytes"] >= unit_bytes:
             yield from _worth_a_unit(open_spans.pop(split))
         span = open_spans.setdefault(split, _new_span(split, document))
-        span["bytes"] += document.bytes  # of those left out as well
+        span["bytes"] += document.bytes  # also of dropped documents
         span["stop"] = document.record + 1
         if reason is not None:
             span["dropped"].append(document.record - span["start"])
@@ -302,7 +302,7 @@ def _worth_a_unit(span):
 
 
 def _ranges(numbers):
-    """Ascending numbers as text: 3,7-9."""
+    """Write ascending numbers as text: 3,7-9."""
     parts = []
     for _, pairs in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         run = [number for _, number in pairs]
@@ -311,7 +311,7 @@ def _ranges(numbers):
 
 
 def _numbers(ranges):
-    """The set of numbers in a text of `_ranges`."""
+    """The set of numbers in a text that `_ranges` wrote."""
     parts = [part.partition("-") for part in ranges.split(",") if part]
     return {number for first, _, last in parts for number in range(int(first), int(last or first) + 1)}
 
@@ -325,7 +325,7 @@ def _unit(rules, source, content, span, max_windows=None):
         "split": span["split"],
         "max_windows": max_windows,
     }
-    if span["dropped"]:  # left out otherwise, so that units keep their ids
+    if span["dropped"]:  # only if any, so that units keep their ids
         address["dropped"] = span["dropped"]
     return PlannedUnit(
         fingerprint(address),

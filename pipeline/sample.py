@@ -2,7 +2,7 @@
 
     hidden_Nd, ... = sample_hidden(executor, teacher, places)
 
-Windows at which the teacher fails, or a worker dies, do not count. Not handled here: which dictionaries are learned
+Windows at which the teacher fails or a worker dies are skipped. Not handled here: which dictionaries are learned
 (learn.py), the learning (dictionary/).
 
 Shapes: N vectors of the sample, n of a part of it, d hidden width.
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class SamplesFor(Protocol):
-    """The interface of the things that learn.py learns from a layer."""
+    """The interface of what learn.py learns from a layer: dictionaries and codebooks."""
 
     @property
     def layer(self) -> int: ...
@@ -51,9 +51,9 @@ def sample_hidden(
 ) -> list[np.ndarray]:
     """Unit-length hidden states of a uniform sample of training windows: one float16 (N, d) map for every place.
 
-    They go to sample.npy in each place batch by batch; the file appears when it is complete, and one that is there
-    already is used. Places of one layer share its file. With --center, hidden states go to raw.npy first, in float32 as
-    the teacher gives them, with their positions; then the means are taken, and sample.npy and center.npy follow.
+    The rows are written to sample.npy in each place batch by batch. The file appears when it is complete, and an
+    existing file is used. Places of one layer share its file. With --center, the teacher's raw hidden states go to
+    raw.npy first, in float32 and with their positions. Then the means are computed, and sample.npy and center.npy made.
 
     places  pairs (wanted dictionary, directory)
     """
@@ -86,7 +86,7 @@ def sample_hidden(
 
 
 def _center_sample(place, kind):
-    """Make center.npy, center.json and, last, sample.npy of the raw.npy of a place."""
+    """Make center.npy, center.json and, last, sample.npy from the raw.npy of a place."""
     raw_N = np.load(place / RAW_SAMPLE, mmap_mode="r")
     shape, starts = raw_N["row"].shape, range(0, len(raw_N), ROWS_AT_ONCE)
     sums = HiddenSums(shape[1])
@@ -111,7 +111,7 @@ def sample_dtype(job: Job, teacher: "Teacher") -> np.dtype:
 
 
 def choose_windows(executor: Executor, k: int) -> tuple[list[Window], int]:
-    """The windows of the sample, and how many vectors it is to have."""
+    """The windows of the sample, and how many vectors it should have."""
     job, config = executor.job, executor.job.config
     windows = sample_windows(executor, config.dictionary_tokens, config.seed)
     job.check_sources()
@@ -142,7 +142,7 @@ def sample_windows(executor: Executor, tokens: int, seed: int) -> list[Window]:
                 continue
             sample.add(found)
             job.progress("choose", done, len(training), unit="units")
-    for number in suspects:  # each alone: it may have been blamed for the death of another
+    for number in suspects:  # each by itself, as another item may have killed the worker
         ((_, found),) = executor.map(find, [(number, sample.bound)])
         if found is KILLED:
             raise EncodeError(
@@ -174,7 +174,7 @@ def _write_samples(path_of, executor, teacher, windows, count):
 def _read_hidden(executor, teacher, batches, layers, place):
     """Hidden states of batches of windows, in order.
 
-    teacher  of this process; all processes must have the same
+    teacher  the teacher of this process; all processes must have the same one
     place    directory for the files of other processes, which are removed at the end
     Yields   lists of rows as the sample holds them (sample_dtype), one for a layer
     """
@@ -196,7 +196,7 @@ def _read_hidden(executor, teacher, batches, layers, place):
 
 
 def _map_without_killers(executor, read, items, layers):
-    """Pairs (number of an item, its result), as they come; windows that kill workers are left out."""
+    """Pairs (number of an item, its result) as they arrive, without windows that kill workers."""
     suspects = []
     with closing(executor.map(read, items)) as results:
         for item, packed in results:
@@ -213,7 +213,7 @@ def _map_without_killers(executor, read, items, layers):
 
 
 def _leave_out_killers(executor, windows, layers):
-    """The windows at which no worker dies."""
+    """The windows without those at which workers die."""
     probe = partial(probe_hidden, layers=layers)
     killers = find_killers(
         lambda first, stop, trials: executor.survives(probe, (windows[first:stop],), trials),
@@ -266,7 +266,7 @@ def read_hidden(
 def probe_hidden(
     context: Context, items: Iterable[tuple[list[Window]]], *, layers: Sequence[int]
 ) -> Generator[None, None, None]:
-    """Read the hidden states of some windows and keep nothing: all that matters is whether this process survives it."""
+    """Read the hidden states of some windows and drop them, to test whether the process survives it."""
     for (windows,) in items:
         try:
             read_batch(context.job, context.keep("teacher", partial(load_teacher, context.job)), layers, windows)
@@ -282,7 +282,7 @@ def read_batch(job: Job, teacher: "Teacher", layers: Sequence[int], windows: lis
     """Hidden states of the windows of one forward pass, without those at which the teacher fails.
 
     Returns  list of (n, d) float32, one for a layer; with --center list of (n) records as `sample_dtype` has them
-    Raises   EncodeError when it fails at most of them
+    Raises   EncodeError when the teacher fails at most of the windows
     """
     batch, found = max(1, job.config.batch_tokens // job.config.max_length), []
     if not windows:
@@ -295,8 +295,8 @@ def read_batch(job: Job, teacher: "Teacher", layers: Sequence[int], windows: lis
 
 
 def _read_usable(job, teacher, layers, windows, batch):
-    """The hidden states of every layer on the windows that the teacher can read, and the number of those that it
-    cannot."""
+    """The hidden states of every layer on the windows that the teacher can read, and the number of windows that it
+    cannot read."""
     form, raw = InputFormat.of(job.config, teacher), job.config.center != "none"
 
     def read(layers, windows):
@@ -309,7 +309,7 @@ def _read_usable(job, teacher, layers, windows, batch):
         except Exception as error:
             if not may_be_the_texts_fault(error):
                 raise
-        # One layer alone may have failed, and that must not show in the samples of the others.
+        # If only one layer failed, the samples of the other layers must not show it.
         return [_read_usable(job, teacher, (layer,), windows, batch)[0] for layer in layers]
     parts, failing = [], 0
     for _, rows, reason in isolate(windows, partial(read, layers)):

@@ -1,12 +1,12 @@
-"""A store of hidden states instead of text and teacher: what encode-lsp, learn-dictionary and encode-hidden read
-when --hidden names one.
+"""A store of hidden states that replaces text and teacher for encode-lsp, learn-dictionary and encode-hidden, when
+--hidden names one.
 
     stored = StoredHidden.open("runs/stores/hidden-...", "cpu")
     config = stored.settle(config)                 # its windows and layer in the settings; ValueError if they differ
     for window in stored.windows(unit): ...        # with their numbers, by which `read` finds their hidden states
 
-Windows are those of the store's plan, so what is coded from them pairs with the store. Windows that its record names as
-failed have no hidden states, and fail again. Not handled here: what is done with the states (batch.py, sample.py),
+The windows are those of the store's plan, so a store that is coded from them pairs with it. Windows that its records
+name as failed have no hidden states, and fail again. Not handled here: uses of the states (batch.py, sample.py),
 --hidden with a .npy file (learn.py).
 
 Shapes: W windows, N coded tokens, d hidden width.
@@ -31,9 +31,9 @@ from shards.manifest import PlannedUnit
 from shards.reader import Store, is_url, plan_of
 from shards.windows import WindowReader
 
-# Settings of text and teacher that have a meaning with --hidden all the same.
+# Settings of text and teacher that still apply with --hidden.
 FREE = {"output", "workers", "scheduler", "device", "batch_tokens"}
-# Those that come from the store: all others.
+# All other settings come from the store.
 FROM_STORE = {field.name for field in fields(TeacherConfig)} - FREE | {"layer", "center"}
 
 
@@ -43,12 +43,12 @@ def names_a_store(hidden: str) -> bool:
 
 
 class StoredHidden:
-    """The hidden states of one plan of a store. It is asked as a Teacher is, and can be sent to other processes.
+    """The hidden states of one plan of a store. It has a Teacher's interface, and can be sent to other processes.
 
     Raises  StoreError when there is no such store; RequestError when it holds something else
     """
 
-    libraries = None  # no library computes anything
+    libraries = None  # no matrix products, so no libraries
 
     def __init__(self, path: str, plan_id: str | None, device: str):
         self._path = path if is_url(path) else str(Path(path).absolute())
@@ -90,9 +90,9 @@ class StoredHidden:
         return {"target": self.store.target_id, "quantise": self.store.fingerprinted["quantise"]}
 
     def settle(self, config: Any) -> Any:
-        """The settings of a command with those of the store's text and teacher.
+        """The settings of a command, with text and teacher filled in from the store.
 
-        Raises  ValueError on a setting that says something else than the store, or that would change nothing
+        Raises  ValueError if a setting contradicts the store or would have no effect
         """
         settings, windowing = self.store.settings, self.store.plan.windowing
         own = {
@@ -151,11 +151,11 @@ class StoredHidden:
         length = batch.ids_WL.shape[1]
         tokens_N = batch.tokens_N.numpy()
         found = self._reader.hidden_at(number_W[tokens_N // length], tokens_N % length)
-        found.rows_Md[~found.coded_M] = np.nan  # which is noticed as of a teacher
+        found.rows_Md[~found.coded_M] = np.nan  # detected like a teacher's NaN
         return torch.from_numpy(found.rows_Md)
 
     def __call__(self, ids_WL: torch.Tensor, real_WL: Any, tokens_N: torch.Tensor, **extra: Any) -> torch.Tensor:
-        """The states that a batch carries, a copy on the device."""
+        """The states in a batch, copied to the device."""
         rows_Nd: torch.Tensor = extra["rows_Nd"]
         return rows_Nd.to(self.device, copy=True)
 

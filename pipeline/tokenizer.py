@@ -3,8 +3,8 @@
 The directory is named after what decides its content: the corpus, which documents of it are used, and the settings. The
 same request finds the finished tokenizer. Equal requests give equal files on every machine and in every process.
 
-The `tokenizers` library learns the merges, but its trainer numbers the pieces of one character in the order of a hash
-table and breaks ties by these numbers. So this module counts the words and numbers these pieces itself.
+The `tokenizers` library learns the merges. But its trainer numbers the one-character pieces in the order of a hash
+table, and breaks ties by these numbers. So this module counts the words and numbers these pieces itself.
 Not handled here: other families of tokenizers. Use a directory that `AutoTokenizer` reads.
 """
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 RECORD = "training.json"  # next to the files of the tokenizer: what it was trained from, and the hash of the result
-MOST_CHARACTERS = 1000  # different ones that get pieces of their own; words of others are unknown
-_VERSION = 1  # of what is learned from equal words
+MOST_CHARACTERS = 1000  # most characters with their own pieces; words with others are unknown
+_VERSION = 1  # raise it when equal words give another tokenizer
 _CHUNK = 10_000  # words that the trainer gets as one string
 
 
 def make_tokenizer(config: TokenizerConfig, progress: Callable[..., None]) -> list[Path]:
-    """Train as the settings say, or find what was trained so before. Returns the directory, in a list.
+    """Train as the settings say, or find the tokenizer if it exists already. Returns the directory, in a list.
 
     Raises  CorpusError; TeacherError if the directory was changed after it was written; OSError
     """
     refuse_foreign_output(config.output)
     sources = open_sources(config)
-    rules = planning.windowing(None, CorpusConfig.max_length)  # of no effect on the documents
+    rules = planning.windowing(None, CorpusConfig.max_length)  # has no effect on the documents
     selection = Selection.of(config)
     plan = planning.scan(sources, None, None, rules, unit_tokens=UNIT_TOKENS, selection=selection, progress=progress)
     by_name = {source.name: source for source in sources}
@@ -74,7 +74,7 @@ def make_tokenizer(config: TokenizerConfig, progress: Callable[..., None]) -> li
 
 
 def _check_finished(directory, request):
-    """Raise TeacherError unless a directory is what this request made."""
+    """Raise TeacherError unless the directory has the unchanged result of this request."""
     try:
         record = json.loads(read_file(directory / RECORD))
         is_whole = record == request | {"tokenizer.json": file_sha256(directory / "tokenizer.json")}
@@ -96,7 +96,7 @@ def train_tokenizer(
 ) -> "PreTrainedTokenizerFast":
     """Train on texts.
 
-    texts       pieces of documents, whose order does not matter
+    texts       pieces of documents; their order does not matter
     vocab_size  entries, special tokens included
     max_length  tokens, the model_max_length that is stored
     """
@@ -121,8 +121,8 @@ def train_tokenizer(
 def _learn_vocabulary(words: Counter, vocab_size: int) -> list[str]:
     """Tokens in the order of their ids: special ones, characters, pieces of one character, merges as they were learned.
 
-    What the trainer would number in the order of a hash table are the characters that continue a word, "##a". Given as
-    special tokens they have numbers of their own, and its merges follow from counts and numbers alone.
+    The trainer would number only the characters that continue a word, "##a", in the order of a hash table. They are
+    passed as special tokens, which have fixed numbers, so the merges follow only from counts and numbers.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -150,7 +150,7 @@ def _learn_vocabulary(words: Counter, vocab_size: int) -> list[str]:
 
 
 def _repeat(words: Counter) -> Iterator[str]:
-    """Texts in which every word comes as often as it was counted."""
+    """Texts in which every word occurs as often as it was counted."""
     for word, count in sorted(words.items()):
         for start in range(0, count, _CHUNK):
             yield " ".join([word] * min(_CHUNK, count - start))

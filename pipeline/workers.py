@@ -1,4 +1,4 @@
-"""Who does the work: this process alone, or Dask workers (dask_workers.py).
+"""Choose who does the work: only this process, or Dask workers (dask_workers.py).
 
 with open_executor(job, teacher) as executor:
     for item, result in executor.map(function, items): ...
@@ -17,7 +17,7 @@ from pipeline.executor import Context, Executor, Function, Results
 
 
 class Inline(Executor):
-    """Applies functions in the caller's thread. A process that dies here is the caller's: nothing is ever KILLED."""
+    """Applies functions in the caller's thread. No result is KILLED, as a death ends the caller's process too."""
 
     def __init__(self, job: Any, teacher: Any = None):
         super().__init__(job)
@@ -41,9 +41,9 @@ class Inline(Executor):
 
 
 def open_executor(job: Any, teacher: Any = None) -> Executor:
-    """The executor that the settings ask for, as a context manager.
+    """The executor that the settings require, as a context manager.
 
-    teacher  the teacher of the job, where it is loaded already: workers take the library of each product from it
+    teacher  the job's teacher, if it is loaded already: workers use its libraries of matrix products
     Raises   EncodeError if the work is for several processes and Dask is not installed
     """
     if teacher is not None:

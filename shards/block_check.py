@@ -1,4 +1,4 @@
-"""Is a block well formed? Its columns, and the packed rows in them: atoms increasing below k, one row per token.
+"""Check that a block is well formed: its columns, and their packed rows (increasing atoms below k, a row per token).
 
 Not handled here: hashes (shard_file.py), which blocks are looked at (verify.py).
 
@@ -14,7 +14,7 @@ from shards import codec
 from shards.members import check_columns
 from shards.schema import ShardMeta, index_bits
 
-_PAIRS = 65_536  # 256 KB of words
+_PAIRS = 65_536  # pairs per part: 256 KB
 
 
 def check_block(columns: Mapping[str, np.ndarray], group: Mapping, meta: ShardMeta) -> None:
@@ -32,7 +32,7 @@ def check_block(columns: Mapping[str, np.ndarray], group: Mapping, meta: ShardMe
 
 def _check_rows(columns, meta):
     atoms, bits = columns["atoms"], index_bits(meta.k)
-    ends = np.cumsum(columns["nnz"], dtype=np.int64)  # a row's first entry may be anything
+    ends = np.cumsum(columns["nnz"], dtype=np.int64)  # a row's first entry need not exceed the previous row's last
     entries = int(ends[-1]) if len(ends) else 0
     ends = ends[ends.searchsorted(1) : ends.searchsorted(entries)]
     parts = _unpack_12(atoms, entries) if bits == 12 else [atoms] if entries else []
@@ -43,7 +43,7 @@ def _check_rows(columns, meta):
 
 
 def _find_rising(parts, entries):
-    """Whether each entry exceeds the one before it, bool (E - 1), and the largest; entries come in parts."""
+    """Whether each entry exceeds the one before it, bool (E - 1), and the largest; the entries are passed in parts."""
     rising, largest, place, before = np.empty(max(0, entries - 1), bool), 0, 0, None
     for part in parts:
         if place:
@@ -54,7 +54,7 @@ def _find_rising(parts, entries):
 
 
 def _unpack_12(packed, entries):
-    """12-bit indices (E) as parts of uint16, in order, each small enough to stay in the cache; the next overwrites it.
+    """12-bit indices (E) as parts of uint16, in order, each small enough for the cache. The next part overwrites it.
 
     Three bytes hold a pair: one unaligned 32-bit load, whose two 12-bit fields move into its 16-bit halves. That
     is six times as fast as the gathers of codec.unpack_indices, and lets this check keep up with the hash.

@@ -1,4 +1,4 @@
-"""The places of the bytes of a split's member groups: according to its records, in the shards that hold them.
+"""Find the bytes of a split's member groups in the shards, as the split's records list them.
 
     blocks = Blocks(files, BlockTable(records))
     mapping, raw = blocks.map(unit, group)
@@ -26,7 +26,7 @@ from mlsm.common.errors import ShardError, StoreError, WriteError
 from shards.files import StoreFiles
 from shards.manifest import UnitRecord
 
-Group = tuple[str, int, int, bytes]  # of a shard: name, offset, length, SHA-256
+Group = tuple[str, int, int, bytes]  # name, offset in the shard, length, SHA-256
 KEPT = 128  # shards or blocks that stay mapped: those of two shuffle windows
 
 
@@ -40,7 +40,7 @@ class BlockTable:
     sha256                   uint8 (B, 32)
     sums                     list of (offset, length, sha256), the `__stats__` group of every unit
     digest                   hexadecimal SHA-256 over the hashes of the shards
-    coded_tokens             how many tokens of all units have a row
+    coded_tokens             number of tokens with a row, over all units
     """
 
     def __init__(self, records: Iterable[UnitRecord]):
@@ -87,12 +87,12 @@ class Mapping:
     def __init__(self, file: FileIO, path: str | Path):
         status = os.fstat(file.fileno())
         self._path, self._identity = str(path), _identity(status)
-        self.key = hash(self._identity) or 1  # 0 stands for no file
+        self.key = hash(self._identity) or 1  # 0 means no file
         size = status.st_size
         self.raw = np.frombuffer(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) if size else b"", np.uint8)
 
     def is_unchanged(self) -> bool:
-        """Whether the file has not been written to since. It stays mapped when another file, or none, has its name."""
+        """Whether the file is unchanged since it was mapped. It stays mapped even if its name is removed or reused."""
         try:
             now = _identity(os.stat(self._path))
         except OSError:
@@ -105,10 +105,10 @@ def _identity(status):
 
 
 class Blocks:
-    """The bytes of the member groups in a BlockTable, mapped from the shards of a store: units by number, groups as
-    `BlockTable.group` gives them.
+    """The bytes of the member groups in a BlockTable, mapped from the shards of a store. Units are given by number,
+    groups as `BlockTable.group` returns them.
 
-    files  StoreFiles, which open a shard, and say what to do about a damaged one
+    files  StoreFiles; it opens shards and knows the advice about damaged ones
     """
 
     def __init__(self, files: StoreFiles, table: BlockTable):
@@ -118,8 +118,8 @@ class Blocks:
     def map(self, unit: int, group: Group) -> tuple[Mapping, np.ndarray]:
         """The Mapping of the shard that holds a group, and the group's bytes, a uint8 view of it.
 
-        Raises  ShardError when the file is missing or cannot be read, StoreError when the unit was encoded again
-                meanwhile, RemoteError when it cannot be fetched
+        Raises  ShardError when the file is missing or cannot be read, StoreError when the unit has been encoded again
+                since its record was read, RemoteError when it cannot be fetched
         """
         _, offset, length, _ = group
         mapping = self._shard(unit)
@@ -146,7 +146,7 @@ class Blocks:
         return mapping
 
     def _refuse_replaced(self, unit):
-        """Raise StoreError if the unit was encoded again, and its old shard cleaned away, since we read its record."""
+        """Raise StoreError if, since we read its record, the unit was encoded again and its old shard removed."""
         record = self._files.record(self._table.ids[unit])
         if record is not None and record.file != self._table.files[unit]:
             raise StoreError(

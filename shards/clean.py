@@ -2,22 +2,22 @@
 
     report = clean("runs", dry_run=True)
 
-Three kinds are recognised, none of them by the form of its name alone:
+Three kinds are recognised. The form of the name is never enough:
 
-    temporaries     .<name>.<pid>.<12 hex digits>.tmp, where six of the digits follow from the rest
-                    (mlsm/common/disk.py): files, and directories that were being filled or replaced
-    work places     directories that a file `lock` marks as such (mlsm/common/workplaces.py), with what an interrupted
-                    command would continue from: removing one costs the work it holds
+    temporaries     .<name>.<pid>.<12 hex digits>.tmp: files, and directories that were being filled or replaced. Six of
+                    the digits are a checksum of the rest of the name (mlsm/common/disk.py)
+    work places     directories marked by a file `lock` (mlsm/common/workplaces.py), with the work that an interrupted
+                    command would continue from: removing one loses that work
     unrecorded      units/<unit>-<12 hex digits>.tar of a store, when no record names it and the digits are those of
                     its SHA-256
 
 Another process, here or on another machine that shares the file system, may be writing. So these stay:
 
-    - whatever changed within the last hour (its inode too: a copy that keeps times is new), unless --all is given;
-    - a shard that appeared within the last minute, even then: its record may be about to follow;
-    - a temporary whose process lives on this machine, even then. A process that began after the last write is another
-      one, which was given the same number, and does not count;
-    - a work place whose lock is held, or which holds a file that is not part of the work;
+    - everything that changed within the last hour, unless --all is given (the inode's time counts too, so a copy that
+      keeps old file times is new);
+    - a shard that appeared within the last minute, even with --all: its record may be about to follow;
+    - a temporary whose process is running on this machine, even with --all. A process that started after the last write
+      does not count: it was only given the same number;
     - shards of a unit whose record cannot be read.
 
 Not handled here: damaged units (verify.py).
@@ -39,17 +39,17 @@ from mlsm.common.workplaces import is_part, lock_if_free, read_mark
 from shards.files import StoreFiles
 
 SAFE_SECONDS = 3600
-COMMIT_SECONDS = 60  # within which a shard's record follows it, on any disk
-CLOCK_SECONDS = 60  # by which two clocks that date the same file may differ
+COMMIT_SECONDS = 60  # a shard's record follows it within this time, on any disk
+CLOCK_SECONDS = 60  # by so much two clocks that set a file's times may differ
 
 _PLACE_KIND, _SHARD_KIND = "interrupted command, whose work is lost", "shard without a record"
-NO_WORKPLACE_BESIDE = ("target.json", "log.jsonl")  # in a store or a run, whose `lock` may be anybody's
+NO_WORKPLACE_BESIDE = ("target.json", "log.jsonl")  # files of a store or run, in which `lock` may be another program's
 _SHARD = re.compile(r"(?P<unit>.+)-(?P<digits>[0-9a-f]{12})\.tar")
 
 
 @dataclass(frozen=True)
 class LeftOver:
-    """Something recognised. `in_use` says why it must stay in any case, None when it need not."""
+    """A path of one of the three kinds. `in_use` is the reason why it must stay even with --all, or None."""
 
     path: Path
     kind: str
@@ -88,7 +88,7 @@ def left_overs(path: Path) -> Iterator[LeftOver]:
         here = Path(directory)
         for name in list(names):
             if found := _recognise(here / name):
-                names.remove(name)  # what is in it goes with it
+                names.remove(name)  # its content is removed with it
                 yield found
         yield from filter(None, (_recognise(here / name) for name in files))
         if here.name == "units" and (here.parent / "target.json").is_file():
@@ -110,7 +110,7 @@ def _recognise(path):
 
 
 def _holds_only(path, files):
-    """Whether a work place holds nothing but parts of the work, which are no directories, and temporaries."""
+    """Whether a work place contains only temporaries and files of the work, and no directories."""
     try:
         with os.scandir(path) as entries:
             return all(
@@ -118,7 +118,7 @@ def _holds_only(path, files):
                 or (is_part(entry.name, files) and not entry.is_dir(follow_symlinks=False))
                 for entry in entries
             )
-    except FileNotFoundError:  # its command has just ended
+    except FileNotFoundError:  # its command has just removed it
         return False
 
 
@@ -137,15 +137,15 @@ def _unrecorded_shards(files, names):
 
 
 def _has_digits(path, digits):
-    """Whether a file is the shard that its name says: the digits are those of its hash."""
+    """Whether a file is the shard that its name says: its hash has the name's digits."""
     try:
         return file_sha256(path).startswith(digits)
-    except OSError:  # it has gone, may not be read, or is no file
+    except OSError:  # removed, not readable, or not a file
         return False
 
 
 def _writer(path, pid):
-    """Why a temporary may be in use: its process lives, and lived when it was last written."""
+    """The reason why a temporary may be in use: its process is running, and was when the file was last written."""
     if not _alive(pid):
         return None
     began = _began(pid)
@@ -165,7 +165,7 @@ def _alive(pid):
 
 
 def _began(pid):
-    """When a process started, in seconds since 1970; None if /proc does not say."""
+    """When a process started, in seconds since 1970; None if /proc does not tell."""
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         (booted,) = re.findall(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)
@@ -193,13 +193,13 @@ def _size_and_change(path):
         except FileNotFoundError:
             continue
         changed = max(changed, status.st_mtime, status.st_ctime)
-        if not found.is_dir() and status.st_nlink == 1:  # a shard linked to its name is not freed
+        if not found.is_dir() and status.st_nlink == 1:  # removing one of several hard links frees nothing
             size += status.st_size
     return size, changed
 
 
 def _remove(found):
-    """Remove it, unless it has gone, or has come into use since it was found."""
+    """Remove it, unless it no longer exists or is in use since it was found."""
     try:
         if found.kind == _SHARD_KIND:
             files = StoreFiles(found.path.parent.parent)

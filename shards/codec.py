@@ -1,7 +1,7 @@
-"""Bytes and arrays: blocks of windows to packed columns and back.
+"""Convert blocks of windows into packed columns of bytes, and back.
 
-Packing takes what the sparse coder made; unpacking is done row by row, so that a trainer decodes the
-masked 15 % of the tokens and nothing else. The layout is in schema.py. Not handled here: tar and files.
+Blocks are packed from the sparse coder's rows. They are unpacked row by row, so that a trainer decodes only the masked
+15 % of the tokens. The layout is in schema.py. Not handled here: tar and files.
 
 Shapes: W windows, L window length, T tokens, M chosen tokens, E entries.
 """
@@ -26,7 +26,7 @@ from shards.schema import (
 
 Columns = Mapping[str, np.ndarray]  # of a block, by name
 _NO_ROWS = np.zeros(0, np.float32)
-_PART_ROWS = 2048  # whose entries and what is made of them stay in a core's cache
+_PART_ROWS = 2048  # rows per part, so that entries and results fit into a core's cache
 _PART_PAIRS = 32_768
 
 
@@ -50,7 +50,7 @@ def pad_rows(counts_M: np.ndarray, values_E: np.ndarray, width: int | None = Non
     """Consecutive rows of different lengths as one array (M, N, ...), padded after each row.
 
     counts_M  lengths of the rows; their sum is E
-    width     N; the longest row's unless given, at least that
+    width     N, at least the longest row's length, which is the default
     """
     width = int(counts_M.max(initial=0)) if width is None else width
     padded_MN = np.full((len(counts_M), width, *values_E.shape[1:]), fill, values_E.dtype)
@@ -85,7 +85,7 @@ class Windows:
 
 
 def pack_indices(indices: np.ndarray, bits: int) -> np.ndarray:
-    """Atom indices (E) to the stored column: 12 bits each, little end first, or plain uint16 or uint32."""
+    """Atom indices (E) to the stored column: 12 bits each, little-endian, or plain uint16 or uint32."""
     if bits != 12:
         return indices.astype(np.uint16 if bits == 16 else np.uint32)
     packed, whole = np.zeros((3 * len(indices) + 1) // 2, np.uint8), len(indices) // 2
@@ -100,8 +100,8 @@ def pack_indices(indices: np.ndarray, bits: int) -> np.ndarray:
 
 
 def row_parts(nnz: np.ndarray) -> Iterator[tuple[slice, slice]]:
-    """Rows of nnz entries in parts small enough that arithmetic on them stays in a core's cache: slices of the rows
-    and of their entries. On whole blocks, fetching temporaries from memory takes longer than the arithmetic."""
+    """Slices of rows with nnz entries, and of their entries, small enough for arithmetic in a core's cache. On whole
+    blocks, fetching temporaries from memory takes longer than the arithmetic."""
     ends = np.concatenate(([0], np.cumsum(nnz, dtype=np.int64)))
     for first in range(0, len(nnz), _PART_ROWS):
         last = min(first + _PART_ROWS, len(nnz))
@@ -143,7 +143,7 @@ def encode_weights(weights: np.ndarray, nnz: np.ndarray, octaves: int) -> np.nda
 
 
 def _encode_ratios(ratios, octaves):
-    """Codes of ratios to the largest weight of a row; overwrites them."""
+    """Codes of ratios to the largest weight of a row; the array of ratios is overwritten."""
     np.log2(ratios, out=ratios)
     ratios *= -(255 / octaves)
     np.rint(ratios, out=ratios)
@@ -152,10 +152,10 @@ def _encode_ratios(ratios, octaves):
 
 @cache
 def ratio_bounds(octaves: int) -> np.ndarray:
-    """The least float32 ratio to a row's largest weight that code 254, ..., 0 stands for: float32 (255), rising.
+    """The smallest float32 ratio to a row's largest weight that code 254, ..., 0 stands for: float32 (255), rising.
 
-    A code is 255 minus the number of bounds that its ratio reaches. So any device gives the codes of `encode_weights`
-    on this machine, without its own logarithm.
+    A code is 255 minus the number of bounds that its ratio reaches. So every device gives the codes that
+    `encode_weights` gives on this machine, without using its own logarithm.
     """
     code_C = np.arange(254, -1, -1)
     below_C = np.full(255, np.float32(1e-30).view(np.int32))  # bits of positive floats are in the order of the floats
@@ -178,7 +178,7 @@ def decode_weights(codes: np.ndarray, nnz: np.ndarray, octaves: int) -> np.ndarr
 
 
 def encode_tail(tail: np.ndarray) -> np.ndarray:
-    """Dropped mass in [0, 1] to one byte: 16 steps an octave, 2^-15.9 the least, 255 for none."""
+    """Dropped mass in [0, 1] to one byte: 16 steps per octave, 2^-15.9 the smallest, 255 for none."""
     codes = np.full(len(tail), NO_TAIL, np.uint8)
     some = tail > 2.0 ** (-(NO_TAIL - 0.5) / TAIL_STEPS_PER_OCTAVE)
     codes[some] = np.rint(-np.log2(tail[some]) * TAIL_STEPS_PER_OCTAVE).clip(0, NO_TAIL - 1).astype(np.uint8)
@@ -197,7 +197,7 @@ def encode_hidden(rows_Nd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rows_Nd = rows_Nd.astype(np.float32, copy=False)
     scales_N = np.abs(rows_Nd).max(1, initial=0) / np.float32(127)
     with np.errstate(divide="ignore", invalid="ignore"):
-        codes_Nd = np.rint(rows_Nd / scales_N[:, None]).clip(-127, 127)  # a tiny row's scale loses digits
+        codes_Nd = np.rint(rows_Nd / scales_N[:, None]).clip(-127, 127)  # a tiny row's scale is inexact
     codes_Nd[scales_N == 0] = 0
     return codes_Nd.astype(np.int8), scales_N
 
@@ -207,7 +207,7 @@ def decode_hidden(
 ) -> HiddenRows:
     """Stored codes (M, b) to HiddenRows.
 
-    marks_M   the scales of int8 rows; of product-quantised ones whether there is a row
+    marks_M   the scales of int8 rows; for product-quantised rows, whether the token has one
     codebook  float32 (b, 256, d / b), the centroids of product-quantised rows
     """
     coded_M = marks_M > 0
@@ -222,7 +222,7 @@ def decode_hidden(
 def gather_hidden_of_blocks(
     layout: HiddenLayout, parts: list[tuple[Columns, np.ndarray]], codebook: np.ndarray | None = None
 ) -> HiddenRows:
-    """Decode the hidden states of chosen tokens of several blocks; one after the other, as the parts come.
+    """Decode the hidden states of chosen tokens of several blocks, in the order of the parts.
 
     parts  list of (block, tokens), token positions in the block
     """
@@ -253,8 +253,8 @@ def pack_block(
     ids, lengths           the windows, end to end
     run_starts, run_records  document runs
     nnz, indices, weights, tail  rows of every token (special tokens have none), when meta.k > 0
-    lsp_codes              what `encode_weights` makes of the weights at LSP_OCTAVES, where that is known already
-    hidden, marks          codes (T, b) of hidden states in the type of meta.hidden and what marks tokens that have one:
+    lsp_codes              the result of `encode_weights` at LSP_OCTAVES, if it is already computed
+    hidden, marks          codes (T, b) of hidden states in the type of meta.hidden, and marks of tokens that have one:
                            their scales, or 1 if they are product-quantised; all 0 for other tokens
     Raises                 ValueError when a token has no row, or a row has more than 255 entries, or entries that are
                            not strictly increasing atoms below k with positive weight
@@ -299,7 +299,7 @@ def _check_rows(meta, nnz, indices, weights):
 
 def _rows_increase(nnz, indices):
     rising = indices[1:] > indices[:-1]
-    ends = np.cumsum(nnz[nnz > 0].astype(np.int64))[:-1] - 1  # between two rows anything goes
+    ends = np.cumsum(nnz[nnz > 0].astype(np.int64))[:-1] - 1  # a new row may start at any atom
     rising[ends] = True
     return bool(rising.all())
 
@@ -310,10 +310,10 @@ def gather_rows(meta: ShardMeta, block: Columns, first_entry: np.ndarray, tokens
 
 
 def gather_rows_of_blocks(meta: ShardMeta, parts: list[tuple[Columns, np.ndarray, np.ndarray]]) -> SparseRows:
-    """Decode the rows of chosen tokens of several blocks; one after the other, as the parts come.
+    """Decode the rows of chosen tokens of several blocks, in the order of the parts.
 
-    Block by block only bytes are collected. All arithmetic is done once for all of them: a batch takes two
-    windows or fewer from most of its blocks, and twenty NumPy calls for each would cost more than the work.
+    Only bytes are collected block by block. All arithmetic is done once for all blocks, because a batch takes at most
+    two windows from most of its blocks, and twenty NumPy calls per block would cost more than the work itself.
 
     parts    list of (block, first_entry, tokens)
              first_entry  integers (T + 1), cumulative nnz of the block
@@ -341,7 +341,7 @@ def fidelity(
 ) -> tuple[int, float, float, float]:
     """The distance of chosen rows of a packed block from the distributions P that it was made from.
 
-    given        columns as `pack_block` takes them: weights of a row sum to 1 - tail, the mass that is not given
+    given        columns as `pack_block` takes them: weights of a row sum to 1 - tail
     first_entry  integers (T), entry at which each token's row begins
     Returns      (rows compared, and sums over them: KL(stored || P) in nats, total variation, tail); rows without
                  entries are left out. The other divergence, KL(P || stored), is infinite wherever a tail was dropped
@@ -370,7 +370,7 @@ def _gather_entries(meta, parts, entries, bounds):
 def padded_windows_of_blocks(
     parts: list[tuple[Columns, np.ndarray, np.ndarray]], max_length: int, pad_id: int
 ) -> Windows:
-    """Chosen windows of several blocks as padded arrays, one after the other, as the parts come.
+    """Chosen windows of several blocks as padded arrays, in the order of the parts.
 
     parts  list of (block, window_starts, windows)
            window_starts  int64 (W_block + 1), cumulative lengths
@@ -382,13 +382,13 @@ def padded_windows_of_blocks(
     columns = np.arange(max_length)
     for (block, window_starts, windows), begin, end in zip(parts, bounds[:-1], bounds[1:], strict=True):
         lengths[begin:end] = block["lengths"][windows]
-        last = len(block["ids"]) - 1  # a short window's padding must not look past the block
+        last = len(block["ids"]) - 1  # padding of a short window must not read past the block
         tokens = np.minimum(window_starts[windows][:, None] + columns, last)
         ids[begin:end] = block["ids"][tokens]
         run_starts, starts = block["run_starts"], window_starts[windows]
         first = run_starts.searchsorted(starts, side="right")
         final = run_starts.searchsorted(starts + (lengths[begin:end] - 1), side="right")
-        (mixed,) = (first < final).nonzero()  # the others hold one document alone
+        (mixed,) = (first < final).nonzero()  # the other windows contain one document each
         if len(mixed):
             runs[begin + mixed] = run_starts.searchsorted(tokens[mixed], side="right") - first[mixed, None]
     padding = columns >= lengths[:, None]
@@ -397,18 +397,18 @@ def padded_windows_of_blocks(
 
 
 def block_windows(samples: Iterable[dict]) -> Iterator[dict[str, np.ndarray]]:
-    """WebDataset samples of blocks to one dict a window: the composable decoder for plain pipelines.
+    """Turn WebDataset samples, which are blocks, into one dict per window: a decoder for plain pipelines.
 
         wds.WebDataset(urls, shardshuffle=False).compose(block_windows)
 
-    Without `.decode()`, which would unpickle a foreign member: what arrives here are bytes, of which only the columns
-    of our format are taken.
+    Do not add `.decode()`, which would unpickle foreign members. This decoder gets bytes and reads only the columns of
+    our format.
 
     Raises  ShardError when a shard holds anything else
     Yields  dict with `ids` int32 (n,), `documents` int32 (n,) and, when the shards hold LSPs, `nnz` (n,),
             `atoms` int32 (E,), `weights` float32 (E,; every token's sum to 1) and `tail` float32 (n,).
-            Index width and octaves travel in each block's `layout` column. Of hidden states `hidden` float32 (n, d), or
-            uint8 (n, b) codes where they are product-quantised (the store keeps the centroids), and `coded` bool (n,).
+            Index width and octaves are in each block's `layout` column. With hidden states: `hidden` float32 (n, d), or
+            uint8 (n, b) codes if product-quantised (the centroids are in the store), and `coded` bool (n,).
     """
     for sample in samples:
         raw = any(isinstance(value, bytes) for key, value in sample.items() if not key.startswith("__"))
@@ -444,7 +444,7 @@ def _hidden_of_window(block, begin, end):
 
 
 def _check_sizes(block):
-    """Raise ShardError unless the columns of a block are as long as one another says; no target is known here."""
+    """Raise ShardError unless the columns of a block have matching lengths. There is no target to compare with."""
     try:
         fit = block["lengths.npy"].sum(dtype=np.int64) == len(block["ids.npy"])
         fit &= len(block["run_starts.npy"]) == len(block["run_records.npy"])

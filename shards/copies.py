@@ -1,13 +1,13 @@
-"""The copies of tokenizer, dictionary and codebook in a store, and whether they are the ones that its target names.
+"""Read a store's copies of tokenizer, dictionary and codebook, and check that they are those of its target.
 
     contents = read_tokenizer(files)          # name to bytes; StoreError unless it is the target's tokenizer
     write_files(directory, contents)
 
-A store is used without the teacher's directory, so it holds the tokenizer and the atoms. A copy is compared here with
-the fingerprint in target.json before it is used or passed on: with another one, token ids would mean other words, and
-LSPs other atoms.
-Only named regular files are read: no code (`.py`), nothing through a link that leaves the store, and no `auto_map`, by
-which transformers would run code. What was read is what is compared, and what is written to an export.
+A store is used without the teacher's directory, so it contains the tokenizer and the atoms. Before a copy is used or
+passed on, it is compared with the fingerprint in target.json: with another tokenizer token ids would mean other words,
+and with other atoms LSPs would mean something else.
+Only named regular files are read: no code (`.py`), no links out of the store, and no `auto_map` entries, for which
+transformers would run code. The bytes that were read are compared, and the same bytes are written to an export.
 Not handled here: making the copies (pipeline/stores.py), how a dictionary was learned (pipeline/dictionary/).
 """
 
@@ -51,7 +51,7 @@ TOKENIZER_FILES = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
-DICTIONARY_FILES = ("atoms.npy", "dictionary.json", "center.npy")  # the last where hidden states are centred
+DICTIONARY_FILES = ("atoms.npy", "dictionary.json", "center.npy")  # the last if hidden states are centred
 CODEBOOK_FILES = ("centroids.npy",)
 SPECIAL_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _VOCABULARIES = {
@@ -63,7 +63,7 @@ _VOCABULARIES = {
     "spiece.model",
     "sentencepiece.bpe.model",
 }
-_MOST_BYTES = 1 << 30  # of one such file
+_MOST_BYTES = 1 << 30  # size limit of one such file
 
 
 class _Evaluation(TypedDict):
@@ -112,10 +112,10 @@ def codebook_fingerprint(codebook: np.ndarray) -> str:
 
 
 def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Hexadecimal SHA-256 of a fast tokenizer's behaviour: its rules, vocabulary and the roles of its special tokens.
+    """Hexadecimal SHA-256 of a fast tokenizer's behaviour: rules, vocabulary and roles of special tokens.
 
-    A saved and reloaded copy has the same fingerprint, wherever it lies; truncation and padding, which
-    are states of a call, do not count.
+    A saved and reloaded copy has the same fingerprint in any directory. Truncation and padding are ignored, because
+    they are options of a call.
     """
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
     rules.pop("truncation", None)
@@ -171,9 +171,9 @@ def read_tokenizer(files: StoreFiles) -> dict[str, bytes]:
 
 @contextmanager
 def foreign_errors(files: StoreFiles) -> Iterator[None]:
-    """Turn whatever is raised while a store's tokenizer is loaded into a StoreError.
+    """Turn any error in loading a store's tokenizer into a StoreError.
 
-    Its parser is not Python code: when it panics, what is raised is not an Exception.
+    The tokenizer's parser is written in Rust: a panic there raises something that is not an Exception.
     """
     try:
         yield
@@ -202,7 +202,7 @@ def read_dictionary(files: StoreFiles) -> dict[str, bytes]:
         center = None
         if "center" in record:
             _require_files(contents, directory, ("center.npy",))
-            entry = record["center"]  # of any form: what it says about the kind is part of the fingerprint
+            entry = record["center"]  # any value: its kind is part of the fingerprint
             kind = entry.get("kind") if isinstance(entry, dict) else None
             center = kind, read_array(directory / "center.npy", contents["center.npy"], "<f4", 2)
         found = dictionary_fingerprint(read_array(directory / "atoms.npy", contents["atoms.npy"], "<f4", 2), center)
@@ -217,7 +217,7 @@ def read_dictionary(files: StoreFiles) -> dict[str, bytes]:
 
 
 def read_atoms(files: StoreFiles) -> np.ndarray:
-    """The atoms of a store's dictionary, float32 (k, d). Raises StoreError as `read_dictionary`, and if it has none."""
+    """The atoms of a store's dictionary, float32 (k, d). Raises StoreError like `read_dictionary`, or without one."""
     contents = read_dictionary(files)
     if "atoms.npy" not in contents:
         raise StoreError(f"{files.path} has no dictionary: its target names none. Use a store that encode-lsp made.")
@@ -280,7 +280,7 @@ def _centroids(files, contents):
 
 
 def load_tokenizer(contents: Mapping[str, bytes]) -> "PreTrainedTokenizerBase":
-    """The tokenizer of some files, name to bytes, by transformers' AutoTokenizer, without running their code."""
+    """The tokenizer in these files (name to bytes), loaded by AutoTokenizer without running their code."""
     with TemporaryDirectory(prefix="mlsm-tokenizer-") as directory:
         write_files(Path(directory), contents)
         return open_tokenizer(directory, local_files_only=True)
@@ -289,7 +289,7 @@ def load_tokenizer(contents: Mapping[str, bytes]) -> "PreTrainedTokenizerBase":
 def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", directory: str | Path) -> None:
     """Save a tokenizer into a directory, by transformers.
 
-    Raises  OSError if a file cannot be written, also where the tokenizers library raises an Exception that only says so
+    Raises  OSError if a file cannot be written, even if the tokenizers library raises a plain Exception for it
     """
     try:
         with utf8_name(directory) as place:
@@ -307,7 +307,7 @@ def write_files(directory: str | Path, contents: Mapping[str, bytes]) -> None:
 
 
 def without_code(raw: bytes, where: object) -> bytes:
-    """The bytes of a JSON file of transformers without the entry that names code to load; else as they were.
+    """The bytes of a JSON file of transformers without its entry that names code to load; otherwise unchanged.
 
     Raises  StoreError when they are not JSON
     """
@@ -324,7 +324,7 @@ def without_code(raw: bytes, where: object) -> bytes:
 @lru_cache(maxsize=4)
 def _identity(contents):
     """Four facts about a tokenizer, given as pairs (name, bytes): its fingerprint, its largest token id, the ids of its
-    special tokens by role, and what is wrong with these."""
+    special tokens by role, and the problem with these ids, if any."""
     tokenizer = load_tokenizer(dict(contents))
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"{type(tokenizer).__name__} is not a fast tokenizer")
@@ -334,7 +334,7 @@ def _identity(contents):
 
 
 def _read(files, directory, names):
-    """Those of these files that exist, name to bytes. Raises StoreError if one is not a file, or is outside the
+    """The existing ones of these files, name to bytes. Raises StoreError if one is not a file, or is outside the
     store."""
     root, found = os.path.realpath(directory.parent), {}
     for name in names:
@@ -361,5 +361,5 @@ def _read(files, directory, names):
     return found
 
 
-# By the name of the directory: what reads the copy of a store, and raises StoreError if it is not the target's.
+# Directory name -> function that reads a store's copy, and raises StoreError if it is not the target's.
 READERS = {"tokenizer": read_tokenizer, "dictionary": read_dictionary, "codebook": read_codebook}

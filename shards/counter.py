@@ -1,8 +1,8 @@
-"""Counted randomness: a value that follows from (seed, epoch, index), with no state to lose.
+"""Counter-based random numbers: each value follows from (seed, epoch, index), so there is no state to save.
 
-Every order, mask and sample of the project comes from `hash_u64`, so that resuming is instant, the
-number of workers does not matter, and two objectives see the same batches. NumPy's generators promise
-no stable stream between versions; this mixing function (SplitMix64, Steele et al. 2014) is ours to keep.
+Every order, mask and sample of the project comes from `hash_u64`. So resuming takes no time, the number of workers does
+not matter, and two objectives see the same batches. NumPy does not guarantee that its generators give the same numbers
+in every version; this mixing function (SplitMix64, Steele et al. 2014) is part of this package and stays the same.
 Not handled here: dropout, which is torch's.
 """
 
@@ -34,5 +34,5 @@ def hash_u64(*keys: int | np.integer | np.ndarray) -> np.ndarray:
 
 
 def permutation(n: int, *keys: int | np.integer | np.ndarray) -> np.ndarray:
-    """A permutation of range(n), int64, that follows from the keys alone."""
+    """A permutation of range(n), int64, that follows from the keys only."""
     return np.argsort(hash_u64(*keys, np.arange(n)), kind="stable")

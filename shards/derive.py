@@ -1,17 +1,17 @@
-"""A store with a smaller n from a stored one of LSPs or logits, without teacher, dictionary or solver.
+"""Make a store with a smaller n from a store of LSPs or logits, without teacher, dictionary or solver.
 
     report = derive("runs/stores/lsp-...", top_n=8)
 
 The n largest entries of every row are kept (among equal codes the lower atom, as in encoding). Their 8-bit codes do not
-change, because they count from the row's maximum, which always stays. A stored row sums to 1 - tail; what is dropped
-from it joins the tail:
+change, because they are relative to the row's maximum, which is always kept. A stored row sums to 1 - tail; the mass of
+dropped entries is added to the tail:
 
     tail' = tail + (1 - tail) x (share of the dropped entries in the stored row)
 
-so only the tail is rounded twice. A stored tail of 1 was rounded up, since its row has entries, and counts as a little
-less. Units, blocks, windows and plan are the same, so the new store pairs with all stores of the plan. Finished units
-are skipped and equal input gives equal bytes, as at encoding. The record of a unit names the shard that it was derived
-from (`source_sha256`): when the source has been encoded again since, to other bytes, the unit is derived again.
+so only the tail is rounded twice. A stored tail of 1 was rounded up, as its row has entries; it is treated as slightly
+less than 1. Units, blocks, windows and plan stay the same, so the new store pairs with all stores of the plan. Finished
+units are skipped, and equal input gives equal bytes, as in encoding. A unit's record names its source's shard
+(`source_sha256`). If the source unit has since been encoded again to other bytes, the unit is derived again.
 
 Shapes: T tokens, E entries.
 """
@@ -36,20 +36,20 @@ from shards.schema import MAX_ENTRIES, TAIL_STEPS_PER_OCTAVE, ShardMeta
 from shards.shard_file import blocks, naming
 from shards.writer import UnitWriter
 
-_LARGEST_TAIL = 2 ** (-1 / (4 * TAIL_STEPS_PER_OCTAVE))  # the middle of those that are rounded to 1, in octaves
+_LARGEST_TAIL = 2 ** (-1 / (4 * TAIL_STEPS_PER_OCTAVE))  # the middle, in octaves, of the tails that are rounded to 1
 
 
 def derive(
     path: str | Path, top_n: int, output: str | Path | None = None, progress: Callable[..., None] = silent
 ) -> dict:
-    """Write the store, or what it lacks of it.
+    """Write the store, or its missing units.
 
-    output    directory whose `stores` gets it; by default it is next to the source, which then must not be remote
+    output    directory to write it below, in `stores`; default: next to the source, which then must not be remote
     progress  called with ("derive", tokens done, tokens in all)
     Returns   report dict as encoding commands give
-    Raises    StoreError when the source is unfinished (RequestError when it holds ids only or keeps no more than top_n
-              entries per token), when its tokenizer or dictionary is not its own, or a unit of it is removed while it
-              is read
+    Raises    StoreError when the source is unfinished (RequestError when it holds only ids or keeps at most top_n
+              entries per token), when its tokenizer or dictionary is not the one of its target, or a unit is removed
+              while it is read
               ShardError when it is damaged
     """
     started = time.perf_counter()
@@ -62,11 +62,11 @@ def derive(
         _put(files, name, contents)
     files.publish_plan(source.plan)
     if source.command:
-        replace_json(files.plans / f"{source.plan_id}.yaml", source.command)  # what trains on it starts from there
+        replace_json(files.plans / f"{source.plan_id}.yaml", source.command)  # defaults for training on the store
     missing, total, wanted = [], 0, 0
     for record in source.iter_records():
         total += record.tokens
-        derived = files.record(record.unit)  # to be made where it lacks, or the source was encoded again since
+        derived = files.record(record.unit)  # derive it if missing, or if the source unit is newer
         if derived is None or derived.lacking > record.lacking or _is_of_other_bytes(derived, record):
             missing.append(record.unit)
             wanted += record.tokens
@@ -92,7 +92,7 @@ def derive(
 def _is_of_other_bytes(derived, record):
     """Whether a unit was derived from another shard than the source's record names now.
 
-    Of units that were derived before this was recorded it is not known, and they count as up to date.
+    Records of older units do not name their source's shard; these units are treated as up to date.
     """
     return derived.environment.get("source_sha256", record.sha256) != record.sha256
 
@@ -133,7 +133,7 @@ def _directory(source, target, output):
 
 
 def _put(files, name, contents):
-    """Write the source's copy of a tokenizer or dictionary, unless the store has it."""
+    """Write the source's copy of a tokenizer or dictionary, unless the new store has it."""
     directory = getattr(files, name)
     with suppress(StoreError):
         if copies.READERS[name](files) == contents:
@@ -146,7 +146,7 @@ def _derive_unit(source, files, target, record, top_n):
     meta = ShardMeta.of_unit(target, record.unit)
     derived = files.record(record.unit)
     outdated = derived.sha256 if derived and _is_of_other_bytes(derived, record) else None
-    # What made the codes, and the shard that they are from; the seconds were spent on another store.
+    # Keep the facts about how the codes were made, add the source shard, and drop the seconds, which are the source's.
     environment = {name: value for name, value in record.environment.items() if not name.endswith("_seconds")}
     environment["source_sha256"] = record.sha256
     with UnitWriter(files, meta, environment, retry=True, replaces=outdated) as writer:
@@ -173,7 +173,7 @@ def _derive_unit(source, files, target, record, top_n):
 
 
 def cut(meta: ShardMeta, columns: codec.Columns, top_n: int) -> codec.SparseRows:
-    """The rows of a block with their top_n largest entries; weights sum to 1 - tail, as a writer wants them.
+    """The rows of a block with their top_n largest entries; weights sum to 1 - tail, as a writer expects.
 
     columns  of the block, as stored
     Returns  SparseRows
@@ -194,12 +194,12 @@ def cut(meta: ShardMeta, columns: codec.Columns, top_n: int) -> codec.SparseRows
 def _largest(codes, nnz_T, top_n):
     """Whether each entry is among the top_n of its row, bool (E); small codes mean large weights.
 
-    Row, code and place in the row make one number each, no two alike, so that a plain sort does.
+    Row, code and place in the row are combined into one distinct number per entry, so that a plain sort is enough.
     """
     start_E = np.repeat(np.cumsum(nnz_T) - nnz_T, nnz_T)
     place_E = np.arange(len(codes)) - start_E
     keys_E = np.repeat(np.arange(len(nnz_T)) << 16, nnz_T) | codes.astype(np.int64) << 8 | place_E
-    keys_E.sort()  # rows stay where they are
+    keys_E.sort()  # sorts within rows
     kept_E = np.zeros(len(codes), bool)
     first = place_E < top_n
     kept_E[start_E[first] + (keys_E[first] & 0xFF)] = True

@@ -1,4 +1,4 @@
-"""A store as Parquet files and a dataset card, for programs that do not know our format.
+"""Write a store as Parquet files with a dataset card, for programs that cannot read our format.
 
     report = export("runs/stores/lsp-...", "runs/exports/lsp-...-parquet")
 
@@ -8,10 +8,10 @@
     data/train-00000-of-00002.parquet         a shard of the split in plan order; a row is a window
     data/held_out-00000-of-00001.parquet
 
-`datasets.load_dataset` recognises names of this form without a card, whatever the split is called. A split is a set of
-files and not a column, because then load_dataset returns the splits by name and users do not train on held-out windows
-by omission. What belongs to a token is a list in a list: datasets, pandas and DuckDB index it as `column[t][i]` (DuckDB
-counts from 1), whereas offsets into a flat list would need code in each of them.
+`datasets.load_dataset` recognises file names of this form even without a card, for any split name. Splits are separate
+files and not a column, because then load_dataset returns them by name, and users do not train on held-out windows by
+mistake. Values of tokens are lists of lists: datasets, pandas and DuckDB index them as `column[t][i]` (DuckDB counts
+from 1), whereas offsets into a flat list would need code in each of them.
 
 The directory appears whole (mlsm/common/durable.py); an export that was interrupted starts from scratch. A row group is
 a block, or a part of one if hidden states are wide, and one of them is in memory at a time. Not handled here: pushing
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 
 EXPORTS = Path("runs/exports")
 LINEAGE_FILE = "lineage.json"
-_MOST_VALUES = 1 << 23  # float32 values of hidden states in a row group: 32 MB
+_MOST_VALUES = 1 << 23  # most float32 values of hidden states in a row group: 32 MB
 _SHOWN = ("teacher_name", "tokenizer_name", "layer", "k", "lam", "top_n", "width", "quantise", "derived_from")
 
 
 def export(
     path: str | Path, output: str | Path | None = None, progress: Callable[..., None] = silent
 ) -> dict[str, Any]:
-    """Write a store as Parquet files, or find that this was done.
+    """Write a store as Parquet files, unless that is done already.
 
     output    directory to write; runs/exports/<store>-parquet by default
     progress  called with ("export", tokens done, tokens in all)
@@ -117,7 +117,7 @@ def _facts(store):
 
 
 def _is_there(output, lineage):
-    """Whether the output is this very export. Raises RequestError if it is in use for anything else."""
+    """Whether the output already is this export. Raises RequestError if it holds anything else."""
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return False
     try:
@@ -168,7 +168,7 @@ def _schema(store, record):
 
 
 def _tables(store: Store, record: UnitRecord, number: int, schema: Any) -> Iterator[tuple["pyarrow.Table", int]]:
-    """The windows of a unit, the first of which has this number in its split: a table of each row group, and tokens."""
+    """For each row group of a unit: its table and number of tokens. `number` is the first window's in the split."""
     import pyarrow as pa
 
     meta = ShardMeta.of_unit(store.files.target(), record.unit)
@@ -195,7 +195,7 @@ def _tables(store: Store, record: UnitRecord, number: int, schema: Any) -> Itera
 
 
 def _rows(store, meta, columns, token_M):
-    """What the tokens of a block have besides their ids: name to values, or to (first value of each token, values)."""
+    """Columns of a block's tokens other than ids: name to values, or to (offset of each token, values)."""
     if store.k:
         first_T = np.concatenate(([0], np.cumsum(columns["nnz"], dtype=np.int64)))
         rows = codec.gather_rows(meta, columns, first_T, token_M)
@@ -212,7 +212,7 @@ def _rows(store, meta, columns, token_M):
 
 
 def _lists(offsets, values, kind):
-    """Values as an Arrow array of lists, one after the other; of lists of lists where values are (offsets, values)."""
+    """Values as an Arrow array of consecutive lists; if values are (offsets, values), of lists of lists."""
     import pyarrow as pa
 
     if isinstance(values, tuple):
@@ -237,7 +237,7 @@ _COLUMNS = {
 
 
 def _card(store, splits):
-    """The README.md of the directory. A store may be somebody else's, so what it says is quoted."""
+    """The README.md of the directory. A store may come from somebody else, so its texts are quoted."""
     facts = [(name, store.settings[name]) for name in _SHOWN if name in store.settings]
     facts += [("target", store.target_id), ("plan", store.plan_id)]
     names = _schema(store, store.record(store.plan.units[0].id)).names

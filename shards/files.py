@@ -1,9 +1,9 @@
-"""The files of one store directory: paths, target, plans, records, and the advice in errors about damage.
+"""The files of one store directory: paths, target, plans, records, and what errors advise about damage.
 
     files = StoreFiles("runs/stores/lsp-...")
     files.record(unit_id)                        # UnitRecord, or None when the unit is not finished
 
-Each file appears whole or not at all, by a link, which never replaces (mlsm/common/durable.py).
+Each file appears whole or not at all. It is linked to its name, which never replaces a file (mlsm/common/durable.py).
 Not handled here: what the bytes mean (manifest.py), arrays (members.py), stores behind a URL (remote.py).
 """
 
@@ -38,7 +38,7 @@ _TARGET_REMEDY = (
 
 
 class StoreFiles:
-    """Paths and small files of one store directory. Knows nothing of tar or arrays."""
+    """Paths and small files of one store directory. It does not read tar or arrays."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -77,7 +77,7 @@ class StoreFiles:
 
     @cached_property
     def _of_target(self):
-        """Fingerprint of the target, which statistics its records need, and the bytes that the sums of a unit take."""
+        """Fingerprint of the target, names of the statistics in its records, and size in bytes of a unit's sums."""
         target = self.target()
         width = target["settings"].get("width", 0)
         return target["target"], needed_statistics(target), 4 * target["vocab_size"] + 8 * target["k"] + 16 * width
@@ -94,7 +94,7 @@ class StoreFiles:
             return None
 
     def _parse_record(self, raw: bytes, where: object) -> UnitRecord:
-        """A record, which must be of this store's target."""
+        """Parse a record, which must belong to this store's target."""
         record = UnitRecord.parse(raw, where)
         target_id, needed, bytes_of_sums = self._of_target
         if record.target != target_id:
@@ -109,7 +109,7 @@ class StoreFiles:
         return record
 
     def _read(self, path: Path, parse: Callable[[bytes, object], T]) -> T:
-        """A plan or a record. Raises ShardError, which says what to do about damage; FileNotFoundError."""
+        """A plan or a record. Raises FileNotFoundError, or ShardError with advice about damage."""
         raw = read_small(path, f". {self.repair_hint()}")
         try:
             return parse(raw, path)
@@ -117,11 +117,11 @@ class StoreFiles:
             raise ShardError(f"{error}. {self.repair_hint()}") from None
 
     def open_shard(self, unit_id: str, file: str) -> FileIO:
-        """The shard of this name, which the unit's record says, as an open file; FileNotFoundError if there is none."""
+        """Open the shard that the unit's record names. Raises FileNotFoundError if there is none."""
         return disk.open_to_read(self.units / file)
 
     def stated_size(self, record: UnitRecord) -> int | None:
-        """Bytes of a shard as a server states them, so that it need not be read; None if it is to be read."""
+        """The shard's size as a server states it, without reading the shard; None if it must be read."""
         return None
 
     def publish_plan(self, plan: Plan) -> None:
@@ -161,7 +161,7 @@ class StoreFiles:
             if not self.missing_units(plan):
                 return plan
         self.check_finished(plans[0])
-        return plans[0]  # its last unit was committed between the two looks
+        return plans[0]  # its last unit was committed between the two checks
 
     def missing_units(self, plan: Plan) -> list[PlannedUnit]:
         """Units of the plan that have no record yet, in order."""
@@ -176,7 +176,7 @@ class StoreFiles:
                 f"{self.finish_hint()}"
             )
 
-    # What differs where a store is behind a URL: RemoteFiles (remote.py) has its own of these.
+    # Stores behind a URL differ in these methods: RemoteFiles (remote.py) overrides them.
 
     def no_target_error(self) -> StoreError:
         """The error to raise without a target.json: for a damaged store, or for something that is not a store."""
@@ -188,7 +188,7 @@ class StoreFiles:
         return (StoreError if is_damaged else RequestError)(describe_no_store(self.path, lacking))
 
     def is_encoded_here(self) -> bool:
-        """Whether the encoding commands write to this store, so that they can make again what it lacks."""
+        """Whether encoding commands can write to this store and so remake its missing units."""
         return True
 
     def repair_hint(self) -> str:

@@ -1,12 +1,12 @@
-"""The small JSON files that make a store, bytes in and records out: target, plans, unit records.
+"""Parse and write a store's small JSON files: target, plans, unit records.
 
     target = parse_target(raw, where)
     plan = Plan.parse(raw, where)
     record = UnitRecord.parse(raw, where)       # ShardError: where, field, what was expected, what was found
 
-A unit's record is the only commit; it names its shard, whose name carries its hash, so two writers of one unit cannot
-mix. Every file carries a checksum over its values. Each field is compared with its type before anything is computed or
-allocated from it, because anybody may have written these files.
+A unit is committed by its record only. The record names its shard, and the shard's name contains its hash, so two
+writers of one unit cannot mix. Every file has a checksum over its values. Each field's type is checked before anything
+is computed or allocated from it, because these files may come from anybody.
 Not handled here: the files themselves (files.py, remote.py), tar members (writer.py).
 """
 
@@ -36,16 +36,16 @@ from mlsm.common.json_checks import (
 from mlsm.common.paths import utf8
 from shards.schema import BLOCK_TOKENS, FORMAT_VERSION, KINDS, MAX_OCTAVES
 
-MAX_WIDTH = 1 << 24  # of a vocabulary, or LSPs: ten times the largest that there are; arrays are made of this size
-MOST_WIDTH = 1 << 16  # of a hidden state: a row of a block, for which readers make arrays
+MAX_WIDTH = 1 << 24  # vocabulary or LSPs: ten times the largest known; arrays have this size
+MOST_WIDTH = 1 << 16  # of a hidden state, for which readers allocate arrays
 ROW_STATISTICS = {"entries", "coded_tokens", "kept_mass", "entropy_nats", "nnz_histogram"}  # of stores with k > 0
-_HISTOGRAM = 256  # numbers of entries that a token may have
+_HISTOGRAM = 256  # a token has 0 to 255 entries
 
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
 def canonical_json(value: object) -> str:
-    """The one JSON text of a value: sorted keys, no spaces, so that equal settings have equal hashes."""
+    """The canonical JSON text of a value: sorted keys, no spaces, so that equal settings have equal hashes."""
     return _canonical(value)
 
 
@@ -196,7 +196,7 @@ class PlannedUnit:
     """One unit of work in a plan: a range of records of one source."""
 
     id: Name
-    """Content address: windowing, source content, record range, what is dropped of it, split, window limit."""
+    """Content address: hash of windowing, source content, record range, dropped records, split and window limit."""
     split: Name
     """`train` or `held_out`."""
     source: str
@@ -206,9 +206,9 @@ class PlannedUnit:
     stop: Count
     """Record after the last."""
     offset: Count = 0
-    """Where to open the source: byte of the uncompressed file, or row group, in which the first record begins."""
+    """Where to open the source for the first record: byte of the uncompressed file, or row group."""
     max_windows: Count | None = None
-    """Windows to take when `--max-tokens` ends inside the unit."""
+    """How many windows to use if `--max-tokens` is reached inside the unit."""
     dropped: str = ""
     """Records of the range that are left out, such as duplicates, counted from `start`: `3,7-9`."""
 
@@ -222,9 +222,9 @@ class Plan:
     """An ordered list of units over a corpus; order, masks and window ids follow from it."""
 
     windowing: dict
-    """Tokenizer fingerprint, packing, window length, held-out share: what turns text into windows."""
+    """Tokenizer fingerprint, packing, window length, held-out share: the settings that turn text into windows."""
     units: tuple[PlannedUnit, ...]
-    """In the order that window numbers follow."""
+    """Units in the order of the window numbers."""
     corpus: dict = field(default_factory=dict)
     """Counts of the scan: sources, documents, bytes; for people, not in the fingerprint."""
 
@@ -263,7 +263,7 @@ _BlockCount = Annotated[int, Meta(ge=0, le=BLOCK_TOKENS)]
 
 
 class Group(TypedDict):
-    """A member group of a shard, as records list them; blocks also have windows and tokens."""
+    """A member group of a shard, as listed in records; blocks also have windows and tokens."""
 
     name: Name
     offset: Count
@@ -274,7 +274,7 @@ class Group(TypedDict):
 
 
 class Quarantined(TypedDict):
-    """A document that could not be coded; `windows` of the unit have no LSPs for it."""
+    """A document that could not be coded; because of it, `windows` of the unit have no LSPs."""
 
     record: Count
     source: str
@@ -284,7 +284,7 @@ class Quarantined(TypedDict):
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """The commit of one unit: what its shard holds, byte for byte, and its statistics."""
+    """The commit of one unit: offsets and hashes of all bytes of its shard, and its statistics."""
 
     unit: Name
     target: str
@@ -292,16 +292,16 @@ class UnitRecord:
     """Shard's name in `units/`."""
     bytes: Count
     sha256: Digest
-    """Of the whole shard."""
+    """SHA-256 of the whole shard."""
     windows: Count
     tokens: Count
     """Real tokens, special ones included."""
     groups: tuple[Group, ...]
     """Member groups in order."""
     statistics: dict
-    """Sums over the unit; additive between units, but for names beginning with `max_`."""
+    """Sums over the unit. Sums of several units add up, except names that start with `max_`."""
     environment: dict
-    """Device and library versions that made it."""
+    """Device and library versions of the encoding process."""
     quarantined: tuple[Quarantined, ...] = ()
 
     @property
@@ -320,7 +320,7 @@ class UnitRecord:
     @classmethod
     def parse(cls, raw: Any, where: object) -> "UnitRecord":
         """The record in a file of the name `where`; ShardError when it is damaged, another unit's, or names a file
-        elsewhere."""
+        outside of `units`."""
         values = parse_json(raw, where)
         if not fits_checksum(values):
             raise ShardError(f"{where}: the record does not match its checksum")
@@ -334,7 +334,7 @@ class UnitRecord:
         return record
 
     def _problem_between_fields(self):
-        """A block's windows and tokens are bounded by its bytes, because a reader allocates memory for as many."""
+        """Check a block's windows and tokens against its bytes, because a reader allocates memory for so many."""
         histogram = self.statistics.get("nnz_histogram", [0] * _HISTOGRAM)
         sums = [value for name, value in self.statistics.items() if name != "nnz_histogram"]
         if not (is_count(self.statistics.get("documents")) and all(map(is_number, sums))) or (

@@ -1,11 +1,11 @@
-"""Tar members of a block as arrays: the columns of our format, and nothing else.
+"""Read the tar members of a block as arrays. Only the columns of our format are accepted.
 
     columns = group_columns(raw, "000000")       # name to array, views of `raw`
     check_columns(columns, windows, tokens, meta)
 
-Shards come from anywhere, and a hash only says that they are as somebody made them. A member that is not one of the
-format's columns, or is no plain one-dimensional array of that column's type, is refused. Nothing is unpickled: the
-header of an array is matched with the one form that NumPy's writer gives it, and not evaluated. Not handled here: the
+A shard may come from anywhere, and a correct hash does not make it harmless. A member is refused unless it is one of
+the format's columns and a plain one-dimensional array of that column's type. Nothing is unpickled, and the header of an
+array is not evaluated: it must equal the header that NumPy's writer gives it. Not handled here: the
 hash of the bytes (windows.py, shard_file.py), the values of packed rows (codec.py, verify.py).
 """
 
@@ -36,15 +36,15 @@ _MAGIC = b"\x93NUMPY\x01\x00"
 _HEADER = re.compile(
     rb"\{'descr': '([<|][iuf][1248])', 'fortran_order': False, 'shape': \((0|[1-9]\d{0,15}),\), \} *\n"
 )
-_BLOCK = 512  # bytes of a tar header, and what members are padded to
+_BLOCK = 512  # bytes of a tar header; members are padded to a multiple of it
 
 
 def group_columns(raw: np.ndarray, group: str) -> dict[str, np.ndarray]:
     """The arrays of one member group by column name, views of `raw`.
 
     raw     uint8 array that begins at a tar header and ends after a member's padding
-    group   its name, `__stats__` or that of a block
-    Raises  ShardError on whatever is not a member of such a group
+    group   name of the group: `__stats__` or a block's name
+    Raises  ShardError if a member does not belong to such a group
     """
     known, prefix = (SUM_COLUMNS, "__stats__/sums") if group == "__stats__" else (_BLOCK_COLUMNS, group)
     found, position = {}, 0
@@ -67,7 +67,7 @@ def group_columns(raw: np.ndarray, group: str) -> dict[str, np.ndarray]:
 
 
 def decode_block(sample: Mapping) -> dict:
-    """A sample of plain WebDataset with its columns as arrays; the keys between underscores stay.
+    """Decode the columns of a plain WebDataset sample into arrays; keys such as `__key__` stay.
 
         wds.WebDataset(urls, shardshuffle=False).map(decode_block)
 
@@ -92,7 +92,7 @@ def decode_block(sample: Mapping) -> dict:
 def read_array(path: str | Path, raw: bytes, dtype: str, dimensions: int) -> np.ndarray:
     """The array of a whole `.npy` file, a view of its bytes.
 
-    dtype, dimensions  what it must be of
+    dtype, dimensions  expected type and number of dimensions
     Raises  ShardError if it is anything else, or if its shape does not match its bytes
     """
     file = io.BytesIO(raw[:16_384])
@@ -100,7 +100,7 @@ def read_array(path: str | Path, raw: bytes, dtype: str, dimensions: int) -> np.
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, by_column, found = read(file)
-    except Exception as error:  # of Python's parser and tokenizer, which NumPy gives the header to
+    except Exception as error:  # NumPy passes the header to Python's parser, which raises many classes
         raise ShardError(f"{path} is not an array ({describe(error)})") from None
     if found != np.dtype(dtype) or len(shape) != dimensions or not all(type(n) is int and n >= 0 for n in shape):
         raise ShardError(f"{path} holds {found} of shape {shape}, expected {dtype} of {dimensions} dimensions")
@@ -117,7 +117,7 @@ def check_columns(columns: Mapping[str, np.ndarray], windows: int, tokens: int, 
     columns          name to array
     windows, tokens  as the record of the unit says
     meta             ShardMeta
-    Not looked at: whether the atoms of a row increase below k. What decodes the rows checks that.
+    Not checked: whether the atoms of a row increase below k. Decoding the rows checks that.
     """
     expected = set(WINDOW_COLUMNS)
     if meta.k:
@@ -170,7 +170,7 @@ def check_hidden_sizes(columns: Mapping[str, np.ndarray], layout: HiddenLayout) 
 
 
 def _array(raw, dtypes, name):
-    """One column, a view: exactly the header that NumPy writes, one of the types, and as many values as there are."""
+    """One column as a view. It must have NumPy's exact header, an allowed type, and a length that fits its bytes."""
     head = raw[:256].tobytes()
     begin = 10 + int.from_bytes(head[8:10], "little")
     match = _HEADER.fullmatch(head[10:begin]) if head.startswith(_MAGIC) and begin <= len(head) else None

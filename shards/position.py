@@ -1,15 +1,15 @@
 """The position of a reader, and which rank and loader worker delivers which windows.
 
 All ranks together deliver one endless sequence of windows: position p is window p mod N of epoch p div N, in
-that epoch's order (N windows in the split). It is dealt in items (samples, or batches of `batch` windows):
+that epoch's order (N windows in the split). It is divided into items (samples, or batches of `batch` windows):
 
     item i       positions [start + i batch, start + (i + 1) batch)
     rank r of R  items r, r + R, r + 2 R, ...
-    worker w of W in that rank   of those the numbers w, w + W, w + 2 W, ...
+    worker w of W in that rank   items number w, w + W, w + 2 W, ... of the rank's items
 
-So once every rank has taken n items, the positions [start, start + n R batch) are delivered, each once,
-whatever R, W and batch are: that one number is the state, and another R, W or batch continues from it. A
-DataLoader asks its workers in turn, so the order of items does not depend on W either.
+So once every rank has had n items, the positions [start, start + n R batch) are delivered, each once, for any R, W and
+batch. This one number is the state, and a run with another R, W or batch can continue from it. A DataLoader asks its
+workers in turn, so the order of items does not depend on W either.
 
 The state is a small JSON object, of constant size. Not handled here: reading windows (windows.py), torch.
 """
@@ -49,7 +49,7 @@ class Share:
 
 
 def sequence_identity(store: StoreFacts, split: str, seed: int, shuffle: bool) -> dict:
-    """The sequence of windows that a position counts in: with another identity it is a place in another sequence."""
+    """The identity of the sequence that a position counts in. A position is only valid for the same identity."""
     return {
         "format": STATE_FORMAT,
         "store": store.target_id,

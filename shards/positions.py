@@ -1,6 +1,6 @@
-"""The positions of tokens as the encoder that made their targets counted them.
+"""The positions of tokens, counted as in the encoder that made their targets.
 
-Not handled here: what is done with them. The same on tensors: mlsm/common/documents.py.
+Not handled here: how positions are used. The same on tensors: mlsm/common/documents.py.
 
 Shapes: W windows, L window length.
 """
@@ -13,9 +13,9 @@ from shards.codec import Windows
 
 
 def teacher_positions(batch: Windows, settings: Mapping) -> np.ndarray:
-    """Position of every token of a batch, int64 (W, L): its place in the window. Numbers at padding mean nothing.
+    """Position of every token in its window, int64 (W, L). Values at padding are meaningless.
 
-    settings  of a store; where its teacher read the documents of a window apart, positions begin again with each
+    settings  of a store. If its teacher read the documents of a window apart, positions start again from 0 at each
               document
     """
     if settings.get("documents_apart", False):
@@ -24,7 +24,7 @@ def teacher_positions(batch: Windows, settings: Mapping) -> np.ndarray:
 
 
 def positions_in_documents(documents_WL: np.ndarray) -> np.ndarray:
-    """Positions of tokens, int64 (W, L), that count from 0 in every run of equal document numbers."""
+    """Positions of tokens, int64 (W, L), counted from 0 in every run of equal document numbers."""
     places_WL = np.broadcast_to(np.arange(documents_WL.shape[1]), documents_WL.shape)
     begins_WL = np.ones(documents_WL.shape, bool)
     begins_WL[:, 1:] = documents_WL[:, 1:] != documents_WL[:, :-1]

@@ -1,10 +1,10 @@
-"""Open a store, and find the stores there are.
+"""Open a store, and find existing stores.
 
     store = Store.open("runs/stores/lsp-...")       # or a URL: remote.py
     store.report()
     windows = store.split("train")                  # windows.py
 
-A store is seen through one of its plans, all of whose units must be there. Not handled here: windows and rows
+A store is read through one of its plans, all of whose units must exist. Not handled here: windows and rows
 (windows.py).
 """
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 class Store(StoreFacts):
-    """One target directory, seen through one finished plan."""
+    """A store directory, read through one finished plan."""
 
     def __init__(self, files: StoreFiles, plan: Plan):
         super().__init__(files, plan)
         _check_windowing(files, plan, self.fingerprinted)
-        self._tokenizer: dict[str, bytes] | None = None  # its files, once they were compared with the target
+        self._tokenizer: dict[str, bytes] | None = None  # its files, after their comparison with the target
 
     @classmethod
     def open(cls, path: str | PathLike[str], plan_id: str | None = None, remote: "Remote | None" = None) -> "Store":
@@ -62,9 +62,9 @@ class Store(StoreFacts):
         return self.files.tokenizer
 
     def read_tokenizer(self) -> dict[str, bytes]:
-        """The files of the tokenizer, name to bytes, once they are compared with the target.
+        """The files of the tokenizer, name to bytes, compared with the target the first time.
 
-        Raises  StoreError when they are not those of the tokenizer that the text was encoded with
+        Raises  StoreError when the text was encoded with another tokenizer
         """
         if self._tokenizer is None:
             self._tokenizer = copies.read_tokenizer(self.files)
@@ -87,9 +87,9 @@ class Store(StoreFacts):
         return list(self.iter_records(split))
 
     def iter_records(self, split: str | None = None) -> Iterator[UnitRecord]:
-        """The same records one by one: all of a large store take gigabytes.
+        """The same records one by one, as all records of a large store take gigabytes.
 
-        Raises  StoreError when a record has gone since, ShardError when it is damaged or another store's
+        Raises  StoreError when a record no longer exists, ShardError when it is damaged or another store's
         """
         for unit in self.plan.units:
             if split in (None, unit.split):
@@ -115,11 +115,11 @@ class Store(StoreFacts):
         return WindowReader(self, self.iter_records(name), name)
 
     def report(self) -> dict:
-        """Totals over all units; stores with distributions add non-zeros and mass kept per coded token."""
+        """Totals over all units; stores with distributions also have non-zeros and kept mass per coded token."""
         totals: dict = dict.fromkeys(("units", "windows", "tokens", "bytes", "documents"), 0)
         seconds = dict.fromkeys(("teacher_seconds", "solver_seconds", "head_seconds"), 0.0)
         statistics = []
-        for record in self.iter_records():  # one at a time: all of their tables of blocks would fill the memory
+        for record in self.iter_records():  # one by one: all block tables would fill the memory
             statistics.append({name: value for name, value in record.statistics.items() if np.isscalar(value)})
             totals["units"] += 1
             for name in ("windows", "tokens", "bytes"):
@@ -140,7 +140,7 @@ def open_store(store: Store | str | PathLike[str]) -> Store:
 
 
 def _check_windowing(files, plan, settings):
-    """Raise StoreError when a plan cut the text into other windows than the target's settings say."""
+    """Raise StoreError when the plan's windows are not those that the target's settings describe."""
     windowing = settings.get("windowing")
     if windowing is not None and plan.windowing != windowing:
         raise StoreError(
@@ -156,7 +156,7 @@ def plan_of(path: str | Path) -> tuple[str | Path, str | None]:
 
 
 def is_url(path: object) -> bool:
-    """Whether this is the address of something on another machine."""
+    """Whether this is a URL of another machine."""
     return isinstance(path, str) and "://" in path
 
 
@@ -171,10 +171,10 @@ def open_files(path: str | PathLike[str], remote: "Remote | None" = None) -> Sto
 
 
 def finished_stores(root: str | Path, kinds: Sequence[str] = ()) -> list[Path]:
-    """Paths of the finished stores under `root`, the one first whose text was encoded last.
+    """Paths of the finished stores under `root`, the one whose text was encoded last comes first.
 
-    What counts is when its plan was published. Stores that were derived from others come last, since they add no text:
-    making one does not change which store the next command takes.
+    They are sorted by the time at which their plan was published. Derived stores come last, since they add no text: so
+    making one does not change which store the next command uses.
 
     kinds   of the stores to find; empty: all kinds
     Raises  StoreError when the only ones are unfinished or damaged, naming one; RequestError when there are none at all
@@ -187,7 +187,7 @@ def finished_stores(root: str | Path, kinds: Sequence[str] = ()) -> list[Path]:
             if not kinds or store.kind in kinds:
                 rank = "derived_from" not in store.settings, plan.stat().st_mtime_ns
                 newest[plan.parent.parent] = max(rank, newest.get(plan.parent.parent, rank))
-        except (StoreError, ShardError, OSError) as error:  # one bad store hides no other
+        except (StoreError, ShardError, OSError) as error:  # a bad store must not hide the others
             unusable = error
     if not newest and unusable is not None:
         raise StoreError(str(unusable))
@@ -209,20 +209,19 @@ def _row_statistics(statistics, derived):
     if sampled := sum(s.get("fidelity_tokens", 0) for s in statistics):
         means = {name: sum(s.get(f"fidelity_{name}", 0) for s in statistics) / sampled for name in ("kl", "tv", "tail")}
         report["fidelity"] = {"tokens": int(sampled), "of": "source" if derived else "exact", **means}
-    if compared := sum(s.get("dtype_tokens", 0) for s in statistics):  # of a teacher in another dtype than float32
+    if compared := sum(s.get("dtype_tokens", 0) for s in statistics):  # if the teacher's dtype was not float32
         means = {name: sum(s.get(f"dtype_{name}", 0) for s in statistics) / compared for name in ("tv", "hidden")}
         report["dtype_effect"] = {"tokens": int(compared), **means}
-    violations = [s["max_kkt"] for s in statistics if "max_kkt" in s]  # the writer's own
+    violations = [s["max_kkt"] for s in statistics if "max_kkt" in s]  # statistics from the encoder
     return report | ({"max_kkt": max(violations)} if violations else {})
 
 
 def _hidden_statistics(statistics):
-    """Means over coded tokens: of the cosine between what is stored and what the teacher gave, and of their squared
-    distance."""
+    """Averages over coded tokens: cosine and squared distance between the stored hidden state and the teacher's."""
     coded = sum(s.get("coded_tokens", 0) for s in statistics)
     means = {name: sum(s.get(name, 0.0) for s in statistics) / max(1, coded) for name in ("cosine", "squared_error")}
     report = {"coded_tokens": coded, **means}
-    if compared := sum(s.get("dtype_tokens", 0) for s in statistics):  # of a teacher in another dtype than float32
+    if compared := sum(s.get("dtype_tokens", 0) for s in statistics):  # if the teacher's dtype was not float32
         changed = sum(s.get("dtype_hidden", 0) for s in statistics) / compared
         report["dtype_effect"] = {"tokens": int(compared), "hidden": changed}
     return report

@@ -1,22 +1,21 @@
-"""A store behind a URL: its files, fetched at need into a cache on this machine, which is a store directory itself.
+"""A store behind a URL: its files are fetched into a cache on this machine as needed. The cache is a store itself.
 
     store = Store.open("https://host/stores/lsp-...")      # s3://, gs://, hf://, memory:// as well
     store = Store.open(url, remote=Remote(cache_gb=50))
 
     <cache>/stores/<12 digits of the target>-<8 of the URL>/
         plans/<plan>.json, units/<unit>.json, units/<unit>-<hash>.tar, tokenizer/, dictionary/
-        lock                        one process of the machine fetches shards at a time
+        lock                        only one process of the machine fetches shards at a time
 
-fsspec does the protocols: http and https with aiohttp, s3, gs, hf and others with the packages that it names when they
-are not installed; credentials and endpoints are its configuration. A file is downloaded under a temporary name, checked
-and renamed: small files by their checksums, a shard by the length and SHA-256 of its record. A download may be as long
-as the record says, must start within a time limit and keep up a rate; what fails is tried again a few times.
-target.json is fetched whenever the store is opened. The files of tokenizer, dictionary and codebook have no checksum
-of their own: before they are used, all of them together are compared with the fingerprint in the target (copies.py).
-Nothing is fsynced, because readers check what they find.
-
-User and password in a URL are used and never shown: `RemoteFiles.path` is the address without them, which this process
-completes when it is used again. Not handled here: writing to a remote store.
+fsspec handles the protocols: http and https with aiohttp; s3, gs, hf and others with the packages that it names if they
+are not installed. Credentials and endpoints are set in fsspec's configuration. A file is downloaded under a temporary
+name, checked and renamed: small files are checked by their checksums, a shard by length and SHA-256 from its record. A
+download must not be longer than the record says, must start within a time limit and keep up a minimum speed. Failed
+downloads are retried a few times. target.json is fetched whenever the store is opened. The files of tokenizer,
+dictionary and codebook have no checksum of their own: before use, all of them together are compared with the
+fingerprint in the target (copies.py). Nothing is fsynced, because readers check what they find.
+User and password in a URL are used and never shown. `RemoteFiles.path` is the URL without them; this process adds them
+again when that URL is used. Not supported: writing to a remote store.
 """
 
 import errno
@@ -57,22 +56,22 @@ from shards.copies import CODEBOOK_FILES, DICTIONARY_FILES, TOKENIZER_FILES
 from shards.files import StoreFiles, describe_no_store
 from shards.manifest import Plan, PlannedUnit, UnitRecord, fingerprint, parse_target
 
-_AT_ONCE = 16  # small files
-_SMALL, _WIDEST, _MOST_ATOMS = 64 << 20, 4 * 8192, 1 << 30  # bytes: of small files, one atom, atoms whatever k says
+_AT_ONCE = 16  # small files to fetch in parallel
+_SMALL, _WIDEST, _MOST_ATOMS = 64 << 20, 4 * 8192, 1 << 30  # most bytes: of a small file, of one atom, of all atoms
 _PLAN = re.compile(r"([0-9a-f]{32})\.json")
-_NAME = re.compile(r"\w[\w.-]*")  # what a server names becomes a path of the cache
-_PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)  # how some servers say that there is no file
+_NAME = re.compile(r"\w[\w.-]*")  # names from a server become paths in the cache
+_PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)  # some servers send a page if there is no file
 _LINK = re.compile(r"""href=["']?[^"'?#>\s]*?([^"'?#>\s/]+)["'?#>\s]""", re.IGNORECASE)
 _UNLISTED = {"tokenizer": TOKENIZER_FILES, "dictionary": DICTIONARY_FILES, "codebook": CODEBOOK_FILES}
-_ESSENTIAL = {  # sets of names, of which one must be there
+_ESSENTIAL = {  # sets of names; one of each must exist
     "tokenizer": ({"tokenizer.json"}, {"vocab.txt"}, {"vocab.json"}),
     "dictionary": ({"atoms.npy", "dictionary.json"},),
     "codebook": (set(CODEBOOK_FILES),),
 }
-_MAY_PASS = {408, 425, 429}  # of the answers that blame the request: time-outs and "not so fast"
+_MAY_PASS = {408, 425, 429}  # client errors worth a retry: time-outs, too many requests
 _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-_LOOK_AT_LOCK = 0.02  # seconds between two tries to get it
-_origins: dict[str, str] = {}  # scheme and host without credentials -> with those that this process was given
+_LOOK_AT_LOCK = 0.02  # seconds between two attempts to get the lock
+_origins: dict[str, str] = {}  # scheme and host without credentials -> the same with them
 
 
 @dataclass(frozen=True)
@@ -84,13 +83,13 @@ class Remote:
     cache_gb: float | None = None
     """Gigabytes of shards that the cache keeps; unset: $MLSM_CACHE_GB, else no limit."""
     attempts: int = 5
-    """Times that one thing is asked for."""
+    """How often a request is tried."""
     delay: float = 0.5
     """Seconds before the second attempt; each further pause is twice as long."""
     timeout: float = 30.0
-    """Seconds without a byte or a connection after which an attempt has failed."""
+    """An attempt fails after so many seconds without a connection or a byte."""
     rate: float = 64e3
-    """Bytes per second that a download must reach after `timeout` seconds."""
+    """Minimum bytes per second of a download, after its first `timeout` seconds."""
 
     @property
     def directory(self) -> Path:
@@ -105,7 +104,7 @@ class Remote:
 
 
 class Server:
-    """The files below one URL: downloaded whole, checked by the caller, and tried again while a fault may pass."""
+    """The files below one URL. Downloads are whole, checked by the caller, and retried after temporary errors."""
 
     def __init__(self, url: str, options: Remote):
         self.url, self._address = _without_and_with_credentials(url.rstrip("/"))
@@ -120,11 +119,12 @@ class Server:
         check: Callable[[Path], object],
         alive: Callable[[], object] = lambda: None,
     ) -> bool:
-        """Download a file to a place, where it appears whole and checked or not at all. Returns whether there is one.
+        """Download a file to a path, where it appears whole and checked or not at all. Returns whether the file exists.
 
-        most    bytes that it may have
+        most    the most bytes that the file may have
         check   called with the path of the downloaded file; raises ShardError if it is not as expected
-        alive   called whenever some of it has come
+        alive   called whenever a part has arrived
+        Raises  RemoteError if an error lasts, WriteError if the file cannot be written here, and the errors of `check`
         Raises  RemoteError if a fault lasts, WriteError if it cannot be written here, and what else `check` raises
         """
 
@@ -144,7 +144,7 @@ class Server:
         return self._repeat(name, attempt) or False
 
     def fetch_all(self, names: Sequence[str], directory: Path, check: Callable[[str, Path], object]) -> list[str]:
-        """Download small files below a directory. Returns the names of those that are not there; raises as `fetch`."""
+        """Download small files below a directory. Returns the names of missing files; raises as `fetch`."""
         if odd := [name for name in names if not all(_NAME.fullmatch(part) for part in name.split("/"))]:
             raise RemoteError(f"{self.url} is damaged: it names {odd[0]}, which is outside its own directories")
 
@@ -166,16 +166,16 @@ class Server:
             return place.read_bytes() if self.fetch(name, place, most, lambda path: check(path.read_bytes())) else None
 
     def names(self, directory: str) -> list[str]:
-        """Names of the files in a directory; empty if there is no such directory, no listing of it, or no access."""
+        """Names of the files in a directory; empty if it does not exist, cannot be listed, or is not accessible."""
         with suppress(RefusedError):
-            if self._is_http:  # not fsspec's, which reads a page of any size
+            if self._is_http:  # not fsspec's listing, which reads a page of any size
                 page = self.read(f"{directory}/", _SMALL) or b""
                 return list(dict.fromkeys(_LINK.findall(page.decode(errors="replace"))))
             return [path.rpartition("/")[2] for path in self._repeat(f"{directory}/", _list) or ()]
         return []
 
     def size(self, name: str) -> int | None:
-        """How many bytes a file has; None if the protocol does not say. FileNotFoundError"""
+        """How many bytes a file has; None if the protocol does not tell. Raises FileNotFoundError."""
         information = self._repeat(name, lambda filesystem, path: filesystem.info(path, **self._time(filesystem)))
         if information is None:
             raise FileNotFoundError(f"{self.url}/{name}")
@@ -198,7 +198,7 @@ class Server:
 
                 each = ClientTimeout(None, sock_connect=self.options.timeout, sock_read=self.options.timeout)
                 options = {"timeout": each, "auto_decompress": False, "trust_env": True}
-                options |= {"headers": {"Accept-Encoding": "identity"}}  # what is compressed could have any size
+                options |= {"headers": {"Accept-Encoding": "identity"}}  # compressed answers could have any size
                 options = {"client_kwargs": options}
             return fsspec.core.url_to_fs(self._address, **options)
         except ImportError as error:
@@ -212,9 +212,9 @@ class Server:
             raise StoreError(f"{redacted(self.url)} cannot be read: {redacted(error)}") from None
 
     def _time(self, filesystem, most=_SMALL):
-        """The time limit of a whole call, as an option of it, for clients that can be interrupted.
+        """The time limit of a whole call, as options for it, for clients that can be interrupted.
 
-        most  bytes; of a small file it says nothing about its length
+        most  size limit in bytes of the file; small files may be shorter
         """
         limit = 4 * self.options.timeout + (most / self.options.rate if most != _SMALL else 0)
         return {"timeout": limit} if filesystem.async_impl else {}
@@ -241,7 +241,7 @@ class Server:
         raise RemoteError(self._describe(name, fault, self.options.attempts, began))
 
     def _describe(self, name, fault, attempts, began):
-        """The error message for a fault."""
+        """The error message for a failed request."""
         times = f"asked {attempts} times in {time.monotonic() - began:.1f} s" if attempts > 1 else "asked once"
         if isinstance(fault, ShardError):
             problem = str(fault).removeprefix(f"{self.url}/{name}").lstrip(": ")
@@ -269,10 +269,10 @@ class RemoteFiles(StoreFiles):
         directory = f"{self._target['target'][:12]}-{fingerprint(self.server.url)[:8]}"
         super().__init__(self.options.directory.absolute() / "stores" / directory)
         self.path = self.server.url
-        disk.follow_no_links_below(self.options.directory)  # which may be in an --output, or behind links in it
+        disk.follow_no_links_below(self.options.directory)  # the cache may be inside an --output, or behind links in it
         for path in (self.units, self.plans):
             make_directories(path)
-        self._lock_seen = 0, 0.0  # when the lock's holder received something last, by its clock (ns), and by ours (s)
+        self._lock_seen = 0, 0.0  # when the lock's holder last received something: its time (ns), our time (s)
 
     # -- small files ---------------------------------------------------------------------------------------
 
@@ -295,7 +295,7 @@ class RemoteFiles(StoreFiles):
         return targets[-1]
 
     def record(self, unit_id: str) -> UnitRecord | None:
-        """The commit record of a unit, or None when there is none; a damaged one in the cache is fetched again."""
+        """The commit record of a unit, or None when there is none; a damaged record in the cache is fetched again."""
         with suppress(ShardError):
             if record := super().record(unit_id):
                 return record
@@ -323,7 +323,7 @@ class RemoteFiles(StoreFiles):
         return self._read(path, Plan.parse)
 
     def command(self, plan_id: str) -> dict:
-        """See StoreFiles.command; {} also if the server does not answer, because nothing depends on it."""
+        """See StoreFiles.command; also {} if the server does not answer, as the command is only informative."""
         with suppress(RemoteError):
             if not (self.plans / f"{plan_id}.yaml").is_file():
                 self._fetch_small([f"plans/{plan_id}.yaml"], None)
@@ -334,7 +334,7 @@ class RemoteFiles(StoreFiles):
         return sorted({match[1] for name in self.server.names("plans") if (match := _PLAN.fullmatch(name))})
 
     def newest_plan(self) -> Plan:
-        """The newest plan all of whose units are there.
+        """The newest plan all of whose units exist.
 
         Raises  StoreError when the server lists no plan, does not say which is the newest, or none is finished
         """
@@ -353,7 +353,7 @@ class RemoteFiles(StoreFiles):
         raise StoreError(f"{self.path} {problem}. Pass the address of a plan: {self.path}/plans/<plan>.json")
 
     def copy_small_files(self, plan_id: str | None = None) -> None:
-        """Fetch plans (all that are listed, or one) and the records that they name, sound or not, for a verification.
+        """For a verification, fetch plans (all listed ones, or one) and their units' records, damaged or not.
 
         Raises  StoreError when the server lists no plan
         """
@@ -365,7 +365,7 @@ class RemoteFiles(StoreFiles):
                 self._fetch_small([f"units/{unit.id}.json" for unit in self._read(path, Plan.parse).units], None)
 
     def _fetch_small(self, names, parse):
-        """Fetch small files into the cache. Returns the names of those that are not there.
+        """Fetch small files into the cache. Returns the names of missing files.
 
         parse   called with bytes and URL; raises ShardError when they are damaged. None keeps them as they are
         """
@@ -383,7 +383,7 @@ class RemoteFiles(StoreFiles):
 
     @property
     def dictionary(self) -> Path:
-        """The same for the dictionary; there is no such directory when the store has none."""
+        """The same for the dictionary. The directory does not exist if the store has no dictionary."""
         return self._fetch_directory("dictionary")
 
     @property
@@ -392,8 +392,8 @@ class RemoteFiles(StoreFiles):
         return self._fetch_directory("codebook")
 
     def _fetch_directory(self, name):
-        """The path of the cache's copy of a directory, which appears whole; the path is returned even if the store has
-        none.
+        """The path of the cache's copy of a directory, which appears whole. If the store has no such directory, the
+        path is returned all the same.
 
         Raises  RemoteError when a listed or an essential file cannot be fetched
         """
@@ -405,10 +405,10 @@ class RemoteFiles(StoreFiles):
         found: dict[str, bytes] = {}
         for entry in listed if is_listed else _UNLISTED[name]:
             if not is_listed and entry.endswith(".txt") and "tokenizer.json" in found:
-                continue  # it would hold the same vocabulary, and whether a text is a vocabulary cannot be checked
+                continue  # it has the same vocabulary, and plain text cannot be checked
             try:
                 raw = self._fetch_part(f"{name}/{entry}")
-            except RefusedError:  # how some buckets answer if there is no file
+            except RefusedError:  # some buckets answer so if there is no file
                 if is_listed:
                     raise
                 continue
@@ -425,7 +425,7 @@ class RemoteFiles(StoreFiles):
         return path
 
     def _fetch_part(self, name):
-        """The bytes of a file of such a directory, or a web page instead; None when it is not there."""
+        """The bytes of a file of such a directory, which may be a web page instead; None if it does not exist."""
 
         def check(raw):
             if name.endswith(".json") and not _PAGE.match(raw):
@@ -437,7 +437,7 @@ class RemoteFiles(StoreFiles):
     # -- shards --------------------------------------------------------------------------------------------
 
     def open_shard(self, unit_id: str, file: str) -> FileIO:
-        """The cache's copy of a shard as an open file, fetched if it is not there, or not as long as its record says.
+        """The cache's copy of a shard as an open file. It is fetched if it is missing or shorter than its record says.
 
         Raises  RemoteError when it cannot be fetched, WriteError when the cache cannot hold it
         """
@@ -449,7 +449,7 @@ class RemoteFiles(StoreFiles):
                 opened = disk.open_to_read(path)
                 status = os.fstat(opened.fileno())
                 if status.st_size == record.bytes:
-                    os.utime(opened.fileno(), ns=(time.time_ns(), status.st_mtime_ns))  # readers watch the latter
+                    os.utime(opened.fileno(), ns=(time.time_ns(), status.st_mtime_ns))  # readers watch the mtime
                     return opened
                 opened.close()
                 path.unlink()
@@ -480,13 +480,13 @@ class RemoteFiles(StoreFiles):
         )
 
     def _make_room(self, size):
-        """Remove shards of any store, the least recently used first, until one of this size fits the cache's limit.
+        """Remove shards of any store, the least recently used first, until a shard of this size fits into the cache.
 
-        Those that a reader maps stay readable, and take up disk space until it ends.
+        Shards that a reader maps stay readable, and use disk space until the reader ends.
         """
         if self.options.budget is None:
             return
-        kept = []  # when they were opened last, bytes, path
+        kept = []  # (time of last use, bytes, path)
         for path in self.units.parent.parent.glob("*/units/*.tar"):
             with suppress(FileNotFoundError):
                 status = path.stat()
@@ -500,9 +500,9 @@ class RemoteFiles(StoreFiles):
 
     @contextmanager
     def _alone(self) -> Iterator[Callable[[], None]]:
-        """Let the other processes and threads of this machine that want to fetch wait: they may want the same.
+        """Hold the fetch lock: other processes and threads of this machine wait, as they may want the same shard.
 
-        Gives a function to call whenever something came: those who wait take a holder that receives nothing for dead.
+        Yields a function to call whenever bytes arrive: waiting processes treat a holder without progress as dead.
         """
         with open(self.units.parent / "lock", "a") as file:
             held = self._wait_for_lock(file)
@@ -510,12 +510,12 @@ class RemoteFiles(StoreFiles):
                 yield lambda: os.utime(file.fileno()) if held else None
             finally:
                 with suppress(OSError):
-                    locks.release(file)  # now, not when a forked worker has closed it too
+                    locks.release(file)  # explicitly: a forked worker may keep the file open
 
     def _wait_for_lock(self, file):
-        """Whether the lock was obtained. It is not when its holder has received nothing for the time limit of one
-        attempt (it was stopped, or its server stalls), or when the file system has no locks; then two processes may
-        fetch the same shard, which does no harm.
+        """Whether the lock was obtained. It is not if its holder has received nothing for the time limit of one
+        attempt (it was stopped, or its server stalls), or if the file system has no locks. Then two processes may fetch
+        the same shard, which does no harm.
         """
         while True:
             try:
@@ -531,7 +531,7 @@ class RemoteFiles(StoreFiles):
                 return False
             time.sleep(_LOOK_AT_LOCK)
 
-    # -- what differs from a store of a directory ----------------------------------------------------------
+    # -- differences from a store in a directory -----------------------------------------------------------
 
     def is_encoded_here(self) -> bool:
         return False
@@ -558,7 +558,7 @@ class RemoteFiles(StoreFiles):
 
 
 class VerifiedFiles(RemoteFiles):
-    """The same for a verification: each shard is downloaded as it is when it is opened, and forgotten when closed."""
+    """The same for a verification: a shard is downloaded when it is opened, unchecked, and removed when closed."""
 
     def open_shard(self, unit_id: str, file: str) -> FileIO:
         record, place = self.record(unit_id), disk.temporary_name(self.units, file)
@@ -579,7 +579,7 @@ class VerifiedFiles(RemoteFiles):
 def gopen(url: str, mode: str = "rb", bufsize: int = -1, **options: object) -> FileIO:
     """A shard as an open file for plain WebDataset, downloaded and checked against its record; nothing is cached.
 
-    from webdataset.gopen import gopen_schemes; gopen_schemes["s3"] = gopen lets WebDataset(store.urls()) read s3:// so.
+    from webdataset.gopen import gopen_schemes; gopen_schemes["s3"] = gopen lets WebDataset(store.urls()) read s3://.
     Raises  RemoteError when it cannot be read, FileNotFoundError when there is none
     """
     parent, _, file = url.rpartition("/")
@@ -624,7 +624,7 @@ class _Limits(fsspec.Callback):
 
 @contextmanager
 def _writing(place):
-    """Let an error of this machine's disk say which setting chooses another."""
+    """Add to an error of this machine's disk which setting chooses another disk."""
     try:
         yield
     except OSError as error:
@@ -650,7 +650,7 @@ def _list(filesystem, path):
 
 
 def _without_and_with_credentials(url):
-    """An address as it may be shown, and as it is used: with what this process was given for its host, once."""
+    """An address for messages, and the same for requests, with the credentials that this process got for its host."""
     shown = without_credentials(url)
     rest = re.sub(r"^[^/]*(//[^/]*)?", "", shown)  # the path and what follows it
     origin = shown.removesuffix(rest)
@@ -668,7 +668,7 @@ def _time_of_change(filesystem, path):
 
 
 def _may_pass(fault):
-    """Whether asking again may help."""
+    """Whether a retry may help."""
     status = getattr(fault, "status", None)
     if isinstance(status, int) and 400 <= status < 500:
         return status in _MAY_PASS
@@ -678,7 +678,7 @@ def _may_pass(fault):
 
 
 def _is_complete(name, entries):
-    """Whether these are enough of a tokenizer's or dictionary's files to use it."""
+    """Whether these files suffice to use a tokenizer or dictionary."""
     return any(essential <= set(entries) for essential in _ESSENTIAL[name])
 
 

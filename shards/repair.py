@@ -1,4 +1,4 @@
-"""The commands that make again what a store lacks: damaged units, once they are removed, and missing ones.
+"""The commands that encode a store's missing units again, and its damaged ones after their removal.
 
 Not handled here: what is damaged (verify.py).
 """
@@ -16,7 +16,7 @@ from shards.schema import kind_of
 
 
 def repair_commands(files: StoreFiles, target: Mapping, plans: Iterable[Plan], damaged: Iterable[Mapping]) -> list[str]:
-    """The commands that make again what is damaged, once it is removed, and what is missing."""
+    """The commands that encode missing units, and damaged units after their removal."""
     units = {entry["unit"] for entry in damaged} - {None}
     of_store = any(entry["unit"] is None and not entry["file"].startswith("plans/") for entry in damaged)
     wanted = {}
@@ -31,10 +31,10 @@ def repair_commands(files: StoreFiles, target: Mapping, plans: Iterable[Plan], d
 
 
 def encoding_command(files: StoreFiles, target: Mapping, plan_id: str, sources: list[str]) -> str:
-    """The command line that makes what this store lacks of a plan.
+    """The command line that encodes a plan's missing units of this store.
 
-    Its settings are in plans/<plan>.yaml when the command line wrote the store; else they follow from the target, and
-    the corpus from what the plan calls its sources, but how the text was cut into units is not known then.
+    If the command line wrote the store, the settings are in plans/<plan>.yaml. Otherwise they follow from the target
+    and from the names of the sources in the plan; then it is unknown how the text was cut into units.
     """
     settings, lineage = target["settings"], target["lineage"]
     output = ["--output", files.path.absolute().parent.parent]
@@ -46,13 +46,13 @@ def encoding_command(files: StoreFiles, target: Mapping, plan_id: str, sources: 
     if "hidden" in settings or kind_of(target) == "hidden":
         output = _of_hidden(files, settings) + output
     own = ["--layer", settings["layer"]] if "layer" in settings else []
-    with suppress(StoreError):  # another dictionary than the store's own would make another target
+    with suppress(StoreError):  # no advice with another dictionary: it would make another target
         if "dictionary" in settings and copies.read_dictionary(files):
             own += ["--dictionary", files.dictionary.absolute()]
     packing = settings.get("windowing", {}).get("packing")
     recipe = files.plans / f"{plan_id}.yaml"
     if recipe.is_file():
-        if "dtype" in settings:  # the recipe may say auto, which depends on the machine
+        if "dtype" in settings:  # the recipe may have auto, which depends on the machine
             own += ["--dtype", settings["dtype"]]
         return _line(verb, "--recipe", recipe.absolute(), *own, *output)
     flags = {"teacher": lineage.get("teacher_name"), "tokenizer": lineage.get("tokenizer_name")}
@@ -69,7 +69,7 @@ def encoding_command(files: StoreFiles, target: Mapping, plan_id: str, sources: 
 
 
 def _of_hidden(files, settings):
-    """Flags that name the store of hidden states behind a store, and how it is quantised itself."""
+    """Flags for the store of hidden states that a store was made from, and for the store's own quantisation."""
     flags = []
     if source := settings.get("hidden"):
         digits = source["target"][:12]

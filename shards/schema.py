@@ -2,8 +2,8 @@
 
 A store is one directory, named by its target fingerprint:
 
-    target.json            what made the stored distributions (the fingerprint's preimage)
-    tokenizer/             a copy, so that a student needs nothing else
+    target.json            how the stored distributions were made (the settings that are hashed)
+    tokenizer/             a copy, so that students need no other files
     dictionary/            the atoms and how they were learned (absent when k = 0)
     codebook/              centroids.npy of product-quantised hidden states (absent elsewhere)
     units/<unit>.tar       one shard per unit of work
@@ -59,10 +59,10 @@ from mlsm.common.text import shell_quote
 FORMAT_VERSION = 1
 KINDS = ("ids", "lsp", "logits", "hidden")  # of stores, the plainest first: `encode-<kind>` makes one
 BLOCK_TOKENS = 65_536
-MAX_ENTRIES = 255  # entries of one token: nnz is one byte
-LSP_OCTAVES = 12  # the weights of real codes span far less; 8 bits then cost 3e-5 nats
+MAX_ENTRIES = 255  # most entries of one token, as nnz is one byte
+LSP_OCTAVES = 12  # real codes span far less; rounding to 8 bits costs 3e-5 nats
 LOGITS_OCTAVES = 24  # a vocabulary's probabilities span more: 12 would cost 1.7e-3 nats
-MAX_OCTAVES = 100  # beyond 118 the smallest of 255 weights is no normal float32, and in the end 0
+MAX_OCTAVES = 100  # beyond 118 the smallest of 255 weights is a subnormal float32, then 0
 TAIL_STEPS_PER_OCTAVE = 16
 NO_TAIL = 255
 SHARD_MTIME = 0
@@ -96,7 +96,7 @@ def ids_dtype(vocab_size: int) -> str:
 
 
 def windows_per_block(max_length: int) -> int:
-    """Windows in a full block; it depends on the window length only, so stores of one plan align."""
+    """Windows in a full block; it depends only on the window length, so the blocks of stores of one plan align."""
     return max(1, BLOCK_TOKENS // max_length)
 
 
@@ -105,11 +105,11 @@ class HiddenLayout:
     """How a store keeps hidden states."""
 
     width: int
-    """Values of a hidden state."""
+    """How many values a hidden state has."""
     quantise: str
     """`int8` or `pq`."""
     bytes: int
-    """Of a row: equal to the width for int8, a divisor of it for pq."""
+    """Bytes per row: the width for int8, a divisor of the width for pq."""
 
     @classmethod
     def of_settings(cls, settings: Mapping) -> "HiddenLayout | None":
@@ -126,7 +126,7 @@ class HiddenLayout:
 
     @property
     def mark(self) -> str:
-        """The column that is not 0 if a token has a row."""
+        """The column whose value is not 0 if the token has a row."""
         return "scales" if self.quantise == "int8" else "coded"
 
 
@@ -141,17 +141,17 @@ class ShardMeta:
     k: int
     """Number of LSPs; 0 when only token ids are stored."""
     vocab_size: int
-    """Token ids are below it."""
+    """Size of the vocabulary: all token ids are smaller."""
     max_length: int
     """Tokens in a full window, special tokens included."""
     weight_octaves: int = LSP_OCTAVES
-    """Octaves below the row's maximum that the 8-bit weight code spans."""
+    """Range of the 8-bit weight codes, in octaves below the row's maximum."""
     index_bits: int = field(default=-1)
     """Bits of an atom index; follows from k."""
     format: int = FORMAT_VERSION
     """Version of this layout."""
     hidden: HiddenLayout | None = None
-    """How hidden states are stored; None in stores of other kinds, whose meta.json lacks it."""
+    """How hidden states are stored; None in stores of other kinds, whose meta.json has no such entry."""
 
     def __post_init__(self):
         if self.index_bits == -1:

@@ -1,11 +1,11 @@
-"""One unit's shard, read from front to back, for tools that look at everything.
+"""Read one unit's shard from start to end, for tools that need all of it.
 
     with ShardFile(files, record) as shard:
         for group in record.groups:
             columns = shard.columns(group)       # checked against its hash
 
-A group is read into one buffer that the next one reuses, so memory is that of the largest group (about 5 MB),
-however large the shard. Not handled here: chosen windows and rows by number (windows.py), which trainers want.
+A group is read into a buffer that the next group reuses. So memory is that of the largest group (about 5 MB) for shards
+of any size. Not handled here: reading chosen windows and rows by number, for training (windows.py).
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _END_OF_ARCHIVE = bytes(1024)
 
 
 class ShardFile:
-    """The shard of a store's files whose record says what it holds."""
+    """An open shard of a store, together with the unit's record."""
 
     def __init__(self, files: StoreFiles, record: UnitRecord):
         self.files, self.record = files, record
@@ -75,9 +75,9 @@ class ShardFile:
         return parse_json(_only_member(self.raw(self.record.groups[0]), name), name)
 
     def check_end(self) -> None:
-        """Raise BlockError unless what follows the last group is the end mark that fits the record, and no more.
+        """Raise BlockError unless the last group is followed by exactly the end mark that fits the record.
 
-        With the hashes of all groups this leaves no byte of the shard unchecked.
+        Together with the hashes of all groups, this checks every byte of the shard.
         """
         last = self.record.groups[-1]
         offset = last["offset"] + last["length"]
@@ -106,7 +106,7 @@ class ShardFile:
 def blocks(files: StoreFiles, record: UnitRecord) -> Iterator[tuple[Group, dict[str, np.ndarray]]]:
     """Pairs (group, columns) of a unit's blocks; the columns are views that the next pair overwrites.
 
-    The columns fit one another, the record and the target; whether atoms increase is not looked at.
+    The columns fit one another, the record and the target; whether atoms increase is not checked.
 
     Raises  ShardError at the first damage, with the unit, the block and what to do
     """
@@ -121,7 +121,7 @@ def blocks(files: StoreFiles, record: UnitRecord) -> Iterator[tuple[Group, dict[
 
 @contextmanager
 def naming(files: StoreFiles, record: UnitRecord, block: str | None = None) -> Iterator[None]:
-    """Add the shard, the block and what to do to a ShardError that is raised in the block: once, however deep."""
+    """Add the shard, the block and advice to a ShardError raised inside the `with`; only once if these are nested."""
     try:
         yield
     except ShardError as error:

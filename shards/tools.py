@@ -1,4 +1,4 @@
-"""The commands over finished stores, called with their settings as the command line and `import mlsm` call them.
+"""The commands on finished stores, as functions of their settings. Both command line and `import mlsm` call them.
 
     report = verify_shards(VerifyConfig(store="runs/stores/lsp-..."))
 
@@ -43,7 +43,7 @@ def clean(settings: CleanConfig, progress: Callable[..., None] = silent) -> dict
 
 
 def store_of(settings: Any) -> str | Path:
-    """The store that the settings name; the callers of a command fill in the newest one where they name none."""
+    """The store that the settings name; callers fill in the newest one if the settings name none."""
     if settings.store is None:
         raise ValueError("STORE is missing: name the directory or the URL of a store")
     return settings.store

@@ -1,6 +1,6 @@
 """A store as a torch dataset, for any training loop.
 
-    dataset = LspDataset("runs/stores/lsp-...", seed=42)    # in counted order, exact in mid-epoch, shared among ranks
+    dataset = LspDataset("runs/stores/lsp-...", seed=42)    # in counted order, resumes mid-epoch, shared among ranks
     windows = LspWindows("runs/stores/lsp-...")             # by number, for loaders that sample and shard: Trainer's
 
 A sample is one window, a dict of tensors (n tokens, N the most entries of one of them):
@@ -9,21 +9,22 @@ A sample is one window, a dict of tensors (n tokens, N the most entries of one o
     window_id                                 int64 (), number in the split: one store's masks fit another's
     lsp_indices, lsp_weights                  int64 and float32 (n, N): the distribution of each token, which sums to 1,
                                               then entries of weight 0; only these at a token without a distribution
-    lsp_tail                                  float32 (n,): mass that was dropped before
+    lsp_tail                                  float32 (n,): mass dropped before normalisation
 
-    hidden, hidden_mask                       float32 (n, d), bool (n,): of a store of hidden states; zeros and False at
+    hidden, hidden_mask                       float32 (n, d), bool (n,): for hidden states; zeros and False at
                                               tokens without one
 
-The three called lsp_ are absent from stores of ids and of hidden states. `dataset.collate` pads samples to the longest
+Stores of ids and of hidden states have no lsp_ tensors. `dataset.collate` pads samples to the longest
 into a batch: (B, L) where a sample has (n,), (B, L, N) where it has (n, N), document -1 at padding, `window_ids` (B,).
 
-    DataLoader(LspDataset(path, batch_size=32), batch_size=None, num_workers=4)     # workers collate
-    DataLoader(dataset, batch_size=32, collate_fn=dataset.collate)                  # or the loader does
+    DataLoader(LspDataset(path, batch_size=32), batch_size=None, num_workers=4)     # workers collate batches
+    DataLoader(dataset, batch_size=32, collate_fn=dataset.collate)                  # the loader collates batches
 
-Give the dataset the batch size when there are workers: batches then come in one order, however many there are. With
-the second line every window still comes once, but which ones share a batch depends on the number of workers.
-`StatefulDataLoader` of torchdata takes either. A loader of an LspDataset that accelerate has prepared is refused: both
-share the windows among ranks. LspWindows is for accelerate and Trainer. Not handled here: masks and losses (for
+With workers, pass the batch size to the dataset (first line). Batches then come in one order for any number of workers.
+With the second line every window still comes once, but the number of workers decides which windows share a batch.
+`StatefulDataLoader` of torchdata works with both. A loader of an LspDataset that accelerate has prepared is refused,
+because both share the windows among ranks: use LspWindows with accelerate and Trainer. Not handled here: masks and
+losses (for
 LspWindows, see student/pretraining.py).
 """
 
@@ -48,8 +49,8 @@ from shards.position import STATE_FORMAT, Share, check_identity, sequence_identi
 from shards.reader import Store, open_store
 from shards.windows import WindowReader
 
-_CHUNK = 256  # windows that samples are decoded in; about 10 MB
-_RANKS = 1024  # of one machine, at most
+_CHUNK = 256  # windows that are decoded together; about 10 MB
+_RANKS = 1024  # most ranks on one machine
 
 
 @dataclass
@@ -64,8 +65,8 @@ class _Progress:
 class _Requests:
     """The start of the next iteration, for loader workers that outlive an epoch.
 
-    In memory that a process shares with the workers it starts, by fork or spawn. Ranks forked from one process share
-    it as well, so each has a row (number of the request, epoch, position) of its own.
+    It is in memory that a process shares with the workers it starts, by fork or spawn. Ranks forked from one process
+    share it as well, so each has its own row (number of the request, epoch, position).
     """
 
     def __init__(self):
@@ -73,7 +74,7 @@ class _Requests:
 
     def __setstate__(self, state):
         self.__dict__.update(state)
-        self._rows.share_memory_()  # an ordinary pickle holds a copy
+        self._rows.share_memory_()  # an ordinary pickle would hold a copy
 
     def add(self, rank, progress):
         self._heard += 1
@@ -81,7 +82,7 @@ class _Requests:
         self._rows[rank % _RANKS, 0] = self._heard
 
     def new(self, rank):
-        """The place of a request made since this process began or last asked; None without one."""
+        """The start that was requested since this process started or last called this; None without a request."""
         number, epoch, position = self._rows[rank % _RANKS].tolist()
         if number <= self._heard:
             return None
@@ -93,8 +94,8 @@ class LspDataset(IterableDataset):
     """Windows of one split in the counted order of (seed, epoch).
 
     store       path of a store or of one of its plans, or an open Store
-    endless     epoch after epoch without a border, every batch full: right for training by steps, and the only
-                mode in which all ranks get equally many batches. Otherwise an iteration is one epoch, its last
+    endless     one epoch after another without a border, so every batch is full. Use it for training by steps: only in
+                this mode do all ranks get equally many batches. Otherwise an iteration is one epoch, its last
                 batch may be short, and ranks differ by one item at most: call `set_epoch` before each
     shuffle     False gives the plan's order
     batch_size  windows of a batch on one rank; None for samples
@@ -126,13 +127,13 @@ class LspDataset(IterableDataset):
         if endless and not len(self.windows):
             raise StoreError(f"{self.store.path}: the {split} split has no windows, so it cannot repeat endlessly")
         self._ranks = None if rank is None else (rank, world_size)
-        self._share()  # refuses a wrong rank at once
-        self._progress, self._pending = _Progress(), True  # pending: the next iteration continues from there
-        self._epoch: int | None = None  # the epoch last set, which outlives a loaded state
+        self._share()  # raises at once if the rank is invalid
+        self._progress, self._pending = _Progress(), True  # pending: the next iteration continues from _progress
+        self._epoch: int | None = None  # the epoch last set; loading a state does not change it
         self._requests = _Requests()
 
     def __getstate__(self):
-        return self.__dict__ | {"_ranks": self._rank_and_size()}  # a spawned worker knows no process group
+        return self.__dict__ | {"_ranks": self._rank_and_size()}  # a spawned worker has no process group
 
     def __len__(self):
         """Items of a whole epoch on this rank."""
@@ -142,7 +143,7 @@ class LspDataset(IterableDataset):
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         _refuse_accelerate()
-        if not self._pending:  # it follows another iteration
+        if not self._pending:  # a second iteration without a new request
             if asked := self._requests.new(self._rank_and_size()[0]):
                 self._epoch, self._progress = asked.epoch, asked
             else:
@@ -151,10 +152,10 @@ class LspDataset(IterableDataset):
         return self._deliver(self._progress, self._share())
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be this epoch, from its start; one that a loaded state is in continues where it was.
+        """Let the next iteration read this epoch from its start, or from a loaded state in this epoch.
 
-        With the workers of a plain DataLoader it also ends what `load_state_dict` began: call it before each
-        `iter(loader)`. Persistent workers follow it as well.
+        With workers of a plain DataLoader, it also ends the effect of `load_state_dict`: call it before each
+        `iter(loader)`. It also reaches persistent workers.
         Raises  ValueError when a loader that accelerate has prepared is about to read this dataset
         """
         _refuse_accelerate()
@@ -163,7 +164,7 @@ class LspDataset(IterableDataset):
             self._begin(_Progress(epoch))
 
     def _begin(self, progress):
-        """Let the next iteration continue from there, here and in this process's loader workers."""
+        """Let the next iteration continue from this place, here and in this process's loader workers."""
         self._progress, self._pending = progress, True
         if get_worker_info() is None:
             self._requests.add(self._rank_and_size()[0], progress)
@@ -218,7 +219,7 @@ class LspDataset(IterableDataset):
     def state_dict(self) -> dict:
         """The position of this process, as JSON. Outside loader workers it is the state of all ranks: save it once.
 
-        That takes every rank to have had as many items as this one, which is so between training steps.
+        This assumes that every rank has had as many items as this one, as between training steps.
         """
         share, progress = self._share(), self._progress
         if share.workers == 1:
@@ -228,7 +229,7 @@ class LspDataset(IterableDataset):
         return self._identity() | began | {"worker": worker | {"items": progress.items}}
 
     def state_after(self, items: int) -> dict:
-        """The state once every rank has had this many items since the iteration began, or since it will begin.
+        """The state after every rank has had this many items since the start of the current or next iteration.
 
         For a plain DataLoader with workers, which run ahead of training: count the batches that it has used.
         """
@@ -254,7 +255,7 @@ class LspDataset(IterableDataset):
         return sequence_identity(self.store, self.split, self.seed, self.shuffle)
 
     def _move(self, place, windows):
-        """The place that many windows further on, over all ranks."""
+        """The place after this many more windows, counted over all ranks."""
         position = place.position + windows
         if not self.endless:
             return _Progress(place.epoch, min(position, len(self.windows)))
@@ -262,7 +263,7 @@ class LspDataset(IterableDataset):
         return _Progress(place.epoch + epochs, position)
 
     def _as_worker(self, began, saved):
-        """Continue as the loader worker that saved this."""
+        """Continue as the loader worker that saved this state."""
         share = self._share()
         now = {"id": share.worker, "workers": share.workers, "ranks": share.ranks, "width": self._width}
         if difference := differing({name: saved[name] for name in now}, now):
@@ -273,7 +274,7 @@ class LspDataset(IterableDataset):
         return _Progress(began.epoch, began.position, saved["items"])
 
     def _join(self, began, workers):
-        """The position that all workers of a loader have reached together."""
+        """The position of a loader, computed from the states of all its workers."""
         first, items = workers[0], sum(worker["items"] for worker in workers)
         in_turn = [Share(0, 1, w["id"], w["workers"]).items_before(items) == w["items"] for w in workers]
         if len(workers) != first["workers"] or not all(in_turn):
@@ -290,11 +291,11 @@ class LspDataset(IterableDataset):
 
 @dataclass(frozen=True, eq=False)
 class WindowTensors(Mapping[str, Tensor]):
-    """One window in one epoch: a sample as of LspDataset, which is read from the store when a tensor is asked for."""
+    """One window in one epoch: a sample as of LspDataset, which is read from the store when a tensor is accessed."""
 
     windows: WindowReader
     number: int
-    """in the split"""
+    """number of the window in the split"""
     epoch: int
 
     @cached_property
@@ -316,9 +317,9 @@ class LspWindows(Dataset[WindowTensors]):
 
     store   path of a store or of one of its plans, or an open Store
     split   train or held_out
-    seed    None: item i is the split's window i, for loaders that shuffle. A number: item i is the window at place i
-            of the epoch in the counted order of (seed, epoch), the order of `train-student --seed`, in which neighbours
-            are near each other on the disk; for loaders that read in sequence
+    seed    None: item i is the split's window i, for loaders that shuffle. A number: item i is window i of the epoch in
+            the counted order of (seed, epoch), which `train-student --seed` uses. Neighbours in this order are near
+            each other on disk; use it for loaders that read in sequence
     Raises  StoreError when there is no such store or split
 
     An item knows its epoch, from which its mask follows (student/pretraining.py). With accelerate and Trainer this is
@@ -334,10 +335,10 @@ class LspWindows(Dataset[WindowTensors]):
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
-        self._epoch.share_memory_()  # an ordinary pickle or a copy holds one of its own
+        self._epoch.share_memory_()  # an ordinary pickle or copy would hold its own epoch
 
     def __len__(self) -> int:
-        self._follow_accelerate()  # samplers ask for it in the main process when an epoch starts
+        self._follow_accelerate()  # samplers call len() in the main process when an epoch starts
         return len(self.windows)
 
     def __getitem__(self, index: int) -> WindowTensors:
@@ -355,18 +356,18 @@ class LspWindows(Dataset[WindowTensors]):
         return [WindowTensors(self.windows, int(number), epoch) for (number,) in places]
 
     def set_epoch(self, epoch: int) -> None:
-        """Let items that are requested from now on, here and in loader workers, belong to this epoch."""
+        """From now on, items belong to this epoch, here and in loader workers."""
         if self.split == "held_out":
             return
-        if os.getpid() != self._process:  # ranks forked from one process do not share it
+        if os.getpid() != self._process:  # ranks forked from one process must not share it
             self._epoch, self._process = _shared_number(), os.getpid()
         self._epoch.fill_(epoch)
 
     def _follow_accelerate(self):
         """Set the epoch of the accelerate loader that is reading this dataset, if one is.
 
-        accelerate calls a dataset's `set_epoch` only if the sampler has none. The sampler that it makes of a random one
-        has one, so on several ranks and after resuming the dataset has to ask.
+        accelerate calls a dataset's `set_epoch` only if the sampler has none. The sampler that accelerate makes from a
+        random sampler has one, so on several ranks and after resuming the dataset has to ask for the epoch.
         """
         if get_worker_info() is None and (state := sys.modules.get("accelerate.state")):
             loader = state.GradientState().active_dataloader
@@ -383,10 +384,10 @@ def _shared_number():
 
 
 def _refuse_accelerate():
-    """Raise ValueError if a loader that accelerate has prepared is what calls this, however indirectly.
+    """Raise ValueError if the caller, direct or indirect, is a loader that accelerate has prepared.
 
-    Such a loader sets the epoch before it reads, in the main process, with workers or without. A dataset around this
-    one may not pass that on, but without workers its reading is such a call as well. SkipDataLoader changes nothing.
+    Such a loader calls `set_epoch` in the main process before it reads. A dataset that wraps this one may not pass that
+    on, but without workers the loader's reading is also such a call. SkipDataLoader changes nothing.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
@@ -400,7 +401,7 @@ def _refuse_accelerate():
 
 
 def _own_states(state):
-    """The states of this class inside a state: itself, or those inside a StatefulDataLoader's, one per worker."""
+    """The states of this class in a state: the state itself, or one per worker if it is a StatefulDataLoader's."""
     found = [state] if isinstance(state, dict) and state.get("format") == STATE_FORMAT else _nested_states(state)
     if not found:
         raise StoreError(f"not a state of this dataset: there is no {STATE_FORMAT!r} in it")
@@ -438,7 +439,7 @@ def _batch(windows, window_ids):
     elif rows is not None:
         for name, of_tokens in _padded(rows).items():
             shape = *real.shape, *of_tokens.shape[1:]
-            if real.all():  # as in most batches, whose windows are full
+            if real.all():  # in most batches all windows are full
                 batch[name] = of_tokens.view(shape)
             else:
                 batch[name] = of_tokens.new_zeros(shape)
@@ -464,7 +465,7 @@ def _samples(windows, window_ids):
         elif rows is not None:
             indptr = rows.indptr[begin : end + 1]
             entries = slice(indptr[0], indptr[-1])
-            tail = rows.tail[begin:end].copy()  # so that a sample that a worker sends is not its whole chunk
+            tail = rows.tail[begin:end].copy()  # else a worker would send the whole chunk with a sample
             sample |= _padded(SparseRows(indptr, rows.indices[entries], rows.weights[entries], tail))
         yield sample
 

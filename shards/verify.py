@@ -1,18 +1,18 @@
-"""Is a store whole? Every unit is checked against its record, and the record against itself.
+"""Check that a store is whole: every unit against its record, and the record against its checksum.
 
     report = verify("runs/stores/lsp-...", full=True)
     report["damaged"], report["missing"], report["stray"]
 
-Without `full`: target, plans, records' checksums, shards' sizes and end marks: a few reads a unit. With it every
-byte: each group's SHA-256, the end mark byte by byte (nothing is left that a hash of the whole file would
-find, so that is not computed again), meta.json against the target, and the columns of every block: atoms increasing
-below k, sums equal to the record's. Units are checked side by side in threads: hashing and NumPy let the others run.
+Without `full`, it checks target, plans, checksums of records, and sizes and end marks of shards: a few reads per unit.
+With `full`, it reads every byte: each group's SHA-256 and the end mark (which replace a hash of the whole file),
+meta.json against the target, and the columns of every block: atoms increasing below k, sums equal to the record's.
+Units are checked in parallel threads, as hashing and NumPy release the interpreter lock.
 
-A store that is not finished is not damaged; what its plans lack is listed. For a store behind a URL the same bytes
-are read from there, never from the cache, and without `full` sizes are as the server states them; files that no plan
-names are not looked for. tokenizer/, dictionary/ and codebook/ are compared with the fingerprints in the target.
-Something else instead of a file (a pipe, a socket, a directory, a link that ends nowhere), or a file that cannot
-be read, is listed as damaged and never waited for, and the rest of the store is checked all the same.
+An unfinished store is not damaged; the missing units of its plans are listed. For a store behind a URL the bytes come
+from there, never from the cache. Without `full`, the sizes are those that the server states. Files that no plan names
+are not looked for. tokenizer/, dictionary/ and codebook/ are compared with the fingerprints in the target. If a file
+cannot be read, or something else has its name (a pipe, a socket, a directory, a dangling link), it is listed as damaged
+without waiting for it, and the rest of the store is still checked.
 """
 
 import hashlib
@@ -60,8 +60,8 @@ def verify(
 
     full      read and check every byte
     repair    implies full; remove records and shards of damaged units, and damaged plans, so that the encoding
+    repair    implies full; remove records and shards of damaged units, and damaged plans, so that the encoding
               command makes them again
-    threads   how many; all cores when not given
     progress  called with ("verify", bytes done, bytes in all, unit="bytes")
     Returns   dict that JSON can hold: store, full, units, bytes, seconds, and lists: plans, damaged (each with unit,
               file, block, offset, length, problem), missing, stray, repaired, commands (what encodes the damaged and
@@ -133,9 +133,9 @@ class _Survey:
     damaged: list = field(default_factory=list)
     stray: list = field(default_factory=list)
     seen: dict = field(default_factory=dict)
-    """Identity of every record and plan, by file name."""
+    """File name -> identity (`_identity`) of every record and plan."""
     shards: dict = field(default_factory=dict)
-    """Names of the shards of every unit, recorded or not."""
+    """Names of the shards of every unit, whether a record names them or not."""
 
 
 def _survey(files, target):
@@ -159,7 +159,7 @@ def _survey(files, target):
         if path.name not in named and not ours:
             found.stray += _stray(files, path)
     for name, read in copies.READERS.items():
-        getattr(files, name)  # a server that does not answer is no damage: RemoteError from here
+        getattr(files, name)  # a server that does not answer is not damage: raises RemoteError
         try:
             read(files)
         except StoreError as error:
@@ -168,7 +168,7 @@ def _survey(files, target):
 
 
 def _is_record(path, planned):
-    """Whether a file is meant to be a unit's record: somebody's notes.json is not."""
+    """Whether a file name is that of a unit's record; notes.json is not."""
     return path.suffix == ".json" and (path.stem in planned or bool(_UNIT_ID.fullmatch(path.stem)))
 
 
@@ -182,7 +182,7 @@ def _try(found, path, unit, read):
         found.seen[path.name] = _identity(path)
         _refuse_irregular(path)
         read()
-    except FileNotFoundError:  # withdrawn since it was listed
+    except FileNotFoundError:  # removed since it was listed
         return
     except ShardError as error:
         problem = str(error).removeprefix(f"{path}: ")
@@ -190,7 +190,7 @@ def _try(found, path, unit, read):
 
 
 def _refuse_irregular(path):
-    """Raise ShardError when something that is no file, nor a link to one, has a file's name; nothing is opened."""
+    """Raise ShardError if a file's name belongs to something that is not a file or a link to one. Opens nothing."""
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         try:
@@ -202,7 +202,7 @@ def _refuse_irregular(path):
 
 
 def _identity(path):
-    """A value that changes when a small file is written again, even with the same bytes; None when it has gone."""
+    """A value that changes when a small file is written again, even with the same bytes; None if it does not exist."""
     try:
         status = path.lstat()
         raw = b"" if stat.S_ISDIR(status.st_mode) else disk.read_file(path)
@@ -244,7 +244,7 @@ def _read_record(path, target):
 
 
 def _listed(found, directory):
-    """The entries of a directory; one that cannot be listed is noted as damage."""
+    """The entries of a directory. A directory that cannot be listed is recorded as damage."""
     try:
         return sorted(directory.iterdir())
     except FileNotFoundError:
@@ -257,7 +257,7 @@ def _listed(found, directory):
 
 
 def _stray(files, path):
-    """A list with the entry of a file that no reader looks at; empty when it has just gone, as a writer's may."""
+    """A list with the entry of a file that no reader uses; empty if it no longer exists (a writer's temporary)."""
     try:
         size = path.lstat().st_size
     except FileNotFoundError:
@@ -306,7 +306,7 @@ def _check_shards(files, target, records, full, threads, progress):
 
 
 def _check_shard(files, target, record, full, count):
-    """Damage of one unit; of what its new record names, when the record was replaced during the check."""
+    """Damage of one unit. If its record was replaced during the check, the unit is checked with the new record."""
     damaged = _damage_in(files, target, record, full, count)
     try:
         now = _read_record(files.record_file(record.unit), target) if damaged else record
@@ -372,7 +372,7 @@ def _check_group(shard, group, meta, record, entries):
             mass_k = columns["mass"]
             if len(mass_k) != meta.k or not (np.isfinite(mass_k) & (mass_k >= 0)).all():
                 raise ShardError(f"the sums of mass are not {meta.k} finite numbers from 0, one for each LSP")
-            if mass_k.max() > record.tokens + 1:  # sums of rounded probabilities
+            if mass_k.max() > record.tokens + 1:  # + 1, as these are sums of rounded probabilities
                 raise ShardError(f"the sums of mass are larger than the unit's {record.tokens} tokens")
         for name in of_hidden:
             sums_d = columns[name]
@@ -386,10 +386,10 @@ def _check_group(shard, group, meta, record, entries):
 
 
 def _remove(files, survey, damaged):
-    """Remove records and shards of damaged units, and damaged plans; the record first, which is the commit.
+    """Remove records and shards of damaged units, and damaged plans. A record, which is the commit, goes first.
 
-    A unit that another process has encoded again since the check keeps its record and its shard. Files outside of the
-    store, to which a link called `units` or `plans` leads, stay too.
+    A unit that another process has encoded again since the check keeps its record and its shard. If `units` or `plans`
+    is a link out of the store, the files there also stay.
     """
     gone, root = [], os.path.realpath(files.path)
 

@@ -1,17 +1,17 @@
-"""The windows of one split: read in a counted order, rows decoded for the tokens that are asked for.
+"""The windows of one split: read in a counted order, with rows decoded only for the requested tokens.
 
     windows = Store.open("runs/stores/lsp-...").split("train")
     batch = windows.read(windows.order(seed=42, epoch=0, start=0, stop=32))
     rows = windows.targets(batch, window_M, position_M)       # of a store of hidden states: windows.hidden(...)
 
-Every block's SHA-256 is checked the first time it is read, and again when the file has another inode, size or time of
-change than at that time, so damage is an error and never a short epoch. Whether a mapped file still is as it was is
-looked up once for every batch: one that was cut since is an error, and does not end the process by the signal (SIGBUS)
-that touching its lost pages would raise. The order of an epoch permutes blocks, then windows inside groups of
-`SHUFFLE_BLOCKS` permuted blocks; any part of it follows from (seed, epoch, position), so there is no shuffle buffer to
-save and reads stay near each other. docs/benchmark-details.md says how far that is from a uniform shuffle. Of the
-records only arrays are kept, about a hundred bytes a block, so that a store of 10^11 tokens opens in little memory.
-Not handled here: where the bytes lie (blocks.py), ranks, loader workers and torch (torch_dataset.py).
+Every block's SHA-256 is checked when it is read first, and again if the file's inode, size or time of change differ.
+So damage is an error and never a short epoch. Once per batch it is checked that the mapped files are unchanged: a
+truncated file raises an error, instead of ending the process by a signal (SIGBUS) when its lost pages are read.
+The order of an epoch permutes blocks, then windows inside groups of `SHUFFLE_BLOCKS` permuted blocks. Any part of it
+follows from (seed, epoch, position), so there is no shuffle buffer to save, and reads stay near each other.
+docs/benchmark-details.md compares it with a uniform shuffle. Records are only kept as arrays, about a hundred bytes per
+block, so a store of 10^11 tokens opens in little memory. Not handled here: where the bytes are (blocks.py), ranks,
+loader workers and torch (torch_dataset.py).
 
 Shapes: W windows, L window length, M chosen tokens, B blocks.
 """
@@ -38,7 +38,7 @@ SHUFFLE_BLOCKS = 64  # about 4 million tokens share a shuffle window; their row 
 
 
 class StoreFacts:
-    """The facts in target and plan that windows need to know about a store. Store (reader.py) derives from it."""
+    """The facts in a store's target and plan that are needed to read windows. Store (reader.py) is a subclass."""
 
     def __init__(self, files: StoreFiles, plan: Plan):
         self.files, self.plan = files, plan
@@ -74,7 +74,7 @@ class WindowBatch(codec.Windows):
 
 @dataclass(frozen=True)
 class _Block:
-    """One verified block: its columns (views of the mapped file) and the cumulative sums that index them."""
+    """One verified block: its columns (views of the mapped file), and the cumulative sums for indexing them."""
 
     mapping: Mapping
     columns: dict
@@ -85,7 +85,7 @@ class _Block:
 class WindowReader:
     """The windows of one split, numbered in plan order.
 
-    store    StoreFacts of the store that it is of
+    store    StoreFacts of the store
     records  UnitRecords in plan order, read once
     split    train or held_out
     """
@@ -94,7 +94,7 @@ class WindowReader:
         self.store, self.split = store, split
         self._table = BlockTable(records)
         self._first_window = np.concatenate(([0], np.cumsum(self._table.windows)))
-        self._verified = np.zeros(len(self._table), np.int64)  # key of the mapping in which a block's hash was right
+        self._verified = np.zeros(len(self._table), np.int64)  # Mapping.key with which the block's hash was right
         self._make_caches()
 
     def _make_caches(self):
@@ -104,7 +104,7 @@ class WindowReader:
         self._group_order = lru_cache(maxsize=4)(self._permute_group)
 
     def __getstate__(self):
-        caches = {"_blocks", "_block", "_epoch_blocks", "_group_order"}  # a loader worker maps files for itself
+        caches = {"_blocks", "_block", "_epoch_blocks", "_group_order"}  # a loader worker maps the files itself
         return {name: value for name, value in self.__dict__.items() if name not in caches}
 
     def __setstate__(self, state):
@@ -121,7 +121,7 @@ class WindowReader:
 
     @property
     def digest(self) -> str:
-        """Hexadecimal SHA-256 over the hashes of the split's shards, in plan order: other bytes, another digest."""
+        """Hexadecimal SHA-256 over the hashes of the split's shards, in plan order. It differs if any byte differs."""
         return self._table.digest
 
     # -- order -------------------------------------------------------------------------------------------
@@ -187,8 +187,8 @@ class WindowReader:
         return WindowBatch(read.ids[back], read.lengths[back], read.documents[back], window_ids)
 
     def windows_of_unit(self, unit_id: str) -> Iterator[tuple[list[int], list[int], list[int], int]]:
-        """The windows of a unit in order, as they were cut from the text: ids, positions at which a document's run
-        begins, its record counted from the unit's first, and the window's number in the split."""
+        """The windows of a unit in order, as they were cut from the text. Of each: ids, positions at which a document's
+        run starts, the documents' records counted from the unit's first, and the window's number in the split."""
         unit = self._table.ids.index(unit_id)
         for number in range(int(self._table.first_block[unit]), int(self._table.first_block[unit + 1])):
             _, ((_, block, _, _),) = self._by_block(self._first_window[number : number + 1])
@@ -223,7 +223,7 @@ class WindowReader:
         return self.hidden_at(batch.window_ids[window_M], position_M)
 
     def hidden_at(self, window_id_M: np.ndarray, position_M: np.ndarray) -> HiddenRows:
-        """The same of tokens given by the numbers of their windows in the split and their positions in these."""
+        """The same for tokens given by the numbers of their windows in the split and their positions in the windows."""
         layout = self._meta.hidden
         if layout is None:
             raise ValueError(f"{self.store.path} is a store of {self.store.kind} and has no hidden states")
@@ -240,7 +240,7 @@ class WindowReader:
     def hidden_statistics(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of every value of the split's hidden states before quantisation: float64 (d).
 
-        They are over all coded tokens of the split, from sums that every unit keeps; no hidden state is read.
+        They are over all coded tokens of the split. Every unit keeps their sums, so no hidden state is read.
         """
         count = self._table.coded_tokens
         if not count:
@@ -261,7 +261,7 @@ class WindowReader:
         return np.where(batch.documents < 0, -1, keys_WL)
 
     def _name_the_block(self, parts):
-        """Decode block by block, to say which one breaks the format although its hash is right."""
+        """Decode block by block after an error, to find the block that breaks the format although its hash is right."""
         for number, part in parts:
             try:
                 codec.gather_rows_of_blocks(self._meta, [part])
@@ -294,7 +294,7 @@ class WindowReader:
         found = [(int(numbers[chosen.start]), chosen) for chosen in slices]
         parts = [(number, self._block(number), local[chosen], chosen) for number, chosen in found]
         if not all(mapping.is_unchanged() for mapping in {part[1].mapping for part in parts}):
-            self._make_caches()  # so that what was written to is mapped and verified again
+            self._make_caches()  # so that changed files are mapped and verified again
             parts = [(number, self._block(number), *rest) for number, _, *rest in parts]
         return sort, parts
 
@@ -315,7 +315,7 @@ class WindowReader:
         starts = np.concatenate(([0], np.cumsum(columns["lengths"], dtype=np.int64)))
         entries = None
         if self.store.k:
-            entries = np.zeros(len(columns["nnz"]) + 1, np.int32)  # 65,536 rows of 255 entries at most
+            entries = np.zeros(len(columns["nnz"]) + 1, np.int32)  # int32 suffices for 65,536 rows of 255 entries
             np.cumsum(columns["nnz"], out=entries[1:])
         return _Block(mapping, columns, starts, entries)
 
@@ -333,7 +333,7 @@ class WindowReader:
             raise self._describe(unit, name, error) from None
 
     def _describe(self, unit, block, error):
-        """A ShardError that adds to another one the shard, the block and what to do."""
+        """A ShardError with another one's text, the shard, the block and advice."""
         return ShardError(f"{self._table.files[unit]}: block {block}: {error}. {self.store.files.repair_hint()}")
 
     @cached_property
@@ -344,7 +344,7 @@ class WindowReader:
         return ShardMeta(store.target_id, "", *sizes, hidden=store.hidden)
 
     def _sum_over_units(self, name, total):
-        """One of the sums that every unit keeps, added up over them."""
+        """One of the sums that every unit keeps, added up over the split's units."""
         width = self.store.hidden.width if self.store.hidden else 0
         expected = {"token_counts": self.store.vocab_size, "mass": self.store.k}.get(name, width)
         added = 0
@@ -356,14 +356,14 @@ class WindowReader:
             if not (np.isfinite(column).all() and (name == "hidden_sum" or (column >= 0).all())):
                 raise self._describe(unit, group[0], f"its sums called {name} are not all finite numbers from 0")
             tokens = int(self._table.tokens[unit])
-            if np.abs(column).max() > tokens + 1:  # mass is a sum of rounded probabilities
+            if np.abs(column).max() > tokens + 1:  # + 1, as mass is a sum of rounded probabilities
                 raise self._describe(unit, group[0], f"its sums called {name} are larger than its {tokens} tokens")
             added += column.astype(total)
         return added
 
 
 def _inverse(permutation):
-    """The new place of each item."""
+    """The inverse permutation: the new place of each item."""
     inverse = np.empty_like(permutation)
     inverse[permutation] = np.arange(len(permutation))
     return inverse

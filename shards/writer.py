@@ -4,11 +4,10 @@
         unit.write_block(ids=..., lengths=..., ...)
         unit.statistics["max_kkt"] = ...
 
-Each block becomes tar members in memory, as webdataset's writer makes them, is hashed there and appended to our own
-file, so that offsets and hashes are exact. Leaving the `with` block commits: shard first, record last.
-An exception inside publishes nothing. Of a sample of the tokens the record says how far what is stored is from what
-was given: Kullback-Leibler divergence, total variation, dropped mass. Layout: schema.py; names and fsync:
-mlsm/common/durable.py.
+Each block becomes tar members in memory, as in webdataset's writer. They are hashed there and appended to our file, so
+that offsets and hashes are exact. Leaving the `with` block commits: shard first, record last. After an exception
+inside, nothing is published. For a sample of the tokens, the record states how far the stored distributions are from
+the given ones: Kullback-Leibler divergence, total variation, dropped mass. Layout: schema.py; names and fsync:
 """
 
 import hashlib
@@ -30,18 +29,18 @@ from shards.files import StoreFiles
 from shards.manifest import Group, Quarantined, UnitRecord
 from shards.schema import BLOCK_TOKENS, SHARD_MTIME, ShardMeta
 
-FIDELITY = ("fidelity_tokens", "fidelity_kl", "fidelity_tv", "fidelity_tail")  # sums, of the unit's statistics
-FIDELITY_STRIDE = 251  # tokens; a prime, so that the sample passes through all places of a window
+FIDELITY = ("fidelity_tokens", "fidelity_kl", "fidelity_tv", "fidelity_tail")  # sums in the unit's statistics
+FIDELITY_STRIDE = 251  # every 251st token; a prime, so that all positions of a window occur
 _END_OF_ARCHIVE = bytes(1024)
 
 
 class UnitWriter:
-    """The shard of one unit, from its first block to its record.
+    """Writes the shard of one unit, from its first block to its record.
 
     files        StoreFiles of the store
     meta         ShardMeta of the unit
-    environment  extra facts for the record (device, libraries)
-    retry        whether to replace a record of this unit that lacks more windows than ours
+    retry        whether to replace this unit's record if it has more failed windows than ours
+    replaces     SHA-256 of a shard whose record is always replaced
     replaces     SHA-256 of a shard whose record is replaced whatever it lacks
     Raises       ValueError when a block has more tokens than the format allows
     """
@@ -72,7 +71,7 @@ class UnitWriter:
         )
         if meta.hidden:
             self.statistics["coded_tokens"] = 0
-        self.sums = {"mass": np.zeros(meta.k)} if meta.k else {}  # float64; those of hidden states are the caller's
+        self.sums = {"mass": np.zeros(meta.k)} if meta.k else {}  # float64; the caller adds those of hidden states
         if meta.hidden:
             self.sums = {name: np.zeros(meta.hidden.width) for name in ("hidden_sum", "hidden_squares")}
         self._token_counts = np.zeros(meta.vocab_size, np.int64)
@@ -142,7 +141,7 @@ class UnitWriter:
     def _count_rows(self, nnz, indices, weights, tail):
         coded, mass, terms = nnz > 0, np.zeros(self.meta.k), np.empty(len(weights), np.result_type(weights, tail))
         for rows, entries in codec.row_parts(nnz):
-            probability = weights[entries] / np.repeat(1 - tail[rows], nnz[rows])  # of the kept entries alone
+            probability = weights[entries] / np.repeat(1 - tail[rows], nnz[rows])  # renormalised over the kept entries
             np.add.at(mass, indices[entries].astype(np.int64), probability.astype(np.float64))
             np.log(probability, out=terms[entries])
             terms[entries] *= probability
@@ -156,7 +155,7 @@ class UnitWriter:
         totals["nnz_histogram"] = [a + int(b) for a, b in zip(totals["nnz_histogram"], histogram, strict=True)]
 
     def _measure_fidelity(self, columns, block):
-        """Compare every FIDELITY_STRIDE-th token of the unit, as a reader will see it, with what was given."""
+        """Compare every FIDELITY_STRIDE-th token of the unit, as a reader will decode it, with the given values."""
         rows_T = np.arange(-self._tokens % FIDELITY_STRIDE, len(columns["ids"]), FIDELITY_STRIDE)
         ends = np.cumsum(columns["nnz"], dtype=np.int64)
         found = codec.fidelity(self.meta, columns, block, ends - columns["nnz"], rows_T)
@@ -182,11 +181,11 @@ class UnitWriter:
         self._size += len(raw)
 
     def _commit(self):
-        """Shard, then record.
+        """Publish the shard, then the record.
 
-        The temporary name stays until the record is there, so that a shard that `clean` has taken for a left-over until
-        then gets its name back. Shards of another name, replaced or not recorded, are left to `clean`: another process
-        may be about to record them, or may be reading them.
+        The temporary name stays until the record is written, so that the shard gets its name back if `clean` takes it
+        for a left-over until then. Shards of another name, replaced or without a record, are left to `clean`: another
+        process may be about to record them, or may be reading them.
         """
         sums = {"token_counts.npy": _npy_bytes(self._token_counts.astype(np.uint32))}
         sums |= {f"{name}.npy": _npy_bytes(total) for name, total in self.sums.items()}
@@ -219,8 +218,8 @@ class UnitWriter:
         return record
 
     def _publish_shard(self, final):
-        """Give the shard its final name, which carries its hash. A file that has the name already is replaced: it is
-        damaged, or holds the same bytes and is perhaps old enough for `clean` to remove it."""
+        """Give the shard its final name, which contains its hash. An existing file of this name is replaced: it is
+        damaged, or it has the same bytes but may be so old that `clean` removes it."""
         try:
             disk.link(self._temporary, final)
         except FileExistsError:
@@ -235,10 +234,10 @@ class UnitWriter:
         disk.fsync_path(final.parent)
 
     def _publish_record(self, record):
-        """Commit, or leave the record of another process that committed this unit first, unless a retry lacks less.
+        """Commit, unless another process committed this unit first; a retry with fewer failed windows replaces it.
 
-        A record that could not be made durable is withdrawn, so the other one may be gone when it is read. After a
-        replacement the loop looks again, so that of two retries at once the better one stays.
+        A record that could not be made durable is withdrawn, so another process's record may be gone when it is read.
+        After a replacement the loop checks again, so that of two simultaneous retries the better one remains.
         """
         path = self.files.record_file(record.unit)
         while not publish_json(path, record.as_dict(), withdraw=True):
@@ -253,7 +252,7 @@ class UnitWriter:
 def _tar_members(samples):
     """Raw tar bytes of the samples (key to {extension: bytes}), without the end of the archive.
 
-    They are those of webdataset.TarWriter, which would copy a block's bytes four times on their way.
+    They equal those of webdataset.TarWriter, which would copy a block's bytes four times.
     """
     pieces = []
     for key, members in samples.items():
@@ -277,5 +276,5 @@ def _json_bytes(value):
 
 @cache
 def local_environment() -> dict[str, str]:
-    """CPU model and the library versions that shape the bytes."""
+    """CPU model and the versions of the libraries that affect the bytes."""
     return {"cpu": cpu_model(), "python": platform.python_version(), "numpy": np.__version__, "mlsm": VERSION}

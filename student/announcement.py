@@ -18,10 +18,10 @@ from student.config import ResolvedConfig
 from student.meter import Meter
 from student.task import TrainingTask
 
-# The share of the rate of a plain matrix product that a whole training step reaches, roughly. On a CPU small encoders
-# reach less and large ones more. Of a GPU's published peak, 40 % is usual for encoders of BERT-base's size.
+# Roughly the share of a plain matrix product's speed that a whole training step reaches. On a CPU small encoders
+# reach less and large ones more. Encoders of BERT-base's size usually reach 40 % of a GPU's published peak.
 SHARE_OF_MEASURED, SHARE_OF_PEAK = 0.45, 0.4
-WORTH_BFLOAT16 = 1.5  # of products; a step gains less (docs/benchmark-details.md)
+WORTH_BFLOAT16 = 1.5  # speed-up of matrix products; a whole step gains less (docs/benchmark-details.md)
 _SHOWN = (
     "encoder",
     "continue_from",
@@ -43,7 +43,7 @@ _SHOWN = (
 
 
 class Start(NamedTuple):
-    """A run before its first step, or before its first step after a resume."""
+    """What is known about a run when it starts or is resumed, before it does a step."""
 
     config: ResolvedConfig
     origins: dict[str, str]
@@ -105,7 +105,7 @@ def announcement(start: Start) -> str:
 
 
 def _write_value(value: Any) -> str:
-    """Write the value of a setting as it stands after its flag."""
+    """The value of a setting as it is written after its flag on a command line."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
@@ -130,7 +130,7 @@ def _model_rows(start: Start, parameters: int) -> list:
 
 
 def _short_rows(start: Start) -> list:
-    """Which steps read windows cut into pieces, of a run that has such steps."""
+    """A line that says which steps read windows cut into pieces; for runs with `short_windows`."""
     config, loader = start.config, start.loader
     if not loader.short_steps:
         return []
@@ -149,7 +149,7 @@ def _position_rows(start: Start) -> list:
 
 
 def _target_rows(start: Start) -> list:
-    """The stores that are learned from and the weights of their losses, if there are several."""
+    """Lines with the stores that the run learns from and the weights of their losses, if there are several."""
     if not (others := start.task.objective.other_stores):
         return []
     return [
@@ -159,7 +159,7 @@ def _target_rows(start: Start) -> list:
 
 
 def _precision_rows(start: Start) -> list:
-    """A hint at bfloat16 where a run in float32 begins on a processor that multiplies it much faster."""
+    """A line that suggests bfloat16 if a float32 run starts on a processor that multiplies bfloat16 much faster."""
     device, is_new = start.meter.device, start.steps == 0
     if device.type != "cpu" or start.autocast_dtype is not None or not is_new or not multiplies_bfloat16():
         return []
@@ -172,7 +172,7 @@ def _precision_rows(start: Start) -> list:
 
 
 def _seconds_left(start: Start) -> float:
-    """About how long the other steps take: their operations over what this machine does in a second."""
+    """About how long the remaining steps take: their operations divided by this machine's operations per second."""
     meter = start.meter
     flops = meter.flops_after(start.config.max_steps) - meter.flops_after(start.steps)
     if meter.peak_flops is not None:
@@ -185,7 +185,7 @@ def _seconds_left(start: Start) -> float:
 def matrix_product_rate(device: torch.device, dtype: torch.dtype | None, size: int = 768) -> float:
     """Operations per second of a matrix product as in a base encoder, measured once for a twentieth of a second.
 
-    Where a product takes long, as in bfloat16 on a processor without it, it is one of fewer rows.
+    If a product is slow, as bfloat16 is on a processor without support for it, a product of fewer rows is timed.
     """
 
     def seconds(rows, repeats=1):
@@ -201,7 +201,7 @@ def matrix_product_rate(device: torch.device, dtype: torch.dtype | None, size: i
         return time.perf_counter() - begun
 
     rows = 64
-    seconds(rows)  # the first one also allocates
+    seconds(rows)  # warm-up: the first product also allocates memory
     while (once := max(seconds(rows), 1e-6)) < 0.01 and rows < 4096:
         rows *= 2
     repeats = max(1, min(100, round(0.05 / once)))

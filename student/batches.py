@@ -4,7 +4,7 @@
 
 A batch is a function of (seed, step), so there is no state of a reader or generator to save. The training stream is one
 endless sequence of windows: epoch 0 in its order, then epoch 1 in its own, and so on. With B windows in a batch, step s
-takes the windows [s B, (s + 1) B), so that every batch is full and some batches span two epochs. Not handled here: how
+reads the windows [s B, (s + 1) B), so every batch is full and some batches span two epochs. Not handled here: how
 windows are stored (shards), which positions are masked (masks/), what a target is (objectives/).
 
 Shapes: W windows, L positions of a window, M masked tokens.
@@ -42,18 +42,18 @@ class MicroBatch(NamedTuple):
     most_masked: int
     """the most masked positions of a window, or a few more"""
     targets: Any
-    """what the objective compares its logits with; has `counts` of tokens that carry loss, one for every term"""
+    """what the objective compares its logits with; its `counts` are the tokens that carry loss, per loss term"""
     documents_WL: Tensor | None = None
     """int64 number of each token's document in its window, -1 at padding; None unless documents are kept apart"""
     segments_WL: Tensor | None = None
     """int64, 0 in the first sentence of a pair and at padding, 1 in the second; None where segments are not used"""
     fillers: int = 0
-    """how many of where_M, at its end, are copies of the last masked position: their logits are dropped"""
+    """how many fillers where_M ends with: copies of the last masked position, whose logits are dropped"""
     visible: tuple[int, int] | None = None
-    """the fewest and the most tokens of a window that are neither masked nor padding, the latter perhaps rounded up;
-    None where [MASK] enters the encoder at its first layer"""
+    """the fewest and the most tokens per window that are neither masked nor padding, the latter perhaps rounded up;
+    None if [MASK] enters the encoder at its first layer"""
     ids_M: Tensor | None = None
-    """int64 ids of the masked tokens, fillers left out; None where nobody counts losses by token"""
+    """int64 ids of the masked tokens without fillers; None unless losses are counted by token (adaptive masks)"""
 
     @property
     def inputs(self) -> tuple:
@@ -74,12 +74,12 @@ class Batch(NamedTuple):
 
     micro: list[MicroBatch]
     counts: tuple[int, ...]
-    """tokens that carry loss, for every term of it"""
+    """tokens that carry loss, per loss term"""
     tokens: int
     """real tokens, special ones included"""
     digest: int
-    """64-bit hash of window ids, epochs, token ids and what is shown in place of the masked ones, in their order. It is
-    equal for every objective on one plan. As a sum over windows modulo 2^64, it adds up over parts of a batch"""
+    """64-bit hash of window ids, epochs, token ids and what is shown in place of the masked tokens, in their order. For
+    one plan it is the same for every objective. It is a sum over windows modulo 2^64, so parts of a batch add up"""
 
 
 def store_has_pairs(store: Store) -> bool:
@@ -93,10 +93,10 @@ class Loader:
     read_targets     MaskedTokens -> their targets; the objective's method
     documents_apart  whether batches say which tokens belong to one document
     segments         whether batches of sentence pairs say which sentence a token belongs to
-    mask_later       whether batches say how many tokens stand at places that are not masked
+    mask_later       whether batches say how many tokens are visible, that is neither masked nor padding
     by_token         whether batches say which tokens are masked, for counting losses by token
-    few_shapes       whether these numbers and those of masked positions are rounded up by fillers, so that a compiled
-                     model meets few
+    few_shapes       whether fillers round up the numbers of visible and of masked tokens, so that a compiled model
+                     meets few different shapes
     pieces           into how many pieces of equal length the first `short_steps` steps cut each window
     """
 
@@ -151,8 +151,8 @@ class Loader:
     ) -> Batch:
         """Read windows, mask them, and split them into micro-batches.
 
-        table        of mask weights; None: all tokens are alike
-        first_place  the place of the first of them in the batch
+        table        mask weights; None: all tokens have the same weight
+        first_place  the index in the batch of the first of these windows
         pieces       into how many pieces the encoder reads each window cut; masks and targets are those of the window
         """
         read = self.windows.read(window_ids_W)
@@ -179,13 +179,13 @@ class Loader:
         width = input_WL.shape[1]
         real_WL = np.arange(width) < lengths_W[:, None]
         segments_WL = None
-        if self.segments:  # of the window as it was read: what is masked may have become another token
+        if self.segments:  # from the original ids: the replacement of a masked token may hide a [SEP]
             segments_WL = torch.from_numpy(segment_ids(ids_WL, lengths_W, self.masking.special_ids["sep"]))
         if pieces > 1:  # each becomes a row of its own; no token leaves its place in the flattened input
             rows = pieces * len(input_WL)
             input_WL, mask_WL = input_WL.reshape(rows, -1), mask_WL.reshape(rows, -1)
             real_WL, documents_WL = real_WL.reshape(rows, -1), documents_WL.reshape(rows, -1)
-            real_WL[~real_WL.any(axis=1)] = True  # padding alone sees itself: some kernels give NaN otherwise
+            real_WL[~real_WL.any(axis=1)] = True  # padding attends to itself, or some kernels give NaN
         where_M, most_masked, fillers = window_M * width + position_M, int(mask_WL.sum(axis=1).max()), 0
         if self.few_shapes:
             most_masked, fillers = round_to_three_bits(most_masked), round_to_three_bits(len(where_M)) - len(where_M)
@@ -242,8 +242,8 @@ def pin(batch: Batch) -> Batch:
 
 
 def copy_to_host(figures: Tensor) -> Callable[[], list[float]]:
-    """Copy some numbers to the host behind the work that makes them; the function returned waits for these alone, and
-    not for what is queued later."""
+    """Copy a few numbers to the host as soon as the queued work has computed them. The returned function waits for
+    these numbers only, not for work that is queued later."""
     if not figures.is_cuda:
         return figures.tolist
     copied, arrived = figures.to("cpu", non_blocking=True), torch.cuda.Event()  # torch takes pinned memory for that
@@ -269,8 +269,8 @@ def digest_windows(
 ) -> int:
     """What these windows contribute to the `digest` of their Batch.
 
-    places_W  where in the batch each window stands
-    shown_WL  what stands in place of the masked tokens, -1 where nothing is masked
+    places_W  the index of each window in the batch
+    shown_WL  what replaces the masked tokens, -1 at all other positions
     """
     columns = np.stack((places_W, window_ids_W, epochs_W), axis=1)
     rows = np.concatenate((columns, ids_WL, shown_WL), axis=1, dtype=np.int64, casting="unsafe")
@@ -279,6 +279,6 @@ def digest_windows(
 
 
 def round_to_three_bits(count: int) -> int:
-    """The next number of three significant bits: 19 to 20, 2,432 to 2,560. At most a quarter more."""
+    """Round up to three significant bits: 19 to 20, 2,432 to 2,560. The result is at most a quarter larger."""
     unit = 1 << max(0, count.bit_length() - 3)
     return -(-count // unit) * unit

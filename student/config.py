@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     ObjectiveName: TypeAlias = str
 else:
     ObjectiveName = Literal[tuple(OBJECTIVES)]
-# The next smaller stored weight differs by a factor of e^-0.033, the smallest by e^-8.3 (shards/codec.py); float32 ends
-# at e^-104, and does not tell e^-1e-8 from 1.
+# The next smaller stored weight differs by a factor of e^-0.033, the smallest by e^-8.3 (shards/codec.py). float32 ends
+# at e^-104 and cannot distinguish e^-1e-8 from 1.
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-4, 1e9
 
-MaskUnit = Literal["token", "word", "span"]  # what each of them is: masks/masking.py
+MaskUnit = Literal["token", "word", "span"]  # masks/masking.py explains them
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 TRACKERS: tuple[str, ...] = get_args(TrackerName)
 
@@ -38,7 +38,7 @@ OPERATIONAL = frozenset(
     + ["track", "keep_last", "activation_checkpointing", "products", "wordnet"]
 )
 
-UNNAMED = {  # settings that are part of a run's identity only where they have another value, so that names stay
+UNNAMED = {  # setting -> usual value, which is not part of a run's identity, so that names stay
     "optimizer": "adamw",
     "positions": "masked",
     "regress_loss": "cosine",
@@ -340,7 +340,7 @@ class StudentConfig:
         self._check_stores()
 
     def _check_stores(self) -> None:
-        """Raise ValueError if several stores, objective and weights do not go together. One store is no list."""
+        """Raise ValueError if stores, objective and weights do not fit. A list of one store becomes that store."""
         if isinstance(self.store, tuple) and len(self.store) == 1:
             object.__setattr__(self, "store", self.store[0])
         several = isinstance(self.store, tuple)
@@ -392,7 +392,7 @@ class StudentConfig:
         lists = [name for name, value in settings.items() if isinstance(value, tuple)]
         return settings | {name: list(settings[name]) for name in lists}
 
-    root = "runs/students"  # where runs lie, unless `run_dir` says otherwise; no annotation, so not a setting
+    root = "runs/students"  # the default directory of runs; not a setting, as it has no annotation
 
     @property
     def word_weight(self) -> float:
@@ -420,12 +420,12 @@ class StudentConfig:
 
     @property
     def kind(self) -> str:
-        """What the name of a run begins with."""
+        """The first part of a run's name."""
         return self.objective
 
     @property
     def initial_weights(self) -> Path | None:
-        """The directory that `continue_from` means: of a run, its export."""
+        """The directory to load for `continue_from`: a run's export, or the directory itself."""
         if self.continue_from is None:
             return None
         export = self.continue_from / "export"
@@ -437,8 +437,8 @@ class StudentConfig:
         return self.encoder if self.continue_from is None else str(self.initial_weights)
 
     def checkpoint_steps(self, max_steps: int) -> list[int]:
-        """The optimiser steps, of max_steps, after which a checkpoint is kept; the last one always is. 0 means before
-        the first step, and is kept only for a share of 0."""
+        """The optimiser steps after which a checkpoint is kept; the last step always is one. Step 0 means before the
+        first step, and is included only for a share of 0."""
         kept = {0 if share == 0 else max(1, round(share * max_steps)) for share in self.checkpoints}
         return sorted(kept | {max_steps})
 
@@ -451,7 +451,7 @@ class StudentConfig:
 class ProbeConfig(StudentConfig):
     """The settings of training a probe: of which student, on which store, and how.
 
-    Those settings of a student that a probe does not have are fixed: the encoder is the student's, the objective mlm.
+    Settings that only students have are fixed for a probe: its encoder is the student's, its objective mlm.
     """
 
     store: str | None = None
@@ -513,7 +513,7 @@ class ProbeConfig(StudentConfig):
     def identity(self) -> dict:
         """The settings that decide what is trained. The student is identified by its content, not by its path.
 
-        How the probe masks is fixed, and part of the run's name all the same.
+        The settings of the probe's masks cannot be changed, but they are part of the run's name.
         """
         fixed = {"student", *(entry.name for entry in fields(self) if not entry.init)} - _NAMED
         return {name: value for name, value in super().identity().items() if name not in fixed}
@@ -522,7 +522,7 @@ class ProbeConfig(StudentConfig):
 
     @property
     def kind(self) -> str:
-        """What the name of a run begins with."""
+        """The first part of a run's name."""
         return self.probe_input
 
     @property
@@ -579,7 +579,7 @@ def _check_masks(config: "StudentConfig") -> None:
 
 
 def _check_unmasked(config: "StudentConfig") -> None:
-    """Raise ValueError if a setting says how tokens are hidden."""
+    """Raise ValueError if a setting about hiding tokens is set, as `positions` is all and hides none."""
     defaults = {field.name: field.default for field in fields(config)}
     for name in _OF_MASKS:
         if getattr(config, name) != defaults[name]:
@@ -597,7 +597,7 @@ def _names(fact: str) -> str:
 
 
 class ResolvedConfig(StudentConfig):
-    """A configuration with nothing left open, as `resolve` returns it: a name for the type checker, never an object."""
+    """A configuration without unset values, as `resolve` returns it. Only for the type checker: it has no instances."""
 
     max_steps: int
     batch_windows: int

@@ -1,10 +1,10 @@
 """Evaluate how well the student predicts unseen text, compared with predictions that do not read the text.
 
-These are the average target of the training split and, for LSPs, the average at the position of the token.
+The predictions are the average target of the training split and, for LSPs, the average at the token's position.
 
-The windows are read and masked once, with a seed of their own and without weights of the tokens, so all runs on one
-plan that share masking unit and final rate are judged on the same tokens. With weights every run would be judged on
-tokens of its own choice: rare ones are harder, whatever was learned. Not handled here: the figures themselves
+The windows are read and masked once, with a fixed seed and without mask weights. So all runs on one plan with the same
+masking unit and final mask rate are evaluated on the same tokens. With mask weights, every run would be evaluated on
+other tokens: rare tokens are harder, whatever the student has learned. Not handled here: computing the figures
 (objectives/).
 """
 
@@ -27,15 +27,15 @@ from student.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
-MASK_SEED = 0  # of the evaluation, whatever the run's seed
+MASK_SEED = 0  # seed of the evaluation's masks, regardless of the run's seed
 
 
 class HeldOut:
     """Evaluation on the first windows of the held-out split's epoch 0.
 
-    windows    the most windows to read; where the split is empty, `baseline` and every evaluation are empty dicts
-    masking    the run's, here at its final rate throughout and without weights
-    marginals  directory in which averages of the training split are kept for the next run; None: nowhere
+    windows    the largest number of windows to read; if the split is empty, all results are empty dicts
+    masking    the run's; used here at its final rate throughout and without weights
+    marginals  directory in which averages of the training split are kept for the next run; None: not kept
     reading    micro_batch, documents_apart, segments, mask_later and few_shapes, as of a Loader
     """
 

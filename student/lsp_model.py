@@ -9,10 +9,10 @@ An export contains, in addition to the encoder:
     lsp_head.safetensors   dense.*, norm.*: the prediction head; output.weight (k, d), output.bias (k)
     lsp_config.json        lsps, max_length, special_ids, and the store whose dictionary numbers the LSPs
 
-and lsp_head_2.safetensors, lsp_config_2.json, ... of the second store and those after it, where a student learned from
-several: each is its own whole head, with the same dense and norm.
+and lsp_head_2.safetensors, lsp_config_2.json, ... for the second and later stores, if the student learned from several.
+Each file holds a whole head; they all have the same dense and norm.
 
-Not handled here: training (train.py), what the LSPs mean (the dictionary is stage A's).
+Not handled here: training (train.py), what the LSPs mean (stage A makes the dictionary).
 
 Shapes: W windows, L positions, M chosen positions, T tokens of a text without special ones, d hidden width, k LSPs.
 """
@@ -80,7 +80,7 @@ class TextLsps(NamedTuple):
 class LspModel(nn.Module):
     """Encoder, head and LSP output of a trained student, in evaluation mode.
 
-    student  whose K outputs are the k LSPs
+    student  a Student with K = k: its outputs are the LSPs
     facts    what lsp_config.json holds
     """
 
@@ -105,7 +105,7 @@ class LspModel(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Logits (W, L, k) of all positions; their softmax is the predicted distribution.
 
-        Trained at positions that hold the mask token, to predict the LSPs of the token that was there.
+        The student was trained at positions that hold the mask token, to predict the LSPs of the token that was there.
         """
         everywhere = torch.arange(input_ids.numel(), device=input_ids.device)
         return self.student(input_ids, attention_mask, everywhere).view(*input_ids.shape, -1)
@@ -168,8 +168,8 @@ def save_lsp_head(student: Student, columns: slice, facts: dict, directory: Path
     """Write head and LSP outputs of a student into its export.
 
     columns  which of its outputs are the LSPs
-    facts    the rest of lsp_config.json
-    head     of how many-th store they are
+    facts    the other entries of lsp_config.json
+    head     the number of their store, from 1
     """
     head_file, config_file = head_files(head)
     tensors = dict(student.head.state_dict())
@@ -236,7 +236,7 @@ def explain_damaged_export(source: str | Path) -> Iterator[None]:
             yield
     except RunError:
         raise
-    except Exception as error:  # of transformers, safetensors, tokenizers, torch, json: each has classes of its own
+    except Exception as error:  # the libraries raise many classes of errors
         problem = " ".join(str(error).split())[:300]
         raise RunError(
             f"{source} cannot be loaded: one of its files is damaged, or its files do not belong together "
@@ -247,7 +247,7 @@ def explain_damaged_export(source: str | Path) -> Iterator[None]:
 def load_tensors(file: str | Path) -> dict:
     """Tensors by name of a safetensors file."""
     file = Path(file)
-    open_to_read(file).close()  # what is no file is refused, not waited for
+    open_to_read(file).close()  # refuses a pipe, for which reading would wait
     with utf8_name(file.parent) as place:
         return load_file(place / file.name)
 
@@ -265,7 +265,7 @@ def load_tokenizer(source: str | Path, student: Student, revision: str | None = 
 
 
 def load_encoder(source: str | Path, revision: str | None = None) -> nn.Module:
-    """The encoder of an export without a pooler, float32; code and pickles that it brings are not run."""
+    """The encoder of an export without a pooler, float32. Code and pickles in the export are not run."""
     hf_config = open_config(source, revision=revision)
     check_size(MODEL_MAPPING[type(hf_config)], hf_config, source, **without_pooler(hf_config))
     with quiet_transformers(), torch.random.fork_rng(devices=[]), utf8_name(source) as place:
@@ -279,7 +279,7 @@ def load_encoder(source: str | Path, revision: str | None = None) -> nn.Module:
             output_loading_info=True,
             **without_pooler(hf_config),
         )
-    if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
+    if missing := sorted(report["missing_keys"]):  # transformers would initialise them at random
         raise RunError(
             f"{source}: model.safetensors lacks weights of the encoder: {', '.join(missing[:3])}. {_export_again()}"
         )

@@ -1,6 +1,6 @@
-"""Memory of the device: how much was used, and which micro-batch fits where another one did not.
+"""Memory of the device: how much was used, and which smaller micro-batch fits after one did not fit.
 
-Not handled here: one pass of forward and backward (train.py).
+Not handled here: the forward and backward pass (train.py).
 """
 
 import resource
@@ -15,7 +15,7 @@ from mlsm.common.errors import TrainingError, describe
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes used so far, or since `forget_peak`: of tensors on a GPU, of the whole process on a CPU."""
+    """Peak bytes since the start or `forget_peak`: of tensors on a GPU, of the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -29,20 +29,20 @@ def forget_peak(device: torch.device) -> None:
             torch.cuda.reset_peak_memory_stats(device)
     else:
         with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # 5: the high-water mark alone
+            Path("/proc/self/clear_refs").write_text("5")  # 5 resets only the peak
 
 
 def free_unused(device: torch.device) -> None:
-    """Give memory that torch keeps for later back to the GPU."""
+    """Release the memory that torch caches on the GPU."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 @contextmanager
 def name_lack_of_memory(place: object, length: int) -> Iterator[None]:
-    """Turn the error of a CPU without memory, for which torch has no class, into a TrainingError.
+    """Turn torch's error for a CPU without memory, which has no class of its own, into a TrainingError.
 
-    place, length  the store, and the tokens in its windows: what a store says can ask for any amount
+    place, length  the store, and the tokens in its windows; a damaged store can ask for any amount of memory
     """
     try:
         yield
@@ -66,7 +66,7 @@ def what_fits(micro_batch: int, fits: Callable[[int], bool]) -> str:
 
 
 def largest_that_fits(micro_batch: int, fits: Callable[[int], bool]) -> int | None:
-    """The first of a half, a quarter, ... of a micro-batch that fits; None if not even one window does."""
+    """The largest micro-batch that fits, of a half, a quarter, ... of this one; None if not even one window fits."""
     while micro_batch > 1:
         micro_batch //= 2
         if fits(micro_batch):

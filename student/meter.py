@@ -12,11 +12,11 @@ from student.memory import peak_memory
 
 
 class Meter:
-    """Turns the time of a step into figures.
+    """Computes throughput, FLOPs and memory from the time of a step.
 
     step_flops   floating-point operations of one optimiser step on whole windows, over all devices
-    peak_flops   what these devices could do in a second; None if that is not known
-    device       whose memory counts
+    peak_flops   peak operations per second of these devices; None if unknown
+    device       the device whose memory is measured
     short_steps  how many steps at the beginning read windows cut into pieces
     short_flops  operations of one of these
     """
@@ -47,17 +47,18 @@ class Meter:
         return cls(own, None if peak is None else ranks * peak, device, **short)
 
     def flops_after(self, steps: int) -> int:
-        """Operations of the first steps of the run, nominal: a function of their number, so that interruptions do not
-        matter."""
+        """Nominal operations of the first steps of the run. They follow from the number of steps only, so interruptions
+        do not change them."""
         short = min(steps, self.short_steps)
         return short * self.short_flops + (steps - short) * self.step_flops
 
     def figures(self, *, steps: int, tokens: int, seconds: float, waited: float) -> dict:
-        """Figures of the step that was the `steps`th, waiting included.
+        """Figures of one step, including its waiting time.
 
-        tokens   real ones of the batch
-        seconds  the step took
-        waited   of these for data
+        steps    optimiser steps done, with this one
+        tokens   real tokens of the batch
+        seconds  duration of the step
+        waited   seconds of these in which the step waited for data
         Returns  tokens_per_second, data_wait_seconds, data_wait_share, flops (of the run so far), flops_per_second, mfu
                  (share of the peak; absent if that is not known), peak_memory_bytes (of the GPU's tensors, or of
                  this process on a CPU)
@@ -77,14 +78,14 @@ class Meter:
 
 
 def closest_baseline(baseline: dict, reads_words: bool = False) -> str:
-    """The name of the loss of the best prediction that knows no more than the student: a constant, or one for each
-    position; where no word is hidden from the student, also one for each word (`loss_by_type`, of vectors)."""
+    """The name of the loss of the strongest constant prediction: one constant, or one for each position (LSPs). If no
+    token is hidden from the student, there is also one for each token id (`loss_by_type`, of vectors)."""
     names = ("loss_by_position", *(("loss_by_type",) if reads_words else ()))
     return next((name for name in names if name in baseline), "loss")
 
 
 def share_of_baseline(held_out: dict, baseline: dict, name: str = "loss") -> float | None:
-    """Held-out loss over that of the constant prediction: at 1 nothing was learned. None without evaluation."""
+    """Held-out loss divided by the constant prediction's: 1 means nothing was learned. None without evaluation."""
     if not held_out or not baseline.get(name):
         return None
     return held_out["loss"] / baseline[name]

@@ -1,7 +1,7 @@
-"""Open what a run works on: settings with nothing left open, its store, its task and its directory.
+"""Open the parts of a run: its settings with all values filled in, its store, its task and its directory.
 
-Everything that does not belong together is refused here, before anything is built. Not handled here: the training
-(train.py), how open settings are settled (resolve.py), what the directory holds (runs/).
+Combinations that do not fit are refused here, before anything is built. Not handled here: the training (train.py), how
+unset settings get their values (resolve.py), what the directory holds (runs/).
 """
 
 import logging
@@ -31,13 +31,13 @@ logger = logging.getLogger(__name__)
 def open_run(
     config: StudentConfig, ranks: Ranks, prepare: Callable[[Any, Store], TrainingTask], origins: dict[str, str] | None
 ) -> tuple[Resolved, Store, TrainingTask, Run]:
-    """Settings with nothing left open, store, task and directory of the run. Raises RunError if they do not belong
+    """Settings with all values filled in, store, task and directory of the run. Raises RunError if they do not belong
     together."""
     check_trackers(config.track)
     if config.store is None:
         raise RunError(f"no store given. Make one:  {program()} encode-lsp   or name one with --store.")
     store = Store.open(config.stores[0])
-    store.read_tokenizer()  # refuses another one now, not in the export; the export gets these bytes
+    store.read_tokenizer()  # refuses a wrong tokenizer now, not only at the export, which gets these bytes
     dtype, compiled = resolve_dtype(config.dtype, ranks.device), resolve_compile(config.compile, ranks.device)
     resolved = resolve(replace(config, dtype=dtype, compile=compiled), store, origins)
     ranks.share(resolved.config.batch_windows)  # refuses more processes than windows
@@ -72,7 +72,7 @@ def _settings(task, config, tables):
 
 
 def _prove(asked, settled, store, task, tables, ranks, prepare):
-    """The settings with an arithmetic that is right on this GPU (proof.py), or that the run was started with."""
+    """The settings with dtype and compile that are right on this GPU (proof.py), or those that the run started with."""
     for one in proof.candidates(asked, settled):
         identity = run_identity(one, store, task.architecture, _settings(task, one, tables))
         directory = Path(one.run_dir or default_directory(one, identity, task.architecture))
@@ -83,7 +83,7 @@ def _prove(asked, settled, store, task, tables, ranks, prepare):
     else:
         begun = None
     if begun is not None and (not ranks.is_first or (directory / RESULT_FILE).exists()):
-        return begun  # the first process has seen to it, or nothing is left to do
+        return begun  # the first process has chosen already, or the run is finished
     marginals = Path(settled.root if settled.run_dir is None else settled.run_dir).parent / MARGINALS
     return proof.choose_arithmetic(
         asked, settled, store, task, prepare, ranks.device, begun_with=begun, marginals=marginals

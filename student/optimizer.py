@@ -1,13 +1,13 @@
 """The optimiser, its learning rate at every step, and the gradient's norm.
 
-Muon is momentum whose updates of hidden weight matrices are made orthogonal, and AdamW for all other weights:
+Muon makes the momentum updates of hidden weight matrices orthogonal, and uses AdamW for all other weights:
 
     optimizer = Muon([{"params": matrices, "orthogonal": True}, {"params": others}], lr=1e-3, ...)
 
-Jordan et al. 2024 (kellerjordan.github.io/posts/muon) and Liu et al. 2025 (arXiv:2502.16982), whose scale makes an
-update of a matrix about as large as AdamW's, so that rate and weight decay mean the same for both. torch.optim.Muon
-does the same to every matrix alone and in bfloat16, which processors without that type multiply about ten times as
-slowly; here equal shapes are computed together, in float32 on a CPU.
+From Jordan et al. 2024 (kellerjordan.github.io/posts/muon) and Liu et al. 2025 (arXiv:2502.16982), whose scale makes an
+update of a matrix about as large as AdamW's, so that learning rate and weight decay mean the same for both.
+torch.optim.Muon does the same to one matrix at a time and in bfloat16, which is about ten times as slow on processors
+without that type. Here matrices of equal shape are computed together, in float32 on a CPU.
 
 Shapes: B matrices of one shape, R rows, C columns, R <= C.
 """
@@ -24,17 +24,17 @@ from student.config import ResolvedConfig
 
 _NORM_BLOCK = 2**16  # gradient values; float32 sums of 23 million, an embedding's, are up to 1e-3 too low
 
-# Steepest at 0, of odd polynomials of degree 5 that stay near 1 around it (Jordan et al.).
+# The odd polynomial of degree 5 that is steepest at 0 among those that then stay near 1 (Jordan et al.).
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 _MOMENTUM = 0.95
-_RMS = 0.2  # of an update's entries, as of AdamW's (Liu et al., section 2.2)
+_RMS = 0.2  # root mean square of an update's entries, as AdamW's (Liu et al., section 2.2)
 
 
 def build_optimizer(model: nn.Module, config: ResolvedConfig) -> torch.optim.Optimizer:
-    """AdamW; norms and biases, the one-dimensional weights, decay if asked for.
+    """AdamW; weight decay on norms and biases, the one-dimensional weights, only if asked for.
 
-    With Muon, the matrices between the layers of encoder and head are its; embeddings and outputs stay AdamW's.
+    With Muon, it updates the matrices between the layers of encoder and head; AdamW updates embeddings and outputs.
     """
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
@@ -53,9 +53,10 @@ def build_optimizer(model: nn.Module, config: ResolvedConfig) -> torch.optim.Opt
 
 
 def learning_rate(config: ResolvedConfig, step: int) -> float:
-    """Rate of one step, counted from 0: linear rise to the peak, then the schedule's way down, which ends above zero.
+    """Learning rate of one step, counted from 0: a linear rise to the peak, then the schedule's fall, which ends above
+    zero.
 
-    With w warm-up steps the first step has 1/w of the peak, where transformers' schedules begin with a step of rate 0.
+    With w warm-up steps the first step has 1/w of the peak; transformers' schedules start with a step of rate 0.
     """
     warmup_steps = round(config.warmup * config.max_steps)
     if step < warmup_steps:
@@ -84,7 +85,7 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step, which changes nothing if `found_inf`, a scalar tensor that must be set before, is not 0."""
+        """Do one step. It changes nothing if the scalar tensor `found_inf`, which must be set before, is not 0."""
         for group in self.param_groups:
             if not group.get("orthogonal", False):
                 continue
@@ -94,7 +95,7 @@ class Muon(torch.optim.AdamW):
                     by_shape[weight.shape].append(weight)
             for weights in by_shape.values():
                 self._update(weights, group["lr"], group["weight_decay"])
-        super().step(closure)  # leaves out weights without a gradient
+        super().step(closure)  # skips weights without a gradient
 
     def _update(self, weights: list[Tensor], rate: float, decay: float) -> None:
         for weight in weights:
@@ -106,7 +107,7 @@ class Muon(torch.optim.AdamW):
         gradients = torch.stack([weight.grad for weight in weights])
         before = torch.stack([self.state[weight]["momentum"] for weight in weights])
         after = before.lerp(gradients, 1 - _MOMENTUM)
-        updates = orthogonalise(gradients.lerp(after, _MOMENTUM)).to(gradients.dtype)  # Nesterov's look ahead
+        updates = orthogonalise(gradients.lerp(after, _MOMENTUM)).to(gradients.dtype)  # Nesterov momentum
         finite = self.found_inf == 0
         updates *= rate * _RMS * max(weights[0].shape) ** 0.5
         for weight, kept, momentum, update in zip(weights, before, after, updates, strict=True):

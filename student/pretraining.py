@@ -50,7 +50,7 @@ NO_TARGET = -100  # a label that carries no loss, as everywhere in transformers:
 class LspCollator:
     """Masks windows and reads the targets of the masked tokens only.
 
-    store      the one that the windows are from
+    store      the store of the windows
     mask_rate, seed, mask_unit, corruption    as of train-student
     Raises     ValueError on settings that make no sense; RunError when the store holds no LSPs
 
@@ -141,7 +141,7 @@ class LspConfig(PretrainedConfig):
     encoder   the encoder's configuration
     lsps      k
     store     path of the store that it learned from
-    target    what that store holds: what its LSPs are numbered by
+    target    fingerprint of that store's targets, which decides what the LSPs are
     settings  for the card of an export: encoder by name, seed, dropout
     """
 
@@ -175,7 +175,7 @@ class LspOutput(ModelOutput):
 
 
 class LspForPreTraining(PreTrainedModel):
-    """A student of train-student as a model of transformers: from batches of an LspCollator to loss and logits.
+    """The model that train-student trains, as a transformers model: maps LspCollator batches to loss and logits.
 
     Trainer saves it with `save_pretrained` and resumes from that; `from_pretrained` loads such a checkpoint.
     """

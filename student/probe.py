@@ -10,7 +10,7 @@ positions: `train_probe(config)`, the trainer's own loop with another Task. What
     hidden    the encoder's last hidden states, without any head: one readout for students of every objective, so that
               their BLiMP and perplexity compare. The export is a ProbedLspModel, as of softmax
 
-With logits and k > d the probe is a decoder over the encoder's own states, by another name; so softmax is the default.
+With logits and k > d, the probe amounts to a decoder on the encoder's own states. So softmax is the default.
 Not handled here: the student (lsp_model.py), scoring sentences.
 
 Shapes: W windows, L positions, M masked tokens, V vocabulary, k LSPs, d width of the head's output.
@@ -87,9 +87,9 @@ class ProbedStudent(nn.Module):
         # Inside a tuple it is not a submodule, so it stays in evaluation mode and out of optimiser and checkpoints.
         self._frozen = (student.eval().requires_grad_(False),)
         self.probe_input = probe_input
-        self.libraries = USUAL  # of the probe; the frozen part keeps oneDNN's
+        self.libraries = USUAL  # the probe's; the frozen part always uses oneDNN
         width = student.encoder.config.hidden_size if probe_input == "hidden" else len(student.output_bias_K)
-        self.probe_Vk = nn.Parameter(torch.zeros(vocabulary, width))  # convex: any start serves
+        self.probe_Vk = nn.Parameter(torch.zeros(vocabulary, width))  # the loss is convex: any start serves
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Logits (M, V) of the masked positions; arguments as of a Student."""
@@ -105,7 +105,7 @@ class ProbedStudent(nn.Module):
         return (lsps_Mk.double() @ self.probe_Vk.double().T).softmax(dim=1)
 
     def checkpoint_activations(self) -> None:
-        """Nothing to do: the frozen part keeps none."""
+        """Do nothing: the frozen part keeps no activations."""
 
     def training_flops(self, windows: int, length: int, masked: int) -> int:
         """Operations of the frozen part's forward pass, and of the probe's: forward, and backward to its weights."""
@@ -199,7 +199,7 @@ def load_probe(source: str | Path, revision: str | None = None) -> tuple[ProbedS
 def train_probe(
     config: ProbeConfig, progress: Callable[..., None] = silent, origins: dict[str, str] | None = None
 ) -> dict:
-    """Train, evaluate and export a probe; continue where an interrupted run of the same settings stopped.
+    """Train, evaluate and export a probe; resume an interrupted run with the same settings.
 
     origins  see `train`
     Returns  the summary of `train`, of the probe
@@ -234,7 +234,7 @@ def probe_task(config: ProbeConfig, store: Store) -> TrainingTask:
 
 
 def _load_frozen(source: str | Path) -> tuple[Student, dict]:
-    """The encoder of any student, and of the facts of lsp_config.json what a probe of hidden states has."""
+    """The encoder of any student, and the facts of lsp_config.json that a probe of hidden states has."""
     with explain_damaged_export(source):
         encoder = load_encoder(source)
         known = json.loads(read_file(find_file(source, LINEAGE_FILE)))
@@ -263,7 +263,7 @@ def export_probe(model: ProbedStudent, directory: Path, facts: dict, store: Stor
 def merge(model: ProbedStudent) -> PreTrainedModel:
     """A logits probe as the family's stock *ForMaskedLM: its decoder is probe x output matrix.
 
-    The product is taken in float64, so that the scores differ by rounding only.
+    The product is computed in float64, so the scores of the two models differ by rounding only.
     """
     student = model.student
     probe_Vk = model.probe_Vk.detach().double()
@@ -304,7 +304,7 @@ def _reads_segments(config: ProbeConfig, store: Store, lineage_of_student: dict)
 
 
 def _warn_of_documents(config: ProbeConfig, lineage_of_student: dict) -> None:
-    """Warn where the student reads documents in another way than it was trained to."""
+    """Warn if the probe lets the student read documents in another way than in its training."""
     learned = lineage_of_student.get("settings", {}).get("documents_apart", False)
     if learned != config.documents_apart:
         theirs, ours = ("with", "without") if learned else ("without", "with")

@@ -2,12 +2,12 @@
 
     config = choose_arithmetic(asked, settled, store, task, prepare, device)  # settled, with a right dtype and compile
 
-What `--dtype auto` and an unset `--compile` would turn on is tried in a child process (trial.py): a few steps in
-float32 as it is, the same ones in bfloat16, and compiled. What crashes, hangs, gives another loss or is not faster is
-not used, and one line says so. The answer is kept in the user's cache (mlsm/common/proofs.py) for this GPU, driver,
-library versions, encoder, and what else changes what is compiled (`key_of`). Both settings are part of a run's
-identity, so a run that was started with others keeps them, or ends with an error if they do not work any more. Not
-handled here: what the user asks for by name, which is not tried.
+If `--dtype auto` or an unset `--compile` would turn something on, it is first tried in a child process (trial.py): a
+few steps in plain float32, the same steps in bfloat16, and compiled. A way to train that crashes, hangs, gives another
+loss or is not faster is not used, and one line says so. The result is kept in the user's cache (mlsm/common/proofs.py)
+for this GPU, driver, library versions, encoder, and everything else that changes the compiled code (`key_of`). Both
+settings are part of a run's identity. So a resumed run keeps the values that it started with, or ends with an error if
+they no longer work. Values that the user sets are not tried.
 """
 
 import json
@@ -30,23 +30,23 @@ from student.config import ResolvedConfig, StudentConfig
 from student.resolve import training_windows
 from student.task import TrainingTask
 
-SECONDS = 300.0  # of the child: to compile a large encoder takes minutes
-WINDOWS = 32  # of a step, at most
-CLOSE = {"bfloat16": 2e-2, "float32": 1e-3}  # relative differences of losses from float32's
+SECONDS = 300.0  # the child's time limit: compiling a large encoder takes minutes
+WINDOWS = 32  # the most windows in a step of the trial
+CLOSE = {"bfloat16": 2e-2, "float32": 1e-3}  # largest relative difference of a loss from float32's
 TRIAL = "student.trial"
 Dtype = Literal["auto", "float32", "bfloat16"]
 logger = logging.getLogger(__name__)
-_said: set[tuple[str, str]] = set()  # what this process has said
+_said: set[tuple[str, str]] = set()  # messages that this process has printed
 
 
 class Arithmetic(NamedTuple):
-    """The arithmetic that a student is trained in.
+    """The result: the arithmetic to train a student in.
 
     dtype, compile  settings of StudentConfig
     line            why, in a sentence
     right           names (`name_of`) of the ways that were found right
     trials          name -> what was measured of it
-    keep            whether the answer holds the next time; not where the child lacked memory or time, or float32 failed
+    keep            whether to reuse the result next time; False if the child lacked memory or time, or float32 failed
     """
 
     dtype: Literal["float32", "bfloat16"]
@@ -58,12 +58,12 @@ class Arithmetic(NamedTuple):
 
 
 def is_needed(asked: StudentConfig, device: torch.device) -> bool:
-    """Whether something is left open that a device could do wrong."""
+    """Whether dtype or compile is unset, so that a way to train that may be wrong on this device could be chosen."""
     return device.type == "cuda" and (asked.dtype == "auto" or asked.compile is None)
 
 
 def name_of(dtype: str, compiled: bool) -> str:
-    """The name of a way to train, in reports and in words."""
+    """The name of a way to train, for reports and messages."""
     return f"{dtype}, compiled" if compiled else dtype
 
 
@@ -76,10 +76,10 @@ def decide_arithmetic(
 ) -> Arithmetic:
     """Choose by the measurements of a child process. Pure: the same measurements give the same choice.
 
-    trials           name -> losses, seconds (trial.py); {} if the child did not end it
-    trouble          how the child ended, where that was not by itself
-    dtype, compiled  what was asked for; only "auto" and None are decided
-    passing          whether how the child ended says nothing about the GPU (proofs.Child)
+    trials           name -> losses, seconds (trial.py); {} if the child did not finish it
+    trouble          how the child ended, if it did not finish normally
+    dtype, compiled  what was asked for; only "auto" and None are decided here
+    passing          whether the child's end says nothing about the GPU (proofs.Child)
     """
     exact, asked = trials.get("float32"), ("float32" if dtype == "auto" else dtype, bool(compiled))
     if (fault := find_arithmetic_fault(exact, exact, trouble, "float32")) is not None:
@@ -150,7 +150,7 @@ def choose_arithmetic(
 ) -> ResolvedConfig:
     """The settings with a dtype and a `compile` that are right on this GPU.
 
-    asked       the settings with the user's open values;  settled  with all values filled in, as for any GPU
+    asked       the settings with the user's unset values;  settled  with all values filled in, as for any GPU
     begun_with  the settings of the existing run, which are kept
     marginals   directory in which Objective.prepare keeps what targets depend on
     Says (logs) in one line what is used and why
@@ -185,7 +185,7 @@ def find_arithmetic(
     key = key_of(asked, settled, store, task, device)
 
     def prove() -> Arithmetic:
-        task.objective.prepare(training_windows(store), marginals)  # here, as it may take longer than a child may
+        task.objective.prepare(training_windows(store), marginals)  # here, as the child has a time limit
         proven = _prove(asked, settled, store, prepare, device, marginals)
         if proven.keep:
             proofs.keep(key, proven._asdict())

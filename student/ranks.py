@@ -1,12 +1,12 @@
-"""Several processes that train one student: which part of a batch each takes, what they add up, how they end together.
+"""Several processes that train one student: how they share a batch, add up results and end together.
 
-torchrun or `accelerate launch` starts them; accelerate joins them, by nccl on GPUs and by gloo on CPUs. Each takes
-a contiguous share of every effective batch, so that order and masks do not depend on how many there are. Gradients
-are summed while the backward pass of the last micro-batch is under way; in addition, a few numbers per step are summed
-on the CPU in a group of their own, so that no GPU is waited for.
+torchrun or `accelerate launch` starts them; accelerate connects them, by nccl on GPUs and by gloo on CPUs. Each takes
+a contiguous share of every effective batch, so order and masks do not depend on the number of processes. Gradients are
+summed while the backward pass of the last micro-batch is running. A few more numbers per step are summed on the CPU in
+a separate process group, so that no process waits for a GPU.
 
-When a process ends, so do the others, because their next sum finds its connection closed. When one hangs, they end
-after TIMEOUT. Not handled here: models that do not fit into one GPU's memory.
+When a process ends, the others end too, because their next sum finds its connection closed. When one hangs, they end
+after TIMEOUT. Not supported: models that do not fit into one GPU's memory.
 """
 
 import atexit
@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mlsm.common.errors import PeerError, RunError
 from student.batches import Batch
 
-TIMEOUT = timedelta(minutes=30)  # longer than the first process takes over a checkpoint, which the others await
+TIMEOUT = timedelta(minutes=30)  # longer than writing a checkpoint takes: the others wait for the first process
 
 Value = TypeVar("Value")
 
@@ -39,9 +39,9 @@ class Ranks:
     rank: int = 0
     size: int = 1
     device: torch.device = torch.device("cpu")
-    """this process's own"""
+    """this process's device"""
     group: Any = None
-    """for sums of a few numbers"""
+    """process group for sums of a few numbers on the CPU"""
 
     @property
     def is_first(self) -> bool:
@@ -58,7 +58,7 @@ class Ranks:
         return self._bound(windows, self.rank), self._bound(windows, self.rank + 1)
 
     def micro_batches_before(self, windows: int, micro_batch: int) -> int:
-        """How many micro-batches of a step lower ranks take: the number of this process's first one."""
+        """The number of this process's first micro-batch in the step: how many micro-batches lower ranks take."""
         bounds = [self._bound(windows, rank) for rank in range(self.rank + 1)]
         return sum(-(-(last - first) // micro_batch) for first, last in zip(bounds, bounds[1:], strict=False))
 
@@ -88,7 +88,7 @@ class Ranks:
         return flag
 
     def agree(self, requested: signal.Signals | None) -> signal.Signals | None:
-        """The signal that some process was sent, if any was."""
+        """The signal that some process received, or None."""
         if self.size == 1:
             return requested
         number = int(self._reduce([requested or 0], dist.ReduceOp.MAX)[0])
@@ -132,7 +132,7 @@ class Ranks:
         return result
 
     def as_one(self, error: Exception) -> Exception:
-        """The error to raise in place of one that all processes meet at once, so that only one of them reports it."""
+        """Replace an error that all processes raise at once, so that only one of them reports it."""
         return error if self.is_first else PeerError("the first process of this run says why.")
 
     def parallel(self, model: nn.Module) -> nn.Module:
@@ -146,7 +146,7 @@ class Ranks:
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # torch 2.12 lacks the new
             parallel = DistributedDataParallel(model, broadcast_buffers=False, **fixed_buckets)
 
-        def sum_gradients(state, bucket):  # without this hook they would be divided by the number of processes
+        def sum_gradients(state, bucket):  # the default hook divides the sums by the number of processes
             work = dist.all_reduce(bucket.buffer(), async_op=True)
             return work.get_future().then(lambda future: future.value()[0])
 
@@ -169,7 +169,7 @@ def join(device: torch.device) -> Iterator[Ranks]:
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         yield Ranks(device=device)
         return
-    from accelerate import PartialState  # only here: one process does without
+    from accelerate import PartialState  # only here: a single process does not need it
 
     _check_devices(device)
     state = PartialState(cpu=device.type == "cpu", timeout=TIMEOUT)
@@ -186,8 +186,8 @@ def join(device: torch.device) -> Iterator[Ranks]:
                 f" command continues from the last whole checkpoint."
             ) from error
         raise
-    # Only at the end of the process, as a launcher's rendezvous serves once and another run may follow. Never after an
-    # error, as NCCL could wait for peers that are gone.
+    # Only at the end of the process, because a launcher's rendezvous works once and another run may follow. Never after
+    # an error, as NCCL could wait for processes that have ended.
     atexit.unregister(state.destroy_process_group)
     atexit.register(state.destroy_process_group)
 

@@ -1,6 +1,6 @@
-"""Fill in a run's unset settings from the store, its recipe and the width of the encoder.
+"""Fill in a run's unset settings from the store, its recipe and the encoder's width.
 
-One answer for Python and for the command line, with where each value comes from:
+Python and the command line get the same values, each with its origin:
 
     config, origins = resolve(StudentConfig(store=path, encoder="bert-2x128"), Store.open(path))
     config.max_steps, origins["max_steps"]      # 2000, "store: 4 epochs would be 262 steps, fewer than 2,000"
@@ -8,10 +8,9 @@ One answer for Python and for the command line, with where each value comes from
 A setting of `config.FOLLOWING` that is None takes its value from the recipe that made the store, if that has one.
 Otherwise it follows from the size of the store and the width of the encoder:
 
-    epochs      4, as in the paper, section 4.1; more where that is less than 2,000 steps
-    batch       1,024 windows, the paper's, where these epochs are 10,000 steps or more; else the largest power of two
-                that makes them so, at least 64
-    rate        1e-4, the paper's, for encoders of width 768 or more and for weights that were trained before
+    epochs      4, as in the paper, section 4.1; more if that is less than 2,000 steps
+    batch       1,024 windows, as in the paper, if these epochs then are 10,000 steps or more; else the largest power of
+                two that makes them so, at least 64
                 (continue_from); 1e-3 up to width 256; between the two, log(rate) is linear in log(width)
     a probe's   batch as a student's; a tenth of a student's steps, the paper's 10,000 to 100,000, and at least 1,000
 
@@ -44,20 +43,20 @@ _MICRO_TOKENS = {"cpu": 4096, "cuda": 16_384}  # the latter: 128 windows of 128 
 
 
 class Resolved(NamedTuple):
-    """Settings with nothing left open."""
+    """Settings with all values filled in."""
 
     config: ResolvedConfig
-    """without `epochs`, which are steps now"""
+    """`epochs` is None, as max_steps replaces it"""
     origins: dict[str, str]
-    """setting -> where its value comes from, in words; a setting that is not named has its default"""
+    """setting -> where its value comes from, in words; missing settings have their defaults"""
 
 
 def resolve(config: StudentConfig, store: Store, origins: dict[str, str] | None = None) -> Resolved:
-    """Settle what the settings leave open, for training on a store.
+    """Fill in the unset settings for training on a store.
 
-    origins  where each value that is not open comes from; given by the command line, which has applied a recipe
-             already. None: the settings are from Python, and the recipe that made the store is applied here to those
-             that are open, if it is for the same encoder. (On the command line the recipe gives the encoder, too.)
+    origins  where each set value comes from; the command line passes it, and has applied a recipe already. None: the
+             settings are from Python. The recipe that made the store then fills in those that are unset, if it is for
+             the same encoder. (On the command line the recipe also sets the encoder.)
     Raises   RunError if the encoder has no config, the store has no training windows, or these cannot be cut as
              `short_windows` says
     """
@@ -96,21 +95,21 @@ def training_windows(store: Store) -> WindowReader:
 
 
 def recipe_for(config: StudentConfig, store: Store) -> str | None:
-    """The recipe that training on a store starts from where none is named."""
+    """The recipe whose values training on a store uses if the user names none."""
     recipe = recipe_of_store(store, verb_of(config))
     return None if recipe == DEMONSTRATION and config.continue_from is not None else recipe
 
 
 def verb_of(config: StudentConfig) -> str:
-    """The command that these settings are of."""
+    """The command that these settings belong to."""
     return "train-probe" if isinstance(config, ProbeConfig) else "train-student"
 
 
 def without_rivals(values: dict, given: Mapping[str, Any], kind: str | None = None) -> dict:
     """A recipe's values, without those that do not go with what is given.
 
-    Its number of steps where epochs are given, and the other way round; its objective where the store has no targets
-    for it; the loss of `regress` where another objective is learned.
+    Left out are its number of steps if epochs are set, and the other way round; its objective if the store has no targets
+    for it; the loss of `regress` if another objective is learned.
 
     kind  of the store, if the recipe is the one that made it
     """
@@ -132,8 +131,8 @@ def rate_for_width(width: int) -> float:
 
 
 def rate_for_probe(probe_input: str, max_steps: int) -> float:
-    """Peak learning rate of a probe. The weights of probabilities have a long way to go, and AdamW moves them by the
-    rate."""
+    """Peak learning rate of a probe. The weights of probabilities must grow large, and AdamW changes a weight by about
+    the learning rate per step."""
     return min(0.5, 100 / max_steps) if probe_input == "softmax" else 1e-3
 
 
@@ -171,7 +170,7 @@ def _apply_recipe(config: StudentConfig, store: Store, found: dict[str, str]) ->
         return config
     recipe_values = recipe_settings(recipe, verb_of(config), type(config), False)
     if config.encoder != recipe_values.get("encoder", config.encoder):
-        return config  # a rate and a length for another encoder would be an accident
+        return config  # its learning rate and steps are for another encoder
     values = without_rivals(recipe_values, found)
     values = {name: value for name, value in values.items() if name in (*FOLLOWING, "epochs") and name not in found}
     found.update(dict.fromkeys(values, f"recipe {recipe}, which made the store"))

@@ -1,6 +1,6 @@
 """Stopping on request: SIGINT, SIGTERM and SIGHUP let the step under way end.
 
-SIGHUP comes when the terminal is closed; nohup has it ignored, and then it stays so. Not handled here: what is saved
+SIGHUP comes when the terminal is closed. Under nohup it is ignored, and stays so. Not handled here: what is saved
 then (train.py).
 """
 
@@ -10,7 +10,7 @@ import threading
 import time
 
 logger = logging.getLogger(__name__)
-SAME_REQUEST_SECONDS = 1.0  # schedulers signal a launcher and its processes, and the launcher signals them too
+SAME_REQUEST_SECONDS = 1.0  # a process may get one request twice: from the scheduler and from its launcher
 
 
 class StopSignals:

@@ -1,4 +1,4 @@
-"""The task of a run, which the trainer is independent of: a student (here) or a probe of one (probe.py).
+"""What a run trains: a student (here) or a probe of one (probe.py). The trainer is the same for both.
 
 Not handled here: the training itself (train.py).
 """
@@ -35,14 +35,14 @@ class TrainingTask(NamedTuple):
     """The parts of a run that depend on what is trained."""
 
     name: str
-    """of its command, for the progress display"""
+    """name of its command, for the progress display"""
     objective: Objective
     architecture: dict
     """JSON values that, with the settings, determine the model; part of the run's identity"""
     build: Callable[[], nn.Module]
     """() -> the untrained model, float32, on the CPU; it has an `encoder`, and `forward` as a Student's"""
     export: Callable[..., None]
-    """(model, directory, objective, store, lineage) -> None: writes what a user loads into an existing directory"""
+    """(model, directory, objective, store, lineage) -> None: writes the export into an existing directory"""
     segments: bool = False
     """whether the encoder reads which sentence of a pair a token belongs to"""
 
@@ -56,7 +56,7 @@ class TrainingTask(NamedTuple):
 def student_task(config: StudentConfig, store: Store) -> TrainingTask:
     """Train an encoder by one objective. Raises RunError if settings and stores do not belong together.
 
-    store  the first one that is learned from; any others are opened here
+    store  the first store to learn from; the others are opened here
     """
     stores = [store, *open_beside(store, config.stores[1:])]
     objective = build_objective(
@@ -69,7 +69,7 @@ def student_task(config: StudentConfig, store: Store) -> TrainingTask:
         wordnet=config.wordnet,
         regress_loss=config.regress_loss,
     )
-    for one in stores if "ids" not in objective.kinds else ():  # no teacher makes targets that follow from the ids
+    for one in stores if "ids" not in objective.kinds else ():  # only stored targets have a teacher
         if config.documents_apart != one.settings.get("documents_apart", False):
             logger.info(_WHOLE_WINDOW_TARGETS if config.documents_apart else _APART_TARGETS)
     hf_config = encoder_config(config, store)

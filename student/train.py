@@ -4,11 +4,11 @@ Read it from top to bottom: `train` opens a run, `Trainer.run_to_end` is the loo
 is one step on one batch. A batch is loaded and masked one step ahead in a thread (batches.py); then come forward pass,
 loss, backward pass, clipping, update and a line of the log.
 
-The batch, the mask, the learning rate and the dropout of step s follow from (seed, s). So a resumed run restores
-weights and optimiser and continues with the next step: at once, and bit for bit on a CPU. The loss is a mean over the
-whole effective batch, regardless of the micro-batch and the number of processes. The CPU waits for a GPU once per step,
-when it reads loss and norm, while AdamW, which looks at them on the device, is already running. Several processes share
-every step (ranks.py); the first of them writes and reports. Not handled here: what a target and its loss are
+The batch, the mask, the learning rate and the dropout of step s follow from (seed, s). So a resumed run only restores
+weights and optimiser, and continues with the next step; on a CPU the result is the same bit for bit. The loss is a mean
+over the whole effective batch, regardless of the micro-batch and the number of processes. The CPU waits for a GPU once
+per step, when it reads loss and norm. AdamW checks them on the device and is already running then. Several processes
+share every step (ranks.py); the first of them writes and reports. Not handled here: what a target and its loss are
 (objectives/), the forward pass (encoders/model.py), a run's directory and checkpoints (runs/).
 
 Shapes: M masked tokens, K outputs, T loss terms.
@@ -72,21 +72,21 @@ def train(
     prepare: Callable[[Any, Store], TrainingTask] = student_task,
     origins: dict[str, str] | None = None,
 ) -> dict:
-    """Train, evaluate and export a student; continue where an interrupted run of the same settings stopped.
+    """Train, evaluate and export a student; resume an interrupted run with the same settings.
 
-    Settings that are None follow from the store and the device (resolve.py). Before the first step the log says, in one
-    block, what will happen, and where each setting comes from. Every process that torchrun or `accelerate launch`
-    started calls this, and all get the result.
+    Settings that are None follow from the store and the device (resolve.py). Before the first step the log announces
+    the work and where each setting comes from. Every process that torchrun or `accelerate launch` started calls this,
+    and all get the result.
 
-    prepare   (config, store) -> what is trained; probe.py has another one
-    origins   setting -> where its value comes from, for that block, if a recipe has been applied already
+    prepare   (config, store) -> what is trained; probe.py passes its own
+    origins   setting -> where its value comes from, for the announcement, if a recipe has been applied already
     progress  called as progress(stage, done, total, unit="tokens", **figures) after every step
     Returns   the summary that result.json holds, with run, export, store, other_stores (if there are any) and
               plan: steps, tokens (real ones), tokens_per_second, flops (nominal floating-point operations),
               seconds, seconds_to_first_step, held_out and baseline (dicts of figures), held_out_loss,
-              baseline_loss (nats per token), improvement (share by which the loss is below the baseline); of LSP
+              baseline_loss (nats per token), improvement (share by which the loss is below the baseline); for LSP
               objectives baseline_loss_by_position and improvement_by_position, the same against the prediction that
-              is constant at each position; of regress and recon baseline_loss_by_type and improvement_by_type, against
+              is constant at each position; for regress and recon baseline_loss_by_type and improvement_by_type, against
               the one that is constant for each token id;
               and already_finished, true when there was nothing left to do
     Raises    RunError    store, settings and run directory do not belong together
@@ -115,7 +115,7 @@ def train(
 
 
 class Trainer:
-    """One run in this process: what a step needs, and the figures so far."""
+    """One run in this process: the model and all else that a step needs, and the figures so far."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Trainer:
         of_steps: dict[str, Any] = {"by_token": is_adaptive, "short_steps": config.short_steps(config.max_steps)}
         of_steps |= {"pieces": store.max_length // (config.short_windows or store.max_length)}
         windows = training_windows(store)
-        # Of objective and averages by position the first process keeps what it makes, and the others then find it.
+        # The first process saves what objective and averages by position compute, so that the others can load it.
         ranks.first_then_all(partial(objective.prepare, windows, run.marginals_directory))
         self.loader = Loader(windows, read_targets=objective.read_targets, **of_steps, **reading)
         reading |= {"windows": config.eval_windows, "marginals": run.marginals_directory}
@@ -164,10 +164,10 @@ class Trainer:
         """Resume if there is something to resume from, train, export; returns the summary."""
         restore_seconds = self._resume()
         config, ranks, state = self.config, self.ranks, self.state
-        waits = self.adaptive.waits if self.adaptive else None  # such a step's masks follow from the step before
+        waits = self.adaptive.waits if self.adaptive else None  # a step's masks may need the step before
         batches = read_ahead(self._load, state.steps, config.max_steps, waits)
         with self._start_trackers() as self.trackers, closing(batches):
-            first = list(islice(batches, 1))  # none, where only the export was missing
+            first = list(islice(batches, 1))  # empty if only the export was missing
             if first and ranks.is_first:
                 logger.info(announcement(self._start()))
             self._log_start(restore_seconds)
@@ -183,7 +183,7 @@ class Trainer:
                     loss, grad_norm = self.stepper.update(step, batch)  # forward, loss, backward, clip, update
                 except torch.OutOfMemoryError as error:
                     lacking = str(error).partition(". ")[0]
-                if lacking:  # only here, after the handler: the error's traceback holds on to tensors of the step
+                if lacking:  # not in the handler: there the error's traceback keeps the step's tensors alive
                     raise self._lack_of_memory(step, batch, lacking)
                 if not (math.isfinite(loss) and math.isfinite(grad_norm)):
                     what = (
@@ -227,7 +227,7 @@ class Trainer:
         return pin(batch) if self.ranks.device.type == "cuda" else batch
 
     def _lack_of_memory(self, step: int, batch: Batch, reason: str) -> TrainingError:
-        """The error of a step that memory does not suffice for; it names a micro-batch that fits."""
+        """The error for a step that runs out of memory; it names a micro-batch that fits."""
 
         def fits(windows: int) -> bool:
             first, _ = self.ranks.share(self.config.batch_windows)
@@ -239,7 +239,7 @@ class Trainer:
         return TrainingError(f"step {step + 1}: {reason}, {advice} {last}")
 
     def _evaluate(self) -> dict:
-        """Take the held-out figures; returns what the log says about them."""
+        """Compute and keep the held-out figures; returns their entries for the log."""
         state = self.state
         try:
             state.figures = self.held_out.evaluate(self.model, self.stepper.forward, self.ranks)
@@ -272,7 +272,7 @@ class Trainer:
         self.state.saved, self.state.saved_step = self.checkpoints.path(steps), steps
 
     def _check_weights(self) -> None:
-        """Raises TrainingError if a weight is not finite: a loss would show that only in the next step."""
+        """Raises TrainingError if a weight is not finite. The loss would only show this in the next step."""
         if not all(bool(torch.isfinite(weight).all()) for weight in self.model.parameters()):
             raise TrainingError(
                 f"after step {self.state.steps} there are weights that are not finite, so nothing is saved. Last whole"
@@ -291,7 +291,7 @@ class Trainer:
         self.progress(self.task.name, done, total, unit="tokens", step=self.state.steps, **figures)
 
     def _stop_if_asked(self) -> None:
-        """Save and raise Interrupted where some process was sent a signal and steps are left."""
+        """If some process received a signal and steps are left, save a checkpoint and raise Interrupted."""
         if self.state.steps == self.config.max_steps:
             return
         if not (requested := self.ranks.agree(self.signals.requested)):
@@ -348,7 +348,7 @@ class Trainer:
         self.trackers.log(line)
 
     def _resume(self) -> float:
-        """Continue from the newest whole checkpoint, if there is one; returns the seconds that took."""
+        """Resume from the newest whole checkpoint, if there is one; returns how many seconds that took."""
         begun = time.perf_counter()
         state: dict = {}
         if found := self.ranks.ask_first(self.checkpoints.newest_whole):
@@ -393,11 +393,11 @@ class Trainer:
 
 
 class Stepper:
-    """Updates a student that is on its device already.
+    """Does the updates of a student, which must be on its device already.
 
     ranks       the processes that share every batch
     libraries   which library computes which matrix product (encoders/libraries.py)
-    adaptive    what counts the losses of updates by token, if anything does
+    adaptive    counts the losses of updates by token, with adaptive masks; else None
     """
 
     def __init__(
@@ -429,8 +429,8 @@ class Stepper:
         """Do one step, counted from 0, inside torch.random.fork_rng.
 
         batch    this process's share of the batch, with the counts of the whole batch
-        Returns  loss (nats per token that carries loss) and gradient norm before clipping; where one of them
-                 is not finite, the weights were not updated
+        Returns  loss (nats per token that carries loss) and gradient norm before clipping; if one of them is not
+                 finite, the weights were not updated
         """
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self.device)
@@ -454,7 +454,7 @@ class Stepper:
         read = copy_to_host(figures)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, step)
-        # As a GradScaler does: the fused kernel itself leaves weights and moments as they are where this is not zero.
+        # As with a GradScaler: if this is not zero, the fused kernel leaves weights and moments unchanged.
         self.optimizer.found_inf = self.ranks.any((~figures.isfinite().all()).float())
         self.optimizer.step()
         loss, grad_norm = read()  # waits for the GPU
@@ -468,7 +468,7 @@ class Stepper:
         return sum(total * scale for total, scale in zip(sums_T.unbind(), scales, strict=True))
 
     def forward(self, micro: MicroBatch) -> Tensor:
-        """Logits (M, K) of a micro-batch that is on the model's device, without those of fillers; not for an update."""
+        """Logits (M, K), without fillers, of a micro-batch on the model's device. For evaluation, not for an update."""
         with self.autocast():
             logits_MK = self.model(*micro.inputs)
         return logits_MK[: -micro.fillers] if micro.fillers else logits_MK
@@ -478,7 +478,7 @@ class Stepper:
         return torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None)
 
     def fits(self, micro: MicroBatch, counts: tuple) -> bool:
-        """Whether memory suffices for a step on this micro-batch alone. Updates nothing, and leaves no gradient."""
+        """Whether memory suffices for a step on this micro-batch alone. It updates nothing and leaves no gradient."""
         self.optimizer.zero_grad(set_to_none=True)
         free_unused(self.device)
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
@@ -494,12 +494,12 @@ class Stepper:
 
 
 def term_scales(weights: Sequence[float], counts: Sequence[int]) -> list[float]:
-    """The factor of every term's summed loss: its weight over the tokens of the whole effective batch."""
+    """The factor of each term's summed loss: its weight divided by its count of tokens in the whole effective batch."""
     return [weight / max(count, 1) for weight, count in zip(weights, counts, strict=True)]
 
 
 def seed_dropout(device: torch.device, seed: int, step: int, micro: int) -> None:
-    """Let dropout follow from (seed, step, micro-batch). Call inside torch.random.fork_rng."""
+    """Seed dropout by (seed, step, micro-batch). Call inside torch.random.fork_rng."""
     key = int(hash_u64(_DROPOUT_PURPOSE, seed, step, micro))
     if device.type == "cuda":
         torch.cuda.default_generators[device.index].manual_seed(key)

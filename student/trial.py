@@ -2,9 +2,9 @@
 
     python -m student.trial DIRECTORY       # reads task.json there, writes report.jsonl
 
-Every way starts from the same weights and reads the same batches, without dropout, whose numbers a compiled student
-draws in another order. A few batches take turns, so that a compiled student meets several shapes. Not tried: masks by
-weight.
+Every way to train starts from the same weights and reads the same batches. Dropout is off, because a compiled student
+draws its random numbers in another order. A few batches alternate, so that a compiled student meets several shapes. Not
+tried: masks by weight.
 """
 
 import importlib
@@ -30,11 +30,11 @@ from student.resolve import training_windows
 from student.task import TrainingTask
 from student.train import Stepper
 
-BATCHES, STEPS, TIMED = 3, 9, 3  # the last steps are timed, which have met all shapes
+BATCHES, STEPS, TIMED = 3, 9, 3  # the last steps are timed: by then all shapes are compiled
 
 
 def main(directory: Path) -> None:
-    """Try what the task leaves open, and report each way as it ends."""
+    """Try the ways to train that the task allows, and report each one when it ends."""
     task = json.loads((directory / "task.json").read_text())
     config = find(task["class"])(**task["config"])
     store, device = Store.open(task["store"]), choose_device(config.device)
@@ -47,7 +47,7 @@ def main(directory: Path) -> None:
             one: Any = replace(config, dtype=dtype, compile=compiled)
             with own_randomness(device):
                 found[way] = take_steps(one, find(task["prepare"])(one, store), store, task["marginals"])
-        except Exception as error:  # of a compiler, a driver, a library: each is an answer
+        except Exception as error:  # any error of a compiler, a driver or a library is a result
             found[way] = proofs.failure(error)
         proofs.report(directory, way, found[way])
 
@@ -65,7 +65,7 @@ def find(place: str) -> Any:
 
 
 def take_steps(config: ResolvedConfig, task: TrainingTask, store: Store, marginals: str | None) -> dict:
-    """Losses of a few steps, seconds of the first and of later ones, and the memory of the GPU that they took."""
+    """Losses of a few steps, seconds of the first and of later ones, and the GPU memory that they took."""
     device = choose_device(config.device)
     on_gpu = device.type == "cuda"
     if on_gpu:

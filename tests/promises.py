@@ -7,7 +7,8 @@
 
 One of the tests behind a promise says all of it; the others give its first words and an ellipsis: "SIGKILL at a …". As
 a file's `pytestmark` a promise is that of all its tests. Promises that begin with a number are faults.
-Files are parsed and not imported, so that this takes no time. Left out: whether a test is as good as its promise.
+Files are parsed and not imported, so that this takes no time. This script cannot check whether a test is as strong as
+its promise.
 """
 
 import ast

@@ -1,7 +1,7 @@
 """Run a notebook's cells of code from first to last, as in one session: python run_notebook.py NOTEBOOK [EXECUTED].
 
 EXECUTED is a file for the notebook with the outputs of its cells: what they print, the value of a last expression, and
-figures, as Jupyter shows them. Left out: what goes to stderr, which is progress.
+figures, as Jupyter shows them. Output to stderr (progress) is not kept.
 """
 
 import ast

@@ -1,5 +1,4 @@
-"""What the pages say of the second study is what its records say; what is withheld is nowhere; a whole study fills all
-cells."""
+"""Pages on the second study agree with its records, withheld results stay hidden, a complete study fills each cell."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""The public door: light to open, complete, typed results, and a clear word where another package shadows ours."""
+"""The public API: quick to import, complete, with typed results, and a clear error if another package shadows ours."""
 
 import inspect
 import os

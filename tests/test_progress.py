@@ -1,4 +1,4 @@
-"""Progress says what it was given to say, and is never silent for long."""
+"""Progress shows what it was passed and is never silent for long."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""Figures for people: seconds, bytes and counts with their units."""
+"""Formatted seconds, bytes and counts with their units."""
 
 import pytest
 

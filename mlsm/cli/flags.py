@@ -2,11 +2,10 @@
 
     read_flags(EncodeConfig, ["--layer", "4", "8", "--lam=0.1"])    # {"layer": (4, 8), "lam": 0.1}
 
-Argparse finds the words of each flag. What they may say follows from the annotation of the setting, as it does for
-YAML and Python (mlsm/common/settings.py). Only what was given is in the result, so that a recipe's values stand
-wherever no flag is. A flag that we do not have is answered with the one that was probably meant: that of a typing
-error, or ours for what transformers and others call differently. Not handled here: recipes (settings.py), the text of
---help (help.py).
+Argparse finds the words of each flag. The setting's type annotation says which values are valid, as it does for YAML
+and Python (mlsm/common/settings.py). The result has only the flags that the user passed, so a recipe's values apply to
+all others. For an unknown flag, the error suggests the one that was probably meant: it corrects typing errors and knows
+the names that transformers and others use. Recipes are handled in settings.py, the text of --help in help.py.
 """
 
 import argparse
@@ -19,8 +18,8 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from mlsm.common.settings import convert_field, flag_of, is_word, plain_hint
 
-# What transformers, sentence-transformers and others call our settings; where a command has several of them, the first
-# one counts. A second word is the value that says the same as their switch.
+# Names that transformers, sentence-transformers and others use for our settings. If a command has several of the
+# settings, the first one is suggested. A second word is the value of our setting that equals their switch.
 OTHER_NAMES = {
     "learning_rate": ["lr"],
     "peak_lr": ["lr"],
@@ -99,7 +98,7 @@ def read_flags(settings_class: type, argv: list[str]) -> dict:
 
 
 def _refuse_twice(argv, fields):
-    """Refuse a flag that is given twice: of the two, argparse would silently take the last."""
+    """Refuse a flag that is given twice, because argparse would silently use the last one."""
     flags = [word.partition("=")[0] for word in argv if word.startswith("--")]
     for field in fields.values():
         name = flag_of(field)
@@ -109,13 +108,13 @@ def _refuse_twice(argv, fields):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose mistakes are ValueErrors, and which has no flags of its own."""
+    """An argument parser that raises ValueError for the user's mistakes, and that has no flags of its own."""
 
     def __init__(self, **settings: Any):
         super().__init__(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS, **settings)
 
     def error(self, message: str) -> NoReturn:
-        """Raise what the user did wrong."""
+        """Raise a ValueError that says what the user did wrong."""
         lacking = re.fullmatch(r"argument (--[\w-]+).*: expected one argument", message)
         raise ValueError(f"{lacking[1]} needs a value." if lacking else f"{message.removeprefix('argument ')}.")
 
@@ -132,7 +131,7 @@ def takes_several(field: dataclasses.Field) -> bool:
 
 
 def add_flag(parser: argparse._ActionsContainer, field: dataclasses.Field, **more: Any) -> None:
-    """Let a parser, or a group of its flags, take a setting. `more` goes to argparse's add_argument."""
+    """Add a setting's flag to a parser or to a group of its flags. `more` is passed to argparse's add_argument."""
     hint, several = plain_hint(field.type), "*" if takes_several(field) else None
     if is_word(field):
         parser.add_argument(field.name, nargs=several or "?", metavar=field.name.upper(), **more)
@@ -143,7 +142,7 @@ def add_flag(parser: argparse._ActionsContainer, field: dataclasses.Field, **mor
 
 
 def _placeholder(hint):
-    """Name what a flag takes, as --help shows it: N, {mask,80-10-10}, PATH."""
+    """Write the placeholder of a flag's value, as --help shows it: N, {mask,80-10-10}, PATH."""
     if get_origin(hint) is Literal:
         choices = get_args(hint)
         return choices[0] if len(choices) == 1 else f"{{{','.join(choices)}}}"
@@ -154,7 +153,7 @@ def _placeholder(hint):
 
 
 def _value(field, words):
-    """Convert the words of a flag. One word may stand for a list of one; None is the value of a setting left open."""
+    """Convert the words of a flag to a value. A single word may become a list of one; an unset setting is None."""
     if isinstance(words, list) and len(words) == 1:
         (words,) = words
     if words == "None" and type(None) in get_args(plain_hint(field.type)):
@@ -169,7 +168,8 @@ def _with_hyphens(word):
 
 
 def meant_by(name: str, fields: Iterable[str]) -> str | None:
-    """Guess the setting that an unknown name means, maybe with its value: `lr`, `dtype bfloat16`; None without a guess.
+    """Guess which setting an unknown name means, perhaps with its value: `lr`, `dtype bfloat16`; None if there is no
+    guess.
 
     fields  names of the settings that there are
     """

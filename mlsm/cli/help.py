@@ -1,7 +1,7 @@
 """The text of --help: all commands, or the flags of one command in groups, each with its current default.
 
-`mlsm COMMAND --help` only names the advanced flags, so that it is read at a glance; `mlsm help COMMAND` describes them,
-too. What a flag does is the docstring under its setting. Not handled here: reading flags (flags.py).
+`mlsm COMMAND --help` only names the advanced flags, to stay short; `mlsm help COMMAND` also describes them. A flag's
+description is the docstring under its setting. Not handled here: reading flags (flags.py).
 """
 
 import argparse
@@ -25,8 +25,8 @@ COMMON = """\
   --debug              show the whole traceback of an error"""
 RECIPES = "  --recipe NAME|FILE   defaults from recipes/NAME.yaml or a YAML file; flags override them"
 
-# The settings of all commands, the usual ones first; those that are not named here are options, in the order of their
-# class. A setting means the same in all commands that have it. --help only names the advanced ones.
+# The groups of settings of all commands, common settings first. Settings that are not listed here are shown under
+# options, in the order of their class. A setting means the same in all commands. --help only names the advanced ones.
 GROUPS = {
     "input": """page dataset from_ file model images run path results stores store models recipe corpus teacher
         tokenizer hidden dictionary student continue_from text word lsp texts_a texts_b sentences pairs vectors
@@ -43,12 +43,12 @@ GROUPS = {
         mask_update_steps mask_unit corruption mask_later short_windows short_share save_every keep_last eval_every
         eval_windows overwrite""",
 }
-FEW = 4  # advanced flags, which are described anyway
+FEW = 4  # if there are at most this many advanced flags, they are described too
 TITLES = {"input": "Input and output", "options": "Options", "paths": "Paths", "advanced": "Advanced"}
 
 
 def greeting() -> str:
-    """Say where to begin, to somebody who typed the program's name alone."""
+    """Tell a user who typed only the program's name how to start."""
     mlsm = program()
     return (
         f"Masked Latent Semantic Modeling: encode a corpus once, pre-train encoders from it many times.\n\n"
@@ -90,7 +90,7 @@ def unknown_command(name: str, names: Iterable[str]) -> str:
 def flags_of(command: Command, values: dict, why: str, brief: bool = False) -> Parser:
     """Describe one command and its flags, for `mlsm COMMAND --help` and for the command's page of the site.
 
-    values   what the recipe that applies says, by setting;  why  the recipe and the reason why it applies, or ""
+    values   the recipe's values, by setting;  why  the recipe and the reason why it applies, or ""
     brief    whether the advanced flags are only named
     Returns  a parser with the flags in groups, whose format_help() is the text
     """
@@ -102,7 +102,7 @@ def flags_of(command: Command, values: dict, why: str, brief: bool = False) -> P
     )
     named = f"Defaults marked {_recipe_in(why)} come from the {why}; all others are the general defaults."
     defaults = f"\n\n{named}" if why else ""
-    _, _, more = (settings_class.__doc__ or "").partition("\n\n")  # the first paragraph says what the summary says
+    _, _, more = (settings_class.__doc__ or "").partition("\n\n")  # the first paragraph repeats the summary
     details = f"\n\n{' '.join(more.split())}" if more.strip() else ""
     parser = Parser(
         usage=" ".join(filter(None, [program(), command.name, words, "[FLAGS]"])),
@@ -149,9 +149,10 @@ class _Format(argparse.HelpFormatter):
 
 
 def _default(field, values, why):
-    """Write the default of a setting, to follow its description; nothing where the setting is left open.
+    """Write the default of a setting, shown after its description; empty if the setting has none.
 
-    That of a recipe names it, with the one that holds without: (quickstart: 1024; in general: 3072).
+    If it comes from a recipe, the recipe is named, and the general default is added: (quickstart: 1024; in general:
+    3072).
     """
     general = _plain(None if field.default is dataclasses.MISSING else field.default)
     if field.name in values and (here := _plain(values[field.name])) != general:
@@ -165,7 +166,7 @@ def _recipe_in(why):
 
 
 def _plain(value):
-    """Write a default as the flag takes it; nothing for a setting that is left open."""
+    """Write a default as it would be passed to the flag; empty for a setting without a default."""
     if value is None or value == ():
         return ""
     if isinstance(value, bool):

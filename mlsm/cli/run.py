@@ -14,7 +14,7 @@ from mlsm.results import report_of
 from mlsm.terminal.process import is_follower, one_line, passing_on_notes, quiet_libraries, warn
 from mlsm.terminal.progress import Progress
 
-WHOLE = {"store", "run", "export", "commands"}  # in results: paths, which views open, and text of several lines
+WHOLE = {"store", "run", "export", "commands"}  # not escaped: paths, which views open, and text of several lines
 
 
 def run_command(command: Command, argv: list[str]) -> int:
@@ -31,7 +31,7 @@ def run_command(command: Command, argv: list[str]) -> int:
     with Progress(open(os.devnull, "w") if is_follower() else sys.stderr) as progress:
         if command.recipes:
             progress.note(f"{command.name}, {parsed.why}" if parsed.why else command.name)
-        if choice is not None and as_json:  # beside the result
+        if choice is not None and as_json:  # next to the result
             progress.note(choice)
         elif choice is not None and not is_follower():
             print(printable(redacted(choice)), flush=True)
@@ -46,9 +46,11 @@ def run_command(command: Command, argv: list[str]) -> int:
 
 
 def show(command: Command, report: Any, settings: object, as_json: bool) -> None:
-    """Print a result. Foreign text in it cannot control the terminal, nor add lines that look like ours.
+    """Print a result.
 
-    Where the summary fails after the work is done, that is a warning and not an error.
+    Text that comes from others is escaped: it cannot control the terminal or fake lines of this program.
+
+    If showing the result fails after the work is done, that is a warning, not an error.
     """
     if as_json:
         print(json.dumps(report, indent=1, default=_plain))

@@ -1,11 +1,11 @@
-"""Recipes and flags to the settings of a command; flags win.
+"""Make a command's settings from a recipe and flags; flags override the recipe.
 
     parsed = parse(load("train-student"), ["--lr", "3e-4"])
     parsed.settings.lr, parsed.why, parsed.origins["lr"]    # 0.0003, "recipe paper, which made the store", "flag"
 
-A recipe that is asked for applies. Otherwise training on a store starts from the recipe that made it, and encoding
-from the demonstration's, `quickstart`, unless --corpus, --teacher, --tokenizer, --dictionary or --hidden name other
-material: real text must not be cut to the demonstration's two million tokens. Not handled here: reading the flags
+A recipe that the user names applies. Otherwise training uses the recipe that made its store. Encoding uses the
+demonstration's recipe, `quickstart`, unless --corpus, --teacher, --tokenizer, --dictionary or --hidden is passed: the
+user's own text must not be cut to the demonstration's two million tokens. Not handled here: reading the flags
 (flags.py) and recipes (mlsm/recipes/reading.py), and the checks of values (mlsm/common/settings.py).
 """
 
@@ -23,12 +23,12 @@ from mlsm.recipes.reading import DEMONSTRATION, names_of, recipe_settings, recip
 if TYPE_CHECKING:
     from shards.reader import Store
 
-HELP = {"-h", "--help", "--help-all"}  # the last one describes the advanced flags, too
+HELP = {"-h", "--help", "--help-all"}  # the last one also describes the advanced flags
 OWN_MATERIAL = {"corpus", "teacher", "tokenizer", "hidden", "dictionary"}
 
 
 class Parsed(NamedTuple):
-    """The content of a parsed command line."""
+    """A parsed command line."""
 
     settings: Any
     recipe: str | None
@@ -36,18 +36,18 @@ class Parsed(NamedTuple):
     why: str
     """that recipe and the reason why it applies, for people; empty without a recipe"""
     origins: dict
-    """setting -> "flag" or the recipe that it comes from; settings that are missing have their defaults"""
+    """setting -> "flag" or the recipe that it comes from; settings not listed have their defaults"""
     store: "Store | None" = None
     """the open store that is trained on, if it was found"""
     choice: str | None = None
-    """a line for the user if that store was not named but chosen"""
+    """a line for the user if the user did not name that store"""
 
 
 def parse(command: Command, argv: list[str], recipe: str | None = None) -> Parsed:
     """Settle the settings of one command.
 
     argv    its flags and words; --help among them prints what the command takes, and exits
-    recipe  the one that was asked for
+    recipe  the recipe that the user named
     Raises  ValueError of one sentence on bad flags, recipes and values
     """
     settings_class = command.settings
@@ -72,7 +72,7 @@ def parse(command: Command, argv: list[str], recipe: str | None = None) -> Parse
         why = f"recipe {recipe} (the demonstration's settings; --recipe NAME|FILE for others)"
     values = recipe_settings(recipe, command.name, settings_class, is_asked_for) if recipe else {}
     if "dictionary" in given:
-        values.pop("k", None)  # a recipe's k is that of the dictionary which would be learned
+        values.pop("k", None)  # a recipe's k is for a dictionary that is still to be learned
     if command.trains:
         from student.resolve import without_rivals
 
@@ -93,7 +93,7 @@ def parse(command: Command, argv: list[str], recipe: str | None = None) -> Parse
 
 
 def _recipe_of(name: str, store: "Store | None", given: dict) -> str | None:
-    """Find the recipe of a training that names none: its store's, or without any store the demonstration's."""
+    """Find the recipe for training if the user names none: the store's, or the demonstration's if there is no store."""
     if store is None:
         return DEMONSTRATION if {"store", "student", "continue_from"}.isdisjoint(given) else None
     from mlsm.recipes.reading import recipe_of_store

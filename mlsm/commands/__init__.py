@@ -4,11 +4,11 @@
     result = command.run(command.settings(layer=10), progress)
     print(command.show(report_of(result), settings))
 
-A file holds `Settings` (a dataclass, often that of the package which does the work), `run(settings, progress)`, whose
-docstring is that of the Python function, and `show(report, settings)`, the text that people read. The first line of the
-file is the line of `mlsm --help`; what the docstring of `Settings` says after its first paragraph stands above the
-flags. What is heavy to import is imported inside `run`. A file may also hold the names that
-Command explains. Files whose names begin with an underscore are no commands.
+A file defines `Settings`, `run(settings, progress)` and `show(report, settings)`. `Settings` is a dataclass, often
+imported from the package that does the work. The docstring of `run` is also that of the Python function. `show` returns
+the text to print. `mlsm --help` shows the first line of the file. The help of the command shows the docstring of
+`Settings` above the flags, without its first paragraph. Heavy imports are inside `run`. A file may also define the
+constants explained in Command. Files whose names start with an underscore are not commands.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class Command(NamedTuple):
     summary: str
     settings: type
     run: Callable[..., Any]
-    """(settings, progress) -> result; of a command that trains also origins=, where its settings come from"""
+    """(settings, progress) -> result; a command that trains also takes origins=, where its settings come from"""
     show: Callable[[Any, Any], str]
     recipes: bool
     """RECIPES: whether its settings also come from recipes"""
@@ -38,11 +38,11 @@ class Command(NamedTuple):
     by_position: tuple[str, ...]
     """BY_POSITION: settings that the Python function takes by position, regardless of the command line"""
     newest: Callable[[Any], list[Path]] | None
-    """settings -> what it could work on if nothing is named, the newest first (_newest.py)"""
+    """settings -> candidates to work on if the user names none, newest first (_newest.py)"""
     complete: Callable[[Any], Any] | None
-    """of a command that trains: settings -> settings that name its store"""
+    """for a command that trains: settings -> settings that name its store"""
     exit_code: Callable[[Any], int] | None
-    """report -> exit code; without it always 0"""
+    """report -> exit code; without this function it is always 0"""
 
     @property
     def python_name(self) -> str:
@@ -81,7 +81,7 @@ def load(name: str) -> Command:
 
 
 def load_all() -> dict[str, Command]:
-    """Read all commands, by name; without pipeline/, which training does not need, those that do not need it."""
+    """Read all commands, by name. If pipeline/ is not installed, only those that do not need it, such as training."""
     found = {}
     for name in names():
         try:

@@ -2,8 +2,9 @@
 
     choose(command, settings)    # (settings with store="runs/stores/lsp-...", "store runs/stores/... (the newest ...")
 
-One function for each thing that can be chosen; a command's file names it as `newest`. A function takes the settings and
-returns the candidates, the newest first, and raises StoreError or RunError if there are none.
+There is one function for each kind of thing to choose; a command's file assigns the one it needs to `newest`. Such a
+function takes the settings and returns the candidates, newest first. It raises StoreError or RunError if there are
+none.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def choose_newest(command: Command, settings: Any) -> tuple[Any, str | None]:
-    """Fill in what a command works on. Returns the settings, and a line that says what was chosen, or None."""
+    """Fill in the store, student or run to work on. Returns the settings, and a line on what was chosen, or None."""
     if command.newest is None or getattr(settings, command.works_on) is not None:
         return settings, None
     found = command.newest(settings)
@@ -28,7 +29,7 @@ def choose_newest(command: Command, settings: Any) -> tuple[Any, str | None]:
         if len(found) == 1
         else f"the newest {which} of {len(found)}; name another one to use it instead"
     )
-    # The annotation says whether the settings hold it as a path or as a text; check() converts.
+    # The field's annotation says whether the setting is a path or a string; check() converts it.
     return dataclasses.replace(settings, **{command.works_on: found[0]}), f"{command.works_on} {found[0]} ({why})"
 
 
@@ -43,7 +44,7 @@ def lsp_stores(settings: object) -> list[Path]:
 
 
 def stores_with_entries(settings: object) -> list[Path]:
-    """List the finished stores that keep several entries of a token: LSPs, or the teacher's words."""
+    """List the finished stores that have several entries per token: LSPs, or the teacher's words."""
     return _stores("lsp", "logits")
 
 
@@ -75,9 +76,9 @@ def runs(settings: object) -> list[Path]:
 
 
 def store_to_train_on(command: Command, settings: Any) -> "tuple[Store | None, str | None]":
-    """Open the store that a training would read. Returns it, and a line that says so if it was chosen and not named.
+    """Open the store that training would read. Returns it, and a line that says which, if the user did not name it.
 
-    Returns (None, None) where no store can be read: the command itself says why.
+    Returns (None, None) if no store can be read: the command itself then says why.
     """
     from mlsm.common.errors import ShardError, StoreError
     from shards.reader import Store

@@ -17,7 +17,7 @@ def run(settings: Settings, progress: Progress = silent) -> Report:
 
 
 def show(result: dict, settings: Settings) -> str:
-    """Show the figures of every layer and the layer to take."""
+    """Show the scores of every layer and the layer to choose."""
     first = result["first_sense"]
     lines = [f"\nThe diagnostic {'was finished already' if result['finished_before'] else 'is finished'}.\n"]
     lines += _lines(result)

@@ -19,7 +19,7 @@ def run(settings: Settings, progress: Progress = silent) -> Compared:
 
 
 def show(found: "Comparison", settings: Settings) -> str:
-    """Show models by number, and tables whose columns are those numbers."""
+    """Show the numbered models, and tables whose columns are those numbers."""
     from mlsm.terminal.comparison import comparison
 
     return comparison(found, settings)

@@ -5,15 +5,15 @@ from mlsm.evaluation.studies.flops.config import CountFlopsConfig as Settings
 from mlsm.evaluation.studies.flops.count import short_flops
 from mlsm.results import Report
 
-# The totals of table 3 that are not the sums of its cells: a unit of the last digit off, its rounding. Percentages are
-# of these.
+# Totals of table 3 that differ from the sums of its cells by one unit of the last digit, because the paper rounds. The
+# paper's percentages refer to these totals.
 PAPER_TOTALS = {"kd": ("1.49e13", "131.9 %"), "naive-mlsm": ("1.50e13", "132.7 %"), "mlsm-10": ("1.16e13", "102.7 %")}
 NAMES = {"mlm": "MLM", "kd": "KD", "naive-mlsm": "naive MLSM"}
 _PAPERS = ("encoder", "teacher", "vocab_size", "k", "layer", "max_length")
 
 
 def run(settings: Settings, progress: Progress = silent) -> Report:
-    """Count the operations of pre-training, from configurations alone."""
+    """Count the operations of pre-training, only from configurations."""
     from mlsm.evaluation.studies.flops.count import count_flops
 
     return Report.of(count_flops(settings, progress))
@@ -42,7 +42,7 @@ def show(result: dict, settings: Settings) -> str:
 
 
 def _grid(columns, printed=None):
-    """Lay out a table with a row for each part. `printed` has the cells as the paper prints them, if it does."""
+    """Lay out a table with a row for each part. `printed` has the cells as printed in the paper, if it has them."""
     names = dict.fromkeys(row for rows in columns.values() for row in rows if row not in ("total", "percent_of_mlm"))
     width = max(map(len, names))
     lines = ["  " + " " * width + "".join(f"{_title(name):>12}" for name in columns)]

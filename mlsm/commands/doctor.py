@@ -16,7 +16,7 @@ def run(settings: Settings, progress: Progress = silent) -> Report:
 
 
 def show(report: dict, settings: Settings) -> str:
-    """Show what the machine has, with a mark where something asks for action."""
+    """Show what the machine has, with a mark where the user should do something."""
     if settings.gpu:
         return gpu_table(report)
     width = max(len(check["name"]) for check in report["checks"])

@@ -14,7 +14,7 @@ def run(settings: Settings, progress: Progress = silent) -> list[EncodedStore]:
     """Encode a corpus into LSP shards: a store for each layer and k, from one pass of the teacher.
 
     mlsm.encode_lsp(teacher="bert-base-cased", layer=10, corpus="wiki/*.txt")
-    With dry_run=True: a list of one Estimate, and nothing is kept.
+    With dry_run=True it returns a list of one Estimate and keeps no files.
     """
     from pipeline.commands import encode_lsp
 

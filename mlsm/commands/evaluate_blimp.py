@@ -14,7 +14,7 @@ def run(settings: Settings, progress: Progress = silent) -> Report:
 
 
 def show(result: dict, settings: Settings) -> str:
-    """Show a column of figures for every model, and say where its records are."""
+    """Show a column of scores for every model, and where its records are."""
     found = result["records"]
     columns = [_column(record) for record in found]
     numbered = len(found) > 1

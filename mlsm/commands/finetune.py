@@ -13,14 +13,14 @@ from mlsm.results import Report
 
 
 def run(settings: Settings, progress: Progress = silent) -> Report:
-    """Fine-tune models on ten tasks, with paired heads and batches: one record a task and seed."""
+    """Fine-tune models on ten tasks, with paired heads and batches: one record per task and seed."""
     from mlsm.evaluation.tasks.finetuning.suite import finetune
 
     return Report.of(finetune(settings, progress))
 
 
 def show(result: dict, settings: Settings) -> str:
-    """Show the figures of the models, a row a metric, and what to know about them."""
+    """Show the scores of the models, one row per metric, and notes about them."""
     if settings.frozen:
         return _frozen(result)
     state = "was finished already" if result["finished_before"] else "is finished"
@@ -45,7 +45,7 @@ def show(result: dict, settings: Settings) -> str:
         notes = [f"{model['model']}, {sentence}" for model in result["models"] for sentence in model[how]]
         if notes:
             lines.append("\n".join([f"\n{how.capitalize()}, but included in the means:", *(f"  {n}" for n in notes)]))
-    cut: dict[str, float] = {}  # by task, the largest share of its examples over the models
+    cut: dict[str, float] = {}  # by task: the largest share of its examples that was cut, over the models
     for model in result["models"]:
         for task, share in model["cut"].items():
             cut[task] = max(share, cut.get(task, 0.0))
@@ -62,7 +62,7 @@ def show(result: dict, settings: Settings) -> str:
 
 
 def _frozen(result):
-    """The same of frozen encoders, which have one figure each."""
+    """The same for frozen encoders, which have one score per metric."""
     state = "was finished already" if result["finished_before"] else "is finished"
     counts = f"{result['made']} records now, {result['kept']} before"
     models = [model | {"figures": {name: [v] for name, v in model["figures"].items()}} for model in result["models"]]

@@ -18,7 +18,7 @@ def run(settings: Settings, progress: Progress = silent) -> list[LearnedDictiona
 
 
 def show(reports: list[dict], settings: Settings) -> str:
-    """Show the dictionaries that were learned, and the command that encodes with each."""
+    """Show the learned dictionaries, and the command that encodes with each."""
     lines = []
     for report in reports:
         lines.append(f"\nThe dictionary {'was finished already' if report['finished_before'] else 'is finished'}.")
@@ -51,7 +51,7 @@ def _encoding_with(report: dict, settings: Settings) -> str:
         always = {"hidden"}
         now = {name: value for name, value in now.items() if name not in ("layer", "teacher", "corpus")}
     words = ["encode-lsp", *(["--recipe", settings.recipe] if settings.recipe else [])]
-    for name in [name for name in now if name in usual and name != "k"]:  # the dictionary says how many atoms it has
+    for name in [name for name in now if name in usual and name != "k"]:  # the dictionary records its size
         flag, value = name.replace("_", "-"), now[name]
         if name not in always and value == usual[name]:
             continue
@@ -63,7 +63,7 @@ def _encoding_with(report: dict, settings: Settings) -> str:
 
 
 def _closeness(report):
-    """Say how close atoms are to one another; nothing about dictionaries whose facts do not hold it."""
+    """Say how close atoms are to one another; empty for dictionaries without this measurement."""
     if "largest_cosine" not in report:
         return []
     return [
@@ -76,8 +76,8 @@ def _closeness(report):
 
 
 def _dictionary_rows(report):
-    """List what a dictionary holds, from `Dictionary.report`."""
-    passes = f", {report['epoch']:.2g} passes" if report["epoch"] else ""  # atoms that are not learned take none
+    """List facts about a dictionary, from `Dictionary.report`."""
+    passes = f", {report['epoch']:.2g} passes" if report["epoch"] else ""  # 0 for atoms that are not learned
     return [
         ("dictionary", report["dictionary"]),
         ("atoms", f"{report['k']:,} of width {report['width']}, {report['dead_atoms']:,} of them dead"),

@@ -20,7 +20,7 @@ def run(settings: Settings, progress: Progress = silent) -> Report:
 
 
 def show(result: dict, settings: Settings) -> str:
-    """Show the entropies, and the settings that reach the one that is wanted."""
+    """Show the entropies, and the settings that reach the requested one."""
     of = f", of {result['against']}" if result["against"] else ""
     rows: list[tuple[str, object]] = [
         ("store", result["store"]),

@@ -14,7 +14,7 @@ def run(settings: Settings, progress: Progress = silent) -> Report:
 
 
 def show(result: dict, settings: Settings) -> str:
-    """Show the figures of every model and file, the pairs furthest from right, and where all scores are."""
+    """Show the scores of every model and file, the pairs that the model gets most wrong, and where all scores are."""
     return "\n" + "\n\n".join(table(_rows(record)) + _wrong(record) for record in result["results"])
 
 

@@ -46,13 +46,13 @@ def show(result: dict, settings: Settings) -> str:
 
 
 def exit_code(result: dict) -> int:
-    """Return the exit code of a study, as of an encoding of its stores."""
+    """Return the exit code of a study: that of encoding its stores."""
     advice = "The commands of --print-commands with --retry-quarantine try them again"
     return code_of_quarantine(result.get("quarantined", []), advice)
 
 
 def _parts(parts, with_all):
-    """The state of every part, with what is left to do; without `with_all` of those alone that are not done."""
+    """The state of every part and what is left to do; without `with_all` only of the parts that are not done."""
     counts = Counter(part["state"] for part in parts)
     shown = [part for part in parts if with_all or part["state"] != "done"]
     width = max((len(part["part"]) for part in parts), default=0)
@@ -69,7 +69,7 @@ def _parts(parts, with_all):
 
 
 def _students(rows):
-    """The arms by how far their students are below a constant prediction, means over seeds."""
+    """The arms by how much lower their loss is than that of a constant prediction, averaged over seeds."""
     header = (
         "arm",
         "seeds",
@@ -93,12 +93,12 @@ def _students(rows):
 
 
 def _short(commit):
-    """The first digits of a commit, and whether files differed from it; a version as it is."""
+    """The first digits of a commit, and whether files differed from it; a version is returned unchanged."""
     return commit if commit.startswith("version ") else commit[:12] + ("-dirty" if "-dirty" in commit else "")
 
 
 def _composite(composite):
-    """The arms by their composite, the gate, and the hypotheses."""
+    """The arms by their composite score, the condition for testing (gate), and the hypotheses."""
     if not composite["arms"]:
         return ["No composite yet: it needs the scores of the teacher and of an untrained student."]
     measures = [row["measure"] for row in composite["gate"]]

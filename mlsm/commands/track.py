@@ -14,7 +14,7 @@ def run(settings: Settings, progress: Progress = silent) -> Report:
 
 
 def show(result: dict, settings: Settings) -> str:
-    """Show how many LSPs are kept, drift, split, merge, vanish and appear in every step."""
+    """Show how many LSPs are kept, drift, split, merge, vanish and appear from each store to the next."""
     rows: list[tuple[str, object]] = [
         (f"store {number}", f"{store['store']}: {store['k']:,} LSPs, {store['rare']:,} too rare to judge")
         for number, store in enumerate(result["stores"])

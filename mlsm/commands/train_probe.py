@@ -10,14 +10,14 @@ from mlsm.terminal.training import how_to_load, trained_rows
 from student.config import ProbeConfig as Settings
 
 RECIPES = True
-TRAINS = True  # what is left open follows from the store that is trained on
+TRAINS = True  # settings left unset follow from the store that it trains on
 WORKS_ON = "student"
 DOWNLOADS = False
 newest = students
 
 
 def complete(settings: Settings) -> Settings:
-    """Name the student and the store, where the settings leave them open."""
+    """Fill in the student and the store if the settings do not name them."""
     from student.runs.probed import with_student_and_store
 
     return with_student_and_store(settings)

@@ -11,7 +11,7 @@ from student.config import StudentConfig as Settings
 from student.objectives import LSP_OBJECTIVES, WITHOUT_WORDS
 
 RECIPES = True
-TRAINS = True  # what is left open follows from the store that is trained on
+TRAINS = True  # settings left unset follow from the store that it trains on
 DOWNLOADS = False
 newest = stores_for_the_objective
 
@@ -19,7 +19,7 @@ newest = stores_for_the_objective
 def run(settings: Settings, progress: Progress = silent, origins: dict[str, str] | None = None) -> TrainedStudent:
     """Train an encoder from shards; continue where an interrupted run of the same settings stopped.
 
-    mlsm.train_student(store=store, encoder="bert-6x256")    # steps, batch and rate follow from the store
+    mlsm.train_student(store=store, encoder="bert-6x256")    # steps, batch size and learning rate follow from the store
     """
     from student.train import train
 
@@ -27,7 +27,7 @@ def run(settings: Settings, progress: Progress = silent, origins: dict[str, str]
 
 
 def show(result: dict, settings: Settings) -> str:
-    """Show the store that was read, the student, and how to load it."""
+    """Show the store, the student, and how to load the student."""
     from shards.reader import Store
 
     store = Store.open(result["store"], result["plan"])

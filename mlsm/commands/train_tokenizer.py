@@ -10,7 +10,7 @@ show = paths
 
 
 def run(settings: Settings, progress: Progress = silent) -> list[str]:
-    """Train a cased WordPiece tokenizer. Returns the directories that were made, in a list of one."""
+    """Train a cased WordPiece tokenizer. Returns a list with its directory."""
     from pipeline.tokenizer import make_tokenizer
 
     return [str(path) for path in make_tokenizer(settings, progress)]

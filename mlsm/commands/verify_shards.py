@@ -84,5 +84,5 @@ def _verdict(report):
 
 
 def exit_code(report: dict) -> int:
-    """3 if the store is damaged, which the view says."""
+    """3 if the store is damaged, else 0."""
     return EXIT_STORE if report["damaged"] else 0

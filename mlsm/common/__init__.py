@@ -1,1 +1,1 @@
-"""Code that every other package may use; it imports none of them."""
+"""Code that every other package may import; it imports none of them."""

@@ -1,4 +1,4 @@
-"""Arrays that are kept in .npz files for the next run: read although somebody may have damaged them."""
+"""Keep arrays in .npz files for the next run, and read them safely although the files may be damaged."""
 
 import errno
 import logging
@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 def read_npz(path: str | Path) -> dict[str, np.ndarray]:
     """All arrays of a .npz file, by name; objects are refused.
 
-    Raises  FileNotFoundError if there is none; ValueError, in one line, if it is damaged: NumPy lets through
-            whatever zipfile, zlib and Python's parser, which reads an array's header, make of such a file
+    Raises  FileNotFoundError if there is none; ValueError, in one line, if it is damaged: for such a file NumPy passes
+            on any error of zipfile, of zlib, or of Python's parser, which reads an array's header
     """
     try:
         with open_to_read(path) as file, np.load(BufferedReader(file), allow_pickle=False) as stored:
-            # its zip entries carry a CRC
+            # the zip entries have a CRC, so damage is noticed here
             return {name: stored[name] for name in stored.files}
     except FileNotFoundError:
         raise
@@ -31,9 +31,9 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def keep_npz(path: Path, what: str, **arrays: np.ndarray) -> None:
-    """Write arrays for the next run. If that fails they are made again, so it is only logged.
+    """Write arrays for the next run. A failure is only logged, because the next run can compute them again.
 
-    what  the arrays are, for the log
+    what  their name in the log
     """
     try:
         if path.parent.is_symlink():

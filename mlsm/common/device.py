@@ -37,6 +37,6 @@ def choose_device(name: str | torch.device) -> torch.device:
 
 @contextmanager
 def own_randomness(device: torch.device) -> Iterator[None]:
-    """Leave torch's global generators as they were, whatever is drawn from them or seeded in the block."""
+    """Restore the state of torch's global random generators after the block."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield

@@ -1,21 +1,21 @@
-"""The file-system calls by which files appear whole, one function each, and the temporaries that wait for a name.
+"""The file-system calls that write files, one function each, and the names of temporary files.
 
     file = disk.create(temporary)
     disk.write(file, raw)
 
-What this project writes goes through these names (`disk.link(...)`, never an imported `link`), so that a test can stand
-in for any of them: record their order, raise at the i-th, kill the process at the i-th. None does more than it says.
-Files are unbuffered: an error of the disk comes from the call that met it, and closing a file writes nothing. Files are
-opened for reading here too, by `open_to_read`, which never waits for a pipe.
+All files of this project are written through these functions, called as `disk.link(...)`, never through an imported
+`link`. So a test can replace any of them: to record their order, to raise at the i-th call, or to kill the process
+there. Files are unbuffered: a disk error is raised by the call that caused it, and closing a file writes nothing. Files
+are also opened for reading here, by `open_to_read`, which never waits for a pipe.
 
-All writing goes through this module: a store, a run or an output directory may come from someone else, with a link to
-the user's own files instead of any directory or file in it. `follow_no_links_below(root)` names such a directory. From
-then on every call above reaches what is below it from an open descriptor of the root, one component after the other,
-and opens none that is a link (openat with O_NOFOLLOW, the others with dir_fd), so that nothing can be exchanged between
-a check and its use. The root itself may be a link or be reached through links: that is the user's own choice. The last
-component is never followed either: files are created, linked, renamed or removed by name, and `append` refuses whatever
-is not a regular file. Files written by other libraries go into a new directory, which then gets its name. Not handled
-here: the order of the calls (durable.py, shards/writer.py).
+A store, a run or an output directory may come from someone else, and any directory or file in it may be a link to the
+user's own files. `follow_no_links_below(root)` names such a directory. From then on, all calls reach files below it
+from an open descriptor of the root, one path component at a time. They open no component that is a link (openat with
+O_NOFOLLOW, the others with dir_fd), so nothing can be exchanged between a check and its use. The root itself may be a
+link or be reached through links, because the user chose it. The last component is not followed either: files are
+created, linked, renamed or removed by name, and `append` refuses whatever is not a regular file. Files written by other
+libraries go into a new directory, which then gets its name. Not handled here: the order of the calls (durable.py,
+shards/writer.py).
 """
 
 import atexit
@@ -34,7 +34,7 @@ from pathlib import Path
 from mlsm.common.errors import PlaceError
 
 CALLS = ("create", "append", "write", "fsync", "close", "link", "unlink", "rename", "mkdir", "fsync_path")
-OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # errors that say nothing of the file that was opened
+OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # errors of the machine, not of the file that was opened
 _KINDS = {
     stat.S_IFREG: "a file",
     stat.S_IFDIR: "a directory",
@@ -51,13 +51,13 @@ _roots: set[Path] = set()
 
 
 def follow_no_links_below(root: str | Path) -> None:
-    """Let this process follow no link when it writes below a directory, which may not exist yet."""
+    """Stop this process from following links when it writes below a directory, which need not exist yet."""
     _roots.add(_absolute(root))
 
 
 @contextmanager
 def directory(path: str | Path, root: str | Path | None = None) -> Iterator[int]:
-    """A descriptor of a directory, as the dir_fd of calls of the system.
+    """A descriptor of a directory, to pass as dir_fd to system calls.
 
     root    below which no link is followed; by default the nearest of `follow_no_links_below`
     Raises  PlaceError if something below the root is a link or not a directory; OSError
@@ -75,14 +75,14 @@ def directory(path: str | Path, root: str | Path | None = None) -> Iterator[int]
                     raise _not_entered(here, top, descriptor) from None
                 raise OSError(error.errno, error.strerror, str(here)) from None
             left, descriptor = descriptor, below
-            os.close(left)  # the last step: a signal may raise right after it, and a number that is closed is another's
+            os.close(left)  # last: a signal handler may raise after it, when the number may be another file's
         yield descriptor
     finally:
         os.close(descriptor)
 
 
 def _absolute(path: str | Path) -> Path:
-    """The path from / on, as it is written; a working directory that is gone matters only to a relative one."""
+    """The absolute path, links not resolved. Fails only for a relative path whose working directory is gone."""
     return Path(path) if os.path.isabs(path) else Path.cwd() / path
 
 
@@ -100,14 +100,14 @@ def _not_entered(path, root, parent):
 
 @contextmanager
 def _parent(path):
-    """Descriptor of the directory of a path, and the name in it."""
+    """The descriptor of a path's directory, and the path's name in it."""
     path = Path(path)
     with directory(path.parent) as descriptor:
         yield descriptor, path.name
 
 
 def is_directory(path: str | Path) -> bool:
-    """Whether there is a directory that we can write in; raises as `directory` does."""
+    """Whether the directory exists and is writable; raises the errors of `directory`."""
     try:
         with directory(path):
             return True
@@ -124,8 +124,8 @@ def create(path: str | Path) -> FileIO:
 def append(path: str | Path, make: bool = True) -> FileIO:
     """Open a file for writing at its end.
 
-    make    whether to make it if there is none
-    Raises  PlaceError if a link, a pipe or something else that is not a file has the name; OSError
+    make    whether to create the file if it does not exist
+    Raises  PlaceError if the name belongs to a link, a pipe or something else that is not a file; OSError
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if make else 0)
     with _parent(path) as (parent, name), _named(path):
@@ -139,8 +139,9 @@ def append(path: str | Path, make: bool = True) -> FileIO:
 
 
 def _checked(file, refuse, path):
-    """The file, unless it must be refused. Only the object closes its descriptor: a signal may raise after any call,
-    and a number that is closed twice is another file's by then."""
+    """Return the file, unless it must be refused. Only the object closes its descriptor: a signal handler may raise
+    after any call, and a number closed twice may already belong to another file.
+    """
     try:
         refuse(os.fstat(file.fileno()), path)
     except BaseException:
@@ -155,7 +156,7 @@ def _refuse_place(status, path):
 
 
 def write(file: FileIO, raw: bytes | bytearray | memoryview) -> None:
-    """Write all of it; the system may take a part at a time."""
+    """Write all bytes; the system may accept only a part per call."""
     raw = memoryview(raw)
     while len(raw):
         raw = raw[file.write(raw) :]
@@ -170,9 +171,9 @@ def close(file: IOBase) -> None:
 
 
 def open_to_read(path: str | Path) -> FileIO:
-    """A regular file, or a link that ends at one, open for reading.
+    """Open a regular file, or a link to one, for reading.
 
-    Raises  OSError if something with that name is not a file: it does not wait for a pipe or touch a device
+    Raises  OSError, also if the path is not a file: it does not wait for a pipe or touch a device
     """
     _refuse_irregular(os.stat(path), path)
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -196,7 +197,7 @@ def read_file(path: str | Path) -> bytes:
 
 
 def read_below(root: str | Path, path: str | Path) -> bytes:
-    """All bytes of a regular file below a directory, no link being followed on the way. OSError, PlaceError"""
+    """All bytes of a regular file below a directory, without following links on the way. Raises OSError, PlaceError."""
     with directory(Path(path).parent, root) as parent, _named(path):
         name = Path(path).name
         descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
@@ -212,7 +213,7 @@ def file_sha256(path: str | Path) -> str:
 
 
 def link(old: Path, new: Path) -> None:
-    """A second name for a file; FileExistsError if there is one of that name."""
+    """Give a file a second name. Raises FileExistsError if that name exists."""
     with _parent(old) as (place, name), _parent(new) as (other_place, other), _named(old, new):
         os.link(name, other, src_dir_fd=place, dst_dir_fd=other_place, follow_symlinks=False)
 
@@ -224,7 +225,7 @@ def unlink(path: Path) -> None:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Replaces a file, or an empty directory, that has the new name."""
+    """Rename a file or directory. A file, or an empty directory, with the new name is replaced."""
     with _parent(old) as (place, name), _parent(new) as (other_place, other), _named(old, new):
         os.rename(name, other, src_dir_fd=place, dst_dir_fd=other_place)
     _temporaries.discard((os.getpid(), old))
@@ -260,7 +261,7 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def _named(*paths):
-    """Let an OSError of a call by descriptor name the whole paths."""
+    """Put the whole paths into the message of an OSError from a call with a descriptor."""
     try:
         yield
     except OSError as error:
@@ -271,10 +272,10 @@ def _named(*paths):
 
 
 def temporary_name(directory: str | Path, stem: str) -> Path:
-    """A name no other process uses; it begins with a dot, so that no reader takes it for finished.
+    """A name that no other process uses. It starts with a dot, so that readers do not take the file for a finished one.
 
-    Until `discard` it is remembered: what an interruption left behind goes when the process ends, unless it is
-    killed. There is no moment between two instructions at which Ctrl-C could leave a file for good.
+    The name is remembered until `discard`. When the process ends, files with remembered names are removed, unless it is
+    killed. So Ctrl-C at any moment leaves no file behind.
     """
     rest = f"{stem}.{os.getpid()}.{uuid.uuid4().hex[:6]}"
     path = Path(directory) / f".{rest}{_check_digits(rest)}.tmp"
@@ -283,9 +284,9 @@ def temporary_name(directory: str | Path, stem: str) -> Path:
 
 
 def writer_of_temporary(name: str) -> int | None:
-    """The id of the process that `temporary_name` made a name for; None if the name only looks like such a one.
+    """The id of the process that `temporary_name` made a name for; None if the name only looks similar.
 
-    The last six digits follow from the rest, so that a file of somebody else's does not count by accident.
+    The last six digits are a checksum of the rest, so that another program's file is not recognised by accident.
     """
     found = _TEMPORARY_NAME.fullmatch(name)
     return int(found["pid"]) if found and found["check"] == _check_digits(found["rest"]) else None
@@ -307,7 +308,7 @@ def discard(temporary: Path) -> None:
     except FileNotFoundError:
         pass
     except (OSError, PlaceError):
-        return  # the error that led here tells more; the end of the process tries again
+        return  # the error that led here is more informative; it is tried again when the process ends
     _temporaries.discard((os.getpid(), temporary))
 
 
@@ -315,5 +316,5 @@ def discard(temporary: Path) -> None:
 def discard_all() -> None:
     """Remove the temporary files of this process: when it ends, or when its output is no longer wanted."""
     for process, path in list(_temporaries):
-        if process == os.getpid():  # those of a parent that forked this process are not ours
+        if process == os.getpid():  # a forked child does not remove its parent's
             discard(path)

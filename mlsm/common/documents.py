@@ -1,12 +1,12 @@
-"""Keep the documents of a packed window apart: each is read as if it stood alone.
+"""Keep the documents of a packed window apart: the model reads each as if it were alone in the window.
 
     model(ids_WL, **attention_inputs(model, attention_WL, documents_WL))
 
 A packed window is [CLS] a a a [SEP] b b [SEP]. [CLS] belongs to the first document, and every [SEP] to the document
-that it ends. Attention stays within a document, and positions start again with each. So a document's hidden states
-equal those of a pass over only its own tokens. The teacher (pipeline/) and the student (student/) both read windows so
-under --documents-apart. Not handled here: which tokens belong to which document (shards/), and whether to keep them
-apart.
+before it. Attention stays within a document, and positions start again with each document. So a document's hidden
+states equal those of a forward pass over only its own tokens. With --documents-apart, the teacher (pipeline/) and the
+student (student/) both read windows this way. Not handled here: which tokens belong to which document (shards/), and
+whether to keep them apart.
 
 Shapes: W windows, L positions.
 """
@@ -18,7 +18,7 @@ import torch
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-# Families of which a test shows that documents packed in a window can be kept apart.
+# Model families for which a test shows that documents packed in a window can be kept apart.
 KEEP_APART = (
     "bert",
     "camembert",
@@ -40,21 +40,21 @@ def attention_inputs(
     documents_WL: torch.Tensor | None = None,
     places_WL: torch.Tensor | None = None,
 ) -> dict:
-    """Keyword arguments that say to the encoder which positions see each other.
+    """Keyword arguments that tell the encoder which positions attend to each other.
 
     attention_WL  int64, 0 at padding; None if nothing is padded
     documents_WL  int64 number of each token's document in its window, -1 at padding: attention stays within a
                   document and positions start again with each, so that its hidden states are those of the document
                   alone. None: windows are read as one text
-    places_WL     int64 places of the tokens in their windows where others of these are left out: ModernBERT's local
-                  attention goes by them. The positions returned then do not count what is left out. None: 0, 1, 2 and
-                  so on
+    places_WL     int64 places of the tokens in their windows, if some tokens of the windows are left out: ModernBERT's
+                  local attention uses them. The returned positions then do not count the omitted tokens. None: 0, 1, 2
+                  and so on
     """
     if documents_WL is None:
         asks_device = attention_WL is not None and attention_WL.is_cuda
         return {"attention_mask": padding_mask(encoder, attention_WL) if asks_device else attention_WL}
     config = encoder.config
-    same_WLL = documents_WL[:, :, None] == documents_WL[:, None, :]  # padding sees padding: no row is empty
+    same_WLL = documents_WL[:, :, None] == documents_WL[:, None, :]  # padding attends to padding, so no row is empty
     positions_WL = positions_in_documents(documents_WL)
     if config.model_type in ("deberta", "deberta-v2"):
         return {"attention_mask": same_WLL, "position_ids": positions_WL}
@@ -67,14 +67,14 @@ def attention_inputs(
 def padding_mask(
     encoder: "PreTrainedModel", attention_WL: torch.Tensor, places_WL: torch.Tensor | None = None
 ) -> "torch.Tensor | dict[str, torch.Tensor]":
-    """The attention mask that transformers would make of padding, without a question to the device.
+    """The attention mask that transformers would make for padding, without reading from the device.
 
-    It looks into every mask whether nothing is padded, for which the host waits for a GPU.
+    transformers checks every mask for padding, and for that the host must wait for the GPU.
 
     places_WL  see `attention_inputs`
     """
     if encoder.config.model_type in ("deberta", "deberta-v2"):
-        return attention_WL  # these do not ask
+        return attention_WL  # these do not check the mask
     real_W1L = attention_WL[:, None].bool()
     if encoder.config.model_type == "modernbert":
         return _masks_by_kind(encoder, real_W1L, places_WL)
@@ -97,16 +97,16 @@ def why_not_apart(config: "PretrainedConfig") -> str | None:
 
 
 def accept_pairwise_mask(encoder: "PreTrainedModel") -> None:
-    """Let DeBERTa and DeBERTa-v2 take an attention mask for every pair of positions; other families take one already.
+    """Let DeBERTa and DeBERTa-v2 accept an attention mask over pairs of positions; other families already do.
 
-    They multiply the embeddings of padding by the mask's zeros, which a mask of pairs does not have.
+    They multiply the embeddings of padding by the mask's zeros, and a mask over pairs has no such zeros.
     """
     if encoder.config.model_type in ("deberta", "deberta-v2"):
         encoder.embeddings.register_forward_pre_hook(_without_pairwise_mask, with_kwargs=True)
 
 
 def first_position(encoder: "PreTrainedModel") -> int:
-    """The position id of a text's first token: RoBERTa and its relatives begin after the padding id."""
+    """The position id of a text's first token: RoBERTa and similar models start after the padding id."""
     table = getattr(getattr(encoder.base_model, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
     return 0 if padding is None else padding + 1
@@ -118,7 +118,7 @@ def _without_pairwise_mask(embeddings, args, kwargs):
 
 
 def positions_in_documents(documents_WL: torch.Tensor) -> torch.Tensor:
-    """Positions of tokens, int64 (W, L), that count from 0 in every run of equal document numbers."""
+    """Positions of tokens, int64 (W, L), counted from 0 in every run of equal document numbers."""
     place_L = torch.arange(documents_WL.shape[1], device=documents_WL.device)
     begins_WL = torch.ones_like(documents_WL, dtype=torch.bool)
     begins_WL[:, 1:] = documents_WL[:, 1:] != documents_WL[:, :-1]
@@ -126,8 +126,9 @@ def positions_in_documents(documents_WL: torch.Tensor) -> torch.Tensor:
 
 
 def _masks_by_kind(encoder, see_WLL, places_WL=None):
-    """ModernBERT's two masks, for layers that see the whole window and for layers that see a part of it. Every position
-    sees itself, padding too: no row is empty."""
+    """ModernBERT's two masks, for layers with global and with local attention. Every position attends to itself, also
+    padding, so no row is empty.
+    """
     if places_WL is None:
         places_WL = torch.arange(see_WLL.shape[2], device=see_WLL.device)[None]
     distance_WLL = (places_WL[:, :, None] - places_WL[:, None, :]).abs()
@@ -137,7 +138,9 @@ def _masks_by_kind(encoder, see_WLL, places_WL=None):
 
 
 def _pairwise_mask(encoder, see_WLL):
-    """A mask (W, 1, L, L) as the encoder's attention takes it: SDPA a boolean one, eager attention one to add."""
+    """A mask (W, 1, L, L) in the form that the encoder's attention needs: boolean for SDPA, additive for eager
+    attention.
+    """
     see_W1LL = see_WLL[:, None]
     if encoder.config._attn_implementation != "eager":  # SDPA, with torch's dropout or ours (dropout.py)
         return see_W1LL

@@ -5,12 +5,12 @@
     publish_json(path, value)                        # never replaces one
     publish_directory(path, fill)
 
-Every one of them takes the same way: a unique temporary name in the same directory, write, fsync, the final name by
-rename (or by link, which never replaces), fsync of the directory. A failure leaves things as they were and no
-temporary; a kill leaves at most a temporary, whose name says so (disk.temporary_name). Writes are plain writes, never
-through a memory map: on a full disk these raise OSError, a map kills the process. Nothing is written through a link
-below a directory that `disk.follow_no_links_below` names. Not handled here: the calls themselves, and how they keep
-from following links (disk.py).
+All of them do the same: write under a unique temporary name in the same directory, fsync, give the file its final name
+by rename (or by link, which never replaces), and fsync the directory. A failure changes nothing and leaves no temporary
+file. A kill leaves at most a temporary file, recognisable by its name (disk.temporary_name). Files are written with
+plain writes, never through a memory map: on a full disk a write raises OSError, but a map kills the process. Nothing is
+written through a link below a directory that `disk.follow_no_links_below` names. The calls themselves, and how they
+avoid following links, are in disk.py.
 """
 
 import errno
@@ -26,15 +26,15 @@ from mlsm.common import disk
 from mlsm.common.errors import PlaceError, WriteError
 from mlsm.common.paths import utf8
 
-# what link(2) raises on a file system without hard links
+# errors of link(2) on a file system without hard links
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 @contextmanager
 def appearing_whole(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
-    """A buffered binary file to write to, which gets its name when the block ends well; else nothing stays.
+    """A buffered binary file to write to. It gets its name if the block succeeds; otherwise nothing is left.
 
-    sync  whether it survives a power cut once it has its name
+    sync  whether the file must survive a power cut once it has its name
     """
     with _temporary(path) as temporary:
         file = io.BufferedWriter(disk.create(temporary))
@@ -71,8 +71,9 @@ def publish_json(path: Path, value: object, withdraw: bool = False) -> bool:
 def publish(temporary: Path, final: Path, withdraw: bool = False) -> bool:
     """Give a written and fsynced file its final name, unless that name exists.
 
-    withdraw  whether to take the name back if it may not survive a power cut, because what follows the link failed
-    Returns   True when this call published it, False when another had; the temporary is gone either way
+    withdraw  whether to remove the name again if a step after the link failed, so that the file may not survive a power
+              cut
+    Returns   True if this call published it, False if the name already existed; the temporary file is gone either way
     """
     written = os.stat(temporary)
     try:
@@ -88,7 +89,7 @@ def publish(temporary: Path, final: Path, withdraw: bool = False) -> bool:
     except OSError:
         if published and withdraw:
             with suppress(OSError):
-                if os.path.samestat(os.stat(final), written):  # nobody has replaced it meanwhile
+                if os.path.samestat(os.stat(final), written):  # no other process has replaced it meanwhile
                     disk.unlink(final)
         raise
     return published
@@ -112,12 +113,12 @@ def publish_directory(
     replace: bool = True,
     carry: Callable[[Path, Path], object] | None = None,
 ) -> None:
-    """Let a directory appear whole: filled by `fill(path)` under a temporary name, fsynced, renamed.
+    """Create a directory in one step: `fill(path)` fills it under a temporary name, then it is fsynced and renamed.
 
-    replace  whether one that is already there is replaced, or stays and counts as this one
-    carry    called as carry(old, new) before a directory is replaced, when it has been moved out of everybody's way:
-             takes over into the new one what should stay, without changing the old one, which is then removed
-    A failure leaves things as they were, and no temporary.
+    replace  whether an existing directory is replaced; otherwise it is kept, and that is no error
+    carry    called as carry(old, new) before a directory is replaced, after it was moved aside: copies what should be
+             kept into the new one, without changing the old one, which is then removed
+    A failure changes nothing and leaves no temporary directory.
     """
     make_directories(final.parent)
     with _temporary(final) as temporary:
@@ -143,7 +144,7 @@ def _replace_directory(temporary: Path, final: Path, carry: Callable[[Path, Path
         if carry is not None:
             carry(replaced, temporary)
         disk.rename(temporary, final)
-    except BaseException:  # Ctrl-C as well: the old one would go with the other temporaries
+    except BaseException:  # also on Ctrl-C: otherwise the old one would be removed with the other temporaries
         if not final.exists() and replaced.exists():
             disk.rename(replaced, final)
         raise
@@ -154,9 +155,9 @@ def _replace_directory(temporary: Path, final: Path, carry: Callable[[Path, Path
 def refuse_what_is_in_the_way() -> Iterator[None]:
     """Wrap code that writes a command's outputs, as a context manager or as a decorator.
 
-    Raises  PlaceError, which names it, if a directory has the name of a file that is written, or a file or something
-            else that of a directory. The calls of disk.py raise an OSError there, which callers with a way around it
-            expect
+    Raises  PlaceError, which names the path, if there is a directory where a file is to be written, or a file or
+            something else where a directory is to be made. The calls of disk.py raise OSError then, which callers with
+            a fallback expect
     """
     try:
         yield
@@ -164,11 +165,11 @@ def refuse_what_is_in_the_way() -> Iterator[None]:
         path = Path(os.fsdecode(error.filename2 or error.filename or ""))
         if isinstance(error, IsADirectoryError):
             place, wanted = path, "a file"
-        else:  # the highest that is none
+        else:  # the highest part that is not a directory
             above = [place for place in (path, *path.parents) if place.exists() and not place.is_dir()]
             place, wanted = (above or [path])[-1], "a directory"
         if not place.exists():
-            raise  # it was moved meanwhile
+            raise  # another process moved it meanwhile
         raise PlaceError(
             f"{place} is {disk.kind_of_file(os.stat(place))}, and {wanted} is to be written there. Move it elsewhere,"
             " or choose another output directory."
@@ -176,7 +177,7 @@ def refuse_what_is_in_the_way() -> Iterator[None]:
 
 
 def make_directories(path: Path) -> None:
-    """Make a directory and its parents, each of them durable in the one above."""
+    """Make a directory and its parents, so that each survives a power cut."""
     if not disk.is_directory(path):
         make_directories(path.parent)
         with suppress(FileExistsError):
@@ -186,7 +187,7 @@ def make_directories(path: Path) -> None:
 
 @contextmanager
 def _temporary(path):
-    """A temporary name next to `path`; a file that still has it at the end is removed."""
+    """A temporary name next to `path`. At the end, a file with this name is removed."""
     temporary = disk.temporary_name(path.parent, path.name)
     try:
         yield temporary
@@ -196,7 +197,7 @@ def _temporary(path):
 
 @contextmanager
 def _written(path, content, sync=True):
-    """A temporary file next to `path` that holds the content."""
+    """A temporary file next to `path` with the content."""
     with _temporary(path) as temporary:
         file = disk.create(temporary)
         try:

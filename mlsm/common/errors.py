@@ -1,11 +1,11 @@
 """Every error that ends a command, with the exit code it ends with.
 
 A message is one line that says what was expected, what was found and what to do next. Errors of bad input are
-ValueErrors and files that could not be written are OSErrors, so that a Python caller can catch either without us.
-Light to import: the command line names these classes before any library is loaded.
+ValueErrors and files that could not be written are OSErrors, so that Python callers can catch the built-in classes.
+This module is quick to import: the command line uses these classes before any library is loaded.
 """
 
-MOST_CHARACTERS = 4_000  # of a message: a damaged file can hold a name of megabytes
+MOST_CHARACTERS = 4_000  # of a message: a damaged file may contain a name of megabytes
 EXIT_FAULT, EXIT_INPUT, EXIT_STORE, EXIT_TRAINING, EXIT_QUARANTINE, EXIT_WRITE = 1, 2, 3, 4, 5, 74
 
 
@@ -29,35 +29,35 @@ class MlsmError(Exception):
     exit_code = EXIT_INPUT
 
     def __str__(self) -> str:
-        """The message; if it is very long, its beginning and its end, which says what to do next."""
+        """The message. If it is very long, only its beginning and its end, which says what to do next."""
         message, half = super().__str__(), MOST_CHARACTERS // 2
         if len(message) <= MOST_CHARACTERS:
             return message
-        from mlsm.common.text import redacted  # before the cut, after which the end of a URL is none that it recognises
+        from mlsm.common.text import redacted  # before cutting: it would not recognise a URL without its start
 
         message = redacted(message)
         return f"{message[:half]} ... {message[-half:]}"
 
 
 class MissingPackageError(MlsmError, ValueError, ImportError):
-    """A package is not installed that only some commands need; the message names the extra that installs it."""
+    """A package that only some commands need is not installed; the message names the extra that installs it."""
 
 
 class PlaceError(MlsmError, ValueError):
-    """A link, or something else that is not a directory, in a place that a command would write in."""
+    """A command cannot write here: the path is a link, or something else that is not a directory."""
 
 
 # -- stores ------------------------------------------------------------------------------------------------
 
 
 class ShardError(MlsmError, ValueError):
-    """A shard that is damaged, cut, foreign or of a format we do not read."""
+    """A shard that is damaged, truncated, made by another program, or in a format that we do not read."""
 
     exit_code = EXIT_STORE
 
 
 class BlockError(ShardError):
-    """A part of a shard that is not what its record says.
+    """A part of a shard that does not match its record.
 
     block           its name, None for the file as a whole
     offset, length  its bytes in the shard
@@ -69,28 +69,29 @@ class BlockError(ShardError):
 
 
 class StoreError(MlsmError, ValueError):
-    """A store that is missing, unfinished or not the one that was asked for."""
+    """A store that is missing, unfinished or not the expected one."""
 
     exit_code = EXIT_STORE
 
 
 class RequestError(StoreError):
-    """Something that was asked for and is not there, though nothing is damaged or unfinished: there is no such store,
-    or the store has no such document, or fewer entries."""
+    """The user asked for something that does not exist, though nothing is damaged or unfinished: there is no such
+    store, or the store has no such document, or it has fewer entries.
+    """
 
     exit_code = EXIT_INPUT
 
 
 class RemoteError(StoreError):
-    """A remote store that does not answer, or not with what it should hold."""
+    """A remote store that does not answer, or whose answer is wrong."""
 
 
 class RefusedError(RemoteError):
-    """A refusal that another attempt would not change, such as missing access."""
+    """A server's refusal that would not change on a retry, such as missing access rights."""
 
 
 class AnswerError(MlsmError, OSError):
-    """An answer that is too long or too slow; the rest of it was not read."""
+    """A server's answer that is too long or too slow; the rest of it was not read."""
 
     exit_code = EXIT_WRITE
 
@@ -105,7 +106,7 @@ class CorpusError(MlsmError, ValueError):
 class NotUtf8Error(CorpusError):
     """Text that is not UTF-8, or holds a lone surrogate.
 
-    place  the file, and what is wrong where in it
+    place  the file, and what is wrong at which position
     """
 
     def __init__(self, place: str, remedy: str):
@@ -125,11 +126,11 @@ class DeviceError(MlsmError, ValueError):
 
 
 class EncodeError(MlsmError, ValueError):
-    """An encoding that cannot give useful shards."""
+    """An encoding that cannot produce useful shards."""
 
 
 class PrecisionError(EncodeError):
-    """Hidden states or logits that the teacher's dtype cannot hold: the fault of the dtype, not of any document."""
+    """Hidden states or logits that overflow the teacher's dtype. The dtype is at fault, not a document."""
 
 
 class CenteringError(MlsmError, ValueError):
@@ -158,7 +159,7 @@ class PeerError(TrainingError):
 
 
 class WriteError(MlsmError, OSError):
-    """A file of the run could not be written; what was whole before is still there."""
+    """A file of the run could not be written; all files that were complete before still are."""
 
     exit_code = EXIT_WRITE
 
@@ -183,7 +184,7 @@ class DataError(MlsmError, ValueError):
 
 
 class BlimpError(MlsmError, ValueError):
-    """Pairs that cannot be used for BLiMP, or scores of them that are no numbers."""
+    """Pairs that cannot be used for BLiMP, or scores of pairs that are not numbers."""
 
 
 class ScoringError(MlsmError, ValueError):
@@ -211,7 +212,7 @@ class ComparisonError(MlsmError, ValueError):
 
 
 class InspectionError(MlsmError, ValueError):
-    """Something was asked of a store, dictionary or student that it does not hold."""
+    """The user asked to see something that the store, dictionary or student does not contain."""
 
 
 class FlopsError(MlsmError, ValueError):

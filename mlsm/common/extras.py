@@ -3,7 +3,7 @@
     with name_extras("encode-lsp"):      # a missing package is one line that says what to install
         ...
 
-Not handled here: what a command needs of a package that it also does without (it asks for that package itself).
+A command that can also work without a package checks for that package itself.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from mlsm.common.errors import MissingPackageError
 
-EXTRA_OF = {  # of a package, by the name that it is imported by
+EXTRA_OF = {  # by the import name of a package
     "PIL": "vision",
     "aiohttp": "remote",
     "cuda": "gpu",
@@ -34,16 +34,16 @@ EXTRA_OF = {  # of a package, by the name that it is imported by
 
 @contextmanager
 def name_extras(what: str) -> Iterator[None]:
-    """Turn the error of a package that is not installed into one that names its extra.
+    """Turn the import error for a missing package into an error that names the extra to install.
 
-    what    needs the package, such as a command
+    what    what needs the package, such as a command
     Raises  MissingPackageError
     """
     try:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in EXTRA_OF or find_spec(package) is not None:  # a part of it is missing, not all
+        if package not in EXTRA_OF or find_spec(package) is not None:  # only a part of the package is missing
             raise
         raise MissingPackageError(
             f'{what} needs {package}, which is not installed. Run:  pip install "mlsm-pretrain[{EXTRA_OF[package]}]"'

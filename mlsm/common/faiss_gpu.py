@@ -1,11 +1,11 @@
-"""faiss on a GPU, where a build for GPUs is installed and found there what it finds on the CPU.
+"""Use faiss on a GPU, if its GPU build is installed and gave the same results there as on the CPU.
 
-    kmeans.index = place(kmeans.index, device, products=...)        # on the GPU, or as it was
+    kmeans.index = place(kmeans.index, device, products=...)        # on the GPU, or unchanged
 
-The packages faiss-cpu and faiss-gpu own the same directory, so that one of them is installed; faiss-gpu computes on
-both. An error of CUDA ends a process that faiss runs in, and a wheel may lack code for a GPU, so a child process tries
-it once (proofs.py): a k-means and a search, against the CPU's. Not handled here: product quantisation and indices in
-half precision, which stay on the CPU.
+The packages faiss-cpu and faiss-gpu install into the same directory, so only one of them can be installed; faiss-gpu
+computes on both. A CUDA error in faiss ends the process, and a wheel may lack code for a GPU. So a child process tries
+faiss once (proofs.py): it compares a k-means run and a search with those on the CPU. Not handled here: product
+quantisation and indices in half precision, which stay on the CPU.
 
     python -m mlsm.common.faiss_gpu DIRECTORY       # the child: reads task.json there, writes report.jsonl
 """
@@ -25,10 +25,10 @@ import torch
 from mlsm.common import proofs
 from mlsm.common.durable import appearing_whole
 
-WORTH = 3 * 10**11  # multiplications; fewer take a CPU a few seconds, and a GPU as long to get ready
-SECONDS = 60.0  # of the child
+WORTH = 3 * 10**11  # multiplications; for fewer, a CPU takes a few seconds, as long as a GPU needs to initialise
+SECONDS = 60.0  # time limit of the child
 TRIAL = "mlsm.common.faiss_gpu"
-ROWS, WIDTH, CENTROIDS, NEIGHBOURS, ITERATIONS = 20_000, 384, 512, 8, 5  # that are tried
+ROWS, WIDTH, CENTROIDS, NEIGHBOURS, ITERATIONS = 20_000, 384, 512, 8, 5  # the sizes of the trial
 CLOSE = 1e-3  # relative difference of objectives, and of cosines: float32 rounds at 1e-6, TF32 at 5e-4
 logger = logging.getLogger(__name__)
 
@@ -43,9 +43,9 @@ class FaissAnswer(NamedTuple):
 
 
 def place(index: Any, device: torch.device, *, products: int) -> Any:
-    """A flat faiss index on the GPU `device`, if faiss is right there; else as it is.
+    """Move a flat faiss index to the GPU `device` if faiss gives correct results there; else return it unchanged.
 
-    products  multiplications that the caller will ask of it
+    products  how many multiplications the caller will need
     """
     if products < WORTH or not is_possible(device) or not prove_faiss(device).right:
         return index
@@ -61,7 +61,7 @@ def is_possible(device: torch.device) -> bool:
 
 
 def on_gpu(index: Any, device: torch.device) -> Any:
-    """An index on a GPU, whatever was proven."""
+    """Move an index to a GPU, without regard to any trial."""
     import faiss
 
     return faiss.index_cpu_to_gpus_list(index, gpus=[device.index or 0])
@@ -84,7 +84,7 @@ def prove_faiss(device: torch.device, *, fresh: bool = False) -> FaissAnswer:
                 file.write(json.dumps({"device": str(device)}).encode())
             child = proofs.run_child(TRIAL, Path(directory), SECONDS)
         answer = judge_faiss(child.found, child.trouble)
-        gpu = child.found.get("gpu")  # {}: faiss ends its process where memory lacks, too
+        gpu = child.found.get("gpu")  # {}: faiss also ends its process if memory runs out
         if gpu and not gpu.get("lacks_memory") and not child.passing:
             proofs.keep(key, answer._asdict())
         logger.info("faiss on %s: %s", proofs.device_facts(device)["device"], answer.line)
@@ -94,7 +94,7 @@ def prove_faiss(device: torch.device, *, fresh: bool = False) -> FaissAnswer:
 
 
 def judge_faiss(trials: Mapping[str, Mapping[str, Any]], trouble: str | None) -> FaissAnswer:
-    """Judge what a child measured. Pure: the same measurements give the same answer."""
+    """Decide from a child's measurements. A pure function: the same measurements give the same answer."""
     cpu, gpu = (trials.get(name) for name in ("cpu", "gpu"))
     if not cpu or not gpu:
         fault = f"the child process failed ({trouble or 'it reported nothing'})"
@@ -115,7 +115,7 @@ def main(directory: Path) -> None:
     import faiss
 
     device = torch.device(json.loads((directory / "task.json").read_text())["device"])
-    torch.zeros(1, device=device)  # where only one process may use a GPU, this ends: nothing was tried, nothing is kept
+    torch.zeros(1, device=device)  # fails if only one process may use the GPU: then nothing is stored
     rows_Nd = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
     rows_Nd[:, : WIDTH // 4] *= 4  # so that some directions have more neighbours than others
     rows_Nd /= np.linalg.norm(rows_Nd, axis=1, keepdims=True)
@@ -130,7 +130,7 @@ def main(directory: Path) -> None:
             cosines, _ = kmeans.index.search(rows_Nd[:: ROWS // CENTROIDS], NEIGHBOURS)
             seconds = time.perf_counter() - begun
             facts = {"objective": float(objective), "cosines": cosines.mean(0).tolist(), "seconds": seconds}
-        except Exception as error:  # of a library, a driver: each is an answer
+        except Exception as error:  # any error of a library or driver is a result
             facts = proofs.failure(error)
         proofs.report(directory, name, facts)
 

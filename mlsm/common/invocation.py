@@ -2,7 +2,7 @@
 
     f"Make one:  {program()} encode-lsp"    # "mlsm encode-lsp", "python cli.py encode-lsp", "python -m mlsm encode-lsp"
 
-Not handled here: the name in front of errors, which is always `mlsm`.
+Error messages do not use it: they always start with `mlsm`.
 """
 
 import shutil
@@ -13,10 +13,10 @@ from mlsm.common.text import shell_quote
 
 
 def program() -> str:
-    """The words before a verb: as the user typed them if the command line runs, else `mlsm`.
+    """The words before the command's name: as the user typed them on the command line; from Python, `mlsm`.
 
-    The console script appears in sys.argv with its whole path even when the shell found it on the PATH; it is `mlsm`
-    there, and its path where the shell would not find it.
+    The console script appears in sys.argv with its whole path, even if the shell found it on the PATH. Then the result
+    is `mlsm`; if the shell would not find it, the result is its path.
     """
     called = sys.argv[0] if sys.argv else ""
     if Path(called).name == "cli.py":

@@ -1,13 +1,13 @@
-"""JSON that anybody may have written: parsed within limits, and compared with a type before anything is made of it.
+"""Parse JSON from untrusted sources within limits, and check its types before it is used.
 
     values = parse_json(raw, path)
     plan = convert(values, Plan, path)        # ShardError: path, field, what was expected, what was found
     problem = find_problem(values, State)     # the same in words, for callers with errors of their own
 
-A type is anything that msgspec converts to: a Struct, a TypedDict, or one of the annotated types here. A checksum only
-says that a file is as somebody wrote it; so the readers of plans, records, targets, dictionaries, checkpoints and
-evaluation records come here first. Numbers are finite and fit 64 bits, true and false are no numbers.
-Not handled here: rules between fields, which the readers check after this.
+A type is anything that msgspec converts to: a Struct, a TypedDict, or one of the annotated types here. A correct
+checksum does not make a file's content valid. So plans, records, targets, dictionaries, checkpoints and evaluation
+records are all checked here when they are read. Numbers must be finite and fit into 64 bits; true and false do not
+count as numbers. Not handled here: rules between fields, which the readers check after this.
 """
 
 import json
@@ -23,10 +23,10 @@ from msgspec import Meta
 from mlsm.common.errors import ShardError
 
 T = TypeVar("T")
-MAX_DEPTH = 64  # brackets inside one another; the files of this project have fewer than ten
-LARGEST = 2**63 - 1  # what an int64 holds
+MAX_DEPTH = 64  # of nested brackets; this project's files have fewer than ten
+LARGEST = 2**63 - 1  # the largest int64
 _NOT_UNICODE = "expected texts of Unicode, found half of a surrogate pair"
-_SHOWN = 60  # characters of a wrong value
+_SHOWN = 60  # of the characters of a wrong value
 _PLAIN_NAME, _DIGITS_64, _DIGITS_32 = r"\A\w[\w.-]{0,199}\Z", r"\A[0-9a-f]{64}\Z", r"\A[0-9a-f]{32}\Z"
 
 Count = Annotated[int, Meta(ge=0, le=LARGEST)]
@@ -36,7 +36,7 @@ Name = Annotated[str, Meta(pattern=_PLAIN_NAME)]
 Digest = Annotated[str, Meta(pattern=_DIGITS_64)]
 Fingerprint = Annotated[str, Meta(pattern=_DIGITS_32)]
 
-_WORDS = {  # msgspec's terms -> ours
+_WORDS = {  # msgspec's words -> ours
     f"`str` matching regex {_PLAIN_NAME!r}": "a plain name (letters, digits, '._-'), nothing outside its own directory",
     f"`str` matching regex {_DIGITS_64!r}": "64 hexadecimal digits",
     f"`str` matching regex {_DIGITS_32!r}": "32 hexadecimal digits",
@@ -84,7 +84,7 @@ def parse_json(raw: str | bytes | bytearray | memoryview, where: object) -> Any:
 
 
 def parse_as(values: object, kind: type[T], where: object) -> T:
-    """The values as an object of a type. Raises ShardError, naming file and field, if they do not fit it."""
+    """The values as an object of a type. Raises ShardError, which names file and field, if they do not fit the type."""
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
@@ -96,7 +96,7 @@ def parse_as(values: object, kind: type[T], where: object) -> T:
 def find_problem(values: object, kind: Any, place: str = "") -> str | None:
     """Describe what is wrong with some values, naming the field; None if they fit the type.
 
-    Fields that a TypedDict does not name are not looked at.
+    Fields that a TypedDict does not name are not checked.
     """
     try:
         msgspec.convert(values, kind)
@@ -129,7 +129,7 @@ def optional(kind: Any) -> Any:
 
 def is_number(value: Any) -> bool:
     """Whether a value is a finite number that a float can hold. true and false do not count as numbers."""
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # of NaN this is not true
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # false for NaN
 
 
 def is_count(value: Any) -> bool:
@@ -138,11 +138,11 @@ def is_count(value: Any) -> bool:
 
 
 def _describe(message, values, place=""):
-    """Our one line for a message of msgspec: "<what was wrong> - at `$.units[3].start`"."""
+    """Rewrite a message of msgspec as one line in our words: "<what was wrong> - at `$.units[3].start`"."""
     text, _, path = message.partition(" - at ")
     found, field = values, place.removesuffix(".")
     for name, index in re.findall(r"\.([^.\[\]`]+)|\[(\d+|\.\.\.)\]", path):
-        if index == "...":  # a key of an object that may have any
+        if index == "...":  # some key of an object that allows any keys
             found = next((value for value in _values(found) if not is_number(value)), found)
             continue
         found = found[name] if name else found[int(index)]

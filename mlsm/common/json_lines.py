@@ -1,9 +1,9 @@
-"""A log of JSON lines, read leniently: a line that is damaged costs that line.
+"""Read a log of JSON lines leniently: a damaged line is skipped.
 
     lines, damaged = read_json_lines("log.jsonl")      # [{"step": 1, ...}, ...], {17: b'{"st\x85p": ...'}
 
-A log only accompanies the work, so damage to it must never stop the work. Not handled here: telling the user (`damage`
-has the words for it).
+A log only accompanies the work, so damage to it must never stop the work. This module does not warn the user; `damage`
+words the warning.
 """
 
 import errno
@@ -18,8 +18,8 @@ def read_json_lines(path: str | Path, needed: Sequence[str] = ("step",)) -> tupl
     """The lines of a log.
 
     needed   names of whole numbers without which a line is damaged
-    Raises   OSError, also where it is no file, which is not waited for
-    Returns  (dicts in order, {number of a damaged line, from 1: its bytes}); a last line without its end, as a killed
+    Raises   OSError, also if it is not a file (a pipe is not waited for)
+    Returns  (dicts in order, {number of a damaged line, from 1: its bytes}); a last line without a newline, as a killed
              process leaves it, is in neither
     """
     with open(path, "rb", opener=_open_regular) as file:

@@ -1,5 +1,6 @@
-"""Locks on files, by which the processes of a machine (of several, if the file system shares locks) wait for one
-another or keep out of one another's way. A lock ends with the process that holds it, however that ends.
+"""Locks on files, for processes on one machine, or on several if the file system shares locks.
+
+A lock is released when its process ends, however it ends.
 """
 
 import fcntl
@@ -13,10 +14,10 @@ class _Open(Protocol):
 
 
 def acquire(file: _Open, *, shared: bool = False, wait: bool = False) -> bool:
-    """Lock an open file. False if another process holds a lock on it that does not go with this one.
+    """Lock an open file. Returns False if another process holds a lock that excludes this one.
 
-    shared  whether others may hold a shared lock too
-    wait    whether to wait for the others instead of answering False
+    shared  whether others may also hold a shared lock
+    wait    whether to wait for the others instead of returning False
     Raises  OSError if the file system has no locks
     """
     try:
@@ -27,5 +28,5 @@ def acquire(file: _Open, *, shared: bool = False, wait: bool = False) -> bool:
 
 
 def release(file: _Open) -> None:
-    """Give a lock back now, not when every process that has inherited the open file has closed it."""
+    """Release a lock now. Otherwise it would last until all processes that inherited the open file close it."""
     fcntl.flock(file, fcntl.LOCK_UN)

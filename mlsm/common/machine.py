@@ -15,7 +15,7 @@ def cpu_model() -> str:
 
 
 def processor() -> str:
-    """The processor, by model and by the numbers that tell generations of one name apart."""
+    """The processor's model, and the numbers that distinguish generations with the same name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
     except OSError:
@@ -26,6 +26,6 @@ def processor() -> str:
 
 
 def cache_directory() -> Path:
-    """The directory of files that can be made or fetched again: $MLSM_CACHE, else mlsm in the user's cache."""
+    """The directory for files that can be computed or downloaded again: $MLSM_CACHE, else mlsm in the user's cache."""
     user = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mlsm")
     return Path(os.environ.get("MLSM_CACHE") or user).expanduser()

@@ -1,18 +1,18 @@
-"""Which library computes the float32 products of linear layers on a CPU, as measured on this machine.
+"""Choose the faster library for the float32 matrix products of linear layers on this machine's CPU.
 
-torch carries two: its own (MKL) and oneDNN (onednn.py). Which is faster depends on the processor, the operation and the
-shape. On one AMD EPYC (Zen 5) oneDNN took half of MKL's time; on another it gained a tenth in the forward pass, while
-its gradients of wide layers took up to twice MKL's time, since it transposes their large factors. So each operation of
-each class of shapes is timed once on a machine, and the answer is kept in the user's cache. It is timed in one thread,
-so that results do not depend on how many threads a command has.
+torch contains two: its default (MKL) and oneDNN (onednn.py). Which is faster depends on the processor, the operation
+and the shape. On one AMD EPYC (Zen 5) oneDNN took half of MKL's time; on another it was a tenth faster in the forward
+pass, but for the gradients of wide layers it took up to twice MKL's time, since it transposes their large factors. So
+each operation is timed once per machine for each class of shapes, and the result is stored in the user's cache. The
+timing uses one thread, so that results do not depend on a command's number of threads.
 
     libraries = measure_libraries([(4096, 256, 1024)])        # {"weight_gradient 4096 256 1024": "torch"}
     multiply = find_way("weight_gradient", (4096, 256, 1024), libraries)
 
-A dictionary of libraries names only the products that are not computed in the first way of `WAYS`, which is oneDNN's:
-the operation, a class of N, d and K; or "all", where everything is torch's (`TORCH`). The ways differ in the last bits,
-so code that must repeat a computation keeps the dictionary (student/encoders/, the records of units). Not handled here:
-the layers themselves (student/encoders/linear.py, pipeline/teacher/cut.py).
+The dict `libraries` lists only the products that do not use the first function in `WAYS`, which is oneDNN's. Its keys
+name the operation and a class of N, d and K; or the key is "all", if torch computes everything (`TORCH`). The functions
+differ in the last bits, so code that must repeat a computation stores the dict (student/encoders/, the records of
+units). Not handled here: the layers themselves (student/encoders/linear.py, pipeline/teacher/cut.py).
 
 Shapes: N rows, d inputs, K outputs.
 """
@@ -46,24 +46,25 @@ WAYS: dict[str, dict[str, Callable[..., Tensor]]] = {
     },
     "weight_gradient": {  # gradient (N, K), rows (N, d)
         "onednn": lambda gradient_NK, rows_Nd: multiply(gradient_NK.t(), rows_Nd.t()),
-        # a gradient whose rows lie apart, as those of a part of the outputs do, would be multiplied without vectors
+        # a gradient with non-contiguous rows, such as a slice of the outputs, would be multiplied without vector
+        # instructions
         "onednn_transposed": lambda gradient_NK, rows_Nd: multiply(rows_Nd.t(), gradient_NK.contiguous().t()).t(),
         "torch": lambda gradient_NK, rows_Nd: gradient_NK.t() @ rows_Nd,
     },
 }
-USUAL: Mapping[str, str] = {}  # everything by oneDNN; plain dictionaries, since models that hold them are copied
+USUAL: Mapping[str, str] = {}  # everything by oneDNN; a plain dict, since models that hold it are copied
 TORCH: Mapping[str, str] = {"all": "torch"}
-WORTH_MEASURING = 2**24  # multiply-adds; of smaller products the call itself is a large part
-GAIN = 0.95  # another way must take at most this share of the usual one's time
-SECONDS, ROUNDS = 0.1, 3  # timed for a product, and times that each way is taken unless that takes ten times as long
-MOST_OUTPUTS, MOST_WORK = 2**15, 2**32  # of a product that is timed, and its multiply-adds: others are scaled down
-_ROW_CLASSES = (64, 256, 1024, 4096)  # those of N: the smallest that holds it, else the last
+WORTH_MEASURING = 2**24  # multiply-adds; in smaller products the overhead of the call dominates
+GAIN = 0.95  # another function must take at most this share of the usual one's time
+SECONDS, ROUNDS = 0.1, 3  # time spent per product, and number of calls per function, unless they take ten times as long
+MOST_OUTPUTS, MOST_WORK = 2**15, 2**32  # outputs and multiply-adds of a timed product; larger ones are scaled down
+_ROW_CLASSES = (64, 256, 1024, 4096)  # classes of N: the smallest that is not below N, else the last
 
 
 def find_way(operation: str, shape: Shape, libraries: Mapping[str, str]) -> Callable[..., Tensor]:
     """The function that computes an operation of WAYS for a shape.
 
-    libraries  as `measure_libraries` returns them, or TORCH; a name that is not one of WAYS means the usual way
+    libraries  as `measure_libraries` returns them, or TORCH; a name that is not in WAYS means the usual function
     """
     ways = WAYS[operation]
     if not available():
@@ -75,8 +76,8 @@ def find_way(operation: str, shape: Shape, libraries: Mapping[str, str]) -> Call
 def measure_libraries(shapes: Iterable[Shape], operations: Iterable[str] = tuple(WAYS)) -> dict[str, str]:
     """The fastest library of each operation for each shape, if it is not the usual one.
 
-    What was measured on this machine before, with these libraries, is looked up. Measuring takes a tenth of
-    a second a product, more for those that take that long themselves.
+    Earlier measurements on this machine with these libraries are reused. Measuring takes a tenth of a second per
+    product, longer for products that take that long themselves.
     """
     if not available():
         return {}
@@ -107,7 +108,7 @@ def _row_class(rows: int) -> int:
 
 
 def _fastest(operation: str, rows: int, inputs: int, outputs: int) -> str:
-    """The way that takes the least time, by its best round, as other work on the machine only adds."""
+    """The fastest function, by its best round, since other work on the machine only adds time."""
     generator = torch.Generator().manual_seed(0)
     outputs = min(outputs, MOST_OUTPUTS)
     rows = min(rows, max(_ROW_CLASSES[1], MOST_WORK // (inputs * outputs)))
@@ -126,10 +127,10 @@ def _fastest(operation: str, rows: int, inputs: int, outputs: int) -> str:
         for turn in range(1000):
             for name, compute in WAYS[operation].items():
                 start = time.perf_counter()
-                compute(*factors).contiguous()  # as what is added to a gradient must be
+                compute(*factors).contiguous()  # because only a contiguous tensor can be added to a gradient
                 if turn > 0:
                     best[name] = min(best[name], time.perf_counter() - start)
-            begun = begun or time.perf_counter()  # after the first turn, in which memory is allocated
+            begun = begun or time.perf_counter()  # after the first call, which allocates memory
             seconds = time.perf_counter() - begun
             if (turn >= ROUNDS and seconds > SECONDS) or (turn > 0 and seconds > 10 * SECONDS):
                 break
@@ -153,7 +154,7 @@ def _one_thread():
 def _machine() -> str:
     """The facts that the times depend on, as one key."""
     capability, rounding = torch.backends.cpu.get_cpu_capability(), torch.backends.mkldnn.matmul.fp32_precision
-    # torch.get_float32_matmul_precision() fails where a caller set the newer torch.backends.fp32_precision
+    # torch.get_float32_matmul_precision() fails if a caller has set the newer torch.backends.fp32_precision
     precision = {"bf16": "medium", "tf32": "high"}.get(rounding, "highest")
     return f"{processor()}, {capability}, torch {torch.__version__}, precision {precision}"
 
@@ -165,7 +166,7 @@ def _cache_file():
 def _read_cache() -> dict[str, dict[str, str]]:
     try:
         known = json.loads(_cache_file().read_bytes())
-    except (OSError, ValueError, RecursionError, RuntimeError):  # the last one where nobody's home is known
+    except (OSError, ValueError, RecursionError, RuntimeError):  # RuntimeError: the home directory is unknown
         return {}
     if not isinstance(known, dict):
         return {}
@@ -183,7 +184,7 @@ def _read_cache() -> dict[str, dict[str, str]]:
 def _write_cache(known: dict) -> None:
     """Save the measurements; if they cannot be written, they are made again next time."""
     try:
-        disk.follow_no_links_below(_cache_file().parent)  # which may be in an --output, or behind links in it
+        disk.follow_no_links_below(_cache_file().parent)  # it may be inside an --output, or reached through links in it
         make_directories(_cache_file().parent)
         replace_json(_cache_file(), known)
     except (OSError, RuntimeError) as error:

@@ -1,9 +1,8 @@
-"""Whether transformers computes the model that a checkpoint was trained as, and can load its tokenizer.
+"""Check that transformers computes the model that a checkpoint was trained as, and can load its tokenizer.
 
-transformers warns, at most, of settings that it does not know and of weights that it has no place for, and computes
-another model than the checkpoint's. These functions name both, and what loads a model refuses it, while transformers
-is quiet. They look at names only. Not handled here: weights that the model lacks (the loading report of transformers
-names them as missing).
+If a checkpoint has unknown settings or unused weights, transformers at most warns and computes a different model. These
+functions find both by their names, so that code that loads a model can refuse it. Weights missing from a checkpoint are
+not handled here: the loading report of transformers lists them.
 """
 
 import errno
@@ -26,20 +25,20 @@ from mlsm.common.text import shell_quote
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-# Families whose checkpoints were published with code of their own before transformers took that same code over.
+# Model families whose checkpoints were published with their own code before transformers included that code.
 TAKEN_OVER = {"eurobert": ("configuration_eurobert", "modeling_eurobert")}
 EXPORTED = "modeling_mlsm"  # the code in our own exports, which adds LSPs to what transformers computes
-# Buffers that older versions of transformers saved; every model computes them again.
+# Buffers that older versions of transformers saved; every model recomputes them.
 BUFFERS = ("position_ids", "token_type_ids", "rotary_emb.inv_freq", "rotary_emb.original_inv_freq")
-MOST_TOKEN_IDS = 1 << 24  # ten times the largest vocabulary that there is
-MOST_LABELS = 100_000  # four times as many as the largest set of classes that models are published for
-MOST_LAYERS = 1_024  # of a model whose weights are few, or elsewhere
+MOST_TOKEN_IDS = 1 << 24  # ten times the largest existing vocabulary
+MOST_LABELS = 100_000  # four times the classes of the largest published classifiers
+MOST_LAYERS = 1_024  # of a model whose weight files are small or elsewhere
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "encoder_layers", "decoder_layers")
 _LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
 
 
 def describe_foreign_settings(config: "PretrainedConfig") -> str | None:
-    """Which setting of a config.json stands for a model that transformers does not compute; None if there is none.
+    """Name the setting of a config.json for which transformers would compute another model; None if there is none.
 
     config  a configuration of transformers
     """
@@ -59,7 +58,7 @@ def describe_foreign_settings(config: "PretrainedConfig") -> str | None:
     entries = [
         str(entry) for entry in _flat(named.values() if isinstance(named, dict) else [named]) if entry is not None
     ]
-    known = (EXPORTED, *TAKEN_OVER.get(config.model_type, ()))  # of an entry such as `owner/name--modeling_x.XModel`
+    known = (EXPORTED, *TAKEN_OVER.get(config.model_type, ()))  # in an entry such as `owner/name--modeling_x.XModel`
     own = [entry for entry in entries if entry.rpartition("--")[2].partition(".")[0] not in known]
     if own:
         return (
@@ -76,9 +75,9 @@ def _flat(values):
 
 
 def refuse_irregular(directory: str | Path) -> None:
-    """Raise OSError if something in a model's directory is a pipe, a socket or a device, for which libraries wait.
+    """Raise OSError if a model's directory has a pipe, a socket or a device, on which libraries would wait.
 
-    directory  or the name of a model on the Hub, if there is none
+    directory  or, if there is no such directory, the name of a model on the Hub
     """
     for path in sorted(Path(directory).iterdir()) if Path(directory).is_dir() else ():
         status = path.stat() if path.exists() else path.lstat()
@@ -87,14 +86,14 @@ def refuse_irregular(directory: str | Path) -> None:
 
 
 def open_config(source: str | Path, **options: Any) -> "PretrainedConfig":
-    """The configuration of a model, by transformers' AutoConfig; code that it brings is not run.
+    """Read a model's configuration with transformers' AutoConfig; code in the model's directory is not run.
 
     source   a directory or the name of a model on the Hub
     options  of AutoConfig.from_pretrained
-    Raises   whatever transformers raises of a damaged file, always an Exception; ValueError if it describes more layers
-             than the weights beside it can belong to, for each of which transformers would make room
+    Raises   whatever transformers raises for a damaged file, always an Exception; ValueError if the file describes more
+             layers than its weights can belong to, since transformers would allocate all of them
     """
-    from transformers import AutoConfig  # here, since the rest of this file is light to import
+    from transformers import AutoConfig  # here, because the rest of this file is quick to import
 
     refuse_irregular(source)
     if (file := Path(source) / "config.json").is_file():
@@ -103,8 +102,7 @@ def open_config(source: str | Path, **options: Any) -> "PretrainedConfig":
 
 
 def check_counts(values: object, directory: Path) -> None:
-    """Raise ValueError if the values of a config.json have more layers than the weights in a directory can belong to,
-    or more labels than any model."""
+    """Raise ValueError if a config.json has more layers than the weights allow, or more labels than any known model."""
     if not isinstance(values, dict):
         return
     for name in ("num_labels", "id2label", "label2id"):
@@ -121,12 +119,12 @@ def check_counts(values: object, directory: Path) -> None:
 
 
 def open_tokenizer(directory: str | Path, **options: Any) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a directory, by transformers' AutoTokenizer; code that it brings is not run.
+    """Load a directory's tokenizer with transformers' AutoTokenizer; code in the directory is not run.
 
     options  of AutoTokenizer.from_pretrained
-    Raises   whatever transformers and tokenizers raise of a damaged file, always an Exception
+    Raises   whatever transformers and tokenizers raise for a damaged file, always an Exception
     """
-    from transformers import AutoTokenizer  # here, since the rest of this file is light to import
+    from transformers import AutoTokenizer  # here, because the rest of this file is quick to import
 
     refuse_irregular(directory)
     _check_token_ids(Path(directory))
@@ -136,7 +134,7 @@ def open_tokenizer(directory: str | Path, **options: Any) -> "PreTrainedTokenize
 
 @contextmanager
 def catch_panics() -> Iterator[None]:
-    """Turn a panic of a library that is written in Rust, which is no Exception, into a RuntimeError."""
+    """Turn a panic of a Rust library, which is not a subclass of Exception, into a RuntimeError."""
     try:
         yield
     except BaseException as error:
@@ -148,7 +146,7 @@ def catch_panics() -> Iterator[None]:
 def _check_token_ids(directory):
     """Raise ValueError if a tokenizer.json has a token id of MOST_TOKEN_IDS or more.
 
-    The tokenizers library makes room for every id up to the largest, and ends the whole process where memory runs out.
+    The tokenizers library allocates memory for every id up to the largest, and aborts the process if memory runs out.
     """
     file = directory / "tokenizer.json"
     if not file.is_file():
@@ -163,17 +161,17 @@ def _check_token_ids(directory):
 
 
 def describe_unfit_tokenizer(tokenizer: "PreTrainedTokenizerBase", model: "PreTrainedModel") -> str | None:
-    """Why a model cannot read what a tokenizer makes of a text; None if it can.
+    """Why a model cannot read a tokenizer's output; None if it can.
 
-    Compared are all ids that the tokenizer can give, those that it frames a text with among them, with the token
-    embeddings, and its segments with the segment embeddings.
+    All ids that the tokenizer can produce, including those it adds around a text, must have token embeddings. Its
+    segment ids must have segment embeddings.
     """
     try:
         with catch_panics():
-            pair = tokenizer("a", "\ue000", return_token_type_ids=True, verbose=False)  # hardly a known character
+            pair = tokenizer("a", "\ue000", return_token_type_ids=True, verbose=False)  # in hardly any vocabulary
             largest = max([*tokenizer.get_vocab().values(), *pair["input_ids"]], default=-1)
             segment = max(pair["token_type_ids"], default=0)
-    except Exception as error:  # of tokenizers, Exception itself among them
+    except Exception as error:  # tokenizers may raise any, even Exception itself
         return f"the tokenizer cannot read a text ({describe(error)})."
     known = model.get_input_embeddings().num_embeddings
     if largest >= known:
@@ -185,11 +183,12 @@ def describe_unfit_tokenizer(tokenizer: "PreTrainedTokenizerBase", model: "PreTr
 
 
 def describe_special_tokens(tokenizer: "PreTrainedTokenizerBase") -> str | None:
-    """Why the special tokens of a tokenizer cannot do their work; None if they can.
+    """Why the special tokens of a tokenizer cannot be used; None if they can.
 
-    Two tokens must not have one id: transformers gives a special token that the vocabulary lacks the id
-    `len(vocabulary)`, which is an ordinary word's if the ids have gaps. One token must not have two roles, except that
-    padding may be the token that ends a text (as in EuroBERT). A special token must not be a word that texts contain.
+    Two tokens must not share an id. transformers gives a special token that is not in the vocabulary the id
+    `len(vocabulary)`, which an ordinary word has if the ids have gaps. One token must not have two roles, except that
+    the padding token may also be the token that ends a text (as in EuroBERT). A special token must not be a word that
+    occurs in texts.
     """
     tokens_of: dict[int, list[str]] = {}
     for token, number in tokenizer.get_vocab().items():
@@ -223,7 +222,7 @@ def lsp_tokens(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
 
 
 def describe_unsplit(tokenizer: "PreTrainedTokenizerBase", directory: str | Path) -> str | None:
-    """Why a model with this tokenizer gives no probabilities of words: it is a checkpoint of the official code."""
+    """Say that a model with this tokenizer gives no word probabilities: it is a checkpoint of the official code."""
     if lsps := lsp_tokens(tokenizer):
         return (
             f"{directory} is a checkpoint of the official MLSM code: one output layer predicts words and "
@@ -234,8 +233,9 @@ def describe_unsplit(tokenizer: "PreTrainedTokenizerBase", directory: str | Path
 
 
 def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[str, str]:
-    """Tokens by role (cls, sep, mask, pad, unk), without roles that no token has. A tokenizer without [CLS] or [SEP]
-    lends its begin- and end-of-sequence tokens."""
+    """Tokens by role (cls, sep, mask, pad, unk), without roles that no token has. If a tokenizer has no [CLS] or [SEP],
+    its begin- and end-of-sequence tokens are used.
+    """
     found = {
         "cls": tokenizer.bos_token if tokenizer.cls_token is None else tokenizer.cls_token,
         "sep": tokenizer.eos_token if tokenizer.sep_token is None else tokenizer.sep_token,
@@ -247,11 +247,11 @@ def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[str, str]:
 
 
 def max_positions(model: "PreTrainedModel") -> float:
-    """The longest input that a model of transformers, with a head or without, reads: tokens with special ones."""
+    """The longest input of a transformers model, with or without a head: number of tokens including special ones."""
     table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
     if table is None:  # relative or rotary positions
         return getattr(model.config, "max_position_embeddings", None) or math.inf
-    # RoBERTa and its kin number positions from padding_idx + 1 on
+    # RoBERTa and similar models number positions from padding_idx + 1
     offset = 0 if table.padding_idx is None else table.padding_idx + 1
     return table.num_embeddings - offset
 
@@ -259,15 +259,15 @@ def max_positions(model: "PreTrainedModel") -> float:
 def check_size(
     model_class: type | tuple[type, ...], config: "PretrainedConfig", directory: str | Path, **options: Any
 ) -> None:
-    """Raise ValueError if a config.json describes more parameters than the files of weights have bytes.
+    """Raise ValueError if a config.json describes more parameters than the weight files have bytes.
 
-    transformers would make room for them, and fill it with random numbers, before it says that they are missing.
+    transformers would allocate the parameters and initialise them at random before it reports that they are missing.
 
-    model_class, config, options  a class of transformers, and the arguments that it is built with
-    directory                     with model.safetensors, an index of several files, or a checkpoint's
-                                  student.safetensors; without, there is nothing to compare
+    model_class, config, options  a class of transformers, and the arguments to build it with
+    directory                     has model.safetensors, an index of several files, or a checkpoint's
+                                  student.safetensors; without these files nothing is compared
     """
-    import torch  # here, since the rest of this file is light to import
+    import torch  # here, because the rest of this file is quick to import
 
     directory = Path(directory)
     refuse_irregular(directory)
@@ -283,7 +283,7 @@ def check_size(
 
 
 def _weight_files(directory):
-    """The files that are loaded, by transformers or as a checkpoint; none if one is missing."""
+    """The weight files that transformers or our code would load; empty if one of them is missing."""
     try:
         names = {name for name in ("model.safetensors", "student.safetensors") if (directory / name).is_file()}
         if not names:
@@ -295,7 +295,7 @@ def _weight_files(directory):
 
 
 def _tensors(directory):
-    """How many tensors the weights in a directory are, by the headers of their files."""
+    """Count the tensors in a directory's weight files, from the files' headers."""
     count = 0
     for file in _weight_files(directory):
         with open_to_read(file) as opened, suppress(ValueError, RecursionError):
@@ -306,9 +306,9 @@ def _tensors(directory):
 
 
 def unused_encoder_weights(unexpected: Iterable[str], model: "PreTrainedModel") -> list[str]:
-    """Names of weights that belong to the model's encoder, in the checkpoint, but have no place in it; sorted.
+    """Names of encoder weights in the checkpoint that the model does not use; sorted.
 
-    Left out are the weights of heads, of a pooler and of layers above the model's last, and buffers of older versions.
+    Ignored: weights of heads, of a pooler and of layers above the model's last, and buffers of older versions.
 
     unexpected  names, as in the loading report of transformers
     model       of transformers, with a head or without
@@ -339,8 +339,10 @@ def describe_unused_weights(unexpected: Iterable[str], model: "PreTrainedModel")
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers from drawing progress bars and from printing a table of the weights that a model has no place
-    for: a cut teacher leaves many, and an encoder those of a head."""
+    """Keep transformers from drawing progress bars and from listing unused weights.
+
+    A teacher that is cut after a layer leaves many weights unused, and an encoder leaves those of a head.
+    """
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
     from transformers.utils import logging
 
@@ -354,5 +356,5 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-        if not hub_bars:  # transformers' switch moves the Hub's as well
+        if not hub_bars:  # transformers' switch also switches the Hub's
             disable_progress_bars()

@@ -1,7 +1,7 @@
 """Names of files that are not UTF-8, such as a corpus from an older system.
 
-Python carries their bytes as lone surrogates. The JSON files of this project hold these as escapes, which become the
-same surrogates when they are read (`utf8`). Rust libraries refuse such names, so they are given a link of another name
+Python carries their bytes as lone surrogates. This project's JSON files store them as escapes, which become the same
+surrogates when they are read (`utf8`). Rust libraries refuse such names, so they get the path of a temporary link
 (`utf8_name`). Not handled here: showing them (text.py).
 """
 
@@ -13,13 +13,13 @@ from tempfile import TemporaryDirectory
 
 
 def utf8(json_text: str) -> bytes:
-    """JSON as bytes. Lone surrogates, which UTF-8 lacks, become JSON's escapes for them; all else is as it was."""
+    """Encode JSON as UTF-8. Lone surrogates, which UTF-8 cannot encode, become JSON escapes; all else is unchanged."""
     return json_text.encode("utf-8", "backslashreplace")
 
 
 @contextmanager
 def utf8_name(directory: str | Path) -> Iterator[Path]:
-    """A path to a directory whose name is UTF-8, for libraries that want that: its own, or a temporary link."""
+    """A path to a directory for libraries that require UTF-8: the directory's own path, or a temporary link."""
     try:
         os.fspath(directory).encode()
         is_utf8 = True

@@ -1,5 +1,4 @@
-"""The callback that long work reports to: progress(stage, done, total, unit=..., **figures), often the command
-line's."""
+"""The callback for progress of long work: progress(stage, done, total, unit=..., **figures)."""
 
 from collections.abc import Callable
 

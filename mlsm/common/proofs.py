@@ -1,4 +1,4 @@
-"""Trials on a GPU, made in a child process before code is trusted, and their results, kept in the user's cache.
+"""Try code on a GPU in a child process before it is used, and store the results in the user's cache.
 
     key = key_of(device, "kernels 1a2b3c", "d <= 1024, k <= 4096")
 
@@ -6,11 +6,11 @@
         child = run_child("pipeline.solvers.trial", directory, seconds=120)
         keep(key, {...})
 
-    answer = known_or_proven(lambda: recall(key), prove)    # what is known does not wait; processes prove in turn
+    answer = known_or_proven(lambda: recall(key), prove)    # prove() in turn, if not stored
 
-A child may crash, hang or take the driver down with it: that costs its caller the time limit and nothing else. It
-writes what it has found so far, line by line, into a file of its directory, so that what it did before it crashed
-counts. Not handled here: what is tried, and which answer follows (pipeline/solvers/proof.py, student/proof.py).
+If a child crashes, hangs or brings the driver down, its caller loses at most the time limit. The child writes each
+result as a line into a file, so that results before a crash are kept. What is tried, and what follows from it, is
+decided elsewhere (pipeline/solvers/proof.py, student/proof.py).
 """
 
 import json
@@ -35,8 +35,8 @@ from mlsm.common.json_lines import read_json_lines
 from mlsm.common.machine import cache_directory, cpu_model
 from mlsm.common.paths import utf8
 
-REPORT, SAID = "report.jsonl", "said.txt"  # in the directory of a child: what it found, what it printed
-LIBRARIES = (  # beside torch
+REPORT, SAID = "report.jsonl", "said.txt"  # files in a child's directory: its results, its output
+LIBRARIES = (  # besides torch
     "mlsm-pretrain",
     "numba",
     "numba-cuda",
@@ -45,8 +45,9 @@ LIBRARIES = (  # beside torch
     "nvidia-nvvm",
     "triton",
 )
-GRACE = 10.0  # seconds that a killed child gets to end; one that waits for a driver may never do so
-# The child imports what its parent does, and ends with it: Linux sees to that (PR_SET_PDEATHSIG), elsewhere an alarm.
+GRACE = 10.0  # seconds to wait for a killed child to end; one that waits for a driver may never end
+# The child has its parent's import path and ends when its parent does: on Linux by PR_SET_PDEATHSIG, elsewhere by an
+# alarm.
 _START = (
     "import ctypes, json, runpy, signal, sys; "
     "sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0); "
@@ -60,9 +61,9 @@ _Answer = TypeVar("_Answer")
 class Child(NamedTuple):
     """The results that a child process left.
 
-    found    name -> facts, of everything that it reported; {} if it began something and did not end it
-    trouble  how it ended, where that was not by itself
-    passing  whether that may have been a full or busy machine: it ran out of time, or was killed from outside
+    found    name -> facts, as the child reported them; {} for a trial that it started but did not finish
+    trouble  how it ended, if it did not end normally
+    passing  whether a full or busy machine may be the cause: it ran out of time, or was killed from outside
     """
 
     found: dict[str, dict]
@@ -81,12 +82,12 @@ def run_child(module: str, directory: Path, seconds: float) -> Child:
         try:
             code = process.wait(seconds)
             trouble = None if code == 0 else f"it ended with {_name_of(code)}: {_last_line(directory / SAID)}"
-            passing = code == -signal.SIGKILL  # as Linux ends what takes the last of the memory
+            passing = code == -signal.SIGKILL  # as Linux does when memory runs out
         except subprocess.TimeoutExpired:
             passing, trouble = True, f"it had not ended after {seconds:.0f} seconds"
         finally:
-            with suppress(ProcessLookupError):  # nothing of it runs any more
-                os.killpg(process.pid, signal.SIGKILL)  # whatever it started, too
+            with suppress(ProcessLookupError):  # none of its processes is running
+                os.killpg(process.pid, signal.SIGKILL)  # and all processes it started
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE)
     return Child(_read_report(directory / REPORT), trouble, passing)
@@ -104,7 +105,7 @@ def failure(error: Exception) -> dict:
 
 
 def lacks_memory(error: Exception) -> bool:
-    """Whether the memory was full, as torch, a driver or a library says it: at another time it may do."""
+    """Whether torch, a driver or a library reports that memory is full; a later attempt may then succeed."""
     words = str(error).lower().replace("_", " ")  # as in CUBLAS_STATUS_ALLOC_FAILED
     full = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return full or "out of memory" in words or "alloc failed" in words
@@ -129,13 +130,12 @@ def _last_line(path):
 
 
 def key_of(device: torch.device, *facts: str) -> str:
-    """A key for `recall`: GPU, driver, libraries, and what else the caller says that an answer depends on."""
+    """A key for `recall`: GPU, driver, libraries, and the other facts that the caller's answer depends on."""
     return ", ".join([*(f"{name} {value}" for name, value in device_facts(device).items()), *facts])
 
 
 def device_facts(device: torch.device) -> dict[str, str]:
-    """GPU, driver, the C compiler that torch.compile needs, and the versions of all that compiles for it or computes on
-    it."""
+    """GPU, driver, the C compiler of torch.compile, and the versions of libraries that compile or compute for it."""
     on_gpu = device.type == "cuda"
     found = {
         "device": torch.cuda.get_device_name(device) if on_gpu else cpu_model(),
@@ -153,12 +153,12 @@ def device_facts(device: torch.device) -> dict[str, str]:
 
 
 def driver_version() -> str:
-    """The version of NVIDIA's driver, as the kernel or nvidia-smi has it; "unknown" elsewhere."""
+    """The version of NVIDIA's driver, as the kernel or nvidia-smi reports it; else "unknown"."""
     with suppress(OSError, IndexError):
         line = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
         return next((word for word in line.split() if word[0].isdigit() and "." in word), "unknown")
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    if shutil.which(command[0]):  # as in WSL, which has no such file
+    if shutil.which(command[0]):  # for WSL, which has no such file
         with suppress(OSError, subprocess.SubprocessError, IndexError):
             said = subprocess.run(command, capture_output=True, text=True, timeout=GRACE)
             return said.stdout.split()[0]
@@ -170,7 +170,7 @@ def driver_version() -> str:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let only one process of this user try something at a time, where the cache can be written and locked."""
+    """Let only one process of this user run a trial at a time, if the cache can be written and locked."""
     with ExitStack() as held:
         try:
             _make_cache()
@@ -186,12 +186,12 @@ def known_or_proven(
 ) -> _Answer:
     """The result of `find`; if there is none, of `prove`, which only one process of this user runs at a time.
 
-    fresh  prove it, whatever is known
+    fresh  run `prove` even if a result is stored
     """
     if not fresh and (known := find()) is not None:
-        return known  # at once, whatever another process is proving
+        return known  # at once, without waiting for another process's trial
     with alone():
-        known = None if fresh else find()  # that one may have proven the same
+        known = None if fresh else find()  # another process may just have stored it
         return prove() if known is None else known
 
 
@@ -211,7 +211,7 @@ def keep(key: str, answer: dict) -> None:
 
 
 def forget(device: torch.device) -> None:
-    """Let every answer for a GPU, with its driver and libraries as they are, be found again."""
+    """Delete every result for this GPU with its present driver and libraries."""
     known, of_device = _read_all(), f"{key_of(device)}, "
     others = {key: answer for key, answer in known.items() if not key.startswith(of_device)}
     if len(others) < len(known):
@@ -230,6 +230,6 @@ def _make_cache():
 def _read_all():
     try:
         known = json.loads(disk.read_file(_file()))
-    except (OSError, ValueError, RecursionError, RuntimeError):  # the last one where nobody's home is known
+    except (OSError, ValueError, RecursionError, RuntimeError):  # RuntimeError: the home directory is unknown
         return {}
     return known if isinstance(known, dict) else {}

@@ -6,9 +6,9 @@
 
     convert(tuple[int, ...], "1e1", text=True)    # (10,): a value as a YAML file has it
 
-A mistake is a ValueError of one sentence that begins with the flag's name, wherever the value came from. Not handled
-here: the range that a number must keep, which each settings class checks itself by `require`, and the reading of flags
-(mlsm/cli/flags.py) and of recipes (mlsm/recipes/reading.py).
+A mistake raises a ValueError of one sentence that starts with the flag's name, wherever the value came from. Each
+settings class checks the ranges of its numbers itself, with `require`. Flags are read in mlsm/cli/flags.py, recipes in
+mlsm/recipes/reading.py.
 """
 
 import dataclasses
@@ -30,12 +30,12 @@ Positional = Annotated[_Value, WORD]  # store: Positional[str | None] is STORE o
 
 
 def check(settings: Any) -> None:
-    """Check the types and choices of a settings dataclass, and give each field the type that it is annotated with.
+    """Check the types and choices of a settings dataclass, and convert each field to its annotated type.
 
-    A single value becomes a tuple of one where a tuple is meant, a string a Path where a path is meant; a number is not
-    changed, for its JSON names stores and runs. Fields that cannot be set (init=False) are left alone. Below the
-    directory that the field `output` or `run_dir` names, this process writes through no link from now on
-    (mlsm/common/disk.py).
+    If the annotation is a tuple, a single value becomes a tuple of one; if it is a Path, a string becomes a Path.
+    Numbers are not changed, because their JSON is part of the names of stores and runs. Fields with init=False are
+    skipped. From then on, this process follows no link when it writes below the directory in the field `output` or
+    `run_dir` (mlsm/common/disk.py).
 
     Raises  ValueError naming the flag, what it takes and what was found
     """
@@ -52,8 +52,7 @@ def check(settings: Any) -> None:
 
 
 def convert_field(field: dataclasses.Field, value: object, text: bool = False) -> Any:
-    """The value of a dataclass field as its annotation says. For the arguments and errors see `convert`, with the
-    flag."""
+    """Convert a value to the type of a dataclass field. See `convert` for arguments; errors name the flag."""
     parts: list | tuple = value if isinstance(value, list | tuple) else (value,)
     if any("\0" in str(part) for part in parts if isinstance(part, str | os.PathLike)):
         raise ValueError(f"{flag_of(field)} must not contain a NUL character, found {value!r}")
@@ -67,28 +66,27 @@ def convert_field(field: dataclasses.Field, value: object, text: bool = False) -
 
 
 def require(settings: Any, name: str, holds: Callable[[Any], bool], rule: str) -> None:
-    """Raise ValueError, with the flag's name, if a setting is given (not None) and a rule does not hold of it."""
+    """Raise ValueError, with the flag's name, if a setting is not None and violates a rule."""
     value = getattr(settings, name)
     if value is not None and not holds(value):
         raise ValueError(f"--{name.replace('_', '-')} must be {rule}, found {value}")
 
 
 def flag_of(field: dataclasses.Field) -> str:
-    """A field's name on the command line: --max-length, --from for the field from_, or STORE for a word without a
-    flag."""
+    """A field's name on the command line: --max-length, --from for the field from_, or STORE if it is positional."""
     return field.name.upper() if is_word(field) else f"--{field.name.rstrip('_').replace('_', '-')}"
 
 
 def is_word(field: dataclasses.Field) -> bool:
-    """Whether a setting is a separate word on the command line, marked as Positional."""
+    """Whether a setting is a positional argument on the command line, annotated as Positional."""
     return WORD in getattr(field.type, "__metadata__", ())
 
 
 def convert(hint: Any, value: object, text: bool = False) -> Any:
-    """The value as one of a type: int, float, bool, str, Path, None, a Literal, a tuple of these, or a union.
+    """Convert a value to a type: int, float, bool, str, Path, None, a Literal, a tuple of these, or a union.
 
-    text    whether the value is from a YAML file, which reads 1e5 as a string: then numbers may be written as text,
-            and become the very type of the annotation
+    text    whether the value is from a YAML file, which reads 1e5 as a string: then numbers may be written as text, and
+            are converted to exactly the annotated type
     Raises  ValueError, without a message, if it is not of that type
     """
     hint = plain_hint(hint)
@@ -98,7 +96,7 @@ def convert(hint: Any, value: object, text: bool = False) -> Any:
         converted = tuple(convert(kinds[0], one, text) for one in values)
         return value if isinstance(value, tuple) and all(map(is_, value, converted)) else converted
     if get_origin(hint) in (Union, UnionType):
-        # A text is the last thing that a string can be.
+        # str is tried last, because every value in a YAML file can be a string.
         for kind in sorted(kinds, key=(str, Path).__contains__):
             with suppress(ValueError, OverflowError):
                 return convert(kind, value, text)
@@ -119,7 +117,7 @@ def convert(hint: Any, value: object, text: bool = False) -> Any:
 def _number(hint, value, text):
     if isinstance(value, bool) or not isinstance(value, (int, float, str) if text else numbers.Real):
         raise ValueError
-    if not isinstance(value, int | float | str):  # NumPy's, which JSON does not know
+    if not isinstance(value, int | float | str):  # NumPy's numbers, which JSON cannot hold
         value = int(value) if isinstance(value, numbers.Integral) else float(value)
     if hint is float:
         return float(value) if text else value
@@ -131,7 +129,7 @@ def _number(hint, value, text):
 
 
 def plain_hint(hint: Any) -> Any:
-    """The annotation without the mark of Positional."""
+    """The annotation without Positional."""
     while get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     return hint
@@ -158,7 +156,7 @@ def type_in_words(hint: Any) -> str:
 
 
 def _advice(hint, value) -> str:
-    """A guess at what was meant, to end an error message."""
+    """Guess what the user meant, as the end of an error message."""
     choices = _choices(hint)
     for one in value if isinstance(value, list | tuple) else [value]:
         close = difflib.get_close_matches(one, choices, n=1, cutoff=0.4) if isinstance(one, str) else []

@@ -1,12 +1,12 @@
-"""Standard output and error as a display: it may be slow, closed, full or of any encoding, and never ends the work.
+"""Make standard output and error safe: if they are slow, closed, full or in any encoding, the work continues.
 
     guard_standard_streams()
 
-Long work writes to a terminal that is closed over night, to a `tee` that dies, to a disk that fills. From then on the
-stream swallows what it is given, and the work continues. What its encoding cannot express is written as an escape. A
-stream that was closed before the start gets /dev/null, or else the next file that is opened, a shard say, would have
-its number, and receive what libraries complain of. Not handled here: what is shown (mlsm/cli/, mlsm/commands/,
-mlsm/terminal/).
+While a command runs for hours, its terminal may be closed, its `tee` may die or the disk may fill up. From then on the
+stream discards what is written to it, and the work continues. Characters outside the stream's encoding are written as
+escapes. A stream that was closed before the start is replaced by /dev/null. Otherwise the next opened file, such as a
+shard, would get its number, and libraries would print warnings into it. What is shown is decided elsewhere (mlsm/cli/,
+mlsm/commands/, mlsm/terminal/).
 """
 
 import errno
@@ -16,7 +16,7 @@ import select
 import sys
 from contextlib import suppress
 
-_GONE = {errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO, errno.ECONNRESET}  # nobody is there who could miss it
+_GONE = {errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO, errno.ECONNRESET}  # of a stream that nobody reads any more
 
 
 def guard_standard_streams() -> None:
@@ -24,8 +24,8 @@ def guard_standard_streams() -> None:
     them."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if is_closed := _is_closed(number):
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
-            os.set_inheritable(number, True)  # workers need one, too
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is `number`
+            os.set_inheritable(number, True)  # workers also need it
         stream, original = getattr(sys, name), getattr(sys, f"__{name}__")
         if number == 0 or stream is not original:
             continue
@@ -46,7 +46,7 @@ def loss(stream: object) -> OSError | None:
 
 
 class _Display(io.RawIOBase):
-    """A file descriptor that takes everything. After its first error nothing is written any more; `error` has it."""
+    """A file descriptor whose writes never raise. After its first error, kept in `error`, it writes nothing."""
 
     def __init__(self, number):
         super().__init__()
@@ -65,7 +65,7 @@ class _Display(io.RawIOBase):
         while self.error is None:
             try:
                 return os.write(self.number, raw)
-            except BlockingIOError:  # somebody made a shared terminal or pipe non-blocking
+            except BlockingIOError:  # another process made the shared terminal or pipe non-blocking
                 select.select([], [self.number], [], 1.0)
             except OSError as error:
                 self.error = error

@@ -1,4 +1,4 @@
-"""Text of others, made safe to show: on terminals, in Markdown, without the credentials of a URL.
+"""Make text from untrusted sources safe to show on terminals and in Markdown, and remove credentials from URLs.
 
     printable("bundled\\x1b[2J")                       # bundled\\x1b[2J, in visible characters
     redacted("https://me:secret@host/lsp?sig=1")      # https://host/lsp?***
@@ -6,10 +6,10 @@
     without_directories("/home/ann/wiki.txt")         # wiki.txt
     shell_join(["show-lsp", "my store"])              # show-lsp 'my store', to be pasted into a shell
 
-Names, settings and lineage of a store or an export that somebody else made may hold anything: line breaks that forge
-further lines, escape sequences that rewrite a terminal, marks that turn text around, Markdown, bytes that are not
-UTF-8. What is printed passes `printable`, what is written as Markdown `code_span` or `markdown_text`, an address that
-is written down `redacted`. Not handled here: HTML (Jinja2's autoescape does that) and JSON (which escapes by itself).
+A store or an export from someone else may have anything in its names, settings and lineage: line breaks that fake more
+lines, terminal escape sequences, marks that reverse the direction of text, Markdown, bytes that are not UTF-8. So
+printed text goes through `printable`, text in Markdown through `code_span` or `markdown_text`, and stored addresses
+through `redacted`. HTML is escaped by Jinja2, and JSON escapes by itself.
 """
 
 import re
@@ -18,17 +18,17 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any
 
-# C0 and C1 controls, marks that turn text around, invisible characters but for the joiners that scripts need, line
-# separators, lone surrogates.
+# C0 and C1 controls, marks that reverse the direction of text, invisible characters (except the joiners that some
+# scripts need), line separators, lone surrogates.
 _UNPRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\uffff"
     "\ud800-\udfff\U000e0000-\U000e0fff]"
 )
 _NAMED = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
-_USER_IS_SECRET = ("http", "https", "ftp", "ftps")  # a token may stand for the user; elsewhere the user is a name
+_USER_IS_SECRET = ("http", "https", "ftp", "ftps")  # the user part may be an access token
 _NOT_A_PASSWORD = ("github",)  # github://organisation:repository@revision
-# Scheme, then user and password up to the last @ before the path; a password may hold a slash by mistake, and a path
-# that was made of the address has one slash only.
+# Scheme, then user and password up to the last @ before the path; a password may contain a slash by mistake, and an
+# address converted to a path has only one slash after the scheme.
 _CREDENTIALS = re.compile(
     r"(?<![\w+.-])(?P<scheme>[A-Za-z][\w+.-]*):(?P<slashes>//?)(?P<user>[^\s/?#:@'\"]*)"
     r"(?P<password>:[^\s/?#]*@|:(?!\d*(?:[/?#\s'\"]|$))[^\s]*@|[^\s/?#]*@)"
@@ -42,7 +42,7 @@ _QUERY = re.compile(r"(?P<address>(?<![\w+.-])[A-Za-z][\w+.-]*://[^\s?#'\"]+)\?[
 def printable(text: object, keep: str = "\n\t") -> str:
     """The text with every character that a terminal would act on shown as an escape like \\x1b.
 
-    keep  characters that stay; "" keeps the text in one line
+    keep  characters to leave unchanged; with "" the result is one line
     A byte that is not UTF-8, which Python carries as a lone surrogate, is shown as that byte.
     """
     return _UNPRINTABLE.sub(lambda match: match[0] if match[0] in keep else _escape(match[0]), str(text))
@@ -51,13 +51,13 @@ def printable(text: object, keep: str = "\n\t") -> str:
 def shell_quote(word: object) -> str:
     """One word of a command that the user pastes into a shell, on one line.
 
-    A name that `printable` would show with escapes is written as $'...' (bash, zsh, ksh), which stands for its bytes.
+    A name that `printable` would change is written as $'...' (bash, zsh, ksh), which the shell turns into its bytes.
     """
     text = str(word)
     if not _UNPRINTABLE.search(text):
         return shlex.quote(text)
 
-    def escape(found: re.Match) -> str:  # surrogates that no name can hold are encoded as others are
+    def escape(found: re.Match) -> str:  # surrogates that cannot come from a file name are encoded like the others
         errors = "surrogateescape" if "\udc80" <= found[0] <= "\udcff" else "surrogatepass"
         return "".join(f"\\x{byte:02x}" for byte in found[0].encode("utf-8", errors))
 
@@ -73,7 +73,7 @@ def shell_join(words: Iterable[object]) -> str:
 def printable_values(value: Any, but: Collection[str] = ()) -> Any:
     """The same value with every string in its dicts, lists and tuples printable, each on one line.
 
-    but  keys of dicts whose values stay
+    but  keys of dicts whose values are not changed
     """
     if isinstance(value, str):
         return printable(redacted(value), keep="")
@@ -89,9 +89,9 @@ def printable_values(value: Any, but: Collection[str] = ()) -> Any:
 
 
 def redacted(text: object) -> str:
-    """The text, every URL in it without user and password, and without what its query says.
+    """The text with user, password and query removed from every URL in it.
 
-    What remains is still an address: the credentials come from elsewhere then (docs/remote.md).
+    The result can still be used as an address, if the credentials are supplied in another way (docs/remote.md).
     """
     return _QUERY.sub(r"\g<address>?***", _CREDENTIALS.sub(_without_credentials, str(text)))
 
@@ -102,7 +102,7 @@ def without_credentials(url: str) -> str:
 
 
 def code_span(value: object) -> str:
-    """A value as a Markdown code span on one line, also inside of a table."""
+    """A value as a Markdown code span on one line, also safe inside a table."""
     text = printable(value, keep="")
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * (longest + 1)
@@ -111,17 +111,17 @@ def code_span(value: object) -> str:
 
 
 def markdown_text(value: object) -> str:
-    """A value as plain text of a Markdown line: nothing in it is markup, a link or HTML."""
+    """Escape a value for a line of Markdown, so that nothing in it is markup, a link or HTML."""
     return re.sub(r"([\\`*_\[\]<>&|~#$])", r"\\\1", printable(value, keep=""))
 
 
 def without_directories(value: Any) -> Any:
-    """The same JSON value with the last part alone of every local path that is a string or a key in it.
+    """Replace every local path in a JSON value, as a string or as a key, by its last component.
 
-    Directories may be named after people and projects, which should not be published with the value. Paths are
-    absolute, begin with . or ~, have more parts than a Hub id, OWNER/NAME, or end like a file of text or settings; an
-    id, what may be one, and an address stay. A model in the Hub's cache is called by its id, a run's export by its run.
-    Keys that become equal are numbered.
+    Directories may be named after people and projects, which should not be published with the value. A string is a path
+    if it is absolute, starts with . or ~, has more parts than a Hub id (OWNER/NAME), or has the extension of a text or
+    settings file. Addresses, Hub ids and strings that may be ids are not changed. A model in the Hub's cache becomes
+    its id, a run's export becomes the run's name. Keys that become equal are numbered.
     """
     if isinstance(value, list | tuple):
         return [without_directories(part) for part in value]
@@ -140,7 +140,7 @@ def without_directories(value: Any) -> Any:
 
 
 def hub_id(path: str) -> str | None:
-    """OWNER/NAME of a model or dataset whose directory in the Hub's cache a path names; None of any other path."""
+    """OWNER/NAME of a model or dataset, if the path is its directory in the Hub's cache; None for other paths."""
     found = re.search(r"(?:^|/)(?:model|dataset)s--([\w.-]+)/snapshots/", path)
     return None if found is None else found[1].replace("--", "/")
 
@@ -165,9 +165,9 @@ def _without_credentials(match):
 
 
 def settings_table(title: str, rows: Iterable[tuple[str, object, str | None]]) -> str:
-    """Lay out what a command announces before it starts.
+    """Lay out the table that a command prints before it starts.
 
-    rows  (name, value, where the value comes from; None if that goes without saying)
+    rows  (name, value, source of the value; None if the source is not shown)
     """
     rows = [(name, printable(value, keep=""), origin) for name, value, origin in rows]
     width = max(len(name) for name, _, _ in rows)

@@ -1,12 +1,13 @@
-"""WordNet, read from its sense index: candidates of a word, synsets of sense keys, names and supersenses of synsets.
+"""Read WordNet's sense index: a word's candidate senses, the synset of a sense key, lemmas and supersenses of synsets.
 
     wordnet = WordNet.load("wordnet3.0/index.sense")
     wordnet.candidates("dog", "NOUN")           # [("dog%1:05:00::", "02084071-n"), ...], first sense first
     wordnet.supersenses("dog")                  # ["noun.animal", ..., "verb.motion"], one for each synset
 
 Format of a line (WordNet's senseidx(5WN)): sense_key synset_offset sense_number tag_count, where a key is
-lemma%ss_type:lex_filenum:lex_id:head_word:head_id. A synset is named by its offset and its type's letter; satellite
-adjectives (s) number their senses together with the other adjectives (a). Not handled here: glosses and relations.
+lemma%ss_type:lex_filenum:lex_id:head_word:head_id. A synset is named by its offset and its type's letter; senses of
+satellite adjectives (s) are numbered together with those of other adjectives (a). Not handled here: glosses and
+relations.
 """
 
 from pathlib import Path
@@ -15,7 +16,7 @@ from mlsm.common.errors import WsdDataError
 
 PARTS_OF_SPEECH = {"NOUN": "n", "VERB": "v", "ADJ": "as", "ADV": "r"}  # WordNet's letters; s is a satellite adjective
 TYPES = "nvars"  # ss_type 1 ... 5
-LEXNAMES = (  # noqa: SIM905 (lexnames(5WN): lex_filenum 0 ... 44; as a list literal a page)
+LEXNAMES = (  # noqa: SIM905 (lexnames(5WN): lex_filenum 0 ... 44; a list literal would take a page)
     "adj.all adj.pert adv.all noun.Tops noun.act noun.animal noun.artifact noun.attribute noun.body noun.cognition "
     "noun.communication noun.event noun.feeling noun.food noun.group noun.location noun.motive noun.object "
     "noun.person noun.phenomenon noun.plant noun.possession noun.process noun.quantity noun.relation noun.shape "
@@ -35,15 +36,15 @@ class WordNet:
     def __init__(self, path: Path):
         self.path = path
         self.synset_of: dict[str, str] = {}
-        self._keys_of: dict[tuple[str, str], list[tuple[int, str]]] = {}  # of (lemma, part of speech)
+        self._keys_of: dict[tuple[str, str], list[tuple[int, str]]] = {}  # by (lemma, part of speech)
         self._lemmas_of: dict[str, list[tuple[int, str]]] = {}
         self._lexname_of: dict[str, str] = {}
 
     @classmethod
     def load(cls, path: str | Path) -> "WordNet":
-        """Read an index.sense. Raises WsdDataError naming the line that is not one of a sense index."""
+        """Read an index.sense. Raises WsdDataError, which names the line, if a line has another format."""
         wordnet = cls(Path(path))
-        with open(path, "rb") as file:  # decoded line by line, so that an error has its number
+        with open(path, "rb") as file:  # decoded line by line, so that an error can name the line
             for number, line in enumerate(file, 1):
                 try:
                     wordnet._add(*line.decode().split())
@@ -69,7 +70,7 @@ class WordNet:
         self._lexname_of[synset] = LEXNAMES[int(lex_filenum)]
 
     def candidates(self, lemma: str, pos: str) -> list[tuple[str, str]]:
-        """Senses of a word in WordNet's order: list of (sense key, synset); empty for a word that is not in WordNet."""
+        """Senses of a word in WordNet's order: list of (sense key, synset); empty if the word is not in WordNet."""
         senses = self._keys_of.get((lemma, PARTS_OF_SPEECH[pos][0]), ())
         return [(key, self.synset_of[key]) for _, key in senses]
 

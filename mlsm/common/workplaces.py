@@ -1,12 +1,11 @@
-"""Working directories, which hold the parts of a long work until it is done.
+"""Working directories, which hold the intermediate files of long work until it is done.
 
     with workplace(directory, files=("sample.npy", "part-*.npz")) as place:     # removed at the end
 
-A work place stays after an interruption, so that the same command can resume. Its file `lock` is locked while a process
-works there, and marks the directory as a work place: the first line is MARK, the others are the patterns of the names
-that the work gives to files there. By that mark `clean` (shards/clean.py) recognises a working directory that was
-abandoned, and distinguishes the files of the work from other people's, whatever the work is. Not handled here: what the
-files hold, and how a work continues (pipeline/dictionary/checkpoint.py, for one).
+A working directory remains after an interruption, so that the same command can resume. Its file `lock` is locked while
+a process works there. The file's first line is MARK; the other lines are patterns of the names of the work's files.
+With these, `clean` (shards/clean.py) recognises an abandoned working directory and removes only the work's own files.
+What the files contain, and how work resumes, is decided elsewhere (for example in pipeline/dictionary/checkpoint.py).
 """
 
 import logging
@@ -23,25 +22,26 @@ from mlsm.common.errors import PlaceError
 
 LOCK = "lock"
 MARK = "A working directory of mlsm for files with these names; files with other names are not part of its work."
-_LONGEST_MARK = 4096  # bytes; somebody else's file of that name may have any size
+_LONGEST_MARK = 4096  # bytes; another program's file of that name may have any size
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def workplace(directory: Path, files: Sequence[str]) -> Iterator[Path]:
-    """A directory for the parts of one work: removed if the block ends well or leaves nothing, else kept.
+    """A directory for intermediate files: removed if the block succeeds or leaves it empty, else kept.
 
-    Temporaries that a killed process left there are removed first, if the lock shows that no other process writes them.
+    First, temporary files of a killed process are removed, if the lock shows that no other process is writing them.
 
-    files   patterns of the names that the work gives to files there, as fnmatch takes them
-    Raises  ValueError if another process works in it (on this machine, or where the file system shares locks)
+    files   fnmatch patterns of the names of the work's files
+    Raises  ValueError if another process works in it (on this machine, or on any machine if the file system shares
+            locks)
     """
     with _locked(directory) as (lock, is_locked):
-        with suppress(OSError):  # without a mark it is only unknown to `clean`
-            if os.fstat(lock.fileno()).st_nlink == 1:  # else it may be somebody's file under a second name
+        with suppress(OSError):  # without a mark, only `clean` does not recognise it
+            if os.fstat(lock.fileno()).st_nlink == 1:  # else it may be a hard link to another file
                 lock.truncate(0)
                 lock.write("\n".join((MARK, *files, "")).encode())
-        for left in directory.glob(".*.tmp") if is_locked else ():  # by a killed process; a sample may be gigabytes
+        for left in directory.glob(".*.tmp") if is_locked else ():  # left by a killed process; maybe gigabytes
             if disk.writer_of_temporary(left.name) is not None:
                 disk.remove(left)
         try:
@@ -50,7 +50,7 @@ def workplace(directory: Path, files: Sequence[str]) -> Iterator[Path]:
             if os.listdir(directory) == [LOCK]:
                 _remove(directory)
             raise
-    _remove(directory)  # the lock is closed: NFS keeps an open file's directory
+    _remove(directory)  # after closing the lock: NFS does not remove the directory of an open file
 
 
 def discard(directory: Path) -> None:
@@ -69,7 +69,7 @@ def _remove(directory):
 
 
 def read_mark(directory: Path) -> list[str] | None:
-    """The patterns that the mark of a work place lists; None if a directory has no such mark."""
+    """The patterns in the lock file of a working directory; None if the directory is not marked as one."""
     try:
         with disk.open_to_read(directory / LOCK) as file:
             first, *files = file.read(_LONGEST_MARK).decode().splitlines() or [""]
@@ -79,19 +79,19 @@ def read_mark(directory: Path) -> list[str] | None:
 
 
 def is_part(name: str, files: Sequence[str]) -> bool:
-    """Whether a file in a work place is its lock, or has a name that fits one of the patterns `files`."""
+    """Whether a file in a working directory is its lock, or its name matches one of the patterns `files`."""
     return name == LOCK or any(fnmatchcase(name, pattern) for pattern in files)
 
 
 @contextmanager
 def lock_if_free(directory: Path) -> Iterator[bool]:
-    """Hold the lock of another process's working directory if it is free. Returns whether no one works there meanwhile.
+    """Lock another process's working directory if it is free. Gives whether it was.
 
-    A place without a file `lock` counts as free, one on a file system without locks as in use.
+    A directory without a file `lock` counts as free. On a file system without locks, it counts as in use.
     """
     try:
         lock = disk.append(directory / LOCK, make=False)
-    except PermissionError:  # somebody else's; where a lock may be read, it can be held on many file systems
+    except PermissionError:  # another user's; on many file systems a lock can be held on a readable file
         try:
             lock = disk.open_to_read(directory / LOCK)
         except OSError:
@@ -110,7 +110,7 @@ def lock_if_free(directory: Path) -> Iterator[bool]:
 
 @contextmanager
 def _locked(directory: Path, attempts: int = 2) -> Iterator[tuple[FileIO, bool]]:
-    """Make a directory and hold its lock; gives the open lock, and whether the file system has locks."""
+    """Make a directory and hold its lock. Gives the open lock file, and whether the file system has locks."""
     for attempt in range(1, attempts + 1):
         make_directories(directory)
         try:
@@ -122,7 +122,7 @@ def _locked(directory: Path, attempts: int = 2) -> Iterator[tuple[FileIO, bool]]
         with lock:
             is_locked = _lock(lock, directory)
             if attempt < attempts and not _is_at(lock, directory / LOCK):
-                continue  # removed after it was opened: a lock that nobody else sees
+                continue  # removed after it was opened, so no other process sees this lock
             yield lock, is_locked
         return
 

@@ -1,10 +1,10 @@
-"""The origin of a model, from its export and the run around it, as the fields of a record.
+"""The origin of a model, read from its export and its run, as the fields of a record.
 
-An export carries lineage.json (student/runs/export.py). The lineage of a probe is that of its student; its identity
-holds the settings of both. Nothing is known of a stock model.
+An export carries lineage.json (student/runs/export.py). The lineage of a probe is that of its student; its identity has
+the settings of both. For a stock model nothing is known.
 
-A checkpoint of step 0 is of no objective yet: runs of one encoder and seed begin with the same weights, whatever they
-learn. So its objective is `untrained`, and of targets it has none; its identity is that of the run it is from.
+A checkpoint of step 0 has no objective yet: runs with the same encoder and seed start with the same weights, whatever
+they learn. So its objective is `untrained`, and it has no targets; its identity is that of its run.
 
     lineage("runs/students/<run>/checkpoints/step-00000010")    # {"objective": "mlsm", "step": 10, ...}
 
@@ -40,7 +40,7 @@ FIELDS = (
     "teacher",
 )
 UNTRAINED = "untrained"
-WITHOUT_TARGETS = (*objectives.WITHOUT_TARGETS, UNTRAINED)  # objectives that learn none of a store's distributions
+WITHOUT_TARGETS = (*objectives.WITHOUT_TARGETS, UNTRAINED)  # objectives that do not learn a store's distributions
 
 
 def _table(fields: dict[str, Any]) -> Any:
@@ -94,7 +94,7 @@ def read_lineage(file: Path) -> dict:
 
 
 def _find_problem(known: Any, depth: int = 0) -> str | None:
-    """What is wrong with a lineage, including the student's inside a probe's; None if nothing is."""
+    """Say what is wrong with a lineage, including that of a probe's student; None if it is valid."""
     if (problem := find_problem(known, LINEAGE)) or "student" not in known:
         return problem
     inner = known["student"]
@@ -109,7 +109,7 @@ def lineage(directory: Path | str) -> dict:
     directory  of an export, a kept checkpoint or a stock model
     Returns    objective, kappa (of mtl), run_seed (of pre-training), step (optimiser steps), fraction (of the run's
                steps), layer (of the teacher), k, lambda, dictionary (its fingerprint), encoder, teacher: None if
-               unknown, or, of an mlm student or an untrained one, not used; flops, see `flops_until`; and identity, see
+               unknown, or if not used (for an mlm or an untrained student); flops, see `flops_until`; and identity, see
                `identity`, None for a model without our lineage
     Raises     LineageError if there is a lineage.json that cannot be read
     """
@@ -121,11 +121,11 @@ def lineage(directory: Path | str) -> dict:
     probing = 0.0
     if "student" in known:  # a probe
         probing, known = known.get("flops") or 0.0, known["student"]
-    _fill_in_dropout(known, export)  # that of a probe, too: it holds its student's encoder, which lies elsewhere
+    _fill_in_dropout(known, export)  # also a probe's: it has its student's encoder, which is elsewhere
     settings, target = known.get("settings", {}), known.get("store", {}).get("settings", {})
     step, steps = known.get("step"), settings.get("max_steps")
     objective = UNTRAINED if step == 0 and settings.get("continue_from") is None else known.get("objective")
-    if objective in WITHOUT_TARGETS:  # reads the words of a store, whatever targets that holds
+    if objective in WITHOUT_TARGETS:  # learns only words, whatever targets the store has
         target = {}
     return {
         "objective": objective,
@@ -145,24 +145,25 @@ def lineage(directory: Path | str) -> dict:
 
 
 def _fill_in_dropout(known, directory):
-    """Fill in a dropout that the settings leave open: the encoder's own, which the export's config.json says."""
+    """If the settings have no dropout, fill in the encoder's own from the export's config.json."""
     settings = known.get("settings", {})
     if settings.get("dropout", "open") is None and (directory / "config.json").is_file():
         from student.encoders.build import own_dropout
 
-        with suppress(Exception):  # of a damaged configuration transformers raises many classes; the dropout stays open
+        with suppress(Exception):  # transformers raises many classes for a damaged configuration
             settings["dropout"] = own_dropout(open_config(directory))
 
 
 def identity(known: dict) -> dict:
-    """Everything that decided the pre-training of a model, as its lineage.json says it.
+    """All settings that determined a model's pre-training, from its lineage.json.
 
     known    a whole lineage.json
-    Returns  objective; settings (of the run, those that name it); plan (fingerprint of the text as windows); windowing;
-             target (fingerprint of the store's targets) and target_settings (teacher, layer, dtype and so on, with what
-             the store knows of its dictionary); tail (mean mass kept and dropped, None if the store
-             drops none). A student of several stores has those of its first store here, and in `other_targets` the
-             target and settings of each other one. A probe has those of its student here, and its own in `probe`
+    Returns  objective; settings (those of the run that are part of its name); plan (fingerprint of the text as
+             windows); windowing; target (fingerprint of the store's targets) and target_settings (teacher, layer, dtype
+             and so on, with the store's facts about its dictionary); tail (mean mass kept and dropped, None if the
+             store drops none). For a student of several stores these are those of its first store, and `other_targets`
+             has the target and settings of each other store. For a probe these are those of its student, and `probe`
+             has its own
     """
     if "student" in known:
         own = {name: value for name, value in known.items() if name != "student"}
@@ -186,10 +187,9 @@ def flops_until(known: dict, probing: float = 0.0) -> dict[str, float | None]:
     """Floating-point operations spent up to a checkpoint.
 
     known    its lineage.json
-    probing  those of the probe on top of it
-    Returns  pretraining: of the student, its probe included. teacher: of its forward passes over the tokens that the
-             student was trained on, as if all of them were encoded for this student alone; 0 without a teacher. None
-             where unknown
+    probing  those of the probe, if there is one
+    Returns  pretraining: of the student, including its probe. teacher: of its forward passes over the tokens that the
+             student was trained on, as if they were encoded only for this student; 0 without a teacher. None if unknown
     """
     flops = known.get("flops")
     return {
@@ -199,13 +199,13 @@ def flops_until(known: dict, probing: float = 0.0) -> dict[str, float | None]:
 
 
 def find_log(directory: Path) -> Path | None:
-    """The log of the run that an export or a checkpoint is in, if it is in one."""
+    """The log of the run that contains an export or a checkpoint; None if it is not in a run."""
     logs = (run / "log.jsonl" for run in directory.absolute().parents[:2])
     return next((log for log in logs if log.is_file()), None)
 
 
 def read_log(log: Path) -> list[dict]:
-    """The lines of a run's log, each with its step; warns of damaged ones, which are passed over."""
+    """The lines of a run's log, each with its step. Damaged lines are skipped with a warning."""
     lines, damaged = read_json_lines(log)
     if damaged:
         logger.warning(damage(log, damaged))
@@ -217,7 +217,7 @@ def _count_teacher(known):
     if known.get("objective") in WITHOUT_TARGETS or tokens == 0:
         return 0.0
     total = 0.0
-    for store in (known.get("store", {}), *known.get("other_stores", [])):  # each had its own pass
+    for store in (known.get("store", {}), *known.get("other_stores", [])):  # each had its own pass of the teacher
         target = store.get("settings", {})
         length = (target.get("windowing") or {}).get("max_length")
         has_teacher = tokens is not None and length and "teacher" in target
@@ -230,7 +230,7 @@ def _count_teacher(known):
 
 
 def _find_teacher(name: str | None, fingerprint: str) -> Path | None:
-    """The directory of a teacher on this machine, if it is still the one of this fingerprint."""
+    """The directory of a teacher on this machine, if it still has this fingerprint."""
     from huggingface_hub import snapshot_download
 
     from pipeline.teacher import BUNDLED, teacher_fingerprint
@@ -238,7 +238,7 @@ def _find_teacher(name: str | None, fingerprint: str) -> Path | None:
     if not name:
         return None
     directory = BUNDLED if name == "bundled" else Path(name)
-    with suppress(Exception):  # three libraries raise: no name of the Hub's, not in its cache, no longer a model
+    with suppress(Exception):  # three libraries raise: no Hub id, not in the cache, not a model
         if not directory.is_dir():
             directory = Path(snapshot_download(name, local_files_only=True))
         if teacher_fingerprint(directory) == fingerprint:
@@ -247,8 +247,9 @@ def _find_teacher(name: str | None, fingerprint: str) -> Path | None:
 
 
 def _window_flops(directory, layer, length, passes=1):
-    """Operations of a teacher on one window, cut after a layer; None for the layer: the whole, with its head, which
-    reads every token once however many passes the encoder takes."""
+    """Operations of a teacher, cut after a layer, on one window. If the layer is None: of the whole teacher with its
+    head, which reads every token once, even if the encoder makes several passes.
+    """
     import torch
     from transformers import AutoModel, AutoModelForMaskedLM
 

@@ -1,10 +1,10 @@
-"""The models that an evaluation is given: a word of the command line to the directories that hold them.
+"""Find the directories of the models that the user names for an evaluation.
 
     for directory in directories(("runs/students/<run>", "bundled"), step="all"):
         ...
 
-One home for all evaluations, so that a model has the same files, and so the same digest and lineage in its records,
-whichever of them asked for it. Not handled here: loading (tasks/scoring/models.py, tasks/finetuning/heads.py).
+All evaluations use this module, so that a model has the same files, digest and lineage in the records of each. Not
+handled here: loading (tasks/scoring/models.py, tasks/finetuning/heads.py).
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ from student.runs.probed import export_of
 
 
 def directories(names: Sequence[str], step: str | None = None) -> list[Path]:
-    """The directories that some names stand for, in their order.
+    """The directories of the named models, in order.
 
     names   runs, exports, kept checkpoints, any models' directories, `bundled`, Hub ids
-    step    of every run, not its export but the kept checkpoint of this optimiser step, or `all` of them; what is
-            not a run is taken as it is
+    step    for every run, use the kept checkpoint of this optimiser step, or `all` kept ones, instead of its export;
+            other names are not affected
     Raises  ModelError if there is no such model or checkpoint; RunError if a run is not finished
     """
     if step is not None and step != "all" and not step.isdecimal():
@@ -73,7 +73,7 @@ def _choose_checkpoints(run: Path, step: str) -> list[Path]:
 def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(EXPORT_FILES)))
-    except Exception as error:  # their classes change with huggingface_hub's versions
+    except Exception as error:  # the classes differ between versions of huggingface_hub
         raise ModelError(
             f"no such model: {name} is not a directory, and neither the Hub nor its cache has it "
             f"({type(error).__name__}). Pass a directory, or download it on a machine with a network: hf download "

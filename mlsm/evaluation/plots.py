@@ -1,10 +1,10 @@
-"""Figures that look alike and are the same bytes each time: SVG and PNG, with their data as CSV.
+"""Save figures in one style as SVG and PNG, with their data as CSV; equal data give identical bytes.
 
     figure, axes = new_figure(width=1.0)
     axes.plot(layers, f1)
     files = save_figure(figure, directory / "layers", header, rows)
 
-Drawn without a display or global state: pyplot is not imported. Not handled here: what is drawn.
+Drawn without a display or global state: pyplot is not imported. The figures themselves are drawn elsewhere.
 """
 
 import csv
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
-SIZE = (6.4, 4.0)  # inches of a figure one text column wide
+SIZE = (6.4, 4.0)  # inches, for a figure of one text column
 DOTS_PER_INCH = 150
 CHARACTERS_PER_INCH = 15  # of a caption
 STYLE = {
@@ -33,7 +33,7 @@ STYLE = {
     "axes.spines.top": False,
     "grid.alpha": 0.3,
     "legend.frameon": False,
-    "svg.fonttype": "none",  # text stays text: searchable, small
+    "svg.fonttype": "none",  # text is not converted to paths: searchable, small
     "svg.hashsalt": "mlsm",  # otherwise ids are random
 }
 
@@ -61,10 +61,10 @@ def new_figure(width: float = 1.0, rows: int = 1, columns: int = 1) -> "tuple[Fi
 def drawn(draw: Callable[..., list], *arguments: object) -> list:
     """Call `draw(*arguments)` and return the files of the figures that it wrote.
 
-    Without matplotlib there are none, and the log says so: a command never fails for want of a figure.
+    Without matplotlib the list is empty and a message is logged, so a command never fails because of a figure.
     """
     try:
-        _load()  # before `draw` imports parts of it
+        _load()  # now, before `draw` imports parts of it
     except PlotError as error:
         logger.info("no figure: %s", error)
         return []
@@ -72,7 +72,7 @@ def drawn(draw: Callable[..., list], *arguments: object) -> list:
 
 
 def write_caption(figure: "Figure", text: str) -> None:
-    """Write a paragraph below a figure, which keeps room for it."""
+    """Write a caption below a figure and reserve space for it."""
     wrapped = "\n".join(textwrap.wrap(text, int(figure.get_size_inches()[0] * CHARACTERS_PER_INCH)))
     figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=8, color="0.3")
 
@@ -83,7 +83,7 @@ def save_figure(
     """Write <stem>.svg, .png and .csv, each whole or not at all. Returns their paths.
 
     header, rows  what was drawn, for the CSV
-    png           whether to write that, too
+    png           whether to also write the PNG
     """
     import matplotlib
 
@@ -109,7 +109,7 @@ def save_table(path: Path, header: Sequence[str], rows: Iterable[Sequence]) -> P
 
 
 def as_text(cell: object) -> object:
-    """A cell of a CSV file. One that a spreadsheet would compute as a formula gets an apostrophe; a number does not."""
+    """A cell of a CSV file. Text that a spreadsheet would take for a formula gets an apostrophe in front."""
     if not isinstance(cell, str):
         return cell
     cell = cell.replace("\r\n", "\n").replace("\r", "\n")  # csv does not quote a carriage return, which ends a row

@@ -17,12 +17,11 @@
                   for the score of one that diverged; else missing}
 
 A record of `finetune --frozen` has the suite `frozen`, the seed null and the metrics of FROZEN, each with the part that
-it was scored on: `entities_tuning`, `entities_dev`, `entities_test`. Its settings say `"frozen": true`, and `chosen`
-holds what the tuning split decided.
+it was scored on: `entities_tuning`, `entities_dev`, `entities_test`. Its settings have `"frozen": true`, and `chosen`
+has the choices that were made on the tuning split.
 
-Values are fractions: 0.86, not 86. A record is written as a whole and stands for itself, so files may be moved and
-mixed.
-Not handled here: where a model comes from (lineage.py), what is measured, comparing.
+Values are fractions: 0.86, not 86. A record is written in one step and is self-contained, so files may be moved and
+mixed. Not handled here: a model's origin (lineage.py), measuring, comparing.
 """
 
 import hashlib
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "mlsm-record-2"
 
-# The fourteen figures of the fine-tuning suite (MLSM paper, section 4.2): task -> metrics, in a record's order.
+# The fourteen scores of the fine-tuning suite (MLSM paper, section 4.2): task -> metrics, in a record's order.
 METRICS = {
     "cola": ("matthews",),
     "conll2003": ("f1",),
@@ -64,7 +63,7 @@ METRICS = {
     "wic": ("accuracy",),
 }
 
-# What `finetune --frozen` measures: task -> metrics, each on the parts `tuning`, `dev` and `test` that the task has.
+# The metrics of `finetune --frozen`: task -> metrics, each for those of `tuning`, `dev` and `test` that the task has.
 FROZEN = METRICS | {
     "conll2003": ("entities", "pos", "chunks"),
     "stsb": (*METRICS["stsb"], "cosine"),
@@ -77,7 +76,7 @@ def describe_model(path: Path | str, name: str | None = None) -> dict:
     """The facts about a model in a record: model, path, weights and its lineage.
 
     path  directory of an export, a kept checkpoint or any stock model
-    name  shown to people; when not given, the name of the run (of a checkpoint, with its step) or of the directory
+    name  the name to show; by default the name of the run (for a checkpoint, with its step) or of the directory
     Raises  RecordError if its weights or its lineage cannot be read
     """
     path = Path(path)
@@ -104,7 +103,7 @@ def weights_sha256(directory: Path | str) -> str:
 
 
 def environment(device: "torch.device | str" = "cpu") -> dict[str, str | int]:
-    """Versions, device and threads that a record's figures were made with."""
+    """Versions, device and threads with which a record's scores were computed."""
     import torch
     import transformers
 
@@ -125,14 +124,14 @@ def directory_of(output: Path | str, record: Mapping) -> Path:
 
 
 def path_of(output: Path | str, record: Mapping) -> Path:
-    """The file of a record; of its fields model, weights, suite, task and seed are needed."""
+    """The file of a record, from its fields model, weights, suite, task and seed."""
     seed = "" if record["seed"] is None else f"-seed{record['seed']}"
     return directory_of(output, record) / f"{record['task']}{seed}.json"
 
 
 @refuse_what_is_in_the_way()
 def write(output: Path | str, record: dict) -> Path:
-    """Write a record, whole, instead of an earlier one. Returns its path; RecordError if it is malformed."""
+    """Write a record in one step, replacing an earlier one. Returns its path. Raises RecordError if it is malformed."""
     path = path_of(output, check_record(record, "this record"))
     make_directories(path.parent)
     replace_json(path, record)
@@ -142,8 +141,8 @@ def write(output: Path | str, record: dict) -> Path:
 def read(paths: Iterable[Path | str]) -> list[dict]:
     """The records in some files and directories, which are searched recursively.
 
-    Returns  list of dicts, in the order of the arguments, within a directory by path; `file` says where each was read
-    Raises   RecordError naming file and field of what is malformed, or that there are none
+    Returns  list of dicts, in the order of the arguments, within a directory by path; `file` is the file of each
+    Raises   RecordError, which names a malformed file and field, or says that there are no records
     """
     files = [file for path in paths for file in _find_files(Path(path))]
     if not files:
@@ -161,14 +160,14 @@ def read_file(file: Path) -> dict:
 
 
 def _fill_in(record):
-    """Settings of fine-tuning that earlier versions did not record, as they were: no warm-up, no clipping."""
+    """Fill in the fine-tuning settings that a record may lack: no warm-up, no clipping."""
     if record["suite"] == "finetune":
         record["settings"] = {"warmup": 0.0, "grad_clip": 0.0} | record["settings"]
     return record
 
 
 def _find_files(path):
-    if path.is_dir():  # a hidden file is the temporary file of another process
+    if path.is_dir():  # a hidden file is another process's temporary file
         return sorted(file for file in path.rglob("*.json") if not file.name.startswith("."))
     if not path.is_file():
         raise RecordError(f"no such file or directory: {path}. Pass records or directories of them.")
@@ -178,7 +177,7 @@ def _find_files(path):
 def check_record(record: Any, where: Path | str) -> dict:
     """Return the record unchanged, or raise a RecordError that says what is wrong with it.
 
-    where  what the message begins with: the record's file
+    where  start of the message: the record's file
     """
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         found = record.get("schema") if isinstance(record, dict) else type(record).__name__
@@ -192,7 +191,7 @@ def check_record(record: Any, where: Path | str) -> dict:
 
 
 def _find_contradiction(record: dict) -> str | None:
-    """Contradictions between the fields of a record, each of which is valid by itself."""
+    """Find a contradiction between fields of a record that are each valid on their own."""
     for name in ("diverged", "collapsed"):
         if record[name] is True:
             return f"field {name}: expected false or a sentence, found True"
@@ -266,7 +265,7 @@ _RECORD = object_of(
 def describe_differences(record: Mapping, facts: Mapping, prefix: str = "") -> str:
     """The differences between a record and the facts of one made now, as text; empty if they agree."""
     said = []
-    for name in {**facts, **(record if prefix else {})}:  # a record has more fields than these, but no other settings
+    for name in {**facts, **(record if prefix else {})}:  # a record has other fields, but not other settings
         found, value, full_name = record.get(name), facts.get(name), f"{prefix}{name}"
         if isinstance(value, dict) and isinstance(found, dict):
             said.append(describe_differences(found, value, f"{full_name} "))

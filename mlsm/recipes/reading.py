@@ -1,11 +1,11 @@
-"""Recipes read: a YAML file of settings, by command, to the values of a settings class.
+"""Read recipes: convert a YAML file of settings by command to the values of a settings class.
 
     values = recipe_settings("paper", "encode-lsp", EncodeConfig)
     recipe = recipe_of_store(store, "train-student")    # "paper", if that made the store
 
-A recipe is one of this directory, by its name, or any YAML file. A store keeps the name of the recipe that made it, and
-a command that trains on the store starts from that one. Not handled here: flags, and which recipe applies without a
-store (mlsm/cli/settings.py).
+A recipe is a file in this directory, given by its name, or any YAML file. A store records the name of the recipe that
+made it, and training on the store uses that recipe. Not handled here: flags, and which recipe applies without a store
+(mlsm/cli/settings.py).
 """
 
 import dataclasses
@@ -19,35 +19,35 @@ from mlsm.common.settings import convert_field
 logger = logging.getLogger(__name__)
 
 DEMONSTRATION = "quickstart"
-NAME = "recipe"  # in plans/<plan>.yaml of a store: which recipe made it, null where none did
+NAME = "recipe"  # in a store's plans/<plan>.yaml: the recipe that made it, or null
 
 
 def recipe_settings(recipe: str, verb: str, settings_class: type, is_asked_for: bool) -> dict[str, Any]:
-    """The values that a recipe gives the settings of a command, by field.
+    """A recipe's values for the settings of a command, by field.
 
     recipe        name of a recipe of this directory, or path of a YAML file
     is_asked_for  whether the user named the recipe; if so, it must have a section for the command
-    Raises        ValueError on a recipe that is not there or not readable, on settings and types that do not fit
+    Raises        ValueError if the recipe is missing or not readable, or a setting or its type is wrong
     """
     path, sections = read_recipe(recipe)
     if is_asked_for and verb not in sections and not (verb == "learn-dictionary" and "encode-lsp" in sections):
         others = ", ".join(map(str, sections))
         raise ValueError(f"recipe {path} has no section for {verb}. It has sections for: {others}")
     section = sections.get(verb) or {}
-    if not is_asked_for:  # whoever made a store does not say where its user writes
+    if not is_asked_for:  # a store's recipe must not decide where its user's files are written
         section = {key: value for key, value in section.items() if _field(key) not in ("output", "run_dir")}
-    if verb == "learn-dictionary":  # the part of encode-lsp that it does
+    if verb == "learn-dictionary":  # uses the section of encode-lsp
         known = {field.name for field in dataclasses.fields(settings_class) if field.init}
         shared = sections.get("encode-lsp") or {}
         section = {key: value for key, value in shared.items() if _field(key) in known} | section
-    if path.parent.name == "plans":  # of a store: it may keep a setting that the command no longer has
+    if path.parent.name == "plans":  # a store's settings: they may have one that the command does not have
         known = {field.name for field in dataclasses.fields(settings_class) if field.init}
         section = {key: value for key, value in section.items() if _field(key) in known}
     return convert_section(section, verb, settings_class, path)
 
 
 def read_recipe(recipe: str) -> tuple[Path, dict[str, Any]]:
-    """The file of a recipe, and its sections as they stand there: settings by command.
+    """The file of a recipe, and its unconverted sections: settings by command.
 
     Raises  ValueError if there is no such recipe, or it is not readable
     """
@@ -56,10 +56,10 @@ def read_recipe(recipe: str) -> tuple[Path, dict[str, Any]]:
 
 
 def convert_section(section: dict[str, Any], verb: str, settings_class: type, path: Path) -> dict[str, Any]:
-    """The settings of one command as they are in a recipe, by field and with the fields' types.
+    """Convert a command's section of a recipe: settings by field, with the fields' types.
 
     path    the recipe, for errors
-    Raises  ValueError on a setting that the command does not have, and on a value that it does not take
+    Raises  ValueError for an unknown setting or an invalid value
     """
     known = {field.name: field for field in dataclasses.fields(settings_class) if field.init}
     unknown = sorted(str(key) for key in section if _field(key) not in known)
@@ -74,20 +74,20 @@ def convert_section(section: dict[str, Any], verb: str, settings_class: type, pa
 
 
 def recipe_of_store(store: Any, verb: str) -> str | None:
-    """The recipe that a command on a store starts from: the one that made the store, if it has a section for it.
+    """The recipe that a command on a store uses: the one that made the store, if it has a section for the command.
 
-    A store that names no recipe counts as the demonstration's if it was made from the bundled text with the bundled
-    teacher or tokenizer. Stores of studies and of Python name no recipe.
+    A store without a recipe's name counts as made by the demonstration's recipe if it was made from the bundled text
+    with the bundled teacher or tokenizer. Stores made by studies or from Python have no recipe's name.
 
     Only the name of a recipe in this directory counts: a path would let the author of the store choose the settings.
 
     store    an open Store
-    Returns  a recipe's name; without one, the settings follow from the size of the store
+    Returns  a recipe's name; if None, the settings follow from the size of the store
     """
     recipe = store.command.get(NAME)
     if recipe is None and _asks_for_the_demonstration(store.command):
         recipe = DEMONSTRATION
-    if not isinstance(recipe, str):  # a store that somebody else made may hold anything
+    if not isinstance(recipe, str):  # a store from someone else may contain anything
         return None
     if _is_file_name(recipe):
         logger.warning(
@@ -109,9 +109,10 @@ def recipe_of_store(store: Any, verb: str) -> str | None:
 
 
 def recipe_to_keep(recipe: str | None) -> str | None:
-    """What a store keeps of the recipe that makes it: a name as it is, the absolute path of a file; None for none.
+    """The recipe as a store records it: its name, the absolute path of a file, or None.
 
-    The settings that a store has kept can be given as a recipe, to repair it: then the recipe that they name.
+    A store's recorded settings can be passed as a recipe to repair the store. Then the recipe that they name is
+    recorded.
     """
     if recipe is None:
         return None
@@ -125,7 +126,7 @@ def recipe_to_keep(recipe: str | None) -> str | None:
 
 
 def _asks_for_the_demonstration(command):
-    """Whether {verb: settings} name the bundled teacher or tokenizer and the bundled text."""
+    """Whether {verb: settings} names the bundled text and the bundled teacher or tokenizer."""
     made = next(iter(command.values()), None)
     if not isinstance(made, dict):
         return False
@@ -142,7 +143,7 @@ def _sections(path):
 
 
 def _read(path):
-    import yaml  # not at import: --help is to answer at once
+    import yaml  # here, so that --help is fast
 
     try:
         values = yaml.safe_load(read_file(path).decode("utf-8")) or {}
@@ -153,7 +154,7 @@ def _read(path):
     except UnicodeDecodeError as error:
         remedy = "Save the file as UTF-8, for example with: iconv -f latin1 -t utf-8"
         raise ValueError(f"recipe {path}: not UTF-8 ({error.reason} at byte {error.start:,}). {remedy}") from None
-    except (OSError, yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: a date that there is not
+    except (OSError, yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: an impossible date
         raise ValueError(f"recipe {path}: not readable as YAML: {' '.join(str(error).split())}") from None
     return values if isinstance(values, dict) else {None: values}
 

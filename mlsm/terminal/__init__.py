@@ -1,1 +1,1 @@
-"""What the commands print: progress, results, errors, help; and the settings that flags and recipes give."""
+"""The output of the commands on the terminal: progress, results, errors."""

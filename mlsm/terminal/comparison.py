@@ -1,7 +1,7 @@
-"""The output of `compare` on a terminal: models by number, then tables whose columns are those numbers.
+"""The output of `compare` on a terminal: a numbered list of models, then tables whose columns are those numbers.
 
-Wide tables are cut into blocks of columns that fit the terminal. Whatever a record holds is shown on one line, and
-cannot control the terminal. Not handled here: the comparison (mlsm/evaluation/comparison/).
+Wide tables are cut into blocks of columns that fit the terminal. Text from records is shown on one line and cannot
+control the terminal. Not handled here: the comparison (mlsm/evaluation/comparison/).
 """
 
 import shutil
@@ -163,9 +163,9 @@ def _matrix(header: list, cells: Matrix, text: Callable[[Any], str]) -> str:
 
 
 def _win_rate_table(result: Comparison, numbers: Numbers) -> list[str]:
-    """Show how often MLSM beats other pre-trainings of the same encoder and step; the CSV file has all models."""
+    """Show how often MLSM scores higher than other objectives with the same encoder and step; the CSV has all."""
     fields = {summary.label: summary.fields for summary in result.summaries}
-    rows: dict[tuple[str, str], dict[str, WinRate]] = {}  # by model and rival, their rates by task
+    rows: dict[tuple[str, str], dict[str, WinRate]] = {}  # (model, other model) -> their win rates by task
     for rate in result.win_rates:
         model, other = fields[rate.model], fields[rate.against]
         is_rival = other["objective"] not in ("mlsm", None) and model["encoder"] == other["encoder"]

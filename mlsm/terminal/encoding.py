@@ -1,4 +1,4 @@
-"""What the encoding commands and derive-shards say when they are done, and what --dry-run found out."""
+"""The output of the encoding commands and of derive-shards when they are done, and of --dry-run."""
 
 from mlsm.common.errors import EXIT_QUARANTINE
 from mlsm.common.invocation import program
@@ -6,11 +6,11 @@ from mlsm.common.text import shell_join, shell_quote
 from mlsm.terminal.process import complain
 from mlsm.terminal.tables import duration, quantity, size, store_rows, table
 
-OBJECTIVES = {"ids": "mlm", "logits": "kd", "hidden": "regress"}  # kind of store -> what learns from it, if not mlsm
+OBJECTIVES = {"ids": "mlm", "logits": "kd", "hidden": "regress"}  # kind of store -> its objective, if not mlsm
 
 
 def encoding(reports: list[dict], settings: object) -> str:
-    """Show the stores that were made, the command that trains on each, and the one that shows LSPs."""
+    """Show the new stores, the command that trains on each, and the command that shows LSPs."""
     if getattr(settings, "dry_run", False):
         return show_estimate(reports[0])
     lines = []
@@ -63,7 +63,7 @@ def show_estimate(report: dict) -> str:
 
 
 def corpus_lines(corpus: dict | None) -> list[str]:
-    """Show the documents of the corpus, in all and by file; nothing where the report has no such counts (None)."""
+    """Show the number of documents of the corpus, in total and by file; nothing if the report has no counts (None)."""
     if corpus is None:
         return []
     listed = corpus["files_listed"]
@@ -93,7 +93,7 @@ def _documents(counts):
 def code_of_quarantine(
     reports: list[dict], advice: str = "Run the same command with --retry-quarantine to try them again"
 ) -> int:
-    """Return the exit code of an encoding: 5, after a line that says so, where documents could not be coded."""
+    """Return the exit code of an encoding: 5, with a printed line, if documents could not be encoded; else 0."""
     count = sum(report.get("quarantined", 0) for report in reports)  # an estimate has none
     if not count:
         return 0

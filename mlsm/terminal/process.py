@@ -1,6 +1,6 @@
-"""The process of a command: signals that end it, warnings, notes, and the one line that says what went wrong.
+"""The process of a command: the signals that end it, warnings, notes, and the one-line error message.
 
-Not handled here: the streams themselves, which survive a display that goes away (mlsm/common/streams.py).
+Not handled here: standard output and error, which survive the loss of the terminal (mlsm/common/streams.py).
 """
 
 import contextlib
@@ -16,11 +16,11 @@ from mlsm.common.errors import EXIT_INPUT, EXIT_STORE, PeerError
 from mlsm.common.text import printable, redacted
 from mlsm.terminal.progress import Progress
 
-SAME_REQUEST_SECONDS = 1.0  # a closed terminal's kernel and shell both send SIGHUP
+SAME_REQUEST_SECONDS = 1.0  # when a terminal closes, kernel and shell both send SIGHUP
 
 
 def is_follower() -> bool:
-    """Say whether this process leaves writing and printing to another one of its torchrun or `accelerate launch`."""
+    """Whether another process of this torchrun or `accelerate launch` does the writing and printing."""
     return int(os.environ.get("RANK", 0)) > 0
 
 
@@ -36,11 +36,11 @@ class Terminated(KeyboardInterrupt):
 
 
 def end_on_signals() -> None:
-    """Let SIGTERM, SIGHUP and Ctrl-C say that the command ends, and raise Terminated.
+    """Make SIGTERM, SIGHUP and Ctrl-C print that the command ends, and raise Terminated.
 
     SIGHUP stays ignored under nohup, and SIGINT in the background of a shell.
     """
-    noted: list[float] = []  # when the last signal came
+    noted: list[float] = []  # time of the last signal
 
     def terminate(number, _):
         if number == signal.SIGINT or not noted or time.monotonic() - noted[0] >= SAME_REQUEST_SECONDS:
@@ -55,21 +55,21 @@ def end_on_signals() -> None:
 
 
 def wait_without_spinning() -> None:
-    """Let OpenMP's threads sleep soon when they wait for one another. To be called before torch is loaded.
+    """Let waiting OpenMP threads sleep soon instead of spinning. Call this before torch is loaded.
 
-    By default they spin for about a millisecond at every barrier. Beside one busy process on two cores, that took
-    a training step to 2.4 times its time; with a short spin it takes 1.1 times, and alone as long as before
-    (benchmarks/neighbour.py). What the environment says already has precedence. The functions of `mlsm` do not do this,
-    since the process is their caller's (docs/python.md).
+    By default they spin for about a millisecond at every barrier. With one other busy process on two cores, a training
+    step then took 2.4 times as long; with a short spin it takes 1.1 times as long. On an idle machine the time does not
+    change (benchmarks/neighbour.py). Environment variables that are already set have precedence. The Python functions
+    of `mlsm` do not do this, since the process belongs to their caller (docs/python.md).
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def quiet_libraries(downloads: bool) -> None:
-    """Let libraries speak through our errors only; their chatter would bury the summary.
+    """Silence libraries: their errors reach the user through ours, and other messages would bury the summary.
 
-    downloads  whether the command may fetch a model, whose progress bar is wanted
+    downloads  whether the command may download a model; its progress bar is kept
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -84,7 +84,7 @@ def quiet_libraries(downloads: bool) -> None:
 
 
 class _Notes(logging.Handler):
-    """Hands log messages to a display."""
+    """Passes log messages to a progress display."""
 
     def __init__(self, progress: Progress):
         super().__init__()
@@ -96,9 +96,9 @@ class _Notes(logging.Handler):
 
 @contextlib.contextmanager
 def passing_on_notes(progress: Progress) -> Iterator[None]:
-    """Turn what our packages log, such as a resume or a damaged checkpoint passed over, into lines that stay.
+    """Show log messages of our packages, such as a resume or a skipped damaged checkpoint, as permanent lines.
 
-    Signals that end the command are reported there as well.
+    Signals that end the command are also reported this way.
     """
     handler = _Notes(progress)
     packages = ("mlsm", "pipeline", "shards", "student")
@@ -117,18 +117,18 @@ def passing_on_notes(progress: Progress) -> Iterator[None]:
 
 
 def warn(message: object) -> None:
-    """Print a warning, with control characters and passwords taken out."""
+    """Print a warning without control characters and passwords."""
     print(f"warning: {printable(redacted(message))}", file=sys.stderr)
 
 
 def complain(message: object, code: int) -> int:
-    """Print the one line that says what went wrong, and return the exit code."""
+    """Print the one-line error message and return the exit code."""
     print(f"mlsm: error: {printable(redacted(message), keep='')}", file=sys.stderr)
     return code
 
 
 def one_line(error: Exception) -> str:
-    """Put an error on one line. One that is not due to bad input gets its class and the way to its traceback."""
+    """Put an error on one line. If it is not due to bad input, add its class and how to get the traceback."""
     text = " ".join(str(error).split())
     if isinstance(error, ValueError):
         return text
@@ -136,6 +136,6 @@ def one_line(error: Exception) -> str:
 
 
 def is_reported_by_another(error: Exception, code: int) -> bool:
-    """Say whether another process reports the same error, so that this one does not have to."""
+    """Whether another process reports the same error, so that this one need not."""
     same_for_all = code in (EXIT_INPUT, EXIT_STORE) and int(os.environ.get("LOCAL_RANK", 0)) > 0
     return is_follower() and (same_for_all or isinstance(error, PeerError))

@@ -1,14 +1,14 @@
-"""How far long work has come: bars on a terminal, lines elsewhere.
+"""Show the progress of long work: bars on a terminal, lines elsewhere.
 
     with Progress(sys.stderr) as progress:
         progress("load teacher", 0, None)    # a stage that counts nothing
         progress("solver", done, total, unit="tokens", objective=0.31)
 
-While the work itself reports nothing, a thread writes a line from time to time: no command is silent for more than
-20 seconds, whatever its stages report. On a terminal the bars show the time that has passed.
+While the work reports nothing, a thread writes a line from time to time, so that no command is silent for more than 20
+seconds. On a terminal the bars show the elapsed time.
 
-A display that fails (a terminal that was closed, a pipe whose reader died) is dropped, and the work continues. Foreign
-text in stages, figures and notes cannot control the terminal. Not handled here: results (the other modules of
+If the display fails (a closed terminal, a pipe without a reader), it is dropped and the work continues. Untrusted text
+in stages, figures and notes cannot control the terminal. Not handled here: results (the other modules of
 mlsm/terminal/).
 """
 
@@ -32,7 +32,7 @@ class Progress:
         self._tasks: dict[str, Any] = {}  # its bars, by stage
         self._stage: str | None = None
         self._began, self._first, self._last_line = 0.0, 0, 0.0
-        self._is_counted = self._is_complete = False  # the stage: whether it counts anything, and has reached its total
+        self._is_counted = self._is_complete = False  # whether the stage counts anything, and has reached its total
         self._last_report = self._last_shown = time.monotonic()
         self._signal: str | None = None
         self._is_over = threading.Event()
@@ -53,7 +53,7 @@ class Progress:
             self._display(self._bars.stop)
 
     def end(self, signal_name: str) -> None:
-        """Say that a signal ends the command, and what it waits for. To be called by the signal's handler."""
+        """Print that a signal ends the command, and what it is waiting for. Called by the signal's handler."""
         self._signal, self._last_report = signal_name, time.monotonic()
         at_work = f"{self._stage} finishes what it is in the middle of" if self._stage else "the command stops"
         self.note(f"{signal_name}: {at_work}; work that is finished is kept")
@@ -86,9 +86,9 @@ class Progress:
     def _display(self, action, *args, **kwargs):
         try:
             action(*args, **kwargs)
-        except (OSError, ValueError):  # the latter is what a closed stream raises, and one of another encoding
+        except (OSError, ValueError):  # ValueError: a closed stream, or its encoding
             self._stream = self._bars = None
-        except RuntimeError:  # a signal's handler writes while its own thread writes: that one line is lost
+        except RuntimeError:  # a signal handler interrupted this thread's write; the line is lost
             pass
 
     def __call__(self, stage: str, done: int, total: int | None, unit: str = "tokens", **figures: Any) -> None:
@@ -113,7 +113,7 @@ class Progress:
             self.note(", ".join([counted, *left, *facts]))
 
     def _finish_bar(self):
-        """Let the bar of a stage without a total, which moves to and fro, come to rest when the next stage begins."""
+        """Stop the moving bar of a stage without a total when the next stage starts."""
         if self._bars and self._stage in self._tasks:
             task = self._tasks[self._stage]
             if self._bars.tasks[task].total is None:
@@ -126,7 +126,7 @@ class Progress:
 
 
 def _figure(value):
-    """Write a figure for people: whole numbers in full, others to four digits."""
+    """Format a number: whole numbers in full, others with four digits."""
     if isinstance(value, float) and abs(value) < 1000:
         return f"{value:.4g}"
     return f"{value:,.0f}" if isinstance(value, float | int) else str(value)

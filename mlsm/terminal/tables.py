@@ -1,4 +1,4 @@
-"""Pieces that several views share: rows of facts, numbers written for people, what a store holds."""
+"""Parts that several views share: tables, formatted numbers, facts about a store."""
 
 from collections.abc import Iterable, Sequence
 
@@ -21,7 +21,7 @@ def columns(names: Sequence[object] | None, rows: Iterable[Sequence[object]]) ->
 
 
 def long_list(title: str, entries: Sequence[str]) -> list[str]:
-    """List what was found under a title, cut where it is long; nothing where nothing was found. Returns lines."""
+    """List entries under a title, shortened if there are many; nothing if there are none. Returns lines."""
     if not entries:
         return []
     more = [f"... and {len(entries) - LONGEST_LIST:,} more (--json lists all)"] if len(entries) > LONGEST_LIST else []
@@ -34,7 +34,7 @@ def paths(made: Iterable[object], settings: object) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people, with units: 1:27 alone may be minutes or hours."""
+    """Format seconds with units, because 1:27 may be minutes or hours."""
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -43,7 +43,7 @@ def duration(seconds: float) -> str:
 
 
 def size(number: int) -> str:
-    """Bytes for people, in decimal units: 22.0 MB."""
+    """Format bytes in decimal units: 22.0 MB."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if number >= unit:
             return f"{number / unit:,.1f} {name}"
@@ -51,12 +51,12 @@ def size(number: int) -> str:
 
 
 def quantity(number: int, thing: str) -> str:
-    """How many of a thing there are: 1 unit, 2,000 units. Its plural must end in s."""
+    """Format a count with its noun: 1 unit, 2,000 units. The plural must end in s."""
     return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
 def store_rows(path: object, report: dict) -> list[tuple[str, object]]:
-    """List what a store holds, from `Store.report`. Returns pairs for `table`."""
+    """List facts about a store, from `Store.report`. Returns pairs for `table`."""
     rows: list[tuple[str, object]] = [
         ("store", path),
         (
@@ -83,7 +83,7 @@ def store_rows(path: object, report: dict) -> list[tuple[str, object]]:
     if "nnz_per_token" in report:
         empty = f", {report['empty_codes']:,} tokens without a code" if report["empty_codes"] else ""
         rows.append((entries_name(report), f"{report['nnz_per_token']:.1f} per token{empty}"))
-        cut = report.get("truncated_tokens") and report["kind"] == "lsp"  # of logits every token is cut
+        cut = report.get("truncated_tokens") and report["kind"] == "lsp"  # in stores of logits every token is truncated
         more = f"; {report['truncated_tokens']:,} tokens have more non-zeros than are stored" if cut else ""
         rows.append(("mass kept", f"{report['mass_kept']:.1%}{more}"))
         if fidelity := report.get("fidelity"):
@@ -113,12 +113,12 @@ def store_rows(path: object, report: dict) -> list[tuple[str, object]]:
 
 
 def entries_name(report: dict) -> str:
-    """Name the entries of a store's rows. Those of logits are not called non-zeros, for a softmax has no zeros."""
+    """The name of a store's entries. Those of logits are not called non-zeros, because a softmax has no zeros."""
     return "entries stored" if report["kind"] == "logits" else "non-zeros stored"
 
 
 def sparkline(profile_B: Sequence[float]) -> str:
-    """A profile as a word of block characters, the highest bar full."""
+    """Draw a profile with block characters; the highest bar is full."""
     bars = "▁▂▃▄▅▆▇█"
     highest = max(*map(float, profile_B), 1e-30)
     return "".join(bars[min(int(value / highest * len(bars)), len(bars) - 1)] for value in profile_B)

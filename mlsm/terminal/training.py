@@ -1,4 +1,4 @@
-"""What train-student, train-probe and export-student say alike: how training went, and how to load what was made."""
+"""Output that train-student, train-probe and export-student share: training results, and how to load the model."""
 
 from pathlib import Path
 from textwrap import indent
@@ -7,15 +7,15 @@ from student.objectives import OBJECTIVES
 
 
 def how_to_load(export: str) -> str:
-    """Quote the lines of the model card that load an export."""
+    """The lines of the model card that load an export."""
     from student.runs.export import loading_code
 
     return "\nLoad it:\n\n" + indent(loading_code(Path(export)).strip(), "  ")
 
 
 def trained_rows(result: dict) -> list[tuple[str, str]]:
-    """List how long training took, and how good its result is on held-out text."""
-    first_step = result["seconds_to_first_step"]  # None when the last process had no step left to do
+    """List the duration of training and the results on held-out text."""
+    first_step = result["seconds_to_first_step"]  # None if the last process had no steps left to do
     rows = [
         (
             "trained",
@@ -44,7 +44,7 @@ def _held_out_rows(objective, figures, baseline):
     if "loss_by_type" in baseline:
         rows.append(("", _side(loss, baseline["loss_by_type"], objective.reference_by_type)))
     number = 1
-    while f"loss_{number}" in figures:  # of several stores
+    while f"loss_{number}" in figures:  # one per store
         of_store = _side(figures[f"loss_{number}"], baseline[f"loss_{number}_by_position"], "the same by position")
         rows.append((f"of store {number}", f"{figures[f'loss_{number}']:.4f} nats, {of_store}"))
         number += 1
@@ -56,6 +56,6 @@ def _held_out_rows(objective, figures, baseline):
 
 
 def _side(loss, baseline, reference):
-    """Say how far a loss is from that of a baseline."""
+    """Say how far a loss is from a baseline's."""
     improvement = 1 - loss / baseline if baseline else 0.0
     return f"{abs(improvement):.1%} {'below' if improvement >= 0 else 'ABOVE'} the {baseline:.4f} of {reference}"

@@ -1,4 +1,4 @@
-"""Makes the bundled text again: a sample of whole articles of English Wikipedia, chosen by a hash of their content.
+"""Make the bundled text again: a sample of whole articles of English Wikipedia, chosen by a hash of their content.
 
     python pipeline/bundled_text/make.py DIRECTORY
 
@@ -17,10 +17,10 @@ ARTICLES = 2_250  # 2.14 million tokens of the bundled teacher's tokenizer: quic
 
 
 def sample(texts: list[str], articles: int = ARTICLES) -> str:
-    """The articles of the texts with the smallest hashes, in the order of their hash, each once.
+    """The articles with the smallest hashes, in the order of their hashes, without repeats.
 
-    The order is arbitrary, so the beginning of the sample is a fair sample too. The hash is not that of the article
-    alone: by that one the pipeline chooses what is held out, and all of the sample would be.
+    The order is arbitrary, so the start of the sample is a fair sample too. The hash is not only of the article's text:
+    that hash decides in the pipeline what is held out, and would hold out the whole sample.
     """
     found = {article.strip("\n") for text in texts for article in text.split("\n\n")} - {""}
     ordered = sorted(found, key=lambda article: hashlib.sha256(f"bundled text\n{article}".encode()).digest())

@@ -1,9 +1,9 @@
-"""Documents as the scan sees them: whole, one at a time, with the reason why one may be left out.
+"""Documents for the scan of a corpus: whole, one at a time, each with the reason for leaving it out, if any.
 
     for document in documents(pieces): reason = selection.refusal(document)
 
-A document is known by the SHA-256 of its text without the white space at its ends, whatever file or kind of file it
-is in. Not handled here: near duplicates, quality, language: tools such as DataTrove do that better (docs/corpora.md).
+A document is identified by the SHA-256 of its text without white space at its ends, in any file or kind of file. Not
+handled here: near duplicates, quality, language: tools such as DataTrove do that better (docs/corpora.md).
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import numpy as np
 from pipeline.config import TextConfig
 from pipeline.corpus.source import PIECE_CHARACTERS, Piece
 
-_RECENT = 1 << 17  # keys in a Python set, before they join an array
+_RECENT = 1 << 17  # most keys in the Python set; then they become an array
 _RATIO = 8  # arrays are merged until each is this many times as long as the next: few to search, few merges
 
 
@@ -28,11 +28,11 @@ class Document(NamedTuple):
     record: int
     offset: int
     bytes: int
-    """Of its text in UTF-8."""
+    """Size of its text in UTF-8."""
     characters: int
-    """Without white space at its ends."""
+    """Length without white space at its ends."""
     split_key: int
-    """64 bits of its beginning's hash, which decide whether it is held out."""
+    """64 bits of the hash of its first characters, which decide whether it is held out."""
     key: int
     """64 other bits of the hash of its whole text."""
     invalid: bool
@@ -41,21 +41,21 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection:
-    """The documents to leave out."""
+    """The rules for leaving out documents."""
 
     invalid: bool = False
-    """Those that are not UTF-8."""
+    """Whether to leave out documents that are not UTF-8."""
     min_characters: int = 0
     duplicates: bool = True
-    """Those whose text an earlier one has that was not left out."""
+    """Whether to leave out documents with the same text as an earlier one that was kept."""
 
     @classmethod
     def of(cls, config: TextConfig) -> "Selection":
-        """The documents that the settings leave out."""
+        """The rules in the settings."""
         return cls(config.invalid_utf8 == "skip", config.min_characters, not config.keep_duplicates)
 
     def refusal(self, document: Document, seen: "Seen") -> str | None:
-        """Why a document is left out, as the scan counts it, or None; the documents that stay are added to `seen`."""
+        """The scan's name for the reason to leave out a document, or None. Documents that stay are added to `seen`."""
         if not document.characters:
             return "blank"
         if self.invalid and document.invalid:
@@ -105,7 +105,7 @@ def _holds(array, key):
 
 
 def documents(pieces: Iterable[Piece]) -> Iterator[Document]:
-    """The documents that the pieces make up, in their order; only the beginning of one is in memory at a time."""
+    """The documents that consist of these pieces, in order; only the start of one document is in memory at a time."""
     for record, group in groupby(pieces, key=itemgetter(0)):
         head = take_head(group)
         text = "".join([piece.text for piece in head])
@@ -123,7 +123,7 @@ def documents(pieces: Iterable[Piece]) -> Iterator[Document]:
 
 
 def take_head(pieces: Iterator[Piece]) -> list[Piece]:
-    """Take the first pieces of a document, as many as decide whether it is held out."""
+    """Read the first pieces of a document, enough to decide whether it is held out."""
     head, characters = [], 0
     for piece in pieces:
         head.append(piece)

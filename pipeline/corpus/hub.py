@@ -3,10 +3,10 @@
     hf://datasets/wikimedia/wikipedia/20231101.en/*.parquet               as `datasets`, pandas and DuckDB write it
     hf://datasets/wikimedia/wikipedia@<branch, tag or commit>/20231101.en  a directory: the corpora in it
 
-The revision becomes a commit first, which is in the name of every source and so in the plan. The Hub knows the hash of
-each file, so the scan downloads none to hash it; what is read is streamed (of Parquet the text column alone) and kept
-in memory only. Not handled here: copies on disk (`hf download` makes them, and they have the same units if they are
-Parquet), datasets that are a script.
+First the revision is resolved to a commit, which is part of each source's name and so of the plan. The Hub has the hash
+of each file, so the scan downloads no file to hash it. Files are streamed (from Parquet only the text column) and kept
+only in memory. Not handled here: copies on disk (make them by `hf download`; Parquet files then have the same units),
+datasets that are a script.
 """
 
 import io
@@ -30,14 +30,14 @@ _BUFFER = 1 << 20  # bytes read at once; the Hub's own file object fetches more
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a dataset at a commit, with what sources ask of a Path."""
+    """A file of a dataset at a commit, with the part of Path's interface that sources use."""
 
     dataset: str
     commit: str
     path: str
     size: int = field(compare=False)
     sha256: str = field(compare=False)
-    """Of its bytes; for small files that git holds itself, the git blob's id."""
+    """SHA-256 of its bytes; for small files that are in git itself, the git blob's id."""
 
     def __str__(self):
         return f"{PREFIX}{self.dataset}@{self.commit}/{self.path}"
@@ -68,7 +68,7 @@ class HubFile:
 
 
 class _Stream(io.RawIOBase):
-    """The Hub's file object, with failures as OSErrors, whatever HTTP library they come from."""
+    """The Hub's file object; errors of any HTTP library become OSErrors."""
 
     def __init__(self, file):
         self._file = file
@@ -148,7 +148,7 @@ def _listing(dataset, revision, path):
         return commit, [entry for entry in found if isinstance(entry, RepoFile)]
     except EntryNotFoundError:
         return commit, []
-    except (RepositoryNotFoundError, RevisionNotFoundError):  # gated ones too
+    except (RepositoryNotFoundError, RevisionNotFoundError):  # also for gated repositories
         raise FileNotFoundError(
             "no such dataset or revision on the Hub, or none that you may read. Check the name or log in: hf auth login"
         ) from None

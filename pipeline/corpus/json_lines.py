@@ -1,8 +1,8 @@
 """JSON lines: one object per line with the document in one of its fields, as Dolma and DataTrove write them.
 
-`null`, blank texts and blank lines are blank documents, which keep their number. Inside a text every character
-stays as it is. A line is read whole, before its text is cut in pieces: this is the only place where a document's
-length costs memory, about six times its bytes.
+`null`, blank texts and blank lines are blank documents, which still get a number. No character of a text is changed. A
+line is read whole before its text is cut into pieces. Only here a document's length costs memory, about six times its
+bytes.
 """
 
 import json
@@ -15,7 +15,7 @@ from pipeline.corpus.source import Piece, Source, parts, reading, stored_hash
 
 @dataclass(frozen=True)
 class JsonLines(Source):
-    """One JSON object a line; its `field` is the document."""
+    """One JSON object per line; its `field` is the document."""
 
     field: str = "text"
 
@@ -38,7 +38,7 @@ class JsonLines(Source):
         if not line.strip():
             return "", replaced
         try:
-            value = json.loads(line, parse_int=float)  # int() refuses numbers of more than 4,300 digits
+            value = json.loads(line, parse_int=float)  # float, as int() refuses more than 4,300 digits
         except (ValueError, RecursionError) as error:
             raise CorpusError(f"{self.path}, {where}: not JSON ({error}). Expected one object per line.") from None
         text = value.get(self.field, value) if isinstance(value, dict) else value

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mlsm.common.errors import CorpusError
 from pipeline.corpus.source import Piece, Source, needs_pyarrow, parts, stored, stored_hash, unreadable
 
-_ROWS, _BYTES = 256, 16 << 20  # of a batch in memory, at most, as far as the row group's average says
+_ROWS, _BYTES = 256, 16 << 20  # most rows and bytes per batch; bytes from the row group's average
 _PAGE_BUFFER = 1 << 20  # bytes of a column that are read at once, however large the row group
 
 
@@ -81,7 +81,7 @@ class Parquet(Source):
             skip = max(0, skip - len(column))
 
     def _rows(self, file, group):
-        """Rows of a batch: fewer where they are long."""
+        """Rows per batch: fewer if rows are long."""
         found = file.metadata.row_group(group)
         columns = (found.column(i) for i in range(found.num_columns))
         size = sum(c.total_uncompressed_size for c in columns if c.path_in_schema == self.field)

@@ -3,7 +3,7 @@
     for piece in source.pieces(first_record, offset):            # to the end of the file
     for piece in source.between(start, stop, offset, reader):    # continues where the reader's last call ended
 
-A document need not fit in memory: it travels in pieces of at most 64 Ki characters, cut at white space. Not
+A document need not fit in memory: it is read in pieces of at most 64 Ki characters, cut at white space. Not
 handled here: what a file's bytes mean (text.py, json_lines.py, parquet.py), files on the Hub (hub.py).
 """
 
@@ -28,7 +28,7 @@ from mlsm.common.errors import CorpusError, NotUtf8Error
 PIECE_CHARACTERS = 65_536
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 JSON_LINES = (".jsonl", ".json", ".ndjson", ".jsonlines")
-SUFFIXES = (".txt", ".parquet", *JSON_LINES)  # taken from a directory; others, such as README.md, only by name
+SUFFIXES = (".txt", ".parquet", *JSON_LINES)  # of files used in a directory; others must be named
 _BUFFER = 1 << 18  # bytes read at once
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
     text: str
     """At most 64 Ki characters; empty when the whole document is blank, for kinds that number blank documents."""
     invalid: bool = False
-    """Whether U+FFFD stands for something that was not UTF-8."""
+    """Whether U+FFFD replaces something that was not UTF-8."""
 
 
 class StoredFile(Protocol):
@@ -80,14 +80,14 @@ class Source:
         raise NotImplementedError
 
     def stamp(self) -> tuple[int, int]:
-        """Size and time of the file: while they stay, its content is taken to be the same."""
+        """Size and time of the file: if they are unchanged, its content is assumed to be unchanged."""
         status = self._status()
         return status.st_size, status.st_mtime_ns
 
     def identity(self) -> tuple[int, int, int]:
-        """The file's identity and the time of its last change, which, unlike the time in `stamp`, no program can set.
+        """The file's identity and the time of its last change, which programs, unlike the time in `stamp`, cannot set.
 
-        A new name or other rights change it as well, so a command that reads on for days goes by `stamp`.
+        Renaming or new permissions change it as well, so a command that reads for days compares `stamp` instead.
         """
         status = self._status()
         return status.st_dev, status.st_ino, status.st_ctime_ns
@@ -101,15 +101,15 @@ class Source:
     def between(self, start: int, stop: int, offset: int, reader: Hashable) -> Iterator[Piece]:
         """Pieces of the records from `start`, at `offset`, to before `stop`.
 
-        reader  any key; calls with the same one share an open file, so that reading ranges in their order costs
-                one pass, also where nothing can be sought (a compressed file)
+        reader  any key. Calls with the same key share an open file, so that reading ranges in order needs one pass,
+                even over a compressed file, in which seeking is impossible
         """
         mark = _bookmarks.pop(reader, None)
         if mark and mark.source is self and mark.piece.record <= start and offset - mark.piece.offset <= self._reach:
             waiting, pieces = [mark.piece], mark.pieces
         else:
             waiting, pieces = [], self.pieces(start, offset)
-        del mark  # closes its file where nobody reads on from there
+        del mark  # closes its file unless a read continues from there
         for piece in chain(waiting, pieces):
             if piece.record >= stop:
                 _bookmarks[reader] = _Bookmark(self, piece, pieces)
@@ -123,7 +123,7 @@ class Source:
         return float("inf") if self.path.suffix in COMPRESSED else 1 << 20
 
     def without_last_line_end(self, pieces: Iterable[Piece]) -> Iterable[Piece]:
-        """The pieces as they are; a kind of file whose documents end with the end of a line drops that."""
+        """The pieces unchanged; sources whose documents end with a line feed override this to drop it."""
         return pieces
 
     def decode(self, raw: bytes, position: int, encoding: str = "utf-8") -> tuple[str, bool]:
@@ -156,7 +156,7 @@ class _Bookmark(NamedTuple):
     pieces: Iterator[Piece]
 
 
-_bookmarks: dict[Hashable, _Bookmark] = {}  # by reader: each holds one open file, however many sources there are
+_bookmarks: dict[Hashable, _Bookmark] = {}  # reader -> its only open file, for any number of sources
 atexit.register(_bookmarks.clear)
 
 
@@ -165,7 +165,7 @@ def reading(path: StoredFile, offset: int = 0) -> Iterator[BinaryIO]:
     """The uncompressed bytes of a file from an offset on; any failure to read becomes a CorpusError."""
     try:
         if path.suffix in COMPRESSED and not path.stat().st_size:
-            raise EOFError("the file is empty")  # gzip and zstd would take it for an empty text
+            raise EOFError("the file is empty")  # gzip and zstd would accept it as an empty text
         with path.open("rb") as stored, _uncompressed(stored, path) as file:
             if file.seekable():
                 file.seek(offset)
@@ -191,7 +191,7 @@ def _uncompressed(stored: BinaryIO, path: StoredFile) -> BinaryIO:
     suffix = path.suffix
     if suffix == ".zst":
         try:
-            import pyarrow  # unlike zstandard's reader it notices a file that was cut
+            import pyarrow  # unlike zstandard's reader, it detects a truncated file
         except ImportError:
             raise needs_pyarrow(path) from None
         return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(stored, "r"), "zstd"), _BUFFER)
@@ -200,7 +200,7 @@ def _uncompressed(stored: BinaryIO, path: StoredFile) -> BinaryIO:
 
 
 def stored_hash(path: StoredFile, how: str) -> str:
-    """SHA-256 over how a file is cut into documents and its stored bytes; over their hash where the Hub knows it."""
+    """SHA-256 over how a file is cut into documents and its stored bytes, or their hash if the Hub has it."""
     digest = hashlib.sha256(how.encode())
     if known := getattr(path, "sha256", None):
         digest.update(f":{known}".encode())
@@ -239,6 +239,6 @@ def is_hidden(path: PurePath) -> bool:
 
 
 def suffix_of(path: StoredFile | PurePath) -> str:
-    """The suffix that says what a file holds, in small letters: the last that is not a compression's; "" for none."""
+    """The suffix of a file's format in lower case: the last one that is not a compression's; "" if there is none."""
     kinds = [suffix.lower() for suffix in path.suffixes if suffix not in COMPRESSED]
     return kinds[-1] if kinds else ""

@@ -1,7 +1,7 @@
 """Text files: documents between empty lines, or one document per file.
 
-A byte order mark at the beginning is dropped and CRLF becomes a line feed; every other character stays, also NUL,
-which BERT's tokenizers drop. Not handled here: compression (source.py).
+A byte order mark at the start is dropped, and CRLF becomes a line feed. All other characters stay, even NUL, which
+BERT's tokenizers drop. Not handled here: compression (source.py).
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,11 +20,11 @@ class TextFile(Source):
     boundary: str = "blank-line"
 
     def content_hash(self) -> str:
-        """SHA-256 over the stored bytes and how they are cut into documents."""
+        """SHA-256 over the stored bytes and the rule for cutting them into documents."""
         return stored_hash(self.path, self.boundary)
 
     def pieces(self, first_record: int = 0, offset: int = 0) -> Iterator[Piece]:
-        """Pieces, of a line each, from the document `first_record`, which begins at byte `offset`, to the end."""
+        """Pieces, one per line, from the document `first_record`, which begins at byte `offset`, to the end."""
         record, begun, begin = first_record, False, offset
         with reading(self.path, offset) as file:
             for position, line, is_whole, invalid in self._lines(file, offset):
@@ -38,7 +38,7 @@ class TextFile(Source):
                 yield Piece(record, begin, line, invalid)
 
     def without_last_line_end(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """The same documents: their lines, with line feeds between them but none after the last."""
+        """The same documents, without the line feed after each one's last line."""
         record = -1
         ends: list[str] = []
         for piece in pieces:
@@ -54,7 +54,7 @@ class TextFile(Source):
         """(byte position, text, whether it is a whole line, whether it was invalid); long lines in parts."""
         rest, fresh = b"", True
         while line := rest + file.readline(PIECE_CHARACTERS - len(rest)):
-            complete = line.endswith(b"\n") or len(line) < PIECE_CHARACTERS  # the file's end
+            complete = line.endswith(b"\n") or len(line) < PIECE_CHARACTERS  # short without a line feed: the file's end
             size = len(line) if complete else _cut_at_space(line)
             line, rest = line[:size], line[size:]
             text, invalid = self.decode(line, offset, "utf-8" if offset else "utf-8-sig")

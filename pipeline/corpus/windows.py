@@ -1,14 +1,15 @@
-"""Pieces of documents to windows of token ids.
+"""Turn pieces of documents into windows of token ids.
 
     for window in windows(pieces, tokenizer, special_ids, rules):
 
-Two packings. `packed` fills every window: [CLS] a a a [SEP] b b [SEP], documents following each other. `pairs` is
-what the official code does (szegedai/MLSM, pretrainer.py): two lines of a document that follow each other,
-[CLS] A [SEP] B [SEP], each line in one pair. Not handled here: which documents there are (documents.py), segment ids.
+There are two packings. `packed` fills every window with consecutive documents: [CLS] a a a [SEP] b b [SEP]. `pairs` is
+that of the official code (szegedai/MLSM, pretrainer.py): two consecutive lines of a document, [CLS] A [SEP] B [SEP],
+each line in one pair. Not handled here: which documents there are (documents.py), segment ids.
 
-The tokens of a packed document are those of its whole text as one string. With a tokenizer that drops white space and
-reads every word by itself (BERT's), these are the tokens of its lines. For any other (byte-level BPE, SentencePiece), a
-document is put together first, and a long one is cut only where the tokenizer is seen to split.
+The tokens of a packed document are those of its whole text as one string. If a tokenizer drops white space and reads
+every word by itself (as BERT's does), these are the tokens of its lines one after the other. For other tokenizers
+(byte-level BPE, SentencePiece) the document is put together first; a long document is cut only at a place where the
+tokenizer itself splits.
 """
 
 import json
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 WHOLE_CHARACTERS = PIECE_CHARACTERS  # a document up to this length is tokenised as one string
-MOST_CHARACTERS = 1 << 20  # at which a document without a place to cut is cut all the same
-CONTEXT_CHARACTERS = 1024  # before and after a place to cut, in which the tokenizer must be seen to split there
-CANDIDATES = 64  # places that are tried
+MOST_CHARACTERS = 1 << 20  # a document without a place to cut is cut at this length
+CONTEXT_CHARACTERS = 1024  # around a cut: on these the tokenizer must split there
+CANDIDATES = 64  # number of places to try
 _SINGLE_SPACE = re.compile(r"(?<=\S)\s(?=\S)")
 _DROP_WHITE_SPACE = ("BertPreTokenizer", "Whitespace", "WhitespaceSplit")
 _ACT_ON_WORDS = (*_DROP_WHITE_SPACE, "Punctuation", "Digits", "UnicodeScripts")
@@ -40,7 +41,7 @@ class Window(NamedTuple):
     ids          int64 list, [CLS] … [SEP], at most `max_length` tokens
     run_starts   positions in the window at which a document's run begins; the first is 0
     run_records  that document's record number
-    number       by which a store of hidden states knows it; None of a window of text
+    number       number of the window in a store of hidden states; None for a window of text
     """
 
     ids: list[int]
@@ -54,7 +55,7 @@ def windows(
 ) -> Iterator[Window]:
     """Windows of the pieces of documents.
 
-    rules  of plan.windowing: packing, max_length, text where that is "document"
+    rules  of plan.windowing: packing, max_length, and perhaps text = "document"
     """
     cls_id, sep_id, max_length = special_ids["cls"], special_ids["sep"], rules["max_length"]
     if rules["packing"] == "pairs":
@@ -74,7 +75,7 @@ def packed_tokens(
 def drops_white_space(tokenizer: "PreTrainedTokenizerFast") -> bool:
     """Whether a tokenizer drops white space first and then reads every word by itself.
 
-    If so, the tokens of a document are those of its lines one after the other.
+    If so, the tokens of a document are the tokens of its lines in sequence.
     """
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
     normalizers = _members(rules["normalizer"], "normalizers")
@@ -87,14 +88,14 @@ def drops_white_space(tokenizer: "PreTrainedTokenizerFast") -> bool:
 
 
 def _members(rule, members):
-    """The parts of a rule of tokenizer.json, in a list, however deep they lie."""
+    """The parts of a rule in tokenizer.json as a flat list, nested ones included."""
     if rule is None:
         return []
     return [part for member in rule[members] for part in _members(member, members)] if members in rule else [rule]
 
 
 def _documents_in_parts(pieces, backend):
-    """The same documents, each as one piece; longer ones as several whose tokens make up those of the whole."""
+    """The same documents, each as one piece, or a long one as several pieces that together give the same tokens."""
     for _, document in groupby(pieces, key=lambda piece: piece.record):
         texts, size, enough = [], 0, WHOLE_CHARACTERS + CONTEXT_CHARACTERS
         for piece in document:
@@ -114,7 +115,7 @@ def _documents_in_parts(pieces, backend):
 
 
 def _place_to_cut(text, backend):
-    """A place near the end of the text at which the tokenizer splits, whatever is around it; 0 if none is found."""
+    """A place near the end of the text at which the tokenizer splits, in any surroundings; 0 if none is found."""
     places = [match.start() for match in _SINGLE_SPACE.finditer(text, 0, len(text) - CONTEXT_CHARACTERS)]
     for place in reversed(places[-CANDIDATES:]):
         before = text[max(0, place - CONTEXT_CHARACTERS) : place]
@@ -125,7 +126,7 @@ def _place_to_cut(text, backend):
 
 
 def _views(backend):
-    """Two functions of a text: its parts, each of which the model tokenises by itself, and the tokens of them all."""
+    """Two functions of a text: one gives the parts that the model tokenises separately, the other all their tokens."""
 
     def pre_tokens(text):
         text = backend.normalizer.normalize_str(text) if backend.normalizer else text
@@ -151,7 +152,7 @@ def tokenise(
 
 
 def _tokenise_batch(batch, tokenizer):
-    # The backend itself: transformers' wrapper around it took a third of the time.
+    # Call the backend itself: transformers' wrapper would take a third of the time.
     encoded = tokenizer.backend_tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
     return ((piece.record, encoding.ids) for piece, encoding in zip(batch, encoded, strict=True))
 
@@ -190,13 +191,13 @@ def packed_windows(
 def pair_windows(
     tokens: Iterator[tuple[int, list[int]]], max_length: int, cls_id: int, sep_id: int
 ) -> Iterator[Window]:
-    """A window of every two sentences, the longer one cut until they fit.
+    """One window for every two sentences; the longer sentence is cut until they fit.
 
-    tokens  pairs (record, token ids): two sentences of one record, one after the other, again and again
+    tokens  pairs (record, token ids): always two sentences of one record, one after the other
     """
     for (record, first), (_, second) in zip(tokens, tokens, strict=True):
         keep_first, keep_second = _longest_first(len(first), len(second), max_length - 3)
-        if not first + second:  # of characters that the tokenizer drops
+        if not first + second:  # the tokenizer drops all their characters
             continue
         yield Window([cls_id, *first[:keep_first], sep_id, *second[:keep_second], sep_id], [0], [record])
 
@@ -210,10 +211,10 @@ def _longest_first(first, second, room):
 
 
 def _sentences_of_pairs(pieces):
-    """Pieces of one line each, of which every two make a window; the rules are the official code's.
+    """Pieces of one line each; every two make a window. The rules are the official code's.
 
-    A line of less than five characters begins no pair, and undoes the one that it would end; so do two lines of
-    less than five words together, and the end of a document.
+    A pair does not start with a line of less than five characters. A pair is dropped if its second line is so short, if
+    its lines together have less than five words, or if the document ends.
     """
     for _, document in groupby(pieces, key=lambda piece: piece.record):
         first = None
@@ -227,7 +228,7 @@ def _sentences_of_pairs(pieces):
 
 
 def _lines(document):
-    """The lines of a document that are not blank, without white space at their end; of very long ones the beginning."""
+    """The lines of a document that are not blank, without white space at their end; of long ones only the start."""
     line = ""
     for piece in document:
         first, *others = piece.text.split("\n")

@@ -4,8 +4,8 @@
     dictionary = Dictionary.load("atoms")
 
     atoms.npy          float32 (K, d): unit-length atoms, one per row
-    center.npy         of a centred dictionary: what is subtracted from hidden states first
-    dictionary.json    how they were learned, and the fingerprint of the atoms, which is compared when they are loaded
+    center.npy         if the dictionary is centred: what is subtracted from hidden states first
+    dictionary.json    how they were learned, and the fingerprint of the atoms, which loading checks
 
 Shapes: d width, K atoms.
 """
@@ -37,9 +37,9 @@ class Dictionary:
               explained_variance (None if the held-out vectors are all but equal), dead_atoms (unused since the
               evaluation before, then replaced), near_atoms (nearly equal to another one, and replaced just before this
               evaluation), largest_cosine (of two atoms), kept_mass (the mean share of a distribution's mass that its n
-              largest entries hold, by n); older dictionaries lack the last three
+              largest entries hold, by n); older dictionaries do not have the last three
     stopped   why learning ended
-    settings  what it was asked for
+    settings  the requested settings
     center    what is subtracted from a hidden state before it is scaled to unit length and coded; None: nothing
     """
 
@@ -61,16 +61,16 @@ class Dictionary:
 
     @property
     def best(self) -> dict:
-        """The held-out figures of these atoms: of the evaluation with the lowest objective; empty if there was none."""
+        """The held-out figures of these atoms: those with the lowest objective; empty if there was no evaluation."""
         return min(self.history, key=lambda entry: entry["objective"], default={})
 
     def report(self) -> dict:
-        """Plain figures of these atoms: number, width, vectors, stopped, and the held-out ones of their evaluation.
+        """Figures of these atoms without nesting: number, width, vectors, stopped, and the held-out figures.
 
         If there is no explained variance it is NaN here, so that it can be formatted as a number.
         """
         best = {name: value for name, value in self.best.items() if name != "kept_mass"}
-        best["near_atoms"] = sum(entry.get("near_atoms", 0) for entry in self.history)  # in the whole learning
+        best["near_atoms"] = sum(entry.get("near_atoms", 0) for entry in self.history)  # over the whole learning run
         if best.get("explained_variance", 0) is None:
             best["explained_variance"] = float("nan")
         return {

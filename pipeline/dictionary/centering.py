@@ -5,9 +5,9 @@
     center = sums.center("position")
     rows_Nd = center.subtract_from(rows_Nd, position_N)
 
-Hidden states of a trained encoder share a large common part, and one that follows from the position in the window
-(Cai et al. 2021, Isotropy in the contextual embedding space). If rows are scaled to unit length with both in them,
-atoms are spent on these two, and so are the distributions that a student learns.
+Hidden states of a trained encoder share a large common part, and another large part depends on the position in the
+window (Cai et al. 2021, Isotropy in the contextual embedding space). If rows are scaled to unit length with both parts,
+atoms and the distributions that a student learns represent these two instead of the token.
 
 `mean` is the mean of all sampled tokens. `position` has one mean for every position p, shrunk towards that of all:
 
@@ -36,8 +36,8 @@ from shards.members import read_array
 if TYPE_CHECKING:
     import torch
 
-LEAST_TOKENS = 100  # that a position needs for its own mean
-MOST_LEFT_OUT = 0.1  # share of the sampled tokens that may be at positions without one
+LEAST_TOKENS = 100  # that a position must have to get its own mean
+MOST_LEFT_OUT = 0.1  # largest share of sampled tokens at positions without a mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class Center:
 
     rows_Pd  float32; row p belongs to position p, and the last row to every later position as well; for `mean` it is
              the only one
-    record   what dictionary.json says about it: kind ("mean" or "position"), tokens that it was estimated from, and for
+    record   its entry in dictionary.json: kind ("mean" or "position"), tokens that it was estimated from, and for
              `position` how many positions have a mean of their own and the pseudo-count a
     """
 
@@ -118,7 +118,7 @@ class HiddenSums:
         self.squares += float((rows_nd**2).sum())
 
     def center(self, kind: str, least_tokens: int = LEAST_TOKENS) -> Center:
-        """The Center of all that was added.
+        """The Center of all rows that were added.
 
         kind    "mean" or "position"
         Raises  CenteringError when too many tokens are at positions of fewer than `least_tokens`
@@ -143,7 +143,7 @@ class HiddenSums:
         return Center(rows_Pd.astype(np.float32), record)
 
     def _pseudo_count(self, own_P):
-        """Variance within positions over that between them; very large where they do not differ."""
+        """Variance within positions divided by the variance between them; very large if positions do not differ."""
         tokens_p, sums_pd = self.tokens_P[own_P], self.sums_Pd[own_P]
         count, tokens = len(tokens_p), tokens_p.sum()
         means_pd, mean_d = sums_pd / tokens_p[:, None], sums_pd.sum(0) / tokens

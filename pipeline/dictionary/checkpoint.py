@@ -4,9 +4,9 @@
     state = checkpoint.load() or {...}
     checkpoint.save_if_due(make_state)      # at most once in SECONDS_BETWEEN
 
-The state appears whole or not at all; one that cannot be written does not end the learning. It belongs to a request
-(settings and identity of the vectors): another request never continues from it. A state that is
-damaged or belongs to another request is ignored with a note in the log, and learning starts afresh.
+The state appears whole or not at all. If it cannot be written, learning continues. It belongs to a request (settings
+and identity of the vectors), and another request never continues from it. A state that is damaged or belongs to another
+request is ignored with a note in the log, and learning starts from scratch.
 """
 
 import json
@@ -24,7 +24,7 @@ from mlsm.common.arrays import read_npz
 from mlsm.common.durable import appearing_whole, make_directories
 
 FORMAT = 1
-SECONDS_BETWEEN = 60  # of work between two saves: one is 66 MB at k = 3072, d = 768, and took 0.2 to 0.7 s
+SECONDS_BETWEEN = 60  # between two saves; a save at k = 3072, d = 768 is 66 MB and took 0.2 to 0.7 s
 State = tuple[dict[str, Any], dict]  # arrays by name, and facts that JSON can hold
 FILE = "learning.npz"
 logger = logging.getLogger(__name__)
@@ -34,13 +34,13 @@ class Checkpoint:
     """Saves and loads dicts of arrays and of one JSON value each, for one request."""
 
     def __init__(self, directory: str | Path, request: dict):
-        """request  what must be equal for a learning to continue: anything that JSON can hold"""
+        """request  JSON value that must be equal for learning to continue"""
         self.path = Path(directory) / FILE
         self.request = json.dumps({"format": FORMAT, **request}, sort_keys=True)
         self._saved = time.monotonic()
 
     def load(self) -> State | None:
-        """The state that was saved last for this request, as (arrays by name, facts); None to start afresh."""
+        """The state that was saved last for this request, as (arrays by name, facts); None to start from scratch."""
         try:
             found = read_npz(self.path)
             request, facts = str(found.pop("request")), json.loads(str(found.pop("facts")))
@@ -60,7 +60,7 @@ class Checkpoint:
             self.save(*make_state())
 
     def save(self, arrays: dict[str, Any], facts: dict) -> None:
-        """Replace the file, which appears whole. One that cannot be written is a note: learning needs none."""
+        """Replace the file, which appears whole. If that fails, only log a note, as learning does not need the file."""
         self._saved = time.monotonic()
         try:
             make_directories(self.path.parent)

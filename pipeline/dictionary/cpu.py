@@ -1,9 +1,8 @@
 """One minibatch of online dictionary learning on all CPU cores (NumPy and Numba).
 
-Code a minibatch, add its codes to A = sum a a' and B = sum h a' after scaling these down, then one pass of block
-coordinate descent over the atoms, each projected on the unit ball (Mairal et al. 2009, algorithms 1 and 2).
-Every product is cut into the same pieces whatever the number of threads, so that it has the same bits.
-Not handled here: order, evaluation and stopping (learning.py), the same on a GPU (torch.py), replacing atoms (near.py).
+A step codes a minibatch, scales A and B down, adds the codes to A = sum a a' and B = sum h a', and does one pass of
+block coordinate descent over the atoms, each projected on the unit ball (Mairal et al. 2009, algorithms 1 and 2). Every
+product is cut into the same pieces for any number of threads, so its bits do not depend on that number.
 
 Shapes: n vectors of a minibatch, d width, K atoms, g atoms of a group.
 """
@@ -19,13 +18,13 @@ from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.parallel import kernel, one_blas_thread, run_in_threads, thread_count
 from pipeline.solvers.problem import Codes
 
-ATOMS_PER_UPDATE = 64  # atoms whose common term is one matrix product
-COLUMNS_AT_ONCE = 64  # of such a product, in one thread
-GRAM_ROWS = 128  # of a block of the Gram matrix, in one thread
+ATOMS_PER_UPDATE = 64  # atoms per group, whose common term is one matrix product
+COLUMNS_AT_ONCE = 64  # columns of such a product per thread
+GRAM_ROWS = 128  # rows of the Gram matrix per thread
 
 
 class CpuLearner(Replacing):
-    """Atoms and the sums that they are updated from.
+    """Atoms and the sums from which they are updated.
 
     atoms_Kd        float32, row norms <= 1
     gram_KK         atoms_Kd @ atoms_Kd.T
@@ -47,8 +46,8 @@ class CpuLearner(Replacing):
     def state(self) -> dict[str, np.ndarray]:
         """Everything that the next step depends on, as NumPy arrays by name.
 
-        It may be called at any time: uses_K is part of it although it is zero after `replace_unused`, when learning.py
-        calls it.
+        It may be called at any time. uses_K is included, although it is zero when learning.py calls this,
+        after `replace_unused`.
         """
         return {
             "atoms_Kd": self.atoms_Kd,
@@ -59,7 +58,7 @@ class CpuLearner(Replacing):
         }
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Continue where the learner was that gave `state`; this one was made with the atoms of that state."""
+        """Restore a `state`. This learner must have been made with the atoms of that state."""
         self.code_code_KK, self.code_hidden_Kd = state["code_code_KK"], state["code_hidden_Kd"]
         self.uses_K, self.steps = state["uses_K"], int(state["steps"])
 
@@ -88,7 +87,7 @@ class CpuLearner(Replacing):
         self._refresh_gram()
 
     def _accumulate(self, hidden_nd, codes, keep):
-        """Each thread owns a range of atoms, so that the order of summation does not depend on threads."""
+        """Each thread owns a range of atoms, so the order of summation does not depend on the number of threads."""
         threads = thread_count()
         bounds = np.linspace(0, len(self.atoms_Kd), 4 * threads + 1).astype(int)
 
@@ -110,8 +109,8 @@ class CpuLearner(Replacing):
 
     def _update_atoms(self):
         """One pass of block coordinate descent (algorithm 2): d_j += (b_j - a_j D) / a_jj, projected.
-
-        For ATOMS_PER_UPDATE atoms at a time b - a D is one matrix product; inside such a group the kernel
+        b - a D is one matrix product for ATOMS_PER_UPDATE atoms at a time. Inside such a group, the kernel corrects it
+        for the atoms that were already updated, so the result is that of one atom after the other.
         corrects it for the atoms that moved already, so the result is that of one atom after the other.
         """
         k, width = self.atoms_Kd.shape
@@ -147,7 +146,7 @@ def kept_share(steps: int, forgetting: float) -> float:
 
 @contextmanager
 def worker_threads() -> Iterator[Callable]:
-    """Gives a function each(work, items), which calls work(item) for all items in our threads; BLAS uses no others."""
+    """Yields a function each(work, items) that calls work(item) for all items in threads. BLAS then uses one thread."""
     threads = thread_count()
     with one_blas_thread():
         if threads == 1:
@@ -178,10 +177,10 @@ def _add_codes(code_code_KK, code_hidden_Kd, hidden_nd, indptr, indices, values,
 
 @kernel
 def _descend_group(atoms_gd, descent_gd, code_code_gg):
-    """Update some atoms in turn; descent_gd is b - a D for the atoms as they come in."""
+    """Update some atoms in turn; descent_gd is b - a D for the atoms before the update."""
     for j in range(len(atoms_gd)):
         curvature = code_code_gg[j, j]
-        if curvature <= np.float32(1e-10):  # not used lately: nothing to learn from
+        if curvature <= np.float32(1e-10):  # not used recently: nothing to learn from
             continue
         squared = np.float32(0)
         for i in range(atoms_gd.shape[1]):

@@ -2,13 +2,13 @@
 
     dictionary = learn_dictionary(hidden_Nd, DictionarySettings(k=3072, lam=0.05, seed=0))
 
-Mairal et al. 2009 (Online dictionary learning for sparse coding), algorithm 1 with the minibatches, the
-forgetting and the replacement of unused atoms of section 3.4. Nearly equal atoms are replaced as well (near.py), just
-before an evaluation, so the evaluated atoms that are returned have none. Here: the order of the work, the evaluation
-on held-out vectors, and when to stop; one minibatch is the learner's (cpu.py, torch.py). Memory is
-bounded by A and the Gram matrix (K x K each) and 16 bytes per vector, whatever the length of the (memory-mapped)
-input; a start by k-means holds 64 vectors per atom beside that. Randomness comes from (seed, epoch): equal input
-and thread count give equal atoms, interrupted or not.
+Mairal et al. 2009 (Online dictionary learning for sparse coding), algorithm 1 with the minibatches, the forgetting and
+the replacement of unused atoms of section 3.4. Nearly equal atoms are also replaced (near.py), just before an
+evaluation, so the returned atoms, which were evaluated, have none. This module has the order of the work, the
+evaluation on held-out vectors, and the stopping rule; the learners do the minibatches (cpu.py, torch.py). Memory is
+bounded by A and the Gram matrix (K x K each) and 16 bytes per vector, for (memory-mapped) input of any length; k-means
+needs 64 vectors per atom in addition. Random numbers follow from (seed, epoch): equal input and thread count give equal
+atoms, interrupted or not.
 Not handled here: the codes themselves (solvers/), where the vectors come from (sample.py), the files (atoms.py).
 
 Shapes: N training vectors, n of a minibatch, H held-out vectors, d width, K atoms.
@@ -31,17 +31,17 @@ from pipeline.dictionary.near import cosines, far_rows, near_atoms
 from pipeline.dictionary.vectors import TrainingVectors
 from pipeline.solvers.problem import Codes, objective
 
-# Raise it when equal settings and vectors give other atoms: dictionaries are named by it (learn.py), and older
-# checkpoints are ignored. 2: nearly equal atoms are replaced.
+# Raise this number when equal settings and vectors give other atoms: it is part of dictionaries' names (learn.py), and
+# older checkpoints are ignored. 2: nearly equal atoms are replaced.
 ALGORITHM = 2
 FORGETTING = 4.0  # minibatch s weighs (s / t) ** FORGETTING at minibatch t
-KMEANS_ITERATIONS = 2  # ten take five times as long and leave 0.2 % after two passes
+KMEANS_ITERATIONS = 2  # ten take five times as long for a gain of 0.2 % after two passes
 KMEANS_VECTORS_PER_ATOM = 64
-CLUSTER_ITERATIONS = 25  # of a k-means whose centroids are the atoms
-FEWEST_A_BATCH, MOST_A_BATCH = 400, 2048  # vectors of a minibatch
-BATCHES_A_PASS = 128  # unless minibatches would be outside these limits: see docs/benchmark-details.md
+CLUSTER_ITERATIONS = 25  # iterations of k-means if its centroids are the atoms
+FEWEST_A_BATCH, MOST_A_BATCH = 400, 2048  # limits of the vectors per minibatch
+BATCHES_A_PASS = 128  # within these limits: see docs/benchmark-details.md
 KEPT = (8, 16, 24, 32, 48, 64, 96, 128, 192, 255)  # entries of a distribution whose mass is recorded
-SMALLEST_VARIANCE = 1e-6  # of unit-length held-out vectors; with less, only rounding would be explained
+SMALLEST_VARIANCE = 1e-6  # of unit-length held-out vectors; below it is only rounding
 logger = logging.getLogger(__name__)
 
 
@@ -51,10 +51,10 @@ class DictionarySettings:
 
     k     number of atoms
     lam   penalty of the codes, in units of a correlation
-    seed  of the held-out split, of the first atoms and of the order
+    seed  seed of the held-out split, the first atoms and the order
     init  the first atoms: "sample", k of the vectors; "kmeans", spherical k-means by faiss
-    atoms  "learned"; controls that are not: "sampled", the first atoms of "sample"; "clusters", the centroids of a
-           k-means with more iterations
+    atoms  "learned", or a control without learning: "sampled", the first atoms of "sample"; "clusters", the centroids
+           of a k-means with more iterations
     """
 
     k: int
@@ -66,12 +66,12 @@ class DictionarySettings:
 
 @dataclass(frozen=True)
 class LearningSchedule:
-    """How long learning continues, and in which steps.
+    """How long learning continues, and with which minibatches and evaluations.
 
-    epochs           most passes over the vectors
+    epochs           largest number of passes over the vectors
     batch            vectors of a minibatch; None: minibatch_size of all vectors
     min_improvement  learning stops when the held-out objective falls by less than this, relative, twice in a row
-    evaluate_every   most vectors between evaluations, which come at least once an epoch
+    evaluate_every   largest number of vectors between evaluations; at least one evaluation per epoch
     """
 
     epochs: float = 2.0
@@ -96,14 +96,14 @@ def learn_dictionary(
     """Learn atoms from hidden states; rows are scaled to unit length as they are read.
 
     hidden_Nd    float16, float32 or float64: an array, a memory-mapped array or the path of a .npy file
-    held_out_Hd  vectors to judge by; default: up to 2,048, at most a tenth, set aside by the seed
+    held_out_Hd  vectors for evaluation; default: up to 2,048, at most a tenth, set aside by the seed
     device       "cpu", "cuda", or "auto": CUDA where torch sees it (not run on a GPU yet)
-    checkpoint   directory to keep the state in, at evaluations, at most once a minute, and to continue from: an
-                 interrupted call made again ends with the same bits. It stays at the end, so that nothing is
-                 lost before the dictionary is saved: remove it then. Other settings or vectors start afresh; a
-                 change in few of the vectors may go unnoticed (TrainingVectors.identity)
+    checkpoint   directory in which to keep the state, at evaluations, at most once a minute. If an interrupted call is
+                 repeated, it continues from there and ends with the same bits. The state stays at the end, so nothing
+                 is lost before the dictionary is saved: remove it then. Other settings or vectors start from scratch;
+                 a change in few of the vectors may go unnoticed (TrainingVectors.identity)
     progress     called as progress("dictionary", vectors, most vectors, unit="vectors", **figures)
-    Returns      Dictionary, the evaluated state with the lowest held-out objective
+    Returns      Dictionary with the atoms of the evaluation with the lowest objective
     Raises       DeviceError; ValueError if k exceeds the training vectors, on NaN or infinity (naming rows), shapes
     """
     vectors = TrainingVectors(hidden_Nd, held_out_Hd, settings.seed)
@@ -119,7 +119,7 @@ def _request(settings: DictionarySettings, schedule: LearningSchedule, batch: in
     """The settings as dictionary.json and the checkpoint hold them; names and order are part of these formats."""
     atoms = (
         {} if settings.atoms == "learned" else {"atoms": settings.atoms}
-    )  # left out otherwise, so that dictionaries keep their names
+    )  # only if not usual, so that dictionaries keep their names
     return {
         "k": settings.k,
         "lam": settings.lam,
@@ -135,9 +135,9 @@ def _request(settings: DictionarySettings, schedule: LearningSchedule, batch: in
 
 
 def minibatch_size(vectors: int) -> int:
-    """Vectors in a minibatch, between two updates of the atoms, for a sample of so many: 400 for up to 51,200, 2,048
-    for 262,144 or more, and in between enough for 128 updates per pass. Large minibatches would update the atoms of a
-    small sample too seldom (docs/benchmark-details.md)."""
+    """How many vectors a minibatch has for a sample of this size: 400 for up to 51,200, 2,048 for 262,144 or more, and
+    in between enough for 128 updates per pass. Large minibatches would update the atoms of a small sample too seldom
+    (docs/benchmark-details.md)."""
     return min(MOST_A_BATCH, max(FEWEST_A_BATCH, vectors // BATCHES_A_PASS))
 
 
@@ -172,7 +172,7 @@ def _device(device):
 
     if choose_device(device).type == "cpu":
         return "cpu"
-    return "cuda" if device == "auto" else device  # as it was given, because checkpoints record it like that
+    return "cuda" if device == "auto" else device  # unchanged, because checkpoints record it so
 
 
 class _Learning:
@@ -184,10 +184,10 @@ class _Learning:
         self.evaluations = int(np.ceil(self.total / min(settings["evaluate_every"], len(vectors))))
         self.done = 0
         self.evaluation = _Evaluation(vectors.held_out_Hd, settings["lam"])
-        self.backend: str | None = None  # of nonneg_lasso on a GPU, once it is proven
+        self.backend: str | None = None  # of nonneg_lasso on a GPU, after its test
 
     def run(self, checkpoint=None):
-        """Resume from the checkpoint or start; returns the Dictionary. Atoms that are not learned are there at once."""
+        """Resume from the checkpoint or start; returns the Dictionary. Atoms of controls need no learning."""
         if "atoms" in self.settings:
             self.learner = self._make_learner(_initial_atoms(self.vectors, self.settings, self.device))
             self.evaluation.add(self.learner, 0, 0.0)
@@ -221,7 +221,7 @@ class _Learning:
         return Dictionary(self.evaluation.best_atoms_Kd, self.evaluation.history, stopped, settings)
 
     def _minibatch(self):
-        """One step and, in equal stretches of the whole, an evaluation; returns whether there was one."""
+        """One step and, at regular intervals, an evaluation; returns whether there was one."""
         hidden_nd = self.vectors.minibatch(self.done, min(self.settings["batch"], self.total - self.done))
         self.learner.step(hidden_nd)
         self.done += len(hidden_nd)
@@ -247,7 +247,7 @@ class _Learning:
         return {} if self.backend is None else {"solver_backend": self.backend}
 
     def _restore(self, state):
-        """Set the learner up from a state, or at the beginning if there is none."""
+        """Set the learner up from a state, or from scratch if there is none."""
         if state is None:
             self.learner = self._make_learner(_initial_atoms(self.vectors, self.settings, self.device))
             return
@@ -260,9 +260,9 @@ class _Learning:
         logger.info("dictionary: continuing after %s of %s vectors", f"{self.done:,}", f"{self.total:,}")
 
     def _make_learner(self, atoms_Kd, begun_with=None):
-        """The learner of the device. On a GPU its solver is proven on some of the vectors first (solvers/proof.py).
+        """The learner of the device. On a GPU its solver is first tested on some of the vectors (solvers/proof.py).
 
-        begun_with  what the checkpoint was coded with
+        begun_with  the solver of the checkpoint
         """
         lam = self.settings["lam"]
         if self.device == "cpu":
@@ -317,7 +317,7 @@ def _without_near_ones(atoms_Kd, vectors):
 
 
 def kept_mass(codes: Codes) -> dict[str, float]:
-    """The mean share of a code's sum that its n largest entries hold, for each n of KEPT; empty codes do not count."""
+    """The mean share of a code's sum that its n largest entries hold, for each n of KEPT; empty codes are ignored."""
     rows = [np.sort(codes.values[start:stop])[::-1] for start, stop in itertools.pairwise(codes.indptr) if stop > start]
     shares = [np.cumsum(row, dtype=np.float64) / row.sum(dtype=np.float64) for row in rows]
     return {str(n): float(np.mean([share[min(n, len(share)) - 1] for share in shares] or [1.0])) for n in KEPT}
@@ -330,10 +330,10 @@ class _Evaluation:
         self.held_out_Hd, self.lam, self.history = held_out_Hd, lam, []
         self.variance = float(held_out_Hd.var(0, dtype=np.float64).sum())
         self.best_objective = np.inf
-        self.best_atoms_Kd: Any = None  # an array after the first evaluation, and there is one before the end
+        self.best_atoms_Kd: Any = None  # an array after the first evaluation
 
     def add(self, learner, vectors, epoch, replaced=0):
-        """Code the held-out vectors with the learner's atoms, unused by which atoms count as dead before any step.
+        """Code the held-out vectors with the learner's atoms. Before any step, atoms that this does not use are dead.
 
         replaced  how many atoms were nearly equal to another one, and were replaced before this evaluation
         """
@@ -359,7 +359,7 @@ class _Evaluation:
             self.best_objective, self.best_atoms_Kd = value, atoms_Kd
 
     def stop_reason(self, min_improvement):
-        """Why to stop, or None."""
+        """The reason to stop, or None."""
         recent = [entry["objective"] for entry in self.history[-3:]]
         if len(recent) == 3 and all(
             after > before * (1 - min_improvement) for before, after in zip(recent, recent[1:], strict=False)

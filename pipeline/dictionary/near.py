@@ -1,4 +1,4 @@
-"""Replacing atoms of a learner: those that no code uses, and those that are nearly equal to another one.
+"""Replace a learner's atoms that no code uses or that are nearly equal to another one.
 
 If two atoms are nearly equal, a code can move weight from one to the other at almost no cost. All such codes meet the
 tolerance, so the distribution that a student learns from would be arbitrary. Learning therefore keeps the cosine of any
@@ -15,11 +15,11 @@ import numpy as np
 from pipeline.solvers.problem import Codes, objective
 
 NEAR = 0.98  # two atoms with a larger cosine are nearly equal
-KKT_TOLERANCE = 1e-2  # of codes that only train: 1e-3 costs 20 % more time for the same objective
+KKT_TOLERANCE = 1e-2  # for codes in training: 1e-3 takes 20 % longer for the same objective
 
 
 class Replacing:
-    """The work between two steps that CpuLearner and TorchLearner share; see them for the attributes."""
+    """The work between two steps that CpuLearner and TorchLearner share; the attributes are explained there."""
 
     atoms_Kd: Any
     code_code_KK: Any
@@ -28,7 +28,7 @@ class Replacing:
     lam: float
 
     def replace_near(self, hidden_nd: np.ndarray) -> int:
-        """Merge nearly equal atoms, and put the worst reconstructed vectors of a minibatch in the places that are free.
+        """Merge nearly equal atoms, and fill the free places with a minibatch's worst reconstructed vectors.
 
         Returns  the number of atoms replaced; the others stay if the minibatch has too few different vectors
         """
@@ -36,18 +36,18 @@ class Replacing:
         if not given_up:
             return 0
         rows = self._worst_rows(hidden_nd, list(given_up))
-        for atom, kept in list(given_up.items())[: len(rows)]:  # as if all codes had used the one that is kept
+        for atom, kept in list(given_up.items())[: len(rows)]:  # as if all codes had used the kept atom
             self.code_code_KK[kept] += self.code_code_KK[atom]
             self.code_code_KK[:, kept] += self.code_code_KK[:, atom]
             self.code_hidden_Kd[kept] += self.code_hidden_Kd[atom]
             self.uses_K[kept] += self.uses_K[atom]
-            self.uses_K[atom] = 1  # so that `replace_unused` leaves the new one alone
+            self.uses_K[atom] = 1  # so that `replace_unused` keeps the new atom
         self._replace(list(given_up)[: len(rows)], hidden_nd[rows])
         return len(rows)
 
     def replace_unused(self, hidden_nd: np.ndarray) -> None:
-        """Replace atoms without a use by the worst reconstructed vectors of a minibatch, as far as it has
-        vectors that are not nearly equal to an atom or to one another."""
+        """Replace unused atoms by the worst reconstructed vectors of a minibatch, as long as it has vectors that are
+        not nearly equal to an atom or to each other."""
         unused = np.flatnonzero(self.uses_K == 0).tolist()
         self.uses_K[:] = 0
         if unused:
@@ -82,7 +82,7 @@ class Replacing:
         raise NotImplementedError
 
     def _own(self, array: np.ndarray) -> Any:
-        """An array as the learner keeps it."""
+        """Convert an array to the learner's kind (NumPy, or a tensor on its device)."""
         raise NotImplementedError
 
     def _refresh_gram(self) -> None:
@@ -105,7 +105,7 @@ def count_near(atoms_Kd: np.ndarray) -> tuple[int, float]:
 
 
 def near_atoms(gram_KK: np.ndarray, uses_K: np.ndarray) -> dict[int, int]:
-    """Atoms to give up because a nearly equal one is kept, from each to that one: of two, the one with fewer uses.
+    """Atom to remove -> the nearly equal atom that is kept. Of two such atoms, the one with more uses is kept.
 
     No two of the atoms that are kept are nearly equal.
     """

@@ -1,10 +1,10 @@
 """One minibatch of online dictionary learning in torch operations: for a GPU, the same method as cpu.py.
 
-Atoms are updated in groups. Inside a group one atom comes after the other, since each is projected before the next one
-is computed; but every new atom is a sum of the same g vectors, so that all that has to be found in turn are its g
-coefficients. The inner products of these vectors suffice for that: the host does it, in float64, and the device is
-waited for once a group, 48 times a minibatch at k = 3072. (One atom after the other on the device took eight small
-launches each, 25,000 a minibatch.) Not run on a GPU yet; on CPU tensors the tests hold it against cpu.py.
+Atoms are updated in groups. Inside a group one atom is updated after the other, since each is projected before the next
+one is computed. But every new atom is a sum of the same g vectors, so only its g coefficients are found in turn. For
+these the inner products of the vectors suffice. The host computes them in float64 and waits for the device once per
+group, 48 times per minibatch at k = 3072. (Updating single atoms on the device took eight small launches each, 25,000
+per minibatch.) Not run on a GPU yet; tests compare it with cpu.py on CPU tensors.
 
 Shapes: n vectors of a minibatch, d width, K atoms, g atoms of a group.
 """
@@ -18,7 +18,7 @@ from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.parallel import kernel
 from pipeline.solvers.problem import Codes
 
-SMALLEST_CURVATURE = 1e-10  # below, an atom was not used lately: nothing to learn from
+SMALLEST_CURVATURE = 1e-10  # below it, an atom was not used recently: nothing to learn from
 
 
 class TorchLearner(Replacing):
@@ -51,7 +51,7 @@ class TorchLearner(Replacing):
         return arrays | {"uses_K": self.uses_K, "steps": np.array(self.steps)}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Continue where the learner was that gave `state`; this one was made with the atoms of that state."""
+        """Restore a `state`. This learner must have been made with the atoms of that state."""
         self.code_code_KK = self._tensor(state["code_code_KK"])
         self.code_hidden_Kd = self._tensor(state["code_hidden_Kd"])
         self.uses_K, self.steps = state["uses_K"], int(state["steps"])
@@ -109,7 +109,7 @@ class TorchLearner(Replacing):
 
 
 def descend_group(atoms_gd: torch.Tensor, descent_gd: torch.Tensor, code_code_gg: torch.Tensor) -> torch.Tensor:
-    """Update some atoms in turn; descent_gd is b - a D for the atoms as they come in. Waits for the device once.
+    """Update some atoms in turn; descent_gd is b - a D for the atoms before the update. Waits for the device once.
 
     Atom j becomes r_j - sum over i < j of c_ji times the new atom i, projected, where c_ji = a_ji / a_jj and
     r_j = old_j + descent_j / a_jj + sum over i < j of c_ji old_i. So the new atoms are S R with a lower triangular S.
@@ -127,7 +127,7 @@ def descend_group(atoms_gd: torch.Tensor, descent_gd: torch.Tensor, code_code_gg
 
 @kernel
 def _project_in_turn(coupling_gg, inner_gg, learns_gg):
-    """S: how much of each row of R every new atom holds; inner_gg = R R'. Only atoms that learn are projected."""
+    """S: the coefficients of the new atoms over the rows of R; inner_gg = R R'. Only atoms that learn are projected."""
     shares_gg = np.zeros_like(coupling_gg)
     for j in range(len(shares_gg)):
         shares_gg[j, j] = 1

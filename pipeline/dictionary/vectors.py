@@ -1,8 +1,8 @@
 """Vectors to learn a dictionary from: memory-mapped, in an order that follows from (seed, epoch).
 
-The input may be larger than memory: rows are read a minibatch at a time, those of one minibatch in the order of
-the file, and scaled to unit length as they are read. Beside them this keeps two row numbers per vector (16 bytes)
-and the held-out rows. Not handled here: what is learned from them (learning.py, cpu.py, torch.py).
+The input may be larger than memory: rows are read one minibatch at a time, in the order of the file, and scaled to unit
+length. In addition, only two row numbers per vector (16 bytes) and the held-out rows are in memory. Not handled here:
+learning from the vectors (learning.py, cpu.py, torch.py).
 
 Shapes: N training vectors, n of a minibatch, H held-out vectors, d width.
 """
@@ -16,8 +16,8 @@ import numpy as np
 from mlsm.common.errors import describe
 
 HELD_OUT_VECTORS = 2048  # at most a tenth of the vectors
-IDENTITY_ROWS = 512  # that a checkpoint compares
-MAGIC = b"\x93NUMPY"  # a .npy file begins with it
+IDENTITY_ROWS = 512  # number of rows that a checkpoint compares
+MAGIC = b"\x93NUMPY"  # first bytes of a .npy file
 FLOATS = ("float16", "float32", "float64")
 
 
@@ -32,7 +32,7 @@ def open_vectors(path: str | os.PathLike) -> np.ndarray:
             raise ValueError(f"{path} is not a .npy file. {advice}")
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # of Python's parser and tokenizer too, which NumPy gives the header to
+    except Exception as error:  # NumPy passes the header to Python's parser, which raises many classes
         raise ValueError(f"{path} cannot be read as numbers ({describe(error)}). {advice}") from error
 
 
@@ -43,7 +43,7 @@ def file_digest(path: Path) -> str:
 
 
 def file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """Size, time and inode of a file: while they stay, so does its content; None if it is not there."""
+    """Size, time and inode of a file, which identify its content; None if it does not exist."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -52,8 +52,8 @@ def file_stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def refuse_unusable(hidden_Nd: np.ndarray, name: str | Path, rows_at_once: int = 65_536) -> None:
-    """Raise ValueError on an array that nothing can be learned from, before hours are spent: one of another type or
-    shape, with rows that are not finite, or of zeros alone."""
+    """Raise ValueError, before hours are spent, if nothing can be learned from an array: it has another type or shape,
+    rows that are not finite, or only zeros."""
     try:
         _check(hidden_Nd)
         is_nothing = len(hidden_Nd) > 0
@@ -94,7 +94,7 @@ class TrainingVectors:
         return len(self.train_rows)
 
     def minibatch(self, start: int, length: int) -> np.ndarray:
-        """Unit-length vectors start to start + length of the endless order; ends at an epoch's end."""
+        """Unit-length vectors start to start + length of the endless order, cut at the end of the epoch."""
         epoch, place = divmod(start, len(self))
         if epoch != self.epoch:
             self.epoch = epoch
@@ -102,7 +102,7 @@ class TrainingVectors:
         return self._unit_rows(self.order[place : place + length])
 
     def sample(self, count: int, skip: int = 0) -> np.ndarray:
-        """`count` distinct training vectors, or all that are left after `skip` others of the same order."""
+        """`count` distinct training vectors after the first `skip` of the same order; fewer if no more are left."""
         order = np.random.default_rng([self.seed, 2]).permutation(self.train_rows)
         return self._unit_rows(order[skip : skip + count])
 
@@ -119,7 +119,7 @@ class TrainingVectors:
         return digest.hexdigest()
 
     def _unit_rows(self, rows):
-        rows = np.sort(rows)  # neighbours on disk together
+        rows = np.sort(rows)  # in the order on disk
         return unit_length(self.hidden_Nd[rows], rows)
 
 
@@ -133,7 +133,7 @@ def _check(hidden_Nd):
 def unit_length(hidden_nd: np.ndarray, row_numbers: np.ndarray) -> np.ndarray:
     """Rows of unit length, float32; rows of zeros stay. Raises ValueError naming rows that are not finite.
 
-    Each is first scaled by a power of two, which rounds nothing: squares of huge or tiny numbers would not be numbers.
+    Each row is first scaled by a power of two, which is exact: squares of huge or tiny numbers would not be numbers.
     """
     hidden_nd = np.asarray(hidden_nd)
     hidden_nd = hidden_nd.astype(np.promote_types(hidden_nd.dtype, np.float32), copy=False)

@@ -1,7 +1,7 @@
 """The kinds of targets that stores can hold. A target describes one store: its name, and how a batch becomes rows.
 
     target = Lsp(config, teacher, layer, dictionary)
-    target.record(job)                              # what names the store, and what else its target.json says
+    target.record(job)                              # what names the store, and the rest of its target.json
     target.prepare()
     hidden, = target.states(teacher, batch, [target])
     codes = target.code(hidden.rows_Nd)             # on the teacher's device
@@ -27,7 +27,7 @@ from shards.files import StoreFiles
 
 
 class Target(Protocol):
-    """The interface of every target: what it is made from, and what names its store."""
+    """The interface of every target: how it is made, and what names its store."""
 
     @staticmethod
     def load_teacher(job: Job) -> Any:
@@ -51,9 +51,9 @@ class Target(Protocol):
 class CodedTarget(Target, Protocol):
     """The further interface of a target that needs a teacher.
 
-    layer        of the teacher
-    work         what `code` is called in a unit's environment
-    environment  what a unit's environment says about it
+    layer        layer of the teacher
+    work         name of the `code` step in a unit's environment
+    environment  entries for a unit's environment
     """
 
     layer: int
@@ -61,20 +61,20 @@ class CodedTarget(Target, Protocol):
     environment: dict
 
     def prepare(self) -> None:
-        """Bring to the device what coding needs, before the first batch."""
+        """Move the data for coding to the device, before the first batch."""
 
     @staticmethod
     def states(teacher: Any, batch: TeacherBatch, targets: Sequence[Any]) -> list[Hidden]:
-        """The hidden states that `code` takes, for several targets of this class, from one pass of the teacher."""
+        """The hidden states for `code`, for several targets of this class, from one pass of the teacher."""
 
     def code(self, rows_Nd: torch.Tensor) -> Any:
         """The codes of hidden states, on the teacher's device."""
 
     def tensors(self, codes: Any) -> tuple:
-        """The tensors of codes that are on a GPU, for the stream that takes them over."""
+        """The tensors of codes on a GPU, for the stream that uses them next."""
 
     def columns(self, codes: Any, batch: TeacherBatch) -> dict[str, np.ndarray]:
-        """Columns over all tokens of a batch, on the host; its block's statistics get what the codes say.
+        """Columns over all tokens of a batch, on the host. Statistics of the codes are added to the batch's block.
 
         codes  may be on a GPU; None if none of the batch's windows is coded
         """

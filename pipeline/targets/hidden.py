@@ -1,7 +1,7 @@
-"""Hidden states to what a shard keeps of them: int8 codes with a scale per row, or product-quantised.
+"""Turn hidden states into a shard's columns: int8 codes with a scale per row, or product quantisation.
 
-Product quantisation (Jégou, Douze and Schmid 2011) cuts a row into pieces of equal length and keeps of each the number
-of the nearest of 256 centroids. Not handled here: the bytes of int8 codes (shards/codec.py), the sample that centroids
+Product quantisation (Jégou, Douze and Schmid 2011) cuts a row into pieces of equal length and stores for each piece the
+number of the nearest of 256 centroids. Not handled here: the bytes of int8 codes (shards/codec.py), the sample that
 are learned from (learn.py).
 
 Shapes: N coded tokens, T tokens end to end, d hidden width, b bytes of a row.
@@ -29,8 +29,8 @@ from shards.schema import FORMAT_VERSION, HiddenLayout
 if TYPE_CHECKING:
     from pipeline.teacher import Teacher
 
-CENTROIDS = 256  # of a piece: its number is one byte
-VECTORS_A_CENTROID = 256  # of the sample, at most: what faiss itself advises
+CENTROIDS = 256  # per piece, so that a centroid's number is one byte
+VECTORS_A_CENTROID = 256  # most sample vectors per centroid, as faiss advises
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class Codebook:
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Raises EncodeError when the directory holds none."""
+        """Load a codebook. Raises EncodeError when the directory has none."""
         path = directory / "centroids.npy"
         try:
             return cls(read_array(path, read_file(path), "<f4", 3).copy())
@@ -85,7 +85,7 @@ class Codebook:
 
 
 def provisional_codebook(config: EncodeHiddenConfig, width: int) -> Codebook | None:
-    """Centroids without meaning, to measure with; None for int8."""
+    """Arbitrary centroids for measuring time and size; None for int8."""
     if config.quantise == "int8":
         return None
     assert config.bytes is not None
@@ -93,7 +93,7 @@ def provisional_codebook(config: EncodeHiddenConfig, width: int) -> Codebook | N
 
 
 class HiddenStates:
-    """The teacher's unit-length hidden states of one layer, by a Codebook or, with None, in int8."""
+    """The teacher's unit-length hidden states of one layer, quantised by a Codebook or, with None, to int8."""
 
     work = "quantise"
 
@@ -179,4 +179,4 @@ class HiddenStates:
         return {"hidden": hidden_Tb, "marks": marks_T}
 
     def variation(self, rows_Nd: torch.Tensor, exact_Nd: torch.Tensor, exact_teacher: "Teacher") -> None:
-        return None  # there are no distributions; how far the states differ is measured in any case
+        return None  # no distributions; the states' distance is measured anyway

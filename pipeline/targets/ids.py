@@ -1,4 +1,4 @@
-"""Token ids alone: what the `mlm` objective needs."""
+"""Stores of only token ids, which are enough for the `mlm` objective."""
 
 from typing import Self
 
@@ -10,7 +10,7 @@ from shards.schema import FORMAT_VERSION
 
 
 class Ids:
-    """Token ids alone."""
+    """A store of only token ids."""
 
     def __init__(self, config: EncodeIdsConfig):
         self.config = config

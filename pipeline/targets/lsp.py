@@ -1,13 +1,14 @@
-"""Hidden states to distributions over latent semantic properties: sparse codes over a dictionary's atoms, normalised.
+"""Turn hidden states into distributions over latent semantic properties: normalised sparse codes over atoms.
 
-How many entries of a distribution a store keeps by default follows from the dictionary. A learned one records which
-share of the mass n entries held on its held-out vectors (`kept_mass` of its facts). Without --top-n, the smallest n of
-CHOICES that held LEAST_MASS is used. If a dictionary has no such record, or is used with another penalty or solver than
-it was learned with, n follows from its width. Both depend only on the dictionary and the settings, so that the same
-command finds the same store again.
+The default number of stored entries per distribution follows from the dictionary. A learned dictionary records which
+share of the mass n entries had on its held-out vectors (`kept_mass` of its facts). Without --top-n, the smallest n of
+CHOICES that reached LEAST_MASS is used. If a dictionary has no such record, or is used with another penalty or solver
+than it was learned with, n follows from its width. Both depend only on the dictionary and the settings, so that the
+same command finds the same store again.
 
-On a GPU the solver is proven on the first rows that are coded (solvers/proof.py). The store's first unit fixes it, and
-every unit's record names it. Not handled here: the solver (solvers/), what a code becomes (distributions.py).
+On a GPU the solver is tested on the first rows that are coded (solvers/proof.py). The store's first unit fixes it, and
+every unit's record names it. Not handled here: the solver (solvers/), how a code becomes a distribution
+(distributions.py).
 
 Shapes: N coded tokens, d hidden width, K atoms.
 """
@@ -38,11 +39,11 @@ from shards.schema import FORMAT_VERSION
 if TYPE_CHECKING:
     from pipeline.teacher import Teacher
 
-# Of the solver where precisions are compared, so that its own error does not show.
+# The solver's tolerance when precisions are compared, small so that its own error is not visible.
 COMPARED_TOLERANCE = {"cpu": 1e-5, "cuda": 1e-4}
 CHOICES = (32, 48, 64, 96, 128, 192, 255)  # 255 is the most that the shard format holds
-LEAST_MASS = 0.98  # of held-out vectors; the aim is 0.97 of new text, which keeps up to 0.01 less
-BY_WIDTH = ((256, 32), (512, 48), (1024, 64), (np.inf, 96))  # up to which width how many, at the usual penalty
+LEAST_MASS = 0.98  # on held-out vectors; the aim is 0.97 on new text, where up to 0.01 less is kept
+BY_WIDTH = ((256, 32), (512, 48), (1024, 64), (np.inf, 96))  # (up to this width, so many) at the usual penalty
 USUAL_LAM, FISTA_TIMES = 0.05, 3  # codes of 100 FISTA steps have more than twice the non-zeros
 
 
@@ -56,7 +57,7 @@ class Lsp:
         asked = config.solver_backend if config.solver == "cd" else config.solver
         self._is_proven = asked == "auto" and proof.is_needed(teacher.device)
         self._backend: str | None = None if self._is_proven else "cpu" if asked == "auto" else asked
-        self._begun_with: str | None = None  # what the store's first unit was coded with
+        self._begun_with: str | None = None  # solver of the store's first unit
         self.environment: dict = {}
         if self._backend == "cpu":
             self.environment["correlations"] = _correlations()
@@ -99,10 +100,10 @@ class Lsp:
             settings["solver"] = {"name": "fista", "steps": config.solver_steps}
         elif config.solver == "nearest":
             settings["solver"], name = {"name": "nearest"}, f"{name}-nearest"
-            del settings["lam"]  # which it does not have
+            del settings["lam"]  # `nearest` has no penalty
         else:
-            settings["tolerance"] = config.tolerance  # which FISTA does not have
-        if dictionary.center is not None:  # left out otherwise, so that stores keep their names
+            settings["tolerance"] = config.tolerance  # FISTA has no tolerance
+        if dictionary.center is not None:  # only if centred, so that stores keep their names
             settings["center"] = dictionary.centering
         settings |= InputFormat.of(config, self.teacher).settings()
         if job.stored is not None:
@@ -128,7 +129,7 @@ class Lsp:
         self._prepared = _load_dictionary(self.teacher.device, self.dictionary.atoms_Kd, self._backend)
 
     def _prove(self, rows_Nd):
-        """Choose the solver of a GPU by these rows; where none is right there, the CPU's cores code."""
+        """Choose a GPU's solver by a test on these rows; if none is right there, the CPU codes."""
         atoms_Kd, lam = self.dictionary.atoms_Kd, self.config.lam
         self._backend = proof.choose_solver(rows_Nd, atoms_Kd, lam, rows_Nd.device, begun_with=self._begun_with).backend
         if self._backend == "cpu":
@@ -186,7 +187,7 @@ def recorded_backend(files: StoreFiles) -> str | None:
     for path in sorted(files.units.glob("*.json")):
         try:
             record = files.record(path.stem)
-        except (ShardError, StoreError):  # which verify-shards reports
+        except (ShardError, StoreError):  # verify-shards reports these
             continue
         if record is not None and (backend := record.environment.get("solver_backend")) is not None:
             return str(backend)
@@ -198,14 +199,14 @@ def _correlations():
 
 
 def _load_dictionary(device, atoms_Kd, backend):
-    """Atoms and their Gram matrix, as the solver takes them."""
+    """Atoms and their Gram matrix in the solver's form."""
     with one_blas_thread():  # how a product is cut up for threads changes how its sums round
         gram_KK = atoms_Kd @ atoms_Kd.T
         if device.type == "cpu":
             return atoms_Kd, prepare(atoms_Kd, gram_KK) if backend == "cpu" else gram_KK
     atoms_Kd = torch.from_numpy(atoms_Kd).to(device)
     prepared = prepare(atoms_Kd, gram_KK)
-    torch.cuda.synchronize(device)  # once, so that no stream has to wait for them
+    torch.cuda.synchronize(device)  # once here, so that no stream has to wait later
     return atoms_Kd, prepared
 
 
@@ -213,7 +214,7 @@ def _load_dictionary(device, atoms_Kd, backend):
 
 
 def entries_kept(config: EncodeConfig, dictionary: "Dictionary") -> int | Literal["all"]:
-    """The entries of each token's distribution that a store keeps: as --top-n says, else by the dictionary."""
+    """The entries of each token's distribution that a store keeps: by --top-n, else by the dictionary."""
     if config.solver == "nearest":
         return 1
     if config.top_n is not None:
@@ -227,7 +228,7 @@ def entries_kept(config: EncodeConfig, dictionary: "Dictionary") -> int | Litera
 
 
 def expected_mass(config: EncodeConfig, dictionary: "Dictionary") -> float | None:
-    """The share of the mass that is expected to be kept, on average; None if the dictionary has no record of it."""
+    """The average share of the mass that is expected to be kept; None if the dictionary has no record of it."""
     kept = entries_kept(config, dictionary)
     return _mass(dictionary, CHOICES[-1] if kept == "all" else kept) if _knows_mass(config, dictionary) else None
 
@@ -241,7 +242,7 @@ def _knows_mass(config, dictionary):
 
 
 def _mass(dictionary, n):
-    """Between two numbers of the table, by a straight line: too little, as the share rises ever more slowly."""
+    """Interpolate the table linearly. This is a lower bound, as the share rises ever more slowly."""
     table = {int(number): mass for number, mass in dictionary.best["kept_mass"].items()}
     numbers = [0, *sorted(table)]
     return float(np.interp(n, numbers, [0.0, *(table[number] for number in numbers[1:])]))

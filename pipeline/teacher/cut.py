@@ -1,9 +1,9 @@
 """The model cut off after layer l.
 
-`Teacher` builds and loads only the embeddings and layers 1 ... l; what it returns equals `hidden_states[l]` of the
-whole model. Two things make that true of more than BERT: settings that list one value per layer are cut with the
-layers, and a family that ends in its own norm (ModernBERT) has that norm only at l = L, since `hidden_states[l]`
-of a lower layer is taken before it. Not handled here: the masked-LM head (masked_lm.py).
+`Teacher` builds and loads only the embeddings and layers 1 ... l; its result equals `hidden_states[l]` of the whole
+model. Two measures make this true for more families than BERT. Settings with one value per layer are cut with the
+layers. And if a family ends in its own norm (ModernBERT), only l = L has that norm, since `hidden_states[l]` of a lower
+layer is before it. Not handled here: the masked-LM head (masked_lm.py).
 
 Shapes: W windows, L ids per window, d hidden width. Layers count from 1; the full model has num_layers.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import numpy as np
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-# Families for which a test compares every layer of the cut model with the full one.
+# Supported families: for each one, a test compares every layer of the cut model with the full one.
 FAMILIES = (
     "bert",
     "camembert",
@@ -61,16 +61,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Teacher:
     """An encoder cut off after one layer, ready to run on unmasked text.
 
-    name           as it was asked for
+    name           the name as it was given
     layer          l, 1 ... num_layers
     num_layers     layers of the full model
     hidden_size    d
     vocab_size     rows of the embedding; every id must be smaller
     max_positions  longest window, in tokens including the specials
-    segments       token types that it has embeddings for; 0 if the family knows none
+    segments       number of token types with embeddings; 0 if the family has none
     fingerprint    hex sha256 of the content of configuration and weights (not of name, layer or dtype)
     dtype, device  of the computation; the result is float32 regardless of the dtype
-    libraries      which library computes which of its linear layers on a CPU, where that is not oneDNN
+    libraries      libraries of its linear layers on a CPU, if they are not all oneDNN
     """
 
     def __init__(self, name: str, layer: int, num_layers: int, model: "PreTrainedModel", fingerprint: str):
@@ -93,8 +93,8 @@ class Teacher:
         """Load layers 1 ... layer of a teacher.
 
         name_or_path  a directory, "bundled", or the name of a model on the Hub (see `locate`)
-        layer         1 ... L
-        dtype         "float32", "bfloat16", "float16", or "auto": float16 on a GPU, float32 elsewhere. Never the
+        dtype         "float32", "bfloat16", "float16", or "auto": float16 on a GPU, float32 elsewhere. The
+                      checkpoint's own dtype is never used
                       checkpoint's own, whatever that is
         device        a torch device, or "auto": the GPU if there is one
         Raises        TeacherError if the teacher is not found, does not fit or has no such layer; DeviceError
@@ -117,10 +117,10 @@ class Teacher:
         return Teacher.load(self.name, self.layer, dtype="float32", device=self.device)
 
     def choose_libraries(self, setting: str, tokens: int, decided: Mapping[str, str] | None = None) -> None:
-        """Take the library of each product as `--products` says.
+        """Choose the library of each matrix product, as `--products` says.
 
-        tokens   of a forward pass, at most
-        decided  what another process, which handed this one its work, decided already
+        tokens   largest number of tokens in a forward pass
+        decided  the choice of another process that shares its work with this one, if there is one
         """
         if decided is None:
             decided = {}
@@ -160,7 +160,7 @@ class Teacher:
         documents_WL: torch.Tensor | None = None,
         segments_WL: torch.Tensor | None = None,
     ) -> Any:
-        """Hidden states of layer l, or of several up to it, of all tokens or of some.
+        """Hidden states of layer l, or of several layers up to it, for all tokens or some of them.
 
         ids_WL        int64, token ids including [CLS], [SEP] and padding
         attention_WL  bool, True at real tokens; every window holds at least one; None if all are real. On the host:
@@ -187,7 +187,7 @@ class Teacher:
                 f"windows of {ids_WL.shape[1]} tokens, but {self.name} reads at most {self.max_positions}: "
                 f"use --max-length {self.max_positions} or less"
             )
-        if attention_WL is not None:  # full windows need no mask, and attention without one takes a faster kernel
+        if attention_WL is not None:  # full windows need no mask, and attention without a mask is faster
             full = bool(attention_WL.all())
             attention_WL = None if full else self._to_device(attention_WL).to(torch.int64)
         documents_WL = None if documents_WL is None else self._to_device(documents_WL)
@@ -271,8 +271,8 @@ def check_reads_masks(name_or_path: str | Path) -> None:
 
 
 def check_position_means(name_or_path: str | Path) -> None:
-    """Raise TeacherError, from its configuration alone, when hidden states of the teacher hold no sum with a position
-    embedding, so that there is nothing for --center position to subtract."""
+    """Raise TeacherError, from its configuration alone, when the teacher adds no position embedding to its hidden
+    states, so that there is nothing for --center position to subtract."""
     config = read_config(locate(name_or_path), name_or_path)
     relative = getattr(config, "position_embedding_type", None) or "absolute"
     if config.model_type in ROTARY or not getattr(config, "position_biased_input", True) or relative != "absolute":
@@ -296,7 +296,7 @@ def cut_config(config: "PretrainedConfig", layer: int) -> "PretrainedConfig":
     for setting in PER_LAYER_SETTINGS:
         if getattr(cut, setting, None) is not None:
             setattr(cut, setting, list(getattr(cut, setting))[:layer])
-    cut.num_hidden_layers = layer  # DistilBERT calls it n_layers; the config class translates
+    cut.num_hidden_layers = layer  # DistilBERT's config class maps this to n_layers
     cut.output_hidden_states = cut.output_attentions = False  # a saved config may ask for them
     return cut
 
@@ -321,7 +321,7 @@ def load_weights(
     name: str | Path,
     **options: Any,
 ) -> tuple["PreTrainedModel", dict]:
-    """A model of transformers from safetensors, in eval mode on the CPU, and what its loading says about the weights.
+    """A model of transformers from safetensors, in eval mode on the CPU, and transformers' report on its weights.
 
     Raises  TeacherError when there are none, or they cannot be read
     """
@@ -336,14 +336,14 @@ def load_weights(
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # check_report explains them better
+                ignore_mismatched_sizes=True,  # check_report gives a better message
                 **options,
             )
     except Exception as error:  # safetensors and transformers raise many classes, Exception itself included
         raise TeacherError(
             f"{name}: the weights in {directory} cannot be loaded: {describe(error)}. Fetch or save the model again."
         ) from error
-    for parameter in model.parameters():  # DeBERTa creates some in float32 regardless of the dtype, and then fails
+    for parameter in model.parameters():  # DeBERTa makes some float32 in any dtype, then fails
         parameter.data = parameter.data.to(dtype)
     return model.eval(), report
 
@@ -381,8 +381,8 @@ class _FastLinear(torch.nn.Linear):
 def torch_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """The dtype that --dtype means on a device. Raises TeacherError.
 
-    "auto" is float16 on a GPU: its codes are nearer to those of float32 than bfloat16's by an order of magnitude,
-    because it rounds hidden states to 11 bits and not to 8. Numbers beyond 65,504 overflow; batch.py refuses them.
+    "auto" is float16 on a GPU: its codes are closer to float32's than bfloat16's by an order of magnitude, because it
+    rounds hidden states to 11 bits, not 8. Numbers beyond 65,504 overflow; batch.py refuses them.
     """
     if dtype == "auto":
         return torch.float16 if device.type == "cuda" else torch.float32

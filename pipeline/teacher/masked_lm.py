@@ -3,7 +3,7 @@
     teacher = MaskedLm.load("google-bert/bert-base-cased")
     logits_CV = teacher.logits(rows_Cd)
 
-Not handled here: the distributions that its logits give (targets/logits.py).
+Not handled here: turning logits into distributions (targets/logits.py).
 
 Shapes: C tokens, d hidden width, V entries of the vocabulary.
 """
@@ -27,11 +27,11 @@ from pipeline.teacher.location import locate, teacher_fingerprint
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-HEAD_ROWS = 1024  # tokens of one pass of the head at most: more make no product faster
+HEAD_ROWS = 1024  # most tokens per pass of the head; more would not be faster
 
 
 class MaskedLm(Teacher):
-    """A whole encoder and its masked-LM head, ready to run on unmasked text. As a Teacher its layer is the last.
+    """A whole encoder and its masked-LM head, ready to run on unmasked text. As a Teacher, its layer is the last one.
 
     vocabulary  V, logits of a token; may exceed the tokenizer's largest id
     """
@@ -90,7 +90,7 @@ def _head_alone(model):
 
 
 def _require_head(report, encoder, name):
-    """Raise TeacherError when weights are missing, none of which is the encoder's."""
+    """Raise TeacherError if weights of the head are missing; the encoder's are checked elsewhere."""
     missing = sorted(report["missing_keys"])
     if missing and not any(key.startswith(f"{encoder}.") for key in missing):
         raise TeacherError(

@@ -22,13 +22,13 @@ _REPAIR = (
 def load_tokenizer(name_or_path: str | Path) -> "PreTrainedTokenizerBase":
     """The fast tokenizer of a teacher or of any directory of tokenizer files.
 
-    Reads whole documents: a truncation or padding that was saved with it (sentence-transformers do that)
-    is switched off. A special token written out in a text ("[MASK]") is read as text: only the tokenizer
-    itself adds specials; this lives in the object, so a saved copy goes back to the usual behaviour.
+    It reads whole documents: a saved truncation or padding (as in sentence-transformers) is switched off. A special
+    token that is written in a text ("[MASK]") is read as text; only the tokenizer itself adds special tokens. This is a
+    state of the object, so a saved copy behaves as usual again.
     Raises  TeacherError if there is no vocabulary or no fast tokenizer for it, or if it lacks a special token
     """
     directory = locate(name_or_path)
-    if not any(find(directory, TOKENIZER_FILES)):  # transformers would invent one
+    if not any(find(directory, TOKENIZER_FILES)):  # transformers would make one up
         raise TeacherError(
             f"{name_or_path}: no tokenizer in {directory} (expected one of {', '.join(TOKENIZER_FILES)}). "
             "Copy the files of the tokenizer that this model was trained with into that directory."
@@ -62,8 +62,8 @@ def load_tokenizer(name_or_path: str | Path) -> "PreTrainedTokenizerBase":
 def special_ids(tokenizer: "PreTrainedTokenizerBase") -> dict:
     """Ids of the special tokens: a dict of "cls", "sep", "mask", "pad" (int) and "all" (sorted list).
 
-    "all" holds every special id, [UNK] and added ones included. A tokenizer without [CLS] or [SEP] lends
-    its begin- and end-of-sequence tokens.
+    "all" has every special id, including [UNK] and added ones. If a tokenizer has no [CLS] or [SEP], its begin- and
+    end-of-sequence tokens are used.
     Raises  TeacherError naming what is missing, or which tokens share an id
     """
     tokens = special_tokens(tokenizer)
@@ -79,7 +79,7 @@ def special_ids(tokenizer: "PreTrainedTokenizerBase") -> dict:
 
 
 def _missing_tokens(tokenizer, directory):
-    """Special tokens that the files of a directory give no id. A SentencePiece model is not looked into."""
+    """Special tokens that the files of a directory give no id. SentencePiece models are not read."""
     file, names = directory / "tokenizer.json", set()
     if file.is_file():
         content = json.loads(read_file(file))

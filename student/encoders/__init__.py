@@ -1,1 +1,1 @@
-"""All that touches transformers' modules: which encoder, its last layer, [MASK] later, products on a CPU."""
+"""Code that builds or changes transformers' modules: encoders, last layer, [MASK] later, CPU matrix products."""

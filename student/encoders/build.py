@@ -69,7 +69,7 @@ _POSITIONS_BEHIND_PADDING = (
 
 
 def build_encoder(hf_config: PretrainedConfig, seed: int, continue_from: Path | None = None) -> nn.Module:
-    """An encoder without pooler: freshly initialised, a function of configuration and seed alone, or loaded.
+    """An encoder without pooler: loaded, or initialised as a function of only configuration and seed.
 
     continue_from  directory whose weights to take
     Raises         RunError if these weights do not cover the encoder or do not fit it
@@ -97,10 +97,10 @@ def token_types(hf_config: PretrainedConfig) -> int:
 
 
 def encoder_config(config: StudentConfig, store: Store) -> PretrainedConfig:
-    """The Hugging Face config of the encoder, its vocabulary, length and special ids taken from the store.
+    """The Hugging Face config of the encoder, with the store's vocabulary, window length and special ids.
 
-    Raises RunError if there is no such config, if it is not for an encoder, or if it has another tokenizer or
-    vocabulary than the store.
+    Raises RunError if there is no such config, if it is not for an encoder, or if its tokenizer or vocabulary differs
+    from the store's.
     """
     hf_config = unfitted_config(config, store)
     fit_config(hf_config, store.vocab_size, store.special_ids, store.max_length)
@@ -156,7 +156,7 @@ def unfitted_config(config: StudentConfig, store: Store) -> PretrainedConfig:
 
 
 def own_dropout(hf_config: PretrainedConfig) -> float | None:
-    """The dropout of a config, apart from a pooler's; None if it has none, or several rates."""
+    """The dropout of a config, ignoring a pooler's; None if it has no dropout or several different ones."""
     rates = {getattr(hf_config, name) for name in _dropout_names(hf_config) if "pooler" not in name}
     return float(rates.pop()) if len(rates) == 1 else None
 
@@ -199,7 +199,7 @@ def _load_weights(directory: Path, hf_config: PretrainedConfig, no_pooler: dict)
 
 
 def named_config(encoder: str) -> PretrainedConfig | None:
-    """The config of an encoder that needs no file and no network; None if the name is of another kind."""
+    """The config of an encoder that needs no file and no network; None for other names."""
     if encoder == "deberta-base":
         return _deberta_base()
     if encoder == "modernbert-base":
@@ -211,7 +211,7 @@ def named_config(encoder: str) -> PretrainedConfig | None:
 
 
 def named_size(encoder: str) -> tuple[int, int] | None:
-    """(layers, width) of a name like bert-2x128, modernbert-2x128 or bert-base; None of names of another kind.
+    """(layers, width) of a name like bert-2x128, modernbert-2x128 or bert-base; None for other names.
 
     Raises ValueError if such a size cannot be built.
     """
@@ -256,7 +256,7 @@ def _bert_config(layers: int, width: int) -> BertConfig:
 
 
 def _modernbert_config(layers: int, width: int) -> ModernBertConfig:
-    """ModernBERT-base at another size. Narrow matrices begin with larger weights, so that products are as large."""
+    """ModernBERT-base at another size. Narrow matrices start with larger weights, so products are equally large."""
     return ModernBertConfig(
         num_hidden_layers=layers,
         hidden_size=width,
@@ -282,7 +282,7 @@ def _load_config(encoder: str, store: Store) -> PretrainedConfig:
         )
     if trouble := describe_foreign_settings(hf_config):
         raise RunError(f"encoder {encoder}: {trouble}")
-    if hasattr(hf_config, "auto_map"):  # code of one of our exports, which is not part of the encoder
+    if hasattr(hf_config, "auto_map"):  # code in one of our exports, which is not part of the encoder
         del hf_config.auto_map
     if Path(encoder).is_dir():
         _check_tokenizer(Path(encoder), store)
@@ -332,7 +332,7 @@ def _make_room(hf_config: PretrainedConfig, max_length: int) -> None:
 def _first_position(hf_config: PretrainedConfig) -> int:
     """The row of the position table that belongs to the first token of a window."""
     if hf_config.model_type == "mpnet":
-        return 2  # there the padding id is 1, whatever the configuration says
+        return 2  # these families always use padding id 1, whatever the configuration says
     return hf_config.pad_token_id + 1 if hf_config.model_type in _POSITIONS_BEHIND_PADDING else 0
 
 

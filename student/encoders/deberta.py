@@ -1,14 +1,14 @@
 """DeBERTa's layers as transformers has them, from fewer and larger operations; the results are the same.
 
-Disentangled attention (He et al. 2021, section 3.1) adds to every score what the query makes of the relative position
-and what the position makes of the key. transformers gathers both from tables of 2 L columns, and scatters their
-gradients. As column L + i - j belongs to query i and key j, the entries are at a fixed stride in memory: here they are
-a view of the flattened table (the relative shift of Transformer-XL, Dai et al. 2019, appendix B), and their sum goes as
-a bias into scaled_dot_product_attention. The norm is one operation instead of six. Tokens that are packed closer
-together than they are in their window (mask_later.py) have no such stride: theirs are gathered.
+Disentangled attention (He et al. 2021, section 3.1) adds two terms to every score: query times relative position, and
+relative position times key. transformers gathers both from tables of 2 L columns, and scatters their gradients. Query i
+and key j use column L + i - j, so the entries are at a fixed stride in memory. Here they are a view of the flattened
+table (the relative shift of Transformer-XL, Dai et al. 2019, appendix B), and their sum is the bias of
+scaled_dot_product_attention. The norm is one operation instead of six. Tokens that are packed closer together than they
+are in their window (mask_later.py) have no fixed stride: their entries are gathered.
 
-Not handled here: DeBERTa-v2, whose positions are bucketed; windows longer than the table of relative positions, talking
-heads: these run as in transformers.
+Not handled here: DeBERTa-v2, whose positions are bucketed; windows longer than the table of relative positions; talking
+heads. These run as in transformers.
 
 Shapes: W windows, L positions, H heads, e width of a head, U packed tokens of a window.
 """
@@ -26,9 +26,9 @@ from student.encoders.dropout import attend
 
 
 def adapt_deberta(encoder: nn.Module) -> None:
-    """Let DeBERTa's attention and norms inside an encoder be computed here; their weights and names stay.
+    """Compute DeBERTa's attention and norms inside an encoder by this module; their weights and names stay.
 
-    Both it and DeBERTa-v2 then also take an attention mask for every pair of positions.
+    The attention of both DeBERTa and DeBERTa-v2 then also accepts a mask for every pair of positions.
     """
     ours = {DisentangledSelfAttention: ShiftedSelfAttention, DebertaLayerNorm: FusedLayerNorm}
     for module in encoder.modules():
@@ -40,9 +40,9 @@ class PackedPositions(NamedTuple):
     """The positions of packed tokens, for `relative_pos` of an attention."""
 
     relative_WUU: Tensor
-    """int64, position of the query less that of the key"""
+    """int64, position of the query minus position of the key"""
     length: int
-    """of the window, in positions"""
+    """length of the window, in positions"""
 
 
 class FusedLayerNorm(DebertaLayerNorm):
@@ -58,8 +58,8 @@ class AutocastSelfAttention(DisentangledSelfAttention):
     def transpose_for_scores(self, x: Tensor) -> Tensor:
         """(W, L, H e) to (W, H, L, e), in autocast's type.
 
-        transformers adds float32 biases after the products. So queries have another type than scores in bfloat16, and
-        it fails when it fills scores with the smallest number of the queries' type (its issue 35332).
+        transformers adds float32 biases after the products. So in bfloat16 queries and scores have different types, and
+        transformers fails when it fills scores with the smallest number of the queries' type (its issue 35332).
         """
         kind = x.device.type
         if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):

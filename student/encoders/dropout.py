@@ -1,8 +1,8 @@
-"""Dropout on a CPU from 16 random bits an element, and attention that uses it.
+"""Dropout on a CPU from 16 random bits per element, and attention that uses it.
 
-torch draws a float for every element, a fifth of a small BERT's step. Here four elements share one 64-bit number of
-torch's generator, so that dropout follows from its seed as before. A probability is rounded to a multiple of 2^-16, and
-what is kept is scaled by exactly what that leaves. On a GPU and under torch.compile everything is torch's own.
+torch draws a float for every element, which takes a fifth of a small BERT's step. Here four elements share one 64-bit
+number of torch's generator, so dropout still follows from its seed. A probability is rounded to a multiple of 2^-16,
+and kept elements are scaled for the rounded probability. On a GPU and under torch.compile torch's dropout is used.
 
 Not handled here: seeding (train.py).
 """

@@ -1,9 +1,9 @@
 """How many floating-point operations a step takes, and how many a device could do.
 
-Counted by running the student's own forward pass on tensors without content, so that whatever it leaves out (the
-head at positions that are not masked) is left out of the count. Matrix products are counted, a multiplication and
-an addition as two; a training step is three forward passes, as the backward pass has two products for each one.
-Recomputed activations are not counted: they are a price of memory, not work on the model. Not handled here: time
+They are counted by running the student's own forward pass on tensors without content. So whatever this pass skips (the
+head at positions that are not masked) is not counted either. Only matrix products are counted, a multiplication and an
+addition as two operations. A training step counts as three forward passes, as the backward pass has two products for
+each one. Recomputed activations are not counted: they save memory and are not work on the model. Not handled here: time
 (meter.py).
 
 Shapes: W windows, L positions, M masked tokens.
@@ -47,7 +47,7 @@ def forward_flops(model: nn.Module, windows: int, length: int, masked: int) -> i
     masked  masked positions in all windows together
     """
     inputs = {"input_WL": (windows, length), "where_M": (masked,), "most_masked": -(-masked // windows)}
-    visible = length - masked // windows  # of every window, where [MASK] enters later
+    visible = length - masked // windows  # tokens per window below the layer where [MASK] enters
     return count_operations(model, attention_WL=None, **inputs, visible=[visible, visible])
 
 

@@ -1,8 +1,8 @@
 """The last layer of an encoder, computed at masked positions only.
 
-The head reads no other position, so the last layer needs the others as keys and values alone: their queries, attention,
-feed-forward and norms are left out. The logits are the same, and the step is cheaper by most of a layer. Families in
-`FORWARDS` do so, others compute the whole layer.
+The head reads no other position, so the last layer needs the others only as keys and values: their queries, attention,
+feed-forward and norms are skipped. The logits are the same, and a step saves most of one layer. The families in
+`FORWARDS` support this; others compute the whole layer.
 
 The layer's forward method is replaced, not its weights or their names; without `restrict` the encoder is unchanged. Not
 handled here: the head (model.py).
@@ -21,7 +21,7 @@ from student.encoders.dropout import attend
 
 
 class LastLayer:
-    """The last layer of one encoder, and which rows of it are wanted now."""
+    """The last layer of one encoder, and the rows that it should compute now."""
 
     def __init__(self, encoder: nn.Module):
         forward = FORWARDS.get(encoder.config.model_type)
@@ -41,7 +41,7 @@ class LastLayer:
         """
         if not self.restricted or most_masked == 0:
             return False
-        self._layer.gradient_checkpointing = False  # in a backward pass the rows that are wanted are forgotten by then
+        self._layer.gradient_checkpointing = False  # recomputation in the backward pass would come after `release`
         self._masked = where_M, most_masked
         return True
 
@@ -104,7 +104,7 @@ def _layers(encoder):
 
 
 def _is_followed(encoder) -> bool:
-    """Whether the last layer is not the last to mix positions: DeBERTa-v2's convolution follows its first layer."""
+    """Whether positions are mixed outside the layers, too: DeBERTa-v2's convolution follows its first layer."""
     return getattr(getattr(encoder, "encoder", None), "conv", None) is not None and len(_layers(encoder)) == 1
 
 
@@ -112,8 +112,8 @@ def _queries(where_M, most_masked: int, shape):
     """The masked positions as a matrix with a row for every window.
 
     Returns  int64 (W, m) positions in the flattened (W L) input, rows filled up with their window's first position;
-             and int64 (M), where the masked positions are in the flattened matrix. Repetitions of the last one have
-             slots after its own, where no other position's are, and where they write over it, it is the same
+             and int64 (M), where the masked positions are in the flattened matrix. Repetitions of the last position
+             have slots after its own, which no other position uses; slots that they overwrite hold the same value
     """
     windows, length = shape[:2]
     first_W = torch.arange(0, windows * length, length, device=where_M.device)

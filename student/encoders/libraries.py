@@ -1,7 +1,7 @@
 """Which library computes each matrix product of a run; two libraries round differently.
 
-It is chosen when a run starts, written into its config.json and checkpoints, and kept to its end, so that a run that is
-resumed, also on another machine, equals an uninterrupted one. A record without the key means oneDNN's for everything.
+It is chosen when a run starts, written into its config.json and checkpoints, and kept to its end. So a run that is
+resumed, even on another machine, equals an uninterrupted one. A record without this key means oneDNN for all products.
 Not handled here: the dtype, which is a setting.
 """
 
@@ -13,7 +13,7 @@ import torch
 from mlsm.common.matrix_products import TORCH, USUAL, Shape, measure_libraries
 from student.config import ResolvedConfig
 
-_STRAYING = (0.8, 1.25)  # how far the number of masked tokens in a micro-batch strays from its mean, generously
+_STRAYING = (0.8, 1.25)  # generous bounds on a micro-batch's number of masked tokens, relative to the mean
 
 
 def recorded_libraries(record: Mapping[str, Any]) -> Mapping[str, str]:
@@ -23,12 +23,12 @@ def recorded_libraries(record: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def libraries_record(libraries: Mapping[str, str]) -> dict:
-    """The format that `recorded_libraries` reads."""
+    """The libraries in the format that `recorded_libraries` reads."""
     return {"products": dict(libraries)} if libraries else {}
 
 
 def contradicts(libraries: Mapping[str, str], config: ResolvedConfig, device: torch.device) -> bool:
-    """Whether `--products` names a library, and a run that starts with it would have others than these."""
+    """Whether `--products` names a library, and a new run with it would get other libraries than these."""
     asked = {"onednn": USUAL, "torch": TORCH}.get(config.products)
     return asked is not None and _has_choice(config, device) and libraries != asked
 
@@ -36,9 +36,9 @@ def contradicts(libraries: Mapping[str, str], config: ResolvedConfig, device: to
 def choose_libraries(
     config: ResolvedConfig, model: Any, max_length: int, device: torch.device, ranks: int = 1
 ) -> Mapping[str, str]:
-    """The libraries of a run that starts, as `--products` says.
+    """The libraries of a new run, chosen as `--products` says.
 
-    model       a Student or what stands in for it: its linear layers and `output_shapes` count
+    model       a Student or a stand-in: only its linear layers and `output_shapes` are used
     max_length  L, tokens of a window
     ranks       processes that share a batch
     """

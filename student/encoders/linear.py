@@ -1,7 +1,7 @@
 """Linear layers on a CPU, forward and backward, each product by the faster of torch's two libraries.
 
-mlsm/common/matrix_products.py measures which that is, and says why it differs between machines. Without oneDNN, on a
-GPU, under autocast or torch.compile, layers are torch's own.
+mlsm/common/matrix_products.py measures which one is faster, and explains why this differs between machines. Without
+oneDNN, on a GPU, under autocast or torch.compile, layers use torch's own operations.
 
 Shapes: N rows, d inputs, K outputs.
 """
@@ -25,14 +25,14 @@ def linear(
     """
     if not _serves(rows_nd, weight_Kd):
         return F.linear(rows_nd, weight_Kd, bias_K)
-    rows_Nd = rows_nd.reshape(-1, rows_nd.shape[-1])  # outside: a view made inside may not be changed in place
+    rows_Nd = rows_nd.reshape(-1, rows_nd.shape[-1])  # a view made inside may not be changed in place
     return _Linear.apply(rows_Nd, weight_Kd, bias_K, libraries).view(*rows_nd.shape[:-1], len(weight_Kd))
 
 
 def use_fast_linear(model: nn.Module, libraries: Mapping[str, str] = USUAL) -> None:
-    """Let the linear layers inside a model be computed by `linear`; their weights and names stay.
+    """Let `linear` compute the linear layers inside a model; their weights and names stay.
 
-    Modules that call `linear` themselves have an attribute `libraries`, which is set, too.
+    Modules that call `linear` themselves have an attribute `libraries`, which this also sets.
     """
     for module in model.modules():
         if type(module) is torch.nn.Linear:

@@ -1,19 +1,19 @@
 """[MASK] later: masked positions enter the encoder at layer m (Liao et al. 2022, "Mask More and Mask Later").
 
-The layers below m see the other tokens alone, packed closer together, and cost less by the share that is masked. On
-entry to layer m the masked positions join them, with the embeddings of [MASK], position and segment as the embedding
-layer returns them. Positions stay those of the window: embeddings are taken before tokens are packed, DeBERTa's
-relative positions and ModernBERT's rotations and distances between places in the window. Rows of fewer tokens are
-filled up, and the fillers hidden; as windows are masked by an exact share, these are few.
+The layers below m see only the other tokens, packed closer together, and cost less by the share that is masked. At
+layer m the masked positions join them, with the embeddings of [MASK], position and segment as the embedding layer
+returns them. Packed tokens keep their positions in the window: embeddings are added before packing, and DeBERTa's
+relative positions and ModernBERT's rotations and distances are those of the window. Rows with fewer tokens are filled
+up, and the fillers are hidden. There are few fillers, because every window is masked by the same share.
 
-The encoder's config says so, and takes it along into every export:
+The layer is in the encoder's config, and so in every export:
 
     "mask_later": {"layer": 8, "mask_token_id": 103}
 
-Masked is what holds that token. So text without it, as in fine-tuning, is read as by the stock encoder. transformers
-itself does not look at the setting: it lets [MASK] enter at layer 0, and what feeds it [MASK] has to use `MaskLater`.
-The loop over the layers is replaced, which is ModernBERT's whole forward pass; otherwise the encoder is
-what it was. Not handled here: what is masked (masks/), DeBERTa's attention between packed tokens (deberta.py).
+A position counts as masked if it holds that token. So text without it, as in fine-tuning, is read as by the stock
+encoder. transformers itself ignores the entry and lets [MASK] enter at layer 0: code that passes [MASK] to the encoder
+has to use `MaskLater`. This module replaces the loop over the layers, which for ModernBERT is the whole forward pass,
+and nothing else. Not handled here: what is masked (masks/), DeBERTa's attention between packed tokens (deberta.py).
 
 Shapes: W windows, L positions, U the most visible tokens of a window, neither masked nor padding; d hidden width.
 """
@@ -34,7 +34,7 @@ FAMILIES = ("bert", "deberta", "deberta-v2", "electra", "modernbert", "roberta",
 
 
 def set_mask_later(hf_config: PretrainedConfig, layer: int, mask_token_id: int) -> None:
-    """Write into an encoder's config at which layer [MASK] enters; 0: nothing, whatever the config said before.
+    """Write into an encoder's config at which layer [MASK] enters; 0: remove the entry, if there was one.
 
     Raises  RunError if the encoder does not have that layer, or its layers cannot be run in two parts
     """
@@ -59,7 +59,7 @@ def mask_later_of(hf_config: PretrainedConfig) -> int:
 
 
 class MaskLater:
-    """The loop over the layers of one encoder; that of an encoder whose config says nothing is left alone.
+    """The loop over the layers of one encoder. It stays as it is if the config has no `mask_later`.
 
     Raises  ValueError if there is no such layer
     """
@@ -68,7 +68,7 @@ class MaskLater:
         self.layer = mask_later_of(encoder.config)
         self._packing: tuple | None = None
         if self.layer > 0:
-            adapt_deberta(encoder)  # whose attention takes packed tokens
+            adapt_deberta(encoder)  # its attention accepts packed tokens
             self._encoder, self._mask_token_id = encoder, encoder.config.mask_later["mask_token_id"]
             if encoder.config.model_type == "modernbert":
                 encoder.forward = partial(self._forward_modernbert, encoder.forward)
@@ -82,11 +82,11 @@ class MaskLater:
         documents_WL: Tensor | None = None,
         visible: tuple[int, int] | None = None,
     ) -> None:
-        """Let [MASK] enter the encoder at its layer when it reads these inputs, which are as of a Student, until
-        `release`. Does nothing for an encoder that [MASK] enters at its first layer.
+        """Until `release`, let [MASK] enter the encoder at its layer when the encoder reads these inputs, which are as
+        of a Student. Does nothing for an encoder that [MASK] enters at its first layer.
 
-        visible  the fewest and the most visible tokens of a window, the latter perhaps rounded up; counted when not
-                 given, for which the host waits for a GPU
+        visible  the fewest and the most visible tokens of a window, the latter perhaps rounded up. If not given, they
+                 are counted, for which the host waits for a GPU
         """
         if self.layer == 0:
             return
@@ -97,7 +97,7 @@ class MaskLater:
             counts_W = visible_WL.sum(dim=1)
             visible = int(counts_W.min()), int(counts_W.max())
         fewest, most = visible
-        # Visible ones first, both kinds in their order: fillers are distinct hidden positions of the same window.
+        # Visible positions first, then the others, each in order: so fillers are distinct positions of the window.
         places_WU = (~visible_WL).byte().argsort(dim=1, stable=True)[:, :most]
         real_WU, mask = visible_WL.gather(1, places_WU), None
         if documents_WL is not None:
@@ -127,7 +127,7 @@ class MaskLater:
                 below["relative_pos"] = PackedPositions(relative_WUU, hidden_WLd.shape[1])
                 if (
                     config.model_type == "deberta-v2"
-                ):  # whose attention, transformers' own, takes them as (1, W H, U, U)
+                ):  # its attention in transformers needs relative positions as (1, W H, U, U)
                     below["relative_pos"] = relative_WUU.repeat_interleave(config.num_attention_heads, dim=0)[None]
         last = self._run_layers(list(inner.layer), hidden_WLd, lambda layer: below, lambda layer: above)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=last, hidden_states=(last,))
@@ -136,7 +136,7 @@ class MaskLater:
         if self._packing is None:
             return whole(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **kwargs)
         (places_WU, packed_masks, _), encoder = self._packing, self._encoder
-        if attention_mask is None:  # the same for all windows, and none for layers that see all of them
+        if attention_mask is None:  # one mask for all windows; None for layers with full attention
             attention_mask = padding_mask(encoder, torch.ones_like(input_ids[:1])) | {"full_attention": None}
         elif not isinstance(attention_mask, dict):
             attention_mask = padding_mask(encoder, attention_mask)
@@ -144,7 +144,7 @@ class MaskLater:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         hidden_WLd, packed_WU = encoder.embeddings(input_ids=input_ids), position_ids.gather(1, places_WU)
 
-        def inputs(masks, positions):  # of every kind of layer
+        def inputs(masks, positions):  # by kind of layer
             turned = {kind: encoder.rotary_emb(hidden_WLd, positions, kind) for kind in set(encoder.config.layer_types)}
             return lambda layer: {
                 "attention_mask": masks[layer.attention_type],
@@ -156,8 +156,8 @@ class MaskLater:
         return BaseModelOutput(last_hidden_state=encoder.final_norm(last))
 
     def _run_layers(self, layers, embedded_WLd, below, above):
-        """Hidden states (W, L, d) after the last layer. What a layer gets in addition to its states, `below` says for
-        the layers that packed tokens go through, and `above` for the others."""
+        """Hidden states (W, L, d) after the last layer. `below` and `above` are the layers' other arguments: `below`
+        for the layers that packed tokens pass through, `above` for the others."""
         assert self._packing is not None, "it is what is run here"
         (places_WU, _, visible_WL), (windows, length, width) = self._packing, embedded_WLd.shape
         rows_N = (torch.arange(0, windows * length, length, device=places_WU.device)[:, None] + places_WU).flatten()
@@ -166,7 +166,7 @@ class MaskLater:
         for number, layer in enumerate(layers):
             if number == self.layer:
                 states = flat.index_copy(0, rows_N, states.flatten(0, 1).to(flat.dtype)).view_as(embedded_WLd)
-                if visible_WL is not None:  # of fillers nothing stays
+                if visible_WL is not None:  # drop the fillers
                     states = torch.where(visible_WL[..., None], states, embedded_WLd)
             states = layer(states, **(below if number < self.layer else above)(layer))
             states = states[0] if isinstance(states, tuple) else states  # DeBERTa's return attention, too

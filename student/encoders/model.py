@@ -52,7 +52,7 @@ class Student(nn.Module):
         self._initialise_head(seed)
         self._last_layer, self._mask_later = LastLayer(encoder), MaskLater(encoder)
         adapt_deberta(encoder)
-        self.libraries = USUAL  # until `use_fast_linear` sets others
+        self.libraries = USUAL  # `use_fast_linear` may set others
         use_fast_linear(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -108,7 +108,7 @@ class Student(nn.Module):
 
     @property
     def output_shapes(self) -> list[tuple[int, int]]:
-        """Inputs and outputs (d, K) of the matrix products that are no linear layer's."""
+        """Inputs and outputs (d, K) of the matrix products outside linear layers."""
         return [(part.shape[1], part.shape[0]) for part in self._output_parts()]
 
     @property

@@ -1,4 +1,4 @@
-"""The student as its family's *ForMaskedLM, and the head of one as the student's.
+"""Turn a student into its family's *ForMaskedLM, and give a student the head of such a model.
 
     stock_model(model, objective)              # None if transformers has no class for it
     take_head(model, directory, columns)       # --continue-head
@@ -58,7 +58,7 @@ def masked_lm(model: Student, matrix_Vd: Tensor | None, bias_V: Tensor) -> PreTr
     """
     config = copy.deepcopy(model.encoder.config)
     config.tie_word_embeddings = matrix_Vd is None
-    with torch.random.fork_rng(devices=[]):  # its first weights are all replaced
+    with torch.random.fork_rng(devices=[]):  # its random weights are all replaced
         stock = AutoModelForMaskedLM.from_config(config, dtype=torch.float32)
     dense, norm = (stock.get_submodule(name) for name in HEAD_LAYOUTS[config.model_type])
     stock.base_model.load_state_dict(model.encoder.state_dict(), strict=True)
@@ -75,8 +75,8 @@ def masked_lm(model: Student, matrix_Vd: Tensor | None, bias_V: Tensor) -> PreTr
 def copy_head(model: Student, directory: Path, token_columns: slice | None) -> None:
     """Give a student whose encoder is that of a directory's model the prediction head of that model, too.
 
-    token_columns  the outputs that are the vocabulary, whose biases it takes; None: there are none
-    Raises         RunError if the model has no such head, or one of another layout
+    token_columns  the outputs that are the vocabulary, which get the model's biases; None: there are none
+    Raises         RunError if the model has no such head, or a head of another layout
     """
     config = model.encoder.config
     problem = f"the layout of {config.model_type} heads in transformers is not supported"
@@ -99,13 +99,13 @@ def copy_head(model: Student, directory: Path, token_columns: slice | None) -> N
     model.head.dense.load_state_dict(dense.state_dict())
     model.head.norm.load_state_dict(norm.state_dict())
     bias_V = stock.get_output_embeddings().bias
-    if token_columns is not None and bias_V is not None:  # a ModernBERT may have none
+    if token_columns is not None and bias_V is not None:  # a ModernBERT may have no bias
         with torch.no_grad():
             model.output_bias_K[token_columns] = bias_V
 
 
 def _decoder_biases(stock, vocabulary: int):
-    """The decoder's bias and its aliases: an untied model has copies, which older releases tie on loading."""
+    """The decoder's bias and its aliases: an untied model holds copies, which older transformers tie on loading."""
     decoder = stock.get_output_embeddings()
     parents = [module for module in stock.modules() if decoder in module.children()]
     biases = [decoder.bias, *(getattr(parent, "bias", None) for parent in parents)]

@@ -9,15 +9,15 @@ The formula is ours. At an update, for each type v and each term t of the object
     l_t          the mean over all types, (sum of S_tv over v) / (sum of N_tv over v)
     w_v          (sum over t of weight_t (S_tv + PRIOR l_t) / (N_tv + PRIOR)) / (sum over t of weight_t l_t)
 
-So a type that was never masked has the average weight, 1, and rare types are near it. The weight of a type that is
-hardly masked any more returns to 1 while its counts are halved, so that no type is given up. Until the first update
-all tokens are alike.
+So a type that was never masked has the average weight, 1, and rare types are near it. If a type is hardly masked any
+more, its counts are halved again and again and its weight returns to 1, so no type is masked never again. Until the
+first update all tokens have the same weight.
 
-Losses and numbers are counted in whole parts, 2^20 of a nat and of a token, so that halves are exact enough. Sums of
-whole numbers do not depend on their order, so neither on micro-batches nor on how a batch is shared out among
-processes, and a checkpoint holds them exactly. Masks are drawn ahead of the step that uses them, but never across an
-update: a step that comes right after one is read only then (`waits`). Not handled here: how weights decide a mask
-(masking.py), how the loss of a token is computed (objectives/).
+Losses and numbers are counted as integers, in units of 2^-20 nat and 2^-20 token, so that halves are exact enough. Sums
+of integers do not depend on their order, so not on micro-batches or on how processes share a batch, and a checkpoint
+holds them exactly. A batch is masked ahead of its step, but never across an update: the batch of the first step after
+an update is only read once the update is done (`waits`). Not handled here: how weights decide a mask (masking.py), how
+the loss of a token is computed (objectives/).
 
 Shapes: V vocabulary, M masked tokens, T loss terms.
 """
@@ -38,7 +38,7 @@ from student.objectives.base import Objective
 from student.ranks import Ranks
 
 PARTS = 2**20  # of a nat or a token
-PRIOR = 10  # masked tokens of average loss that every type begins with
+PRIOR = 10  # every type starts with so many masked tokens of average loss
 
 
 class AdaptiveWeights:
@@ -63,12 +63,12 @@ class AdaptiveWeights:
         return step > 0 and step % self.every == 0
 
     def table_at(self, step: int) -> MaskTable | None:
-        """The weights that a step of the current period is masked with; None: all tokens alike."""
+        """The weights for masking the steps until the next update; None: all tokens have the same weight."""
         assert step // self.every == self._updates, f"step {step} is of another period than {self._updates} updates"
         return self._table
 
     def count(self, micro: MicroBatch, logits_MK: Tensor) -> None:
-        """Add the losses of a micro-batch, which is on the device, to the counts."""
+        """Add the losses of a micro-batch on the device to the counts."""
         with torch.no_grad():
             losses_TM, carries_TM = self.objective.token_losses(logits_MK.detach(), micro.targets)
             parts_TM = (losses_TM.double() * PARTS).round().long()
@@ -90,7 +90,7 @@ class AdaptiveWeights:
         return {"earlier": torch.from_numpy(self._earlier_2TV), "recent": torch.from_numpy(self._recent_2TV)}
 
     def restore(self, file: Path, steps: int) -> None:
-        """Continue from the state after some steps. Raises ValueError if the file holds another one's."""
+        """Restore the state from a file. Raises ValueError if the file is from another step."""
         with utf8_name(file.parent) as place:
             state = {name: tensor.numpy() for name, tensor in load_file(place / file.name).items()}
         expected = dict.fromkeys(("earlier", "recent"), (self._earlier_2TV.shape, self._earlier_2TV.dtype))

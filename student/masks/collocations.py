@@ -3,20 +3,20 @@
     counts = count_ngrams(windows)
     found = collocations(counts, windows.token_counts(), least_count=10, coverage=0.5)
 
-As in PMI-Masking (Levine et al. 2021, section 3; github.com/AI21Labs/pmi-masking): an n-gram of 2 to 5 tokens is as
-tight as its loosest segmentation,
+As in PMI-Masking (Levine et al. 2021, section 3; github.com/AI21Labs/pmi-masking), the score of an n-gram of 2 to 5
+tokens is the lowest PMI over all ways to split it:
 
     PMI_n(w1 ... wn) = min over segmentations s of log p(w1 ... wn) / product of p(part) over the parts of s
 
-which is high for "according to" and low for "of the", where p is the count over the number of tokens. Lengths are
-ranked by themselves, since PMI_n grows with n; half of the list are bigrams, a quarter trigrams, an eighth each 4- and
-5-grams. Other than there the n-grams are of tokens and not of words, and the list is as long as a share of the text
-that it covers says, not 800,000.
+where p is the count divided by the number of tokens. The score is high for "according to" and low for "of the". Each
+length is ranked separately, since PMI_n grows with n: half of the list are bigrams, a quarter trigrams, an eighth each
+4- and 5-grams. Two things differ from the paper: the n-grams are of tokens, not words, and the list's length follows
+from the share of the text that it should cover instead of being 800,000.
 
-Memory is bounded by lossy counting (Manku and Motwani 2002): the table holds ENTRIES n-grams. When it is full, the
-rarest leave it, so that counts are too low by at most `undercount`, the sum of those at which n-grams left. It stays 0
-up to several million tokens of text. Not handled here: the published lists' p squared in the numerator, which favours
-frequent n-grams; n-grams across documents or special tokens.
+Memory is bounded by lossy counting (Manku and Motwani 2002): the table holds at most ENTRIES n-grams. When it is full,
+the rarest are dropped. So counts are too low by at most `undercount`, the sum of the counts at which n-grams were
+dropped; it stays 0 up to several million tokens of text. Not handled here: p squared in the numerator, as in the
+published lists, which favours frequent n-grams; n-grams across documents or special tokens.
 
 Shapes: E n-grams, C candidates of one length, V vocabulary.
 """
@@ -33,7 +33,7 @@ from student.masks.table import LONGEST, ngram_keys
 
 ENTRIES = 8_000_000  # about 0.3 GB, and 1.2 GB while they are merged with those of further text
 TOKENS_AT_ONCE = 500_000
-SHARES = {2: 1 / 2, 3: 1 / 4, 4: 1 / 8, 5: 1 / 8}  # of the list
+SHARES = {2: 1 / 2, 3: 1 / 4, 4: 1 / 8, 5: 1 / 8}  # share of each length in the list
 
 
 class NgramCounts(NamedTuple):
@@ -75,8 +75,8 @@ def collocations(counts: NgramCounts, token_counts_V: np.ndarray, *, least_count
     """The n-grams of highest PMI_n, int32 (collocations, 5), -1 after shorter ones; the highest first.
 
     token_counts_V  how often each token occurs
-    least_count     n-grams that occur less often are left out
-    coverage        their occurrences hold at most this share of the tokens, where some of them share tokens even less
+    least_count     n-grams that occur less often are excluded
+    coverage        upper bound on the share of tokens inside collocations; overlapping occurrences count twice
     """
     tokens = max(1, int(token_counts_V.sum()))
     ranks, rows = [], []
@@ -87,7 +87,7 @@ def collocations(counts: NgramCounts, token_counts_V: np.ndarray, *, least_count
         candidates, pmi_C = candidates[pmi_C > 0], pmi_C[pmi_C > 0]
         order = np.lexsort((counts.keys_E[candidates], -pmi_C))
         rows.append(candidates[order])
-        ranks.append((np.arange(len(order)) + 1) / share)  # equal where the lengths have their shares of a list
+        ranks.append((np.arange(len(order)) + 1) / share)  # sorting by it mixes the lengths in these shares
     rows_E = np.concatenate(rows)[np.argsort(np.concatenate(ranks), kind="stable")]
     covered_E = np.cumsum(counts.counts_E[rows_E] * (counts.ids_E5[rows_E] >= 0).sum(axis=1))
     return counts.ids_E5[rows_E[covered_E <= coverage * tokens]]
@@ -100,13 +100,13 @@ def _pmi(counts, candidates, length, token_counts_V, tokens):
     def log_p(start, stop):
         if stop - start == 1:
             found_C = token_counts_V[ids_CN[:, start]]
-        else:  # a part is counted wherever the whole is, and never leaves the table before it
+        else:  # the table holds every part of an n-gram that it holds
             found_C = counts.counts_E[counts.keys_E.searchsorted(ngram_keys(list(ids_CN[:, start:stop].T)))]
         return np.log(found_C / tokens)
 
     best = [np.zeros(len(candidates))]  # log p of the likeliest segmentation of the first 0, 1, ... tokens
     for stop in range(1, length + 1):
-        starts = range(1 if stop == length else 0, stop)  # the whole is no segmentation of itself
+        starts = range(1 if stop == length else 0, stop)  # the unsplit n-gram is not a segmentation
         best.append(np.max([best[start] + log_p(start, stop) for start in starts], axis=0))
     return log_p(0, length) - best[length]
 
@@ -122,7 +122,7 @@ def _of_length(length, ids_WL, runs_WL):
 
 
 def _merge(parts, undercount):
-    """One NgramCounts with the sums of several."""
+    """Sum several NgramCounts into one."""
     keys_E, ids_E5, counts_E = (np.concatenate(columns) for columns in list(zip(*parts, strict=True))[:3])
     order = np.argsort(keys_E, kind="stable")
     keys_E = keys_E[order]

@@ -1,23 +1,23 @@
 """Which tokens a student must predict, and what it sees in their place.
 
-Both are pure functions of (seed, epoch, window id, position) and the rate, through counter-based hashes: resuming needs
-no state, every objective masks alike, and neither codes, nor other windows, nor micro-batches are looked at. Units:
+Both follow from (seed, epoch, window id, position) and the mask rate only, through counter-based hashes. So resuming
+needs no state, all objectives mask the same tokens, and codes, other windows and micro-batches have no effect. Units:
 
     token  exactly round(rate x maskable) positions of a window, those with the smallest hash. So full windows have
            equal counts (static shapes), and the mask of a lower rate is a subset of that of a higher one
-    word   whole words in the order of the hash of their first position; a word that exceeds round(rate x maskable)
-           tokens is left out, later ones that still fit are taken
+    word   whole words in the order of the hash of their first position. A word that would exceed round(rate x maskable)
+           tokens is skipped; later words that still fit are masked
     span   stretches of geometric length (SpanBERT, Joshi et al. 2020, section 3.1: p = 0.2, at most 10 tokens, 3.8 on
            average) in the order of their hash until exactly round(rate x maskable) positions are masked, the last
-           stretch cut. As there, a stretch reaches forward from where it begins, so the first tokens after a special
-           one are masked less often. It may begin inside a word; masks at different rates nest as those of single
-           tokens do
+           stretch cut. As in SpanBERT, a stretch extends forward from its first token, so the first tokens after a
+           special one are masked less often. It may start inside a word. As with tokens, the mask of a lower rate is a
+           subset of that of a higher one
 
-With a table of weights (table.py) the order is that of an exponential race: where u is the hash as a number
-between 0 and 1 and w the weight, the unit with the smallest -ln(1 - u) / w comes first. Each unit is then drawn, among
-those that are left, with probability in proportion to w (Efraimidis and Spirakis 2006), as by NumPy's `choice` without
-replacement; w is the mean weight of the unit's tokens. With equal weights the order is that of the hashes, bit for bit.
-A table may also hold collocations, which are then units themselves, or join the words that they touch.
+With a table of weights (table.py) the order is that of an exponential race: where u is the hash as a number between 0
+and 1 and w the weight, the unit with the smallest -ln(1 - u) / w comes first. Each unit is then drawn among those that
+are left with probability in proportion to w (Efraimidis and Spirakis 2006), as by NumPy's `choice` without replacement;
+w is the mean weight of the unit's tokens. With equal weights the order is that of the hashes, bit for bit. A table may
+also hold collocations. They are units themselves, or join the words that they overlap.
 
 Not handled here: which tokens begin a word (words.py), where weights come from (weights.py).
 
@@ -45,12 +45,12 @@ _FATE_PURPOSE = 0x66617465  # "fate": mask token, random token or unchanged
 _TOKEN_PURPOSE = 0x746F6B65  # "toke": which random token
 _LAST = np.uint64(2**64 - 1)
 
-Epoch = int | np.ndarray  # of all windows, or one of each
+Epoch = int | np.ndarray  # one for all windows, or one for each window
 
 SPAN_P, LONGEST_SPAN = Fraction(1, 5), 10
 _SHARES = [SPAN_P * (1 - SPAN_P) ** length for length in range(LONGEST_SPAN)]
 _UP_TO = [sum(_SHARES[: length + 1]) / sum(_SHARES) for length in range(LONGEST_SPAN - 1)]
-_SPAN_CUTS = np.array([int(share * 2**64) for share in _UP_TO], np.uint64)  # exact: no logarithm of a machine's own
+_SPAN_CUTS = np.array([int(share * 2**64) for share in _UP_TO], np.uint64)  # exact: logarithms differ between machines
 _TENTH = 2**64 // 10
 _MASK_BELOW, _RANDOM_BELOW = np.uint64(8 * _TENTH), np.uint64(9 * _TENTH)
 _LN2 = 0xB17217F7D1C / 2**44  # cut to 44 bits, so that small multiples are exact
@@ -58,7 +58,7 @@ _ATANH = [1 / (2 * power + 1) for power in range(17)]  # coefficients of atanh(s
 
 
 def no_table(step: int) -> MaskTable | None:
-    """No weights, regardless of the step: all tokens are alike."""
+    """No table at any step: all tokens have the same weight."""
     return None
 
 
@@ -66,15 +66,15 @@ def no_table(step: int) -> MaskTable | None:
 class Masking:
     """How a run masks the windows of a store.
 
-    special_ids  the store's: `mask`, and `all` of those that are never masked and never replace others
-    rate         share of a window's maskable tokens at step 0; it moves to rate_end (None: it stays) by the last of
+    special_ids  the store's: `mask`, and `all` ids that are never masked and never used as random replacements
+    rate         share of a window's maskable tokens at step 0. It moves to rate_end (None: it stays) by the last of
                  max_steps, as the schedule says
     corruption   mask: always the mask token; 80-10-10: in 80 % the mask token, in 10 % a random token that is not
                  special, in 10 % the token itself (BERT, Devlin et al. 2019, section 3.1); none: nothing is hidden
     unit         token, word or span
-    continues_V  which ids continue a word; needed by words alone
-    schedule     linear, cosine or steps; by steps it moves in equal parts at rate_steps, shares of max_steps
-    table_at     optimiser step, counted from 0 -> weights of the tokens and collocations; None: all tokens are alike
+    continues_V  which ids continue a word; only needed for words
+    schedule     linear, cosine or steps; with steps the rate changes by equal amounts at rate_steps (shares of the run)
+    table_at     optimiser step, counted from 0 -> weights and collocations; None: all tokens have the same weight
     """
 
     special_ids: dict
@@ -91,7 +91,7 @@ class Masking:
 
     @property
     def final_rate(self) -> float:
-        """The rate that held-out windows are masked at throughout, so that the figures of a run compare."""
+        """The mask rate of held-out windows, always the same, so that the figures of a run can be compared."""
         return self.rate if self.rate_end is None else self.rate_end
 
     def rate_at(self, step: int) -> float:
@@ -99,7 +99,7 @@ class Masking:
         if self.rate_end is None or self.max_steps == 1:
             return self.rate
         done = step / (self.max_steps - 1)
-        if self.schedule == "cosine":  # rounded, since libraries disagree about the last digit of a cosine
+        if self.schedule == "cosine":  # rounded, since math libraries differ in a cosine's last digit
             done = round((1 - math.cos(math.pi * done)) / 2, 12)
         elif self.schedule == "steps":
             done = sum(step >= share * self.max_steps for share in self.rate_steps) / len(self.rate_steps)
@@ -117,7 +117,7 @@ class Masking:
     ) -> np.ndarray:
         """The tokens to predict.
 
-        table    weights of the tokens and collocations; None: all tokens are alike
+        table    weights of the tokens and collocations; None: all tokens have the same weight
         Returns  bool (W, L)
         """
         maskable_WL = maskable_positions(read.ids, read.lengths, self.special_ids["all"])
@@ -159,8 +159,8 @@ class Masking:
 
 
 def take_turns(tables: Sequence[MaskTable | None], config: ResolvedConfig) -> Callable[[int], MaskTable | None]:
-    """Optimiser step, counted from 0 -> the table whose turn it is. All but the first begin theirs at a share of the
-    steps, at the very step at which a mask rate would change that moves by steps."""
+    """Optimiser step, counted from 0 -> the table used then. Every table but the first starts at a share of the steps,
+    at exactly the step at which a mask rate with `mask_schedule` steps would change."""
     shares = config.mask_weight_steps if len(tables) > 1 else ()
     return lambda step: tables[sum(step >= share * config.max_steps for share in shares)]
 
@@ -168,7 +168,7 @@ def take_turns(tables: Sequence[MaskTable | None], config: ResolvedConfig) -> Ca
 def build_masking(
     config: ResolvedConfig, store: Store, table_at: Callable[[int], MaskTable | None] = no_table
 ) -> Masking:
-    """The masking of a run. Raises RunError if words are asked for and the store's tokenizer does not mark them."""
+    """The masking of a run. Raises RunError if the unit is word and the store's tokenizer does not mark words."""
     is_by_words = config.mask_unit == "word"
     unmasked = config.positions == "all"  # then these settings have their defaults (config.py)
     return Masking(
@@ -237,11 +237,12 @@ def choose_spans(
     rate: float,
     weights_WL: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The same number, by spans. At every maskable position one begins that ends at the latest with its run.
+    """Mask the same number of positions by spans. One span starts at each maskable position and never leaves its run.
 
-    begins_WL  bool, where runs begin that no span may cross
+    begins_WL  bool, the first position of each run; a run is a stretch of maskable tokens that spans do not leave
 
-    Taking spans in the order of their hash is ordering positions by the smallest hash of the spans over them.
+    Going through spans in the order of their hash is the same as ordering positions by the smallest hash of the spans
+    that cover them.
     """
     hashes_WL = _hashes(_PURPOSE, maskable_WL, window_ids_W, seed, epoch)
     lengths_WL = span_lengths(_hashes(_LENGTH_PURPOSE, maskable_WL, window_ids_W, seed, epoch))
@@ -274,7 +275,7 @@ def choose_words(
 ) -> np.ndarray:
     """Whole words, at most round(rate x maskable) tokens of a window.
 
-    begins_WL  bool, maskable positions at which a word begins; it ends before the next, or with its run
+    begins_WL  bool, maskable positions at which a word starts; it ends before the next one, or with its run
     """
     word_WL = np.cumsum(begins_WL, axis=1) - 1  # number of the word in its window
     hashes_WL = _hashes(_PURPOSE, begins_WL, window_ids_W, seed, epoch)
@@ -296,15 +297,15 @@ def choose_words(
 
 
 def span_lengths(hashes: np.ndarray) -> np.ndarray:
-    """Geometric lengths from 1 to LONGEST_SPAN, longer ones left out of the distribution."""
+    """Lengths from the geometric distribution, restricted to 1 to LONGEST_SPAN."""
     return 1 + np.searchsorted(_SPAN_CUTS, hashes, side="right")
 
 
 def exponential(hashes: np.ndarray) -> np.ndarray:
     """Exponential variates -ln(1 - u), float64 above 0, where the hash is in the u-th part of its range.
 
-    It never falls as the hash rises, and has the same bits on every machine: it is made of exact and of correctly
-    rounded operations alone, each of them monotone. A library's logarithm promises neither.
+    It never falls as the hash rises, and has the same bits on every machine: it uses only exact and correctly rounded
+    operations, each of them monotone. A library's logarithm guarantees neither.
     """
     left = 2.0**52 - 0.5 - (hashes >> np.uint64(12)).astype(np.float64)  # (1 - u) 2^52, exact
     mantissa, exponent = np.frexp(left)
@@ -316,8 +317,8 @@ def exponential(hashes: np.ndarray) -> np.ndarray:
 
 
 def _race(hashes_WL, weights_WL):
-    """Numbers of the positions of each window in the order of (exponential variate / weight, hash), uint64; without
-    weights the hashes, whose order that would be. Positions that are not wanted come last in both."""
+    """Sort keys of the positions of each window, uint64: ranks in the order of (exponential variate / weight, hash), or
+    without weights the hashes, which give that order. Positions that are not wanted come last in both cases."""
     if weights_WL is None:
         return hashes_WL
     with np.errstate(divide="ignore", over="ignore"):  # a weight of 0 comes after all others
@@ -329,7 +330,7 @@ def _race(hashes_WL, weights_WL):
 
 
 def _hashes(purpose, wanted_WL, window_ids_W, seed, epoch):
-    """One hash for every position; the largest number where none is needed."""
+    """One hash per position; the largest number at positions that need none."""
     windows_W1, epochs_W1 = np.asarray(window_ids_W)[:, None], np.broadcast_to(epoch, len(wanted_WL))[:, None]
     hashes_WL = hash_u64(purpose, seed, epochs_W1, windows_W1, np.arange(wanted_WL.shape[1]))
     return np.where(wanted_WL, np.minimum(hashes_WL, _LAST - np.uint64(1)), _LAST)
@@ -349,7 +350,7 @@ def _first_in_order(keys_WL, maskable_WL, rate):
 
 
 def _fill(sizes_WL, counts_W, budget_W):
-    """Go through the first counts_W sizes of each row and take those that the rest of its budget allows; bool."""
+    """Go through the first counts_W sizes of each row and accept those that fit into the remaining budget; bool."""
     left_W = budget_W.copy()
     fits_WL = np.zeros(sizes_WL.shape, bool)
     for place in range(counts_W.max(initial=0)):

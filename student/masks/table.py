@@ -4,8 +4,8 @@
     table.check_fits(store)
     table.weights_V[ids]      # 2 is twice as often as 1; only ratios count
 
-A run is named after the content of its table, not after its place. Not handled here: how weights are made (weights.py),
-how they decide a mask (masking.py).
+A run is named after the content of its table, not its path. Not handled here: how weights are made (weights.py), how
+they decide a mask (masking.py).
 
 Shapes: V vocabulary, C collocations, W windows, L positions of a window.
 """
@@ -24,8 +24,8 @@ from shards.counter import hash_u64
 from shards.manifest import fingerprint
 from shards.reader import Store
 
-LONGEST = 5  # tokens of a collocation
-_NO_TOKEN = -1  # after a collocation that is shorter
+LONGEST = 5  # most tokens in a collocation
+_NO_TOKEN = -1  # fills up shorter collocations
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class MaskTable:
 
     kind             how they were made: frequency, common, domain, pmi or adaptive
     vocabulary       fingerprint of the tokens and their ids
-    weights_V        float32, finite, from 0; of such numbers the mean of a few equal ones is exact
+    weights_V        float32, finite, at least 0; the mean of a few equal ones is exact
     collocations_C5  int32 ids, two to five in a row, then -1
     origin           what they were made from and with which settings, JSON; not part of the content
     """
@@ -53,7 +53,7 @@ class MaskTable:
         return f"{self.kind} {content.hexdigest()[:16]}"
 
     def check_fits(self, store: Store) -> None:
-        """Raises RunError if the table is of another vocabulary than a store."""
+        """Raises RunError if the table is for another vocabulary than the store's."""
         if (len(self.weights_V), self.vocabulary) != (store.vocab_size, vocabulary_fingerprint(store)):
             raise RunError(
                 f"--mask-weights: the table {self.name} has another vocabulary than {store.path}. Make one for this "
@@ -63,9 +63,9 @@ class MaskTable:
     def continues_collocation(self, ids_WL: np.ndarray, runs_WL: np.ndarray) -> np.ndarray:
         """Tokens that are in a collocation after its first one, bool (W, L).
 
-        runs_WL  numbers of the stretches that no collocation leaves; 0 if nothing is masked
+        runs_WL  numbers of the stretches that collocations must not leave; 0 if nothing is masked
 
-        Text is cut from left to right, at each place into the longest collocation that begins there.
+        Text is cut from left to right; at each place the longest collocation that starts there is used.
         """
         width = ids_WL.shape[1]
         longest_WL = np.ones(ids_WL.shape, np.int64)
@@ -76,7 +76,7 @@ class MaskTable:
             place_WS = np.minimum(keys_C.searchsorted(keys_WS), len(keys_C) - 1)
             longest_WL[:, :starts][together_WS & (keys_C[place_WS] == keys_WS)] = length
         continues_WL = np.zeros(ids_WL.shape, bool)
-        end_W = np.zeros(len(ids_WL), np.int64)  # of the newest collocation
+        end_W = np.zeros(len(ids_WL), np.int64)  # end of the last collocation found
         for position in range(width):
             inside_W = position < end_W
             end_W = np.where(inside_W, end_W, position + longest_WL[:, position])
@@ -92,7 +92,7 @@ class MaskTable:
 
 
 def ngram_keys(columns: list[np.ndarray]) -> np.ndarray:
-    """64 bits for each n-gram, uint64 of the columns' shape; two n-grams share them by a chance of 2^-64 only.
+    """64 bits for each n-gram, uint64 of the columns' shape; two n-grams collide with a probability of only 2^-64.
 
     columns  the first ids, the second ids and so on
     """
@@ -118,7 +118,7 @@ def write_table(path: Path, table: MaskTable) -> None:
 
 
 def holds_table(path: Path, name: str) -> bool:
-    """Whether a file holds the table of a name."""
+    """Whether a file holds the table with this name."""
     try:
         return read_table(path).name == name
     except RunError:

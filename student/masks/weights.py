@@ -2,17 +2,17 @@
 
     frequency  w = max(count, LEAST_COUNT)^-power: rare tokens are masked more often (WSBERT, Zhang et al. 2023)
     common     w is one number for the tokens of the most frequent words, 1 for all others. Most of them are function
-               words, so that no list of a language is needed
-    domain     w = log(1 + r), where r is the token's frequency in the store over that in a general store; it is the log
+    common     w is one number for the tokens of the most frequent words, 1 for all others. Most frequent words are
+               function words, so no list of a language's function words is needed
                ratio where r is large, stays above 0 if r is small, and is equal for all tokens of equal corpora. Or
                weights from a list of words
     pmi        w = 1, and collocations (collocations.py)
 
-Counts are those that a store keeps of its training split, so all but pmi take seconds; pmi reads the text once.
-For domain, frequencies are smoothed by one occurrence of every token. A table is named by all that decides it, so that
-the same request finds the finished one. Not handled here: informative relevance (InforMask, Sadeq et al. 2022), which
-depends on the other words of a sentence, and not on the token alone; rates by token that were computed elsewhere can be
-given as a list of words.
+Counts are those that a store keeps of its training split, so all but pmi take seconds; pmi reads the text once. For
+domain, one occurrence of every token is added to the frequencies. A table's name follows from everything that decides
+its content, so the same request finds the finished table. Not handled here: informative relevance (InforMask, Sadeq et
+al. 2022), which depends on the other words of a sentence and not only on the token. Mask weights that were computed
+elsewhere can be given as a list of words.
 
 Shapes: V vocabulary, C collocations.
 """
@@ -43,7 +43,7 @@ ROOT = Path("runs/mask-weights")
 EXAMPLES = 8  # tokens and collocations in a report
 _EXTREMES = {"heaviest": -1, "lightest": 1}  # and the sign of the weights that sorts them to the front
 LEAST_COUNT = 10  # rarer tokens weigh as if they occurred so often, and rarer n-grams are no collocations
-MOST_FREQUENT = 50  # words of the store that are common, capitals aside
+MOST_FREQUENT = 50  # how many words of the store are common, ignoring case
 COVERAGE = 0.5  # the largest share of the text in collocations; it decides how many there are
 
 
@@ -53,7 +53,7 @@ def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] =
     progress  called as progress(stage, done, total, unit=...)
     Returns   dict for JSON: mask_weights (the file), name (kind and hash of the content), store, tokens (counted),
               heaviest and lightest ([token, weight], of tokens that occur, frequent ones first among equals; absent
-              where all are equal), collocations (how many), examples (of them), already_finished
+              if all are equal), collocations (how many), examples (of them), already_finished
     Raises    RunError if the store, the general one, the words and the output do not belong together; StoreError
     """
     assert config.store is not None, "the command line or Python has chosen one"
@@ -84,10 +84,10 @@ def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] =
 
 
 def mask_tables(config: StudentConfig, store: Store) -> list[MaskTable | None]:
-    """The tables that take turns in a run, as its settings name them, made of its store where they name a kind. A
-    table is None if all tokens are alike, or their weights are the student's own to learn (adaptive_masks.py).
+    """The tables that a run uses one after the other, as its settings name them. A kind is made from the run's store. A
+    table is None if all tokens have the same weight, or if the weights follow the student (adaptive.py).
 
-    Raises RunError if one cannot be read, is of another vocabulary, or does not go with the masking unit
+    Raises RunError if a table cannot be read, is for another vocabulary, or does not fit the masking unit
     """
     named = config.mask_weights if isinstance(config.mask_weights, tuple) else (config.mask_weights,)
     return [_table_of(name, config, store) for name in named]
@@ -112,7 +112,7 @@ def _table_of(name: str | None, config: StudentConfig, store: Store) -> MaskTabl
 
 
 def _make(config, store, directory, progress) -> tuple[Path, bool]:
-    """The file of a table, and whether it was there already. By default in a directory, under its fingerprint."""
+    """The file of a table, and whether it existed already. Its default name in the directory has its fingerprint."""
     used = {
         "frequency": {"power": config.power, "least_count": LEAST_COUNT},
         "domain": {},
@@ -155,7 +155,7 @@ def _make(config, store, directory, progress) -> tuple[Path, bool]:
         weights_V = np.maximum(counts_V, LEAST_COUNT) ** -config.power
         average = (weights_V @ counts_V) / max(1, counts_V.sum())
         with np.errstate(over="ignore"):
-            weights_V /= average or 1  # 1 is the weight of the average token
+            weights_V /= average or 1  # the average token gets weight 1
         if not 1e-30 < weights_V.min() <= weights_V.max() < 1e30:  # of a float32
             raise RunError(
                 f"--power {config.power:g}: the weights of rare and frequent tokens are too far apart for numbers of 32"
@@ -192,8 +192,8 @@ def _frequencies(store):
 
 
 def _common(store):
-    """Whether each token is one of the most frequent words, bool (V). A token counts as a word if it begins one and has
-    a letter, together with those that differ from it in capitals alone."""
+    """Whether each token is one of the most frequent words, bool (V). A token counts as a word if it starts one and has
+    a letter. Tokens that differ from a frequent word only in case are included."""
     try:
         continues_V = continuation_flags(store.tokenizer_dir, store.vocab_size)
     except RunError:
@@ -212,7 +212,7 @@ def _common(store):
 
 
 def _listed(path, store):
-    """Weights from a list of words, float64 (V): 1 for tokens of no listed word, the largest for tokens of several."""
+    """Weights from a list of words, float64 (V): 1 for tokens in no listed word; tokens in several get the largest."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
@@ -231,7 +231,7 @@ def _listed(path, store):
                 "number of at least 0."
             ) from None
         bare, spaced = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (word, f" {word}"))
-        # In byte-level vocabularies a word behind a space has tokens of its own.
+        # In byte-level vocabularies a word after a space has other tokens.
         ids = bare + (spaced if len(spaced) <= len(bare) else [])
         found_V[ids] = np.maximum(found_V[ids], float(weight))
     return np.where(found_V < 0, 1.0, found_V)

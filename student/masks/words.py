@@ -1,9 +1,9 @@
 """Find the tokens of a vocabulary that continue a word, from the tokenizer's own file.
 
-Three ways of marking are known: WordPiece (and BPE like it) puts a prefix, "##", before pieces that continue a word;
-byte-level BPE writes the space before a word as "Ġ", SentencePiece as "▁", so what lacks it continues; punctuation then
-belongs to the word before it. A vocabulary of whole words has nothing to mark. Not handled here: languages without
-spaces, where such a word is a whole clause.
+Three ways of marking words are supported. WordPiece (and BPE like it) puts a prefix, "##", before pieces that continue
+a word. Byte-level BPE writes the space before a word as "Ġ", SentencePiece as "▁"; tokens without this mark continue a
+word, so punctuation belongs to the word before it. A vocabulary of whole words needs no marks. Not handled here:
+languages without spaces, where a "word" found this way is a whole clause.
 """
 
 import json
@@ -21,7 +21,7 @@ _SENTENCEPIECE_SPACE = "▁"
 def continuation_flags(tokenizer_dir: Path, vocab_size: int) -> np.ndarray:
     """Whether each id continues the word before it, bool (V); added tokens and ids without a token do not.
 
-    Raises RunError if the tokenizer cannot be read or its way of marking words is none of the known
+    Raises RunError if the tokenizer cannot be read or its way of marking words is not supported
     """
     tokenizer = _tokenizer_json(Path(tokenizer_dir))
     try:

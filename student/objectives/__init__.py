@@ -25,11 +25,11 @@ class Facts:
     name: str
     """its file has this name, with underscores"""
     cls: str
-    """the class in that file"""
+    """name of the class in that file"""
     target: str
-    """what is learned of a masked token, for --help"""
+    """what is learned about a masked token, for --help"""
     label: str
-    """in tables and figures"""
+    """its name in tables and figures"""
     kinds: tuple[str, ...]
     """kinds of store that it learns from, the plainest first: encode-<kind> makes them"""
     lsps: bool = False
@@ -37,7 +37,7 @@ class Facts:
     vocabulary: bool = False
     """whether it has an output for every token: `untied` is for these"""
     words: bool = False
-    """whether its students predict words without a probe (regress does with kappa, which no study uses for BLiMP)"""
+    """whether its students predict words without a probe (regress also does with kappa, but no study uses this)"""
     all_positions: bool = False
     """whether it learns only stored targets, which follow from the context, so that `positions` may be all"""
     temperable: bool = False
@@ -158,8 +158,8 @@ WITHOUT_TARGETS = tuple(facts.name for facts in _ALL if "ids" in facts.kinds)
 
 
 def is_untied(settings: dict) -> bool:
-    """Whether a run with these settings, as `StudentConfig.identity` has them, gave the vocabulary an output matrix of
-    its own. Objectives that also learn LSPs name it where it is tied, the others where it is not."""
+    """Whether a run gave the vocabulary its own output matrix; `settings` as in `StudentConfig.identity`. Objectives
+    that also learn LSPs record when it is tied, the others when it is not."""
     if OBJECTIVES[settings["objective"]].lsps:
         return not settings.get("tied", False)
     return settings.get("untied", False)

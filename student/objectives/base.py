@@ -1,4 +1,4 @@
-"""The base class of objectives: what each offers the training loop.
+"""The base class of objectives: the interface that the training loop uses.
 
 An objective says which stores it learns from, how many outputs it has, which targets it reads, its loss terms
 *summed* over tokens, and what a constant prediction would score. The trainer divides every sum by the count of its
@@ -35,7 +35,7 @@ _HOLDS = {
 
 
 class MaskedTokens(NamedTuple):
-    """M tokens of windows that were read, read.ids[window_M, position_M]."""
+    """M masked tokens of the windows in `read`: read.ids[window_M, position_M]."""
 
     windows: WindowReader
     read: WindowBatch
@@ -59,7 +59,7 @@ class Objective:
     """The part that all objectives share.
 
     kappa               weight of predicting words relative to the other target of mtl and regress, None: the usual one;
-                        the others ignore it
+                        the other objectives ignore it
     untied              whether the vocabulary, if it has outputs, has output rows of its own
     target_temperature  T of the LSP distributions p^(1/T) that mlsm, naive-mlsm and mtl learn; the others ignore it
     wordnet             of supersense, WordNet's index.sense or its directory; the others ignore it
@@ -69,23 +69,23 @@ class Objective:
 
     name: str
     kinds: tuple[str, ...]
-    """kinds of store that it learns from, as its facts say"""
+    """kinds of store that it learns from, as in its Facts"""
     tied = False
     """whether the first outputs are those of the vocabulary, and their rows of the output matrix the token embedding"""
     term_weights: tuple[float, ...] = (1.0,)
     """the loss is the sum over terms of weight x (summed loss / count)"""
     learns: str
-    """what the encoder was trained by, for people"""
+    """a description of the training objective, for model cards"""
     loss_name: str
-    """what its held-out loss is called"""
+    """name of its held-out loss"""
     reference: str
-    """the constant prediction that `baseline` scores"""
+    """description of the constant prediction that `baseline` scores"""
     reference_by_position: str | None = None
-    """the prediction that is constant at each position, where `baseline` scores one"""
+    """description of the prediction that is constant at each position, if `baseline` scores one"""
     reference_by_type: str | None = None
-    """the prediction that is constant for each token id, where `baseline` scores one"""
+    """description of the prediction that is constant for each token id, if `baseline` scores one"""
     unit = "nats per masked token"
-    """of the loss, for people"""
+    """unit of the loss, for people"""
     guess = "most frequent token"
     """what the baseline's accuracy always predicts, if there is one"""
     outputs: int
@@ -119,11 +119,11 @@ class Objective:
         self.kappa = kappa if kappa is not None else OBJECTIVES[self.name].kappa or 0.0
         self.untied, self.temperature, self.wordnet = untied, target_temperature, wordnet
         self.regress_loss = regress_loss
-        self.facts: dict = {}  # of the targets, for the log
+        self.facts: dict = {}  # facts about the targets, for the log
         self.set_up(store)
 
     def set_up(self, store: Store) -> None:
-        """Settle what depends on the store: `outputs` at least."""
+        """Set the attributes that depend on the store, at least `outputs`."""
         raise NotImplementedError
 
     def _check_mass(self, store: Store, enough: float, of: str) -> None:
@@ -153,16 +153,16 @@ class Objective:
         """
 
     def identity(self) -> dict:
-        """What the targets depend on in addition to settings and stores, by names of settings: part of a run's
+        """What the targets depend on in addition to settings and stores, by names of settings. It is part of a run's
         identity."""
         return {}
 
     def digest(self, windows: WindowReader) -> str:
-        """A key that changes whenever the bytes that a split's targets are read from change."""
+        """A key of the bytes that a split's targets are read from: it changes when they change."""
         return windows.digest
 
     def read_targets(self, masked: MaskedTokens) -> Any:
-        """Targets of these tokens, such as SparseTargets (mlsm.py): `counts` has a number of tokens for every term."""
+        """Targets of these tokens, such as SparseTargets (mlsm.py). Their `counts` are tokens, one number per term."""
         raise NotImplementedError
 
     def loss_sums(self, logits_MK: Tensor, targets: Any) -> Tensor:
@@ -172,7 +172,7 @@ class Objective:
     def token_losses(self, logits_MK: Tensor, targets: Any) -> tuple[Tensor, Tensor]:
         """Every term's loss of each token, float32 (T, M), and whether the token carries it, (T, M) of 0 and 1.
 
-        Without a gradient. Summed over tokens they are `loss_sums` and the targets' counts.
+        No gradient is computed. The sums over tokens are `loss_sums` and the targets' counts.
         """
         raise NotImplementedError
 
@@ -187,10 +187,10 @@ class Objective:
     def baseline(self, train: WindowReader, held_out: list, directory: Path | None = None) -> dict:
         """The figures of a constant prediction, learned from the training split, on the held-out targets.
 
-        Those of a prediction that is constant at each position of the window have names that end in `_by_position`,
-        those of one that is constant for each token id in `_by_type`. An objective has one of the two or none.
+        Figures with names in `_by_position` are of a prediction that is constant at each position of the window, those
+        in `_by_type` of one that is constant for each token id. An objective has at most one of the two.
 
-        directory  where averages by position are kept for the next run; None: nowhere
+        directory  where averages by position are kept for the next run; None: not kept
         """
         raise NotImplementedError
 
@@ -203,5 +203,5 @@ def smoothed_mean(train_windows: WindowReader, outputs: int) -> np.ndarray:
 
 
 def with_perplexity(figures: dict, cross_entropy: str) -> dict:
-    """Add the perplexity of a cross-entropy; exp overflows beyond 700."""
+    """Add the perplexity of a cross-entropy, capped at exp(700), beyond which exp overflows."""
     return figures | {"perplexity": math.exp(min(figures[cross_entropy], 700.0))}

@@ -1,4 +1,4 @@
-"""hard-mlsm: the largest of a masked token's stored LSPs alone."""
+"""hard-mlsm: only the largest of a masked token's stored LSPs."""
 
 from pathlib import Path
 
@@ -11,12 +11,13 @@ from student.objectives.mlsm import Mlsm, SparseTargets
 
 
 class HardMlsm(Mlsm):
-    """Only the largest LSP: cross-entropy to the arg-max of the stored distribution; among equal ones, the lowest
-    number.
+    """Only the largest LSP: cross-entropy to the arg-max of the stored distribution. If several entries are equal, the
+    one with the lowest number.
 
-    The official code's loss where its KL is switched off (`--not-kl_loss`). There a token without a code is taught
-    LSP 0, the arg-max of nothing; here it carries no loss, as in mlsm. It is mlsm in the limit of a target temperature
-    of 0, and is computed as that. `kl_untempered`, the KL to the distributions as stored, compares with mlsm's loss.
+    This is the official code's loss with its KL switched off (`--not-kl_loss`). There a token without a code gets LSP
+    0, the arg-max of zeros; here it carries no loss, as in mlsm. It is mlsm in the limit of a target temperature of 0,
+    and is computed like this. Only `kl_untempered`, the KL to the stored distributions, can be compared with mlsm's
+    loss.
     """
 
     name = "hard-mlsm"
@@ -41,5 +42,5 @@ class HardMlsm(Mlsm):
 
     def baseline(self, train: WindowReader, held_out: list[SparseTargets], directory: Path | None = None) -> dict:
         """Cross-entropy of the training split's frequencies of largest LSPs: over all tokens, and (`_by_position`) over
-        those at the same position; accuracy of the most frequent one."""
+        tokens at the same position; and the accuracy of always predicting the most frequent one."""
         return with_perplexity(super().baseline(train, held_out, directory), "loss")

@@ -28,7 +28,7 @@ class TeacherTargets(NamedTuple):
     entries_E: Tensor
     """int64 positions of the stored entries in the flattened (M V) logits"""
     weights_E: Tensor
-    """float32 probabilities; with its tail every non-empty row sums to one"""
+    """float32 probabilities; every non-empty row sums to one together with its tail"""
     tail_M: Tensor
     """float32 probability of the bucket"""
     coded_M: Tensor
@@ -59,7 +59,7 @@ class Kd(Objective):
     def read_targets(self, masked: MaskedTokens) -> TeacherTargets:
         rows = masked.rows()
         coded_M = np.diff(rows.indptr) > 0
-        row_E, inside_E = row_of_entry(rows), rows.indices < self.outputs  # a padded head has more
+        row_E, inside_E = row_of_entry(rows), rows.indices < self.outputs  # padded outputs have more columns
         weights_E = rows.weights.astype(np.float64) * (1 - rows.tail.astype(np.float64))[row_E]
         outside_M = np.bincount(row_E[~inside_E], weights_E[~inside_E], len(coded_M))
         tail_M = np.where(coded_M, rows.tail + outside_M, 0.0)
@@ -102,9 +102,9 @@ class Kd(Objective):
 def average_teacher_figures(train_windows: WindowReader, held_out: list[TeacherTargets], outputs: int) -> dict:
     """KL (nats per token) of the teacher's held-out distributions, with their buckets, to its average in training.
 
-    outputs  of the student, as many as the teacher's vocabulary: entries index its flattened logits (M, outputs)
+    outputs  of the student, as many as the teacher's vocabulary: entries index flattened logits (M, outputs)
     """
-    mean_V = smoothed_mean(train_windows, train_windows.store.k)[:outputs]  # a padded head has more
+    mean_V = smoothed_mean(train_windows, train_windows.store.k)[:outputs]  # a teacher's padded output layer has more
     count, loss = sum(targets.counts[0] for targets in held_out), 0.0
     for targets in held_out:
         row_E, column_E = np.divmod(targets.entries_E.numpy(), outputs)

@@ -61,7 +61,7 @@ class Mlm(Objective):
     def baseline(self, train: WindowReader, held_out: list[TokenTargets], directory: Path | None = None) -> dict:
         """Unigram cross-entropy, and accuracy of always guessing the most frequent token.
 
-        Counts of the training split without special tokens, which are never masked; add-one smoothing.
+        Counts are of the training split without special tokens, which are never masked, with add-one smoothing.
         """
         return with_perplexity(unigram_figures(train, held_out), "loss")
 

@@ -27,7 +27,7 @@ ENOUGH_LSP_MASS = 0.95  # average mass of the stored entries, below which there 
 
 
 class SparseTargets(NamedTuple):
-    """Sparse target distributions of M tokens, the stored entries renormalised to one by the reader, then tempered."""
+    """Sparse target distributions of M tokens. The reader renormalises the stored entries; then they are tempered."""
 
     counts: tuple[int]
     """rows that are not empty"""
@@ -40,7 +40,7 @@ class SparseTargets(NamedTuple):
     negative_entropy: float
     """sum of P log P over all entries, nats"""
     position_E: Tensor
-    """int64, of each entry the position of its token as the teacher counted it: what a baseline may know"""
+    """int64, for each entry the position of its token in the teacher's input, for the baseline by position"""
     untempered_E: Tensor | None = None
     """float32 probabilities as stored; None if they were not tempered"""
     untempered_negative_entropy: float = 0.0
@@ -59,9 +59,9 @@ class Mlsm(Objective):
     A token without a code carries no loss.
 
     With a target temperature T other than 1, P is the stored distribution to the power 1/T, renormalised over the
-    stored entries. Losses of different T do not compare. Two held-out figures do, as both are KL to the distributions
-    as stored: `kl_untempered` of Q, and `kl_untempered_back` of Q^T renormalised, the softmax of T times the logits. A
-    student that predicts P exactly has 0 in the latter.
+    stored entries. Losses of different T cannot be compared. Two held-out figures can, as both are KL to the stored
+    distributions: `kl_untempered` of Q, and `kl_untempered_back` of Q^T renormalised, the softmax of T times the
+    logits. For a student that predicts P exactly, the latter is 0.
     """
 
     name = "mlsm"
@@ -78,7 +78,7 @@ class Mlsm(Objective):
         first_lsp = store.vocab_size if self.behind_vocabulary else 0
         self.lsps, self.outputs = store.k, first_lsp + store.k
         self.lsp_columns = slice(first_lsp, self.outputs)
-        self._documents_apart = store.settings.get("documents_apart", False)  # how the teacher counted positions
+        self._documents_apart = store.settings.get("documents_apart", False)  # then positions restart per document
         self._check_mass(
             store, self.enough_mass, "an LSP distribution on average, and what it keeps is learned as if it were all"
         )
@@ -128,7 +128,7 @@ class Mlsm(Objective):
         return {"loss": self.loss_sums(logits_MK, targets)[0]} | self.measure_untempered(logits_MK, targets)
 
     def measure_untempered(self, logits_MK: Tensor, targets: SparseTargets) -> dict:
-        """The figures against the distributions as stored; none where the targets are these."""
+        """The figures against the stored distributions; empty if the targets were not tempered."""
         if targets.untempered_E is None:
             return {}
         logits = {"kl_untempered": logits_MK}
@@ -137,8 +137,8 @@ class Mlsm(Objective):
         return {name: self.loss_sums(logits_MK, targets.as_stored())[0] for name, logits_MK in logits.items()}
 
     def baseline(self, train: WindowReader, held_out: list[SparseTargets], directory: Path | None = None) -> dict:
-        """KL of the held-out rows against the average LSP distribution of the training split: that of all tokens, and
-        (`_by_position`) that of the tokens at the same position."""
+        """KL of the held-out rows against the average LSP distribution of the training split: of all tokens, and
+        (`_by_position`) of the tokens at the same position."""
         return average_lsp_figures(train, held_out, directory, lsps=self.lsps, temperature=self.temperature)
 
 
@@ -147,12 +147,12 @@ def average_lsp_figures(
 ) -> dict:
     """KL (nats per token) of held-out rows to the average LSP distribution, of all tokens and by position.
 
-    The former is smoothed by one uniform token, so that an LSP that was never seen in training costs some nats and not
-    infinitely many. A store has no sums of tempered distributions: both averages of those are over the tokens that
-    position_marginals.py reads. At temperature 0, where one LSP of a token has all the mass, there is also the accuracy
-    of the LSP that most often has it.
+    The former is smoothed by one uniform token, so that an LSP that never occurs in training costs some nats instead of
+    infinitely many. A store has no sums of tempered distributions: for these, both averages are over the tokens that
+    position_marginals.py reads. At temperature 0, where one LSP of a token has all the mass, the result also has the
+    accuracy of always predicting the most frequent LSP.
 
-    directory  where averages by position are kept for the next run; None: nowhere
+    directory  where averages by position are kept for the next run; None: not kept
     """
     mean_K, mean_PK = smoothed_mean(train_windows, lsps), position_marginals(train_windows, directory)
     if temperature == 1:

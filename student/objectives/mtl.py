@@ -23,13 +23,13 @@ class JointTargets(NamedTuple):
 
 
 class Mtl(Objective):
-    """Multi-task: KL over the k slice + kappa x cross-entropy over the V slice, each with its own softmax and mean.
+    """Multi-task: KL over the k LSPs + kappa x cross-entropy over the V words, each with its own softmax and mean.
 
     One output layer of V + k columns, the vocabulary first. The vocabulary's rows of the output matrix are the token
-    embedding. The official code comes to the same in another way: `resize_token_embeddings(V + k)` adds k rows to the
-    embedding and keeps the decoder tied to all V + k of them; as no input is one of the k new tokens, these rows are
-    parameters only of the output layer. Here they are kept separate from the embedding, which stays at V rows. With
-    `untied` the V rows are parameters of the output layer, too.
+    embedding. The official code does the same in another way: `resize_token_embeddings(V + k)` adds k rows to the
+    embedding and keeps the decoder tied to all V + k of them. No input is one of the k new tokens, so only the output
+    layer uses these rows. Here they are kept separate from the embedding, which stays at V rows. With `untied` the
+    output layer also has its own V rows.
     """
 
     name = "mtl"

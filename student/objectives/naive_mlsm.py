@@ -5,7 +5,7 @@ from student.objectives.mlsm import Mlsm
 
 
 class NaiveMlsm(Mlsm):
-    """MLSM as a slice of an output layer of V + k columns, the others computed and not used: for comparing costs.
+    """MLSM on the last k of V + k outputs. The other V are computed but not used, so that costs can be compared.
 
     The output layer is that of mtl, tied or not.
     """

@@ -1,11 +1,11 @@
-"""The average distribution over LSPs at every position of the window: what a student gains by knowing nothing else.
+"""The average distribution over LSPs at every position of the window: a baseline that knows only the position.
 
     marginals_PK = position_marginals(windows, Path("runs/.marginals"))
 
-Averages of at most TOKENS training tokens, shrunk towards the average of all positions (mlsm/common/gains.py). Reading
-so many tokens takes a while, so the sums are kept in a file, which the next run on the same targets reads: in
-`<directory>/<12 digits>.npz`, named by target, plan, temperature and TOKENS. A file that cannot be written or is
-damaged costs the reading, no more. Not handled here: what held-out rows cost under these averages (objectives/).
+The averages are over at most TOKENS training tokens, shrunk towards the average of all positions
+(mlsm/common/gains.py). Reading so many tokens takes time, so the sums are kept in a file for the next run on the same
+targets: `<directory>/<12 digits>.npz`, named by target, plan, temperature and TOKENS. If the file is damaged or cannot
+be written, the tokens are read again. Not handled here: the loss of held-out rows under these averages (objectives/).
 
 Shapes: P positions, k LSPs.
 """
@@ -53,7 +53,7 @@ def position_sums(
     """Summed distributions of a split's coded tokens by position, over every other window and over the others.
 
     windows    WindowReader of the training split
-    directory  where the sums are kept; None: nowhere
+    directory  where the sums are kept; None: not kept
     temper     (rows, temperature) -> weights of sparse rows, applied before the average where the temperature is not 1
     Returns    two GroupMass
     """

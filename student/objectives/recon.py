@@ -1,4 +1,4 @@
-"""recon: the hidden state that the stored LSP distribution of a masked token rebuilds."""
+"""recon: the hidden state reconstructed from a masked token's stored LSP distribution."""
 
 import numpy as np
 from scipy import sparse
@@ -10,7 +10,7 @@ from student.objectives.vectors import Vectors
 
 
 class Recon(Vectors):
-    """The vector that the stored LSP distribution rebuilds with the dictionary's atoms, up to its length."""
+    """The direction of the sum of the dictionary's atoms, weighted by the stored LSP distribution."""
 
     name = "recon"
     learns = "predicting the hidden states that stored LSP distributions rebuild, at masked tokens"

@@ -20,10 +20,10 @@ from student.objectives.vectors import Vectors, VectorTargets
 
 
 class Regress(Vectors):
-    """The teacher's stored hidden state, centred and standardised, through a linear output of d values.
+    """Predict the teacher's stored hidden state, centred and standardised, by a linear output of d values.
 
-    With kappa above 0 words are learned as well, as in mtl: cross-entropy over V outputs that are tied to the token
-    embedding and stand before the d, with its own mean.
+    With kappa above 0 words are learned as well, as in mtl: cross-entropy over V outputs, which are tied to the token
+    embedding and come before the d values, with its own mean.
     """
 
     name = "regress"

@@ -3,10 +3,10 @@
     stores = [first, *open_beside(first, ["runs/stores/lsp-..."])]
     objective = build_objective("mlsm", stores, weights=(1.0, 0.5))
 
-The output matrix has a block of k rows for each store, in the order of the stores, and the loss is the weighted sum of
-the stores' losses: each is that of a run on this store alone, on the block's logits, divided by its own count of tokens
-that have a code. What windows are read in which order and which tokens are masked is the plan's, so a batch is that of
-a run on any one of the stores. Not handled here: what is learned from one store (objectives/).
+The output matrix has a block of k rows for each store, in the order of the stores. The loss is the weighted sum of the
+stores' losses. Each store's loss is that of a run on this store alone: on the block's logits, divided by the number of
+tokens that have a code in this store. The plan decides the order of windows and the masked tokens, so a batch is that
+of a run on any one of the stores. Not handled here: what is learned from one store (objectives/).
 
 Shapes: M masked tokens, K outputs, T loss terms, one for each store.
 """
@@ -43,9 +43,9 @@ class SeveralTargets(NamedTuple):
     """The targets of the same tokens from several stores."""
 
     counts: tuple[int, ...]
-    """rows that are not empty, of each store"""
+    """number of non-empty rows, per store"""
     of_stores: tuple
-    """a record of each store"""
+    """the targets from each store"""
 
 
 class SeveralStores(Objective):
@@ -53,7 +53,7 @@ class SeveralStores(Objective):
 
     Held-out figures of the first store end in `_1`, of the second in `_2`; `loss` is the weighted sum.
 
-    parts  an objective for each store, whose outputs are all LSPs
+    parts  one objective per store, whose outputs are all LSPs
     """
 
     def __init__(self, parts: Sequence[Objective], stores: Sequence[Store], weights: Sequence[float]):
@@ -70,7 +70,7 @@ class SeveralStores(Objective):
                 for part, store, weight in zip(parts, stores, self.term_weights, strict=True)
             ]
         }
-        self._beside: dict[str, list[WindowReader]] = {}  # by split: the other stores' readers
+        self._beside: dict[str, list[WindowReader]] = {}  # split -> the other stores' readers
 
     def heads(self, store: Store) -> list[tuple[slice, Store]]:
         """The block of outputs of every store."""
@@ -82,7 +82,7 @@ class SeveralStores(Objective):
     def readers(self, windows: WindowReader) -> list[WindowReader]:
         """The readers of a split: the first store's, with those of the same split in the other stores.
 
-        Raises  StoreError if they do not hold as many windows and tokens, as stores of one plan do
+        Raises  StoreError if their numbers of windows and tokens differ, which are equal in stores of one plan
         """
         if windows.split not in self._beside:
             others = [store.split(windows.split) for store in self.other_stores]
@@ -147,7 +147,7 @@ class SeveralStores(Objective):
 
 
 def _join(figures: list[dict]) -> dict:
-    """Figures of several stores in one dict: kl becomes kl_1, kl_by_position kl_1_by_position."""
+    """Figures of several stores in one dict: kl becomes kl_1, and kl_by_position becomes kl_1_by_position."""
     joined = {}
     for number, found in enumerate(figures, 1):
         for name, value in found.items():
@@ -157,14 +157,14 @@ def _join(figures: list[dict]) -> dict:
 
 
 def open_beside(first: Store, places: Sequence[str]) -> list[Store]:
-    """Open the stores at other places, each seen through the plan of the first.
+    """Open the other stores, each restricted to the plan of the first.
 
-    Raises  RunError if one has no such plan, saying in what they differ, or is named twice; what Store.open raises
+    Raises  RunError if a store has no such plan, with the differences, or is named twice; the errors of Store.open
     """
     opened: list[Store] = []
     for place in places:
         other, plan_named = Store.open(place), plan_of(place)[1]
-        if plan_named is None and other.plan_id != first.plan_id:  # it may have grown since
+        if plan_named is None and other.plan_id != first.plan_id:  # it may have grown since, and still have the plan
             with suppress(StoreError):
                 other = Store.open(place, first.plan_id)
         if other.plan_id != first.plan_id or _reading(other) != _reading(first):
@@ -188,5 +188,5 @@ def open_beside(first: Store, places: Sequence[str]) -> list[Store]:
 
 
 def _reading(store: Store) -> dict:
-    """The settings by which a student reads a store's windows."""
+    """The settings of a store that decide how a student reads its windows."""
     return {"vocabulary": store.vocab_size, "max_length": store.max_length, "special_ids": store.special_ids}

@@ -1,4 +1,4 @@
-"""Arithmetic of sparse distributions as a store gives them: CSR rows, of which only the largest entries are stored.
+"""Arithmetic on a store's sparse distributions: CSR rows with only the largest entries.
 
 Shapes: M rows, E stored entries.
 """
@@ -21,7 +21,7 @@ def negative_entropy(weights: np.ndarray) -> float:
 def temper(rows: SparseRows, temperature: float) -> np.ndarray:
     """The weights of sparse rows to the power 1 / temperature, every non-empty row renormalised to one: float64 (E).
 
-    temperature  0 is the limit: one at the first of the largest entries of a row, zero at the others
+    temperature  0 means the limit: weight 1 for the first of a row's largest entries, 0 for the others
     """
     row_E = row_of_entry(rows)
     if temperature == 0:
@@ -35,5 +35,5 @@ def temper(rows: SparseRows, temperature: float) -> np.ndarray:
         log_E = np.log(rows.weights.astype(np.float64)) / temperature
     largest_M = np.full(len(rows.indptr) - 1, -np.inf)
     np.maximum.at(largest_M, row_E, log_E)
-    powers_E = np.exp(log_E - largest_M[row_E])  # the largest is one: no row vanishes, however small T is
+    powers_E = np.exp(log_E - largest_M[row_E])  # each row's largest becomes 1, so no row underflows even at a small T
     return powers_E / np.bincount(row_E, powers_E, len(largest_M))[row_E]

@@ -1,12 +1,12 @@
-"""Supersenses as targets: what WordNet says about a masked token, regardless of its context.
+"""Supersenses as targets: WordNet's broad classes of a masked token, regardless of its context.
 
 A supersense is one of WordNet's 45 lexicographer files, such as noun.animal or verb.motion (Ciaramita & Johnson 2003);
 SenseBERT predicts them at masked words (Levine et al. 2020). The target of a token is a row of a table by token id: its
 text, in lower case, is looked up as a lemma, and each of the lemma's synsets, of any part of speech, adds an equal part
 to its lexicographer file. The official MLSM code learns these distributions where the file of `--kb_file` is missing.
 
-Special tokens and tokens that continue a word (words.py) have no row, nor has text that is no lemma. A token that
-begins a longer word has the row of its own text ("un" of "un ##happy" is the United Nations). Not handled here:
+Special tokens and tokens that continue a word (words.py) have no row, nor do tokens whose text is not a lemma. A token
+that starts a longer word has the row of its own text ("un" of "un ##happy" is the United Nations). Not handled here:
 morphology ("dogs" has no row: the sense index lacks the exceptions that NLTK looks up), frequencies of senses, and the
 sense that a word has in its context.
 
@@ -31,8 +31,8 @@ def supersense_table(wordnet: Path, store: Store) -> np.ndarray:
     """The share of each supersense among the synsets of each token, float32 (V, S); rows without a synset are zero.
 
     wordnet  the file index.sense, or the directory that holds it
-    Raises   RunError if it cannot be read, where it is not known which tokens of the store continue a word, or where
-             none is a lemma; WsdDataError if it holds something else
+    Raises   RunError if it cannot be read, if the words of the store's tokenizer cannot be told from its tokens, or if
+             no token is a lemma; WsdDataError if the file holds something else
     """
     file = wordnet / "index.sense" if wordnet.is_dir() else wordnet
     try:
@@ -81,5 +81,5 @@ class Supersense(TokenTable):
         return sparse.csr_array(supersense_table(self.wordnet, self._store))
 
     def identity(self) -> dict:
-        """The table's content stands for the file: 16 digits of its hash."""
+        """A run is identified by the table's content, not the file's path: 16 digits of its hash."""
         return {"wordnet": hashlib.sha256(self.table_VK.toarray().astype("<f4").tobytes()).hexdigest()[:16]}

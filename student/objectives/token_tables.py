@@ -1,5 +1,4 @@
-"""Objectives whose target follows from the masked token's id alone, regardless of its context: a table of
-distributions.
+"""Objectives whose target follows only from the masked token's id, regardless of its context: a table of distributions.
 
 These are `type` (type.py) and `supersense` (supersense.py).
 
@@ -23,7 +22,7 @@ class TableTargets(NamedTuple):
     """Distributions of M tokens that follow from their ids."""
 
     counts: tuple[int]
-    """tokens that have one"""
+    """number of tokens with a distribution, per loss term"""
     shares_MK: Tensor
     """float32 probabilities; the rows of other tokens are zero"""
     coded_M: Tensor
@@ -31,9 +30,9 @@ class TableTargets(NamedTuple):
 
 
 class TokenTable(Objective):
-    """KL(P || Q) to the distribution P of the token's id; a token without one carries no loss.
+    """KL(P || Q) to the distribution P of the token's id; a token without a distribution carries no loss.
 
-    table_VK  float32 in CSR form, a row for every id, which sums to one or is empty
+    table_VK  float32 CSR; the row of an id sums to one or is empty
     """
 
     table_VK: sparse.csr_array
@@ -57,11 +56,11 @@ class TokenTable(Objective):
         return {"loss": self.loss_sums(logits_MK, targets)[0]}
 
     def baseline(self, train: WindowReader, held_out: list[TableTargets], directory: Path | None = None) -> dict:
-        """KL of the held-out rows from the average row of the training split's tokens, smoothed by one uniform row."""
+        """KL of the held-out rows to the average row of the training split's tokens, smoothed by one uniform row."""
         counts_V = np.asarray(train.token_counts(), dtype=np.float64)
         counts_V[train.store.special_ids["all"]] = 0
         sums_K = torch.from_numpy(self.table_VK.T.astype(np.float64) @ counts_V)
         self.facts[self.coverage] = float(sums_K.sum() / max(1, counts_V.sum()))
-        logits_K = (sums_K + 1 / self.outputs).log()  # its softmax is the average
+        logits_K = (sums_K + 1 / self.outputs).log()  # log of the average up to a constant: its softmax is the average
         losses = [self.loss_sums(logits_K.expand(targets.shares_MK.shape), targets) for targets in held_out]
         return {"loss": float(sum(losses)) / max(1, sum(targets.counts[0] for targets in held_out))}

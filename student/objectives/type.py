@@ -50,8 +50,8 @@ class TypeAverage(TokenTable):
 def average_by_token(windows: WindowReader, directory: Path | None = None) -> sparse.csr_array:
     """Average stored distribution of each token id over a split: float32 CSR (V, k); ids never coded have empty rows.
 
-    directory  where it is kept for other runs on the same target and plan, under a name that follows from them; a file
-               that is damaged or cannot be written costs another pass over the shards, no more
+    directory  where the table is kept for other runs on the same target and plan, which its name contains. If the file
+               is damaged or cannot be written, the shards are read again
     """
     store = windows.store
     name = fingerprint({"target": store.target_id, "plan": store.plan_id, "split": windows.split, "by": "token"})

@@ -1,13 +1,13 @@
-"""Objectives that learn a vector at each token: the teacher's hidden state, or what a stored code rebuilds of it.
+"""Objectives that learn a vector per token: the teacher's hidden state, or its reconstruction from the stored code.
 
     regress   the stored hidden state h, centred and standardised: t = (h - mean) / standard deviation, value by value
-              over the training split. The natural rival of mlsm: the same teacher without a dictionary
-    recon     D a, the sum of the dictionary's atoms by the stored LSP distribution a: the bytes of mlsm's targets in
-              the geometry of regress
+              over the training split. The natural alternative to mlsm: the same teacher without a dictionary
+    recon     D a, the sum of the dictionary's atoms weighted by the stored LSP distribution a: the same stored bytes as
+              mlsm's targets, learned as a vector as in regress
 
-The loss of a token is 1 - cos(z, t) of the outputs z, between 0 and 2; with `--regress-loss mse` it is the mean squared
-difference over the values, which is about 1 for the best constant prediction. Neither is in nats, and the two do not
-compare. The held-out figure `cosine` does. A token without a target carries no loss.
+The loss of a token is 1 - cos(z, t) of the outputs z, between 0 and 2. With `--regress-loss mse` it is the mean squared
+difference over the values, about 1 for the best constant prediction. Neither loss is in nats, and the two cannot be
+compared; the held-out figure `cosine` can. A token without a target carries no loss.
 
 Shapes: M masked tokens, V vocabulary, K outputs, d values of a vector.
 """
@@ -33,7 +33,7 @@ class VectorTargets(NamedTuple):
     """A vector for each of M tokens."""
 
     counts: tuple[int, ...]
-    """tokens that have one; where words are learned too, all tokens"""
+    """number of tokens with a target; if words are learned too, also the number of all tokens"""
     vectors_Md: Tensor
     """float32; zeros for tokens without one"""
     coded_M: Tensor
@@ -97,9 +97,9 @@ class Vectors(Objective):
         return {"loss": self._vector_losses(outputs_Md, targets).sum(), "cosine": cosine}
 
     def baseline(self, train: WindowReader, held_out: list[VectorTargets], directory: Path | None = None) -> dict:
-        """Figures of the mean training target for every token, and (`_by_type`) of the mean target of its id.
+        """Figures of predicting the mean training target for every token, and (`_by_type`) the mean target of its id.
 
-        Means are over the first TOKENS training tokens of the seed-0 order. They are the best constants of both losses.
+        Means are over the first TOKENS training tokens of the seed-0 order: the best constants for both losses.
         """
         mean_d, mean_by_id = mean_vectors(train, self)
         totals: dict[str, float] = {}
@@ -114,7 +114,7 @@ class Vectors(Objective):
 
 
 def mean_vectors(train: WindowReader, objective: Vectors) -> tuple[Tensor, dict[int, Tensor]]:
-    """The mean target of a split's tokens, float32 (d), and that of the tokens of each id, by id."""
+    """The mean target of a split's tokens, float32 (d), and the mean target for each token id."""
     windows = min(len(train), -(-TOKENS * len(train) // max(1, train.tokens)))
     special, vocabulary = train.store.special_ids["all"], train.store.vocab_size
     sums_Vd, counts_V = np.zeros((vocabulary, objective.width)), np.zeros(vocabulary)

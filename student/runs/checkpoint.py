@@ -7,7 +7,7 @@
         resume/mask_statistics.safetensors    the student's losses by token, of a run with adaptive masks
         config.json, model.safetensors, tokenizer ...   in kept ones: what AutoModel loads (export.py)
 
-Written under a temporary name, fsynced, renamed. The schedule, order, masks and dropout follow from the step,
+Each is written under a temporary name, fsynced, renamed. The schedule, order, masks and dropout follow from the step,
 so there is no generator and no reader to save. Not handled here: which steps are saved (train.py).
 """
 
@@ -62,9 +62,9 @@ STATE = object_of(  # the fields of state.json that are read
 class Checkpoints:
     """The checkpoints of one run.
 
-    directory   where they lie
+    directory   the directory that contains them
     kept_steps  steps whose checkpoint is never removed and which AutoModel can load
-    keep_last   how many of the newest are not removed either
+    keep_last   how many of the newest checkpoints are kept in addition
     """
 
     def __init__(self, directory: Path, kept_steps: list[int], keep_last: int = 1):
@@ -91,7 +91,7 @@ class Checkpoints:
     ) -> Path:
         """Write the checkpoint of a step, then remove old ones that were only kept to resume from.
 
-        state   JSON values to get back on resume
+        state   JSON values that are needed on resume
         export  writes what AutoModel loads into a directory; called for kept steps only
         mask_statistics    of a run with adaptive masks
         Raises  WriteError if it cannot be written; earlier checkpoints stay, and nothing is left of this one
@@ -119,7 +119,7 @@ class Checkpoints:
 
         try:
             publish_directory(final, fill)
-        except (OSError, SafetensorError) as error:  # the latter is what save_pretrained raises on a full disk
+        except (OSError, SafetensorError) as error:  # save_pretrained raises SafetensorError on a full disk
             raise WriteError(
                 f"{final} could not be written: {error}. Checkpoints before it were not touched. Make room, and run the"
                 f" same command: it continues from the newest."
@@ -128,7 +128,7 @@ class Checkpoints:
         return final
 
     def newest_whole(self) -> tuple[Path, dict] | None:
-        """Path and state of the newest checkpoint whose files are all as they were written; None if there is none."""
+        """Path and state of the newest checkpoint whose files are all unchanged; None if there is none."""
         for path in reversed(self.find()):
             problem, state = _inspect(path)
             if problem is None:
@@ -147,13 +147,13 @@ class Checkpoints:
         older = [path for path in found if path <= self.path(newest)]  # any later one is damaged and was passed over
         keep = {self.path(step) for step in self.kept_steps} | set(older[-self.keep_last :])
         for path in found:
-            exported = (path / "config.json").exists()  # kept, by settings that have changed since
+            exported = (path / "config.json").exists()  # kept under earlier settings
             if path not in keep and not exported:
                 disk.remove(path)
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
-    """Everything that has a checkpoint's name, whole or not, in the order of the steps."""
+    """All paths with a checkpoint's name, whole or not, in the order of the steps."""
     found = [path for path in directory.glob("step-*") if re.fullmatch(r"step-\d{8,15}", path.name)]
     return sorted(found, key=lambda path: int(path.name[5:]))
 
@@ -172,8 +172,8 @@ def restore(
 ) -> None:
     """Load weights and optimiser state of a whole checkpoint in place.
 
-    restore_statistics  takes the file of mask statistics, of a run that has them
-    Raises  RunError if they belong to another model or optimiser; the model must not be used after that
+    restore_statistics  reads the file of mask statistics, if the run has adaptive masks
+    Raises  RunError if the files belong to another model or optimiser; do not use the model after that
     """
     device = next(model.parameters()).device
     try:
@@ -196,7 +196,7 @@ def restore(
 
 
 def _check_state(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError if the state after some steps is none, or has moments that cannot be a weight's."""
+    """Raise ValueError if an optimiser state is missing after some steps, or its moments do not fit a weight."""
     if not any(optimizer.state.values()):
         raise ValueError("the optimiser's state is empty")
     for group in optimizer.param_groups:
@@ -233,7 +233,7 @@ class _DiskFile:
         return len(raw)
 
     def flush(self) -> None:
-        """Nothing waits in a buffer."""
+        """Do nothing: writes are not buffered."""
 
 
 @contextmanager
@@ -241,7 +241,7 @@ def _new_file(path: Path):
     file = _DiskFile(disk.create(path))
     try:
         yield file
-    except RuntimeError:  # torch closes its archive, finds it short, and hides the error of the disk
+    except RuntimeError:  # torch finds its archive too short on closing, and hides the disk's error
         if file.error is not None:
             raise file.error from None
         raise

@@ -2,20 +2,20 @@
 
     config.json    settings, fingerprints of the store, the encoder's config (export-student builds the encoder
                    from it), the libraries of its matrix products (encoders/libraries.py); written first, never changed
-    log.jsonl      one line per step; a resumed run drops the lines of steps that it will do again, so that
-                   the log reads like that of an unbroken run
+    log.jsonl      one line per step. When a run resumes, lines of steps that it will do again are removed, so the log
+                   reads like that of an uninterrupted run
     checkpoints/   checkpoint.py
     export/        export.py
     result.json    the summary; its presence means finished
     log.damaged    lines of the log that could not be read when the run was resumed
-    mask_weights.npz    a copy of the table of mask weights, of a run that has one (table.py); of a finished run
-                   with adaptive masks the last one, which another run may be given; of several that take turns
-                   mask_weights-1.npz, mask_weights-2.npz and so on
+    mask_weights.npz    a copy of the run's table of mask weights, if it has one (table.py). A run with several tables
+                   has mask_weights-1.npz, mask_weights-2.npz and so on. A finished run with adaptive masks has its last
+                   table, which can be passed to another run
 
-As long as the checkpoints are whole, the same command restores whatever else is lost or damaged: the log without its
-damaged lines, the summary from the last checkpoint, a table that is still where it was given, config.json if the
-checkpoints are of the same settings. Not handled here: which commands belong to the same run (identity.py), what is
-trained (train.py).
+As long as the checkpoints are whole, the same command restores everything else that is lost or damaged. It removes the
+log's damaged lines, takes the summary from the last checkpoint, copies the table again if its source still exists, and
+rewrites config.json if the checkpoints have the same settings. Not handled here: which commands belong to the same run
+(identity.py), what is trained (train.py).
 """
 
 import json
@@ -58,10 +58,10 @@ class Run:
 
     architecture  what determines the model in addition to the settings (task.py)
     settings      those that decide what is trained (task.py); by default the configuration's
-    tables        of mask weights, whose names the settings hold, in their turns; the run keeps copies
+    tables        of mask weights, in the order in which the run uses them; the run keeps copies
     create        whether to create it: only the first of several processes does
-    choose_libraries    called for the matrix products of a run that starts; a resumed one keeps its own
-    Raises        RunError if the directory holds another run, naming the settings that differ
+    choose_libraries    called to choose the libraries of matrix products for a new run; a resumed one keeps its own
+    Raises        RunError, which names the settings that differ, if the directory holds another run
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Run:
         self.config_file = self.directory / "config.json"
         self.log_file = self.directory / "log.jsonl"
         self.result_file = self.directory / RESULT_FILE
-        self.table_file = self.directory / "mask_weights.npz"  # of a run with one table
+        self.table_file = self.directory / "mask_weights.npz"  # if the run has one table
         turns = [self.directory / f"mask_weights-{turn + 1}.npz" for turn in range(len(tables))]
         files = turns if len(tables) > 1 else [self.table_file]
         own_tables = [(file, table) for file, table in zip(files, tables, strict=True) if table is not None]
@@ -91,7 +91,7 @@ class Run:
         self.marginals_directory = place.parent / MARGINALS  # shared by runs: see position_marginals.py
         found = read_or_none(self.config_file, is_description)
         if found is not None and not differing_settings(found, identity, architecture):
-            # As config.json says: with its spelling of the settings, and the libraries that the run was started with.
+            # From config.json: its spelling of the settings, and the libraries that the run was started with.
             self.identity = {name: found.get(name, value) for name, value in identity.items()}
             self.libraries = recorded_libraries(found)
             for file, table in own_tables:
@@ -158,7 +158,7 @@ class Run:
             )
 
     def result(self) -> dict | None:
-        """The summary of a finished run; None while it is not finished, or where the summary cannot be read."""
+        """The summary of a finished run; None if it is not finished or the summary cannot be read."""
         result = read_or_none(self.result_file, _is_result)
         if result is None and self.result_file.exists():
             logger.warning("%s is damaged; it is written again from the last checkpoint", self.result_file)
@@ -171,9 +171,9 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from training this run meanwhile. Raises RunError if one does.
+        """Lock the run so that no other process trains it. Raises RunError if one does.
 
-        Warns where the file system has no locks: then nothing keeps them from it.
+        Only warns if the file system has no locks: then other processes are not kept out.
         """
         with self._open_lock() as file:
             try:
@@ -187,7 +187,7 @@ class Run:
             yield
 
     def _open_lock(self):
-        """Open the lock file. RunError at once where something that is not a file has its name, such as a pipe."""
+        """Open the lock file. Raises RunError at once if it is not a file, such as a pipe."""
         path = self.directory / "lock"
         try:
             return disk.append(path)
@@ -205,9 +205,9 @@ class Run:
             disk.write(file, (json.dumps(line) + "\n").encode())
 
     def drop_log_after(self, step: int) -> None:
-        """Forget log lines of later steps, which will be done again, and a line cut by a kill.
+        """Remove log lines of later steps, which will be done again, and a line cut off by a kill.
 
-        Damaged lines go into log.damaged, so that any program can read the log.
+        Damaged lines are moved to log.damaged, so that any program can read the log.
         """
         if not os.path.lexists(self.log_file):
             return
@@ -242,14 +242,14 @@ def _operational(config: StudentConfig) -> dict:
     settings = {name: value for name, value in config.to_json().items() if name not in config.identity()}
 
     def place(where: str | None) -> str | None:
-        """Found again from another directory; a URL, without its password, or a name on the Hub stays."""
+        """An absolute path, valid from any directory. A URL without its password, or a Hub name as it is."""
         if where is None:
             return None
         return os.path.abspath(where) if os.path.exists(where) else redacted(where)
 
     first, *others = map(place, config.stores or [None])
     settings |= {"store": first} | ({"other_stores": others} if others else {})
-    if config.continue_from is not None:  # the settings that name the run hold the content of these weights alone
+    if config.continue_from is not None:  # the run's identity holds only a hash of these weights, not their path
         settings["continued_from"] = str(config.continue_from)
     return settings | ({"student": place(settings["student"])} if "student" in settings else {})
 
@@ -292,7 +292,7 @@ def _is_result(values) -> bool:
 
 
 def _unknown_run(directory: Path, file: Path) -> str:
-    """The message where config.json is damaged and no checkpoint says whether the command is of the same run."""
+    """The message if config.json is damaged and no checkpoint shows whether the command belongs to the same run."""
     return (
         f"{file} is damaged or lost, so we cannot tell whether {directory} is a run with these settings: its newest"
         f" whole checkpoint, if there is one, has other settings. Nothing was changed. Put back a copy of config.json,"

@@ -1,14 +1,14 @@
 """A trained student as files that any `transformers` user can load.
 
-    config.json, model.safetensors   mlm, kd, mtl of a known family: for AutoModelForMaskedLM; AutoModel loads
-                                     the encoder of every one
-    lsp_head.safetensors, lsp_config.json   objectives with LSPs: for LspModel (lsp_model.py); of a student of several
-                                     stores also lsp_head_2.safetensors, lsp_config_2.json, ...
-    modeling_mlsm.py                 with these, or a probe: the same for transformers alone, which config.json names as
-                                     auto_map
+    config.json, model.safetensors   for AutoModelForMaskedLM if the objective is mlm, kd or mtl and the family known;
+                                     AutoModel loads every encoder
+    lsp_head.safetensors, lsp_config.json   for LspModel (lsp_model.py) if the objective has LSPs; a student of several
+                                     stores also has lsp_head_2.safetensors, lsp_config_2.json, ...
+    modeling_mlsm.py                 if there are LSPs or a probe: code with which transformers alone loads them;
+                                     config.json names it as auto_map
     tokenizer ...                    the store's copy
     lineage.json                     its origin: settings, store, steps, held-out figures
-    README.md                        model card: the same for people, and how to load
+    README.md                        model card: the same for people, and how to load the export
 
 Not handled here: a probe's files (probe.py), pushing to the Hub (hub.py).
 
@@ -42,17 +42,17 @@ from student.objectives.base import Objective
 
 LINEAGE_FILE = "lineage.json"
 _DATASET = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)")
-_BUNDLED_TEXT = "wikipedia-en-2014.txt.xz"  # of pipeline/bundled_text, which training does not import
+_BUNDLED_TEXT = "wikipedia-en-2014.txt.xz"  # name in pipeline/bundled_text, which training does not import
 CODE_FILE = f"{EXPORTED}.py"
-# In config.json: what transformers runs of that file, if it may; for LSPs, and for the words of a probe.
+# Entries of config.json: classes of that file for transformers to run, for LSPs and for a probe's words.
 AUTO_MAP = {"AutoModel": f"{EXPORTED}.MlsmModel", "AutoModelForMaskedLM": f"{EXPORTED}.MlsmForMaskedLM"}
-# SHA-256 of that file in every version that wrote it: export-student copies it from a checkpoint, and no other code.
+# SHA-256 of all versions of that file. export-student copies only such a file from a checkpoint, and no other code.
 KNOWN_CODE = (
     "08bdafc4ce094e04a1b1e977ff449a188ac753c3b511fa1eb590753c666541d7",
     "8929fc516f62006810832b00820cd356f39709732716f4095b0cc387f29b82a0",
     "13514809737239fd4f03c77ce9cb260cf7136a8b3998dd009a44d162d50c6e5b",
 )
-# Patterns of all names that files of an export have, regardless of its kind, family and tokenizer.
+# Patterns of the file names of all exports, of any kind, family and tokenizer.
 EXPORT_FILES = (
     "config.json",
     "generation_config.json",
@@ -69,7 +69,7 @@ EXPORT_FILES = (
     "README.md",
     *TOKENIZER_FILES,
 )
-# Settings of a store that say how its targets were made, and what a card calls them.
+# Settings of a store that say how its targets were made -> their names on a card.
 _TARGET_SETTINGS = {
     "teacher_name": "teacher",
     "teacher": "teacher's fingerprint",
@@ -112,18 +112,18 @@ class CardText(NamedTuple):
     fills_masks: bool
     """whether AutoModelForMaskedLM loads it"""
     unit: str = "nats per masked token"
-    """of the loss"""
+    """unit of the loss"""
     in_transformers: str = LSPS_IN_TRANSFORMERS
-    """how the LSPs of an export that holds its code are had; empty if it has none"""
+    """how to get the LSPs with the export's own code; empty if it has none"""
     reads_words: bool = False
-    """whether it learned from the words of the store, and none of the targets that the store may hold"""
+    """whether it learned only from the store's words, not from its targets"""
 
 
 def export_student(model: Student, directory: Path, objective: Objective, store: Store, lineage: dict) -> None:
     """Write a student into an existing directory.
 
-    objective  an Objective, which says what the outputs are
-    lineage    what the card reports: settings, step, tokens, flops (None: unknown), held_out, baseline (dicts of JSON
+    objective  an Objective, which knows what the outputs are
+    lineage    content of the card: settings, step, tokens, flops (None: unknown), held_out, baseline (dicts of JSON
                values)
     """
     stock = stock_model(model, objective)
@@ -144,7 +144,7 @@ OTHER_OUTPUT = "Nothing was changed. Give another --output."
 
 
 def check_export_place(directory: Path, remedy: str = OTHER_OUTPUT) -> None:
-    """Raises RunError, which ends with the remedy, if writing an export there would replace anything but an export."""
+    """Raises RunError, ending with the remedy, if an export written there would replace anything but an export."""
     if not directory.exists():
         return
     names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
@@ -178,8 +178,8 @@ def write_card_and_lineage(
 def write_code(directory: Path) -> None:
     """Write the code that transformers runs into an export with LSPs or a probe, and name it in its config.json.
 
-    No other code comes along, and none is named. Where [MASK] enters later there is none: transformers would let it in
-    at layer 0.
+    No other code is written or named. If [MASK] enters the encoder at a later layer, there is no code at all, because
+    transformers would let [MASK] enter at layer 0.
     """
     config_file = directory / "config.json"
     if not config_file.is_file():
@@ -194,9 +194,9 @@ def write_code(directory: Path) -> None:
         config_file.write_text(json.dumps(described, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-@lru_cache(maxsize=8)  # every kept checkpoint of a run asks for it, and of a large store it takes seconds
+@lru_cache(maxsize=8)  # each kept checkpoint needs it, and it takes seconds for a large store
 def _mean_mass(store: Store) -> dict:
-    """Mean probability mass of a coded token that the store kept and that top-n dropped, each a fraction of 1."""
+    """Average probability mass per coded token that the store kept, and that top-n dropped; each a fraction of 1."""
     kept = store.report()["mass_kept"]
     return {"mass_kept": kept, "mass_dropped": 1 - kept}
 
@@ -240,8 +240,8 @@ POOLER = "transformers lists `pooler.dense` as MISSING: students have none, and 
 def auto_loading(auto_class: str, adds_pooler: bool = False, runs_code: bool = False) -> str:
     """The lines that load an export with one of transformers' classes.
 
-    adds_pooler  whether this class adds a pooler, which no student has
-    runs_code    whether the class is one of the code in the export
+    adds_pooler  whether this class adds a pooler, which students do not have
+    runs_code    whether the class is defined in the export's code
     """
     trusting = ", trust_remote_code=True" * runs_code
     return (
@@ -292,7 +292,7 @@ named here."""
 
 
 def loading_code(directory: Path) -> str:
-    """The code of an export's card that loads it, with its directory for PATH; empty if the card has none."""
+    """The lines of an export's card that load it, with PATH replaced by its directory; empty if the card has none."""
     card = directory / "README.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
     section = text.partition("\n## Loading\n")[2].partition("\n## ")[0]
@@ -334,7 +334,7 @@ def _card(text: CardText, lineage: dict, has_code: bool) -> str:
 
 def _metadata(text: CardText, lineage: dict) -> ModelCardData:
     """The metadata for the Hub. The licence must come from the user (export-student --license): it depends on the text
-    and the teacher, of which a store knows none. The language is known only of the bundled text."""
+    and the teacher, whose licences a store does not hold. The language is only known for the bundled text."""
     task = "fill-mask" if text.fills_masks else "feature-extraction"
     files = lineage["store"]["corpus"].get("files")
     names = files if isinstance(files, dict) else ()
@@ -366,7 +366,7 @@ def _metadata(text: CardText, lineage: dict) -> ModelCardData:
 
 
 def _base_models(lineage: dict, reads_words: bool) -> list[str]:
-    """The names on the Hub of the model whose training was continued, or else of the teachers."""
+    """The Hub names of the model whose training was continued, or else of the teachers."""
     start = lineage.get("continued_from") or lineage.get("student", {}).get("name")
     stores = [] if reads_words else [lineage["store"], *lineage.get("other_stores", ())]
     sources = [start] if start else [store["settings"].get("teacher_name") for store in stores]
@@ -374,14 +374,14 @@ def _base_models(lineage: dict, reads_words: bool) -> list[str]:
 
 
 def _name_on_hub(source: str) -> str | None:
-    """OWNER/NAME or NAME of a model on the Hub; None of a local one, and of a name that may have been a directory's."""
+    """OWNER/NAME or NAME of a model on the Hub; None for a local model or a name that may be a directory's."""
     if not re.fullmatch(r"([\w-][\w.-]*/)?[\w-][\w.-]*", source):
         return hub_id(source)
     is_cached = isinstance(try_to_load_from_cache(source, "config.json"), str)
     return source if is_cached or ("/" in source and not Path(source).parent.exists()) else None
 
 
-_SHOWN = {  # elsewhere in the card
+_SHOWN = {  # settings that the card shows elsewhere
     "settings",
     "continued_from",
     "step",

@@ -1,7 +1,7 @@
 """`export-student`: a checkpoint of a run as an export; the run's kept checkpoints as revisions on the Hub.
 
-A kept checkpoint holds its export already and is copied. One that was saved only to resume from holds the weights:
-the model is built around them from the run's config.json, which needs the run's store. Not handled here: the files of
+A kept checkpoint already contains its export, which is copied. Other checkpoints only contain the weights to resume
+from: the model is built from the run's config.json, which needs the run's store. Not handled here: the files of
 an export (export.py, probe.py), the Hub (hub.py).
 """
 
@@ -61,11 +61,11 @@ EXPORTS = Path("runs/exports")
 def export_run(config: ExportConfig, progress: Callable[..., None] = silent, api: Any = None) -> dict:
     """Export a checkpoint, and push it if the settings say so.
 
-    api      huggingface_hub.HfApi, or what stands in for it
-    Returns  run, step, kept (whether it is kept for good), export, dry_run; where it is pushed also repository,
-             address (None before it is) and revisions: {branch, directory, files: name -> bytes}
+    api      huggingface_hub.HfApi, or a stand-in
+    Returns  run, step, kept (whether it is kept for good), export, dry_run; if it is pushed also repository,
+             address (None before the push) and revisions: {branch, directory, files: name -> bytes}
     Raises   RunError if there is no such run or checkpoint, the output is in use, or the Hub refuses; WriteError
-             where the output cannot be written
+             if the output cannot be written
     """
     run = config.run or runs_with_checkpoints()[0]
     checkpoints, description = _open_run(run)
@@ -146,10 +146,10 @@ def _reading(checkpoint: Path):
 
 @contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Turn the errors of a full disk, whichever library meets it, into a WriteError."""
+    """Turn any library's error about a full disk into a WriteError."""
     try:
         yield
-    except (OSError, SafetensorError) as error:  # the latter is what save_pretrained raises on a full disk
+    except (OSError, SafetensorError) as error:  # save_pretrained raises SafetensorError on a full disk
         raise WriteError(
             f"{directory} could not be written: {error}. Nothing was changed. Make room, and run the same command."
         ) from error
@@ -165,7 +165,7 @@ def _is_kept(path: Path) -> bool:
 
 
 def _writer(run: Path, description: dict, path: Path, state: dict, places: Sequence[str] | None):
-    """A function that writes the export into an existing directory; what it needs has been read before."""
+    """A function that writes the export into an existing directory. All that it needs is read before it is called."""
     if _is_kept(path):
         contents = _exported_files(path, state)
         return lambda directory: write_files(directory, contents)
@@ -183,7 +183,7 @@ def _writer(run: Path, description: dict, path: Path, state: dict, places: Seque
 
 
 def _with_terms(write, config: ExportConfig):
-    """A function that writes an export as `write` does, its card with the licence and languages of the settings."""
+    """A function that writes an export like `write`, and adds licence and languages from the settings to its card."""
     terms = {"license": config.license, "language": list(config.language)}
     # Values of JSON are values of YAML; without its quotes, Norwegian (no) would be false.
     lines = "".join(f"{name}: {json.dumps(value)}\n" for name, value in terms.items() if value)
@@ -203,7 +203,7 @@ def _with_terms(write, config: ExportConfig):
 
 
 def _exported_files(path: Path, state: dict) -> dict[str, bytes]:
-    """The export in a kept checkpoint, name to bytes: what was saved as one, and nothing that was added later.
+    """The export in a kept checkpoint, name -> bytes, without files that were added to the directory later.
 
     Raises  RunError if a file has changed since the checkpoint was looked at, weights or settings cannot be read, or
             the code that transformers may run was not written by this package
@@ -305,7 +305,7 @@ def _open_stores(run: Path, description: dict, places: Sequence[str] | None) -> 
 
 
 def _baseline(run: Path) -> dict:
-    """Held-out figures of the constant prediction, from the newest start line of the run's log; empty without one."""
+    """Held-out figures of the constant prediction, from the newest start entry of the run's log; empty without one."""
     log = run / "log.jsonl"
     lines, damaged = read_json_lines(log) if log.is_file() else ([], {})
     if damaged:

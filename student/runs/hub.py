@@ -1,9 +1,9 @@
 """Directories of a run as revisions of a Hub repository.
 
-Branches first, main last: an interrupted push leaves main as it was, and the same command continues. Of local paths in
-lineage.json the last part alone is pushed, as on the model card; the file itself keeps them whole, since evaluations
-find teachers and stores of this machine by them. Not handled here: what is in the directories (export.py), which they
-are (export_run.py).
+Branches are pushed first and main last: after an interrupted push main is as before, and the same command continues.
+Only the last part of local paths in lineage.json is pushed, as on the model card. The file itself keeps whole paths,
+because evaluations use them to find teachers and stores on this machine. Not handled here: what is in the directories
+(export.py), which directories are pushed (export_run.py).
 """
 
 import json
@@ -22,11 +22,9 @@ from mlsm.common.paths import utf8
 from mlsm.common.text import without_directories
 from student.runs.export import LINEAGE_FILE
 
-PRIVATE_FILES = ["resume/*", "state.json"]  # of a checkpoint: for continuing with a run, not for users
+PRIVATE_FILES = ["resume/*", "state.json"]  # files of a checkpoint that only resuming needs
 _REFUSED = (401, 403)
-_HttpError = cast(
-    type[Exception], HfHubHTTPError.__bases__[0]
-)  # of httpx or httpx2, as the release of huggingface_hub uses
+_HttpError = cast(type[Exception], HfHubHTTPError.__bases__[0])  # of httpx or httpx2, whichever huggingface_hub uses
 
 
 class Revision(NamedTuple):
@@ -61,7 +59,7 @@ def push(
 ) -> str:
     """Create the repository if need be and upload every revision; returns its address.
 
-    api     huggingface_hub.HfApi, or what stands in for it
+    api     huggingface_hub.HfApi, or a stand-in
     Raises  RunError if the Hub refuses or cannot be reached, or a directory holds a link; ShardError if a
             lineage.json is damaged
     """
@@ -81,7 +79,7 @@ def push(
                 api.create_branch(repository, branch=revision.branch, exist_ok=True)
             files = [CommitOperationAdd(name, content) for name, content in contents[number].items()]
             api.create_commit(repository, files, commit_message=revision.message, revision=revision.branch)
-    except (_HttpError, OSError, ValueError) as error:  # huggingface_hub's own are of these classes
+    except (_HttpError, OSError, ValueError) as error:  # includes huggingface_hub's own errors
         raise RunError(f"not pushed to {repository}: {_reason(error)} Then the same command pushes again.") from error
     progress("push", len(revisions), len(revisions), unit="revisions")
     return address

@@ -1,7 +1,7 @@
 """The identity of a run: the settings, store and encoder that define it, and how two runs differ.
 
     identity = run_identity(config, store, encoder_config)
-    default_directory(config, identity, encoder_config)        # where such a run lies, or would be started
+    default_directory(config, identity, encoder_config)        # where this run is, or would be started
 
 A run's config.json holds its identity. Not handled here: what else a run's directory holds (directory.py).
 """
@@ -24,7 +24,7 @@ from student.config import StudentConfig
 _PLACES = object_of(
     dict.fromkeys(("store", "student", "continued_from"), optional(str | None)) | {"other_stores": optional(list[str])}
 )
-DESCRIPTION = object_of(  # of a run's config.json, as far as it is read
+DESCRIPTION = object_of(  # the parts of a run's config.json that are read
     {"settings": dict, "store": dict, "operational": _PLACES, "architecture": dict}
 )
 
@@ -33,7 +33,7 @@ def run_identity(config: StudentConfig, store: Store, encoder_config: dict, sett
     """The facts that two commands must share to be the same run."""
     encoder_config = {name: value for name, value in encoder_config.items() if name != "transformers_version"}
     settings = dict(config.identity() if settings is None else settings)
-    if config.initial_weights is not None:  # their content counts, not their place
+    if config.initial_weights is not None:  # identified by content, not path
         weights = sorted(config.initial_weights.glob("*.safetensors"))
         try:
             settings["continue_from"] = fingerprint([file_sha256(path) for path in weights])
@@ -100,8 +100,8 @@ def check_same_run(directory: Path, kept: dict, identity: dict, encoder_config: 
 def differing_settings(kept: dict, identity: dict, encoder_config: dict) -> list[str]:
     """The settings in which a run's config.json differs from an identity.
 
-    A given dropout that equals the encoder's own is the same as one that was left open. A pooler's dropout does not
-    count, because our encoders have no pooler.
+    A dropout that is set to the encoder's own value equals one that is unset. A pooler's dropout is ignored, because
+    our encoders have no pooler.
     """
     found, expected = _flat(kept), _flat(identity)
     names = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
@@ -117,7 +117,7 @@ def _without_pooler(encoder_config: dict) -> dict:
 
 
 def default_directory(config: StudentConfig, identity: dict, encoder_config: dict) -> Path:
-    """The directory of a run that is given none: the one it was started in, with its dropout given or left open."""
+    """The default directory of a run. A run that was started with its dropout set or unset is found either way."""
     root, name = Path(config.root), default_name(config, identity)
     if not (root / name).exists():
         for file in sorted(root.glob(f"{glob.escape(name.rpartition('-')[0])}-*/config.json")):

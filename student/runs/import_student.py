@@ -1,20 +1,19 @@
-"""Checkpoints of the official MLSM code as exports of this package.
+"""Convert checkpoints of the official MLSM code into exports of this package.
 
     import_student(ImportStudentConfig(model="checkpoints/100000"))    # {"export": "runs/exports/100000", ...}
 
 `pretrainer.py` of szegedai/MLSM (commit ed9a781) adds a token [MASK-i] for each of the k atoms to the tokenizer,
-resizes the model, and saves it as a *ForMaskedLM. Its output layer then has V + k rows: V words, then k LSPs. Training
-reads the two parts separately: the softmax of the LSPs is over the last k logits, that of the words over the first V.
+resizes the model, and saves it as a *ForMaskedLM. Its output layer then has V + k rows: V words, then k LSPs. In
+training the two parts have separate softmaxes: one over the last k logits (LSPs), one over the first V (words).
 Stock programs take one softmax over all rows, which was never trained. So the checkpoint is split here:
-
     encoder       without the k rows of its token embeddings, which no text uses
     LSP head      dense and norm of the checkpoint's head, and the last k rows of its output layer
     word head     the first V rows, only if they were trained (--mlm_weight above 0). If they were not, their biases are
                   all zero, as they were when training began; such a student is exported as our mlsm students are
     tokenizer     without the tokens [MASK-i]
 
-Not handled here: ELECTRA's replaced token detection (--rtd) and symbols of a knowledge base (--kb_file), which are no
-LSPs; where LSPs come from (the checkpoint names neither dictionary nor teacher).
+Not handled here: ELECTRA's replaced token detection (--rtd) and symbols of a knowledge base (--kb_file), which are not
+LSPs; the origin of the LSPs (the checkpoint names neither dictionary nor teacher).
 
 Shapes: V words, k LSPs, R rows of the output layer, d width of the head's output.
 """
@@ -69,7 +68,7 @@ from student.runs.export_run import EXPORTS, writing
 from student.runs.import_config import ImportStudentConfig
 
 _HUB_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*", *TOKENIZER_FILES]
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # or, in several files, either with .index.json
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the file, or with .index.json for several files
 _REMEDY = "Give a checkpoint that pretrainer.py of szegedai/MLSM saved with --dict_file."
 
 
@@ -124,7 +123,7 @@ def import_student(config: ImportStudentConfig, progress: Callable[..., None] = 
         "store": {"windowing": {"max_length": config.max_length}},
     }
 
-    if config.output is None and (output / LINEAGE_FILE).is_file():  # checkpoints of all runs are named by their step
+    if config.output is None and (output / LINEAGE_FILE).is_file():  # names may be steps, equal in all runs
         held = parse_json(read_file(output / LINEAGE_FILE), output / LINEAGE_FILE).get("imported") or {}
         if held.get("sha256") != imported["sha256"]:
             raise RunError(
@@ -152,7 +151,7 @@ def _find(model: str) -> Path:
         return path
     try:
         return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
-    except Exception as error:  # their classes change with huggingface_hub's versions
+    except Exception as error:  # the error classes differ between huggingface_hub's versions
         raise ModelError(
             f"no such checkpoint: {model} is not a directory, and neither the Hub nor its cache has it"
             f" ({type(error).__name__}). {_REMEDY}"
@@ -179,12 +178,12 @@ def _read_config(directory: Path) -> PretrainedConfig:
             f"{directory}: its hidden_act is {config.hidden_act}, and the head of a {config.model_type} always computes"
             f" gelu, so its LSPs cannot be split off."
         )
-    config.output_hidden_states = False  # the official code sets it where a student is its own teacher
+    config.output_hidden_states = False  # the official code sets it if a student is its own teacher
     return config
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    """The checkpoint's files of weights: safetensors if there are any, else pickles."""
+    """The checkpoint's weight files: safetensors if there are any, else pickles."""
     for name in _WEIGHTS:
         if (directory / name).is_file():
             return [directory / name]
@@ -196,7 +195,7 @@ def _weight_files(directory: Path) -> list[Path]:
 
 
 def _read_weights(directory: Path) -> dict[str, Tensor]:
-    """All tensors by name, float32. Of a pickle only tensors are read: no code that it may hold is run."""
+    """All tensors by name, float32. Only tensors are read from a pickle: code in it is not run."""
     weights: dict[str, Tensor] = {}
     for path in _weight_files(directory):
         try:
@@ -215,9 +214,9 @@ def _read_weights(directory: Path) -> dict[str, Tensor]:
 
 
 def _read_tokenizer(directory: Path) -> tuple[PreTrainedTokenizerBase, dict[str, bytes], int, int]:
-    """The tokenizer without the tokens of the LSPs, its files, V, and the number of these tokens.
+    """Remove the tokens of the LSPs; returns the tokenizer, its files, V, and the number of removed tokens.
 
-    Raises  ModelError if these are not the last
+    Raises  ModelError if these tokens are not the last ones
     """
     try:
         tokenizer = open_tokenizer(directory)
@@ -249,7 +248,7 @@ def _read_tokenizer(directory: Path) -> tuple[PreTrainedTokenizerBase, dict[str,
 
 
 def _without_lsps(value: Any) -> Any:
-    """A JSON value without what names a token [MASK-i]: entries of lists and objects, keys."""
+    """A JSON value without the entries of lists and objects that name a token [MASK-i], as value or key."""
     if isinstance(value, Mapping):
         return {name: _without_lsps(part) for name, part in value.items() if not _names_lsp(name, part)}
     if isinstance(value, list):
@@ -300,7 +299,7 @@ def _split(directory: Path, config: PretrainedConfig, weights: dict[str, Tensor]
         )
     of_words = {name: tensor for name, tensor in weights.items() if name not in (f"{decoder}.weight", *bias_names)}
     of_words |= {f"{embedding}.weight": embeddings[:words], f"{decoder}.weight": matrix_Rd[:words]}
-    of_words |= {name: bias_R[:words].clone() for name in bias_names if name in shape.state_dict()}  # untied: two
+    of_words |= {name: bias_R[:words].clone() for name in bias_names if name in shape.state_dict()}  # two if untied
     config.tie_word_embeddings = torch.equal(embeddings[:words], matrix_Rd[:words])
     stock = _load_words(directory, model_class, config, of_words)
     dense, norm = (stock.get_submodule(name) for name in HEAD_LAYOUTS[config.model_type])
@@ -314,7 +313,7 @@ def _split(directory: Path, config: PretrainedConfig, weights: dict[str, Tensor]
 
 
 def _load_words(directory: Path, model_class: Any, config: PretrainedConfig, weights: dict) -> PreTrainedModel:
-    """The *ForMaskedLM of V words, by transformers, which also knows older names of weights."""
+    """The *ForMaskedLM of V words, loaded by transformers, which also accepts older names of weights."""
     try:
         with quiet_transformers(), torch.random.fork_rng(devices=[]):
             stock, report = model_class.from_pretrained(

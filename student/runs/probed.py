@@ -23,9 +23,9 @@ LSP_HEAD = "lsp_head.safetensors"  # HEAD_FILE of student/encoders/modeling_mlsm
 
 
 def with_student_and_store(config: ProbeConfig) -> ProbeConfig:
-    """The settings with a student, by default the newest, and a store, by default the student's own.
+    """Fill in the settings' student (by default the newest) and store (by default the student's own).
 
-    Raises  RunError if there is none
+    Raises  RunError if one is missing
     """
     student, store = config.student, config.store
     if student is None:
@@ -66,7 +66,7 @@ def recorded_store(run: Path, place: str) -> str:
 
 
 def export_of(source: str | Path) -> str | Path:
-    """The export of a finished run's directory; anything else as it is.
+    """The export in a finished run's directory; any other source is returned as it is.
 
     Raises RunError if a run is unfinished, or there is no such directory and the name cannot be one on the Hub
     """

@@ -19,9 +19,9 @@ class RunState:
     tokens: int = 0
     """real tokens seen"""
     seconds: float = 0.0
-    """spent in steps, over all processes of this run"""
+    """seconds spent in steps, summed over the processes that did this run one after the other"""
     flops: int = 0
-    """floating-point operations of these steps, nominal"""
+    """nominal floating-point operations of these steps"""
     figures: dict = field(default_factory=dict)
     """newest held-out figures"""
     baseline: dict = field(default_factory=dict)
@@ -58,7 +58,7 @@ class RunState:
             "held_out": self.figures,
             "baseline": self.baseline,
         }
-        if config.continue_from is not None:  # settings say which weights, by their content; this says where
+        if config.continue_from is not None:  # the settings have the weights' hash; this is their path
             found["continued_from"] = str(config.continue_from)
         return found | libraries_record(run.libraries)
 
@@ -87,7 +87,7 @@ class RunState:
         return result
 
     def _suffixes(self) -> list[str]:
-        """Endings of the figures of predictions that say more than a constant."""
+        """Name endings of the figures of baselines that are stronger than one constant."""
         return [suffix for suffix in ("_by_position", "_by_type") if f"loss{suffix}" in self.baseline]
 
     def _improvement(self, name: str) -> float | None:

@@ -3,10 +3,10 @@
     with start_trackers(names, run, settings, step) as trackers:
         trackers.log(line)
 
-log.jsonl is the authority; a tracker gets its figures by step. A tracker that is started again, for a resumed run or
-one that was not tracked before, gets the lines that it lacks and no others, so that its curves have every step once. A
-tracker that fails while training is dropped with a warning: it is not worth a run. Nothing is imported that was not
-asked for. Not handled here: who calls this (the first process of a run, train.py).
+log.jsonl is the authoritative record; a tracker gets its figures by step. When a tracker starts for a resumed run, or
+for a run that was not tracked before, it gets only the lines that it lacks. So its curves have every step once. If a
+tracker fails during training, it is dropped with a warning and the run continues. Only the packages of the trackers in
+use are imported. Not handled here: who calls this (the first process of a run, train.py).
 """
 
 import json
@@ -44,7 +44,7 @@ def check_trackers(names: tuple[str, ...]) -> None:
 
 
 def start_trackers(names: tuple[str, ...], run: Run, settings: dict, step: int) -> "Trackers":
-    """Trackers of a run, which know every line of its log up to `step`.
+    """Start the trackers of a run and pass them all lines of its log up to `step` that they lack.
 
     run       its log has no lines after `step`
     settings  JSON values, shown with the run
@@ -63,9 +63,9 @@ def start_trackers(names: tuple[str, ...], run: Run, settings: dict, step: int) 
 
 
 def _check_place(directory):
-    """Raise RunError if trackers, which follow links, would be led out of their directory, or read settings from it.
+    """Raise RunError if a link leads trackers, which follow links, away, or settings files are in the way.
 
-    The links that wandb makes for its user's convenience are removed; it makes them again.
+    The links that wandb makes for convenience are removed; wandb makes them again.
     """
     for name in ("latest-run", "debug.log", "debug-internal.log"):
         if (path := directory / "wandb" / name).is_symlink():
@@ -104,7 +104,7 @@ class Trackers:
     def _try(self, tracker, action) -> None:
         try:
             action()
-        except Exception as error:  # whatever its service or the network has
+        except Exception as error:  # any error of its service or the network
             logger.warning("%s fails (%s: %s); training continues", tracker.name, type(error).__name__, error)
             self.started = [other for other in self.started if other[0] is not tracker]
 
@@ -126,7 +126,7 @@ def _start(name: str, title: str, directory: Path, settings: dict, step: int):
     try:
         from accelerate import PartialState
 
-        PartialState()  # accelerate's loggers insist on it
+        PartialState()  # accelerate's loggers require it
         with redirect_stdout(sys.stderr):  # what they print is no part of our output
             return start(title, directory, settings, step)
     except Exception as error:
@@ -136,7 +136,7 @@ def _start(name: str, title: str, directory: Path, settings: dict, step: int):
 
 
 def _tensorboard(title, directory, settings, step):
-    """Event files under tracking/tensorboard. A new one makes TensorBoard drop the steps that are done again."""
+    """Event files under tracking/tensorboard. A new file makes TensorBoard drop the steps that are done again."""
     from accelerate.tracking import TensorBoardTracker
 
     newest = directory / "tensorboard.step"  # last step in the event files; after a kill maybe an earlier one
@@ -161,7 +161,7 @@ def _tensorboard(title, directory, settings, step):
 
 
 def _wandb(title, directory, settings, step):
-    """A run that continues under its id. Offline, every start writes a whole run with that id, the last counts."""
+    """A run that continues under its id. Offline, every start writes a whole run with that id; the last is valid."""
     import wandb
     from accelerate.tracking import WandBTracker
 
@@ -179,7 +179,7 @@ def _wandb(title, directory, settings, step):
 
 
 def _trackio(title, directory, settings, step):
-    """A run that continues under its name, by which alone trackio knows runs."""
+    """A run that continues under its name: trackio identifies runs only by name."""
     from accelerate.tracking import TrackioTracker
 
     tracker = TrackioTracker(PROJECT, name=f"{title}-{_id(directory)}", resume="allow", embed=False, config=settings)
@@ -188,7 +188,7 @@ def _trackio(title, directory, settings, step):
 
 
 def _id(directory: Path) -> str:
-    """Eight hexadecimal digits that belong to this run's directory for good."""
+    """Eight hexadecimal digits that are fixed for this run's directory."""
     file = directory / "id"
     if not file.exists() or not re.fullmatch(rb"[0-9a-f]{8}", disk.read_file(file)):
         replace_bytes(file, uuid.uuid4().hex[:8].encode())

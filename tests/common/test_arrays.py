@@ -1,4 +1,4 @@
-"""Whatever happens to a .npz file, reading it gives the same arrays or one clear ValueError."""
+"""A damaged .npz file gives the same arrays or one clear ValueError."""
 
 import numpy as np
 import pytest

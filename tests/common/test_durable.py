@@ -1,4 +1,4 @@
-"""A name that may not survive a power cut is withdrawn, unless it is another's by then."""
+"""A name that may not survive a power cut is withdrawn, unless another file has it by then."""
 
 import errno
 import json

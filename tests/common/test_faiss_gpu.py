@@ -1,4 +1,4 @@
-"""faiss on a GPU, played by a stand-in: real children that are right, crash, hang, fail or err, and who asks for it."""
+"""faiss on a GPU, simulated: children that are right, crash, hang, fail or compute wrongly, and callers."""
 
 import sys
 from pathlib import Path

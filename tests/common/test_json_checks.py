@@ -1,4 +1,4 @@
-"""Values that anybody may have written: one line with field, expectation and finding, or the object asked for."""
+"""Untrusted values: an error of one line with field, expected and found value, or the requested object."""
 
 from dataclasses import dataclass
 

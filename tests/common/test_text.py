@@ -1,4 +1,4 @@
-"""Text of others: nothing of it acts on a terminal, breaks out of Markdown, or shows a password."""
+"""Untrusted text cannot control a terminal, break out of Markdown, or show a password."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A work place is for one process at a time, stays after an interruption, and says which files are its own."""
+"""A working directory is for one process at a time, remains after an interruption, and lists its own files."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""Figures are files that appear whole, hold what was drawn, and are the same bytes each time."""
+"""Figures are written in one step, contain the plotted numbers, and have the same bytes each time."""
 
 import csv
 import sys

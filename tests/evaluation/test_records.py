@@ -1,4 +1,4 @@
-"""Records are whole, checked field by field, and say where a model comes from."""
+"""Records are complete, checked field by field, and contain a model's origin."""
 
 import copy
 import hashlib

@@ -5,7 +5,7 @@
 
 Damage leaves checksums and hashes as they were; a reader must find it, or not need what was damaged. What is crafted
 has right checksums and hashes, so that its content reaches the parsers; a reader must refuse it or make something well
-formed of it. Every choice comes from `dice`, a random.Random. Left out: what is read, and what must follow (fuzz.py).
+formed of it. Every choice comes from `dice`, a random.Random. Reading the result and checking it is in fuzz.py.
 """
 
 import errno

@@ -1,6 +1,6 @@
 """Faults in the processes of Dask workers, planted by plugins, which also reach a worker that takes a dead one's place.
 
-Left out: faults in this process (test_quarantine.py).
+Faults in this process are in test_quarantine.py.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A signal is answered at once: a line says what the command finishes first, however long that takes."""
+"""After a signal, the command at once prints what it will finish first."""
 
 import io
 import os

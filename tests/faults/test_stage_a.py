@@ -1,4 +1,4 @@
-"""Stage A and what a corpus, a setting or a worker may do to it: order, retries, edits, odd texts, writers that fail.
+"""Stage A with changed order, retries, edited corpora, odd texts and failing writers.
 
 One random 3-layer teacher and one dictionary; the oracle is an undisturbed run, or the text itself.
 """

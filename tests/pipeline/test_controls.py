@@ -1,6 +1,6 @@
-"""Controls for what learned atoms and sparse codes add: sampled atoms, the centroids of a k-means, one label a token.
+"""Controls for what learned atoms and sparse codes add: sampled atoms, the centroids of a k-means, one label per token.
 
-Against plain NumPy and scikit-learn; a setting that is not asked for names nothing.
+Against plain NumPy and scikit-learn; a setting that is not used does not change any name.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Stores of hidden states against transformers' own model, and what is learned and coded from them against the teacher.
 
-Left out: columns, reader and damage (tests/shards/test_hidden.py).
+Columns, reader and damage are tested in tests/shards/test_hidden.py.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Dictionary learning that is interrupted: it goes on with the same bits, or starts afresh and says so."""
+"""Interrupted dictionary learning resumes with the same bits, or starts again and reports it."""
 
 import json
 import logging

@@ -1,6 +1,7 @@
 """What targets are made of: the solver, documents apart, segments, the teacher's precision, every non-zero.
 
-Each against transformers' own model and an independent computation; a setting that is not asked for names nothing.
+Each against transformers' own model and an independent computation; a setting that is not used does not change any
+name.
 """
 
 import json

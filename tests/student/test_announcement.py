@@ -1,4 +1,4 @@
-"""What is announced: when the rate falls; bfloat16, where the processor gains by it and before a run in float32."""
+"""Announcements: when the learning rate falls; bfloat16, if it is faster on this processor."""
 
 import contextlib
 import json

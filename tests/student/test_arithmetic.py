@@ -1,4 +1,4 @@
-"""What a run decides when it begins, it keeps: a resumed run computes as it began, wherever that happens."""
+"""A run keeps the arithmetic that it chose at its start, also if it is resumed on another machine."""
 
 import json
 from dataclasses import replace

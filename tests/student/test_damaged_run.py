@@ -1,4 +1,4 @@
-"""A run whose small files are damaged while its checkpoints are whole goes on; no advice discards checkpoints."""
+"""A run with damaged small files and whole checkpoints continues; no advice discards checkpoints."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Too little memory, played on the CPU; and the option that needs less."""
+"""Too little memory, simulated on the CPU, and the option that needs less."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Going on: at once at any step, and after a disk that was full. The oracle is the loader, and an unbroken run."""
+"""Resuming: fast at any step, and after a full disk. The oracles are the loader and an uninterrupted run."""
 
 import json
 import os

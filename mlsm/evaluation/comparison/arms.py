@@ -1,13 +1,13 @@
-"""Who is compared with whom: models sorted into arms, each of models that agree in all but a few settings.
+"""Sort models into arms for comparison. The models of an arm agree in all but a few settings.
 
-    sort_into_arms(models, {"step"})                  # the checkpoints of one pre-training
+    sort_into_arms(models, {"step"})                  # the checkpoints of one pre-training run
     sort_into_arms(models, {"run_seed", "step"})      # one way to pre-train, with its seeds and checkpoints
-    vary(models, "layer")                             # finished models that differ in the layer alone
-    find_arms(models, study).arm("mlsm at 50%")       # those of the report: by a study's names, or by settings
+    vary(models, "layer")                             # finished models that differ only in the layer
+    find_arms(models, study).arm("mlsm at 50%")       # the report's arms: by a study's names, or by settings
 
 Models agree as far as their records say (identity.py). The models of a report's arm may differ in pre-training seed and
 step; a probe belongs to the arm of its student, for its BLiMP scores. The floor is an untrained encoder and the ceiling
-the teacher: they are shown next to the arms, and are in no test. Not handled here: tests (effects.py).
+is the teacher. They are shown next to the arms but are not tested. Not handled here: tests (effects.py).
 """
 
 import re
@@ -22,13 +22,13 @@ from mlsm.evaluation.comparison.config import StudyFacts
 from mlsm.evaluation.comparison.identity import KEPT, differences
 from mlsm.evaluation.comparison.models import OBJECTIVES, Model, common_figures, mean_score, sort_key, tasks_of
 
-Seed = int | None  # of a pre-training; None: unknown
+Seed = int | None  # of a pre-training run; None: unknown
 Runs = Mapping[str, tuple[str, ...]]  # name of an arm -> names of its runs
 
-CHECKPOINTS = frozenset({"step"})  # in what the models of one pre-training differ
-PRETRAINING = frozenset({"run_seed", "step"})  # in what those of one way to pre-train do
+CHECKPOINTS = frozenset({"step"})  # settings in which models of one pre-training run differ
+PRETRAINING = frozenset({"run_seed", "step"})  # settings in which models of one pre-training condition differ
 VARIED = {"layer": {"layer"}, "k": {"k"}, "kappa": {"objective", "kappa"}}  # fact -> the settings that vary with it
-_HELD = ("encoder", "teacher", "layer", "k", "lambda", "step")  # what must agree at least, save what is varied
+_HELD = ("encoder", "teacher", "layer", "k", "lambda", "step")  # must agree at least, except the varied one
 _SHORT = {
     "objective": "{}",
     "encoder": "{}",
@@ -42,12 +42,12 @@ _SHORT = {
 
 
 class Lacking(ValueError):
-    """The records do not allow a figure; the message says what it needs."""
+    """The records are not sufficient for a figure; the message says what is missing."""
 
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """Models that differ in a few settings alone, under one name. Where a setting is varied, the others are held."""
+    """Models under one name that differ only in a few settings."""
 
     name: str
     models: tuple[Model, ...]
@@ -64,7 +64,7 @@ class Arm:
 
     @property
     def fractions(self) -> list[float]:
-        """The shares of pre-training of its fine-tuned checkpoints, in order."""
+        """The fractions of pre-training at which its checkpoints were fine-tuned, in order."""
         return sorted({fraction_of(model) for model in self.models if model.trainings})
 
     @property
@@ -73,25 +73,28 @@ class Arm:
         return _one_a_seed(self.models)
 
     def at(self, fraction: float = 1.0) -> "Arm":
-        """The arm's fine-tuned models at a share of pre-training, one per seed, for comparison with another arm."""
+        """The arm's fine-tuned models after a fraction of pre-training, one per seed, to compare with another arm."""
         found = [model for model in self.models if model.trainings and isclose(fraction_of(model), fraction)]
         name = self.name if fraction == 1 else f"{self.name} at {100 * fraction:.4g}%"
         return Arm(name, tuple(_one_a_seed(found).values()))
 
     def on_blimp(self) -> "Arm":
         """The arm's finished models with BLiMP scores, one per seed: scored with the model's own head if there is one,
-        else through the first probe by name, after all of the probe's steps."""
+        else with its finished probe that comes first by name.
+        """
         found = [model for model in self.models if model.blimp and fraction_of(model) == 1]
         return Arm(self.name, tuple(_one_a_seed(sorted(found, key=_in_order_of_probes)).values()))
 
     def average(self, tasks: Collection[str]) -> float | None:
-        """Mean over tasks of its finished models that have them all; None without tasks or such a model."""
+        """Mean score over tasks, of its finished models that have all these tasks; None if there are no tasks or
+        models.
+        """
         models = [model for model in self.at().models if tasks and tasks_of(model) >= set(tasks)]
         return fmean(mean_score(model, tasks) for model in models) if models else None
 
 
 def _in_order_of_probes(model: Model) -> tuple:
-    """Students first, then probes by name; of one probe, all of whose models are of the finished student, the last."""
+    """Sort key: students first, then probes by name; of one probe, its last checkpoint first."""
     name = re.sub(r"-step-\d{8}\b.*", "", model.label)
     return is_probe(model), name, -(model.facts["flops"]["pretraining"] or 0)
 
@@ -102,7 +105,7 @@ def _one_a_seed(models: Sequence[Model]) -> dict[Seed, Model]:
 
 
 def fraction_of(model: Model) -> float:
-    """The share of its pre-training that a model has had; 1 if that is unknown, or if the model was never trained."""
+    """The fraction of pre-training that a model has completed; 1 if unknown, or if the model was never trained."""
     return model.facts["fraction"] or 1.0
 
 
@@ -115,10 +118,10 @@ def is_probe(model: Model) -> bool:
 
 
 def sort_into_arms(models: Iterable[Model], may_differ: Collection[str], with_probes: bool = False) -> list[Arm]:
-    """Sort models into arms that agree in all known settings of pre-training but those that `may_differ`.
+    """Sort models into arms whose models agree in all known settings of pre-training except those in `may_differ`.
 
-    A model of unknown origin is its own arm. An arm is named by its objective and whatever else tells it from
-    the others of that objective.
+    A model of unknown origin is its own arm. An arm is named after its objective and the settings that distinguish it
+    from other arms of that objective.
     with_probes  whether a probe belongs to the arm of its student
     """
     groups: list[list[Model]] = []
@@ -129,7 +132,7 @@ def sort_into_arms(models: Iterable[Model], may_differ: Collection[str], with_pr
         else:
             groups.append([model])
     for group in groups:
-        group.sort(key=is_probe)  # so that an arm is named after a student
+        group.sort(key=is_probe)  # students first: the arm is named after its first model
     return [Arm(name, tuple(group)) for name, group in zip(_tell_apart(groups, may_differ), groups, strict=True)]
 
 
@@ -142,8 +145,7 @@ def _agree(model: Model, other: Model, may_differ: Collection[str], with_probes:
 
 
 def _tell_apart(groups: Sequence[Sequence[Model]], may_differ: Collection[str]) -> list[str]:
-    """The arms' names, from the settings in which they differ; equal names get the name of the arm's first model
-    added."""
+    """Name arms after the settings in which they differ. If names are equal, the first model's name is added."""
     names = []
     for group in groups:
         first = group[0]
@@ -167,11 +169,11 @@ def _tell_apart(groups: Sequence[Sequence[Model]], may_differ: Collection[str]) 
 
 
 def vary(models: Iterable[Model], fact: str) -> Arm:
-    """The fine-tuned models that differ in one fact alone, in the order of its values: the largest such arm, of the
-    last step.
+    """The largest arm of fine-tuned models that differ only in one fact, at the last step, ordered by the fact's
+    values.
 
-    Where no two models agree in every other setting of their pre-training, the largest set that agrees at least in
-    encoder, teacher, layer, k, lambda and step is taken; its figure names what else differs.
+    If no two models agree in all other settings of pre-training, the largest set that agrees at least in encoder,
+    teacher, layer, k, lambda and step is used. Its figure names the other differences.
 
     fact     layer, k (of objective mlsm), or kappa (of mtl; mlsm is κ = 0)
     Raises   Lacking
@@ -204,9 +206,9 @@ def vary(models: Iterable[Model], fact: str) -> Arm:
 
 
 def value_of(model: Model, fact: str) -> float | None:
-    """A model's value of a fact that is varied; None if the model does not belong to those that vary it."""
+    """A model's value of the varied fact; None if the model is not among those that vary it."""
     objective = model.facts["objective"]
-    if (model.facts["identity"] or {}).get("other_targets"):  # of several layers, say
+    if (model.facts["identity"] or {}).get("other_targets"):  # such as several layers
         return None
     if fact == "kappa":
         return {"mlsm": 0.0, "mtl": model.facts["kappa"]}.get(objective)
@@ -214,7 +216,7 @@ def value_of(model: Model, fact: str) -> float | None:
 
 
 def roughly_alike(models: Iterable[Model], arm: Arm, fact: str) -> list[Model]:
-    """The fine-tuned models that would be in a varied arm if their other settings agreed with those that are."""
+    """The fine-tuned models that are not in a varied arm only because some other setting differs."""
     return [
         model
         for model in models
@@ -230,10 +232,10 @@ def roughly_alike(models: Iterable[Model], arm: Arm, fact: str) -> list[Model]:
 
 @dataclass(frozen=True)
 class Arms:
-    """All that the report compares.
+    """Everything that the report compares.
 
     floor, ceiling  None if there are no records of one
-    notes           sentences on models that the page replaces by another one
+    notes           sentences on models that the page replaces by another model
     """
 
     arms: list[Arm]
@@ -242,18 +244,18 @@ class Arms:
     notes: list[str]
 
     def arm(self, name: str) -> Arm | None:
-        """The whole arm of a name, or the only one of the objective of this name."""
+        """The arm with this name, with all its checkpoints, or the only arm with an objective of this name."""
         named = [arm for arm in self.arms if arm.name == name]
         named = named or [arm for arm in self.arms if arm.facts["objective"] == name]
         return named[0] if len(named) == 1 else None
 
     def both(self, name: str, other: str) -> tuple[Arm, Arm] | None:
-        """Two whole arms; None if there is not one of each name."""
+        """Two arms by name; None if one of them does not exist."""
         one, two = self.arm(name), self.arm(other)
         return None if one is None or two is None else (one, two)
 
     def at(self, name: str) -> Arm | None:
-        """The models that a hypothesis names: an arm's finished ones, or its checkpoints at an earlier point."""
+        """The models that a hypothesis names: an arm's finished models, or its checkpoints at an earlier point."""
         if (arm := self.arm(name)) is not None:
             return arm.at()
         base, _, percent = name.rpartition(" at ")
@@ -267,7 +269,7 @@ class Arms:
 
 
 def find_arms(models: Sequence[Model], study: StudyFacts | None = None) -> Arms:
-    """Sort models into a study's arms, or by their settings, in their order; floor and ceiling apart."""
+    """Sort models into a study's arms, or into arms by their settings; floor and ceiling are kept separate."""
     named: Runs = study.arms if study else {}
     floor_name, ceiling_name = (study.floor, study.ceiling) if study else (None, None)
     teachers = {model.facts["teacher"] for model in models} - {None}
@@ -285,7 +287,7 @@ def find_arms(models: Sequence[Model], study: StudyFacts | None = None) -> Arms:
 
 
 def _sort_by_name(models: Sequence[Model], named: Runs) -> list[Arm]:
-    """The arms that a study names, in its order; each model that it does not name is one of its own."""
+    """The arms that a study names, in its order; each other model becomes its own arm."""
     groups: dict[str, list[Model]] = {name: [] for name in named}
     for model in models:
         found = (name for name, runs in named.items() if any(_is_run(model, run) for run in runs))

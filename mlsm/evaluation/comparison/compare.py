@@ -1,14 +1,14 @@
-"""`compare`: from records to averages, tests, win rates, tables as CSV and LaTeX, figures and a page of it all.
+"""The command `compare`: averages, tests, win rates, tables (CSV, LaTeX), figures and a page, all from records.
 
     result = compare(CompareConfig(results=(Path("runs/evaluations"),)), progress)
 
-The road: records -> models (models.py) -> arms of models (arms.py) -> what is compared with what (effects.py) and what
-that allows to be said (conclusion.py) -> the result (result.py) -> tables.py, figures.py, paper.py, page.py, and
-mlsm/terminal/comparison.py. Reads records and the logs of their runs: no model, no text.
+The steps: records -> models (models.py) -> arms of models (arms.py) -> comparisons (effects.py) and conclusions in
+words (conclusion.py) -> the result (result.py) -> tables.py, figures.py, paper.py, page.py, and
+mlsm/terminal/comparison.py. Only records and the logs of their runs are read, no models and no text.
 
-A study withholds its records from comparisons until all of its planned seeds are scored: a file `withheld.json` beside
-them names the two arms of the primary hypothesis. Looking at their scores while seeds are missing invites to stop when
-the answer pleases, so `compare` refuses them.
+A study withholds its records until all of its planned seeds are scored: a file `withheld.json` next to them names the
+two arms of the primary hypothesis. Until then `compare` refuses these records, so that nobody stops a study early
+because its result looks good.
 """
 
 from collections import Counter
@@ -132,7 +132,7 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
 
 @refuse_what_is_in_the_way()
 def _write(result: Comparison, settings: CompareConfig, progress: Callable[..., None]) -> Comparison:
-    """Write all files, of which none of an earlier comparison stay. Returns the result with their names."""
+    """Write all files and remove those of an earlier comparison. Returns the result with the files' names."""
     directory = settings.output
     make_directories(directory)
     result = replace(result, tables=list(map(str, write_csv(result, directory))))
@@ -202,8 +202,8 @@ def keep_withheld(directory: Path, primary: tuple[str, str] | None) -> None:
 
 
 def refuse_withheld(results: Iterable[Path]) -> None:
-    """Raise ComparisonError if the records, of more than one model, are of a study that is not through."""
-    models: dict[Path, set[str]] = {}  # below a directory that withholds
+    """Raise ComparisonError if records of several models belong to a study that is not finished."""
+    models: dict[Path, set[str]] = {}  # below a directory with withheld records
     for path in map(Path.resolve, results):
         for place in (path, *path.parents):
             if (place / WITHHELD).exists():

@@ -1,4 +1,4 @@
-"""Test the hypotheses and put each result into one sentence, which claims no more than its interval allows.
+"""Test the hypotheses and state each result in one sentence that claims no more than its interval allows.
 
     for test in examine_hypotheses(arms, study): test.conclusion.sentence
     conclude(effect, planned=5).sentence
@@ -19,7 +19,7 @@ from mlsm.evaluation.comparison.significance import LEVEL, POWER, Interval
 from mlsm.evaluation.records import METRICS
 
 Verdict = Literal["for", "against", "undecided", "too few", "equal", "missing"]
-FEWEST_PAIRS = 3  # with two, the interval rests on one difference between them
+FEWEST_PAIRS = 3  # with two pairs, the interval depends on a single difference
 VERDICTS: dict[Verdict, str] = {
     "for": "supported",
     "against": "contradicted",
@@ -35,8 +35,8 @@ EXPLORATORY: dict[Verdict, str] = {"for": "higher", "against": "lower"}  # if th
 class Conclusion:
     """A verdict on a hypothesis, the sentence that states it, and further sentences that a reader must know.
 
-    caveat  a word that belongs to the verdict: "so far" before all planned pairs are available, "exploratory" if the
-            test was not planned
+    caveat  a qualification of the verdict: "so far" before all planned pairs are available, "exploratory" if the test
+            was not planned
     """
 
     verdict: Verdict
@@ -46,7 +46,7 @@ class Conclusion:
 
     @property
     def label(self) -> str:
-        """The verdict in two or three words, which claim no more than the sentence."""
+        """The verdict in two or three words that claim no more than the sentence."""
         words = VERDICTS | (EXPLORATORY if self.caveat == "exploratory" else {})
         return ", ".join(filter(None, (words[self.verdict], self.caveat)))
 
@@ -62,7 +62,9 @@ class Test(NamedTuple):
 
 
 def choose_tasks(found: Arms, study: StudyFacts | None) -> tuple[StudyFacts | None, list[str]]:
-    """Restrict a study to the tasks that its arm `learned_by` has learned. Returns it and sentences that name them."""
+    """Restrict a study to the tasks that its arm `learned_by` has learned. Returns the study, and sentences on the
+    tasks.
+    """
     if study is None or study.learned_by is None:
         return study, []
     rule = "above the untrained student by more than two standard errors"
@@ -83,7 +85,7 @@ def choose_tasks(found: Arms, study: StudyFacts | None) -> tuple[StudyFacts | No
 
 
 def examine_hypotheses(found: Arms, study: StudyFacts | None) -> list[Test]:
-    """Test all hypotheses, the primary one first. Without a study: one obvious pair of arms, or none."""
+    """Test all hypotheses, the primary one first. Without a study, test one obvious pair of arms, if there is one."""
     if study is None:
         pair = _obvious_pair(found.arms)
         if pair is None:
@@ -137,13 +139,13 @@ def conclude(
     tests: int = 1,
     beyond: Differences | None = None,
 ) -> Conclusion:
-    """Put what the records say about a hypothesis into words.
+    """State in words what the records say about a hypothesis.
 
     planned   number of planned pairs of pre-training runs; with fewer the sentence says "so far". 0: their number was
               not planned; None: the test was not planned either, so there is no hypothesis
-    adjusted  p adjusted for several tests, which then decides; None: the plain p decides
+    adjusted  p adjusted for several tests; the verdict uses it. None: it uses the unadjusted p
     tests     number of tests that `adjusted` is for
-    beyond    the settings in which the two differ
+    beyond    the settings in which the two arms differ
     """
     better, than = effect.better, effect.than
     if effect.lacks:
@@ -254,7 +256,7 @@ def points(value: float, sign: bool = True) -> str:
 
 
 def p_value(p: float) -> str:
-    """p for people, as "= 0.012": never zero, and never rounded across the level of significance."""
+    """p as text, like "= 0.012": never zero, and never rounded across the level of significance."""
     if p < 0.001:
         return "< 0.001"
     text = f"{p:.3f}"

@@ -1,9 +1,10 @@
-"""The course of runs: held-out loss and fine-tuning scores against steps, tokens, operations and seconds.
+"""Learning curves of runs: held-out loss and fine-tuning scores against steps, tokens, operations and seconds.
 
     for course in read_courses(found.arms): course.points      # of one run, from its log.jsonl
 
-Seconds are steps x the step time of a quiet machine: the mean over the fastest tenth of the run's logged steps. The
-clock of a run that was paused, or shared its machine, says nothing. Not handled here: drawing (figures.py).
+Seconds are steps x the step time on an idle machine, estimated as the mean over the fastest tenth of the logged steps.
+Wall-clock time is not used, because a run may have been paused or have shared its machine. Not handled here: drawing
+(figures.py).
 """
 
 import logging
@@ -19,7 +20,7 @@ from mlsm.evaluation.comparison.models import mean_score, tasks_of
 from mlsm.evaluation.lineage import find_log, read_log
 
 logger = logging.getLogger(__name__)
-AXES = {  # what a curve is drawn against -> the axis's words
+AXES = {  # the quantity on the x axis -> the axis label
     "steps": "optimiser steps",
     "tokens": "tokens read",
     "flops": "floating-point operations of the student's training",
@@ -28,10 +29,10 @@ AXES = {  # what a curve is drawn against -> the axis's words
 
 
 class Point(NamedTuple):
-    """Held-out figures after some steps; what the log does not say is None.
+    """Held-out results after some steps; values missing from the log are None.
 
-    loss   nats per token that carries loss
-    share  of the loss of a constant prediction: at 1 nothing was learned
+    loss   nats per token that contributes to the loss
+    share  loss divided by that of a constant prediction; 1 means nothing was learned
     """
 
     steps: int
@@ -47,9 +48,9 @@ class Course:
     """One run of an arm.
 
     run           its name
-    log           the file that all of this was read from
-    step_seconds  of a quiet machine; None if the log does not say
-    points        where held-out figures were taken, by step
+    log           the file that these values were read from
+    step_seconds  seconds per step on an idle machine; None if the log does not say
+    points        held-out results, by step
     """
 
     arm: str
@@ -60,7 +61,7 @@ class Course:
     points: tuple[Point, ...]
 
     def at(self, step: int) -> Point | None:
-        """The resources spent until a step, with held-out results if there are any; None after the log's end."""
+        """The cost up to a step, with held-out results if there are any; None after the log's end."""
         last = self.points[-1]
         if step > last.steps:
             return None
@@ -70,7 +71,7 @@ class Course:
 
 
 class Reached(NamedTuple):
-    """The mean over some tasks of one checkpoint, and what was spent until then."""
+    """A checkpoint's mean score over some tasks, and the cost up to it."""
 
     arm: str
     seed: Seed
@@ -80,7 +81,7 @@ class Reached(NamedTuple):
 
 
 def read_courses(arms: Sequence[Arm]) -> list[Course]:
-    """The runs of the arms whose logs lie where their records say: one for each arm and seed."""
+    """The curves of all runs whose logs are where their records say: one for each arm and seed."""
     found: dict[tuple[str, Seed], Course] = {}
     for arm in arms:
         for model in arm.models:
@@ -90,7 +91,7 @@ def read_courses(arms: Sequence[Arm]) -> list[Course]:
             try:
                 log = find_log(Path(model.facts["path"]))
                 lines = [line for line in read_log(log) if "loss" in line and line["step"] > 0] if log else []
-            except OSError as error:  # a record may come from anywhere, and so may the path in it
+            except OSError as error:  # a record may come from another machine, and so may the path in it
                 logger.warning("no curves for %s: the log of its run cannot be read: %s", model.label, error)
                 continue
             points = _points(lines)
@@ -101,17 +102,17 @@ def read_courses(arms: Sequence[Arm]) -> list[Course]:
 
 
 def quiet_step_seconds(lines: Sequence[dict]) -> float | None:
-    """Seconds of the run's average step, at the rate of the fastest tenth of the logged steps, one at least; None if
-    no line tells them.
+    """Seconds per average step, at the speed of the fastest tenth of the logged steps (at least one); None if not
+    logged.
 
-    A line has the operations of all steps so far and those per second of its own step. Steps may differ in operations,
-    as those on short windows do from the others.
+    A log line has the operations of all steps so far, and the operations per second of its own step. Steps may differ
+    in operations: those on short windows have fewer.
     """
     names = ("flops", "flops_per_second")
     counted = [line for line in lines if all(is_number(line.get(name)) and line[name] > 0 for name in names)]
     if not counted:
         return None
-    seconds = sorted(1 / line["flops_per_second"] for line in counted)  # of an operation
+    seconds = sorted(1 / line["flops_per_second"] for line in counted)  # seconds per operation
     last = max(counted, key=lambda line: line["step"])
     return fmean(seconds[: max(1, len(seconds) // 10)]) * last["flops"] / last["step"]
 
@@ -134,7 +135,7 @@ def _points(lines):
 
 
 def read_checkpoints(arms: Sequence[Arm], courses: Sequence[Course], tasks: Sequence[str]) -> list[Reached]:
-    """The fine-tuned checkpoints of arms that have them all: what was spent until then, and the mean over tasks."""
+    """The fine-tuned checkpoints that have all the tasks: their cost and mean score."""
     by_run = {(course.arm, course.seed): course for course in courses}
     scores = []
     for arm in arms if tasks else ():

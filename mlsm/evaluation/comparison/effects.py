@@ -1,29 +1,29 @@
 """The comparisons: single models pair by pair, models on BLiMP, and arms over their pre-training seeds.
 
-Single models. Is one better than another, by the MLSM paper's test over their fine-tuning scores? The headline is the
-paper's: one-sided, "model i is better than model j", over all scores. Scores are not independent, because four tasks
-give two scores per training run. So the tests over training runs and over tasks, the two-sided alternative, and Holm's
-adjustment for the number of comparisons are shown in addition to the headline.
+Single models: is one better than another? The main result is the MLSM paper's test over all fine-tuning scores:
+one-sided, "model i is better than model j". Scores are not independent, because four tasks give two scores per training
+run. So the report also shows tests over training runs and over tasks, two-sided tests, and Holm's adjustment for the
+number of comparisons.
 
-BLiMP. The unit is the paradigm: two models are compared on the accuracies of those that both were scored on, by the
-same test and by a bootstrap interval of the mean difference over paradigms. The thousand sentence pairs of a paradigm
-are variations of a few templates, not independent observations. Paradigms of one phenomenon are not quite independent
+BLiMP: one observation is one paradigm. Two models are compared on the paradigms that both were scored on, by the same
+test and by a bootstrap interval of the mean difference over paradigms. The thousand sentence pairs of a paradigm are
+variations of a few templates, not independent observations. Paradigms of one phenomenon are not quite independent
 either.
 
-Arms. A fine-tuned score varies with the seed of fine-tuning, and more with the seed of pre-training. A claim about an
-objective is a claim about future pre-training runs, so a pre-training run is one observation. Per seed s and task t,
+Arms. Fine-tuning scores vary with the seed of fine-tuning, and more with the seed of pre-training. A claim about an
+objective is about future pre-training runs, so one pre-training run is one observation. For seed s and task t,
 
     d_st = mean over metrics and fine-tuning seeds of (x_better - x_than),    d_s = mean over tasks of d_st
 
-and the mean of d_s has Student's interval with n - 1 degrees of freedom and the p value of the two-sided t test. A
-bootstrap over tasks x seeds is shown next to it; it asks a wider question, about other tasks as well. The paper's
-signed-rank test over up to 70 scores is also reported, on scores averaged over the pre-training seeds. It treats
-scores as independent, but those of one pre-training run are correlated.
+The report shows the mean of d_s with Student's interval (n - 1 degrees of freedom) and the p value of the two-sided t
+test. It also shows a bootstrap over tasks x seeds, which answers a wider question: about other tasks as well. The
+paper's signed-rank test over up to 70 scores is also reported, on scores averaged over the pre-training seeds. It
+treats scores as independent, but those of one pre-training run are correlated.
 
 Not handled here: the statistics themselves (significance.py), words (conclusion.py).
 
 Shapes: M models; matrices are (M, M) lists of rows, with None on the diagonal and where nothing can be said. S pairs of
-pre-trainings, T tasks.
+pre-training runs, T tasks.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -57,7 +57,7 @@ from mlsm.evaluation.comparison.significance import (
 )
 from mlsm.evaluation.records import METRICS
 
-ERRORS = 2  # standard errors by which an arm that has learned a task is above the floor
+ERRORS = 2  # an arm has learned a task if it is this many standard errors above the floor
 Matrix = list[list]  # rows of numbers, None if nothing can be said
 
 
@@ -80,8 +80,9 @@ LEVELS = (
 
 
 class Matrices(NamedTuple):
-    """Row against column, (M, M): counts, p one-sided, and two-sided; each p also adjusted by Holm over all ordered
-    pairs, the two-sided ones over all unordered pairs."""
+    """Each row's model against each column's, (M, M): wins and losses, one-sided and two-sided p. Each p is also
+    adjusted by Holm: over all ordered pairs if one-sided, over all unordered pairs if two-sided.
+    """
 
     n: Matrix
     wins: Matrix
@@ -94,7 +95,7 @@ class Matrices(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """Trainings, (task, seed), that two models have and that are no pairs, and why."""
+    """Fine-tuning runs (task, seed) that two models both have but that are not comparable, and why."""
 
     model: str
     against: str
@@ -103,9 +104,9 @@ class LeftOut(NamedTuple):
 
 
 def score_differences(model: Model, other: Model, pairs: Sequence[Training], level: str) -> list[float]:
-    """x_model - x_other of every observation at a level.
+    """x_model - x_other for every observation at a level.
 
-    pairs  (task, seed) that are pairs, from `match_trainings`
+    pairs  (task, seed) of comparable runs, from `match_trainings`
     """
     mine, theirs = model.scores, other.scores
     by_training = {
@@ -121,7 +122,7 @@ def score_differences(model: Model, other: Model, pairs: Sequence[Training], lev
 
 
 def matrices(models: Sequence[Model]) -> tuple[dict[str, Matrices], list[LeftOut]]:
-    """Every model against every other, by the name of the level; and what is left out of it."""
+    """Compare every model with every other: matrices by level, and the runs that were excluded."""
     pairs, left_out = {}, []
     for i, model in enumerate(models):
         for j, other in enumerate(models[:i]):
@@ -149,11 +150,11 @@ def _matrices_at(models: Sequence[Model], pairs: Mapping[tuple[int, int], list[T
 
 
 class WinRate(NamedTuple):
-    """How often a model wins a score against another of the same step.
+    """How often a model scores higher than another model of the same step.
 
     step  None: unknown, taken as finished
     task  one, or "all"
-    rate  share won of `n` scores, of which a tie is half
+    rate  fraction of `n` scores won; a tie counts half
     """
 
     model: str
@@ -168,7 +169,7 @@ class WinRate(NamedTuple):
 
 
 def win_rates(models: Sequence[Model]) -> list[WinRate]:
-    """Task by task and over all tasks, of every ordered pair of models of one step that have pairs of scores."""
+    """Win rates by task and over all tasks, for every ordered pair of models of the same step with paired scores."""
     rates = []
     for model, other in permutations(models, 2):
         if model.facts["step"] != other.facts["step"]:
@@ -187,8 +188,8 @@ def win_rates(models: Sequence[Model]) -> list[WinRate]:
 class BlimpPair(NamedTuple):
     """Two models on the paradigms that both were scored on, the better one first.
 
-    difference  of the mean accuracies, a fraction
-    low, high   95 % bootstrap interval of it over paradigms; None with one paradigm
+    difference  difference of the mean accuracies, a fraction
+    low, high   its 95 % bootstrap interval over paradigms; None with one paradigm
     p, holm     Wilcoxon's, two-sided (None if nothing differs); adjusted over all pairs
     """
 
@@ -227,7 +228,7 @@ def _compare_on_blimp(model: Model, other: Model) -> BlimpPair:
 class ScoreTest(NamedTuple):
     """The paper's test over (task, metric, fine-tuning seed), each score the mean over the pre-training seeds.
 
-    tasks         all that every pair has, so there can be more of them than of an effect's `tasks`
+    tasks         the tasks that every pair has; there may be more than in an effect's `tasks`
     p, two_sided  None if nothing differs
     """
 
@@ -244,15 +245,16 @@ class ScoreTest(NamedTuple):
 class Effect:
     """The evidence in the records for the hypothesis that the arm `better` scores higher than the arm `than`.
 
-    tasks           T, whose mean is compared
-    seeds           S, of the pairs of pre-trainings
-    differences_ST  of their scores, fractions
-    scores          the paper's test; None without pairs
-    lacks           why there is no pair, a clause; empty if there is one
-    failed          (how many of the fine-tunings that are compared diverged or collapsed, of how many); they count
-    incomplete      seeds that both have but which lack tasks, and are left out
-    unplanned       seeds that both have but that were not planned, excluded as well: adding seeds until the result fits
-                    proves nothing
+    tasks           the T tasks whose mean is compared
+    seeds           the S seeds of the paired pre-training runs
+    differences_ST  differences of their scores, fractions
+    scores          the paper's test; None if there is no pair
+    lacks           why there is no pair, as a clause; empty if there is one
+    failed          (number of compared fine-tuning runs that diverged or collapsed, number of all); their scores are
+                    included
+    incomplete      seeds that both arms have but that lack tasks; they are excluded
+    unplanned       seeds that both arms have but that were not planned; also excluded, because adding seeds until the
+                    result is significant proves nothing
     """
 
     better: str
@@ -268,7 +270,7 @@ class Effect:
 
     @cached_property
     def mean(self) -> Interval:
-        """Mean and interval of the differences in the mean over tasks. There must be a pair."""
+        """Mean and interval of the differences, averaged over tasks. There must be at least one pair."""
         return interval([fmean(row) for row in self.differences_ST])
 
     @cached_property
@@ -277,7 +279,7 @@ class Effect:
         return bootstrap(self.differences_ST)
 
     def of_task(self, task: str) -> Interval:
-        """Mean and interval of the differences in one of the tasks."""
+        """Mean and interval of the differences on one task."""
         return interval([row[self.tasks.index(task)] for row in self.differences_ST])
 
 
@@ -296,15 +298,16 @@ def judge_hypothesis(
 def find_effect(
     better: Arm, than: Arm, planned_tasks: Collection[str] = (), planned_seeds: Collection[int] = ()
 ) -> Effect:
-    """Pair two arms, of one model per seed each, by pre-training seed.
+    """Pair two arms by pre-training seed; each has one model per seed.
 
-    planned_tasks  those whose mean is tested: a seed that lacks one is left out. Empty: the tasks that all pairs have
-    planned_seeds  those that are tested; empty: all
+    planned_tasks  the tasks whose mean is tested; a seed without all of them is excluded. Empty: the tasks that all
+                   pairs have
+    planned_seeds  the seeds that are tested; empty: all
     """
     found, unplanned = {}, []
     mine, theirs = better.by_seed, than.by_seed
     common: list[tuple[Seed, Seed]] = [(seed, seed) for seed in mine if seed in theirs and seed is not None]
-    if not common and len(mine) == len(theirs) == 1:  # arms of one model each are a pair whatever their seeds
+    if not common and len(mine) == len(theirs) == 1:  # arms with one model each are paired whatever their seeds
         common = list(zip(mine, theirs, strict=True))
     for seed, other_seed in common:
         if planned_seeds and seed not in planned_seeds:
@@ -348,9 +351,9 @@ def find_effect(
 
 
 def learned_tasks(effect: Effect) -> tuple[str, ...]:
-    """The tasks in which an arm is above the floor by more than two standard errors of their paired difference.
+    """The tasks on which an arm is above the floor by more than two standard errors of the paired difference.
 
-    effect  of the arm against the floor, with at least two pairs: one does not show how scores vary
+    effect  of the arm against the floor, with at least two pairs, since one pair does not show the variance
     """
     columns = zip(effect.tasks, zip(*effect.differences_ST, strict=True), strict=True)
     return tuple(task for task, d_S in columns if fmean(d_S) > ERRORS * stdev(d_S) / len(d_S) ** 0.5)
@@ -367,14 +370,14 @@ def _test_scores(pairs: Iterable[tuple[Model, Model]]) -> ScoreTest:
 
 
 def adjust(effects: Sequence[Effect]) -> list[float | None]:
-    """Holm's p of hypotheses that are tested together; those that cannot be tested yet count among them."""
+    """Holm's p of hypotheses that are tested together; hypotheses that cannot be tested yet are counted too."""
     p_values = [None if effect.lacks else effect.mean.p for effect in effects]
     adjusted = holm([1.0 if p is None else p for p in p_values])
     return [None if p is None else of_all for p, of_all in zip(p_values, adjusted, strict=True)]
 
 
 def blimp_effect(better: Arm, than: Arm) -> Interval | None:
-    """The difference in BLiMP accuracy of two arms, paired over seeds; None if no pair was scored alike."""
+    """The difference in BLiMP accuracy of two arms, paired over seeds; None if no pair was scored in the same way."""
     mine, theirs = better.on_blimp().by_seed, than.on_blimp().by_seed
     found = []
     for seed in mine.keys() & theirs.keys() - {None}:
@@ -392,7 +395,7 @@ class Contest(NamedTuple):
 
 
 def contest_all(arms: Iterable[Arm], tasks: Collection[str]) -> list[Contest]:
-    """Every arm with fine-tuned models against every other, both ways, where they have pairs."""
+    """Every arm with fine-tuned models against every other, in both directions, if they have pairs."""
     found = []
     for one, other in combinations([arm for arm in arms if arm.at().models], 2):
         for better, than in ((one, other), (other, one)):
@@ -403,7 +406,7 @@ def contest_all(arms: Iterable[Arm], tasks: Collection[str]) -> list[Contest]:
 
 
 class AlongTheWay(NamedTuple):
-    """Models of an arm after a share of its steps against another arm's, after the same share and finished."""
+    """An arm's models after a fraction of the steps, against another arm's after the same fraction and finished."""
 
     fraction: float
     same: Effect
@@ -411,7 +414,7 @@ class AlongTheWay(NamedTuple):
 
 
 def compare_along_the_way(better: Arm, than: Arm, tasks: Collection[str]) -> list[AlongTheWay]:
-    """The effect of every progress of an arm."""
+    """Compare two arms after each fraction of the steps at which checkpoints were fine-tuned."""
     return [
         AlongTheWay(
             fraction,
@@ -426,7 +429,7 @@ class ArmScores(NamedTuple):
     """The scores of an arm's finished models, as fractions.
 
     n       its pre-training seeds
-    scores  "mean" (of the tasks that are tested), a task, or "blimp" -> interval over the seeds that have it, or None
+    scores  "mean" (over the tested tasks), a task, or "blimp" -> interval over the seeds that have this score, or None
     """
 
     arm: str
@@ -435,9 +438,9 @@ class ArmScores(NamedTuple):
 
 
 def scores_of_arms(arms: Sequence[Arm], tasks: Collection[str]) -> list[ArmScores]:
-    """The scores of all arms on what any of them has.
+    """The scores of all arms, on every task that any of them has.
 
-    tasks  whose mean is tested
+    tasks  the tasks whose mean is tested
     """
     having = {task for arm in arms for model in arm.at().models for task in tasks_of(model)}
     blimps = [model for arm in arms for model in arm.on_blimp().models]

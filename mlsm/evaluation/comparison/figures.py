@@ -3,9 +3,9 @@
     figures = draw_page_figures(result, directory)     # name of a gallery -> figures
     panel_of_matrix(axes, cells.p, labels, p_text, 0.5, title)
 
-A figure of the page stands alone in its file and is part of the page as well, so it has no colours of its own for paper
-and ink: black and white become the page's (report.css). Not handled here: the paper's figures (paper.py), what is drawn
-(curves.py, effects.py), files (mlsm/evaluation/plots.py).
+Each figure of the page is also a file of its own. In the page, its black and white are replaced by the page's text and
+background colours (report.css). Not handled here: the paper's figures (paper.py), what is drawn (curves.py,
+effects.py), files (mlsm/evaluation/plots.py).
 """
 
 import math
@@ -31,27 +31,27 @@ if TYPE_CHECKING:
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")  # Okabe and Ito
 MARKERS = ("o", "X", "s", "D", "^", "v", "P", "*")
-_COLUMNS = 3  # of the figures with a panel per task
-_APART = 0.08  # of an axis: the least distance of two labels
+_COLUMNS = 3  # in figures with a panel per task
+_APART = 0.08  # least distance of two labels, as a fraction of the axis
 PAPER = {"color": "0.45", "linestyle": "--", "linewidth": 1, "marker": "d", "markersize": 4}
 HEADER = ("panel", "series", "x", "against", "value", "n", "source")
 STEMS = tuple(f"report-{what}-by-{axis}" for what in ("held-out-loss", "scores") for axis in AXES)
 EFFECT_STEM = "report-differences"
-_WIDTH = 0.8  # text columns, of a figure of the page
+_WIDTH = 0.8  # width of the page's figures, in text columns
 _ENDS = {"floor": (0, (1, 2)), "ceiling": (0, (5, 3))}  # dashes
 _OF_THE_PAPER = (
     "Figures 3 to 10 of the MLSM paper, by their numbers there, as far as these records allow. Below each is how its "
     "models differ."
 )
-_GREY = "#808080"  # is read on white and on black
+_GREY = "#808080"  # readable on white and on black
 
 
 @dataclass
 class Drawing:
     """A figure and, for its CSV, every number in it.
 
-    note     whose numbers these are
-    caption  whether these models differ only in what the figure is about; it is shown below the figure
+    note     says whose numbers these are
+    caption  says whether these models differ only in what the figure is about; shown below the figure
     """
 
     figure: "Figure"
@@ -62,7 +62,7 @@ class Drawing:
     def explain(self, models: Sequence[Model], studied: Collection[str], more: str = "") -> None:
         """Write the caption.
 
-        studied  names of the settings that the figure is about
+        studied  names of the settings that the figure is about;
         more     a sentence to add
         """
         self.caption = " ".join(filter(None, (differences(models).sentence(studied), more)))
@@ -78,7 +78,7 @@ class Drawing:
         against: object = "",
         source: str = "measured",
     ) -> None:
-        """One number."""
+        """Record one number for the CSV."""
         self.rows.append([panel, series, x, against, value, n, source])
 
 
@@ -88,9 +88,9 @@ def style(place: int) -> dict:
 
 
 def task_panels(count: int, height: float) -> "tuple[Figure, list[Axes], list[Axes]]":
-    """A figure for `count` panels in rows of three, each `height` inches high, without empty ones.
+    """A figure with `count` panels in rows of three, each `height` inches high, without empty panels.
 
-    Returns  (figure, the axes of these panels, the axes without another panel below)
+    Returns  (figure, the axes of these panels, the axes with no panel below them)
     """
     rows = -(-count // _COLUMNS)
     figure, axes = new_figure(width=2, rows=rows, columns=_COLUMNS)
@@ -131,7 +131,7 @@ def figure_title(figure: SuiteFigure) -> str:
 
 
 def how_many(models: Sequence[Model], figures: Sized) -> str:
-    """How complete averages over some scores are, for an axis label: n counts the suite's scores that a model has."""
+    """For an axis label: how many of the suite's scores (n) the averages are based on."""
     shown = "" if len(figures) == len(SUITE) else f"over {len(figures)} of {len(SUITE)} figures, "
     return shown + out_of([len(model.scores) for model in models], SEEDS * len(SUITE))
 
@@ -145,11 +145,11 @@ def p_text(p: float) -> str:
 def panel_of_matrix(
     axes: "Axes", cells: Matrix, labels: list[str], text: Callable[[Any], str], largest: float, title: str
 ) -> None:
-    """Numbers of row against column on a ground that is dark where the row is better.
+    """Draw a matrix of numbers, row against column; cells are dark if the row is better.
 
     cells    (M, M) rows, None if there is none
-    text     function from a number to what its cell says
-    largest  number at which the ground is white (p values) or, negative, black (counts)
+    text     function from a number to its cell's text
+    largest  number at which a cell is white (p values); if negative, minus the number at which it is black (counts)
     """
     shades = [[_shade(value, largest) for value in row] for row in cells]
     axes.imshow(shades, cmap="Blues", vmin=0, vmax=1.15)
@@ -189,8 +189,9 @@ class PageFigure(NamedTuple):
 
 
 def draw_page_figures(result: Comparison, directory: Path) -> dict[str, list[PageFigure]]:
-    """Draw the difference of the first hypothesis, losses and scores against every cost; none without matplotlib.
-    Those of the paper are drawn already (paper.py)."""
+    """Draw the difference of the first hypothesis, and losses and scores against every cost. Returns none without
+    matplotlib. The paper's figures are drawn elsewhere (paper.py).
+    """
     effects = [test.effect for test in result.tests[:1] if not test.effect.lacks]
     paper = [
         PageFigure(f"Figure {figure.figure}, {figure.shows}", _OF_THE_PAPER, list(map(Path, figure.files)))
@@ -206,7 +207,7 @@ def draw_page_figures(result: Comparison, directory: Path) -> dict[str, list[Pag
 
 
 def draw_losses(result: Comparison, directory: Path) -> list[PageFigure]:
-    """Held-out loss of the runs, as a share of a constant prediction's, against every cost that the logs tell."""
+    """Held-out loss of the runs, relative to that of a constant prediction, against every cost in the logs."""
     lines = {
         axis: [
             (course.arm, course.seed, point.steps, x, point.share)
@@ -225,7 +226,7 @@ def draw_losses(result: Comparison, directory: Path) -> list[PageFigure]:
 
 
 def draw_scores(result: Comparison, directory: Path) -> list[PageFigure]:
-    """Mean scores of checkpoints against every cost; the floor and the ceiling as lines across."""
+    """Mean scores of checkpoints against every cost; floor and ceiling are horizontal lines."""
     lines = {
         axis: [
             (score.arm, score.seed, score.spent.steps, x, score.value)
@@ -270,7 +271,7 @@ def _draw_curves(
 
 
 def _draw_lines(axes: "Axes", lines: Sequence[Line], names: Sequence[str]) -> Iterable[Sequence]:
-    """Draw every arm's mean, where all of its runs have a point, and these thinly. Returns the rows of the CSV."""
+    """Draw every arm's mean where all its runs have a point, and the runs as thin lines. Returns the CSV's rows."""
     rows: list[Sequence] = []
     for place, name in enumerate(names):
         look = style(place)
@@ -305,7 +306,7 @@ def _draw_levels(axes: "Axes", levels: Sequence[tuple[str, float]]) -> Iterable[
 
 
 def draw_effect(effect: Effect, directory: Path) -> list[PageFigure]:
-    """The difference of two arms by task and over all, with 95 % intervals and the single pairs."""
+    """The difference of two arms by task and over all, with 95 % intervals and every pair."""
     from matplotlib.ticker import MaxNLocator
 
     rows: list[Sequence] = []
@@ -340,6 +341,6 @@ def draw_effect(effect: Effect, directory: Path) -> list[PageFigure]:
 
 
 def label(name: str) -> str:
-    """A name as matplotlib shows it word for word: no mathematics, not hidden from a legend."""
+    """Escape a name, so that matplotlib shows it literally: not as mathematics, and not hidden in a legend."""
     text = printable(name, keep="").replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

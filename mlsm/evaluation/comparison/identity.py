@@ -1,17 +1,17 @@
-"""The settings of pre-training in which models differ, except those that a comparison studies and their consequences.
+"""Find the settings of pre-training in which models differ, besides those that a comparison studies.
 
     found = differences(models)
     found.settings                 # {"lr": {"0.0001": ["a", "b"], "0.001": ["c"]}}
     found.sentence({"layer"})      # "The models differ in layer and also in lr (0.0001: a, b; 0.001: c)."
 
-A record's identity (mlsm/evaluation/lineage.py) is sorted into groups of settings, and two models are compared in the
-groups that both have. What necessarily follows from the objective is therefore no difference: an mlm student has no
-layer, k or dictionary, a kd student's top-n counts tokens and not LSPs, only mtl has kappa. A key that an identity
-leaves out has its usual value. The fingerprint of a dictionary follows from the layer, k and what else it was learned
-with, and counts only between models that agree in all of that.
+A record's identity (mlsm/evaluation/lineage.py) is sorted into groups of settings, and two models are compared on the
+groups that both have. So necessary consequences of the objective are not differences: an mlm student has no layer, k or
+dictionary, a kd student's top-n counts tokens and not LSPs, and only mtl has kappa. A key missing from an identity has
+its default value. A dictionary's fingerprint follows from the layer, k and its other settings, so it counts as a
+difference only between models that agree in all of these.
 
-A model without identity, such as a stock model, is compared in the few fields that its record has. What is
-not known is called unknown, never equal. Not handled here: fine-tuning settings, which decide what is a pair
+A model without identity, such as a stock model, is compared on the few fields of its record. Unknown settings are
+reported as unknown, never as equal. Fine-tuning settings are not compared here: they decide which scores are paired
 (models.py).
 """
 
@@ -29,7 +29,7 @@ from student.objectives import OF_LSP_STORES, OVER_VOCABULARY, is_untied
 Groups = dict[str, dict[str, Any]]  # group -> name of a setting -> its value
 
 KEPT = "mass kept of targets"
-SAME_MASS = 0.01  # mean mass kept that differs by less is taken as the same
+SAME_MASS = 0.01  # smaller differences of the mean mass kept are ignored
 UNKNOWN = "unknown"
 _OF_TEACHER = ("dtype", "documents_apart", "segments")  # target settings that lsp and logits stores share
 _SKIPPED = (
@@ -43,14 +43,14 @@ _SKIPPED = (
     "derived_from",
     "dictionary_settings",
 )
-_DEFAULTS: Groups = {  # what an absent key means
+_DEFAULTS: Groups = {  # values of absent keys
     "run": UNNAMED | {"segments": False, "mask_weights": "uniform", "wordnet": None},
     "teacher": {"teacher documents_apart": False, "teacher segments": False},
     "lsp": {"solver": "cd", "dictionary atoms": "learned", "hidden": None},
     "logits": {"logits masked_passes": 0},
 }
 _NAMES = {"lam": "lambda", "seed": "run_seed"}
-_FOLLOW_FROM = {  # what need not be named where it differs only as these do
+_FOLLOW_FROM = {  # a setting is not named if it differs only along with these
     "dictionary": (
         "layer",
         "k",
@@ -62,11 +62,11 @@ _FOLLOW_FROM = {  # what need not be named where it differs only as these do
         "teacher documents_apart",
         "teacher segments",
     ),
-    "tolerance": ("solver",),  # FISTA has none
-    "mask_update_steps": ("mask_weights",),  # only adaptive ones have it
-    "mask_weight_steps": ("mask_weights",),  # only several that take turns have it
+    "tolerance": ("solver",),  # FISTA has no tolerance
+    "mask_update_steps": ("mask_weights",),  # only adaptive masks have it
+    "mask_weight_steps": ("mask_weights",),  # only alternating tables have it
     "wordnet": ("objective",),  # only supersense has it
-    "short_share": ("short_windows",),  # only runs that begin with pieces of windows have it
+    "short_share": ("short_windows",),  # only runs that start with pieces of windows have it
 }
 
 
@@ -87,8 +87,9 @@ class Differences:
     """What differs between some models.
 
     settings   for the settings that differ: name -> {value as text: labels of the models that have it}
-    unknown    labels of the models whose settings are not recorded as a whole
-    own_masks  labels of the models whose masks followed their own loss: with no other model do they share masked tokens
+    unknown    labels of the models whose settings are not all recorded
+    own_masks  labels of the models whose masks followed their own loss; they share their masked tokens with no other
+               model
     """
 
     settings: dict[str, dict[str, list[str]]]
@@ -100,7 +101,7 @@ class Differences:
         return [name for name in self.settings if name not in studied]
 
     def sentence(self, studied: Collection[str]) -> str:
-        """Whether the models differ in what is studied alone, for a caption."""
+        """A sentence for a caption: whether the models differ only in the studied settings."""
         found = [name for name in sorted(studied) if name in self.settings]
         what, said = " and ".join(found or sorted(studied)), []
         if others := self.beyond(studied):
@@ -119,7 +120,7 @@ class Differences:
 
     @property
     def on_masks(self) -> list[str]:
-        """A sentence where masks followed a model, otherwise nothing."""
+        """A sentence if masks followed a model's loss, otherwise nothing."""
         if not self.own_masks:
             return []
         return [
@@ -137,7 +138,8 @@ def differences(models: Sequence[HasOrigin]) -> Differences:
     """What differs between some models."""
     sorted_settings = {model.label: groups(model.facts) for model in models}
     known = {model.label: model.facts["identity"] is not None for model in models}
-    # What these do not have they are known to lack; of an untrained student nothing but its weights' origin counts.
+    # Settings that these models do not have are known to be absent. For an untrained student only the origin of its
+    # weights matters.
     lacks = {model.label for model in models if known[model.label] and model.facts["objective"] != UNTRAINED}
     found: dict[str, dict[str, list[str]]] = {}
     for group in dict.fromkeys(group for of_model in sorted_settings.values() for group in of_model):
@@ -161,8 +163,8 @@ def differences(models: Sequence[HasOrigin]) -> Differences:
 
 
 def _follows(by_text, causes):
-    """Whether models that agree in all causes agree in a setting, too. All are given as {value as text: labels}."""
-    found: dict[tuple[str, ...], set[str]] = {}  # what the causes are -> values of the setting
+    """Whether models that agree in all causes also agree in a setting. Arguments are {value as text: labels}."""
+    found: dict[tuple[str, ...], set[str]] = {}  # values of the causes -> values of the setting
     for value, labels in by_text.items():
         for label in labels:
             of_causes = tuple(cause for values in causes for cause, having in values.items() if label in having)
@@ -171,7 +173,7 @@ def _follows(by_text, causes):
 
 
 def groups(facts: dict) -> Groups:
-    """The settings of a model's pre-training: {group: {name: value}}; of a model of unknown origin none."""
+    """The settings of a model's pre-training: {group: {name: value}}; empty if the model's origin is unknown."""
     identity, objective = facts["identity"], facts["objective"]
     if identity is None:
         return _of_record(facts) if objective else {}
@@ -181,13 +183,13 @@ def groups(facts: dict) -> Groups:
         "run": _DEFAULTS["run"] | run | {"objective": objective, "step": facts["step"]},
         "text": {"plan": identity["plan"]} | {f"window {name}": v for name, v in identity["windowing"].items()},
     }
-    if others := identity.get("other_targets"):  # of a student of several stores; those below are of the first one
+    if others := identity.get("other_targets"):  # a student of several stores; below are settings of the first
         named = {"teacher_name": "teacher", "layer": "layer", "k": "k", "lam": "lambda", "target": "target"}
         found["run"]["other_targets"] = [
             ", ".join(f"{name} {text(other[key])}" for key, name in named.items() if other.get(key) is not None)
             for other in others
         ]
-    if objective == UNTRAINED:  # its weights follow from these alone
+    if objective == UNTRAINED:  # its weights depend only on these
         kept = {"objective", "step", "encoder", "run_seed", *found["text"]} - {"plan"}
         found = {group: {name: values[name] for name in values if name in kept} for group, values in found.items()}
     if objective == "mtl" or settings.get("kappa"):
@@ -230,7 +232,7 @@ def _of_targets(objective: str | None, target: dict, tail: dict | None) -> Group
 
 
 def _add_mass(found: dict[str, dict[str, list[str]]], values: dict[str, Any], models: Sequence[HasOrigin]) -> None:
-    """Name the mean mass kept where it differs, or where it is not known and the targets are not the same."""
+    """Add the mean mass kept if it differs, or if it is unknown and the targets differ."""
     identities = [model.facts["identity"] for model in models if model.label in values]
     targets = {identity["target"] for identity in identities if identity}
     numbers = [value for value in values.values() if isinstance(value, float | int)]
@@ -246,7 +248,7 @@ def _by_text(values: dict[str, Any]) -> dict[str, list[str]]:
     texts: dict[str, list[str]] = {}
     for label, value in values.items():
         texts.setdefault(text(value), []).append(label)
-    if len(texts) == 1 and len({_canonical(value) for value in values.values()}) > 1:  # fingerprints cut too short
+    if len(texts) == 1 and len({_canonical(value) for value in values.values()}) > 1:  # equal only when shortened
         texts = {}
         for label, value in values.items():
             texts.setdefault(str(value), []).append(label)
@@ -254,7 +256,7 @@ def _by_text(values: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def text(value: object) -> str:
-    """A setting's value for people: fingerprints by their first eight digits."""
+    """A setting's value as text: fingerprints by their first eight digits."""
     if value is None:
         return "not set"
     if isinstance(value, str):

@@ -1,9 +1,9 @@
-"""How interpretable the LSPs of models are, from intruder tests of the stores that they learned from.
+"""How interpretable the LSPs of models are, from intruder tests on the stores that the models learned from.
 
     judged = read_judgements([Path("judged.json")])
     judged.aucs["0f1e..."]          # by the fingerprint of a store's target
 
-A file is what `show-lsp --intruders --json` printed. Not handled here: the test
+Each file is the output of `show-lsp --intruders --json`. Not handled here: the test
 (mlsm/evaluation/inspection/lsps/intruders.py), which store a model learned from (its record's identity).
 """
 
@@ -24,7 +24,7 @@ class Judgements(NamedTuple):
     """The results of one judge.
 
     judge  its name
-    aucs   target of a store -> mean AUC over its LSPs, None if none of them could be judged
+    aucs   a store's target -> mean AUC over its LSPs, None if none of them could be judged
     """
 
     judge: str
@@ -34,7 +34,7 @@ class Judgements(NamedTuple):
 def read_judgements(paths: Iterable[Path]) -> Judgements:
     """The judgements in some files.
 
-    Raises  ComparisonError if a file holds none, or their figures do not compare
+    Raises  ComparisonError if a file has no judgements, or they are not comparable
     """
     aucs: dict[str, float | None] = {}
     before: tuple | None = None

@@ -1,14 +1,14 @@
-"""Models and their scores, from the records of evaluations: who is compared, on what, and which scores are pairs.
+"""Models and their scores, from evaluation records, and which scores of two models can be paired.
 
     models = models_of(records.read(paths))
     trainings, left_out = match_trainings(models[0], models[1])
 
-A model is a digest of weights: a run's export and its last checkpoint are one. Two scores are a pair when they are of
-one task, metric and seed, and head, data and settings of fine-tuning agree; nothing else is paired, and what was
-evaluated twice but does not agree is named. Not handled here: in which settings of pre-training models differ
+A model is identified by the hash of its weights: a run's export and its last checkpoint are one model. Two scores are
+paired if they have the same task, metric and seed, and their head, data and fine-tuning settings agree. Runs of the
+same task and seed that do not agree are reported. Not handled here: in which settings of pre-training models differ
 (identity.py), which of them are checkpoints or seeds of one arm (arms.py), tests (effects.py).
 
-A training is (task, seed); a figure of the suite is (task, metric), 14 in all; a score is (task, metric, seed).
+A training is (task, seed). A figure of the suite is (task, metric); there are 14. A score is (task, metric, seed).
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -23,7 +23,7 @@ from mlsm.evaluation.lineage import WITHOUT_TARGETS
 from mlsm.evaluation.records import FROZEN, METRICS, path_of
 from student import objectives
 
-SEEDS = 5  # the paper's trainings of a task
+SEEDS = 5  # the paper's fine-tuning runs per task
 SUITE = tuple((task, metric) for task, metrics in METRICS.items() for metric in metrics)
 PARADIGMS = 67
 TITLES = {
@@ -47,13 +47,14 @@ ScoreKey = tuple[str, str, int]  # task, metric, seed
 
 @dataclass
 class Model:
-    """One model: what its records say about it, and the records by (task, seed); scores are read once all are in.
+    """One model: what its records say about it, and the records by (task, seed); scores are read after all records are
+    added.
 
-    label  its name, with digits of its weights where two models share the name
+    label  its name, with digits of its weights' hash if two models share the name
     facts  of the pre-training (FACTS, dictionary, and its whole identity, None if unknown), and step, fraction,
            flops, path, weights
-    frozen records of `finetune --frozen` by task, which never pair with those of fine-tuning
-    blimp  of its BLiMP records, one for each way of scoring, the one that most models of the comparison have
+    frozen records of `finetune --frozen` by task, which are never paired with those of fine-tuning
+    blimp  its BLiMP record with the settings that most models of the comparison have
     """
 
     label: str
@@ -74,7 +75,7 @@ class Model:
 
     @cached_property
     def figures(self) -> dict[SuiteFigure, float]:
-        """(task, metric) -> mean over the seeds there are, in the suite's order."""
+        """(task, metric) -> mean over the available seeds, in the suite's order."""
         scores = self.scores
         by_figure = {
             figure: [value for (task, metric, _), value in scores.items() if (task, metric) == figure]
@@ -89,7 +90,7 @@ class Model:
 
     @property
     def failed(self) -> dict[Training, str]:
-        """(task, seed) -> why, of the trainings that diverged or collapsed. Their scores count like any other."""
+        """(task, seed) -> reason, for fine-tuning runs that diverged or collapsed. Their scores are included."""
         return {
             key: f"{how}: {record[how]}"
             for key, record in self.trainings.items()
@@ -99,14 +100,14 @@ class Model:
 
     @property
     def kept(self) -> float | None:
-        """Mean probability mass that top-n kept of the targets, a fraction; None if unknown or without targets."""
+        """Mean probability mass of the targets that top-n kept, a fraction; None if unknown or without targets."""
         identity = self.facts["identity"] or {}
         tail = identity.get("tail") if self.facts["objective"] not in WITHOUT_TARGETS else None
         return tail["mass_kept"] if tail else None
 
     @property
     def target(self) -> str | None:
-        """The target of the store whose LSPs it learned, of several the first; None if unknown or without LSPs."""
+        """The target of the store whose LSPs it learned (the first of several); None if unknown or without LSPs."""
         learned = self.facts["identity"] and self.facts["objective"] not in WITHOUT_TARGETS
         return self.facts["identity"]["target"] if learned else None
 
@@ -118,14 +119,14 @@ class Model:
 
 
 def out_of(counts: Collection[int], full: int) -> str:
-    """How complete something is, for people: its counts, and the number in the paper."""
+    """Write how complete something is: its counts, and the number in the paper."""
     least, most = min(counts, default=0), max(counts, default=0)
     n = f"n = {most}" if least == most else f"n = {least} to {most}"
     return f"{n} (paper: {full})" if most > full else f"{n} of {full}"
 
 
 def average(model: Model, figures: Collection[SuiteFigure] | None = None) -> float:
-    """Unweighted mean over figures of the suite, each the mean over its seeds: all that the model has, or these.
+    """Unweighted mean over the suite's figures, each a mean over seeds: over these, or over all that the model has.
 
     Raises  StatisticsError if there are none
     """
@@ -134,7 +135,7 @@ def average(model: Model, figures: Collection[SuiteFigure] | None = None) -> flo
 
 
 def tasks_of(model: Model) -> set[str]:
-    """The fine-tuning tasks that a model has scores of."""
+    """The fine-tuning tasks for which a model has scores."""
     return {task for task, _ in model.figures}
 
 
@@ -149,27 +150,27 @@ def mean_score(model: Model, tasks: Iterable[str]) -> float:
 
 
 def common_figures(models: Sequence[Model]) -> list[SuiteFigure]:
-    """The figures of the suite that every one of some models has: only over these are averages comparable."""
+    """The suite's figures that all these models have; only averages over these are comparable."""
     return [figure for figure in SUITE if all(figure in model.figures for model in models)]
 
 
 def blimp_average(model: Model, paradigms: Collection[str] | None = None) -> float:
-    """Unweighted mean accuracy over paradigms: all that the model has, or these."""
+    """Unweighted mean accuracy over these paradigms, or over all that the model has."""
     values = model.accuracies
     return fmean(values[name] for name in (values if paradigms is None else paradigms))
 
 
 def common_paradigms(models: Sequence[Model]) -> list[str]:
-    """Names of the paradigms that every one of some models was scored on."""
+    """Names of the paradigms on which all these models were scored."""
     return sorted(set.intersection(*(set(model.accuracies) for model in models)))
 
 
 def models_of(records: Iterable[dict]) -> tuple[list[Model], list[str]]:
     """Group records by model, in the order of `sort_key`.
 
-    Returns  (models, notes): a note is a sentence on what was read twice
-    Raises   ComparisonError if two records of one model contradict each other, or some are of development sets and
-             others of test sets or of a tenth of train
+    Returns  (models, notes): a note is a sentence on records that were read twice
+    Raises   ComparisonError if two records of one model contradict each other, or some were scored on development sets
+             and others on test sets or a tenth of train
     """
     models: dict[str, Model] = {}
     notes: list[str] = []
@@ -191,7 +192,7 @@ def models_of(records: Iterable[dict]) -> tuple[list[Model], list[str]]:
 
 
 def _require_one_split(splits, record):
-    """Raise ComparisonError at the first fine-tuning whose figures are of other examples than those before it."""
+    """Raise ComparisonError at the first fine-tuning record that was scored on another split than those before it."""
     if record["suite"] != "finetune":
         return
     splits.setdefault(record["settings"].get("split", "validation"), record)
@@ -211,7 +212,7 @@ def _facts(record):
 
 
 def _require_same_facts(model, facts):
-    if model.cost is None:  # elsewhere the teacher may have been available
+    if model.cost is None:  # on another machine the teacher may have been available
         model.facts["flops"] = facts["flops"]
     for name, value in facts.items():
         if name not in ("path", "flops", "identity") and value != model.facts[name]:
@@ -243,7 +244,7 @@ def _add(model, record):
 
 
 def sort_key(model: Model) -> tuple:
-    """The order of models: by objective and what it learns from, then by step and name."""
+    """The order of models: by objective and its targets, then by step and name."""
     facts = model.facts
     known = [name for name in OBJECTIVES if name == facts["objective"]]
     rank = list(OBJECTIVES).index(known[0]) if known else len(OBJECTIVES)
@@ -263,7 +264,7 @@ def _choose_blimp(models):
 
 
 def match_trainings(model: Model, other: Model) -> tuple[list[Training], dict[str, list[Training]]]:
-    """The trainings of two models that are pairs.
+    """The fine-tuning runs of two models that can be paired.
 
     Returns  (sorted (task, seed) of the pairs, {why: (task, seed) of those that both have but that do not agree})
     """
@@ -282,7 +283,7 @@ def match_trainings(model: Model, other: Model) -> tuple[list[Training], dict[st
 
 
 def _find_disagreements(record, other):
-    """Why two records of one task and seed are no pair; empty if they are."""
+    """Why two records of one task and seed cannot be paired; empty if they can."""
     reasons = []
     if record["head"] != other["head"]:
         reasons.append("heads differ")
@@ -296,7 +297,7 @@ def _find_disagreements(record, other):
 
 
 def _describe_setting(name, record, other):
-    """A setting that two records do not agree on, for people."""
+    """Describe a setting that two records do not agree on."""
     values = [found["settings"].get(name, "not recorded") for found in (record, other)]
     return f"{name}: {text(values[0])} and {text(values[1])}"
 
@@ -307,7 +308,7 @@ def _content(data):
 
 
 def scored_alike(models: Iterable[Model]) -> tuple[list[Model], dict[str, str]]:
-    """The models with BLiMP records of the same data and settings: the largest such set, for others do not compare.
+    """The largest set of models whose BLiMP records have the same data and settings; others are not comparable.
 
     Returns  (models, {label of one left out: why})
     """
@@ -339,7 +340,7 @@ def frozen_alike(models: Sequence[Model]) -> tuple[dict[str, list[Model]], list[
 
 
 def checkpoint_name(model: Model) -> str:
-    """A checkpoint's name for people: a fraction of the run's steps, a step, or final."""
+    """A checkpoint's name in tables: a fraction of the run's steps, a step, or final."""
     fraction, step = model.facts["fraction"], model.facts["step"]
     if fraction is not None:
         return f"{100 * fraction:.4g}%"

@@ -2,9 +2,9 @@
 
     page = write_page(result, tables_of(result, directory), draw_page_figures(result, directory), directory)
 
-It opens from disk and needs no network, no script and no other file: figures and style are part of it. It contains
-neither time nor machine, so equal records give equal bytes. Names may contain anything: Jinja2 escapes all of them.
-Not handled here: sentences (conclusion.py), tables (tables.py) and figures (figures.py).
+The page opens from disk and needs no network, no script and no other file: figures and styles are embedded. It contains
+no date and no machine name, so equal records produce identical bytes. Names may contain anything: Jinja2 escapes all of
+them. Not handled here: sentences (conclusion.py), tables (tables.py) and figures (figures.py).
 """
 
 import os
@@ -52,7 +52,7 @@ def write_page(
 
 
 def _notes(result: Comparison) -> list[tuple[str, list[str]]]:
-    """What a reader must know about the records: (title, sentences), none empty."""
+    """Notes for the reader about the records: (title, sentences), without empty ones."""
     arms, study = result.arms, result.study
     failed = [
         f"{model.label}: {task}, seed {seed}: {why}"
@@ -93,7 +93,7 @@ def _lsp_pages(directory: Path, study: StudyFacts | None) -> list[Path]:
     places = [*(study.lsp_pages if study else ()), *(path.parent for path in beside)]
     if not places:
         return []
-    from mlsm.evaluation.inspection.lsps.pages import is_view  # which imports what reads stores
+    from mlsm.evaluation.inspection.lsps.pages import is_view  # here, because it imports the code that reads stores
 
     return list({place.absolute(): place / "index.html" for place in places if is_view(place)}.values())
 
@@ -129,13 +129,13 @@ def _render(**content: Any) -> str:
     return pages.get_template("report.html").render(
         **content,
         style=Markup("\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)),
-        inline=lambda figure: Markup(inline_svg(figure.files[0], figure.title)),  # which ElementTree has escaped
+        inline=lambda figure: Markup(inline_svg(figure.files[0], figure.title)),  # ElementTree has escaped it
         shown=lambda text: printable(text, keep=""),
     )
 
 
 def inline_svg(path: Path, title: str) -> str:
-    """An SVG file as an element of a page: with a label, no metadata, and ids that no other figure has."""
+    """An SVG file as an element of a page: with a label, without metadata, and with ids unique to this figure."""
     for prefix, name in (("", _SVG), ("xlink", "http://www.w3.org/1999/xlink")):
         ElementTree.register_namespace(prefix, name)
     root = ElementTree.fromstring(path.read_bytes())

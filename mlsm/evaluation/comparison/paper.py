@@ -1,11 +1,11 @@
-"""Figures 3 to 10 of the MLSM paper from your own records: what each shows and needs; none is drawn empty.
+"""Draw figures 3 to 10 of the MLSM paper from your own records.
 
     drawn = draw_paper_figures(result, settings, progress)
 
-Of one quantity varied while all else stays: layer (3, 4), number of LSPs (5), weight of MLM (8). Of checkpoints:
-averages and tasks over steps (6, 10), paired scores (7), BLiMP over its cost (9). A figure whose records are missing is
-listed with what it needs. The paper's published numbers (published.py) are drawn next to one's own on request. Not
-handled here: the paper's figures 1, 2 and 11, which show no scores.
+Some figures vary one setting: layer (3, 4), number of LSPs (5), weight of MLM (8). Others compare checkpoints: averages
+and tasks over steps (6, 10), paired scores (7), BLiMP over its cost (9). A figure whose records are missing is not
+drawn but listed with what it needs. On request, the paper's published numbers (published.py) are drawn next to your
+own. Not handled here: the paper's figures 1, 2 and 11, which show no scores.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 _NAMES = {"layer": "layer of the teacher", "k": "number of LSPs, k", "kappa": "weight of MLM relative to MLSM, κ"}
 _STUDIED = {"objective", "step"}  # by the figures of checkpoints
-_RIVALS = ("mlm", "kd")  # of MLSM in figure 7
+_RIVALS = ("mlm", "kd")  # compared with MLSM in figure 7
 
 
 # -- one quantity varied ------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def word_senses(models: Sequence[Model], settings: CompareConfig) -> Drawing:
 
 
 def _name_left_out(models: Sequence[Model], arm: Arm, fact: str) -> str:
-    """A sentence on the models that would be in a figure if their other settings agreed with those that are."""
+    """A sentence on the models that a figure omits only because some other setting differs."""
     named = [
         f"{model.label} ({', '.join(differences([arm.models[0], model]).beyond(VARIED[fact])) or 'unknown'})"
         for model in roughly_alike(models, arm, fact)
@@ -150,7 +150,7 @@ def _values(arm: Arm, fact: str) -> list[float]:
 
 
 def draw_averages(drawing: Drawing, axes: "Axes", arm: Arm, fact: str, figures: Sequence[SuiteFigure]) -> None:
-    """Plot the average over figures against the varied setting, with the single seeds next to it."""
+    """Plot the average over scores against the varied setting, with a marker for each seed."""
     values = _values(arm, fact)
     for value, model in zip(values, arm.models, strict=True):
         for seed, mean in _by_seed(model, figures).items():
@@ -164,7 +164,7 @@ def draw_averages(drawing: Drawing, axes: "Axes", arm: Arm, fact: str, figures: 
 
 
 def _by_seed(model, figures):
-    """seed -> average over figures, for the seeds that have them all."""
+    """seed -> average over the suite's figures, for the seeds that have them all."""
     scores = model.scores
     seeds = sorted({seed for _, _, seed in scores})
     whole = [seed for seed in seeds if all((*figure, seed) in scores for figure in figures)]
@@ -188,7 +188,7 @@ def _draw_matrices(drawing: Drawing, axes: "Sequence[Axes]", cells: Matrices, va
 
 
 def f1_by_layer(path: Path, k: int) -> dict[int, float]:
-    """{layer: word-sense F1 on ALL} of a choose-layer result at this k. Raises WsdDataError if it is none."""
+    """{layer: word-sense F1 on ALL} of a choose-layer result at this k. Raises WsdDataError for any other file."""
     return {layer: f1 for (layer, of_k), f1 in read_result(path).f1.items() if of_k == k}
 
 
@@ -202,8 +202,9 @@ def _require_teacher(path: Path, models: Sequence[Model]) -> None:
 
 
 def correlations(x: Sequence[float], y: Sequence[float]) -> dict[str, tuple[float, float]]:
-    """Spearman and Pearson with p values; of the values, and of the values rounded to 0.1 per cent, as the paper's
-    Spearman needs ties. None of a list that is constant."""
+    """Spearman and Pearson correlation with p values, of the values and of the values rounded to 0.1 per cent, because
+    the paper's Spearman value implies ties. Empty if a list is constant.
+    """
     from scipy import stats
 
     rounded = [[round(100 * value, 1) for value in values] for values in (x, y)]
@@ -263,7 +264,7 @@ def _write_correlations(
 
 
 def averages_and_tasks(models: Sequence[Model], settings: CompareConfig) -> Drawing:
-    """Figure 6: of the encoder with the most pre-trainings, the paper's DeBERTa before any other."""
+    """Figure 6: for the encoder with the most pre-training runs, preferably the paper's DeBERTa."""
     arms = _checkpoints(models)[0]
     drawn = [model for arm in arms for model in arm.models]
     shown = [suite_figure for suite_figure in SUITE if any(suite_figure in model.figures for model in drawn)]
@@ -296,7 +297,7 @@ def averages_of_another_encoder(models: Sequence[Model], _: CompareConfig) -> Dr
 
 
 def _checkpoints(models: Sequence[Model]) -> list[list[Arm]]:
-    """Per encoder, the pre-trainings of which two steps or more were fine-tuned."""
+    """For each encoder, the pre-training runs with at least two fine-tuned steps."""
     by_encoder: dict[str, list[Model]] = {}
     for arm in sort_into_arms([model for model in models if model.trainings], CHECKPOINTS):
         if len({model.facts["step"] for model in arm.models} - {None}) > 1:
@@ -311,7 +312,7 @@ def _checkpoints(models: Sequence[Model]) -> list[list[Arm]]:
 
 
 def _is_papers(encoder: str | None) -> bool:
-    """Whether an encoder is of the paper's family, which comes before others."""
+    """Whether an encoder is of the paper's family, which is preferred."""
     return (encoder or "").startswith("deberta")
 
 
@@ -352,7 +353,7 @@ def _draw_task(drawing: Drawing, axes: "Axes", arms: Sequence[Arm], suite_figure
 
 
 def _draw_published(drawing, panels, shown):
-    """The paper's finished MLSM (layer 10, k = 3,072) as a line across each panel: its curves are not published."""
+    """Draw the paper's finished MLSM (layer 10, k = 3,072) as a horizontal line; its curves are not published."""
     levels = [published.printed_averages(1)[10], *(published.scores(1)[10][suite_figure] for suite_figure in shown)]
     names = ["average", *(" ".join(suite_figure) for suite_figure in shown)]
     for panel, level, name in zip(panels, levels, names, strict=True):
@@ -423,7 +424,7 @@ def _draw_pairs(drawing, axes, pairs, suite_figure, looks):
 
 
 def _fit_square(axes, values):
-    """Equal limits on both axes, so that the diagonal is one."""
+    """Set equal limits on both axes, so that the diagonal shows equal scores."""
     axes.axline((values[0], values[0]), slope=1, color="0.4", linestyle="--", linewidth=1, zorder=0)
     margin = max(0.005, 0.08 * (max(values) - min(values)))
     limits = min(values) - margin, max(values) + margin
@@ -461,7 +462,7 @@ def _write_legend(figure, axes, pairs, looks):
 
 
 def blimp_over_cost(models: Sequence[Model], settings: CompareConfig) -> Drawing:
-    """Figure 9: BLiMP against the operations spent on pre-training and teacher; mlsm models are scored with a probe."""
+    """Figure 9: BLiMP accuracy against operations of pre-training and teacher; mlsm models are scored with a probe."""
     scored, left_out = scored_alike(models)
     costs = {model.label: model.cost for model in scored if model.cost is not None}
     models = [model for model in scored if model.label in costs]
@@ -504,7 +505,7 @@ def _finish_costs(settings, drawing, axes, paradigms):
 
 # -- all of them ------------------------------------------------------------------------------------------
 
-FIGURES = {  # number -> name of its files, what it shows, what draws it
+FIGURES = {  # number -> name of its files, title, function
     3: ("layers", "fine-tuning by layer of the teacher, with its matrices", layers),
     4: ("word-senses", "fine-tuning by word-sense F1 of the layer", word_senses),
     5: ("lsps", "fine-tuning by number of LSPs, with its matrices", numbers_of_lsps),
@@ -517,7 +518,7 @@ FIGURES = {  # number -> name of its files, what it shows, what draws it
 
 
 def draw_paper_figures(result: Comparison, settings: CompareConfig, progress: Callable[..., None]) -> list[PaperFigure]:
-    """Draw what the records allow; files of figures that they do not allow (any more) are removed."""
+    """Draw the figures for which there are records; remove old files of the other figures."""
     found = []
     for place, (number, (name, shows, draw)) in enumerate(FIGURES.items()):
         progress("figures", place, len(FIGURES), unit="figures")

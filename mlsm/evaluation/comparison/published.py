@@ -1,15 +1,15 @@
 """The numbers published in the MLSM paper, to be drawn next to your own.
 
-published.csv holds tables 1 (layers of the teacher), 2 (k), 4 (weight κ of MLM beside MLSM): mean scores of each of the
-fourteen figures and their average, and the totals of table 3 (floating-point operations per batch). From "Hitchhikers'
-Guide to Masked Latent Semantic Modeling". Not handled here: what is published as drawings only (BLiMP, single
-trainings, intermediate checkpoints, p values).
+published.csv has tables 1 (layers of the teacher), 2 (k) and 4 (weight κ of MLM next to MLSM), with the fourteen mean
+scores and their average, and the totals of table 3 (floating-point operations per batch). From "Hitchhikers' Guide to
+Masked Latent Semantic Modeling". Not handled here: results that are published only as drawings (BLiMP, single runs,
+intermediate checkpoints, p values).
 """
 
 import csv
 from importlib.resources import files
 
-UPDATES = 100_000  # of a pre-training in the paper
+UPDATES = 100_000  # of a pre-training run in the paper
 BATCHES_PER_UPDATE = 8  # 1,024 windows of 128 tokens per update, 128 x 128 tokens per batch of table 3
 WORD_SENSE_CORRELATION = {"spearman": 0.946, "pearson": 0.908}  # section 4.2.1, 8 layers
 
@@ -20,7 +20,7 @@ def _rows(table):
 
 
 def scores(table: int) -> dict[float, dict[tuple[str, str], float]]:
-    """{what was varied: {(task, metric): score}} of table 1, 2 or 4, without its averages."""
+    """{value of the varied setting: {(task, metric): score}} of table 1, 2 or 4, without its averages."""
     found: dict[float, dict[tuple[str, str], float]] = {}
     for row in _rows(table):
         if row["task"] != "average":
@@ -29,7 +29,7 @@ def scores(table: int) -> dict[float, dict[tuple[str, str], float]]:
 
 
 def printed_averages(table: int) -> dict[float, float]:
-    """{what was varied: average} as printed in table 1, 2 or 4."""
+    """{value of the varied setting: average} as printed in table 1, 2 or 4."""
     return {float(row["value"]): float(row["score"]) for row in _rows(table) if row["task"] == "average"}
 
 

@@ -1,11 +1,11 @@
-"""What `compare` returns: all that its page, tables, figures, terminal view and --json are made of.
+"""The result of `compare`, from which its page, tables, figures, terminal view and --json are made.
 
     result = compare(settings, progress)
     result.tests[0].conclusion.sentence
     result.as_report()["significance"]["scores"]["p"][0][1]     # the dict that --json prints
 
-Scores are fractions, and so are their differences. Not handled here: how each figure is found (models.py, effects.py),
-what it looks like (tables.py, figures.py, paper.py, page.py, mlsm/terminal/comparison.py).
+Scores are fractions, and so are their differences. Not handled here: how the numbers are computed (models.py,
+effects.py) and shown (tables.py, figures.py, paper.py, page.py, mlsm/terminal/comparison.py).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -41,7 +41,7 @@ class FigureMean(NamedTuple):
     """A model's mean of one figure of the suite over its fine-tuning seeds.
 
     sd      None with one seed
-    failed  how many of its trainings of this task diverged or collapsed; they count
+    failed  how many of its fine-tuning runs on this task diverged or collapsed; their scores are included
     """
 
     task: str
@@ -53,9 +53,10 @@ class FigureMean(NamedTuple):
 
 
 class BlimpMean(NamedTuple):
-    """A model's mean BLiMP accuracy: over its paradigms, and over those that all models have that were scored alike.
+    """A model's mean BLiMP accuracy: over its own paradigms, and over those common to all models that were scored in
+    the same way.
 
-    pairs, ties  of sentences
+    pairs, ties  numbers of sentence pairs
     """
 
     average: float
@@ -70,9 +71,9 @@ class BlimpMean(NamedTuple):
 class Summary:
     """One model.
 
-    average         over the figures of the suite that it has; None without any
-    common_average  over those that all fine-tuned models have: only these compare; None if there are none
-    intruder_auc    of the LSPs of the store that it learned from; None if it was not judged
+    average         over the suite's figures that it has; None if it has none
+    common_average  over the figures that all fine-tuned models have, so these are comparable; None if there are none
+    intruder_auc    AUC of the LSPs of the store that it learned from; None if the store was not judged
     """
 
     model: Model
@@ -94,7 +95,7 @@ class Summary:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """All of it by the names that tables and --json have."""
+        """All fields by their names in tables and --json."""
         return {
             "model": self.label,
             **self.model.facts,
@@ -111,7 +112,7 @@ class Summary:
 
 
 class FrozenScore(NamedTuple):
-    """A figure of a frozen encoder. n: the examples that it is measured on."""
+    """One score of a frozen encoder. n: number of examples."""
 
     model: str
     task: str
@@ -123,7 +124,7 @@ class FrozenScore(NamedTuple):
 class PairDifferences(NamedTuple):
     """The settings of pre-training in which two models differ.
 
-    unknown  whether not all settings of both are recorded
+    unknown  whether some settings of either are not recorded
     alone    whether at most one thing differs and nothing is unknown
     """
 
@@ -135,7 +136,7 @@ class PairDifferences(NamedTuple):
 
 
 class PaperFigure(NamedTuple):
-    """One of the paper's figures from these records.
+    """One of the paper's figures, drawn from these records.
 
     figure   its number in the paper
     models   whose numbers it shows; caption, whether they differ only in what the figure is about. None if not drawn
@@ -154,7 +155,7 @@ class PaperFigure(NamedTuple):
 class Comparison:
     """The comparison of some records. Lists of models are in the order of `summaries`.
 
-    Of single models, from all records:
+    The first fields are about single models, from all records:
     """
 
     records: int
@@ -164,31 +165,31 @@ class Comparison:
     compared: Sequence[str]
     """the fine-tuned models, M: the rows and columns of the matrices"""
     significance: Mapping[str, Matrices]
-    """by the name of a level of `effects.LEVELS`; (M, M) each"""
+    """by name of a level in `effects.LEVELS`; (M, M) each"""
     win_rates: Sequence[WinRate]
     frozen: Sequence[FrozenScore]
     blimp: Sequence[BlimpPair]
     differences: Differences
-    """in what the models differ"""
+    """the settings in which the models differ"""
     pairs: Sequence[PairDifferences]
-    """in what every two of them do"""
+    """the same for every pair of models"""
     left_out: Sequence[LeftOut]
     notes: Sequence[str]
 
-    # Of arms:
+    # The next fields are about arms:
     study: StudyFacts | None
-    """with the tasks that it tests; None if nothing was planned"""
+    """the study with the tasks that it tests; None if nothing was planned"""
     arms: Arms
     tasks: Sequence[str]
-    """whose mean is compared"""
+    """tasks whose mean is compared"""
     tests: Sequence[Test]
-    """of the hypotheses, the primary one first; empty if no two arms are obvious to compare"""
+    """tests of the hypotheses, the primary one first; empty if there is no obvious pair of arms"""
     scores: Sequence[ArmScores]
     contests: Sequence[Contest]
     arms_differ: Differences
-    """in what the arms do, by their names"""
+    """the settings in which the arms differ, by the arms' names"""
     rivals: Sequence[Arm]
-    """the two whole arms of the first hypothesis; empty if there are no records of both"""
+    """the two arms of the first hypothesis; empty if one has no records"""
     along_the_way: Sequence[AlongTheWay]
     """effects between the checkpoints of these two arms"""
     courses: Sequence[Course]
@@ -197,12 +198,12 @@ class Comparison:
     """mean scores of checkpoints"""
     notes_on_tasks: Sequence[str]
 
-    # Of what was written:
+    # The last fields are about the files:
     tables: Sequence[str] = ()
     """CSV files of single models"""
     figures: Sequence[PaperFigure] = ()
     report: str = ""
-    """the page that shows all of it"""
+    """the page with all results"""
 
     @property
     def models(self) -> list[Model]:
@@ -211,11 +212,11 @@ class Comparison:
 
     @property
     def conclusion(self) -> list[str]:
-        """The sentence on the first hypothesis and the further ones; empty if no two arms are compared."""
+        """The sentences on the first hypothesis; empty if no two arms are compared."""
         return [said for test in self.tests[:1] for said in (test.conclusion.sentence, *test.conclusion.beside)]
 
     def as_report(self) -> dict[str, Any]:
-        """The dict that --json prints: what is of single models, the files, and the conclusion on the arms."""
+        """The dict that --json prints: results of single models, the files, and the conclusion on the arms."""
         return {
             "records": self.records,
             "models": [summary.fields for summary in self.summaries],
@@ -245,7 +246,7 @@ def summarise_model(
 ) -> Summary:
     """One model for the result.
 
-    figures, paradigms  those that all models have: averages over these can be compared
+    figures, paradigms  those that all models have, so that averages are comparable
     aucs                intruder AUC by target of a store
     """
     by_figure: dict[SuiteFigure, list[float]] = {figure: [] for figure in model.figures}
@@ -280,7 +281,7 @@ def _summarise_blimp(model: Model, paradigms: Collection[str]) -> BlimpMean | No
 
 
 def pairs_of(models: Sequence[Model]) -> list[PairDifferences]:
-    """The differences of every two models."""
+    """The differences of every pair of models."""
     pairs = []
     for i, model in enumerate(models):
         for other in models[i + 1 :]:

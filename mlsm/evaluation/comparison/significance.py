@@ -3,9 +3,9 @@
     d = round(x_i - x_j, 9),    scipy.stats.wilcoxon(d, zero_method="wilcox", correction=False,
                                                      alternative="greater", method="asymptotic")
 
-is the test of the MLSM paper (section 4.2; figures 3, 5, 8). Rounded, since 0.3 and 0.1 + 0.2 are a tie. The mean of
-differences that are independent observations has Student's interval; where two things are drawn, such as tasks and
-pre-training seeds, a bootstrap draws both (Owen 2007).
+is the test of the MLSM paper (section 4.2; figures 3, 5, 8). Differences are rounded, so that 0.3 and 0.1 + 0.2 are a
+tie. For independent observations, the mean difference gets Student's interval. If two factors are sampled, such as
+tasks and pre-training seeds, a bootstrap resamples both (Owen 2007).
 
 Not handled here: what is compared with what (effects.py), words (conclusion.py).
 
@@ -19,7 +19,7 @@ from statistics import fmean, stdev
 import numpy as np
 
 SIGNIFICANT = 0.01  # the paper's level
-LEVEL = 0.05  # of our own tests; intervals hold 95 %
+LEVEL = 0.05  # level of our own tests; intervals are at 95 %
 POWER = 0.8
 RESAMPLES = 10_000
 
@@ -52,8 +52,8 @@ def _round(differences):
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Holm's step-down adjustment (Scandinavian Journal of Statistics 6, 1979) of p values, in their order.
 
-    The i-th smallest of m is multiplied by m - i + 1, is at least its predecessor and at most 1. None stays None and
-    is not counted among the m.
+    The i-th smallest of m is multiplied by m - i + 1, is at least its predecessor and at most 1. None stays None and is
+    not counted in m.
     """
     adjusted, largest = list(p_values), 0.0
     tested = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
@@ -68,8 +68,8 @@ class Interval:
     """A mean and its uncertainty.
 
     low, high   95 % interval (Student), p of the two-sided test that the mean is 0, and detectable, the smallest true
-                mean that as many observations of this spread find with a power of 80 %: None with fewer than two
-                observations, or where all are equal, since nothing then shows how they vary
+                mean that as many observations with this variance detect with a power of 80 %. None with fewer than two
+                observations, or if all are equal, since the variance is then unknown
     """
 
     n: int
@@ -81,7 +81,7 @@ class Interval:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Student's interval of the mean of some values, one at least; rounded to 9 decimals, as scores are elsewhere."""
+    """Student's interval of the mean of one or more values; rounded to 9 decimals, as scores are elsewhere."""
     from scipy import stats
 
     values = _round(values)
@@ -104,7 +104,7 @@ def smallest_detectable(error: float, n: int) -> float:
     critical = stats.t.ppf(1 - LEVEL / 2, n - 1)
 
     def missing_power(shift: float) -> float:
-        return float(stats.nct.sf(critical, n - 1, shift)) - POWER  # the other tail holds less than 0.00001 here
+        return float(stats.nct.sf(critical, n - 1, shift)) - POWER  # the other tail is below 0.00001 here
 
     return error * float(optimize.brentq(missing_power, 0, 3 * critical))
 
@@ -120,7 +120,7 @@ def bootstrap(differences_ST: Sequence[Sequence[float]]) -> tuple[float, float] 
     if rows < 2:
         return None
     generator = np.random.default_rng(0)
-    drawn_RS = generator.multinomial(rows, np.full(rows, 1 / rows), RESAMPLES)  # how often each row
+    drawn_RS = generator.multinomial(rows, np.full(rows, 1 / rows), RESAMPLES)  # how often each row is drawn
     drawn_RT = generator.multinomial(columns, np.full(columns, 1 / columns), RESAMPLES)
     means_R = ((drawn_RS @ d_ST) * drawn_RT).sum(axis=1) / (rows * columns)
     low, high = np.quantile(means_R, (LEVEL / 2, 1 - LEVEL / 2))

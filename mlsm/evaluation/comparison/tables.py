@@ -1,9 +1,9 @@
-"""The comparison as tables: CSV files of single models, and the tables of the page, which are also written as LaTeX.
+"""Tables of a comparison: CSV files on single models, and the page's tables, which are also written as LaTeX.
 
     files = write_csv(result, directory)                 # models.csv, tasks.csv, significance.csv ...
     write_tables(tables_of(result, directory), directory)    # report-scores.csv, report-scores.tex ...
 
-A table of the page is written as CSV (exact) and as LaTeX (booktabs, as shown). Seconds are those of a quiet machine
+A table of the page is written as CSV (exact) and as LaTeX (booktabs, as shown). Seconds are for an idle machine
 (curves.py). Not handled here: figures (figures.py), the page (page.py).
 """
 
@@ -123,7 +123,7 @@ def _differences(result: Comparison) -> Content:
 # -- of the page ------------------------------------------------------------------------------------------
 
 MOST_ARMS = 12  # in a matrix on the page
-Cell = str | tuple[str, str]  # what is shown, and what is shown small below it
+Cell = str | tuple[str, str]  # text, and small text below it
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "−": "$-$", "×": r"$\times$",
@@ -138,7 +138,7 @@ class Table:
     stem          of its files
     columns       shown heads; the first column holds names
     rows          shown cells
-    data          header and rows of the CSV, exact
+    data          header and unrounded rows of the CSV
     """
 
     stem: str
@@ -180,7 +180,7 @@ def escape_latex(cell: Cell) -> str:
 def tables_of(result: Comparison, directory: Path) -> dict[str, Table]:
     """The page's tables by name, except those without rows.
 
-    directory  that the paths of logs are relative to
+    directory  the paths of logs are relative to it
     """
     arms, study = result.arms.arms, result.study
     found = [
@@ -214,7 +214,7 @@ def table_of_hypotheses(tests: Sequence[Test]) -> Table:
             data.append([effect.better, effect.than, role, conclusion.verdict, 0, *[""] * (len(header) - 5)])
             continue
         mean, scores = effect.mean, effect.scores
-        assert scores is not None  # as there is a pair
+        assert scores is not None  # because there is a pair
         low, high = effect.resampled or (None, None)
         rows.append([
             name, role, ", ".join(TITLES[task] for task in effect.tasks),
@@ -239,7 +239,7 @@ def table_of_hypotheses(tests: Sequence[Test]) -> Table:
 
 
 def _won(scores: ScoreTest) -> str:
-    """How many scores of the paper's test were won, and how many tasks they belong to."""
+    """How many scores were won in the paper's test, and from how many tasks."""
     tasks = len(scores.tasks)
     return f"{scores.wins} of {scores.n} in {tasks} task{'s' * (tasks != 1)}"
 
@@ -307,7 +307,7 @@ def table_of_wins(result: Comparison) -> Table:
     data: list[list[Any]] = []
     for effect, blimp in result.contests:
         mean, scores = effect.mean, effect.scores
-        assert scores is not None  # as there is a pair
+        assert scores is not None  # because there is a pair
         t_test = f"p {p_value(mean.p)}" if mean.p is not None else f"n = {mean.n}"
         won = _won(scores) + (f", p {p_value(scores.p)}" if scores.p is not None else "")
         cells[effect.better, effect.than] = f"{points(mean.mean)}, {t_test}", won
@@ -332,7 +332,7 @@ def table_of_wins(result: Comparison) -> Table:
 
 
 def table_of_checkpoints(result: Comparison) -> Table | None:
-    """Checkpoints of one arm of the first hypothesis against the other arm's, at the same progress and finished."""
+    """Checkpoints of one arm of the first hypothesis against the other arm's: at the same progress, and finished."""
     if len(result.along_the_way) < 2:
         return None
     better, than = (arm.name for arm in result.rivals)
@@ -391,7 +391,7 @@ def table_of_costs(
     """What training each arm cost, according to its logs and records: means over seeds.
 
     accounts   of a StudyFacts
-    directory  that the paths of logs are relative to
+    directory  the paths of logs are relative to it
     """
     further = list(dict.fromkeys(name for of_arm in accounts.values() for name in of_arm))
     names = ["steps", "tokens", "FLOPs", "teacher's FLOPs", "held-out loss", "s a step", "seconds"]
@@ -429,7 +429,7 @@ def table_of_costs(
 
 
 def table_of_parts(parts: Sequence[Spent]) -> Table:
-    """Predicted and measured costs of a study's parts: the seeds of an arm in one row, each part in the CSV file."""
+    """Predicted and measured costs of a study's parts: one row per arm over its seeds; the CSV file has every part."""
     columns = ["part", "seeds", "predicted", "measured", "disk, predicted"]
     groups: dict[str, list[Spent]] = {}
     for part in parts:

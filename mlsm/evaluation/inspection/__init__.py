@@ -1,1 +1,1 @@
-"""Views of results: stores, and what their LSPs stand for."""
+"""Look into stores, and into what their LSPs represent."""

@@ -1,10 +1,10 @@
-"""Tests of what this machine's GPU computes correctly, and how fast: doctor --gpu.
+"""Test whether this machine's GPU computes correctly, and how fast (doctor --gpu).
 
-    prove_gpu()     # {"gpu": {...}, "solver": {...}, "training": {...}}; the answers are kept for later commands
+    prove_gpu()     # {"gpu": {...}, "solver": {...}, "training": {...}}; the results are kept for later commands
 
-The solvers code hidden states of the bundled teacher, brought to the width of BERT-base by a matrix with orthonormal
-rows, which changes no inner product; BERT-base is trained for a few steps on the bundled text. Not handled here: what
-is tried and how it is judged (pipeline/solvers/proof.py, student/proof.py), the table (mlsm/commands/doctor.py).
+The solvers code hidden states of the bundled teacher, mapped to the width of BERT-base by a matrix with orthonormal
+rows, so that inner products do not change. BERT-base is trained for a few steps on the bundled text. Not handled here:
+what is tried and how it is judged (pipeline/solvers/proof.py, student/proof.py), the table (mlsm/commands/doctor.py).
 
 Shapes: N tokens, d hidden width, K atoms.
 """
@@ -23,15 +23,16 @@ from mlsm.common.errors import DeviceError
 from mlsm.common.progress import silent
 
 WIDTH, ATOMS, LAM = 768, 3072, 0.05
-LAYER, LENGTH = 8, 128  # of the bundled teacher; of windows
-TOKENS = 60_000  # of the store that a student is tried on
+LAYER, LENGTH = 8, 128  # of the bundled teacher; tokens per window
+TOKENS = 60_000  # of the store for the trial of training
 
 
 def prove_gpu(progress: Callable[..., None] = silent, device: str = "auto", encoder: str = "bert-base") -> dict:
-    """Prove solvers and training on the first GPU, and forget all that was kept for it before.
+    """Test solvers and training on the first GPU, and discard earlier results for it.
 
-    encoder  of the student that is tried
-    Returns  gpu: its name, driver and versions; solver, training and, of a build for GPUs, faiss: line, right, trials
+    encoder  of the student in the trial of training
+    Returns  gpu: its name, driver and versions; solver, training and, if faiss is a GPU build, faiss: line, right,
+             trials
     Raises   DeviceError if there is no GPU
     """
     where = choose_device(device)
@@ -101,7 +102,7 @@ def bundled_states(count: int) -> np.ndarray:
 
 
 def lift(rows_Nd: np.ndarray, width: int) -> np.ndarray:
-    """Unit rows in a wider space, where all inner products are the same: float32 (N, width), no longer than 1."""
+    """Map unit rows into a wider space without changing inner products: float32 (N, width), norms at most 1."""
     basis = np.random.default_rng(0).normal(size=(width, rows_Nd.shape[1]))
     lifted = rows_Nd.astype(np.float64) @ np.linalg.qr(basis)[0].T
     return (lifted / (np.linalg.norm(lifted, axis=1, keepdims=True) * (1 + 1e-7))).astype(np.float32)

@@ -1,10 +1,9 @@
-"""What this machine has, and what this means for speed and for what it can do: the command doctor.
+"""The command doctor: what this machine has, and what this means for speed and for the commands.
 
     examine(DoctorConfig(output=Path("runs")))    # {"checks": [{"name": "cores", "found": "2 of ...", ...}, ...]}
 
-Nothing is changed, no network is asked. The disk is written to for about a second, in files that are gone at the end.
-Not handled here: which of two libraries computes a matrix product faster, which commands time themselves
-(mlsm/common/matrix_products.py).
+Nothing is changed, and the network is not used. For about a second, temporary files are written to test the disk. The
+faster library for matrix products is not reported: commands measure that themselves (mlsm/common/matrix_products.py).
 """
 
 import math
@@ -27,7 +26,7 @@ from mlsm.common.progress import silent
 from mlsm.common.settings import check
 
 BYTES_PER_TOKEN = 70  # of a store with 32 LSPs per token, as measured in docs/benchmark-details.md
-WRITTEN, SECONDS = 2**28, 1.0  # bytes written to the disk at most, and how long this lasts at most
+WRITTEN, SECONDS = 2**28, 1.0  # limits of the disk test: bytes and seconds
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 INSTRUCTION_SETS = ("avx2", "avx512_f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16")
 
@@ -65,12 +64,12 @@ def _check(name, found, means, ok=True, **values):
 
 
 def _processor():
-    """Cores, memory, and what matrix products are computed with."""
+    """Cores, memory, and the instructions used for matrix products."""
     import torch
 
     from mlsm.common.onednn import available, multiplies_bfloat16
 
-    threads = torch.get_num_threads()  # torch takes fewer by itself where two logical cores share a physical one
+    threads = torch.get_num_threads()  # torch uses fewer if two logical cores share a physical one
     cores, memory = available_cores(), available_memory()
     is_limited = threads < cores and "OMP_NUM_THREADS" in os.environ
     found = f"{cores} of {cpu_model()}; matrix products use {threads}"
@@ -80,7 +79,7 @@ def _processor():
     yield _check("cores", found, means, not is_limited, cores=cores, threads=threads, model=cpu_model())
     means = "Every worker process loads its own teacher: 0.5 GB for BERT-base in float32, plus its batches."
     yield _check("memory", f"{memory / 1e9:.0f} GB", means, bytes=memory)
-    list_capabilities: Callable[[], Any] = getattr(torch.cpu, "get_capabilities", dict)  # torch 2.11 has none
+    list_capabilities: Callable[[], Any] = getattr(torch.cpu, "get_capabilities", dict)  # missing in torch 2.11
     sets = [name for name in INSTRUCTION_SETS if list_capabilities().get(name)]
     torch_uses = torch.backends.cpu.get_cpu_capability()
     found = (
@@ -118,14 +117,14 @@ def available_memory() -> int:
 def _numbers(name: str) -> list[int]:
     """The numbers in a file of the control groups (versions 1 and 2); [] if it is missing or states no limit."""
     try:
-        group = Path("/proc/self/cgroup").read_text().split(":")[-1].strip().strip("/")  # of version 2
+        group = Path("/proc/self/cgroup").read_text().split(":")[-1].strip().strip("/")  # control groups of version 2
         return [int(word) for word in (CONTROL_GROUPS / name.format(group=group).strip("/")).read_text().split()]
     except (OSError, ValueError):
         return []
 
 
 def _gpu():
-    """The GPUs, and what codes on them."""
+    """The GPUs, and the solver that encodes on them."""
     import torch
 
     try:
@@ -187,8 +186,8 @@ def _software():
 
 
 def _packages():
-    """Versions of Python and of the required packages, against the ranges that mlsm states."""
-    from packaging.requirements import Requirement  # which transformers requires
+    """Versions of Python and of the required packages, compared with the ranges that mlsm requires."""
+    from packaging.requirements import Requirement  # installed with transformers
 
     try:
         stated = [Requirement(line) for line in metadata.requires("mlsm-pretrain") or []]
@@ -200,7 +199,7 @@ def _packages():
             continue
         try:
             installed = entry.name if entry.name != "faiss-cpu" else next(iter(_owners_of_faiss()), entry.name)
-            versions[entry.name] = metadata.version(installed)  # faiss-gpu serves as well
+            versions[entry.name] = metadata.version(installed)  # faiss-gpu also satisfies the requirement
         except metadata.PackageNotFoundError:
             wrong.append(f"{entry.name} is missing")
             continue
@@ -228,19 +227,19 @@ def _owners_of_faiss():
 
 
 def _disk(output):
-    """Room, speed and hard links of the disk on which `output` lies, or would lie."""
+    """Free space, speed and hard-link support of the disk on which `output` is, or would be."""
     place = next(parent for parent in (output.absolute(), *output.absolute().parents) if parent.is_dir())
     free = shutil.disk_usage(place).free
     means = f"Room for about {free / BYTES_PER_TOKEN / 1e9:,.1f} billion tokens, at 70 bytes each."
     yield _check("free disk", f"{free / 1e9:,.0f} GB at {place}", means, free > 1e9, bytes=free, directory=str(place))
-    chunk, written = os.urandom(2**22), 0  # random bytes, which no file system compresses
+    chunk, written = os.urandom(2**22), 0  # random bytes, so that no file system compresses them
     try:
         with tempfile.TemporaryFile(dir=place) as file:
             began = time.perf_counter()
             while written < min(WRITTEN, free // 4) and time.perf_counter() - began < SECONDS:
                 written += file.write(chunk)
                 file.flush()
-                os.fsync(file.fileno())  # each time: what waits in memory could take a slow disk a minute at the end
+                os.fsync(file.fileno())  # every time: otherwise a slow disk could need a minute at the end
             rate = written / (time.perf_counter() - began)
     except OSError as error:
         means = "Nothing can be written there. Choose an --output directory that is writable and has free space."

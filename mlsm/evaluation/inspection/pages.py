@@ -1,10 +1,10 @@
-"""The pages of docs/ as they are installed, so that a page that a message cites can be read anywhere: the command docs.
+"""The command docs: read the installed pages of docs/, so that pages cited in messages can be read anywhere.
 
     list_or_read(DocsConfig(page="corpora"))    # {"page": "corpora", "title": "Corpora", "file": ".../corpora.md"}
-    text_of("tutorials/own-corpus")             # a notebook as Markdown: its text, code and what it prints
+    text_of("tutorials/own-corpus")             # a notebook as Markdown: its text, code and output
 
-The pages are in docs/ of a checkout and, by the link mlsm/pages, in every wheel. Not handled here: the site that is
-made of them (mkdocs.yml), printing (mlsm/commands/docs.py).
+The pages are in docs/ of a checkout and, by the link mlsm/pages, in every wheel. Not handled here: the website made
+from them (mkdocs.yml), printing (mlsm/commands/docs.py).
 """
 
 import base64
@@ -34,8 +34,8 @@ class DocsConfig:
 def list_or_read(settings: DocsConfig, progress: Callable[..., None] = silent) -> dict:
     """Find a page.
 
-    Returns  page (its name), title and file; without a name pages, a list of such
-    Raises   ValueError if there is no page of that name, with the names that come near
+    Returns  page (its name), title and file; without a name `pages`, a list of such dicts
+    Raises   ValueError if there is no page of that name; the message lists similar names
     """
     files = {
         file.relative_to(PAGES).with_suffix("").as_posix(): file
@@ -57,8 +57,8 @@ def list_or_read(settings: DocsConfig, progress: Callable[..., None] = silent) -
 def text_of(name: str, figures: Callable[[bytes], str] | None = None) -> str:
     """The text of a page as Markdown.
 
-    figures  called with the PNG of each figure that a notebook has as output, returns its address; without it they are
-             left out
+    figures  called with the PNG of each figure in a notebook's output, returns its address; without it figures are
+             omitted
     """
     page = PAGES / f"{name}.md"
     if page.is_file():

@@ -1,10 +1,10 @@
-"""Look into a store: its statistics, one document or window with its targets, how its settings differ from another's.
+"""Look into a store: its statistics, a document or window with its targets, differences to another store's settings.
 
     figures = statistics(Store.open(path))
     view = document_tokens(store, "train", 7, top=5)
 
 Functions return dicts that JSON can hold; mlsm/commands/show_shards.py makes them readable. Statistics come from the
-records and the sums that every shard ends with, so the blocks are not read. Not handled here: whether the store is
+records and from the sums at the end of every shard, so blocks are not read. Not handled here: whether the store is
 whole (shards/verify.py).
 
 Shapes: T tokens, K atoms.
@@ -62,7 +62,7 @@ def show(
 
 
 def statistics(store: Store) -> dict:
-    """Counts, sizes, settings and, if there are distributions, how they are spread."""
+    """Counts, sizes, settings and, if the store has distributions, statistics of them."""
     records = store.records()
     figures = {"store": str(store.path), "plan": store.plan_id, "splits": _splits(store), **store.report()}
     figures |= {"settings": store.settings, "environments": _environments(records)}
@@ -124,7 +124,7 @@ def _mass(store):
 
 
 def _dictionary(directory):
-    """The figures that dictionary.json keeps of the evaluation that chose these atoms."""
+    """The results in dictionary.json from the evaluation that chose these atoms."""
     try:
         kept = parse_dictionary(read_file(directory / "dictionary.json"), "dictionary.json")
         best: dict = min(kept["history"], key=lambda entry: entry["objective"], default={})
@@ -134,7 +134,7 @@ def _dictionary(directory):
 
 
 def difference(store: Store, other: Store) -> dict:
-    """Which settings differ between two stores, and whether they pair: equal plans have equal windows."""
+    """Which settings differ between two stores, and whether they have the same windows: equal plans do."""
     ours, theirs = _flatten(store.settings), _flatten(other.settings)
     names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
     return {
@@ -171,7 +171,7 @@ def window_tokens(store: Store, split: str, number: int, top: int) -> dict:
 
 
 def document_tokens(store: Store, split: str, number: int, top: int, limit: int = 512) -> dict:
-    """A document's tokens with the same, windows joined; special tokens are left out.
+    """A document's tokens with the same, over all its windows; special tokens are omitted.
 
     limit  most tokens to show
     """
@@ -198,7 +198,7 @@ def _tokens_of_document(store, record, nth):
     for group, columns in blocks(store.files, record):
         records = columns["run_records"].astype(np.int64)
         if wanted is None:
-            fresh = np.unique(records[records > last])  # as the writer counts documents
+            fresh = np.unique(records[records > last])  # the writer counts documents in the same way
             if nth >= before + len(fresh):
                 last, before = max([last, *fresh.tolist()]), before + len(fresh)
                 continue
@@ -228,7 +228,7 @@ def _join_rows(parts):
 
 
 def _view(store, heading, ids, rows, top):
-    """Tokens with their rows, which begin with theirs; None without rows."""
+    """Tokens with their rows; `rows` may be longer than `ids`; it is None if the store has no distributions."""
     texts, name = token_texts(store, ids), {"logits": "words"}.get(store.kind, "lsps")
     labels_E = [] if rows is None else _labels(store, rows.indices[: rows.indptr[len(ids)]])
     tokens = []

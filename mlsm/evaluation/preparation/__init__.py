@@ -1,7 +1,7 @@
-"""Evaluation data, from the archives in which they are published to the layout that the evaluations read.
+"""Convert published archives of evaluation data to the directory layout that the evaluations read.
 
 config.py     settings of prepare-data
-archives.py   files by name, in a directory and in the archives there
-sets.py       what belongs to each set, where it is published, how it is checked
+archives.py   find files by name in a directory and its archives
+sets.py       the files of each set, where they are published, and their checks
 prepare.py    find, write, check, publish
 """

@@ -1,12 +1,12 @@
-"""Files by name, in a directory and in the archives that lie there.
+"""Find files by name in a directory and in the archives there.
 
     with Sources(Path("downloads")) as sources:
         file = sources.find("CoLA/train.tsv")      # a File, or None
         for chunk in file.chunks(): ...
 
-A file is found by the end of its path, whatever directories or archives it is in; an archive counts as a directory of
-its name. Archives within archives are not opened. What is found is read a chunk at a time, up to a size and a rate of
-compression that no published file has. Not handled here: what to look for (see sets.py).
+A file is found by the end of its path, in any directory or archive; an archive counts as a directory with its name.
+Archives within archives are not opened. Files are read in chunks. A file is refused if it is larger, or was compressed
+more, than any published file. Not handled here: what to look for (see sets.py).
 """
 
 import hashlib
@@ -24,12 +24,12 @@ from mlsm.common import disk
 from mlsm.common.errors import DataError, describe
 
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-LARGEST = 2**30  # bytes of a file that is read; SemCor, one of the largest, has 39 million
+LARGEST = 2**30  # bytes of a file; SemCor, one of the largest, has 39 million
 MOST_IN_MEMORY = 2**26  # bytes of a file that is converted
 MOST_COMPRESSED = 200  # times; text becomes ten times smaller, a bomb a thousand times
 BOMB = 2**24  # bytes: a smaller file does no harm, however well it was compressed
 CHUNK = 2**20
-# what damaged archives raise; RuntimeError those that need a password, or are compressed in a way that Python lacks
+# errors of damaged archives; RuntimeError if a password is needed or Python lacks the compression method
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError)
 
 
@@ -37,20 +37,20 @@ class ArchivedFile(NamedTuple):
     """One file of a source."""
 
     path: PurePosixPath
-    """its directories, archives among them, and its name"""
+    """its directories (and archives) and its name"""
     where: str
-    """what a message calls it"""
+    """its name in messages"""
     size: int
     """bytes"""
     stored: int
-    """bytes that it takes in a zip; otherwise its size"""
+    """its compressed bytes in a zip file; otherwise its size"""
     open: Callable[[], IO[bytes]]
 
     def chunks(self, largest: int | None = None) -> Iterator[bytes]:
         """Read the content in parts.
 
-        largest  bytes, LARGEST unless given
-        Raises   DataError if it is damaged, encrypted, compressed like a bomb, or larger than anything published
+        largest  most bytes; LARGEST by default
+        Raises   DataError if it is damaged, encrypted, compressed too strongly, or larger than any published file
         """
         largest, count = LARGEST if largest is None else largest, 0
         if self.size > BOMB and self.size > MOST_COMPRESSED * self.stored:
@@ -62,7 +62,7 @@ class ArchivedFile(NamedTuple):
             with self.open() as file:
                 while chunk := file.read(CHUNK):
                     count += len(chunk)
-                    if max(count, self.size) > largest:  # the size is what the archive says
+                    if max(count, self.size) > largest:  # `size` is what the archive claims
                         break
                     yield chunk
         except DAMAGE as error:
@@ -73,7 +73,7 @@ class ArchivedFile(NamedTuple):
             )
 
     def read(self) -> bytes:
-        """All that it holds, at most MOST_IN_MEMORY. Raises the errors of `chunks`."""
+        """The whole content, at most MOST_IN_MEMORY bytes. Raises the errors of `chunks`."""
         return b"".join(self.chunks(min(LARGEST, MOST_IN_MEMORY)))
 
     def sha256(self) -> str:
@@ -85,7 +85,7 @@ class ArchivedFile(NamedTuple):
 
 
 class Sources:
-    """All files below a directory, those in its archives included, or all files of one archive."""
+    """All files below a directory, including those in its archives, or all files of one archive."""
 
     def __init__(self, source: Path):
         """Raises DataError if there is no such directory or archive, or an archive cannot be read."""
@@ -124,7 +124,7 @@ class Sources:
         self._open.close()
 
     def find(self, *names: str) -> ArchivedFile | None:
-        """The file whose path ends with the first of the names that there is.
+        """Find a file by the end of its path; of several names, the first that exists.
 
         Raises  DataError if several differ in content, or one cannot be read
         """
@@ -141,7 +141,7 @@ class Sources:
         return None
 
     def _add_tar(self, path, name):
-        archive = self._open.enter_context(tarfile.open(path))  # noqa: SIM115 (closed with the others)
+        archive = self._open.enter_context(tarfile.open(path))  # noqa: SIM115 (closed with the other archives)
 
         def opened(member: tarfile.TarInfo) -> IO[bytes]:
             file = archive.extractfile(member)

@@ -1,11 +1,12 @@
-"""prepare-data: evaluation data from the form in which they are published to the layout that the evaluations read.
+"""The command prepare-data: convert evaluation data as published to the layout that the evaluations read.
 
     report = prepare(PrepareDataConfig(dataset="glue", from_=Path("downloads"), output=Path("data")))
     report["parts"], report["missing"]
 
-Every part is written to a temporary directory, read there as its evaluation will read it, and only then given its name,
-so that what is in the layout can be evaluated on. A part that is there stays: equal files count as done, others are an
-error. Not handled here: fetching (finetune and evaluate-blimp take from the Hub what --data-dir lacks).
+Every part is written to a temporary directory, read there in the same way as by its evaluation, and only then given its
+name. So every part in the layout can be evaluated on. An existing part is not replaced: if its files are equal, it is
+done; otherwise this is an error. Nothing is downloaded here (finetune and evaluate-blimp take from the Hub what
+--data-dir lacks).
 """
 
 import hashlib
@@ -28,10 +29,10 @@ def prepare_data(settings: PrepareDataConfig, progress: Callable[..., None] = si
 
     Returns  dataset, output, parts (directory, files, counts, expected, finished_before), missing (directory, lacks,
              published)
-    Raises   DataError if nothing of the set is found, an archive is damaged, or a directory holds something else;
-             the evaluation's own errors for files that it cannot read
+    Raises   DataError if no file of the set is found, an archive is damaged, or a directory has other content; the
+             evaluation's own errors for files that it cannot read
     """
-    assert settings.dataset is not None and settings.from_ is not None  # the settings refuse them
+    assert settings.dataset is not None and settings.from_ is not None  # checked by the settings
     parts, missing = [], []
     wanted = SETS[settings.dataset]
     with Sources(settings.from_) as sources:
@@ -55,8 +56,9 @@ def prepare_data(settings: PrepareDataConfig, progress: Callable[..., None] = si
 
 
 def _collect(part: LayoutDirectory, sources: Sources) -> tuple[Mapping[str, bytes | ArchivedFile] | None, list[str]]:
-    """The files of a part, or what they will hold, from the first way in which all are there; else None, and what is
-    lacking in the way of which most is there."""
+    """The files of a part (or their new content), from the first published form whose files are all there. Otherwise
+    None, and the missing files of the form that is nearest to complete.
+    """
     lacking = []
     for way in part.ways:
         found = {name: sources.find(*names) for name, names in way.files.items()}

@@ -1,7 +1,7 @@
 """The files of each evaluation set, where they are published, and the published number of examples.
 
-A part is a directory of the layout that an evaluation reads; SETS lists the parts of each set. Names of files are the
-published ones, by the end of their paths. Not handled here: finding and writing (prepare.py).
+A part is a directory of the layout that an evaluation reads; SETS lists the parts of each set. Files have their
+published names and are found by the end of their paths. Not handled here: finding and writing (prepare.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from mlsm.evaluation.tasks.blimp import data as blimp
 from mlsm.evaluation.tasks.finetuning.data import load_task
 from mlsm.evaluation.tasks.finetuning.tasks import TASKS
 
-Contents = dict[str, bytes]  # names of files, relative to the directory of a part, to what they hold
+Contents = dict[str, bytes]  # file name, relative to the directory of a part -> content
 
 
 class Way(NamedTuple):
@@ -24,7 +24,7 @@ class Way(NamedTuple):
     files: Mapping[str, tuple[str, ...]]
     """name in the layout -> names under which the file is published; the first that exists is used"""
     convert: Callable[[Contents], Contents] | None = None
-    """converts the published files to those of the layout, in memory; None: they are the same"""
+    """converts the published files to those of the layout, in memory; None: no conversion"""
     optional: tuple[str, ...] = ()
     """names in the layout that may be absent"""
 
@@ -36,11 +36,11 @@ class LayoutDirectory(NamedTuple):
     ways: tuple[Way, ...]
     """in order of preference"""
     count_examples: Callable[[Path], dict[str, int]]
-    """reads examples from the layout's directory as the evaluation does, and raises its errors"""
+    """reads the examples like the evaluation, and raises the same errors"""
     expected: dict[str, int]
-    """examples as published"""
+    """published numbers of examples"""
     published: str
-    """where, and on what terms if these are strict"""
+    """where it is published, and under which terms if they are strict"""
 
 
 def _count_task(name):
@@ -60,9 +60,10 @@ def _glue(name, archive, *counts, files=("train.tsv", "dev.tsv")):
 
 
 def split_paraphrases(published: Contents) -> Contents:
-    """MRPC as GLUE splits it: the training file of MSR's corpus, less the pairs whose ids are those of the development
-    set. Raises DataError if a line is malformed, or a pair of the development set is not there."""
-    # only \n ends a line: texts may hold other separators, which splitlines() knows
+    """MRPC as GLUE splits it: the training file of MSR's corpus, without the pairs whose ids are in the development
+    set. Raises DataError if a line is malformed, or if a pair of the development set is missing.
+    """
+    # split only at \n: texts may contain other separators, at which splitlines() would also split
     texts = {name: raw.decode("utf-8-sig").replace("\r", "").strip("\n").split("\n") for name, raw in published.items()}
     header, *lines = texts["msr_paraphrase_train.txt"]
     ids = {tuple(line.split("\t")) for line in texts["dev_ids.tsv"]}

@@ -1,9 +1,10 @@
-"""The command `similarity`: texts of the user's, with what they share, or the tables of zero_shot.py.
+"""The command `similarity`: compare the user's texts and show which LSPs they share, or make the tables of
+zero_shot.py.
 
     compare(SimilarityConfig(store="runs/stores/lsp-...", texts_a=("A cat sat.",), texts_b=("A dog lay.",)))
 
-What two texts share is said in LSPs: an LSP's share is the smaller of its weights in the two mean distributions, and
-the shares sum to 1 - L1 / 2. Tokens are paired by their weighted overlap.
+The LSPs that two texts share: an LSP's share is the smaller of its weights in the two mean distributions. The shares
+sum to 1 - L1 / 2, where L1 is the distance of the distributions. Tokens are paired by their weighted overlap.
 
 Shapes: K LSPs.
 """
@@ -28,9 +29,9 @@ MOST_SHARED = 8
 def compare_texts(config: SimilarityConfig, progress: Callable[..., None] = silent) -> dict:
     """Compute what the settings ask for.
 
-    Returns  facts of what read the texts; cut, how many texts were longer than it reads; `tables` (zero_shot.py), or
-             `pairs`: {"a", "b", "scores": {measure: number}, "matches": [[token, token, overlap, LSP], ...],
-             "shared": [[LSP, share, weight in a, in b, typical words], ...]}
+    Returns  facts of the model that read the texts; cut, the number of texts that were longer than it reads; `tables`
+             (zero_shot.py), or `pairs`: {"a", "b", "scores": {measure: number}, "matches": [[token, token, overlap,
+             LSP], ...], "shared": [[LSP, share, weight in a, in b, typical words], ...]}
     Raises   InspectionError, StoreError, DictionaryError, TeacherError, RunError, DataError
     """
     progress("load model", 0, None)
@@ -56,7 +57,7 @@ def compare_texts(config: SimilarityConfig, progress: Callable[..., None] = sile
 
 
 def _explain(a: Tokens, b: Tokens) -> dict[str, list[list]]:
-    """The best pairs of tokens, in the order of the first text, and the LSPs that both texts have."""
+    """The best-matching pairs of tokens, in the order of the first text, and the LSPs in both texts."""
     similarity = overlap(a.lsps_TK, b.lsps_TK)
     matches = []
     for first, second in zip(*best_pairs(similarity), strict=True):

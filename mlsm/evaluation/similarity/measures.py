@@ -1,10 +1,10 @@
-"""Measures of similarity: of every row of one array against every row of another, and of tokens to one number.
+"""Similarity measures: between all rows of two arrays, and from token similarities to one number per text pair.
 
     overlap(P_NK, Q_MK)                                 # (N, M)
-    match(overlap(P_NK, Q_MK))                          # one number for two texts of N and M tokens
+    match(overlap(P_NK, Q_MK))                          # one number, for texts of N and M tokens
 
-Distributions over LSPs have rows that sum to one; a row of zeros stands for a token without a code, and is like
-nothing. Not handled here: where vectors come from (sources.py), what is compared with what (scores.py).
+Distributions over LSPs have rows that sum to one; a row of zeros is a token without a code, and has similarity 0 to all
+others. Not handled here: where vectors come from (sources.py), what is compared with what (scores.py).
 
 Shapes: N, M tokens; K LSPs; d width of vectors.
 """
@@ -15,7 +15,7 @@ from scipy.spatial.distance import cdist
 
 
 def cosine(a_Nd: np.ndarray, b_Md: np.ndarray) -> np.ndarray:
-    """Cosines (N, M), from -1 to 1; 0 with a row of zeros."""
+    """Cosines (N, M), from -1 to 1; 0 if one row is all zeros."""
     return _unit(a_Nd) @ _unit(b_Md).T
 
 
@@ -24,8 +24,8 @@ def jensen_shannon(p_NK: np.ndarray, q_MK: np.ndarray) -> np.ndarray:
 
     JSD(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2, in nats.
     """
-    distance_NM = cdist(p_NK.astype(np.float64), q_MK.astype(np.float64), "jensenshannon")  # the root of it
-    distance_NM[np.isnan(distance_NM)] = 0  # of equal rows, up to rounding: their JSD may come out below 0
+    distance_NM = cdist(p_NK.astype(np.float64), q_MK.astype(np.float64), "jensenshannon")  # the square root of the JSD
+    distance_NM[np.isnan(distance_NM)] = 0  # equal rows, whose JSD may be below 0 by rounding
     coded_NM = np.outer(p_NK.any(1), q_MK.any(1))
     return np.where(coded_NM, 1 - distance_NM**2 / np.log(2), 0.0)
 
@@ -38,7 +38,7 @@ def overlap(p_NK: np.ndarray, q_MK: np.ndarray) -> np.ndarray:
     return np.clip((total_NM - distance_NM) / np.where(most_NM > 0, most_NM, 1), 0, 1)
 
 
-MEASURES = {"jensen-shannon": jensen_shannon, "overlap": overlap}  # of distributions
+MEASURES = {"jensen-shannon": jensen_shannon, "overlap": overlap}  # on distributions
 
 
 def best_pairs(similarity_NM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -47,14 +47,16 @@ def best_pairs(similarity_NM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def matched_similarity(similarity_NM: np.ndarray) -> float:
-    """Similarity of two texts by their best pairs of tokens: twice its sum over N + M. A token that is left over counts
-    as like nothing."""
+    """Similarity of two texts from their best pairs of tokens: twice the sum of their similarities over N + M. An
+    unpaired token counts as similarity 0.
+    """
     return float(2 * similarity_NM[best_pairs(similarity_NM)].sum() / sum(similarity_NM.shape))
 
 
 def greedy_f1(similarity_NM: np.ndarray) -> float:
-    """BERTScore's F1 (Zhang et al. 2020): every token with the one most like it, the mean of each side, their harmonic
-    mean; without weights by frequency."""
+    """BERTScore's F1 (Zhang et al. 2020): each token is compared with its most similar token, and the means of both
+    sides are combined by their harmonic mean. Tokens are not weighted by frequency.
+    """
     recall, precision = similarity_NM.max(1).mean(), similarity_NM.max(0).mean()
     return float(2 * precision * recall / (precision + recall)) if precision + recall else 0.0
 

@@ -1,13 +1,13 @@
-"""Texts to tokens with their LSPs and hidden states: by the teacher and dictionary of a store, or by a student.
+"""Turn texts into tokens with LSPs and hidden states, with a store's teacher and dictionary or with a student.
 
     source = open_source("runs/stores/lsp-...")
     for tokens in source.read(["The bank raised its rates."]):
         tokens.names, tokens.lsps_TK, tokens.hidden["layer 10"]
 
-A teacher reads the text as it is. A student reads it once for every token, with that token masked, as it was trained;
-its hidden states are of the text as it is. [CLS] and [SEP] are left out, by a teacher all special tokens, [UNK] and a
-[MASK] of the text among them, which no store has a code of. A text that is longer than a window is cut, and `cut`
-counts how many were.
+A teacher reads the unmasked text. A student reads it once per token with that token masked, as in training; its hidden
+states are those of the unmasked text. [CLS] and [SEP] are omitted. For a teacher all special tokens are omitted, also
+[UNK] and a [MASK] in the text, because stores have no codes for them. A text longer than a window is cut, and `cut`
+counts these texts.
 
 Shapes: T tokens of a text, N of a batch, K LSPs, d width of a hidden state, e of an LSP's vector.
 """
@@ -33,18 +33,18 @@ class Tokens(NamedTuple):
 
     names: list[str]
     spans: list[tuple[int, int]]
-    """where each is in the text, in characters"""
+    """its characters in the text (begin, end)"""
     lsps_TK: np.ndarray
-    """float32 distributions; a token without a code has a row of zeros"""
+    """float32 distributions; the row of a token without a code is zero"""
     hidden: dict[str, np.ndarray]
     """by layer: float32 (T, d)"""
 
 
 class TeacherSource:
-    """The LSPs that a store would hold of a text.
+    """Read texts with a store's teacher: the LSPs are those that the store would have.
 
-    atoms_Ke  the vectors that LSPs stand for: the dictionary's
-    layers    what hidden states are called: the layer that is coded, and the last
+    atoms_Ke  the LSPs' vectors: the dictionary's
+    layers    names of the hidden states: the encoded layer, and the last
     cut       how many texts were longer than a window
     """
 
@@ -68,7 +68,7 @@ class TeacherSource:
         self._tokenizer = store.load_tokenizer()
 
     def facts(self) -> dict:
-        """What reads the texts."""
+        """Facts about the model that reads the texts."""
         names = ("teacher_name", "layer", "lam", "top_n", "dictionary")
         settings = {name: self.store.settings.get(name) for name in names}
         return {"store": str(self.store.path), "k": self.store.k, **settings}
@@ -97,7 +97,7 @@ class TeacherSource:
         coded, _ = centred_unit_rows(rows[self._layer].clone(), self._center_Pd, batch.position_N)
         codes = code_rows(self.store, self._dictionary, coded.cpu().numpy())
         lsps_NK = csr_array((codes.weights, codes.indices, codes.indptr), (len(codes), self.store.k)).toarray()
-        lsps_NK /= np.maximum(lsps_NK.sum(1, keepdims=True), 1e-12)  # without the tail, as a reader decodes rows
+        lsps_NK /= np.maximum(lsps_NK.sum(1, keepdims=True), 1e-12)  # without the tail, as stores decode rows
         first = 0
         for (ids, spans), is_coded in zip(texts, np.split(batch.coded_T, np.cumsum(lengths)[:-1]), strict=True):
             places = np.flatnonzero(is_coded[1:-1])
@@ -109,10 +109,10 @@ class TeacherSource:
 
 
 class StudentSource:
-    """A student's predictions for every token from its context.
+    """Read texts with a student: its predictions for every token from the context.
 
-    atoms_Ke  the vectors that LSPs stand for: the rows of its output matrix
-    layers    what hidden states are called: those of its encoder's last layer
+    atoms_Ke  the LSPs' vectors: the rows of its output matrix
+    layers    name of the hidden states: the encoder's last layer
     cut       how many texts were longer than a window
     """
 
@@ -124,7 +124,7 @@ class StudentSource:
         self.atoms_Ke = self._model.student.output_matrix.detach().float().numpy()
 
     def facts(self) -> dict:
-        """What reads the texts."""
+        """Facts about the model that reads the texts."""
         known = self._model.facts
         facts = {"dictionary": known.get("dictionary"), "trained_from": known.get("store")}
         return {"student": self.source, "k": len(self.atoms_Ke), **facts}
@@ -138,7 +138,7 @@ class StudentSource:
         for text in texts:
             ids, spans, was_cut = _tokenise(self._model.tokenizer, text, room)
             self.cut += was_cut
-            while was_cut:  # before a token: one character may be several, which the cut must not leave together
+            while was_cut:  # one character may be several tokens: the cut must not separate them
                 text = text[: spans[-1][0]].rstrip()
                 ids, spans, was_cut = _tokenise(self._model.tokenizer, text, room)
             (predicted,) = self._model.lsp([text])
@@ -151,9 +151,9 @@ class StudentSource:
 
 
 def open_source(source: str, teacher: str | None = None) -> "TeacherSource | StudentSource":
-    """The model that reads texts: a store's teacher, or a student.
+    """Open the model that reads texts: a store's teacher, or a student.
 
-    teacher  where the store's teacher lies now, if not where the store says
+    teacher  where the store's teacher is now, if it was moved
     Raises   InspectionError, StoreError, DictionaryError, TeacherError, RunError
     """
     if is_url(source) or (Path(source) / "target.json").is_file():
@@ -164,7 +164,7 @@ def open_source(source: str, teacher: str | None = None) -> "TeacherSource | Stu
 
 
 def _tokenise(tokenizer, text: str, room: int) -> tuple[list[int], list[tuple[int, int]], bool]:
-    """Ids of a text without special ones, where they are in it, and whether it was cut to `room` tokens."""
+    """A text's ids without special ones, their characters in the text, and whether it was cut to `room` tokens."""
     read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids, spans = read["input_ids"], read["offset_mapping"]
     if not ids:

@@ -1,9 +1,9 @@
-"""STS-B and WiC without training: how well each measure orders pairs, or tells one sense from two.
+"""Evaluate similarity measures on STS-B and WiC without training.
 
 STS-B: Pearson's and Spearman's correlation of a measure with the human scores of the development set, with the interval
-of Bonett and Wright (2000) for the latter. WiC: two contexts have one sense where the measure is above a threshold,
-which is the best one for the training set; accuracy on the development set with Wilson's interval. Both intervals are
-at 95 %, over pairs. Nothing else is fitted.
+of Bonett and Wright (2000) for the latter. WiC: two contexts count as the same sense if the measure is above a
+threshold, the best one on the training set; the score is the accuracy on the development set with Wilson's interval.
+Both intervals are at 95 %, over pairs. Only the threshold is fitted.
 
 Not handled here: reading the files (tasks/finetuning/data.py), measures (scores.py).
 """
@@ -20,19 +20,19 @@ from mlsm.evaluation.tasks.finetuning.data import load_task
 from mlsm.evaluation.tasks.finetuning.formats import Example
 from mlsm.evaluation.tasks.finetuning.tasks import TASKS
 
-CHUNK = 256  # pairs that are read at once
+CHUNK = 256  # pairs per pass
 
 
 def evaluate_table(
     source: TeacherSource | StudentSource, task: str, data_dir: Path | None, progress: Callable[..., None]
 ) -> dict:
-    """One table.
+    """Make the table of one task.
 
     task     stsb or wic
-    Returns  task, data (name, files, n_train, n_eval) and rows: of stsb {"measure", "pearson", "spearman", "low",
-             "high"}, of wic {"measure", "accuracy", "low", "high", "train", "threshold"}, and the share of the
+    Returns  task, data (name, files, n_train, n_eval) and rows: for stsb {"measure", "pearson", "spearman", "low",
+             "high"}, for wic {"measure", "accuracy", "low", "high", "train", "threshold"}, and the share of the
              development set's larger class, `majority`
-    Raises   DataError if the set is not there
+    Raises   DataError if the set is missing
     """
     data = load_task(TASKS[task], data_dir)
     dev = data.evaluation["validation"]
@@ -61,12 +61,12 @@ def correlation(values: Sequence[float] | np.ndarray, labels: np.ndarray) -> dic
 
 
 def best_threshold(values: np.ndarray, is_positive: np.ndarray) -> tuple[float, float]:
-    """The threshold above which values are called positive that makes most of them right, and the share it makes right.
+    """The threshold with the highest accuracy, if values above it are called positive, and this accuracy.
 
-    It is half-way between two values, or below or above all of them; of equally good thresholds the lowest is used.
+    It lies half-way between two values, or below or above all; of equally good thresholds the lowest is returned.
     """
     distinct, number = np.unique(values, return_inverse=True)
-    won = np.bincount(number, weights=np.where(is_positive, -1.0, 1.0))  # by calling these values negative
+    won = np.bincount(number, weights=np.where(is_positive, -1.0, 1.0))  # if these values are called negative
     right = is_positive.sum() + np.concatenate([[0], np.cumsum(won)])
     thresholds = [distinct[0] - 1, *((distinct[1:] + distinct[:-1]) / 2), distinct[-1]]
     best = int(right.argmax())
@@ -74,7 +74,7 @@ def best_threshold(values: np.ndarray, is_positive: np.ndarray) -> tuple[float, 
 
 
 def accuracy(said: np.ndarray, is_positive: np.ndarray) -> dict[str, float]:
-    """The share that is right, and its 95 % interval."""
+    """The accuracy and its 95 % interval."""
     from scipy.stats import binomtest
 
     right = int((said == is_positive).sum())

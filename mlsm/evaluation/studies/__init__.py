@@ -1,1 +1,1 @@
-"""Studies of the method: which layer to encode, students over layers or k, what pre-training costs."""
+"""Studies of the method: which layer to encode, students by layer or k, the cost of pre-training."""

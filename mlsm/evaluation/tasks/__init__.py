@@ -1,1 +1,1 @@
-"""Tasks that a model is tested on: BLiMP's minimal pairs, and ten tasks to fine-tune on. Each writes records."""
+"""Evaluation tasks: BLiMP's minimal pairs, and ten tasks for fine-tuning. Each writes records."""

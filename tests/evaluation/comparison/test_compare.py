@@ -1,4 +1,4 @@
-"""compare, whole: tables and figures hold the right numbers, what is missing is said, mistakes name their file."""
+"""The command compare: tables and figures have the right numbers, missing data is reported, errors name their file."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""One sentence, right in every case, and never more than its interval says."""
+"""The sentence of a conclusion is right in every case and claims no more than its interval."""
 
 import pytest
 from tiny_study import arm, pair

@@ -1,4 +1,4 @@
-"""Like with like: what differs beyond the studied variable is named; what follows from it, or is unknown, is said."""
+"""Differences besides the studied setting are named; their consequences and unknown settings are reported."""
 
 import copy
 import csv

@@ -1,4 +1,4 @@
-"""The page: what it says is what the files hold, whatever names hold; from given scores, and from trained students."""
+"""The page agrees with the files, whatever the names contain; with given scores, and with trained students."""
 
 import csv
 import json

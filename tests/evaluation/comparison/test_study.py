@@ -1,4 +1,4 @@
-"""Who is compared and which scores are pairs: groups, averages, what does not agree is named, not dropped."""
+"""Which models are compared and which scores are paired: groups, averages; disagreeing records are named."""
 
 import numpy as np
 import pytest

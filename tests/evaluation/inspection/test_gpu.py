@@ -1,4 +1,4 @@
-"""doctor --gpu, played on a CPU with real children: what it proves, the table, and what it says without a GPU."""
+"""doctor --gpu, simulated on a CPU with real child processes: its trials, the table, and its output without a GPU."""
 
 import sys
 from pathlib import Path

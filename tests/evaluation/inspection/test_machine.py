@@ -1,4 +1,4 @@
-"""doctor: what it says agrees with the system's own answers, and what is amiss is marked."""
+"""doctor agrees with what the system itself reports, and marks problems."""
 
 import errno
 import os

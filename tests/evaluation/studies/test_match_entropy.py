@@ -1,4 +1,4 @@
-"""Temperature and penalty of equal entropy: what they give is measured again, dense, and on a store of that penalty."""
+"""match-entropy: the entropies of its results are computed again, densely, and on a store with that penalty."""
 
 import json
 from dataclasses import replace

@@ -2,17 +2,17 @@
 
     first, second = Activations(sample_of_one), Activations(sample_of_the_other)
     found = correlate(first, second, least=0.3)
-    found.first_P, found.second_P, found.r_P        # all pairs that correlate at least so much
+    found.first_P, found.second_P, found.r_P        # all pairs with r >= least
 
-What correlates is the stored weight: an LSP's share of its token's mass, 0 if the token lacks it. With sums over the
-N tokens,
+The correlated values are the stored weights: an LSP's share of its token's mass, 0 if the token does not have it. With
+sums over the N tokens,
 
     r_ij = (sum_t x_ti y_tj / N - m_i n_j) / (s_i u_j)
 
-with means m, n and standard deviations s, u. Only products of entries of the same token contribute to the first sum,
-so nothing of size N x K is made; and one block of LSPs is done at a time, so nothing of size K x K either: beside the
-samples less than 100 MB at K = 12,288. Sums are of float64. An LSP on fewer than LEAST_TOKENS tokens correlates with
-none: whatever would come out rests on a few tokens.
+with means m, n and standard deviations s, u. Only products of entries of the same token contribute to the first sum, so
+no array of size N x K is needed. One block of LSPs is processed at a time, so no array of size K x K is needed either.
+Besides the samples, this takes less than 100 MB at K = 12,288. Sums are in float64. An LSP on fewer than LEAST_TOKENS
+tokens is not correlated, because the result would depend on a few tokens.
 
 Shapes: N tokens, E entries, K LSPs of the first or J of the second store, B LSPs of a block, P pairs, n chosen LSPs.
 """
@@ -35,7 +35,7 @@ class Activations:
     """The weights of a store's LSPs on sampled tokens, with their moments.
 
     tokens_E  int32, sampled tokens of the entries sorted by LSP
-    is_rare   bool (K), on fewer than LEAST_TOKENS tokens
+    is_rare   bool (K), whether the LSP is on fewer than LEAST_TOKENS tokens
     mean_K    float64, over all tokens;  deviation_K  float64, standard deviation, 1 for rare ones
     """
 
@@ -51,7 +51,7 @@ class Activations:
         self.deviation_K = np.sqrt(np.where(self.is_rare, 1.0, variance_K))
 
     def rotate(self) -> "Activations":
-        """The same weights, moved on by half of the sample, round its end: a control where nothing belongs together."""
+        """The same weights, rotated by half of the sample: a control in which tokens do not correspond."""
         rotated, total = copy(self), len(self.sample)
         rotated.tokens_E = ((self.tokens_E + np.int64(total // 2)) % total).astype(np.int32)
         return rotated
@@ -70,11 +70,11 @@ class Activations:
 
 
 class LspCorrelations(NamedTuple):
-    """Pairs of LSPs that correlate, and the best of each LSP regardless of its correlation.
+    """Pairs of LSPs that correlate, and the best partner of each LSP, however low its correlation.
 
-    first_P, second_P  LSPs of the first and of the second store;  r_P  float64, at least the least that was asked for
-    best_K, best_r_K   for each LSP of the first store the one of the second that it correlates most with (-1 for a rare
-                       one), and how much;  best_J, best_r_J  the same for the second store
+    first_P, second_P  LSPs of the first and of the second store;  r_P  float64, correlations, at least `least`
+    best_K, best_r_K   for each LSP of the first store, the most correlated LSP of the second (-1 for a rare LSP) and
+                       the correlation;  best_J, best_r_J  the same for the second store
     """
 
     first_P: np.ndarray

@@ -3,22 +3,23 @@
     found = match(first, second, correlate(first, second, 0.3), kept_from=0.7, matching="hungarian")
     found.states[7], found.into[7], found.r_K[7]
 
-In this order, each LSP once:
+Each LSP gets the first state that applies:
 
     rare       on fewer than LEAST_TOKENS of the sampled tokens in its own store: not judged
-    split      an LSP is the sum of two or more of the second store that have it as their best: each of them adds at
-               least GAIN to the correlation with the sum, which reaches `kept_from`. Half of an LSP correlates at
-               0.71 with it, so a match alone would call that kept
+    split      an LSP is the sum of two or more LSPs of the second store whose best partner it is: each of them adds
+               at least GAIN to the correlation with the sum, which reaches `kept_from`. Half of an LSP correlates with
+               it at 0.71, so with matching only it would count as kept
     merged     the same the other way round: an LSP of the second store is the sum of two or more of the first
     kept       matched one to one with a correlation of at least `kept_from`
-    drifted    matched with less
-    vanished   none of these; of the second store: appeared
+    drifted    matched one to one with a lower correlation
+    vanished   none of these; an LSP of the second store without a state: appeared
 
-An LSP that vanished may still correlate with one that belongs to another LSP; the best is named with it. The matching
-weighs only pairs that correlate enough to count, so LSPs without any do not displace others, and it falls apart into
-the connected components of these pairs, each solved by itself (scipy's linear_sum_assignment): exactly the assignment
-with the largest sum. Its memory is that of the largest component: some megabytes as a rule, two dense matrices of
-float64 where all LSPs hang together, 2.4 GB for 12,288 times 12,288. Mutual best needs none.
+An LSP that vanished may still correlate with an LSP that is matched to another one; the record names the best. Only
+pairs that correlate enough take part in the matching, so LSPs without such a pair do not displace others. The problem
+is solved separately for each connected component of these pairs (scipy's linear_sum_assignment), which gives exactly
+the assignment with the largest sum. The largest component determines the memory: usually a few megabytes. If all LSPs
+are connected, it is two dense float64 matrices, 2.4 GB for 12,288 x 12,288. Matching by mutual best
+needs no such matrix.
 
 Shapes: K LSPs of the first or J of the second store, P pairs, n parts.
 """
@@ -38,7 +39,8 @@ class Matches(NamedTuple):
     """How the LSPs changed.
 
     states      list (K), of BEFORE;  states_after  list (J), of AFTER, as seen from the second store
-    into        list (K) of int64 arrays: LSPs of the second store, the main one first; of a merged one what it is in
+    into        list (K) of int64 arrays: LSPs of the second store, the main one first; for a merged LSP, the LSP that
+                it became part of
     r_K         float64, correlation with the match, or of the whole with the sum of the parts; NaN without one
     """
 
@@ -51,7 +53,7 @@ class Matches(NamedTuple):
 def match_lsps(
     first: Activations, second: Activations, pairs: LspCorrelations, kept_from: float, matching: str
 ) -> Matches:
-    """The Matches of two stores' LSPs, from the pairs that correlate enough to be matched."""
+    """Match the LSPs of two stores, from the pairs that correlate enough."""
     states = np.where(first.is_rare, "rare", "vanished").astype("<U8")
     states_after = np.where(second.is_rare, "rare", "appeared").astype("<U8")
     into, r_K = [np.zeros(0, np.int64) for _ in states], np.full(len(states), np.nan)
@@ -98,7 +100,7 @@ def _sums(first, second, pairs, kept_from):
 
 
 def _groups(places, keys):
-    """Places with equal keys together, in their order: a list of arrays."""
+    """Group places by equal keys, in order: a list of arrays."""
     order = np.argsort(keys, kind="stable")
     return np.split(places[order], np.flatnonzero(np.diff(keys[order])) + 1) if len(places) else []
 

@@ -1,18 +1,17 @@
-"""The command track: what becomes of LSPs from each of several stores of one plan to the next.
+"""The command track: follow LSPs through several stores of one plan, from each store to the next.
 
     summary = track(TrackConfig(stores=("runs/stores/lsp-before", "runs/stores/lsp-after")))
     summary["steps"][0]["counts"]["kept"]
 
 It writes, into its --output:
 
-    tracking.json   the summary that is returned, and of every step a record of every LSP
-    lsps.csv        the records, one per row: of the older store, and those that appear in the newer one
-    paths.csv       the LSPs of the first store that fire there, and the number of each in every later store
-    tracking.svg    (.png, .csv) shares of the states, and how well LSPs correlate with the nearest one
+    tracking.json   the returned summary, and for every step a record of every LSP
+    lsps.csv        the records, one per row: LSPs of the older store, and those that appear in the newer one
+    paths.csv       the LSPs that occur in the first store, and the number of each in every later store
+    tracking.svg    (.png, .csv) fractions of the states, and how well LSPs correlate with the nearest one
 
 The stores must hold the same windows, and the sampled tokens are compared one by one. Not handled here: the
-correlations (correlation.py), what they make of an LSP (matching.py), the figure (figure.py). Two samples are held at a
-time.
+correlations (correlation.py), the states (matching.py), the figure (figure.py). Two samples are in memory at a time.
 
 Shapes: K LSPs of a store, J of the next.
 """
@@ -38,7 +37,7 @@ from shards.manifest import differing
 from shards.reader import Store, plan_of
 
 NAME_WORDS = 3
-KEPT_FROM = 0.7  # correlation from which a matched LSP is kept, or else has drifted. Splits and merges must reach it
+KEPT_FROM = 0.7  # least correlation of a matched LSP that is kept and not drifted, and of splits and merges
 MATCHED_FROM = 0.3  # correlation below which two LSPs do not match
 COLUMNS = (
     "from",
@@ -61,13 +60,13 @@ def track(config: TrackConfig, progress: Callable[..., None] = silent) -> dict:
 
     progress  called as progress(stage, done, total, unit=..., **figures)
     Returns   dict for JSON: stores (facts of each), tokens, thresholds; steps, one for each two stores in a row: counts
-              by state, counts_after, median_correlation of what is matched one to one, chance (how many LSPs would
-              reach MATCHED_FROM if no tokens belonged together, and the largest such correlation); surviving (LSPs of
-              the first store that are left in each), files
+              by state, counts_after, median_correlation of LSPs matched one to one, chance (how many LSPs reach
+              MATCHED_FROM if tokens do not correspond, and the largest such correlation); surviving (LSPs of the first
+              store that are left in each), files
     Raises    InspectionError if the stores do not hold LSPs of the same tokens; StoreError, ShardError
     """
     stores = _open(config.stores)
-    stores[0].read_tokenizer()  # raises StoreError if it is another one
+    stores[0].read_tokenizer()  # raises StoreError if the tokenizer was changed
     older = Activations(sample_tokens(stores[0], config.samples, progress))
     found = words.find_words(older.sample, Vocabulary(stores[0].tokenizer_dir, stores[0].vocab_size))
     older_names = _names(older, found)
@@ -108,7 +107,7 @@ def _open(places):
     first, *stores = [Store.open(places[0])]
     for place in places[1:]:
         store = Store.open(place)
-        if plan_of(place)[1] is None and store.plan_id != first.plan_id:  # it may have grown since
+        if plan_of(place)[1] is None and store.plan_id != first.plan_id:  # a plan may have grown since
             with suppress(StoreError):
                 store = Store.open(place, first.plan_id)
         if store.plan_id != first.plan_id or store.vocab_size != first.vocab_size:
@@ -168,7 +167,9 @@ def _step(matches: Matches, chance: LspCorrelations) -> dict:
 
 
 def _records(matches, pairs, older, newer):
-    """A dict of COLUMNS, but for the stores, of every LSP of the older store and of those that appear in the newer."""
+    """A dict with all COLUMNS except the stores, for every LSP of the older store and for those that appear in the
+    newer.
+    """
     (before, names), (after, names_after) = older, newer
     density_K = before.entries.counts / max(1, before.sample.coded)
     density_J = after.entries.counts / max(1, after.sample.coded)
@@ -224,7 +225,7 @@ def _write(config, summary, records, paths, progress):
 
 
 def _cell(value):
-    """A value as CSV has it: a list joined by blanks or, of words, by bars; numbers to six digits."""
+    """A value as text for CSV: numbers in six digits; lists joined by blanks, lists of words by bars."""
     if isinstance(value, list):
         texts = [_cell(part) for part in value]
         return (" | " if value and isinstance(value[0], str) else " ").join(map(str, texts))

@@ -1,1 +1,1 @@
-"""Operations of pre-training: the paper's table 3, what it leaves out, and what one encoding for many runs saves."""
+"""Count the operations of pre-training: the paper's table 3, the parts it omits, and savings by sharing stores."""

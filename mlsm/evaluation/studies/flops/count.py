@@ -1,9 +1,9 @@
-"""The command count-flops: tables, check of the formulas, cost of a run against the reuse of its encoding.
+"""The command count-flops: tables, a check of the formulas, and a run's cost against the reuse of its store.
 
     result = count_flops(CountFlopsConfig())
     result["percent_of_mlm"]["mlsm-10"]    # 103.2
 
-Needs configurations alone. Not handled here: the counting (encoders.py, solver.py, pretraining.py), the text
+It needs only configurations. Not handled here: the counting (encoders.py, solver.py, pretraining.py), the text
 (mlsm/commands/count_flops.py).
 """
 
@@ -27,7 +27,7 @@ from mlsm.evaluation.studies.flops.pretraining import (
 from mlsm.evaluation.studies.flops.solver import correlation_flops, fista_flops, solver_flops, update_flops
 from pipeline.config import plain
 
-REUSE = (1, 2, 5, 10, 20, 50, 100)  # R: how often each encoded token is trained on, over epochs and over runs
+REUSE = (1, 2, 5, 10, 20, 50, 100)  # R: how often each encoded token is trained on, over all epochs and runs
 
 
 def count_flops(settings: CountFlopsConfig, progress: Callable[..., None] = silent) -> dict:
@@ -81,15 +81,14 @@ def _count(setting, settings):
 
 
 def as_printed(row: str, flops: float) -> str:
-    """A cell as in table 3: calflops prints forward passes with three digits, the paper triples these for training."""
+    """A cell as printed in table 3: calflops prints forward passes with three digits, and the paper triples these."""
     passes = TRAINING if row.startswith("trained") else 1
     forward = float(f"{flops / passes:.2e}")
     return short_flops(passes * forward)
 
 
 def short_flops(flops: float | None) -> str:
-    """Operations in three digits, in units of 1e12 as table 3 has them, and smaller ones in the unit that fits; empty
-    for none."""
+    """Operations with three digits, in units of 1e12 as in table 3 or in smaller units; empty for None."""
     if not flops:
         return ""
     exponent = 12 if flops >= 1e10 else 3 * int(math.log10(max(flops, 1)) // 3)
@@ -97,7 +96,7 @@ def short_flops(flops: float | None) -> str:
 
 
 def _solver(setting):
-    """One batch, at masked positions and at all; by part for ours."""
+    """Operations of the solvers on one batch, at masked and at all positions; those of our solver by part."""
     k, d = setting.k, setting.teacher.width
     found = {}
     for where, tokens in (("masked", setting.masked), ("all", setting.tokens)):

@@ -1,8 +1,8 @@
-"""Operations of one encoder's forward pass: by formula where its family is known here, else measured.
+"""Operations of one encoder's forward pass: by formula for the families known here, else measured.
 
-A multiplication and an addition count as two operations, matrix products alone are counted (what calflops and
-torch's counter do); norms, activations and softmax are about 1 % more. Formulas are checked against the measured
-count by tests. Not handled here: other families (DeBERTa-v2, ModernBERT ...), which are measured.
+A multiplication and an addition count as two operations. Only matrix products are counted, as calflops and torch's
+counter do; norms, activations and softmax would add about 1 %. Tests compare the formulas with measured counts. Not
+handled here: other families (DeBERTa-v2, ModernBERT ...), which are measured.
 
 Shapes: L positions, d hidden width, e width of embeddings.
 """
@@ -26,7 +26,7 @@ class Products(NamedTuple):
     """Operations of a forward pass."""
 
     linear: int
-    """products with weights at every position: what calflops counts"""
+    """products with weights at every position, as counted by calflops"""
     attention: int
     """scores, weighted means, and DeBERTa's products with relative positions; 0 if measured, as part of `linear`"""
 
@@ -37,9 +37,9 @@ class Products(NamedTuple):
 
 
 class EncoderShape:
-    """An encoder known by its Hugging Face configuration.
+    """An encoder, described by its Hugging Face configuration.
 
-    name       as the user gave it
+    name       as the user wrote it
     hf_config  its configuration
     """
 
@@ -50,9 +50,9 @@ class EncoderShape:
 
     @classmethod
     def find(cls, name: str) -> "EncoderShape":
-        """The encoder of a name that train-student knows, `bundled`, a directory or a Hub id.
+        """Find an encoder: a name that train-student knows, `bundled`, a directory or a Hub id.
 
-        Raises FlopsError if there is none; ValueError from a name whose size cannot be built.
+        Raises FlopsError if there is none; ValueError if no encoder of the size in the name can be built.
         """
         from student.encoders.build import named_config
 
@@ -60,20 +60,20 @@ class EncoderShape:
 
     @property
     def vocabulary(self) -> int:
-        """Entries of its vocabulary; a named encoder has none of its own and gets bert-base-cased's."""
+        """Size of its vocabulary; a named encoder has no vocabulary and gets the size of bert-base-cased's."""
         from student.encoders.build import named_config
 
         return CASED_VOCABULARY if named_config(self.name) else self.config.vocab_size
 
     @property
     def is_analytic(self) -> bool:
-        """Whether there is a formula."""
+        """Whether there is a formula for its family."""
         family = self.config.model_type
         deberta = family == "deberta" and not getattr(self.config, "talking_head", False)
         return family in BERT_FAMILY or deberta
 
     def cut(self, layers: int) -> "EncoderShape":
-        """The same without the layers above a number. Raises FlopsError if there are not so many."""
+        """The encoder with only its first `layers` layers. Raises FlopsError if it has fewer."""
         if not 1 <= layers <= self.layers:
             raise FlopsError(f"{self.name} has {self.layers} layers, no layer {layers}. Choose 1 to {self.layers}.")
         from pipeline.teacher import cut_config
@@ -81,7 +81,7 @@ class EncoderShape:
         return EncoderShape(self.name, cut_config(self.config, layers))
 
     def forward(self, windows: int, length: int) -> Products:
-        """Operations of a forward pass over whole windows, every position computed, without head."""
+        """Operations of a forward pass over whole windows, at every position, without head."""
         if not self.is_analytic:
             return Products(self.measure(windows, length), 0)
         d, positions = self.width, windows * length
@@ -98,7 +98,7 @@ class EncoderShape:
         return 2 * tokens * self.embedding_width * (self.width + outputs)
 
     def measure(self, windows: int, length: int) -> int:
-        """The same as forward().total, counted by torch on tensors without data, under eager attention."""
+        """The same as forward().total, counted by torch on tensors without data, with eager attention."""
         return measure_encoder(self.config, windows, length)
 
     def _relative_positions(self, windows: int, length: int) -> int:
@@ -123,7 +123,7 @@ def measure_encoder(hf_config: "PretrainedConfig", windows: int, length: int) ->
 
     roomy = copy.deepcopy(hf_config)
     if getattr(roomy, "max_position_embeddings", None) and roomy.model_type != "deberta":
-        roomy.max_position_embeddings = max(roomy.max_position_embeddings, length + 2)  # looked up, not computed
+        roomy.max_position_embeddings = max(roomy.max_position_embeddings, length + 2)  # a lookup costs no operations
     with torch.device("meta"):
         model = AutoModel.from_config(roomy, attn_implementation="eager", **without_pooler(roomy))
     return count_operations(model.eval(), input_ids=(windows, length))
@@ -161,7 +161,7 @@ def _load_config(name: str):
     try:
         place = locate(name) if name == "bundled" or Path(name).is_dir() else name
         config = open_config(place)
-    except Exception as error:  # transformers raises many classes at a damaged configuration
+    except Exception as error:  # transformers raises many classes for a damaged configuration
         raise FlopsError(
             f"{name}: no configuration found there ({describe(error)}). Pass a named encoder such as bert-base or "
             "bert-6x384, a directory with config.json, or a Hub id (network or cache)."

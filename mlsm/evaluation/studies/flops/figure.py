@@ -1,7 +1,7 @@
 """Cost of a pre-training run against R, how often each encoded token is trained on.
 
-A run of the offline student pays a share 1/R of the encoding; online paradigms pay their teacher at every step, so
-theirs are flat lines. Not handled here: the counting (pretraining.py).
+A run of the offline student pays 1/R of the encoding. Online paradigms run their teacher at every step, so their lines
+are flat. Not handled here: the counting (pretraining.py).
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ NAMES = {"mlm": "MLM", "kd": "KD", "naive-mlsm": "naive MLSM"}
 def draw_costs(result: dict, directory: Path) -> list[Path]:
     """Write cost_per_run.svg, .png and .csv into a directory; returns their paths.
 
-    result  of count_flops; lines are in per cent of MLM, everything counted
+    result  result of count_flops; lines are in per cent of MLM, with all operations counted
     """
     figure, axes = new_figure()
     reuse = [FURTHEST ** (i / (POINTS - 1)) for i in range(POINTS)]

@@ -1,14 +1,14 @@
-"""The cost of a batch of pre-training: counted as in the paper's table 3, in full, and offline with shared encoding.
+"""The cost of a batch of pre-training: as in the paper's table 3, in full, and offline with a shared store.
 
     setting = Setting.of(CountFlopsConfig())
     table(setting)["mlsm-10"]          # rows of table 3
-    pretraining_flops(setting, "kd")   # all that is computed, by part
+    pretraining_flops(setting, "kd")   # all computations, by part
     offline_flops(setting, reuse=10)
 
-Backward passes cost two forward passes. The paper counts logits at every position, the teacher's linear layers alone
-and no solver; in full means: logits at masked positions only (all that a loss reads), the teacher's attention products,
-and the sparse solver of the official code, 100 FISTA steps at masked positions. Not handled here: how one encoder is
-counted (encoders.py), the tables for people (mlsm/commands/count_flops.py).
+A backward pass costs two forward passes. The paper counts logits at every position, only the linear layers of the
+teacher, and no solver. In full means: logits only at masked positions (the loss needs no others), the teacher's
+attention products, and the official code's sparse solver, 100 FISTA steps at masked positions. Not handled here: how
+one encoder is counted (encoders.py), the tables for people (mlsm/commands/count_flops.py).
 """
 
 from typing import NamedTuple
@@ -19,12 +19,12 @@ from mlsm.evaluation.studies.flops.encoders import EncoderShape
 from mlsm.evaluation.studies.flops.solver import fista_flops, learning_flops, solver_flops
 
 FISTA = "sparse solver, 100 FISTA steps"
-WINDOWS = 128  # of the batch that the tables are of, as in the paper
-TRAINING = 3  # forward passes in a forward and backward pass
+WINDOWS = 128  # of the tables' batch, as in the paper
+TRAINING = 3  # cost of a forward and backward pass, in forward passes
 
 
 class Setting(NamedTuple):
-    """A batch, and who computes what on it."""
+    """A batch, and the models that process it."""
 
     student: EncoderShape
     teacher: EncoderShape
@@ -53,7 +53,7 @@ class Setting(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Tokens of the batch, special ones too."""
+        """Tokens of the batch, including special ones."""
         return self.windows * self.length
 
     @property
@@ -63,7 +63,7 @@ class Setting(NamedTuple):
 
     @property
     def paradigms(self) -> list[str]:
-        """The table's columns: mlsm-<layer> for the whole teacher, and for the one that is cut."""
+        """The table's columns: mlsm-<layer> for the whole teacher, and for the teacher cut after the layer."""
         return ["mlm", "kd", "naive-mlsm", *dict.fromkeys([f"mlsm-{self.teacher.layers}", f"mlsm-{self.layer}"])]
 
     def outputs(self, paradigm: str) -> int:
@@ -72,7 +72,7 @@ class Setting(NamedTuple):
         return words + (self.k if "mlsm" in paradigm else 0)
 
     def teacher_layers(self, paradigm: str) -> int:
-        """Layers of the teacher that are computed. Raises FlopsError if there is no such paradigm."""
+        """The number of teacher layers that are computed. Raises FlopsError if there is no such paradigm."""
         if paradigm not in self.paradigms:
             raise FlopsError(f"no paradigm {paradigm!r}. There are: {', '.join(self.paradigms)}.")
         if paradigm.startswith("mlsm-"):
@@ -130,7 +130,7 @@ def teacher_flops(teacher: EncoderShape, layer: int, windows: float, length: int
 
 
 def encoding_flops(setting: Setting) -> dict[str, float]:
-    """Coding every token of one batch once, as encode-lsp does: the teacher to its layer, and our solver."""
+    """Encoding every token of one batch once, as encode-lsp does: the teacher up to its layer, and our solver."""
     return {
         "teacher": teacher_flops(setting.teacher, setting.layer, setting.windows, setting.length),
         "sparse solver": solver_flops(setting.tokens, setting.k, setting.teacher.width),
@@ -151,7 +151,7 @@ def dictionary_flops(setting: Setting, vectors: int, epochs: float) -> float:
 
 
 def full_table(setting: Setting) -> dict[str, dict[str, float]]:
-    """`pretraining_flops` of every paradigm, with `percent_of_mlm` counted alike."""
+    """`pretraining_flops` of every paradigm, with `percent_of_mlm` counted in the same way."""
     return _add_percent({paradigm: pretraining_flops(setting, paradigm) for paradigm in setting.paradigms})
 
 

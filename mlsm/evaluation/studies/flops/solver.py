@@ -1,18 +1,18 @@
 """Operations of sparse coding and of learning the dictionary.
 
-Not handled here: the teacher's pass that makes the vectors (pretraining.py), comparisons, and time: the coordinate
-updates are a fifth of the operations at k = 3072, d = 768, but run along short vectors, far below the speed of
+Not handled here: the teacher's pass that makes the vectors (pretraining.py), comparisons, and time. The coordinate
+updates are a fifth of the operations at k = 3072, d = 768, but they use short vectors and run far slower than matrix
 products.
 
 Shapes: d hidden width, k atoms.
 """
 
-FISTA_STEPS = 100  # of the official code
+FISTA_STEPS = 100  # in the official code
 # By `python -m benchmarks.solver_operations`: layer 5 of MiniLM (d = 384), k = 3072, lam = 0.05, a KKT violation of
-# 1e-3. They depend on the vectors; both belong to one token.
-UPDATED_ROWS = 144  # rows of the Gram matrix taken off all k correlations
-INNER_OPERATIONS = 328_000  # coordinate descent and conjugate gradients in the working set, and the certificate
-MINIBATCH = 2048  # vectors between two updates of the atoms (pipeline/dictionary/)
+# 1e-3. Both numbers are per token and depend on the vectors.
+UPDATED_ROWS = 144  # rows of the Gram matrix subtracted from all k correlations
+INNER_OPERATIONS = 328_000  # coordinate descent and conjugate gradients on the working set, and the certificate
+MINIBATCH = 2048  # vectors per update of the atoms (pipeline/dictionary/)
 
 
 def fista_flops(tokens: float, k: int, d: int, steps: int = FISTA_STEPS) -> float:
@@ -26,19 +26,19 @@ def correlation_flops(tokens: float, k: int, d: int) -> float:
 
 
 def update_flops(tokens: float, k: int) -> float:
-    """The part that depends on the data: as measured on MiniLM's hidden states."""
+    """The part that depends on the data, as measured on MiniLM's hidden states."""
     return (2 * k * UPDATED_ROWS + INNER_OPERATIONS) * tokens
 
 
 def solver_flops(tokens: float, k: int, d: int) -> float:
-    """Coordinate descent on a working set, to its certificate, at some tokens."""
+    """Operations of our solver: coordinate descent on a working set until its certificate holds."""
     return correlation_flops(tokens, k, d) + update_flops(tokens, k)
 
 
 def learning_flops(vectors: int, epochs: float, k: int, d: int) -> float:
     """Online dictionary learning from vectors that are already computed.
 
-    Every vector is coded; every minibatch has one pass over the atoms (2 k^2 d, Mairal et al. 2009, algorithm 2) and
-    half of a new Gram matrix (k^2 d). Not handled here: evaluations, and sums over the codes' non-zeros, 1 % of coding.
+    Every vector is coded. Every minibatch takes one pass over the atoms (2 k^2 d, Mairal et al. 2009, algorithm 2) and
+    half of a new Gram matrix (k^2 d). Not counted: evaluations, and sums over the codes' non-zeros (1 % of coding).
     """
     return epochs * (solver_flops(vectors, k, d) + vectors / MINIBATCH * 3 * k * k * d)

@@ -2,8 +2,8 @@
 
     store_flops(Store.open("runs/stores/..."))
 
-Counted once, however many runs share the store. Not handled here: the dictionary (pretraining.dictionary_flops, some
-thousandths of a per cent), students (mlsm/evaluation/lineage.py).
+They are counted once, however many runs share the store. Not counted: the dictionary (pretraining.dictionary_flops, a
+few thousandths of a per cent), students (mlsm/evaluation/lineage.py).
 """
 
 from mlsm.evaluation.studies.flops.encoders import EncoderShape
@@ -13,7 +13,7 @@ from shards.reader import Store
 
 
 def store_flops(store: Store) -> float:
-    """Operations of encoding a store; none for one of token ids. Raises FlopsError if there is no such teacher."""
+    """Operations of encoding a store; 0 for a store of token ids. Raises FlopsError if there is no such teacher."""
     if store.kind == "ids":
         return 0.0
     teacher = EncoderShape.find(store.settings["teacher_name"])
@@ -28,6 +28,6 @@ def store_flops(store: Store) -> float:
         else:
             coding = fista_flops(*coded, solver["steps"]) if solver["name"] == "fista" else solver_flops(*coded)
         return teacher_flops(teacher, store.settings["layer"], report["windows"], length) + coding
-    passes = store.settings.get("masked_passes", 1)  # of the encoder; the head reads each token once
+    passes = store.settings.get("masked_passes", 1)  # passes of the encoder; the head reads each token once
     whole = passes * teacher_flops(teacher, teacher.layers, 1, length) + teacher.head(length, store.k)
     return whole * report["windows"]

@@ -1,12 +1,12 @@
 """The commit that started each part of a study, and the state of each part.
 
-    with at_work(directory, part.name, commit):    # StudyError if another commit began it
+    with at_work(directory, part.name, commit):    # StudyError if another commit started it
         part.run(progress)
     state_of(directory, part.name, finished)       # State("running", "73185cf...")
 
-A part has a file <output>/cells/<part>, whose line is the commit of this code that began it, and which is locked while
-a process is at work on it. A part that two commits share would be the result of neither, so only the first continues;
-a finished part is not run again. Not handled here: what is finished, which the part's own files say (costs.py).
+A part has a file <output>/cells/<part>. It contains the commit of this code that started the part, and it is locked
+while a process works on the part. A part made by two commits would be the result of neither, so only the first commit
+may continue it. A finished part is not run again. Whether a part is finished is decided from its own files (costs.py).
 """
 
 import hashlib
@@ -22,21 +22,22 @@ from mlsm.common.errors import StudyError
 from mlsm.common.version import VERSION
 
 PLACE = "cells"
-MOST_BYTES = 200  # of a line
+MOST_BYTES = 200  # of the line
 
 
 class State(NamedTuple):
-    """How far a part is."""
+    """The state of a part."""
 
     name: str
     """done, running, started (and interrupted), or missing"""
     commit: str | None
-    """that began it; None if this is not known, as of a store that another command made"""
+    """the commit that started it; None if unknown, as for a store that another command made"""
 
 
 def this_commit() -> str:
-    """The commit of this code, with `-dirty` and digits of the changes where files differ from it; outside a checkout
-    the package's version."""
+    """The commit of this code, with `-dirty` and digits of a hash of the changes if files differ from it. Outside a
+    checkout, the package's version.
+    """
     root = Path(__file__).parents[4]
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
@@ -57,7 +58,7 @@ def at_work(directory: Path, part: str, commit: str) -> Iterator[None]:
     """Hold the lock of a part.
 
     commit  of `this_commit`
-    Raises  StudyError if another commit began the part, or another process is at work on it
+    Raises  StudyError if another commit started the part, or another process is working on it
     """
     file = _file(directory, part)
     with refuse_what_is_in_the_way():
@@ -66,7 +67,7 @@ def at_work(directory: Path, part: str, commit: str) -> Iterator[None]:
         if not locks.acquire(lock):
             raise StudyError(f"{part}: another process is working on it. Wait for it to finish.")
         begun = _commit_in(file)
-        if begun is None:  # new, or of a process that was killed here
+        if begun is None:  # new, or its process was killed here
             lock.truncate(0)
             disk.write(lock, f"{commit}\n".encode())
             disk.fsync(lock)
@@ -82,9 +83,9 @@ def at_work(directory: Path, part: str, commit: str) -> Iterator[None]:
 
 
 def state_of(directory: Path, part: str, finished: bool) -> State:
-    """How far a part is.
+    """The state of a part.
 
-    finished  whether its own files say so
+    finished  whether its own files show that it is finished
     """
     file = _file(directory, part)
     try:

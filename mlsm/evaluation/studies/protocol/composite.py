@@ -1,20 +1,19 @@
-"""The composite of a study's students, and what it says about the hypotheses.
+"""Compute the composite score of a study's students and test the hypotheses with it.
 
     result = compose(study, directory)
 
-Of a student, over the measures of the recipe,
+For a student, over the measures in the recipe,
 
     composite = mean of 100 * (score - untrained) / (teacher - untrained),
 
-where a score is that of its frozen encoder, `untrained` the mean of the untrained students (step 0 of one arm), and
-`teacher` that of the teacher. So 0 is what random weights reach and 100 what the teacher reaches.
+where `score` is that of its frozen encoder, `untrained` is the mean score of the untrained students (step 0 of one
+arm), and `teacher` is the teacher's. So random weights reach 0, and the teacher reaches 100.
 
-A hypothesis is tested over seeds: paired by seed (a t test of the differences, two-sided), and, since pairs may have
-little in common, unpaired too (Welch's). The secondary ones are adjusted by Holm's method. Two arms are called
-equivalent within a margin where the 90 % interval of their paired difference lies inside it: two one-sided tests at
-5 % (Schuirmann 1987). Nothing is said about the primary arms before all of their planned seeds are scored.
-Not handled here: how the measures are taken (mlsm/evaluation/tasks/frozen), the report on fine-tuning
-(mlsm/evaluation/comparison).
+A hypothesis is tested over seeds: paired by seed (two-sided t test of the differences) and, since paired runs may have
+little in common, also unpaired (Welch's test). P values of secondary hypotheses are adjusted by Holm's method. Two arms
+are equivalent within a margin if the 90 % interval of their paired difference lies inside it, which is two one-sided
+tests at 5 % (Schuirmann 1987). Results of the primary arms are withheld until all of their planned seeds are scored.
+Not handled here: the measures (mlsm/evaluation/tasks/frozen), the report on fine-tuning (mlsm/evaluation/comparison).
 """
 
 import math
@@ -30,7 +29,7 @@ from mlsm.evaluation.studies.protocol.costs import name_in_records
 from mlsm.evaluation.studies.protocol.description import PlannedArm, Study
 
 GATE = {"standard_errors": 5.0, "points": 3.0, "learned_standard_errors": 2.0}  # see `gate`
-Scores = dict[str, float]  # measure -> score in points
+Scores = dict[str, float]  # measure -> score, in points
 
 
 class Scored(NamedTuple):
@@ -44,18 +43,18 @@ class Scored(NamedTuple):
 
 
 def compose(study: Study, directory: Path) -> dict:
-    """Composites and hypotheses, as far as they may be known.
+    """Compute composites and test hypotheses, except those that are withheld.
 
     directory  of the study
     Returns    arms (name -> seeds, composite, deviation, measures: means in points; None for an arm that is withheld),
                anchors (untrained, teacher: measure -> points), gate (of `gate`), hypotheses (of `_contrast`, or pair
                and `withheld`: why nothing is said yet)
-    Raises     StudyError if two models have a student's name, or an anchor is not below the other
+    Raises     StudyError if two models have the same student's name, or if the lower anchor is not below the upper one
     """
     assert study.composite is not None
     scored = read_scores(study, directory)
     lower = study.arms[study.composite.untrained]
-    # A score is a share of the way between the anchors, so it is the planned one only when these are.
+    # Scores are relative to the anchors, so they are final only if both anchors are scored as planned.
     has_anchors = scored.untrained.keys() >= set(lower.seeds)
     is_open = has_anchors and all(_is_scored(study.arms[name], study.seeds, scored.students) for name in study.primary)
     hidden = () if is_open else study.primary
@@ -82,7 +81,7 @@ def compose(study: Study, directory: Path) -> dict:
         contrasts.append(_contrast(pair, seeds, values, scored.students))
     if contrasts[0].get("paired") and study.composite.margin is not None:
         contrasts[0]["equivalence"] = _equivalence(contrasts[0], study.composite.margin)
-    # One that is not known yet counts among the planned ones, as if nothing were found.
+    # A hypothesis without a result yet is counted too, with p = 1.
     adjusted = holm([1.0 if "withheld" in one else one.get("paired", {}).get("p") for one in contrasts[1:]])
     for one, p in zip(contrasts[1:], adjusted, strict=True):
         if "paired" in one:
@@ -129,9 +128,11 @@ def read_scores(study: Study, directory: Path) -> Scored:
 
 
 def gate(study: Study, scored: Scored, hidden: Collection[str] = ()) -> list[dict]:
-    """Whether each measure tells a trained student from the teacher and from an untrained one, by the arm of the lower
-    anchor: it stays if the teacher is 5 standard errors and 3 points above the arm, and the arm 2 standard errors above
-    the untrained. Points; None for what takes two seeds, and for an arm among the hidden ones."""
+    """Check that each measure separates a trained student from the teacher and from an untrained student. The students
+    are those of the lower anchor's arm. A measure is kept if the teacher is 5 standard errors and 3 points above the
+    arm, and the arm is 2 standard errors above the untrained students. Values are in points; None if there are fewer
+    than two seeds or the arm is hidden.
+    """
     assert study.composite is not None
     rows = []
     arm = {} if study.composite.untrained in hidden else scored.students[study.composite.untrained]
@@ -154,7 +155,7 @@ def _passes(above: float, error: float, gained: float, learned: float) -> bool:
 
 
 def _scores(record: Mapping, part: str) -> Scores:
-    """Metric -> points on the part, on dev where a test set is asked for and there is none."""
+    """Metric -> points on the part; on dev if the part is `test` and the task has no test set."""
     values = {figure["metric"]: 100 * figure["value"] for figure in record["figures"]}
     names = {metric.rpartition("_")[0] for metric in values}
     wanted = ("test", "dev") if part == "test" else (part,)
@@ -230,7 +231,7 @@ def _contrast(pair: tuple[str, str], seeds: tuple[int, ...], values, students) -
         ):
             interval = test.confidence_interval(1 - LEVEL)
             found[name] = {"low": float(interval.low), "high": float(interval.high), "p": float(test.pvalue)}
-        if not any(found["differences"]):  # where a t test divides by nothing
+        if not any(found["differences"]):  # a t test would divide by zero
             found["paired"] = {"low": 0.0, "high": 0.0, "p": 1.0}
     return found
 

@@ -3,12 +3,12 @@
     for cost in costs(chosen, parts, kept, progress):
         cost.part, cost.seconds, cost.bytes
 
-A store is measured as `--dry-run` of its command does. Of every kind of student a few steps are timed, on windows of
-the recipe's length and, for steps that read them in pieces, on the pieces; probes and evaluations follow by their
-tokens, those of examples counted by the bundled tokenizer. So the figures tell hours from minutes, not minutes from
-seconds: short inputs are slower than full windows, and every command takes some seconds to begin. What is finished
-costs nothing. Of the diagnostic of layers only the teacher's pass over SemCor and the dictionaries count. Left out:
-what `mask_later` saves, and that a higher mask rate costs more.
+A store is measured as by `--dry-run` of its command. For every kind of student a few steps are timed, on windows of the
+recipe's length and, for steps on pieces of windows, on the pieces. The cost of probes and evaluations follows from
+their tokens; the bundled tokenizer counts those of examples. So the estimates distinguish hours from minutes, but not
+minutes from seconds: short inputs are slower per token than full windows, and every command takes a few seconds to
+start. Finished parts cost nothing. For the diagnostic of layers, only the teacher's pass over SemCor and the
+dictionaries are counted. Ignored: the savings of `mask_later`, and the extra cost of a higher mask rate.
 """
 
 import math
@@ -39,18 +39,18 @@ from shards.reader import Store
 from student.config import StudentConfig
 from student.objectives import LSP_OBJECTIVES, OVER_VOCABULARY
 
-TIMED_STEPS = 3  # after one to warm up
+TIMED_STEPS = 3  # after one warm-up step
 EXAMPLES = 1000  # of a task, tokenised to count their tokens
-WORDS = 11  # of a sentence of BLiMP, about: each is hidden once
+WORDS = 11  # of a BLiMP sentence, about: each word is masked once
 PAIRS, PARADIGMS = 1000, 67
 SEMCOR_TOKENS = 900_000
-FITTING_SECONDS = {"conll2003": 120.0, "wsd": 60.0}  # of linear models and a dictionary, for 2 x 128 on two cores
+FITTING_SECONDS = {"conll2003": 120.0, "wsd": 60.0}  # linear models and a dictionary, 2 x 128 encoder, two cores
 WEIGHT_BYTES = 4
-STATE = 3  # a checkpoint to resume from: weights and AdamW's two moments
+STATE = 3  # size of a checkpoint in copies of the weights: weights and AdamW's two moments
 
 
 class Cost(NamedTuple):
-    """The cost of the unfinished rest of a part."""
+    """The remaining cost of a part."""
 
     part: str
     seconds: float
@@ -61,9 +61,9 @@ class Cost(NamedTuple):
 def costs(
     chosen: list[Part], parts: list[Part], kept: Mapping[str, Mapping], progress: Callable[..., None]
 ) -> Iterator[Cost]:
-    """The cost of every chosen part, of all parts of the study. Raises what the measured commands raise.
+    """The cost of every chosen part. Raises the errors of the measured commands.
 
-    kept  part -> seconds and bytes, of earlier estimates: these parts are not measured again
+    kept  part -> seconds and bytes of earlier estimates; these parts are not measured again
     """
     of_stores: dict[str, dict] = {}
     for part in chosen:
@@ -86,9 +86,9 @@ def costs(
 
 
 def is_finished(part: Part, parts: list[Part]) -> bool:
-    """Whether nothing is left to do of a part: it is made, or everything that needs it is finished.
+    """Whether a part is done: its files exist, or all parts that need it are finished.
 
-    So records alone carry a study on: a student that was scored, and a store whose students were, may be removed.
+    So a study continues from its records: a scored student, and a store whose students were all scored, may be deleted.
     """
     if is_made(part, parts):
         return True
@@ -97,7 +97,7 @@ def is_finished(part: Part, parts: list[Part]) -> bool:
 
 
 def is_made(part: Part, parts: list[Part]) -> bool:
-    """Whether a part's own files are whole, as far as they say: an evaluation has all its records."""
+    """Whether a part's own files are complete; an evaluation must have all its records."""
     if part.verb in ("train-student", "train-probe"):
         return (Path(part.values["run_dir"]) / "result.json").is_file()
     output = Path(part.values["output"])
@@ -126,13 +126,13 @@ def _has_records(part: Part, output: Path, checkpoints: int) -> bool:
 
 
 def name_in_records(model: str) -> str:
-    """The name in records of a model that may not exist yet."""
+    """The name that a model, which may not exist yet, has in records."""
     if model == "bundled" and not Path(model).is_dir():
         return BUNDLED.name
     path = Path(model).expanduser()
     if path.is_dir():
         return records.shown_name(path)
-    return model if model.count("/") == 1 else path.name  # of the Hub, or a student to come
+    return model if model.count("/") == 1 else path.name  # a Hub id, or a future student
 
 
 def _is_whole(part: Part, stores: Path) -> bool:
@@ -141,28 +141,28 @@ def _is_whole(part: Part, stores: Path) -> bool:
         try:
             Store.open(path.parent)
             whole += 1
-        except (MlsmError, OSError):  # unfinished or damaged: its command says which
+        except (MlsmError, OSError):  # unfinished or damaged; its command will report which
             continue
     return whole >= wanted
 
 
 def _stores_of(part: Part) -> int:
-    """How many stores a part makes: of LSPs one for every layer and k."""
+    """How many stores a part makes; for LSPs, one for every layer and k."""
     several = {"encode-lsp": ("layer", "k"), "encode-hidden": ("layer",)}.get(part.verb, ())
     return math.prod(len(part.values.get(name, [0])) for name in several)
 
 
 def _apart_from_seed(part: Part) -> str:
-    """The same text for stores that differ only in the seed of their dictionary: one measurement is enough."""
+    """A key that is equal for stores that differ only in their dictionary's seed, so that one of them is measured."""
     return repr([part.verb, *sorted((k, str(v)) for k, v in part.values.items() if k not in ("seed", "output"))])
 
 
 def _store_cost(part: Part, parts: list[Part], progress) -> dict[str, Any]:
-    if part.verb == "derive-shards":  # copies a store that may not be there yet; small beside the others
+    if part.verb == "derive-shards":  # copies a store that may not exist yet; cheap compared with others
         return {"seconds": 0.0, "bytes": 0}
     values = {name: value for name, value in part.values.items() if not _is_missing(value)}
     if "hidden" in part.values and not _is_whole_store(part.values["hidden"]):
-        maker = part  # measured from text, with a pass of the teacher too many
+        maker = part  # measured from text, which overestimates by a teacher's pass
         while "hidden" in maker.values:
             maker = next(other for other in parts if other.name == maker.values["hidden"].part)
         names = {field.name for field in fields(TeacherConfig)} | {"layer"}
@@ -174,7 +174,7 @@ def _store_cost(part: Part, parts: list[Part], progress) -> dict[str, Any]:
 
 
 def _is_missing(value: Any) -> bool:
-    """Whether a setting names what another part has not made yet."""
+    """Whether a setting names something that another part has not made yet."""
     if not isinstance(value, Made):
         return False
     try:
@@ -185,7 +185,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _is_whole_store(value: Made) -> bool:
-    """Whether a store that another part makes is there, and finished."""
+    """Whether a store that another part makes exists and is finished."""
     try:
         Store.open(value.find())
     except (MlsmError, OSError):
@@ -198,12 +198,12 @@ def _dry_run(part: Part, progress) -> dict[str, Any]:
 
 
 def _training_cost(part: Part, parts: list[Part]) -> Cost:
-    """The cost of training a student, or a probe, which takes a third of the operations as its student is only read."""
+    """The cost of training a student, or a probe: a third of the operations, since its student has no backward pass."""
     of = part if part.verb == "train-student" else _training_of(part.values["student"], parts)
     speed = _speed_of(of, parts)
     steps = _steps_of(part, parts)
     batch = part.values.get("batch_windows") or of.values["batch_windows"]
-    if part.verb == "train-probe":  # always on whole windows
+    if part.verb == "train-probe":  # probes always read whole windows
         return Cost(part.name, steps * batch * speed.window_seconds, 0)
     seconds = steps * speed.window_seconds
     if (piece := part.values.get("short_windows")) is not None:
@@ -226,13 +226,13 @@ def _tuning_seconds(part: Part, parts: list[Part]) -> float:
         size = _task_size(name, str(settings.data_dir), settings.max_length, settings.batch)
         train = min(size.train, settings.limit_train or size.train)
         passes = 3 * settings.epochs * train * size.padded
-        choosing = 0.9 * passes + 0.1 * train * size.tokens if len(settings.rates()) > 1 else 0  # with each rate
+        choosing = 0.9 * passes + 0.1 * train * size.tokens if len(settings.rates()) > 1 else 0  # each rate
         tokens += passes + size.evaluated * size.tokens + choosing * len(settings.rates())
     return settings.seeds * _checkpoints(part, parts) * tokens * _token_seconds(part, parts, over_vocabulary=False)
 
 
 def _frozen_seconds(part: Part, parts: list[Part], settings) -> float:
-    """Seconds of the frozen measures of one model: its passes over the texts and, mostly, the linear models."""
+    """Seconds of one model's frozen measures: its passes over the texts and, for the most part, the linear models."""
     tokens = 0.0
     for name in settings.chosen_tasks():
         if name == "wsd":
@@ -252,9 +252,10 @@ def _blimp_seconds(part: Part, parts: list[Part]) -> float:
 
 
 def _diagnostic_seconds(part: Part, parts: list[Part], of_stores: dict[str, dict], progress) -> float:
-    """Seconds of choose-layer: a pass over SemCor, and a dictionary for every layer. Both follow from the first
-    encoding of LSPs, which is measured if it was not before; dictionaries that existed then were not timed and count
-    as 0."""
+    """Seconds of choose-layer: a pass over SemCor, and a dictionary for every layer. Both are derived from the first
+    encoding of LSPs, which is measured now if it was not before. Dictionaries that already existed were not timed and
+    count as 0.
+    """
     maker = next((other for other in parts if other.verb == "encode-lsp"), None)
     if maker is None:
         return 0.0
@@ -280,7 +281,7 @@ def _kept_checkpoints(run: Part, parts: list[Part]) -> int:
 
 
 def _steps_of(run: Part, parts: list[Part]) -> int:
-    """Optimiser steps of a student or a probe, which by default takes a tenth of its student's."""
+    """Optimiser steps of a student or a probe; a probe takes a tenth of its student's steps by default."""
     return run.values.get("max_steps") or _training_of(run.values["student"], parts).values["max_steps"] // 10
 
 
@@ -301,7 +302,7 @@ def _token_seconds(part: Part, parts: list[Part], over_vocabulary: bool) -> floa
 
 
 def _speed_of(training: Part, parts: list[Part], length: int | None = None) -> "Speed":
-    """The speed of a student on windows of a length; by default, of the length of its store's windows."""
+    """The speed of a student on windows of this length; by default, the length of its store's windows."""
     maker = _maker_of(training, parts)
     objective = training.values.get("objective", StudentConfig.objective)
     outputs = maker.k * (objective in LSP_OBJECTIVES) + maker.vocabulary * (objective in OVER_VOCABULARY)
@@ -317,7 +318,7 @@ def _run_of(model: str, parts: list[Part]) -> Part | None:
 
 
 def _training_of(model: str, parts: list[Part]) -> Any:
-    """The training of the student in a directory, or that a probe there is of; None for any other model."""
+    """The training settings of the student in a directory, or of a probe's student; None for other models."""
     part = _run_of(model, parts)
     return _training_of(part.values["student"], parts) if part and part.verb == "train-probe" else part
 
@@ -335,7 +336,7 @@ def _maker_of(training: Part, parts: list[Part]) -> Maker:
     part = training
     while part.verb in ("train-student", "derive-shards"):
         part = next(other for other in parts if other.name == part.values["store"].part)
-    k = max(part.values.get("k", DictionaryConfig.k))  # of several the most, as the head is a small part
+    k = max(part.values.get("k", DictionaryConfig.k))  # the largest of several, as the head is a small part of the cost
     while "hidden" in part.values:
         part = next(other for other in parts if other.name == part.values["hidden"].part)
     teacher = part.values.get("teacher")
@@ -350,18 +351,18 @@ class Speed(NamedTuple):
     """The speed of an encoder on this machine."""
 
     window_seconds: float
-    """of a forward pass of a window; a training step takes three times that"""
+    """seconds of a forward pass on a window; a training step takes three times that"""
     parameters: int
 
 
 class TaskSize(NamedTuple):
-    """Examples of a task, and the mean tokens of one."""
+    """Number of examples of a task, and their mean number of tokens."""
 
     train: int
     evaluated: int
     tokens: float
     padded: float
-    """to the longest of a batch, as in training"""
+    """mean tokens when padded to the longest in a batch, as in training"""
 
 
 @cache

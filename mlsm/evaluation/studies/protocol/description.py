@@ -3,15 +3,15 @@
     study = read_study("study-demo")
     study.arms["mlsm"].seeds    # (0, 1, 2)
 
-A recipe of a study has, in addition to the sections of any recipe (the common settings of every command), a section
-`study`: its question, the hypotheses, the stores that are made, and the arms. An arm is a way of pre-training, of which
-one student is trained for each seed. The arms differ in what is written under their names and in the store; all else is
-common, so that a comparison of two arms studies that difference alone.
+Like any recipe, a study's recipe has sections with the common settings of every command. It also has a section `study`
+with its question, the hypotheses, the stores to make, and the arms. An arm is one pre-training condition; for each of
+its seeds one student is trained. Arms differ only in their store and in the settings under their names, so a comparison
+of two arms measures only that difference.
 
-A list where a setting takes a single value stands for several: `kappa: [0.1, 1]` makes the arms mtl-kappa0.1 and
-mtl-kappa1. A store with several layers or k is encoded in one pass of the teacher, and makes an arm of each. A store
-of `seed: each` is made once for every seed of the arms on it, with a dictionary of that seed.
-Not handled here: what has to be done for it, and in which order (parts.py).
+If a setting takes one value but the recipe has a list, there is an arm for each value: `kappa: [0.1, 1]` makes the arms
+mtl-kappa0.1 and mtl-kappa1. A store with several layers or k is encoded in one pass of the teacher and becomes several
+arms, one for each. A store with `seed: each` is made once for every seed of its arms, with a dictionary of that seed.
+The commands and their order are in parts.py.
 """
 
 import dataclasses
@@ -58,92 +58,92 @@ SETTINGS: dict[str, type] = STORES | {
     "evaluate-blimp": BlimpConfig,
     "choose-layer": ChooseLayerConfig,
 }
-# `frozen`: of finetune --frozen, beside fine-tuning; `compare`: what the report shows, no part
+# `frozen`: for finetune --frozen, in addition to fine-tuning; `compare`: for the report, not a part
 SECTIONS = SETTINGS | {"frozen": FinetuneConfig, "compare": CompareConfig}
 OF_STUDY = (
     *("title", "question", "primary", "planned", "secondary", "seeds", "learned-by", "curves", "models", "stores"),
     *("arms", "tuned", "composite"),
 )
-FIXED = ("max_steps", "batch_windows", "lr", "dropout")  # would otherwise follow from store, recipe or encoder
-# by the study, which finds the records of finetune where they lie without --smoke and --split
+FIXED = ("max_steps", "batch_windows", "lr", "dropout")  # defaults would depend on store, recipe or encoder
+# set by the study, which expects the records of finetune where they are without --smoke and --split
 CHOSEN_HERE = (
     *("store", "output", "run_dir", "models", "student", "data_dir", "step", "dry_run"),
     *("seed", "probe_input", "smoke", "split", "hidden", "frozen", "results", "diagnostic"),
 )
-# Objective -> the command that makes its store, for those that learn more than words:
+# Objective -> the command that makes its store, for objectives that learn more than words:
 NEEDED = {name: f"encode-{facts.kinds[0]}" for name, facts in OBJECTIVES.items() if len(facts.kinds) == 1}
-# What a store of hidden states settles for those that are made from it: text, teacher, and how they are read.
+# Settings that stores made from a store of hidden states take from it: text, teacher, and how they are read.
 OF_TEXT = {field.name.replace("_", "-") for field in dataclasses.fields(TeacherConfig)} | {"layer"}
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # of stores and arms: of directories, patterns and makefiles, too
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # of stores and arms; used in directories, patterns and makefiles
 
 
 class StoreRecipe(NamedTuple):
-    """A store that the study makes, or several in one pass of the teacher."""
+    """A store to make, or several stores in one pass of the teacher."""
 
     name: str
     verb: str
     """the command that makes it"""
     settings: dict[str, Any]
-    """of that command, by field"""
+    """settings of that command, by field"""
     of: str | None = None
     """the store that it is derived from"""
     dictionary: str | None = None
     """the store whose dictionary it is encoded with"""
     hidden: str | None = None
-    """the store of hidden states that is coded or quantised instead of text"""
+    """the store of hidden states that is encoded or quantised instead of text"""
     each_seed: bool = False
     """whether it is made for every seed, with a dictionary of that seed"""
 
     @property
     def before(self) -> tuple[str, ...]:
-        """The stores that it is made from."""
+        """The names of the stores that it is made from."""
         return tuple(name for name in (self.of, self.dictionary, self.hidden) if name is not None)
 
     def choices(self) -> Iterator[tuple[str, int | None, int | None]]:
-        """For every store that it makes: the suffix of the names of its arms, the layer, and k (of LSPs)."""
+        """For every store that it makes: the suffix of its arms' names, the layer, and k (for LSPs)."""
         if self.verb not in ("encode-lsp", "encode-hidden"):
             yield "", None, None
             return
         layers, ks = (self.settings.get(name, getattr(DictionaryConfig, name)) for name in ("layer", "k"))
         if self.hidden is not None:
-            layers = (None,)  # that of the hidden states, which `*` matches
+            layers = (None,)  # the hidden states' layer, which `*` matches
         for layer, k in product(layers, ks if self.verb == "encode-lsp" else (None,)):
             suffix = (f"-l{layer}" if len(layers) > 1 else "") + (f"-k{k}" if len(ks) > 1 else "")
             yield suffix, layer, k
 
 
 class PlannedArm(NamedTuple):
-    """A way of pre-training."""
+    """A pre-training condition."""
 
     name: str
     store: str
     layer: int | None
     k: int | None
     settings: dict[str, Any]
-    """of train-student, by field: the common ones with the arm's own"""
+    """settings of train-student, by field: the common ones and the arm's own"""
     seeds: tuple[int, ...]
 
 
 class Composite(NamedTuple):
-    """The one figure of a student that the hypotheses are about: a mean over frozen measures,
+    """The score of a student that the hypotheses are about: a mean over frozen measures,
 
     100 * (score - untrained) / (teacher - untrained).
     """
 
     measures: tuple[str, ...]
-    """as `conll2003/entities`: tasks and metrics of `finetune --frozen`"""
+    """tasks and metrics of `finetune --frozen`, such as `conll2003/entities`"""
     part: str
-    """what they are scored on: `test`, or dev where a task has no test; `tuning` in a pilot"""
+    """the split: `test`, or dev if a task has no test set; `tuning` in a pilot"""
     untrained: str
     """the arm whose checkpoints of step 0 are the lower anchor"""
     teacher: str
     """the model that is the upper anchor, one of the study's `models`"""
     margin: float | None
-    """the primary arms are equivalent where their difference is surely below it; None: not asked"""
+    """the margin of the equivalence test of the primary arms; None: no such test"""
 
 
 class Study(NamedTuple):
-    """A study, as its recipe says."""
+    """A study as described in its recipe."""
 
     title: str
     question: str
@@ -152,26 +152,29 @@ class Study(NamedTuple):
     secondary: tuple[tuple[str, str], ...]
     """further hypotheses, tested by Holm's method; all other comparisons are exploratory"""
     learned_by: str | None
-    """an arm that must be above its untrained students in a task for that to count in tested means; None: all count"""
+    """an arm: a task is part of the tested means only if this arm is above its untrained students on it; None: all
+    tasks are
+    """
     curves: tuple[str, ...]
-    """arms of which every kept checkpoint is evaluated; of others only the finished students are"""
+    """arms whose kept checkpoints are all evaluated; for other arms only the finished students are"""
     models: tuple[str, ...]
     """models that are evaluated in addition to the students, such as the teacher"""
     stores: dict[str, StoreRecipe]
     arms: dict[str, PlannedArm]
     common: dict[str, dict[str, Any]]
-    """settings of frozen, finetune, evaluate-blimp, train-probe and choose-layer, those that are to be run, and of
-    compare"""
+    """settings of compare, and of those of frozen, finetune, evaluate-blimp, train-probe and choose-layer that are to
+    be run
+    """
     tuned: tuple[str, ...]
     """the arms that are fine-tuned and take part in BLiMP"""
     composite: Composite | None = None
-    """what the hypotheses are about; None: the means of fine-tuning, in the report"""
+    """the score that is tested; None: the mean fine-tuning scores, in the report"""
     planned: bool = True
     """whether the primary comparison was fixed before its scores were seen; else it is exploratory"""
 
     @property
     def window(self) -> int:
-        """The students' window, in tokens: the same on all stores."""
+        """The length of the students' windows in tokens; it is the same for all stores."""
         encoded = [recipe.settings for recipe in self.stores.values() if recipe.of is None and recipe.hidden is None]
         return min(settings.get("max_length", CorpusConfig.max_length) for settings in encoded)
 
@@ -190,8 +193,8 @@ def read_study(recipe: str) -> Study:
     """Read a study's recipe.
 
     recipe  name of one that comes with the package, or path of a YAML file
-    Raises  ValueError if it is not readable or a setting does not fit; StudyError if arms, stores and hypotheses
-            do not belong together
+    Raises  ValueError if it is not readable or a setting does not fit; StudyError if arms, stores and hypotheses do not
+            fit together
     """
     path, sections = read_recipe(recipe)
     own = sections.pop("study", None)
@@ -258,7 +261,7 @@ def read_study(recipe: str) -> Study:
 
 
 def _give_shape(path: Path, own: Mapping) -> dict[str, Any]:
-    """The section `study` with lists as tuples, texts as texts, and what it leaves out empty."""
+    """Normalise the section `study`: lists become tuples, texts strings, and missing entries are empty."""
     shaped = dict(own)
     for name in ("stores", "arms"):
         if not isinstance(own[name], Mapping):
@@ -383,14 +386,14 @@ def _read_stores(path: Path, described: Mapping, common: Mapping) -> Iterator[tu
                 "encode-lsp or encode-hidden"
             )
         section = common.get(verb, {}) | own
-        if hidden is not None:  # text and teacher are those of that store
+        if hidden is not None:  # text and teacher come from that store
             section = {key: value for key, value in section.items() if key in own or key not in OF_TEXT}
         settings = _convert(path, verb, section)
         yield name, StoreRecipe(name, verb, settings, of, dictionary, hidden, each_seed)
 
 
 def _check_order(path: Path, stores: Mapping[str, StoreRecipe]) -> None:
-    """Raise StudyError if a store is made from itself or if one store is needed and a recipe makes several."""
+    """Raise StudyError if a store is made from itself, or from an entry that makes several stores."""
     for recipe in stores.values():
         _check_acyclic(path, stores, recipe, (recipe.name,))
         if each := [name for name in recipe.before if stores[name].each_seed]:
@@ -435,7 +438,7 @@ def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> It
                     f" {store} is one of {maker}."
                 )
             choices = list(stores[store].choices())
-            if objective not in NEEDED:  # learns of the words alone, which are those of every layer and k
+            if objective not in NEEDED:  # learns only the words, which are the same for every layer and k
                 choices = [("", *choices[0][1:])]
             for of_store, layer, k in choices:
                 arm = f"{name}{of_store}{suffix}"
@@ -447,13 +450,13 @@ def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> It
 
 
 def _maker_of(stores: Mapping[str, StoreRecipe], name: str) -> str:
-    """The command that made what a store holds, whatever was derived from it."""
+    """The command that originally made a store's content, also for a derived store."""
     of = stores[name].of
     return stores[name].verb if of is None else _maker_of(stores, of)
 
 
 def _variants(settings_class: type, described: Mapping) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every combination of the values of settings that are lists though the command takes one value."""
+    """Every combination of values, for settings that have a list although the command takes one value."""
     hints = {field.name: plain_hint(field.type) for field in dataclasses.fields(settings_class)}
     varied = []
     for name, value in described.items():
@@ -467,7 +470,7 @@ def _variants(settings_class: type, described: Mapping) -> Iterator[tuple[str, d
 
 
 def _convert(path: Path, verb: str, section: Mapping) -> dict[str, Any]:
-    """The settings of a command by field, checked with those that the study does not choose."""
+    """The settings of a command by field, after a check together with the defaults of the others."""
     settings = convert_section(dict(section), verb, SECTIONS[verb], path)
     if "corpus" in settings:
         settings["corpus"] = tuple(map(os.path.expandvars, settings["corpus"]))  # $MLSM_DATA

@@ -1,6 +1,6 @@
-"""The facts that a report gets from a study and not from records: hypotheses, arms, costs, what was not run.
+"""Facts for the report that come from the study, not from records: hypotheses, arms, costs, parts not run.
 
-Costs are kept in <output>/costs.json when they are first estimated, since what is finished is not measured again. Not
+Costs are stored in <output>/costs.json when they are first estimated, since finished parts are not measured again. Not
 handled here: the page (mlsm/evaluation/comparison), and the estimates (costs.py).
 """
 
@@ -24,17 +24,17 @@ MINIATURE = (
     "All models were fine-tuned on built-in miniature data, because no evaluation data was available: the "
     "scores mean nothing, and neither does the conclusion."
 )
-COST = object_of({"seconds": Number, "bytes": Count})  # of a part, as it is kept
+COST = object_of({"seconds": Number, "bytes": Count})  # of a part, as stored
 
 
 def kept_costs(directory: Path) -> dict[str, dict]:
-    """The estimates that were kept: part -> seconds and bytes."""
+    """The stored estimates: part -> seconds and bytes."""
     return read_or_none(directory / KEPT, _are_costs) or {}
 
 
 @refuse_what_is_in_the_way()
 def keep_costs(costs: Iterable[Cost], directory: Path) -> dict[str, dict]:
-    """Keep the first estimate of every part. Returns all that were kept."""
+    """Store the first estimate of every part. Returns all stored estimates."""
     new = {cost.part: {"seconds": cost.seconds, "bytes": cost.bytes} for cost in costs if not cost.finished}
     kept = new | kept_costs(directory)
     make_directories(directory)
@@ -78,7 +78,7 @@ def facts_of(study: Study, planned: StudyPlan, kept: dict[str, dict]) -> StudyFa
 
 
 def _not_run(parts: list[Part]) -> list[str]:
-    """A sentence with the parts that can be run now and are not finished; of those that wait for these, the number."""
+    """Sentences that list the unfinished parts that can run now, and count those that wait for them."""
     missing = {part.name: part for part in parts if not is_finished(part, parts)}
     ready = [name for name, part in missing.items() if missing.keys().isdisjoint(part.needs)]
     if not ready:
@@ -88,11 +88,11 @@ def _not_run(parts: list[Part]) -> list[str]:
 
 
 def _account(study: Study, arm: PlannedArm, kept: dict[str, dict]) -> dict[str, float] | None:
-    """What an arm needed in addition to its own training; None if it was not estimated."""
+    """The cost of an arm in addition to its own training; None if it was not estimated."""
     if arm.settings.get("objective", StudentConfig.objective) not in NEEDED:
-        return {}  # which needs ids alone, whatever else its store holds
+        return {}  # it needs only ids, whatever else its store has
     recipes = [study.stores[name] for name in dict.fromkeys(_with_those_before(study, arm.store))]
-    costs = [kept.get(name_of(one, arm.seeds[0])) for one in recipes]  # those of other seeds cost as much
+    costs = [kept.get(name_of(one, arm.seeds[0])) for one in recipes]  # other seeds cost the same
     known = [cost["seconds"] for cost in costs if cost is not None]
     return {"encoding": sum(known)} if len(known) == len(costs) else None
 

@@ -3,11 +3,11 @@
     for part in plan(study, directory, data):
         part.run(progress)
 
-The order brings the first conclusion early: the stores of the primary hypothesis, then its pairs of students seed by
-seed, each evaluated as soon as it is trained; then the models compared with them, the secondary hypotheses, and the
-rest. With a section `frozen` the frozen measures are the first evaluation, and all others come last. A part keeps no
-state of its own: its command finds finished work and continues from there, so a study that was killed is given again.
-Not handled here: what parts cost (costs.py), printing them as command lines (printing.py).
+The order leads to the first conclusion early. First come the stores of the primary hypothesis, then its pairs of
+students seed by seed, each evaluated as soon as it is trained. Then come the models compared with them, the secondary
+hypotheses, and the rest. With a section `frozen`, the frozen measures are evaluated first and all others last. A part
+has no state of its own: its command finds finished work and continues from there, so a killed study is resumed by
+running it again. Not handled here: what parts cost (costs.py), printing them as command lines (printing.py).
 """
 
 import re
@@ -44,15 +44,15 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Made:
-    """A directory that another part makes, whose name ends with the digits of its content."""
+    """A directory that another part makes; its name ends with digits of a hash of its content."""
 
     pattern: Path
     part: str
     """the part that makes it"""
 
     def find(self) -> Path:
-        """The directory. Raises StudyError if it is not there, or not the only one."""
-        matching = self.pattern.parent.glob(self.pattern.name)  # temporaries among them, whose names end otherwise
+        """The directory. Raises StudyError if none or several match."""
+        matching = self.pattern.parent.glob(self.pattern.name)  # also matches temporaries, whose names end differently
         found = sorted(path for path in matching if re.search("-[0-9a-f]{12}$", path.name))
         if not found:
             raise StudyError(f"there is no {self.pattern} yet. Run first:  --only {self.part}")
@@ -70,9 +70,9 @@ class Part(NamedTuple):
     name: str
     verb: str
     values: dict[str, Any]
-    """its settings by field; those of class Made are found when it is run"""
+    """its settings by field; a value of class Made is replaced by its directory when the part is run"""
     needs: tuple[str, ...] = ()
-    """names of the parts before it"""
+    """names of the parts that it needs"""
 
     def settings(self) -> Any:
         """The settings of the command. Raises StudyError if a part that it needs has not been run."""
@@ -80,7 +80,7 @@ class Part(NamedTuple):
         return SETTINGS[self.verb](**values)
 
     def run(self, progress: Callable[..., None]) -> Any:
-        """Do it, or find it finished. Returns and raises what its command does."""
+        """Run the command, which may find its work finished. Returns and raises what the command does."""
         return FUNCTIONS[self.verb](self.settings(), progress)
 
 
@@ -91,13 +91,13 @@ class StudyPlan(NamedTuple):
     first: int
     """how many of them the primary hypothesis needs"""
     left_out: list[str]
-    """what cannot be done here, a sentence each"""
+    """one sentence for each thing that cannot be done here"""
 
 
 def plan(study: Study, directory: Path, data: Path | None) -> StudyPlan:
-    """The parts of a study in their order.
+    """List the parts of a study in order.
 
-    directory  of everything that it makes
+    directory  for everything that the study makes
     data       directory of evaluation data; None if there is none
     """
     planner = _Planner(study, directory, data)
@@ -107,7 +107,7 @@ def plan(study: Study, directory: Path, data: Path | None) -> StudyPlan:
     for seed in study.seeds:
         for arm in primary:
             _add(parts, planner.student(arm, seed))
-    if study.composite is not None:  # whose anchors the first conclusion needs
+    if study.composite is not None:  # the first conclusion needs its anchors
         _add(parts, planner.models())
         lower = study.arms[study.composite.untrained]
         for seed in lower.seeds:
@@ -151,7 +151,7 @@ def _place(value):
 
 
 class _Planner:
-    """Parts of one study; what cannot be done with its data is left out, and said."""
+    """Plans the parts of one study; parts without data are omitted, with a sentence in `left_out`."""
 
     def __init__(self, study: Study, directory: Path, data: Path | None):
         self.study, self.directory, self.data = study, directory, data
@@ -175,9 +175,9 @@ class _Planner:
                 self.left_out.append(f"{name} is not run: {where}.")
 
     def stores(self, names: Iterable[str], seed: int | None = None) -> Iterator[Part]:
-        """The parts that make some stores, in order: stores come after those that they are made from.
+        """The parts that make some stores, each after the stores that it is made from.
 
-        seed  of the dictionary, for stores that are made for every seed
+        seed  the dictionary's seed, for stores that are made for every seed
         """
         for recipe in (self.study.stores[name] for name in sorted(names)):
             yield from self.stores(recipe.before)
@@ -189,7 +189,7 @@ class _Planner:
             if recipe.hidden is not None:
                 values["hidden"] = self._made_store(self.study.stores[recipe.hidden], None, None)
             if recipe.dictionary is not None:
-                ((_, layer, k),) = recipe.choices()  # of several, --dictionary would fit one
+                ((_, layer, k),) = recipe.choices()  # --dictionary fits only one layer and k
                 other = self.study.stores[recipe.dictionary]
                 place = self._place(other, None) / "dictionaries"
                 which = f"*-l{'*' if layer is None else layer}-k{k}-*"
@@ -198,7 +198,7 @@ class _Planner:
             yield Part(name_of(recipe, seed), recipe.verb, recipe.settings | values, needs)
 
     def student(self, arm: PlannedArm, seed: int) -> Iterator[Part]:
-        """A student with its store, and its first evaluation: by frozen measures, or else all of them."""
+        """A student with its store and its first evaluations: the frozen measures, or all if there are none."""
         yield from self.stores({arm.store}, seed)
         name = f"{arm.name}-seed{seed}"
         run, recipe = self.directory / "students" / name, self.study.stores[arm.store]
@@ -215,7 +215,9 @@ class _Planner:
             yield from self.later(arm, seed)
 
     def later(self, arm: PlannedArm, seed: int) -> Iterator[Part]:
-        """The other evaluations of a student: fine-tuning, and BLiMP, through probes for those without words."""
+        """The other evaluations of a student: fine-tuning and BLiMP; students that predict no words are scored with a
+        probe.
+        """
         if arm.name not in self.study.tuned:
             return
         name = f"{arm.name}-seed{seed}"
@@ -223,7 +225,7 @@ class _Planner:
         needs, step = (f"train-student/{name}",), self._step(arm)
         yield from self._fine_tuning(name, run, needs, step)
         objective = arm.settings.get("objective", StudentConfig.objective)
-        if objective not in WITHOUT_WORDS:  # the others predict words themselves
+        if objective not in WITHOUT_WORDS:  # other students predict words themselves
             yield from self._minimal_pairs(name, run, needs, step)
         if objective in LSP_OBJECTIVES and self.probes is not None and self.blimp is not None:
             for source in ("softmax", "logits"):
@@ -246,7 +248,7 @@ class _Planner:
         """The word-sense diagnostic of the teacher."""
         if self.senses is not None:
             assert self.data is not None
-            # beside the store, so that dictionaries are learned once
+            # next to the store, so that dictionaries are learned only once
             recipe, seed = self.study.stores[self.study.arms[self.study.primary[0]].store], self.study.seeds[0]
             values = {"data_dir": self.data / "wsd", "output": self._place(recipe, seed)}
             needs = (name_of(recipe, seed),)
@@ -260,7 +262,7 @@ class _Planner:
 
     def _fine_tuning(self, name, model, needs, step=None):
         if self.tunes is not None:
-            # Alike for all models; otherwise both follow from the models of one command.
+            # The same for all models; by default both would depend on the models of one command.
             alike = {"max_length": self.study.window, "segments": "never"}
             where = {"smoke": True} if self.data is None else {"data_dir": self.data}
             of = {"models": (str(model),), "step": step, "output": self.directory}
@@ -282,7 +284,7 @@ class _Planner:
         return self.directory / "stores" / (f"{recipe.name}-seed{seed}" if recipe.each_seed else recipe.name)
 
     def _made_store(self, recipe: StoreRecipe, layer: int | None, k: int | None, seed: int | None = None) -> Made:
-        # before the digits the name may say more, such as where the atoms come from
+        # the name may have more before the digits, such as the origin of the atoms
         which = "*"
         if recipe.verb in ("encode-lsp", "encode-hidden") and (layer, k) != (None, None):
             layer_k = f"-l{'*' if layer is None else layer}" + (f"-k{k}" if k is not None else "")
@@ -291,5 +293,5 @@ class _Planner:
 
 
 def name_of(recipe: StoreRecipe, seed: int | None = None) -> str:
-    """The name of the part that makes a store, of those made for every seed that of one seed."""
+    """The name of the part that makes a store; for a store that is made for every seed, with that seed."""
     return f"{recipe.verb}/{recipe.name}" + (f"-seed{seed}" if recipe.each_seed else "")

@@ -3,9 +3,9 @@
     print(as_make(parts, settings))         # make -j4 -f study.mk
     print(as_slurm(parts, settings))        # bash study.sh
 
-If another part makes a name that ends with digits, commands contain a pattern for it, which the shell expands when they
-run. The last command is the study itself, which finds all parts finished and writes the report. Not handled here: what
-a job needs from a cluster (partition, time, GPUs): Slurm takes it from the environment, SBATCH_PARTITION and the like.
+If a command needs a directory whose name ends in digits that are not known yet, it contains a pattern, which the shell
+expands. The last command is the study itself, which finds all parts finished and writes the report. The scripts do not
+set a job's resources (partition, time, GPUs): Slurm takes them from environment variables such as SBATCH_PARTITION.
 """
 
 import dataclasses
@@ -26,10 +26,10 @@ TRAININGS = ("train-student", "train-probe")
 
 
 def command_line(part: Part) -> str:
-    """The command of a part as one types it."""
+    """The command of a part, as typed in a shell."""
     fields = {field.name: field for field in dataclasses.fields(SETTINGS[part.verb]) if field.init}
     values = part.values
-    if part.verb in TRAININGS:  # all that decides the outcome; otherwise the recipe that made the store says some of it
+    if part.verb in TRAININGS:  # all settings that matter; otherwise some would come from the store's recipe
         values = {name: field.default for name, field in fields.items() if name not in OPERATIONAL} | values
     words, flags = [], []
     for name, value in values.items():
@@ -46,7 +46,7 @@ def command_line(part: Part) -> str:
 
 
 def report_line(settings: StudyConfig) -> str:
-    """The command that compares what all parts have made and writes the report."""
+    """The command that compares all results and writes the report."""
     words = ["study", "--recipe", settings.recipe, "--output", settings.directory]
     words += [] if settings.data is None else ["--data-dir", settings.data]
     words += ["--only", *settings.only] if settings.only else []
@@ -62,7 +62,7 @@ def compare_line(settings: CompareConfig) -> str:
 
 
 def as_make(parts: list[Part], settings: StudyConfig) -> str:
-    """A makefile. A part that ended well leaves a stamp in the study's directory, and is not started again."""
+    """A makefile. A part that succeeded leaves a stamp file in the study's directory and is not started again."""
     files = {part.name: settings.directory / "done" / part.name for part in parts}
     stamps = {name: re.sub(r"([\s#%:\\])", r"\\\1", str(file)).replace("$", "$$") for name, file in files.items()}
     lines = [f"all: {' '.join(stamps.values())}", _in_make(_tolerant(report_line(settings))), ""]
@@ -89,7 +89,7 @@ def _in_make(command):
 
 
 def as_slurm(parts: list[Part], settings: StudyConfig) -> str:
-    """A shell script that gives every part to sbatch, to wait until those that it needs have ended well."""
+    """A shell script that submits every part to sbatch, to start after the parts that it needs have succeeded."""
     jobs = {part.name: f"job{number}" for number, part in enumerate(parts, 1)}
     lines = [
         "#!/bin/sh",
@@ -111,5 +111,5 @@ def _as_words(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(map(_as_words, value))
     if isinstance(value, Made):
-        return f"{shlex.quote(str(value.pattern.parent))}/{value.pattern.name}"  # not quoted: the shell completes it
+        return f"{shlex.quote(str(value.pattern.parent))}/{value.pattern.name}"  # not quoted: the shell expands it
     return shlex.quote(str(value))

@@ -1,9 +1,9 @@
-"""How much the students of a study have learned of their own targets, and what that took.
+"""How well a study's students have learned their own targets, and at what cost.
 
     rows = write_students(study, parts, Path("runs/studies/study-layers/students.csv"))
 
 A student's held-out loss is compared with that of a constant prediction. It is read from the runs, without any
-evaluation; of a student whose run is not here, nothing is said. Not handled here: which student is better (compare).
+evaluation. Students whose runs are not here are omitted. Not handled here: which student is better (compare).
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -30,10 +30,11 @@ COLUMNS = ("arm", "seed", "layer", "k", "mass_kept", *_OF_RUN, "encoding_flops")
 def write_students(study: Study, parts: Iterable[Part], file: Path, hidden: Collection[str] = ()) -> list[dict]:
     """Write a table of the trained students.
 
-    hidden   names of arms that are withheld
+    hidden   names of withheld arms
     Returns  its rows by COLUMNS: mass_kept (mean probability of a coded token that top-n kept), held_out_loss and
-             baseline_loss (nats), improvement (share below the constant prediction), flops of the training, and
-             encoding_flops of the student's own store; None if unknown, or without a meaning for the objective
+             baseline_loss (nats), improvement (fraction by which the loss is below that of the constant prediction),
+             flops of the training, and encoding_flops of the student's own store; None if unknown, or if not defined
+             for the objective
     """
     rows = list(_read(study, {part.name: part for part in parts}, hidden))
     if rows:
@@ -50,14 +51,14 @@ def _read(study: Study, by_name: dict[str, Part], hidden: Collection[str]) -> It
             if found is None:
                 continue
             row = dict.fromkeys(COLUMNS) | {"arm": arm.name, "seed": seed} | {name: found[name] for name in _OF_RUN}
-            if values.get("objective", StudentConfig.objective) in NEEDED:  # others learn words, whatever the store has
+            if values.get("objective", StudentConfig.objective) in NEEDED:  # others learn only words
                 row |= {"layer": arm.layer, "k": arm.k} | of_store(values["store"])
             yield row
 
 
 def _of_store(made: Made) -> dict:
     found: dict = {}
-    with suppress(MlsmError, OSError):  # it may be gone when its students are trained
+    with suppress(MlsmError, OSError):  # it may be deleted once its students are trained
         store = Store.open(made.find())
         found["mass_kept"] = store.report().get("mass_kept")
         with suppress(FlopsError):

@@ -1,12 +1,12 @@
-"""`study`: all parts of a study from its recipe, one after the other, and the report of what came out.
+"""The command `study`: run all parts of a study from its recipe, one after the other, and write the report.
 
     study(StudyConfig(recipe="study-demo"), progress)
 
-Says first what the parts will cost, then does them in the order of parts.py. After the parts of the primary hypothesis,
-and again at the end, the models are compared and the report is written. Every part is one of our commands, which finds
-what it has finished and continues where it was interrupted; so does the study. A part is the work of one commit of this
-code (cells.py). Before a student is trained, its store is checked to have the plan of the first one: otherwise batches
-and masks of two arms would not be the same. Not handled here: what a study says (description.py), what is to be done
+It first reports what the parts will cost, then runs them in the order of parts.py. After the parts of the primary
+hypothesis, and again at the end, the models are compared and the report is written. Every part is one of our commands,
+which skips finished work and continues where it was interrupted; so does the study. A part is the work of one commit of
+this code (cells.py). Before a student is trained, its store must have the same plan as the first store: otherwise two
+arms would not have the same batches and masks. Not handled here: the description of a study (description.py), its parts
 (parts.py), the page (mlsm/evaluation/comparison).
 """
 
@@ -37,16 +37,16 @@ logger = logging.getLogger(__name__)
 
 
 def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict:
-    """Run a study, as far as it is not finished.
+    """Run the unfinished parts of a study.
 
     progress  called as progress(stage, done, total, unit=..., **figures)
     Returns   title, question, directory, parts (name, seconds and bytes expected, finished before, state and commit),
-              left_out (what could not be done here, sentences), composite (of `compose`; None if the recipe has
+              left_out (sentences on parts that cannot be run here), composite (of `compose`; None if the recipe has
               none), comparison (the result of `compare`, None if nothing has been evaluated or if the primary
               hypothesis is withheld), tables (the command that prints it), students (of `write_students`), quarantined
-              (store, and the number of its documents that could not be coded, if there are any). With
-              print_commands only `commands`; with dry_run nothing is done
-    Raises    StudyError, ValueError before anything is done, and what the commands of the parts raise
+              (store, and the number of its documents that could not be coded, if there are any). With print_commands
+              only `commands`; with dry_run nothing is done
+    Raises    StudyError, ValueError before anything is done, and the errors of the parts' commands
     """
     described = read_study(settings.recipe)
     planned = plan(described, settings.directory, settings.data)
@@ -73,7 +73,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
         logger.info("%d parts are left, about %.2g hours and %.2g GB", len(costly), hours, gigabytes)
     for sentence in planned.left_out:
         logger.warning("%s", sentence)
-    read_judgements(described.common.get("compare", {}).get("intruders", ()))  # an error comes now, not at the end
+    read_judgements(described.common.get("compare", {}).get("intruders", ()))  # raises errors now, not at the end
     _withhold(described, settings.directory)
     last_of_primary = planned.parts[planned.first - 1]
     plan_id, commit = _plan_of_primary(planned), this_commit()
@@ -87,7 +87,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
         logger.info("part %d of %d: %s", number, len(chosen), part.name)
         if part.verb == "train-student":
             plan_id = _check_pairing(part, plan_id)
-        # One that is finished is run all the same: its command finds out whether it is the work of these settings.
+        # A finished part is also run: its command checks whether it was made with these settings.
         with nullcontext() if is_finished(part, planned.parts) else at_work(settings.directory, part.name, commit):
             made = part.run(_name_stages(progress, part.name))
         if part.verb.startswith("encode-"):
@@ -109,7 +109,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
 
 
 def _is_kept_by_records(part: Part, parts: list[Part]) -> bool:
-    """Whether a part is finished, but cannot be looked at again: it, or what it was made from, is not there."""
+    """Whether a part is finished but cannot be checked, because its files, or those it was made from, are gone."""
     origins = [other for other in parts if other.name in part.needs]
     return is_finished(part, parts) and not all(is_made(one, parts) for one in (part, *origins))
 
@@ -120,7 +120,7 @@ def _with_states(expected: Iterable[Cost], directory: Path) -> list[dict]:
 
 
 def _withhold(described: Study, directory: Path) -> bool:
-    """Note next to the records whether the primary hypothesis is withheld. Returns whether it is."""
+    """Write next to the records whether the primary hypothesis is withheld. Returns whether it is."""
     if described.composite is None:
         return False
     found = compose(described, directory)["hypotheses"]
@@ -145,7 +145,7 @@ def choose_parts(parts: list[Part], only: tuple[str, ...]) -> list[Part]:
 
 
 def _plan_of_primary(planned: StudyPlan) -> str | None:
-    """The plan of the first student's store, None if that is not there yet."""
+    """The plan of the first student's store; None if the store does not exist yet."""
     first = next(part for part in planned.parts if part.verb == "train-student")
     with suppress(MlsmError):
         return Store.open(first.settings().store).plan.id
@@ -165,13 +165,14 @@ def _check_pairing(part: Part, plan_id: str | None) -> str:
 
 
 def _name_stages(progress, part):
-    """The callback with the name of the part added to its stages, so that each part has bars of its own."""
+    """Wrap the callback to add the part's name to its stages, so that each part has its own progress bars."""
     return lambda stage, *args, **kwargs: progress(f"{part}: {stage}", *args, **kwargs)
 
 
 def _compare(settings: StudyConfig, described: Study, planned: StudyPlan, kept: dict, progress) -> dict | None:
-    """Compare what has been evaluated so far, and write the report. None if nothing has or if the primary
-    hypothesis is withheld, of which the report would show the scores."""
+    """Compare everything evaluated so far, and write the report. Returns None if nothing was evaluated, or if the
+    primary hypothesis is withheld, since the report would show its scores.
+    """
     if _withhold(described, settings.directory) or not any(settings.evaluations.glob("*/*/*.json")):
         return None
     found = compare(_comparison(settings, described, planned), progress, facts_of(described, planned, kept))
@@ -179,7 +180,7 @@ def _compare(settings: StudyConfig, described: Study, planned: StudyPlan, kept: 
 
 
 def _comparison(settings: StudyConfig, described: Study, planned: StudyPlan) -> CompareConfig:
-    """The settings of the comparison of all that has been evaluated."""
+    """The settings for comparing everything that was evaluated."""
     return CompareConfig(
         results=(settings.evaluations,),
         output=settings.directory / "comparison",

@@ -1,1 +1,1 @@
-"""How sharp targets are, and which settings give other targets the same sharpness."""
+"""Measure the entropy of targets, and find settings that give other targets the same entropy."""

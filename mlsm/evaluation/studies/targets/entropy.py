@@ -1,16 +1,16 @@
-"""`match-entropy`: the temperature and the penalty at which a store's targets are as flat as others.
+"""The command match-entropy: find the temperature and the penalty that give a store's targets a wanted entropy.
 
     found = match_entropy(MatchEntropyConfig(store="runs/stores/lsp-...", against="runs/stores/lsp-...-fista"))
     found["temperature"], found["lam"]
 
-Exact codes are sharper than what the official code's 100 FISTA steps give (docs/sparse-coding.md). Whether a student
-gains from the flatness or from the values is asked with two other kinds of targets of the same mean entropy: the exact
-ones tempered (train-student --target-temperature), and exact ones of a smaller penalty (encode-lsp --lam).
+Exact codes are sharper than those of the official code's 100 FISTA steps (docs/sparse-coding.md). Does a student gain
+from flat targets or from their values? To test this, two other kinds of targets get the same mean entropy: exact codes
+with a temperature (train-student --target-temperature), and exact codes with a smaller penalty (encode-lsp --lam).
 
-The entropy is that of what a student learns: the stored entries of each token that has some, renormalised to one, on
-the same sample of tokens throughout. The penalty is found by coding the sample's hidden states again, so that takes
-the teacher and the store's dictionary. Not handled here: encoding the store of that penalty (encode-lsp), what trains
-best.
+The entropy is that of the distribution that a student learns: a token's stored entries, renormalised to one. Tokens
+without entries are ignored, and all entropies are for the same sample of tokens. To find the penalty, the sample's
+hidden states are coded again, which needs the teacher and the store's dictionary. This module does not encode a store
+with that penalty (encode-lsp does), and does not say which targets train best.
 
 Shapes: N tokens with a code, d hidden width.
 """
@@ -40,7 +40,7 @@ from student.objectives.sparse_rows import temper
 
 TEMPERATURES = 1 / 32, 32.0
 PENALTIES = 1e-3, 0.9
-NEAR = 1e-3  # of the solutions, relative
+NEAR = 1e-3  # relative tolerance of the solutions
 
 
 def match_entropy(config: MatchEntropyConfig, progress: Callable[..., None] = silent) -> dict:
@@ -48,8 +48,8 @@ def match_entropy(config: MatchEntropyConfig, progress: Callable[..., None] = si
 
     progress  called as progress(stage, done, total, unit=..., **figures)
     Returns   dict for JSON: store, against (None if a number was given), tokens (sampled, with a code), entropy_nats
-              of the store's targets, wanted_nats; temperature and lam, each None if `unreachable` (name -> sentence)
-              says why, with temperature_nats and lam_nats, the entropies that they give
+              of the store's targets, wanted_nats; temperature and lam (if one is None, `unreachable`, name -> sentence,
+              says why), with temperature_nats and lam_nats, their entropies
     Raises    InspectionError, TeacherError, StoreError, ShardError
     """
     assert config.store is not None, "the command line or Python has chosen one"
@@ -92,7 +92,7 @@ def _solve(
     """Find the argument at which `measure` is the wanted entropy. Returns it and the value, or a sentence if none is
     found.
 
-    start  where the search starts; it proceeds by factors of two
+    start  start of the search, which proceeds by factors of two
     rises  whether the measure rises with its argument
     """
     value, found = start, measure(start)
@@ -111,8 +111,8 @@ def _solve(
 
 
 def entropy(rows: SparseRows) -> float:
-    """Mean entropy of sparse rows, in nats, over those that are not empty; weights of such a row sum to one."""
-    weights_E = rows.weights[rows.weights > 0].astype(np.float64)  # one may vanish at a low temperature
+    """Mean entropy of the non-empty sparse rows, in nats; the weights of each of these rows sum to one."""
+    weights_E = rows.weights[rows.weights > 0].astype(np.float64)  # a weight may become 0 at a low temperature
     return float(-(weights_E @ np.log(weights_E)) / max(1, int((np.diff(rows.indptr) > 0).sum())))
 
 
@@ -124,7 +124,7 @@ def _sample(store, config, progress):
 
 
 def _recode(store, config, progress):
-    """Mean entropy of the sample's codes as a function of the penalty, with all else as the store has it."""
+    """Make a function from the penalty to the mean entropy of the sample's codes, with the store's other settings."""
     dictionary = Dictionary.load(store.files.dictionary)
     check_dictionary(store.files, dictionary.fingerprint)
     hidden_Nd = _hidden_states(store, dictionary, config, progress)
@@ -144,10 +144,10 @@ def _recode(store, config, progress):
 
 
 def _hidden_states(store, dictionary, config, progress):
-    """Unit-length hidden states (N, d) of the sampled tokens, from the ids that the store holds."""
+    """Unit-length hidden states (N, d) of the sampled tokens, computed from the store's ids."""
     settings, teacher = store.settings, load_store_teacher(store, config.teacher)
     reader = store.split("train")
-    total = min(len(reader), -(-config.samples * len(reader) // reader.tokens))  # the windows of `draw`
+    total = min(len(reader), -(-config.samples * len(reader) // reader.tokens))  # the same windows as `draw`
     chosen, parts = np.sort(reader.order(SEED, 0, 0, total)), []
     size = min(WINDOWS_AT_ONCE, max(1, 8192 // store.max_length))
     for start in range(0, total, size):

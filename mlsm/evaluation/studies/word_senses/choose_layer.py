@@ -2,13 +2,13 @@
 
     result = choose_layer(ChooseLayerConfig(data_dir=Path("wsd")), progress)
 
-1. a dictionary for every layer and k, learned on the corpus of the settings or found (pipeline/learn.py);
+1. a dictionary for every layer and k, learned on the corpus in the settings, or an existing one (pipeline/learn.py);
 2. one pass of the teacher over the annotated sentences, which gives the vector of every annotated word at every layer;
 3. for every layer and k: codes, Φ, NPMI, answers, F1; the names of its LSPs in WordNet.
 
-The vectors (float16, on disk, in parts that appear whole) and each finished layer survive an interruption, and the same
-command continues from there; the vectors are removed when all layers are done. Not handled here: which layer to take
-and what is concluded (conclusions.py), names of LSPs (labels.py).
+The vectors (float16, in files on disk) and each finished layer survive an interruption, and the same command continues
+from there. The vectors are removed when all layers are done. Not handled here: the choice of a layer and the
+conclusions (conclusions.py), names of LSPs (labels.py).
 """
 
 import dataclasses
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
     from pipeline.teacher import Teacher
 
 
-FORMAT = 1  # of the files of a layer; raise it when equal settings give other figures
-PART_TOKENS = 65_536  # of a file of vectors
+FORMAT = 1  # of a layer's files; increase it when equal settings give other results
+PART_TOKENS = 65_536  # per file of vectors
 logger = logging.getLogger(__name__)
 
 
 def choose_layer(config: ChooseLayerConfig, progress: Callable[..., None] = silent) -> dict:
-    """Diagnose every layer and k of the settings, and say which layer to take.
+    """Diagnose every layer and k in the settings, and recommend a layer.
 
     Returns  dict for JSON: directory, first_sense, layers (one dict for every layer and k), recommended
     Raises   WsdDataError, CorpusError, TeacherError, DeviceError, EncodeError
@@ -99,7 +99,7 @@ def choose_layer(config: ChooseLayerConfig, progress: Callable[..., None] = sile
 
 
 def _number_layers(config):
-    """The settings with the numbers of the teacher's layers for `all`."""
+    """The settings, with `all` replaced by the numbers of the teacher's layers."""
     from pipeline.teacher import locate, read_config
 
     if config.layer != "all":
@@ -135,7 +135,7 @@ def _directory(job, teacher, data_digits):
 
 
 def _diagnose(job, teacher, directory, lacking):
-    """Make the directories of the layers that are not there yet."""
+    """Make the missing directories of layers."""
     data = WsdData.read(job.config.data_dir, job.progress, job.config.limit_train)
     data.warn_of_differences()
     learned = _dictionaries(job, teacher, lacking)
@@ -158,7 +158,7 @@ def _diagnose(job, teacher, directory, lacking):
 
 
 def _dictionaries(job, teacher, lacking):
-    """(layer, k) to its Dictionary and the mean seconds of learning one; None for a dictionary that was there."""
+    """(layer, k) to its Dictionary and the mean seconds of learning one; None for a dictionary that already existed."""
     started = time.perf_counter()
     with open_executor(job, teacher) as executor:
         reports = provide_dictionaries(executor, teacher)
@@ -179,11 +179,11 @@ def _dictionaries(job, teacher, lacking):
 class WordVectors:
     """Vectors of all annotated words at some layers, in files of a directory, in the order of the teacher's pass.
 
-    centers      name of the vectors to their layer and what is subtracted from them, as `word_vectors` takes it; by
-                 default every layer by its number, without a centre
+    centers      name of the vectors -> their layer and the centre to subtract, as for `word_vectors`; by default all
+                 layers by number, without a centre
     chunks       pairs of word numbers and readings, one for each file
-    word_of_row  int64: which word a row is of, words counted from 0, training words first
-    device       of the teacher; codes are made there if the solver's kernels were proven for them (solvers/proof.py)
+    word_of_row  int64: the word of each row, counted from 0, training words first
+    device       the teacher's; codes are computed there if the solver's kernels passed their trial (solvers/proof.py)
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class WordVectors:
         self.word_of_row = np.concatenate([words for words, _ in self.chunks])
 
     def make(self) -> None:
-        """Write the files that are not there yet."""
+        """Write the missing files."""
         done = 0
 
         def report(tokens):
@@ -251,7 +251,7 @@ class WordVectors:
                 yield part[str(name)]
 
     def costs(self, layer: int) -> dict:
-        """Seconds of the teacher up to this layer, as its share of the pass, and the tokens that it read."""
+        """Seconds of the teacher up to this layer (a fraction of the whole pass), and the number of tokens read."""
         seconds = 0.0
         for number in range(len(self.chunks)):
             with self._open(number) as part:
@@ -277,9 +277,9 @@ class LayerFindings:
 
     phi     Φ of raw codes, CSR (synsets, K)
     npmi    its NPMI
-    right   variant to bool (Q): which test words were answered right
+    right   variant to bool (Q): which test words were answered correctly
     scores  variant to F1 of every group of words, and the share of words answered by backing off
-    costs   seconds of coding and scoring, and non-zeros a word
+    costs   seconds of coding and scoring, and non-zeros per word
     """
 
     phi: sparse.csr_array
@@ -294,8 +294,8 @@ def diagnose_layer(
 ) -> LayerFindings:
     """Codes, Φ, NPMI and answers of one layer.
 
-    vectors  WordVectors, or what has their `layer`, `word_of_row` and `solver`
-    name     of the vectors to take: see `vectors_name`
+    vectors  WordVectors, or an object with the same `layer`, `word_of_row` and `solver`
+    name     name of the vectors to use: see `vectors_name`
     """
     clock = time.perf_counter()
     codes = _codes(vectors.layer(name), vectors.word_of_row, atoms_Kd, config, vectors.device)
@@ -335,7 +335,7 @@ def _codes(parts, word_of_row, atoms_Kd, config, device):
 
 
 def _save(found, teacher, layer, dictionary, data, directory):
-    """Write the files of a layer into a directory that is about to appear."""
+    """Write the files of a layer into a temporary directory, which is then published."""
     k = len(dictionary.atoms_Kd)
     record = {
         "layer": layer,

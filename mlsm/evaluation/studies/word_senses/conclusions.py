@@ -1,10 +1,10 @@
 """The conclusions of a diagnostic of several layers: the recommended layer, tables and a figure.
 
-The headline is the paper's own (raw codes, npmi0) on ALL. The recommended layer is the one with the best headline; of
-the shallower ones, the first that the exact McNemar test (two-sided, on the words that one layer answers right and the
-other wrong) does not find worse at 5 % is named as well, since it encodes at lower cost. Not handled here: the scores
-themselves (choose_layer.py), what is printed (mlsm/commands/choose_layer.py), and the correlation with fine-tuning
-averages (figure 4 of mlsm/evaluation/comparison/paper.py).
+The main score is the paper's (raw codes, npmi0) on ALL. The layer with the best main score is recommended. The
+shallowest layer that is not significantly worse is named as well, since it encodes at lower cost. The test is McNemar's
+exact two-sided test at 5 %, on the words that only one of the two layers answers correctly. Not handled here: the
+scores themselves (choose_layer.py), what is printed (mlsm/commands/choose_layer.py), and the correlation with
+fine-tuning averages (figure 4 of mlsm/evaluation/comparison/paper.py).
 
 Shapes: V variants, Q test words.
 """
@@ -29,10 +29,10 @@ GROUPS = ("ALL", *TEST_SETS, "NOUN", "VERB", "ADJ", "ADV")
 
 
 def summarise_layers(layers: list[dict], right: list[np.ndarray]) -> dict:
-    """The result's parts that compare layers.
+    """The parts of the result that compare layers.
 
-    layers    records of layer.json;  right  whether each answer is right, bool (V, Q), with the headline variant's row
-              first
+    layers    records of layer.json;  right  whether each answer is correct, bool (V, Q); the first row is the main
+              score's variant
     """
     entries = [_entry(layer) for layer in layers]
     highest = max(entry["costs"]["encoding_microseconds"] for entry in entries)
@@ -51,9 +51,9 @@ def summarise_layers(layers: list[dict], right: list[np.ndarray]) -> dict:
 
 
 def _entry(layer):
-    """A layer's record with the headline, the variant that is best on the development set, and the cost of encoding."""
+    """A layer's record with the main score, the best variant on the development set, and the cost of encoding."""
     scores = layer["scores"]
-    best = max(scores, key=lambda name: scores[name][DEVELOPMENT] or 0)  # of equal ones the first, the headline
+    best = max(scores, key=lambda name: scores[name][DEVELOPMENT] or 0)  # the first of equal ones: the main score's
     costs = layer["costs"]
     per_token = costs["teacher_seconds"] / costs["teacher_tokens"] + costs["coding_seconds"] / costs["coded_words"]
     return {name: value for name, value in layer.items() if name not in ("first_sense", "counts")} | {
@@ -106,7 +106,7 @@ class Diagnosed(NamedTuple):
 
 
 def read_result(path: str | Path) -> Diagnosed:
-    """The Diagnosed of a result.json. Raises WsdDataError if the file is none."""
+    """Read a result.json. Raises WsdDataError if the file is not one."""
     try:
         kept = json.loads(read_file(path))
         f1 = {(entry["layer"], entry["k"]): float(entry["f1"]) for entry in kept["layers"]}
@@ -123,7 +123,7 @@ def read_result(path: str | Path) -> Diagnosed:
 
 @refuse_what_is_in_the_way()
 def write_report(result: dict, directory: Path) -> None:
-    """result.json, table.csv with every variant and group of words, and a figure for every k."""
+    """Write result.json, table.csv with every variant and group of words, and a figure for every k."""
     result["files"] = ["result.json", "table.csv"]
     save_table(directory / "table.csv", ["layer", "k", "variant", *GROUPS, "back_off"], _full_table(result))
     for recommended in result["recommended"]:

@@ -1,4 +1,4 @@
-"""The annotated words of training and test sets as numbers: which synsets, which candidates, which set.
+"""The annotated words of training and test sets as arrays: their synsets, candidates and sets.
 
     data = WsdData.read(root)
     data.sentences                      # of SemCor, then of the test sets in the order of TEST_SETS
@@ -34,8 +34,8 @@ class WsdData(NamedTuple):
 
     training_words, training_rows  int64: pairs of a training word and the row of one of its synsets
     synsets        names of the rows
-    questions      Questions of the test words
-    groups         name of a set, a part of speech or ALL to bool (Q)
+    questions      the test words, as Questions
+    groups         name of a set, a part of speech, or ALL -> bool (Q)
     """
 
     wordnet: WordNet
@@ -51,7 +51,7 @@ class WsdData(NamedTuple):
     def read(cls, root: Path, progress: Callable[..., None], limit: int | None = None) -> "WsdData":
         """Read and check everything.
 
-        limit   sentences of SemCor to take, evenly spread over it; all when None, and of the test sets always all
+        limit   number of sentences of SemCor to use, evenly spread; None: all. Test sets are always used whole
         Raises  WsdDataError
         """
         wordnet = WordNet.load(root / SENSE_INDEX)
@@ -91,7 +91,7 @@ class WsdData(NamedTuple):
         }
 
     def warn_of_differences(self) -> None:
-        """Warn where the data is not what the framework's authors counted."""
+        """Warn if the data's counts differ from those published by the framework's authors."""
         first_sense = self.questions.first_sense_Q().mean()
         found = {
             "training": self.training,
@@ -132,7 +132,7 @@ def _groups(test, sizes):
 
 
 def data_fingerprint(root: Path) -> str:
-    """Hex digits of the content of every file that is read. Raises WsdDataError when one is not there."""
+    """A hash of the content of every file that is read. Raises WsdDataError if one is missing."""
     digest = hashlib.sha256()
     for file in data_files(root):
         with open(file, "rb") as stream:

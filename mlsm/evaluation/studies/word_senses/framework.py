@@ -8,8 +8,8 @@ Framework and Empirical Comparison, EACL): <set>.data.xml and <set>.gold.key.txt
     <wf lemma="the" pos="DET">The</wf>
     <instance id="d000.s000.t000" lemma="group" pos="NOUN">Fulton County Grand Jury</instance>
 
-One of our words is one <wf> or <instance>, whatever its number of tokens. The files are read as streams. Left out:
-WordNet (mlsm/common/wordnet.py), where to get the data (docs/word-senses.md).
+Each <wf> or <instance> is one word here, however many tokens it has. The files are read as streams. Not handled here:
+WordNet (mlsm/common/wordnet.py). docs/word-senses.md says where to get the data.
 """
 
 from pathlib import Path
@@ -25,13 +25,13 @@ TEST_SETS = {
     for name in ("semeval2007", "senseval3", "senseval2", "semeval2013", "semeval2015")
 }
 SENSE_INDEX = Path("wordnet3.0/index.sense")
-OUTER: dict[str, list[str]] = {"sentence": [], "wf": ["sentence"], "instance": ["sentence"]}  # what each is in
+OUTER: dict[str, list[str]] = {"sentence": [], "wf": ["sentence"], "instance": ["sentence"]}  # parent elements
 
 
 class Instance(NamedTuple):
     """An annotated word.
 
-    place  of the word in its sentence, from 0
+    place  number of the word in its sentence, from 0
     gold   its sense keys
     """
 
@@ -50,7 +50,7 @@ class Sentence(NamedTuple):
 
 
 def data_files(root: Path) -> list[Path]:
-    """Every file that the diagnostic reads. Raises WsdDataError when one is not there."""
+    """Every file that the diagnostic reads. Raises WsdDataError if one is missing."""
     folders = [SEMCOR, *TEST_SETS.values()]
     names = [path.with_name(path.name + end) for path in folders for end in (".data.xml", ".gold.key.txt")]
     files = [Path(root) / name for name in [*names, SENSE_INDEX]]
@@ -66,7 +66,7 @@ def data_files(root: Path) -> list[Path]:
 def read_annotated(root: Path, folder: Path, wordnet: WordNet) -> list[Sentence]:
     """The sentences of one set, in the file's order.
 
-    wordnet  WordNet, which must know every gold key
+    wordnet  must contain every gold key
     Returns  list of Sentence
     Raises   WsdDataError on a damaged file, an instance without gold keys or gold keys without an instance
     """
@@ -102,13 +102,13 @@ def _read_keys(path, wordnet):
 
 
 class _Reader:
-    """Reads one XML file; keys that an instance has are taken out of `keys`."""
+    """Reads one XML file; the keys of its instances are removed from `keys`."""
 
     def __init__(self, path, keys, gold):
         self.path, self.keys, self.gold = path, keys, gold
         self.sentences: list[Sentence] = []
-        self.sentence = Sentence([], [])  # the one that is read, or the one before
-        self.text: list[str] = []  # of the element that is read
+        self.sentence = Sentence([], [])  # the current or the previous one
+        self.text: list[str] = []  # of the current element
         self.inside: list[str] = []  # the elements of OUTER that are open
         self.parser = expat.ParserCreate()
         self.parser.buffer_text = True

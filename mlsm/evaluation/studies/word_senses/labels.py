@@ -1,8 +1,8 @@
 """Names for LSPs in WordNet: the synsets and lexicographer files whose words use them.
 
-A synset's place in an LSP's list is its part of the mutual information of synsets and LSPs, Φ_ij PMI_ij: NPMI alone
-would put synsets first that were seen once, Φ alone the most frequent ones. Files take their places in the same way, as
-Φ alone would put adj.all first at two LSPs in five. Not handled here: Φ (sense_scores.py).
+An LSP's synsets are sorted by their contribution to the mutual information of synsets and LSPs, Φ_ij PMI_ij. With NPMI
+only, synsets seen once would come first; with Φ only, the most frequent ones. Lexicographer files are sorted in the
+same way, because with Φ only, adj.all would come first for two LSPs in five. Not handled here: Φ (sense_scores.py).
 
 Shapes: S synsets, K LSPs, s synsets of one LSP, F lexicographer files.
 """
@@ -12,7 +12,7 @@ from scipy import sparse
 
 from mlsm.common.wordnet import WordNet
 
-SYNSETS, LEXNAMES, LEMMAS = 5, 3, 5  # most of each that an LSP is given
+SYNSETS, LEXNAMES, LEMMAS = 5, 3, 5  # at most so many per LSP
 
 
 def name_lsps(phi: sparse.csr_array, npmi: sparse.csr_array, synsets: list[str], wordnet: WordNet) -> list[dict]:

@@ -1,19 +1,19 @@
-"""From codes of annotated words to answers: Φ, normalised pointwise mutual information, the best candidate.
+"""Disambiguate words by their codes: Φ, normalised pointwise mutual information, the best candidate sense.
 
     phi = sense_sums(codes, words, synsets, count)             # synsets x LSPs
     answers = answer(npmi(phi), questions, query_codes)        # {"npmi0": Answers, "nppmi": ..., "npmi-1": ...}
 
 Section 4.2.1 of the MLSM paper: Φ sums the codes of a synset's annotated words; NPMI after Bouma 2009 (Normalized
 (pointwise) mutual information in collocation extraction); a word's sense is the candidate whose row of Φ has the
-largest product with the word's code. Three rules for cells:
+largest product with the word's code. There are three rules for the cells of the NPMI matrix:
 
     npmi0   a cell of Φ that is zero stays zero (the paper)
-    nppmi   values below zero count as zero, too
-    npmi-1  a cell of Φ that is zero counts -1, Bouma's limit for what never occurs together
+    nppmi   negative values also become zero
+    npmi-1  a cell of Φ that is zero becomes -1, Bouma's limit for pairs that never occur together
 
 All matrices are sparse (CSR of scipy). Not handled here: codes and text (choose_layer.py).
 
-Shapes: S synsets, K LSPs, Q questions, C candidates of all questions end to end.
+Shapes: S synsets, K LSPs, Q questions, C candidates of all questions, concatenated.
 """
 
 from typing import NamedTuple
@@ -27,10 +27,10 @@ RULES = ("npmi0", "nppmi", "npmi-1")
 
 
 class Questions(NamedTuple):
-    """Words whose sense is asked for, with their candidates in WordNet's order.
+    """Words to disambiguate, with their candidates in WordNet's order.
 
     starts_Q  int64 (Q + 1): question q has candidates starts[q] to starts[q + 1]
-    rows_C    int64: the candidate's row of Φ, -1 for a synset that training never saw
+    rows_C    int64: the candidate's row of Φ, -1 for a synset without training examples
     right_C   bool: whether the candidate is among the gold senses
     """
 
@@ -39,11 +39,13 @@ class Questions(NamedTuple):
     right_C: np.ndarray
 
     def first_sense_Q(self) -> np.ndarray:
-        """Whether the first candidate is right."""
+        """Whether the first candidate is correct."""
         return self.are_right(np.zeros(len(self.starts_Q) - 1, np.int64))
 
     def are_right(self, chosen_Q: np.ndarray) -> np.ndarray:
-        """Whether these candidates, counted within each question, are right; a word without candidates is wrong."""
+        """Whether the chosen candidates, counted within each question, are correct; False for a word without
+        candidates.
+        """
         found = np.diff(self.starts_Q) > 0
         right_Q = np.zeros(len(found), bool)
         right_Q[found] = self.right_C[(self.starts_Q[:-1] + chosen_Q)[found]]
@@ -51,7 +53,7 @@ class Questions(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """chosen_Q: numbers of candidates; backed_off_Q: whether no candidate had evidence, so that the first was taken."""
+    """chosen_Q: numbers of candidates; backed_off_Q: whether the first was chosen because none had evidence."""
 
     chosen_Q: np.ndarray
     backed_off_Q: np.ndarray
@@ -83,14 +85,15 @@ def npmi(phi: sparse.csr_array) -> sparse.csr_array:
     share = phi.data / total
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.log(phi.data * total / (rows * columns_K[phi.indices])) / -np.log(share)
-    values[share >= 1] = 1.0  # one cell holds everything: the limit of what only occurs together
+    values[share >= 1] = 1.0  # all mass is in one cell: the limit for pairs that only occur together
     return sparse.csr_array((values, phi.indices, phi.indptr), phi.shape)
 
 
 def answer(npmi_SK: sparse.csr_array, questions: Questions, codes: sparse.csr_array) -> dict[str, Answers]:
-    """Answers of the three rules: the candidate whose row has the largest product with the code; the first wins ties.
+    """Answer with the three rules: choose the candidate whose row has the largest product with the code; ties go to the
+    first.
 
-    codes    CSR (Q, K) of the questions' words
+    codes    CSR (Q, K) codes of the questions' words
     Returns  dict of rule to Answers
     """
     chosen, backed_off = np.zeros((2, len(RULES), codes.shape[0]), np.int64)

@@ -7,9 +7,9 @@
 
 The context is one sentence, its words in order with single spaces between them. The vector of a word is the mean over
 its subtokens, scaled to unit length. Sentences of about equal length share a forward pass, so that there is little
-padding; one that is longer than the teacher reads is read in windows that overlap by half, each subtoken where it is
-farthest from an end. A word without subtokens (characters that the tokenizer drops) gets a vector of zeros. Left out:
-codes (choose_layer.py).
+padding. A sentence that is too long for the teacher is read in windows that overlap by half; each subtoken's vector is
+from the window in which it is farthest from an end. A word without subtokens (the tokenizer drops its characters) gets
+a vector of zeros. Not handled here: codes (choose_layer.py).
 
 Shapes: W windows, L ids of a window, N chosen subtokens, n words of a chunk, d hidden width.
 """
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 Centers = Mapping[int | str, tuple[int, torch.Tensor | None]]
-WIDTHS = 4  # windows are padded to a multiple: fewer shapes, for each of which oneDNN compiles
+WIDTHS = 4  # windows are padded to a multiple of this, for fewer shapes: oneDNN compiles for each
 
 
 class WordWindow(NamedTuple):
     """One window of a sentence.
 
     ids     with [CLS] and [SEP]
-    places  in the window, of the subtokens of annotated words
-    words   numbers of these words, one for each place
+    places  positions in the window of the annotated words' subtokens
+    words   the word of each place
     """
 
     ids: list[int]
@@ -46,7 +46,7 @@ class WordWindow(NamedTuple):
 
 
 class Readings:
-    """Sentences cut into what the teacher reads, the longest first.
+    """Sentences cut into windows for the teacher, longest first.
 
     Annotated words are numbered from 0 in the order of the sentences; sentences without any are not read.
     words  how many there are;  tokens  how many ids all windows hold
@@ -65,7 +65,7 @@ class Readings:
         self.tokens = sum(map(_length, found))
 
     def chunks(self, tokens: int) -> Iterator[tuple[np.ndarray, list[WordWindow]]]:
-        """Yield parts of about this many ids: (numbers of the words (n), list of Reading with words counted from 0)."""
+        """Yield chunks of about this many ids: (numbers of words (n), list of windows with words counted from 0)."""
         words: list[int] = []
         readings: list[WordWindow] = []
         size = 0
@@ -87,10 +87,10 @@ def _length(words_and_windows):
 
 
 def _tokenise(sentences, tokenizer, at_once=4096):
-    """Ids of every sentence without specials, and for each the word in the sentence that it belongs to, -1 for none.
+    """Ids of every sentence without special ones, and for each id the number of its word in the sentence, or -1.
 
-    The sentence is given as text, so that tokenizers which mark spaces see what they saw in training; a subtoken
-    belongs to the word that its last character is of.
+    The tokenizer gets the sentence as text, because some tokenizers mark spaces. A subtoken belongs to the word of its
+    last character.
     """
     for start in range(0, len(sentences), at_once):
         part = sentences[start : start + at_once]
@@ -111,7 +111,7 @@ def _word_of_character(words):
 
 
 def _windows(ids, numbers, room, special):
-    """Readings of a sentence; numbers are those of the annotated words, -1 at other subtokens."""
+    """The windows of a sentence; `numbers` has the annotated word of each subtoken, -1 for other subtokens."""
     last = max(0, len(ids) - room)
     starts = sorted({min(start, last) for start in range(0, last + room // 2, max(1, room // 2))}) if last else [0]
     nearest = [min(starts, key=lambda start: abs(2 * (i - start) - room)) for i in range(len(ids))] if last else None
@@ -127,7 +127,7 @@ def _windows(ids, numbers, room, special):
 class WordBatch(NamedTuple):
     """One forward pass.
 
-    tokens_N  places of the chosen subtokens, counted row by row;  words_N  which word each belongs to
+    tokens_N  places of the chosen subtokens, counted row by row;  words_N  the word of each subtoken
     """
 
     ids_WL: torch.Tensor
@@ -137,7 +137,7 @@ class WordBatch(NamedTuple):
 
 
 def batches(readings: list[WordWindow], batch_tokens: int, pad: int) -> Iterator[WordBatch]:
-    """The forward passes of some readings, the longest first, each of at most `batch_tokens` ids, padding included."""
+    """Batches of windows, longest first, each of at most `batch_tokens` ids including padding."""
     ordered = sorted(readings, key=lambda reading: -len(reading.ids))
     start = 0
     while start < len(ordered):
@@ -170,10 +170,10 @@ def word_vectors(
 ) -> dict[int | str, np.ndarray]:
     """Unit-length vectors of the words of a chunk.
 
-    layers   numbers, the deepest at most the teacher's own
-    centers  name to (layer, rows that are subtracted at each position: dictionary/centering.py, or None); by default
-             every layer by its number, without a centre
-    report   called after each forward pass with the number of tokens that were read
+    layers   numbers of layers, at most the teacher's depth
+    centers  name -> (layer, rows to subtract at each position, see dictionary/centering.py, or None); by default all
+             layers by number, without a centre
+    report   called after each forward pass with the number of tokens read
     Returns  dict of name to (words, d) float32
     Raises   EncodeError on a hidden state that is not finite
     """

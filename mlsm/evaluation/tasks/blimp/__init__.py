@@ -1,1 +1,1 @@
-"""BLiMP: which of two sentences does a masked language model find likelier?"""
+"""BLiMP: to which of two sentences does a masked language model give the higher probability?"""

@@ -3,9 +3,9 @@
     paradigms, files = read(Path("data/blimp"))    # or read(None), from the Hub
     paradigms = [subset(paradigm, 100) for paradigm in paradigms]
 
-A file is <paradigm>.jsonl with sentence_good and sentence_bad in every line. The paper's 12 phenomena are here, as the
-files' `linguistics_term` has 13 values: s-selection is part of argument structure. Upstream's files stay as they are,
-with 7 pairs whose two sentences are equal. Not handled here: scoring.
+A file is <paradigm>.jsonl with sentence_good and sentence_bad in every line. The module lists the paper's 12 phenomena,
+because the files' `linguistics_term` has 13 values: s-selection is part of argument structure. The published files are
+used unchanged, including 7 pairs of equal sentences. Not handled here: scoring.
 """
 
 import hashlib
@@ -73,7 +73,7 @@ class Paradigm(NamedTuple):
 
     name: str
     pairs: list[tuple[str, str]]
-    """the acceptable sentence, and the other one"""
+    """(acceptable sentence, unacceptable sentence)"""
 
     @property
     def digest(self) -> str:
@@ -82,10 +82,10 @@ class Paradigm(NamedTuple):
 
 
 def read(directory: Path | None) -> tuple[list[Paradigm], dict[str, str]]:
-    """All paradigms by name, and what they were read from: name of each file -> its hex SHA-256.
+    """All paradigms by name, and the files they were read from: file name -> hex SHA-256.
 
-    directory  of the 67 files, or a checkout of github.com/alexwarstadt/blimp; None: from the Hub; the digests
-               are then of the pairs
+    directory  of the 67 files, or a checkout of github.com/alexwarstadt/blimp; None: from the Hub, and the digests are
+               those of the pairs
     Raises     BlimpError naming file, line and what was expected
     """
     if directory is None:
@@ -98,7 +98,7 @@ def read(directory: Path | None) -> tuple[list[Paradigm], dict[str, str]]:
 
 
 def choose_paradigms(names: tuple[str, ...]) -> list[str]:
-    """The paradigms that are named, or whose phenomenon is; all without names. BlimpError on an unknown name."""
+    """The paradigms that are named, or whose phenomenon is named; all if there are no names. Raises BlimpError."""
     if unknown := [name for name in names if name not in PARADIGMS and name not in PHENOMENA]:
         raise BlimpError(
             f"--tasks {unknown[0]} is neither a paradigm nor a phenomenon of BLiMP."
@@ -110,8 +110,9 @@ def choose_paradigms(names: tuple[str, ...]) -> list[str]:
 
 
 def subset(paradigm: Paradigm, count: int) -> Paradigm:
-    """`count` pairs of a paradigm, which depend on what the pairs are and not on their order: those whose SHA-256 is
-    smallest, in the file's order. Raises BlimpError if it has fewer."""
+    """`count` pairs of a paradigm: those with the smallest SHA-256, in the file's order. So the choice does not depend
+    on the order of the pairs. Raises BlimpError if there are fewer.
+    """
     if count > len(paradigm.pairs):
         raise BlimpError(
             f"--per-paradigm {count}, but {paradigm.name} has {len(paradigm.pairs)} pairs. Choose a smaller number."
@@ -165,7 +166,7 @@ def _from_hub() -> list[Paradigm]:
     disable_progress_bars()
     try:
         tables = [load_dataset(HUB, name, split="train", revision=REVISION) for name in PARADIGMS]
-    except Exception as error:  # three libraries raise, whose classes change with their versions
+    except Exception as error:  # three libraries raise, and their classes differ between versions
         raise BlimpError(
             f"BLiMP is not in the cache and cannot be fetched from the Hub ({HUB}: {type(error).__name__}). Check the "
             "network, or download github.com/alexwarstadt/blimp and pass its directory:  --data-dir blimp"

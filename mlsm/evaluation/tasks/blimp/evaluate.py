@@ -1,16 +1,16 @@
-"""`evaluate-blimp`: of each minimal pair, does a masked language model find the acceptable sentence likelier?
+"""The command evaluate-blimp: does a masked language model prefer the acceptable sentence of each minimal pair?
 
     evaluate(config)["records"]
 
-A sentence's score is the sum of ln p of its tokens (scoring/scorer.py). A pair is right when the acceptable sentence
-scores strictly higher; equal scores are wrong, and are counted as ties. The headline is the unweighted mean of the
-paradigms' accuracies, a phenomenon's that of its own.
+A sentence's score is the sum of ln p of its tokens (scoring/scorer.py). A pair is correct if the acceptable sentence
+scores strictly higher. Equal scores are wrong and are counted as ties. The main score is the unweighted mean of the
+paradigms' accuracies; a phenomenon's score is the mean over its paradigms.
 
-Every paradigm becomes a file as soon as it is scored, <output>/evaluations/<model>/blimp/<task>-scores/<paradigm>.npz
-with the scores of all its sentences, so an interrupted command continues after the last of them; the record is written
-at the end. A task is `blimp`, or, where only a part is scored or in another way, `blimp-100`, `blimp-within-word-l2r`,
-`blimp-of-2-<digits>` and so on. Records also hold the fingerprint of the model's tokenizer: with another one the same
-weights are scored again, and the record is replaced.
+The scores of a paradigm are written to a file as soon as it is scored:
+<output>/evaluations/<model>/blimp/<task>-scores/<paradigm>.npz So an interrupted command continues after the last of
+them; the record is written at the end. The task is `blimp`; if only a part is scored, or in another way, it is
+`blimp-100`, `blimp-within-word-l2r`, `blimp-of-2-<digits>` and so on. Records also have the fingerprint of the model's
+tokenizer: with another tokenizer the same weights are scored again, and the record is replaced.
 """
 
 import math
@@ -58,9 +58,9 @@ class Scores(NamedTuple):
 def evaluate_blimp(config: BlimpConfig, progress: Callable[..., None] = silent) -> dict:
     """Score every model that has not been scored in this way before.
 
-    Returns  records: one for every model, with `averages` added to what records.py says; of each record
-             already_finished (whether an earlier command scored it) and paths
-    Raises   BlimpError, ModelError, RunError, RecordError, DeviceError, TeacherError (a tokenizer): data or a model
+    Returns  records: one for every model, as described in records.py, with `averages`; already_finished (for each
+             record, whether an earlier command scored it) and paths
+    Raises   BlimpError, ModelError, RunError, RecordError, DeviceError, TeacherError (a tokenizer): if data or a model
              cannot be used
     """
     progress("read data and models", 0, None)
@@ -75,7 +75,7 @@ def evaluate_blimp(config: BlimpConfig, progress: Callable[..., None] = silent) 
     known = [_find_finished(heading, config) for heading in headings]
     waiting = [heading for heading, there in zip(headings, known, strict=True) if there is None]
     if len(waiting) > 1:
-        for heading in waiting:  # a model that cannot be loaded is found before hours are spent on the first
+        for heading in waiting:  # so that a model that cannot be loaded is found before the first is scored
             load(Path(heading["path"]), device)
     found = []
     for number, (heading, there) in enumerate(zip(headings, known, strict=True), 1):
@@ -89,7 +89,7 @@ def evaluate_blimp(config: BlimpConfig, progress: Callable[..., None] = silent) 
 
 
 def averages(figures: list[dict]) -> dict:
-    """headline and phenomena, unweighted means of the accuracies of the paradigms that were scored; ties, a count."""
+    """The keys headline and phenomena, unweighted means of the scored paradigms' accuracies, and ties, a count."""
     accuracy = {figure["metric"]: figure["value"] for figure in figures}
     scored = {name: [accuracy[member] for member in PHENOMENA[name] if member in accuracy] for name in PHENOMENA}
     phenomena = {name: statistics.fmean(values) for name, values in scored.items() if values}
@@ -98,7 +98,7 @@ def averages(figures: list[dict]) -> dict:
 
 
 def task_of(config: BlimpConfig) -> str:
-    """The name in records of scoring with these settings: `blimp`, and settings that are not the usual ones."""
+    """The task's name in records: `blimp` and the settings that differ from their defaults."""
     parts: list[str | int | None] = [config.metric if config.metric != "original" else None, config.per_paradigm]
     if config.tasks:
         names = choose_paradigms(config.tasks)
@@ -118,7 +118,7 @@ def _find_models(config: BlimpConfig) -> list[Path]:
 def _begin_record(directory: Path, config: BlimpConfig, paradigms: list[Paradigm], files: dict) -> dict:
     """The fields of a record that are known before anything is scored."""
     settings: dict[str, Any] = {"metric": config.metric, "per_paradigm": config.per_paradigm}
-    if config.tasks:  # a record of all 67 does not say so
+    if config.tasks:  # omitted in a record of all 67
         settings |= {"paradigms": [paradigm.name for paradigm in paradigms]}
     return {
         "schema": records.SCHEMA,
@@ -177,7 +177,7 @@ def _evaluate(
 def _score(scorer: Scorer, paradigm: Paradigm, model: str) -> Scores:
     clock = time.perf_counter()
     tokens = scorer.score([sentence for pair in paradigm.pairs for sentence in pair])
-    # fsum rounds once, so sentences of the same tokens' scores in another order are equal
+    # fsum rounds once, so the sum does not depend on the order of the scores
     sums_N2 = np.array([math.fsum(row) for row in tokens]).reshape(-1, 2)
     if not np.isfinite(sums_N2).all():
         raise BlimpError(f"{model}: scores of {paradigm.name} are not finite: its weights, or its logits, are not.")
@@ -185,7 +185,7 @@ def _score(scorer: Scorer, paradigm: Paradigm, model: str) -> Scores:
 
 
 def _identity(record: dict, paradigm: Paradigm) -> str:
-    """What two commands must share to have the same scores of a paradigm."""
+    """A key that is equal if two commands compute the same scores for a paradigm."""
     return fingerprint([record["weights"], record["settings"]["metric"], paradigm.digest, record["tokenizer"]])
 
 
@@ -195,7 +195,7 @@ def _write(file: Path, identity: str, scores: Scores) -> None:
 
 
 def _read(file: Path, identity: str) -> Scores | None:
-    """The scores in a file; None if it has none, or those of other pairs, weights or another metric."""
+    """The scores in a file; None if it has none, or if they are for other pairs, weights or another metric."""
     try:
         arrays = read_npz(file)
         if str(arrays["identity"]) != identity:

@@ -1,8 +1,9 @@
-"""Examples as token ids, and batches of them in an order that no model can change.
+"""Tokenised examples, and batches of them in an order that does not depend on the model.
 
-Examples are tokenised once for a model and task. The order of the training examples is a function of (task, epoch)
-alone: not of the model, its tokenizer or the seed, so that all trainings of a task see the same batches, each padded to
-about its own longest. For evaluation they are sorted by length, and put back. Not handled here: the model (heads.py).
+Examples are tokenised once per model and task. The order of the training examples depends only on (task, epoch), not on
+the model, its tokenizer or the seed. So all runs of a task see the same batches; each is padded to about its longest
+example. For evaluation, examples are sorted by length, and the predictions are put back in order. Not handled here: the
+model (heads.py).
 
 Shapes: N examples, W of a batch, L positions, T tokens of all examples.
 """
@@ -25,20 +26,20 @@ if TYPE_CHECKING:
 
 _ORDER_PURPOSE = 0x66744F72  # "ftOr"
 _CHOICE_PURPOSE = 0x66744368  # "ftCh"
-_TOKENIZED_AT_ONCE = 10_000  # examples: the tokenizer's own objects take kilobytes each
-IGNORED = -100  # torch's number of a label that carries no loss
-WIDTHS = 8  # batches are padded to a multiple: few shapes, so that the memory of one serves the next
+_TOKENIZED_AT_ONCE = 10_000  # examples: the tokenizer needs kilobytes for each
+IGNORED = -100  # torch's label for positions without loss
+WIDTHS = 8  # batches are padded to a multiple of this, for few shapes, so that memory is reused
 
 
 class EncodedExamples:
-    """The examples of one part of a task as one model reads them.
+    """The tokenised examples of one split of a task.
 
-    words_N  where words have labels: of every example, the positions of its words' first tokens, -1 for a word that
-             was cut off or has no token; None if examples have labels
-    labels   of the examples (N), float32 scores or int64 labels; where words have labels (T), int64, the label of each
+    words_N  if words have labels: for every example, the positions of its words' first tokens, -1 for a word that was
+             cut off or has no token; None if examples have labels
+    labels   (N), float32 scores or int64 labels of the examples; if words have labels, (T), int64, the label of each
              word at its first token, IGNORED elsewhere
-    pad_id   token that fills batches up
-    cut      share of the examples that were longer than max_length
+    pad_id   padding token
+    cut      fraction of the examples that were longer than max_length
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class EncodedExamples:
         pad_id: int,
         cut: float,
     ):
-        """labels: of every example a number, or the list of its words' labels."""
+        """labels: for every example a number, or the list of its words' labels."""
         self.pad_id, self.cut = pad_id, cut
         self.starts = np.concatenate(([0], np.cumsum(lengths_N)))
         self.ids_T, self.types_T, self.words_N = ids_T, types_T, words_N
@@ -69,7 +70,7 @@ class EncodedExamples:
 
     @property
     def unread(self) -> float | None:
-        """The share of all words that were cut off or have no token; None if words have no labels."""
+        """The fraction of all words that were cut off or have no token; None if words have no labels."""
         if self.words_N is None:
             return None
         return float(np.mean(np.concatenate(self.words_N) < 0))
@@ -86,7 +87,7 @@ class EncodedExamples:
         Returns  ({"input_ids", "attention_mask", perhaps "token_type_ids"}: int64 (W, L), labels (W) or (W, L))
         """
         width = -(-self.lengths_N[rows].max() // WIDTHS) * WIDTHS
-        place_L = np.arange(min(width, self.lengths_N.max()))  # never beyond what the model reads
+        place_L = np.arange(min(width, self.lengths_N.max()))  # never beyond the model's input length
         real_WL = place_L < self.lengths_N[rows][:, None]
         where_WL = np.where(real_WL, self.starts[rows][:, None] + place_L, 0)
         inputs = {"input_ids": np.where(real_WL, self.ids_T[where_WL], self.pad_id), "attention_mask": real_WL}
@@ -107,7 +108,7 @@ def tokenise(
 ) -> EncodedExamples:
     """Tokenise examples, cutting pairs at the longer sentence.
 
-    tokenizer    a fast one, as of pipeline.teacher.load_tokenizer
+    tokenizer    a fast tokenizer, as from pipeline.teacher.load_tokenizer
     takes_types  whether the model sees which sentence of a pair a token belongs to
     Returns      Encoded
     """
@@ -144,14 +145,14 @@ def order(task: str, epoch: int, count: int) -> np.ndarray:
 
 
 def take_examples(task: str, examples: list[Example], count: int | None) -> list[Example]:
-    """`count` of a task's training examples, always the same ones, in their order; all where that is None or more."""
+    """`count` of a task's training examples, always the same ones, in order; all if count is None or larger."""
     if count is None or count >= len(examples):
         return examples
     return [examples[row] for row in sorted(permutation(len(examples), _CHOICE_PURPOSE, task_number(task))[:count])]
 
 
 def order_digest(task: str, epochs: int, count: int) -> str:
-    """SHA-256 of the orders of all epochs: equal where the batches are."""
+    """SHA-256 of the orders of all epochs; equal if the batches are."""
     digest = hashlib.sha256()
     for epoch in range(epochs):
         digest.update(order(task, epoch, count).astype("<i8").tobytes())
@@ -159,12 +160,12 @@ def order_digest(task: str, epochs: int, count: int) -> str:
 
 
 def task_number(task: str) -> int:
-    """A number for a task's name, the same everywhere."""
+    """A number for a task's name, the same on every machine."""
     return zlib.crc32(task.encode())
 
 
 def batches_by_length(encoded: EncodedExamples, size: int) -> list[np.ndarray]:
-    """Rows of evaluation batches, long examples first, so that memory runs out at once or never."""
+    """Rows of evaluation batches, longest examples first: if memory does not suffice, this shows at once."""
     rows_N = np.argsort(-encoded.lengths_N, kind="stable")
     return [rows_N[begin : begin + size] for begin in range(0, len(rows_N), size)]
 
@@ -186,7 +187,7 @@ def _first_tokens(encoding, words):
     for place, (begin, end) in enumerate(encoding.offsets):
         if begin == end or encoding.special_tokens_mask[place]:
             continue
-        word = bisect.bisect_right(begins, end - 1) - 1  # by its end: some tokens begin with the space before
+        word = bisect.bisect_right(begins, end - 1) - 1  # by its end: a token may start with a space
         if first[word] < 0:
             first[word] = place
     return first

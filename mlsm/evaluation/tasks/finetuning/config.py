@@ -12,10 +12,10 @@ TaskName = Literal["cola", "conll2003", "mnli", "mrpc", "qnli", "qqp", "rte", "s
 TASKS: tuple[str, ...] = get_args(TaskName)
 SMOKE_MODEL = "bundled"
 TENTH = "train-tenth"
-FROZEN_EXAMPLES = 4_000  # training examples of a task with --frozen: a student takes minutes
+FROZEN_EXAMPLES = 4_000  # training examples per task with --frozen, so that a student takes minutes
 FROZEN_LENGTH = 128  # tokens
 
-_OF_TRAINING = (  # what --frozen has no use for
+_OF_TRAINING = (  # settings that --frozen does not use
     *("seeds", "epochs", "lr", "warmup", "grad_clip", "batch", "dropout", "segments"),
     *("split", "max_steps"),
 )
@@ -132,9 +132,9 @@ class FinetuneConfig:
         return self.lr if isinstance(self.lr, tuple) else (self.lr,)
 
     def recipe(self) -> dict:
-        """The settings that decide the outcome of every training alike, as a record keeps them.
+        """The settings with the same effect on every fine-tuning run, as stored in a record.
 
-        `segments` and `max_steps` are not among them: what they mean depends on model and task, too (suite.py).
+        `segments` and `max_steps` are not included: their effect depends on model and task (suite.py).
         """
         names = ("epochs", "lr", "warmup", "grad_clip", "batch", "max_length", "dropout")
         found = {name: getattr(self, name) for name in names}
@@ -142,7 +142,7 @@ class FinetuneConfig:
         return found | ({"lr": list(self.lr)} if isinstance(self.lr, tuple) else {})
 
     def apply_smoke(self) -> "FinetuneConfig":
-        """These settings with what --smoke and --split imply. ValueError without a model, or where these contradict."""
+        """These settings, changed as --smoke and --split imply. ValueError without a model, or if they contradict."""
         if not self.smoke and not self.models:
             raise ValueError(
                 f"no model given. Name runs, exports, directories or Hub ids:  {program()} finetune MODEL ..."

@@ -1,7 +1,7 @@
 """Find a task's examples: in a local directory in the published formats, or on the Hub.
 
     data = load_task(TASKS["mrpc"], Path("../shared/data"))
-    data.train, data.evaluation["validation"], data.files     # what was read, by content
+    data.train, data.evaluation["validation"], data.files     # SHA-256 of the files that were read
 
 Not handled here: formats (formats.py), the table of tasks (tasks.py).
 """
@@ -23,9 +23,11 @@ class TaskData(NamedTuple):
     """The examples of a task."""
 
     name: str
-    """what a record calls the source: the task's name and `local`, or dataset, configuration and commit on the Hub"""
+    """the source's name in records: the task's name and `local`, or dataset, configuration and commit on the Hub"""
     files: dict[str, str]
-    """what was read: path below the task's directory -> SHA-256; empty for the Hub, whose commit says it"""
+    """files that were read: path below the task's directory -> SHA-256; empty for the Hub, where the commit identifies
+    them
+    """
     train: list[Example]
     evaluation: dict[str, list[Example]]
     """development set -> examples"""
@@ -37,12 +39,12 @@ class TaskData(NamedTuple):
 
 
 def load_task(task: Task, data_dir: Path | str | None = None, split: str = "validation") -> TaskData:
-    """The examples of a task: from the local directory if that has one for it, otherwise from the Hub.
+    """Load a task's examples: from the local directory if the task's files are there, otherwise from the Hub.
 
-    data_dir  holds the task's directory (MRPC, wic, ...) or a `glue` that holds it
+    data_dir  contains the task's directory (MRPC, wic, ...) or a directory `glue` with it
     split     "validation": the development sets; "test": labelled test sets, of local files only; TENTH: neither is
               read, since `hold_out_tenth` takes the evaluation from the training part
-    Raises    DataError naming what is malformed (file, line, format), or all that was looked for
+    Raises    DataError, which names the malformed file, line and format, or lists all paths that were tried
     """
     directory = None if data_dir is None else find_directory(task, Path(data_dir))
     if split == "test" and (directory is None or not task.test):
@@ -55,10 +57,10 @@ def load_task(task: Task, data_dir: Path | str | None = None, split: str = "vali
 
 
 def hold_out_tenth(task: Task, data: TaskData) -> TaskData:
-    """The same data, trained on nine tenths of its training part and evaluated on the tenth, as every development set.
+    """Split the training part: train on nine tenths, and use the last tenth in place of every development set.
 
-    A tenth of the distinct texts, those with the smallest SHA-256: so the order of a file does not matter, and examples
-    of equal text are never on both sides.
+    The tenth is that of the distinct texts with the smallest SHA-256. So the order of a file does not matter, and
+    examples with equal texts are never in both parts.
 
     Raises  DataError if nothing would be left to train on
     """
@@ -67,7 +69,7 @@ def hold_out_tenth(task: Task, data: TaskData) -> TaskData:
 
 
 def split_tenth(name: str, examples: list[Example]) -> tuple[list[Example], list[Example]]:
-    """Nine tenths of some training examples and the tenth, as of `hold_out_tenth`."""
+    """Split examples into nine tenths and one tenth, as described in `hold_out_tenth`."""
     texts = [json.dumps([e.first, e.second, e.targets]).encode() for e in examples]
     digests = [hashlib.sha256(text).digest() for text in texts]
     distinct = sorted(set(digests))
@@ -84,7 +86,7 @@ def split_tenth(name: str, examples: list[Example]) -> tuple[list[Example], list
 
 
 def _describe_test_sets():
-    """Which tasks have a labelled test set, in which files, for an error."""
+    """For an error message: which tasks have a labelled test set, and in which files."""
     known = [
         f"{name} ({' or '.join(file.names[0] for files in task.test.values() for file in files)})"
         for name, task in TASKS.items()
@@ -94,7 +96,7 @@ def _describe_test_sets():
 
 
 def find_directory(task: Task, data_dir: Path) -> Path | None:
-    """The directory of a task's upstream files, if there is one. DataError if there is no --data-dir."""
+    """The directory of a task's published files, if it exists. Raises DataError if --data-dir does not exist."""
     if not data_dir.is_dir():
         raise DataError(f"--data-dir {data_dir} is not a directory. Pass one that contains CoLA, MRPC, wic, ...")
     places = [parent / name for name in task.directories for parent in (data_dir, data_dir / "glue", data_dir / "GLUE")]
@@ -102,7 +104,7 @@ def find_directory(task: Task, data_dir: Path) -> Path | None:
 
 
 def _from_files(task: Task, directory: Path, parts: dict[str, tuple[TaskFile, ...]]) -> TaskData:
-    """Read the training part and `parts`: of each development or test set the ways in which its files may lie."""
+    """Read the training part and `parts`, which has the alternative files of each development or test set."""
     files: dict[str, str] = {}
 
     def read(alternatives):
@@ -124,7 +126,7 @@ def _from_files(task: Task, directory: Path, parts: dict[str, tuple[TaskFile, ..
 
 
 def choose_file(task: Task, directory: Path, alternatives: tuple[TaskFile, ...]) -> TaskFile:
-    """The first of the alternatives whose files are all there. DataError if there is none."""
+    """The first of the alternatives whose files all exist. Raises DataError if there is none."""
     for file in alternatives:
         if all((directory / name).is_file() for name in file.names):
             return file
@@ -147,7 +149,7 @@ def _from_hub(task: Task, data_dir: Path | str | None, sets: Collection[str]) ->
         parts = load_dataset(dataset, config, revision=revision)
         commit = _commit(parts, revision)
         train, *evaluation = ([_convert_row(task, row) for row in parts[name]] for name in ("train", *sets))
-    except Exception as error:  # datasets, huggingface_hub and their HTTP library raise many classes
+    except Exception as error:  # datasets, huggingface_hub and the HTTP library raise many classes
         raise DataError(
             f"{_describe_search(task, data_dir)}, and it cannot be fetched from the Hub ({dataset}, "
             f"{config or 'default'}, at {revision[:12]}: {describe(error)}). Pass --data-dir, or check the network."
@@ -164,7 +166,7 @@ def _convert_row(task: Task, row: dict) -> Example:
 
 
 def _commit(parts, revision):
-    """The commit that was read, from the addresses of the files; the revision where these do not say it."""
+    """The commit that was read, from the files' addresses; if they do not contain it, the revision."""
     addresses = parts["train"].info.download_checksums or {}
     commits = [address.partition("@")[2].partition("/")[0] for address in addresses]
     return next(filter(None, commits), revision)

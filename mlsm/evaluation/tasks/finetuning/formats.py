@@ -1,8 +1,8 @@
-"""Files of the fine-tuning tasks, in their upstream formats, to examples.
+"""Read the fine-tuning tasks' files in their published formats.
 
-One reader a format: `Tsv(...)(paths, labels)` and the like, named by tasks.py, return a list of Example. Whatever a
-file holds that its format does not allow is a DataError with file, line and what was expected.
-Not handled here: which files a task has (tasks.py), where they lie, the Hub (data.py).
+There is one reader per format, such as `Tsv(...)(paths, labels)`; it returns a list of Example. Any violation of a
+format raises a DataError with the file, the line and what was expected. Not handled here: which files a task has
+(tasks.py), where they are, the Hub (data.py).
 """
 
 import json
@@ -17,21 +17,21 @@ class Example(NamedTuple):
     """One example of a task."""
 
     first: str | list[str]
-    """a sentence; the words of one where each word has a label"""
+    """a sentence; if words have labels, the list of its words"""
     second: str | None
     """the other sentence of a pair"""
     label: int | float | list[int]
-    """number of a label, a score, or the numbers of the words' labels"""
+    """a label's number, a score, or the numbers of the words' labels"""
     targets: tuple | None = None
     """WiC: the target's (begin, end) in characters of either sentence"""
 
 
 @dataclass(frozen=True)
 class Tsv:
-    """Tab-separated lines without quoting: a quotation mark is text (csv.QUOTE_NONE).
+    """Tab-separated lines without quoting: quotation marks are text (csv.QUOTE_NONE).
 
     first, second, label  columns: their names in the header, or numbers from 0 if there is no header
-    width                 number of columns; for a file with a header, the header's
+    width                 number of columns; if the file has a header, that of the header
     skips_short           whether lines with fewer columns are skipped: the published QQP files have stray line breaks
     """
 
@@ -59,7 +59,7 @@ class Tsv:
         return examples
 
     def _columns(self, path: Path, header: list[str]) -> tuple[int, int | None, int]:
-        """The three columns as numbers, None for a second that is not there."""
+        """The numbers of the three columns; None if there is no second sentence."""
         names = [name for name in (self.first, self.second, self.label) if isinstance(name, str)]
         if any(name not in header for name in names):
             raise malformed(path, 1, f"a header with the columns {', '.join(names)}", f"{header[:12]}")
@@ -121,10 +121,10 @@ def conll(paths: list[Path], labels: tuple[str, ...]) -> list[Example]:
 
 
 def conll_columns(path: Path) -> list[tuple[list[list[str]], list[int]]]:
-    """A word a line, an empty line between sentences, -DOCSTART- between documents; IOB1 or IOB2.
+    """One word per line, an empty line between sentences, -DOCSTART- between documents; IOB1 or IOB2.
 
-    Returns  of each sentence four columns (words, parts of speech, chunks and entities, the latter two as IOB2), and
-             the numbers of its lines
+    Returns  for each sentence four columns (words, parts of speech, chunks and entities, the latter two as IOB2), and
+             its line numbers
     """
     sentences = []
     rows: list[tuple[int, list[str]]] = []
@@ -143,7 +143,7 @@ def conll_columns(path: Path) -> list[tuple[list[list[str]], list[int]]]:
 
 
 def numbered_lines(path: Path) -> list[str]:
-    """The lines of a file, without their ends; only \\n ends one, since texts hold other separators."""
+    """The lines of a file, split only at \\n, since texts contain other separators; line ends are removed."""
     try:
         with open(path, encoding="utf-8-sig", newline="\n") as file:
             lines = file.read().split("\n")
@@ -156,7 +156,7 @@ def numbered_lines(path: Path) -> list[str]:
 
 
 def label_of(text: str, labels: tuple[str, ...], path: Path, line: int | str) -> int | float:
-    """The number of a label; without labels a score from 0 to 5."""
+    """The number of a label; if the task has no labels, a score from 0 to 5."""
     if labels:
         return _number_of(text, labels, path, line)
     try:
@@ -175,12 +175,12 @@ def _number_of(label: str, labels: tuple[str, ...], path: Path, line: int | str)
 
 
 def malformed(path: Path, line: int | str, expected: str, found: str) -> DataError:
-    """A DataError that says where."""
+    """A DataError with file and line."""
     return DataError(f"{path}, line {line}: expected {expected}, found {found}. Fetch the file again.")
 
 
 def _as_iob2(tags):
-    """A span of IOB1 begins with I- if no span of its type precedes it."""
+    """Convert tags to IOB2. In IOB1, a span starts with I- unless a span of the same type directly precedes it."""
     return [
         f"B-{tag[2:]}" if tag.startswith("I-") and previous[2:] != tag[2:] else tag
         for previous, tag in zip(["O", *tags], tags, strict=False)

@@ -1,8 +1,9 @@
-"""A model with a head for a task, the head drawn from a bank, so that models are compared in pairs.
+"""Models with a task head. All models get the same initial head, so that their scores are paired.
 
-All parameters that are not the encoder's (the classifier, and the pooler, even of the few checkpoints that have one)
-are drawn once for (task, seed, their names and shapes) from a generator of their own, saved, hashed, and loaded into
-every model that has the same. Matrices are normal with deviation 0.02, norms one, biases zero, as BERT draws them.
+The head is all parameters outside the encoder: the classifier and the pooler (also if the checkpoint has one). Its
+initial weights are drawn once for (task, seed, names and shapes) from a separate generator and saved in a directory,
+the bank. They are loaded into every model with the same names and shapes. Matrices are normal with standard deviation
+0.02, norms are one, biases zero, as in BERT.
 
     <bank>/<task>-seed<seed>-<8 digits of names and shapes>.safetensors
 
@@ -44,12 +45,12 @@ from student.encoders.dropout import use_fast_dropout
 from student.encoders.linear import use_fast_linear
 
 _HEAD_PURPOSE = 0x66744864  # "ftHd"
-DEVIATION = 0.02  # of BERT's initialiser
-NO_LIMIT = 1 << 30  # tokens that a model reads whose positions are not counted
+DEVIATION = 0.02  # standard deviation of BERT's initialiser
+NO_LIMIT = 1 << 30  # tokens, for a model without a limit of positions
 
 
 class Backbone:
-    """The encoder of a directory, from which models with heads are made.
+    """The encoder in a directory, from which models with heads are made.
 
     Raises  ModelError, TeacherError if it cannot be loaded or lacks weights
     """
@@ -64,13 +65,13 @@ class Backbone:
         check_report(report, self.encoder, self.directory)
 
     def with_head(self, task: Task, seed: int, bank: Path | str) -> tuple[PreTrainedModel, str]:
-        """The model for a task, on the CPU, and the SHA-256 of its head. torch's generator is left as it was.
+        """The model for a task, on the CPU, and the SHA-256 of its head. torch's generator is not changed.
 
         bank  directory of the heads
         """
         auto_class = AutoModelForTokenClassification if task.labels_words else AutoModelForSequenceClassification
         self.config.num_labels = task.outputs
-        with torch.random.fork_rng(devices=[]), quiet_transformers():  # every weight drawn here is replaced
+        with torch.random.fork_rng(devices=[]), quiet_transformers():  # all weights drawn here are replaced
             model = auto_class.from_config(self.config, dtype=torch.float32)
         if isinstance(table := self.encoder.get_input_embeddings(), PartialEmbedding):
             rows = PartialEmbedding(model.base_model.get_input_embeddings(), table.ids_R)
@@ -79,7 +80,7 @@ class Backbone:
         head = _head_parameters(model)
         self._fill_encoder(model, head)
         digest = _fill_head(head, task.name, seed, Path(bank))
-        # the same results on a CPU in less time: DeBERTa without gathers, cheaper dropout, oneDNN's products
+        # faster on a CPU with the same results: DeBERTa without gathers, cheaper dropout, oneDNN's products
         adapt_deberta(model.base_model)
         use_fast_dropout(model.base_model)
         use_fast_linear(model)
@@ -100,14 +101,14 @@ class Backbone:
         return int(min(max_positions(self.encoder), NO_LIMIT))
 
     def set_dropout(self, rate: float) -> None:
-        """Give the models that `with_head` makes from now on a dropout, see `dropouts`."""
+        """Set the dropout of models that `with_head` makes from now on; see `dropouts`."""
         for name, value in dropouts(self.config, rate).items():
             setattr(self.config, name, value)
 
     def keep_rows(self, *used: Sequence[int] | np.ndarray) -> None:
-        """Give the models that `with_head` makes from now on token embeddings for some ids only.
+        """Let models that `with_head` makes from now on have token embeddings only for some ids.
 
-        An encoder that does more with its token embeddings than look them up keeps all of them.
+        An encoder that uses its token embeddings for more than lookup keeps all of them.
 
         used    the ids, in any order and number
         """
@@ -122,20 +123,20 @@ class Backbone:
         if table.padding_idx is not None:
             keeps_V[table.padding_idx] = True
         self.encoder.set_input_embeddings(PartialEmbedding(table, keeps_V.nonzero().flatten()))
-        # the file that the weights were read from stays mapped, as a whole, as long as one of them is in it
+        # copy: the weights' file stays mapped as long as any weight refers to it
         for weight in self.encoder.parameters():
             weight.data = weight.data.clone()
 
 
 def takes_types(config: PretrainedConfig) -> bool:
-    """Whether an encoder of a configuration has token types, for the two sentences of a pair."""
+    """Whether an encoder with this configuration has token types for the two sentences of a pair."""
     return getattr(config, "type_vocab_size", 0) >= 2
 
 
 def dropouts(config: PretrainedConfig, rate: float) -> dict[str, float | None]:
-    """Name -> value of all dropouts of a configuration, with a rate in the encoder and the family's own in the head.
+    """Name -> value of all dropouts of a configuration: `rate` in the encoder, the family's default in the head.
 
-    Those of the head are the classifier's and the pooler's; most families' own is None, which means the encoder's.
+    The head's are those of classifier and pooler. For most families their default is None, which means the encoder's.
     """
     family = type(config)().to_dict()
     names = [name for name in config.to_dict() if "dropout" in name]
@@ -144,13 +145,15 @@ def dropouts(config: PretrainedConfig, rate: float) -> dict[str, float | None]:
 
 
 def positions_of(config: PretrainedConfig) -> int:
-    """The longest input in tokens of a configuration's encoder, which is built on the meta device, without weights."""
+    """The longest input in tokens of an encoder with this configuration. It is built on the meta device, without
+    weights.
+    """
     with torch.device("meta"):
         return int(min(max_positions(MODEL_MAPPING[type(config)](config)), NO_LIMIT))
 
 
 def read_config(directory: Path) -> PretrainedConfig:
-    """The configuration of a model. Raises ModelError if there is none, or none that transformers has a head for."""
+    """The configuration of a model. Raises ModelError if there is none, or if transformers has no head for it."""
     if not (directory / "config.json").is_file():
         raise ModelError(
             f"{directory} has no config.json. Expected a run, an export, a kept checkpoint or the directory of a model."
@@ -158,7 +161,7 @@ def read_config(directory: Path) -> PretrainedConfig:
         )
     try:
         config = open_config(directory, local_files_only=True)
-    except Exception as error:  # transformers raises many classes for a damaged one
+    except Exception as error:  # transformers raises many classes for a damaged file
         raise ModelError(f"{directory / 'config.json'} cannot be read: {describe(error)}.") from error
     known = (MODEL_MAPPING, *(c._model_mapping for c in _AUTO_CLASSES))
     if not all(type(config) in mapping for mapping in known):
@@ -171,7 +174,7 @@ _AUTO_CLASSES = (AutoModelForSequenceClassification, AutoModelForTokenClassifica
 
 
 def _head_parameters(model):
-    """Name -> parameter of all that is not the encoder's: not under its name, or its pooler's."""
+    """Name -> parameter, for all outside the encoder, and for its pooler."""
     prefix = f"{model.base_model_prefix}."
     return {
         name: parameter
@@ -181,13 +184,15 @@ def _head_parameters(model):
 
 
 def _fill_head(head, task, seed, bank):
-    """Load the head of (task, seed, names, shapes) from the bank, drawing it first if need be. Returns its SHA-256."""
+    """Load the head of (task, seed, names, shapes) from the bank, drawing it first if it is not there. Returns its
+    SHA-256.
+    """
     shapes = {name: list(parameter.shape) for name, parameter in head.items()}
     file = bank / f"{task}-seed{seed}-{fingerprint(shapes)[:8]}.safetensors"
     if not file.exists():
         with refuse_what_is_in_the_way():
             make_directories(file.parent)
-            # where two processes write it, the last wins, with the same bytes
+            # if two processes write it, they write the same bytes
             replace_bytes(file, save_safetensors(_draw(shapes, task, seed)))
     raw = read_file(file)
     try:
@@ -205,7 +210,7 @@ def _fill_head(head, task, seed, bank):
 def _draw(shapes, task, seed):
     drawn = {}
     for name, shape in shapes.items():
-        key = int(hash_u64(_HEAD_PURPOSE, task_number(task), seed, task_number(name)) >> 1)  # torch takes 63 bits
+        key = int(hash_u64(_HEAD_PURPOSE, task_number(task), seed, task_number(name)) >> 1)  # torch seeds have 63 bits
         generator = torch.Generator().manual_seed(key)
         if len(shape) > 1:
             drawn[name] = DEVIATION * torch.randn(shape, generator=generator)

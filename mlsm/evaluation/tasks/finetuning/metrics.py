@@ -1,7 +1,7 @@
-"""The figures of a task from its labels and a model's predictions.
+"""Compute a task's scores from labels and predictions.
 
-scikit-learn's, SciPy's and seqeval's. A correlation that does not exist, of predictions that are all the same, is 0.
-Not handled here: predicting (training.py). Which metrics a task has is in records.METRICS.
+The metrics are from scikit-learn, SciPy and seqeval. If all predictions are equal, a correlation is undefined and
+counts as 0. Not handled here: predicting (training.py). Which metrics a task has is in records.METRICS.
 """
 
 import math
@@ -19,21 +19,22 @@ from mlsm.common.errors import DataError
 from mlsm.evaluation.records import METRICS
 from mlsm.evaluation.tasks.finetuning.tasks import Task
 
-Predictions = np.ndarray | list[list[int]]  # of every example; where words have labels, of every example's words
-NEAR = 0.01  # above the most frequent answer: a training that learned no more has collapsed
-UNREAD = -1  # instead of a label, of a word that the model did not read
+Predictions = np.ndarray | list[list[int]]  # for every example; if words have labels, for every example's words
+NEAR = 0.01  # a run whose score is at most this much above always giving the most frequent answer has collapsed
+UNREAD = -1  # predicted "label" of a word that the model did not read
 
 
 def figures(task: Task, gold: dict[str, list], predicted: dict[str, Predictions]) -> list[dict]:
-    """A record's figures of a task.
+    """The scores of a task, as in a record.
 
-    gold, predicted  development set -> labels, scores, or lists of labels of every sentence's words; of words that the
-                     model did not read the predicted label is UNREAD
-    Returns          [{"metric", "value", "n"}], in the order of records.METRICS; MNLI's carry the set in their name
+    gold, predicted  development set -> labels, scores, or lists of labels of every sentence's words; the predicted
+                     label of a word that the model did not read is UNREAD
+    Returns          [{"metric", "value", "n"}], in the order of records.METRICS; MNLI's metrics have the set in their
+                     names
     """
     found = {}
     for part in gold:
-        _, _, suffix = part.partition("_")  # of validation_matched
+        _, _, suffix = part.partition("_")  # in validation_matched
         for metric in dict.fromkeys(name.partition("_")[0] for name in METRICS[task.name]):
             value = _FUNCTIONS[metric](task, gold[part], predicted[part])
             found["_".join(filter(None, (metric, suffix)))] = {"value": value, "n": len(gold[part])}
@@ -41,11 +42,11 @@ def figures(task: Task, gold: dict[str, list], predicted: dict[str, Predictions]
 
 
 def constant(task: Task, predicted: dict[str, Predictions]) -> str | None:
-    """What all predictions are, as a sentence, where they are all the same; otherwise None."""
+    """If all predictions are equal, a sentence that says what they are; otherwise None."""
     parts = [np.concatenate([np.ravel(values) for values in part]) for part in predicted.values()]
     values = np.unique(np.concatenate(parts))
     if task.labels_words:
-        values = values[values != UNREAD]  # no prediction
+        values = values[values != UNREAD]  # without words that were not read
     if len(values) != 1:
         return None
     said = task.labels[int(values[0])] if task.labels else f"{values[0]:.3g}"
@@ -53,9 +54,9 @@ def constant(task: Task, predicted: dict[str, Predictions]) -> str | None:
 
 
 def uninformed(task: Task, train: Sequence[Any], gold: dict[str, list], found: list[dict]) -> str | None:
-    """A sentence if figures are near those of always giving the most frequent answer of the training labels, or below.
+    """A sentence if the scores are not clearly above those of always giving the most frequent training label.
 
-    found  the figures; the mean of them counts. A constant score has no correlation, which counts as 0
+    found  the scores, of which the mean is compared. For correlations the constant answer counts as 0
     """
     labels = [label for of_words in train for label in of_words] if task.labels_words else train
     answer = int(Counter(labels).most_common(1)[0][0]) if task.labels else 0
@@ -71,7 +72,7 @@ def uninformed(task: Task, train: Sequence[Any], gold: dict[str, list], found: l
 
 
 def check_installed(task: Task) -> None:
-    """Raises DataError, which says what to install, if a package that computes the task's figures is missing."""
+    """Raises DataError, which says what to install, if a package for the task's metrics is missing."""
     if find_spec("sklearn") is None:
         raise DataError('fine-tuning needs scikit-learn. Run:  pip install "mlsm-pretrain[eval]"   (or scikit-learn)')
     if task.labels_words and find_spec("seqeval") is None:
@@ -81,9 +82,9 @@ def check_installed(task: Task) -> None:
 def _f1(task, gold, predicted):
     """F1 of the label 1; if words have labels, F1 of entities over all sentences (CoNLL's: type and both ends right).
 
-    Words that the model did not read are errors, never correct: next to one another they count as one wrong entity, of
-    a type that nothing has. So an entity among them is missed, and where their gold label is O the wrong entity still
-    costs precision: if they were taken as O, a model with shorter input would be right about all that it did not read.
+    Words that the model did not read always count as errors: neighbouring ones become one wrong entity of a type that
+    does not exist. So an entity among them is missed, and the wrong entity lowers precision even if their gold label is
+    O. If they counted as O, a model with shorter inputs would be correct on words that it did not read.
     """
     if not task.labels_words:
         from sklearn.metrics import f1_score
@@ -94,7 +95,7 @@ def _f1(task, gold, predicted):
     tags = dict(enumerate(task.labels)) | {UNREAD: "I-unread"}
     names = [[[tags[int(label)] for label in sentence] for sentence in part] for part in (gold, predicted)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of no entity at all, where it takes F1 as 0
+        warnings.simplefilter("ignore")  # it warns if there is no entity, and F1 is 0
         return float(entity_f1(*names))
 
 
@@ -119,7 +120,7 @@ def _correlation(function, gold, predicted):
     if not np.all(np.isfinite(predicted)):
         return 0.0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of constant input
+        warnings.simplefilter("ignore")  # it warns for constant input
         value = float(function(gold, predicted)[0])
     return value if math.isfinite(value) else 0.0
 

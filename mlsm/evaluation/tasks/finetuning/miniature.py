@@ -1,7 +1,7 @@
-"""Miniature data of all ten tasks, written in their upstream formats: what `--smoke` and the tests train on.
+"""Miniature data for all ten tasks in their published formats, for `--smoke` and the tests.
 
-Sentences of a small grammar of our own, with labels that follow from them. The same files every time.
-Not handled here: any claim about language; a model that learns these tasks has shown that the machinery works.
+The sentences are from a small grammar, and the labels follow from the sentences. The files are the same every time.
+Scores on these tasks say nothing about language; they only show that the code works.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ NOUNS = ("film", "story", "scene", "play")
 
 
 def write_miniatures(directory: Path | str) -> Path:
-    """Write all tasks below a directory, which then serves as --data-dir. Returns it."""
+    """Write all tasks below a directory, which can then be used as --data-dir. Returns the directory."""
     directory = Path(directory)
     for name, header in _HEADERS.items():
         for part in ("train", "dev"):
@@ -34,7 +34,7 @@ def write_miniatures(directory: Path | str) -> Path:
 
 
 class Dice:
-    """Choices that follow from a task, a part and the number of an example."""
+    """Pseudo-random choices, determined by a task, a split and an example's number."""
 
     def __init__(self, task: str, part: str, number: int):
         self.number, self._thrown = number, 0
@@ -66,7 +66,7 @@ def _pair(dice, same):
     return f"{name} {verb} {city} .", f"It is {city if same else other} that {name} {verb} ."
 
 
-_HEADERS: dict[str, tuple[str, ...]] = {  # of the tasks whose train.tsv and dev.tsv have one format; CoLA has none
+_HEADERS: dict[str, tuple[str, ...]] = {  # if train.tsv and dev.tsv have the same format; CoLA has no header
     "CoLA": (),
     "SST-2": ("sentence", "label"),
     "MRPC": ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"),

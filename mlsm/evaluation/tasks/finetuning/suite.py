@@ -2,14 +2,14 @@
 
     finetune(FinetuneConfig(models=("runs/students/<run>",), data_dir="../shared/data"))
 
-A training depends on its model, task, seed and settings alone, so the records of an interrupted study are those of an
-unbroken one, and several processes may share the work (--tasks) and an output. Task by task, all models on one, so
-that a task's data is read once.
+A fine-tuning run depends only on its model, task, seed and settings. So an interrupted command ends with the same
+records as an uninterrupted one, and several processes may share the work (--tasks) and an output. All models are
+trained on one task before the next, so that a task's data is read once.
 
-What must be alike for all models of a command is settled before anything is trained: the dropout, the longest input,
-and whether segments are used (`settle`).
+Some settings must be the same for all models of a command: dropout, longest input, and the use of segments. They are
+fixed before training (`settle`).
 
-Not handled here: a training (trials.py), comparing models (mlsm/evaluation/comparison).
+Not handled here: a single run (trials.py), comparing models (mlsm/evaluation/comparison).
 """
 
 import logging
@@ -39,15 +39,14 @@ logger = logging.getLogger(__name__)
 
 
 def finetune(settings: FinetuneConfig, progress: Callable[..., None] = silent) -> dict:
-    """Train what has no record yet.
+    """Fine-tune for every model, task and seed without a record.
 
     progress  called as progress(task, steps, steps in all, unit="steps", model=..., seed=..., loss=...)
-    Returns   models: [{"model", "directory", "weights", "figures": metric of a task -> values by seed, "average": of
-              all fourteen or None, "diverged", "collapsed": sentences, "cut": task -> share of the development examples
-              that were longer than the longest input, "chosen_lr": task -> seed -> learning rate, where there were
-              several to choose from}], settings: those that were alike for all models, made, kept:
-              counts of records, differing: files of records made with other settings, finished_before: whether there
-              was nothing to do
+    Returns   models: [{"model", "directory", "weights", "figures": metric of a task -> values by seed, "average": over
+              all fourteen or None, "diverged", "collapsed": sentences, "cut": task -> fraction of the development
+              examples that were longer than the longest input, "chosen_lr": task -> seed -> learning rate, if there
+              were several}], settings: those that were the same for all models, made, kept: numbers of records,
+              differing: files of records made with other settings, finished_before: whether nothing had to be done
     Raises    StudyError, DataError, ModelError, RecordError, TeacherError, RunError, DeviceError: all ValueErrors
     """
     progress("read data and models", 0, None)
@@ -60,13 +59,13 @@ def finetune(settings: FinetuneConfig, progress: Callable[..., None] = silent) -
     settings = settle(settings, candidates)
     tally = {"made": 0, "kept": 0, "differing": []}
     with _data_dir(settings) as data_dir:
-        # all that can be wrong with data, older records and models is said before hours are spent
+        # first report everything wrong with data, older records and models, before hours of training
         plan = {}
         for name in settings.chosen_tasks():
             check_installed(TASKS[name])
             data = _load_data(TASKS[name], data_dir, settings)
             if len(settings.rates()) > 1:
-                hold_out_tenth(TASKS[name], data)  # can it be?
+                hold_out_tenth(TASKS[name], data)  # raises if it is impossible
             trials = [Trial(candidate, TASKS[name], data) for candidate in candidates]
             plan[name] = [_find_missing(trial, settings, tally) for trial in trials]
         waiting = [candidate for candidate, *seeds in zip(candidates, *plan.values(), strict=True) if any(seeds)]
@@ -84,7 +83,7 @@ def finetune(settings: FinetuneConfig, progress: Callable[..., None] = silent) -
 
 
 def _data_dir(settings):
-    """A context that gives the data directory; of --smoke, one that is written now and removed afterwards."""
+    """A context manager for the data directory; with --smoke, a temporary one."""
     if not settings.smoke:
         return nullcontext(settings.data_dir)
     temporary = TemporaryDirectory()
@@ -97,7 +96,7 @@ def _find_candidates(settings):
     for directory in directories(settings.models, settings.step):
         facts = records.describe_model(directory)
         if twice := [other.directory for other in found if other.facts["weights"] == facts["weights"]]:
-            if facts["step"] == 0:  # several runs may begin with the same weights
+            if facts["step"] == 0:  # several runs may start with the same weights
                 logger.info("%s has the same weights as %s and is trained once", directory, twice[0])
                 continue
             raise StudyError(f"{twice[0]} and {directory} have the same weights. List the model only once.")
@@ -106,10 +105,11 @@ def _find_candidates(settings):
 
 
 def settle(settings: FinetuneConfig, candidates: Sequence[Candidate]) -> FinetuneConfig:
-    """The settings with what must be alike for all models: a number for max_length, never or always for segments.
+    """The settings with those values that must be the same for all models: a number for max_length, never or always for
+    segments.
 
-    The log says where inputs reach positions that a model's pre-training did not, and where segments are not used
-    although a model has them.
+    Logs a note if inputs reach positions that a model's pre-training did not, or if segments are not used although a
+    model has them.
     """
     trained = {candidate.facts["model"]: candidate.trained_length for candidate in candidates}
     length = settings.max_length or min(trained.values())
@@ -135,16 +135,16 @@ def settle(settings: FinetuneConfig, candidates: Sequence[Candidate]) -> Finetun
 
 
 def _load_data(task, data_dir, settings):
-    """The examples of a task, of the training part as many as are asked for: the record's n_train says how many."""
+    """The examples of a task, with at most the requested number of training examples (n_train in records)."""
     data = load_task(task, data_dir, settings.split)
     data = data._replace(train=take_examples(task.name, data.train, settings.limit_train))
     return hold_out_tenth(task, data) if settings.split == TENTH else data
 
 
 def _run_task(task, wanted, data_dir, settings, device, progress, tally):
-    """All trainings of a task that are to be done.
+    """Do all missing runs of a task.
 
-    wanted  (candidate, its seeds) of every candidate
+    wanted  (candidate, its missing seeds) for every candidate
     """
     progress(f"prepare {task.name}", 0, None)
     data = _load_data(task, data_dir, settings)
@@ -168,7 +168,7 @@ def _run_task(task, wanted, data_dir, settings, device, progress, tally):
 
 
 def _find_missing(trial, settings, tally):
-    """The seeds without a record, or all where records are to be made again; the others are counted in `tally`."""
+    """The seeds without a record, or all if records are to be made again; others are counted in `tally`."""
     if settings.overwrite == "always":
         return list(range(settings.seeds))
     missing, facts = [], trial.facts(settings)
@@ -191,7 +191,7 @@ def _find_missing(trial, settings, tally):
 
 
 def _report(candidate, settings):
-    """What the records say about a model, over the seeds and tasks that were asked for."""
+    """Summarise a model's records over the requested seeds and tasks."""
     figures: dict[str, list[float]] = {}
     chosen: dict[str, dict[int, float]] = {}
     failed: dict[str, list[str]] = {"diverged": [], "collapsed": []}

@@ -1,9 +1,9 @@
-"""The ten tasks, as one table: labels, files, columns, and where the Hub has them.
+"""A table of the ten tasks: labels, files, columns, and datasets on the Hub.
 
-A task is evaluated on its development set, as the labels of most test sets are not public. Where they are public and
-in local files, --split test evaluates on the test set. Local files are tried in the order given: upstream's names
-first, then subsets of these files that circulate. Metrics are in records.METRICS.
-Not handled here: reading (formats.py), finding (data.py), scoring (metrics.py).
+A task is evaluated on its development set, as the labels of most test sets are not public. If test labels are public
+and in local files, --split test evaluates on the test set. Local files are tried in the listed order: official names
+first, then widely used subsets of these files. Metrics are in records.METRICS. Not handled here: reading (formats.py),
+finding (data.py), scoring (metrics.py).
 """
 
 from collections.abc import Callable
@@ -13,22 +13,22 @@ from typing import NamedTuple
 from mlsm.evaluation.tasks.finetuning.config import TASKS as NAMES
 from mlsm.evaluation.tasks.finetuning.formats import Example, Tsv, conll, json_pairs, wic
 
-# Commits of datasets on the Hub. There CoNLL-2003 is a script, which is not run; the Hub's conversion of it to Parquet
-# has no fixed commit, so the record holds the one that was read.
+# Commits of datasets on the Hub. On the Hub, CoNLL-2003 is a script, which is not run. The Hub's conversion to Parquet
+# has no fixed commit, so the record has the commit that was read.
 GLUE = ("nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c")
 SUPERGLUE = ("aps/super_glue", "3de24cf8022e94f4ee4b9d55a6f539891524d646")
 CONLL = ("eriktks/conll2003", "refs/convert/parquet")
 
 
 class TaskFile(NamedTuple):
-    """One way in which a part of a task may be on disk."""
+    """One form in which a split of a task may be on disk."""
 
     names: tuple[str, ...]
     """relative to the task's directory"""
     read: Callable[[list[Path], tuple[str, ...]], list[Example]]
     """called with the paths of its files and the task's labels"""
     drops_seen: bool = False
-    """whether examples that the training part holds, too, are left out"""
+    """whether examples that are also in the training part are omitted"""
 
 
 class Hub(NamedTuple):
@@ -44,21 +44,21 @@ class Hub(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One training and how it is evaluated."""
+    """A task: its training data and how it is evaluated."""
 
     name: str
     directories: tuple[str, ...]
     """names of its local directory"""
     labels: tuple[str, ...]
-    """as its files spell them; none for a score from 0 to 5"""
+    """as spelled in its files; empty for a score from 0 to 5"""
     hub: Hub
     train: tuple[TaskFile, ...]
     evaluation: dict[str, tuple[TaskFile, ...]]
-    """development sets: what the Hub calls one -> its files"""
+    """development sets: name on the Hub -> files"""
     labels_words: bool = False
     """whether every word has a label"""
     test: dict[str, tuple[TaskFile, ...]] = {}
-    """test sets whose labels are public, as `evaluation`; read from files only"""
+    """test sets with public labels, in the same form; read only from files"""
 
     @property
     def outputs(self) -> int:
@@ -83,14 +83,14 @@ def _tsv(name, *columns, **options):
 
 
 def _glue(name, directory, labels, hub_columns, columns, **options):
-    """A task whose train.tsv and dev.tsv have one format."""
+    """A GLUE task whose train.tsv and dev.tsv have the same format."""
     hub = Hub(GLUE, name, *hub_columns)
     train, dev = (_tsv(file, *columns, **options) for file in ("train.tsv", "dev.tsv"))
     return Task(name, (directory,), labels, hub, (train,), {"validation": (dev,)})
 
 
 def _mnli(part):
-    """The files of a development set of MNLI: upstream, or TextFooler's thousand of it."""
+    """The files of a development set of MNLI: the official file, or TextFooler's 1,000 examples."""
     fooler = _tsv(f"textfooler_dev1000_{part}.tsv", 1, 2, 0, width=3)
     return _tsv(f"dev_{part}.tsv", *SENTENCES, "gold_label"), fooler
 

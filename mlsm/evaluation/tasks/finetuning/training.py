@@ -1,10 +1,10 @@
-"""One training of one model on one task, and its predictions.
+"""Train one model on one task, and predict with it.
 
-AdamW with torch's betas, decay on all parameters, learning rate falling linearly to zero, float32, the last incomplete
-batch included (MLSM paper, section 4.2); before that the learning rate rises linearly for a share of the steps, and
-gradients are clipped by their norm, unless the settings say 0 (as the paper has it). The loss is the mean over a batch:
-cross-entropy, of first tokens where words have labels, or squared error for a score. Dropout follows from (task, seed).
-Not handled here: which model and data (suite.py), figures (metrics.py).
+As in the MLSM paper (section 4.2): AdamW with torch's betas, weight decay on all parameters, a learning rate that falls
+linearly to zero, float32, and the last incomplete batch is used. Unlike the paper, the learning rate first rises
+linearly for a fraction of the steps, and gradients are clipped by norm; settings of 0 switch this off. The loss is the
+mean over a batch: cross-entropy (on first tokens if words have labels), or squared error for a score. Dropout masks
+depend on (task, seed). Not handled here: which model and data (suite.py), figures (metrics.py).
 
 Shapes: N examples, W of a batch, L positions, C outputs.
 """
@@ -45,9 +45,9 @@ def train(
 ) -> int | None:
     """Train a model in place.
 
-    encoded   the training part, an Encoded
+    encoded   the tokenised training part
     settings  with epochs, one lr, warmup, grad_clip, batch and max_steps
-    report    called as report(steps, loss) now and then
+    report    called as report(steps, loss) from time to time
     Returns   the first step, counted from 1, whose loss was not finite; None if there was none
     """
     device, (lr,) = next(model.parameters()).device, settings.rates()
@@ -66,7 +66,7 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = lr * rate_factor(step, len(batches), settings.warmup)
             optimizer.step()
-            losses.append(loss.detach())  # a GPU is not waited for
+            losses.append(loss.detach())  # without waiting for a GPU
             if time.monotonic() - reported > _SECONDS_BETWEEN_REPORTS:
                 report(step + 1, losses[-1].item())
                 reported = time.monotonic()
@@ -75,7 +75,7 @@ def train(
 
 
 def rate_factor(step: int, steps: int, warmup: float) -> float:
-    """The learning rate of a step, counted from 0, as a share of the highest."""
+    """The learning rate of a step, counted from 0, as a fraction of the peak."""
     rising = math.ceil(warmup * steps)
     return step / rising if step < rising else (steps - step) / (steps - rising)
 
@@ -87,7 +87,7 @@ def epoch_batches(task: str, epoch: int, encoded: EncodedExamples, settings: Fin
 
 
 def steps_of(count: int, settings: FinetuneConfig) -> int:
-    """Optimiser steps of a training on `count` examples."""
+    """Optimiser steps of a run on `count` examples."""
     steps = settings.epochs * -(-count // settings.batch)
     return steps if settings.max_steps is None else min(steps, settings.max_steps)
 
@@ -101,10 +101,10 @@ def _loss(model, inputs, labels):
 
 @torch.inference_mode()
 def predict(model: "PreTrainedModel", encoded: EncodedExamples, task: Task) -> Predictions:
-    """What a model says about every example, in their order.
+    """A model's predictions for all examples, in order.
 
-    Returns  int labels or float scores (N); where words have labels, a list of labels of every example's words,
-             metrics.UNREAD for those that the model did not read: cut off, or without a token
+    Returns  int labels or float scores (N); if words have labels, for every example the list of its words' labels,
+             metrics.UNREAD for words that the model did not read (cut off, or without a token)
     """
     device = next(model.parameters()).device
     model.eval()
@@ -122,7 +122,7 @@ def predict(model: "PreTrainedModel", encoded: EncodedExamples, task: Task) -> P
 
 @contextmanager
 def dropout_of(device: torch.device, task: str, seed: int) -> Iterator[None]:
-    """torch's generators seeded by task and seed; given back as they were."""
+    """Seed torch's generators by task and seed; their state is restored afterwards."""
     key = int(hash_u64(_DROPOUT_PURPOSE, task_number(task), seed) >> 1)
     with own_randomness(device):
         torch.manual_seed(key)

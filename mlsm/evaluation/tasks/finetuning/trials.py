@@ -1,11 +1,10 @@
-"""A training of a model on a task: what decides it, and its record.
+"""Fine-tuning runs of a model on a task: the facts that identify them, and their records.
 
     model = Prepared(Trial(candidate, task, data), settings)
     records.write(output, model.record(seed, device))
 
-Where the settings have several learning rates, a training begins with choosing its own on a tenth of its examples: the
-choice is part of the training, and of its record. Not handled here: the loop over batches (training.py), which
-trainings there are to do (suite.py).
+If the settings have several learning rates, a run first chooses one on a tenth of its examples. The choice is part of
+the run and of its record. Not handled here: the loop over batches (training.py), which runs are to be done (suite.py).
 """
 
 import math
@@ -33,21 +32,23 @@ from mlsm.evaluation.tasks.finetuning.tasks import Task
 from pipeline.teacher import load_tokenizer
 from student.memory import peak_memory
 
-LONGEST = 512  # tokens: what stock encoders are pre-trained on at most, whatever their positions allow
-UNREAD_WORDS = {"unread_words": "errors"}  # of records whose words have labels
+LONGEST = 512  # tokens: the longest pre-training input of stock encoders, even if they have more positions
+UNREAD_WORDS = {"unread_words": "errors"}  # in records of tasks whose words have labels
 
 
 class Candidate(NamedTuple):
-    """A model of the study."""
+    """A model to fine-tune."""
 
     directory: Path
     facts: dict
-    """what its records say about it: records.describe"""
+    """its facts in records: records.describe_model"""
     config: PretrainedConfig
 
     @property
     def trained_length(self) -> int:
-        """The longest window that it was pre-trained on, in tokens; without lineage the positions it has, up to 512."""
+        """The longest window that it was pre-trained on, in tokens; without a lineage, its number of positions, up to
+        512.
+        """
         known = (self.facts["identity"] or {}).get("windowing", {}).get("max_length")
         return known or min(LONGEST, positions_of(self.config))
 
@@ -58,16 +59,16 @@ class Candidate(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What one record is made from, but for the seed."""
+    """A model, a task and its data: everything that determines a record except settings and seed."""
 
     candidate: Candidate
     task: Task
     data: TaskData
 
     def facts(self, settings: FinetuneConfig) -> dict:
-        """Fields of its record that say what was trained; a record that is kept must have the same.
+        """The fields of its record that identify the run; an existing record is kept only if they are equal.
 
-        settings  as `settle` gives them
+        settings  as returned by `settle`
         """
         order = order_digest(self.task.name, settings.epochs, len(self.data.train))
         more: dict[str, Any] = {
@@ -86,18 +87,18 @@ class Trial(NamedTuple):
         }
 
     def gets_segments(self, segments: str) -> bool:
-        """Whether the model sees the segments of this task's pairs; a single sentence is segment 0 anyway."""
+        """Whether the model sees the segments of this task's pairs; a single sentence is always segment 0."""
         return segments == "always" and self.task.has_pairs and takes_types(self.candidate.config)
 
     def key(self, seed: int) -> dict:
-        """Fields that name its record's file."""
+        """The fields in the name of its record's file."""
         return self.candidate.facts | {"suite": "finetune", "task": self.task.name, "seed": seed}
 
 
 def load(directory: Path) -> tuple[Backbone, PreTrainedTokenizerFast]:
     """The encoder of a directory and its tokenizer.
 
-    Raises  ModelError, TeacherError if they cannot be loaded or do not belong together
+    Raises  ModelError, TeacherError if they cannot be loaded or do not fit together
     """
     backbone, tokenizer = Backbone(directory), load_tokenizer(directory)
     if trouble := describe_unfit_tokenizer(tokenizer, backbone.encoder):
@@ -108,7 +109,7 @@ def load(directory: Path) -> tuple[Backbone, PreTrainedTokenizerFast]:
 
 
 class Examples(NamedTuple):
-    """What a training learns from and is scored on, as a model reads it."""
+    """The tokenised training and evaluation examples of a run."""
 
     train: EncodedExamples
     evaluation: dict[str, EncodedExamples]
@@ -116,7 +117,7 @@ class Examples(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What came out of a training."""
+    """The result of a run."""
 
     figures: list[dict]
     predicted: dict[str, Any]
@@ -125,11 +126,11 @@ class Trained(NamedTuple):
     head: str
     step_seconds: float
     rows: int
-    """of its embeddings"""
+    """rows of its token embeddings"""
 
 
 class PreparedTrial:
-    """A model and the examples of a task as it reads them, ready for any seed."""
+    """A loaded model and the tokenised examples of a task, ready for any seed."""
 
     def __init__(self, trial: Trial, settings: FinetuneConfig):
         self.trial, self.settings = trial, settings
@@ -158,14 +159,14 @@ class PreparedTrial:
 
     @property
     def steps(self) -> int:
-        """Optimiser steps for one seed, those of choosing a rate among them."""
+        """Optimiser steps for one seed, including those for choosing a learning rate."""
         steps = training.steps_of(len(self.examples.train), self.settings)
         if self.tenth:
             steps += training.steps_of(len(self.tenth.train), self.settings) * len(self.settings.rates())
         return steps
 
     def record(self, seed: int, device: torch.device, report: Callable[[int, float], None] = silent) -> dict:
-        """Train with a seed and evaluate; the record, which is not written."""
+        """Train with a seed and evaluate. Returns the record without writing it."""
         began, task = time.monotonic(), self.trial.task
         lr, choice, done = self.choose_rate(seed, device, report)
         found = self._train(self.examples, lr, seed, device, partial(_go_on, report, done))
@@ -198,7 +199,9 @@ class PreparedTrial:
     def choose_rate(
         self, seed: int, device: torch.device, report: Callable[[int, float], None] = silent
     ) -> tuple[float, dict, int]:
-        """The learning rate of a seed, what its record says about the choice, and how many steps the choice took."""
+        """Choose the learning rate of a seed. Returns it, the record's entry on the choice, and the number of steps
+        used.
+        """
         rates = self.settings.rates()
         if self.tenth is None:
             return rates[0], {}, 0
@@ -217,7 +220,7 @@ class PreparedTrial:
         return best, {"lr_choice": {"lr": best, "tried": tried}}, steps * len(rates)
 
     def _train(self, examples, lr, seed, device, report):
-        """A new head, a training with one rate, and what it has learned."""
+        """Train with a new head and one learning rate, and predict."""
         task, settings = self.trial.task, replace(self.settings, lr=lr)
         model, head = self.backbone.with_head(task, seed, settings.output / "heads")
         model = model.to(device)
@@ -230,7 +233,7 @@ class PreparedTrial:
         return Trained(figures, predicted, bad_step, head, seconds, rows)
 
     def cut(self) -> dict[str, float]:
-        """Shares of the examples that were longer than the longest input; where words have labels, of unread ones."""
+        """By set: the fraction of examples longer than the longest input; if words have labels, of words not read."""
         parts = self.examples.evaluation.values()
         cut = {
             "train": self.examples.train.cut,
@@ -241,5 +244,5 @@ class PreparedTrial:
 
 
 def _go_on(report, done, step, loss):
-    """Report a step of a training as one after others."""
+    """Report a step, counted after the `done` steps of earlier runs."""
     report(done + step, loss)

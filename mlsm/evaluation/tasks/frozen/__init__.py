@@ -1,1 +1,1 @@
-"""Models measured without fine-tuning: linear models on their hidden states, similarities, word senses."""
+"""Evaluate models without fine-tuning: linear models on hidden states, similarities, word senses."""

@@ -1,12 +1,12 @@
-"""Hidden states of a frozen encoder, as features of words, texts and pairs of texts.
+"""Hidden states of a frozen encoder as features of words, texts and pairs of texts.
 
     encoder = Encoder(directory, layers=(0, 1, 2), max_length=128, device=device)
     words = encoder.words(sentences, report)    # the first piece of every word, float32 (T, D)
 
 Layer 0 is the output of the embeddings; the states are transformers' own `hidden_states`, float32, without dropout.
-A text is read alone, as the model's tokenizer frames it. The mean of a text is over all of its tokens, [CLS] and [SEP]
-among them, as sentence-transformers' mean pooling has it.
-Not handled here: what is done with the features (linear.py, measures.py), vectors of annotated words (senses.py).
+Each text is read separately, with the special tokens of the model's tokenizer. A text's mean is over all of its tokens
+including [CLS] and [SEP], as in sentence-transformers' mean pooling. Not handled here: the use of the features
+(linear.py, measures.py), vectors of annotated words (senses.py).
 
 Shapes: N texts, T words that were read, L tokens, D = layers x d.
 """
@@ -35,8 +35,8 @@ AT_ONCE = 64  # texts in a forward pass
 class WordFeatures(NamedTuple):
     """The words of some sentences.
 
-    states_TD  features of the words that were read, in their order
-    read_N     bool arrays: which words of every sentence were read, the others are beyond the longest input
+    states_TD  features of the words that were read, in order
+    read_N     bool arrays, one per sentence: which words were read; the others are beyond the longest input
     """
 
     states_TD: np.ndarray
@@ -44,16 +44,16 @@ class WordFeatures(NamedTuple):
 
     @property
     def all_read(self) -> np.ndarray:
-        """read_N of all sentences end to end."""
+        """read_N of all sentences, concatenated."""
         return np.concatenate(self.read_N)
 
 
 class FeatureExtractor:
     """A frozen encoder and its tokenizer.
 
-    layers      numbers of the layers whose hidden states are concatenated, None: all of them with the embeddings
-    max_length  longest input in tokens, at most what the encoder reads; longer ones are cut
-    Raises      ModelError, TeacherError if the model cannot be loaded, or has no such layer
+    layers      numbers of the layers whose hidden states are concatenated; None: all, including the embeddings
+    max_length  longest input in tokens, limited by the encoder; longer ones are cut
+    Raises      ModelError, TeacherError if the model cannot be loaded or has no such layer
     """
 
     def __init__(self, directory: Path, layers: Sequence[int] | None, max_length: int, device: torch.device):
@@ -71,11 +71,11 @@ class FeatureExtractor:
 
     @property
     def width(self) -> int:
-        """D."""
+        """D, the width of the features."""
         return len(self.layers) * self.teacher.hidden_size
 
     def words(self, sentences: Sequence[list[str]], report: Callable[[int], None]) -> WordFeatures:
-        """The first piece of every word of some sentences. `report` gets the number of sentences that are done."""
+        """The states of every word's first token. `report` gets the number of finished sentences."""
         encoded = self._encode(sentences, labels_words=True)
         assert encoded.words_N is not None
         read_N = [places >= 0 for places in encoded.words_N]
@@ -87,7 +87,7 @@ class FeatureExtractor:
         return WordFeatures(states_TD, read_N)
 
     def means(self, texts: Sequence[str], report: Callable[[int], None]) -> np.ndarray:
-        """The mean of every text, (N, D)."""
+        """The mean state of every text, (N, D)."""
         encoded = self._encode(texts, labels_words=False)
         means_ND = np.empty((len(texts), self.width), np.float32)
         for row, states_LD in self._read(encoded, report):
@@ -118,7 +118,7 @@ def pair_features(first_ND: np.ndarray, second_ND: np.ndarray) -> np.ndarray:
 
 
 def kept(file: Path, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The arrays in a file of a work place, which is written first if it is not there or not whole."""
+    """The arrays in a file of a working directory. `make` computes them first if the file is missing or damaged."""
     unreadable = suppress(OSError, ValueError, EOFError, zipfile.BadZipFile)
     with unreadable, open_to_read(file) as stream, np.load(BufferedReader(stream)) as arrays:
         return dict(arrays)

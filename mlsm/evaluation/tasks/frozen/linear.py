@@ -1,4 +1,4 @@
-"""Linear models of features: the penalty is chosen on a tuning split, then all training examples are fitted.
+"""Fit linear models to features: choose the penalty on a tuning split, then fit to all training examples.
 
     said, chosen = tune_and_fit(x_ND, y_N, tuning=400, score=score, others=[dev_MD, test_MD])
 
@@ -6,10 +6,10 @@ scikit-learn's LogisticRegression (lbfgs, float32) for labels,
 
     1/2 ||w||^2 + C * sum of cross-entropies,
 
-and Ridge for scores, ||y - x w||^2 + alpha ||w||^2, each on features that are standardised by the examples it is fitted
-to. Both problems are convex, so nothing depends on a seed. Penalties are tried from the strongest to the weakest, each
-fit starting from the one before, until PATIENCE of them in a row score below the best: F1 of spans may fall once and
-rise again.
+and Ridge for scores, ||y - x w||^2 + alpha ||w||^2, on features that are standardised by the training examples of the
+fit. Both problems are convex, so nothing depends on a seed. Penalties are tried from the strongest to the weakest; each
+fit starts from the previous solution. The search stops when PATIENCE penalties in a row score below the best, because
+the F1 of spans may fall once and rise again.
 
 Shapes: N examples, the tuning split last; M others; D features.
 """
@@ -22,11 +22,11 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
 
-INVERSE_PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # C. Weaker ones change no slope by TOLERANCE, so no prediction
+INVERSE_PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # C. Weaker penalties change slopes by less than TOLERANCE
 RIDGE_PENALTIES = (1e6, 1e5, 1e4, 1e3, 1e2, 1e1, 1.0)  # alpha
 PATIENCE = 2  # penalties
 MOST_ITERATIONS = 400  # of lbfgs
-TOLERANCE = 1e-4  # of lbfgs: largest slope of the mean loss. At 1e-3, rare tags are hardly learned before it stops
+TOLERANCE = 1e-4  # of lbfgs: largest slope of the mean loss. At 1e-3 it stops before rare tags are learned
 
 
 def tune_and_fit(
@@ -36,18 +36,18 @@ def tune_and_fit(
     score: Callable[[np.ndarray], float],
     others: Sequence[np.ndarray],
 ) -> tuple[list[np.ndarray], dict]:
-    """Choose a penalty, and predict.
+    """Choose a penalty, fit, and predict.
 
     y_N      int64 labels, or float scores
-    tuning   how many of the last examples are the tuning split
-    score    what predictions of the tuning split are worth; of equal scores the stronger penalty is chosen
-    Returns  predictions of the tuning split by the model that was chosen, fitted to the rest, and of every one of
-             `others` by the model fitted to all; {"penalty": C or alpha, "tried": [[penalty, score], ...],
-             "converged": whether the last fit did}
+    tuning   number of examples in the tuning split, the last ones
+    score    scores predictions of the tuning split; of equal scores the stronger penalty is chosen
+    Returns  predictions for the tuning split by the chosen model, fitted to the rest, and for each of `others` by the
+             model fitted to all; {"penalty": C or alpha, "tried": [[penalty, score], ...], "converged": whether the
+             last fit converged}
     """
     is_score = y_N.dtype.kind == "f"
     rest, held_out = slice(None, len(y_N) - tuning), slice(len(y_N) - tuning, None)
-    if not is_score and len(np.unique(y_N[rest])) == 1:  # of input that is cut short, say
+    if not is_score and len(np.unique(y_N[rest])) == 1:  # for example if inputs are cut short
         constant = [np.full(count, y_N[0]) for count in (tuning, *map(len, others))]
         return constant, {"penalty": None, "tried": [], "converged": True}
     scaler = StandardScaler().fit(x_ND[rest])
@@ -81,6 +81,6 @@ def tune_and_fit(
 def _fit(model, x_ND, y_N) -> bool:
     """Fit a model; whether it converged."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # which says what n_iter_ does
+        warnings.simplefilter("ignore")  # n_iter_ says the same
         model.fit(x_ND, y_N)
     return isinstance(model, Ridge) or int(np.max(model.n_iter_)) < MOST_ITERATIONS

@@ -1,12 +1,13 @@
-"""What is measured of a frozen encoder: one class a kind of task, each from files to figures.
+"""Measures of a frozen encoder: one class per kind of task, from the files to the scores.
 
     measure = read_measure("conll2003", data_dir, limit=4000)
     measure.data, measure.settings                          # fields of its record
     figures, chosen = measure.score(encoder, place, report)
 
-Every choice (a penalty, a layer) is made on the tuning split, a tenth of train by the hash of the text; then all of
-train is fitted, and the development set is scored, and the test set if there is one.
-Not handled here: features (features.py), linear models (linear.py), word senses (senses.py), records (suite.py).
+Every choice (a penalty, a layer) is made on the tuning split, a tenth of the training set selected by a hash of the
+text. Then the model is fitted to the whole training set and scored on the development set and, if there is one, the
+test set. Not handled here: features (features.py), linear models (linear.py), word senses (senses.py), records
+(suite.py).
 """
 
 import warnings
@@ -44,8 +45,8 @@ class Measure(Protocol):
     """A task with its data read.
 
     data      the `data` of its record
-    settings  what its record's settings hold besides those of all
-    total     how many texts it reads
+    settings  settings in its record that are specific to this measure
+    total     number of texts that it reads
     """
 
     data: dict
@@ -53,13 +54,13 @@ class Measure(Protocol):
     total: int
 
     def score(self, encoder: FeatureExtractor, place: Path, report: Report) -> tuple[list[dict], dict]:
-        """The figures of a record, and what the tuning split chose. Features are kept in `place`."""
+        """The scores for a record, and the choices on the tuning split. Features are stored in `place`."""
 
 
 def read_measure(name: str, data_dir: Path | None, limit: int) -> Measure:
     """Read and check a task's data.
 
-    limit   of its training examples, so many are used, always the same ones
+    limit   number of training examples to use, always the same ones
     Raises  DataError, WsdDataError
     """
     if name == "wsd":
@@ -70,12 +71,12 @@ def read_measure(name: str, data_dir: Path | None, limit: int) -> Measure:
 
 
 def figure(metric: str, part: str, value: float, n: int) -> dict:
-    """One figure of a record."""
+    """One score of a record."""
     return {"metric": f"{metric}_{part}", "value": float(value), "n": int(n)}
 
 
 class Tags:
-    """CoNLL-2003: spans of entities and of chunks by their F1, parts of speech by their accuracy, of every word."""
+    """CoNLL-2003: F1 of entity spans and of chunk spans, and accuracy of parts of speech."""
 
     COLUMNS = ("pos", "chunks", "entities")
 
@@ -89,7 +90,7 @@ class Tags:
                 f"{' or '.join(task.directories)} under --data-dir (mlsm docs evaluation-data)."
             )
         files: dict[str, str] = {}
-        self._tags: list[list[list[str]]] = []  # an example's label is its place here
+        self._tags: list[list[list[str]]] = []  # an example's label is its index in this list
 
         def read(alternatives: Sequence[TaskFile]) -> list[Example]:
             (name,) = choose_file(task, directory, tuple(alternatives)).names
@@ -154,7 +155,7 @@ class Tags:
 
 
 def _words(encoder: FeatureExtractor, file: Path, sentences, done: int, report: Report) -> WordFeatures:
-    """Words of sentences, by way of a file."""
+    """Features of the sentences' words, cached in a file."""
 
     def make():
         words = encoder.words(sentences, lambda number: report(done + number))
@@ -182,7 +183,7 @@ def _span_f1(gold: list[list[str]], said: list[list[str]]) -> float:
     from seqeval.metrics import f1_score
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of no span at all, where it takes F1 as 0
+        warnings.simplefilter("ignore")  # it warns if there is no span, and F1 is 0
         return float(f1_score(gold, said))
 
 
@@ -191,11 +192,11 @@ def _accuracy(gold: list[list[str]], said: list[list[str]]) -> float:
 
 
 class Texts:
-    """A label or score of a text, a pair of texts or a word in two texts.
+    """Tasks with a label or score for a text, a pair of texts, or a word in two texts.
 
-    A text is the mean of its tokens, WiC's word its first piece; of a pair u and v the features are u, v, |u - v|, u v.
-    STS-B is also measured without training: Spearman's correlation of cosines of means, at the layer that is best on
-    the whole training set.
+    A text's features are the mean over its tokens; those of WiC's word are its first token's. A pair u, v has the
+    features u, v, |u - v|, u v. STS-B is also measured without training: Spearman's correlation with the cosines of
+    means, at the layer that is best on the whole training set.
     """
 
     def __init__(self, task: Task, data_dir: Path | None, limit: int):
@@ -263,7 +264,7 @@ class Texts:
         }
 
     def _cosines(self, encoder: FeatureExtractor, sides) -> tuple[list[dict], dict]:
-        """Figures of cosines at the layer that is best on the training set, and the figures of all layers."""
+        """Scores of cosines at the layer that is best on the training set, and the scores of all layers."""
         train, dev = [*self.nine, *self.tenth], self.evaluation["validation"]
         by_layer = []
         for number, layer in enumerate(encoder.layers):
@@ -284,7 +285,7 @@ class Texts:
 
 
 def _targets(encoder: FeatureExtractor, examples: list[Example], side: int, report: Report) -> np.ndarray:
-    """The first piece of the target of one side of every example; zeros if it was not read."""
+    """The state of the target word's first token on one side of every example; zeros if it was not read."""
     words = encoder.words([_text(example, side).split(" ") for example in examples], report)
     found_ND = np.zeros((len(examples), encoder.width), np.float32)
     starts = np.concatenate([[0], np.cumsum([read.sum() for read in words.read_N])])

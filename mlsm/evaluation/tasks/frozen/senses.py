@@ -1,10 +1,11 @@
-"""Word senses of a model of any kind by its own hidden states: the diagnostic of choose-layer, for a student too.
+"""Word-sense disambiguation with any model's own hidden states, by the method of choose-layer.
 
-A layer's codes need a dictionary. A student has none for its own layers, and its teacher's would not fit them, so a
-small one is learned from the layer's vectors of a sample of SemCor's annotated words, without their senses: with as
-many atoms, the same penalty and the same seed for every model. The rest is choose-layer's: codes, sums by synset, NPMI
-with zeros kept (`npmi0`), the first sense if nothing is known. The layer is the one that is best on semeval2007; the
-figure is the F1 on the other four sets together. Layer 0 has seen no context and takes no part.
+Encoding a layer needs a dictionary. A student has none for its own layers, and its teacher's does not fit them. So a
+small dictionary is learned from the layer's vectors of a sample of SemCor's annotated words, without their senses. The
+number of atoms, the penalty and the seed are the same for every model. The rest is as in choose-layer: codes, sums by
+synset, NPMI with zeros kept (`npmi0`), and the first sense if there is no evidence. The layer that is best on
+semeval2007 is chosen; the score is the F1 on the other four sets together. Layer 0 is not used, because it has no
+context.
 
 Shapes: n vectors of a part, K atoms, d width.
 """
@@ -30,18 +31,18 @@ from pipeline.teacher import special_ids
 
 ATOMS = 1_536
 LAM = 0.05
-SAMPLE = 50_000  # vectors that the dictionary is learned from
+SAMPLE = 50_000  # number of vectors from which the dictionary is learned
 TOLERANCE = 1e-3
 TUNING = "semeval2007"
 VARIANT = "raw-npmi0"
-PART_TOKENS = 65_536  # of a file of vectors
-BATCH_TOKENS = 8_192  # of a forward pass
+PART_TOKENS = 65_536  # per file of vectors
+BATCH_TOKENS = 8_192  # per forward pass
 
 
 class _Vectors:
-    """What diagnose_layer reads of the vectors: those of the kept parts.
+    """The stored vectors, in the form that diagnose_layer reads.
 
-    word_of_row  int64: which word a row is of
+    word_of_row  int64: the word of each row
     """
 
     device = torch.device("cpu")
@@ -93,7 +94,7 @@ class Senses:
         return figures, {"wsd": {"layer": best["layer"], "layers": found}}
 
     def _keep(self, encoder, layers, place, report) -> list[Callable[[], dict[str, np.ndarray]]]:
-        """Functions that read the parts of the vectors, all of which are in files when this returns."""
+        """Write all vectors to files in parts. Returns functions that read the parts."""
         special = special_ids(encoder.tokenizer)
         text = Readings(self._data.sentences, encoder.tokenizer, special, encoder.max_length)
         parts: list[Callable[[], dict[str, np.ndarray]]] = []
@@ -113,13 +114,13 @@ class Senses:
         return parts
 
     def _diagnose(self, vectors, layer) -> dict:
-        """A layer with its F1 on the tuning set and on the others."""
+        """A layer's F1 on the tuning set and on the other sets."""
         rows_nd = np.concatenate(list(vectors.layer(layer)))[np.argsort(vectors.word_of_row)]
         sample_nd = rows_nd[: self._data.training]
         if len(sample_nd) > SAMPLE:
             chosen = np.random.default_rng(0).choice(len(sample_nd), SAMPLE, replace=False)
             sample_nd = sample_nd[np.sort(chosen)]
-        sample_nd = sample_nd[np.any(sample_nd != 0, axis=1)]  # a word that the tokenizer drops has zeros
+        sample_nd = sample_nd[np.any(sample_nd != 0, axis=1)]  # a word that the tokenizer drops has a zero vector
         atoms = min(ATOMS, len(sample_nd) // 2)
         dictionary = learn_dictionary(sample_nd, DictionarySettings(k=atoms, lam=LAM, seed=0), LearningSchedule())
         right_Q = diagnose_layer(

@@ -1,8 +1,8 @@
-"""`finetune --frozen`: every model on every task as it is, one record each.
+"""`finetune --frozen`: evaluate every model on every task without fine-tuning, one record each.
 
-A record depends only on the model, the task and the settings; what has one is kept, so an interrupted command resumes
-with the next task. Features are in <output>/features until their record is written, in a directory that is named by the
-model, its tokenizer, the data and the settings. Not handled here: what is measured (measures.py).
+A record depends only on the model, the task and the settings. Existing records are kept, so an interrupted command
+resumes with the next task. Features are stored in <output>/features until their record is written, in a directory named
+after the model, its tokenizer, the data and the settings. Not handled here: the measures (measures.py).
 """
 
 import hashlib
@@ -33,9 +33,9 @@ def measure_frozen(
     device: torch.device,
     progress: Callable[..., None],
 ) -> dict:
-    """Measure what has no record yet.
+    """Measure every model on every task that has no record yet.
 
-    Returns  as `finetune`, of every model one value a figure, and `chosen`: task -> what the tuning split chose
+    Returns  as `finetune`, with one value per score, and `chosen`: task -> choices made on the tuning split
     Raises   as `finetune`; WsdDataError
     """
     length = settings.max_length or min(FROZEN_LENGTH, *(candidate.trained_length for candidate in candidates))
@@ -63,7 +63,7 @@ def _layers(settings):
 
 
 def facts_of(candidate: "Candidate", measure: Measure, settings: FinetuneConfig, length: int) -> dict:
-    """Fields of a record that say what was measured."""
+    """The fields of a record that identify the measurement."""
     common = {"frozen": True, "max_length": length, "layers": _layers(settings)}
     return {
         "weights": candidate.facts["weights"],
@@ -101,10 +101,10 @@ def record_of(
     settings: FinetuneConfig,
     progress: Callable[..., None],
 ) -> dict:
-    """Measure a model on a task; the record, which is not written.
+    """Measure a model on a task. Returns the record without writing it.
 
     encoder  of the candidate
-    facts    of `facts_of`
+    facts    from `facts_of`
     """
     began = time.monotonic()
     request = facts | {"task": name, "tokenizer": tokenizer_fingerprint(encoder.tokenizer)}

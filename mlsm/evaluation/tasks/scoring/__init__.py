@@ -1,1 +1,1 @@
-"""Pseudo-log-likelihoods of sentences: the scorer that score-text and evaluate-blimp share, and score-text itself."""
+"""Pseudo-log-likelihoods of sentences: the scorer shared by score-text and evaluate-blimp, and score-text itself."""

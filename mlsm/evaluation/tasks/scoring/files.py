@@ -3,9 +3,9 @@
     material = read(Path("reviews.csv.gz"), text_field="review")        # material.rows: [("A fine film.",), ...]
     material = read(Path("crows_pairs_anonymized.csv"), pairs=True)     # material.rows: [(sent_more, sent_less), ...]
 
-A row is a sentence, or a pair whose first sentence is the one that is asked about. Blank lines are left out, and white
-space around a sentence too. Everything else that is not a sentence is an error with file and line. Not handled here:
-Parquet, directories, and files that do not fit in memory.
+A row is a sentence, or a pair whose first sentence should score higher. Blank lines and white space around sentences
+are ignored. Anything else that is not a sentence is an error with file and line. Not supported: Parquet, directories,
+and files that do not fit in memory.
 """
 
 import csv
@@ -23,12 +23,12 @@ PAIR_COLUMNS = (("good", "bad"), ("sentence_good", "sentence_bad"), ("sent_more"
 
 
 class Material(NamedTuple):
-    """What a file holds."""
+    """The content of a file."""
 
     rows: list[tuple[str, ...]]
     """(sentence,), or (good, bad)"""
     columns: tuple[str, ...]
-    """what the file calls them; of plain text, what another file would"""
+    """the file's column names; for plain text, the default names"""
     digest: str
     """hex SHA-256 of the rows"""
 
@@ -37,7 +37,7 @@ def read(path: Path, text_field: str = "text", pairs: bool = False) -> Material:
     """Read a file of sentences, or of minimal pairs.
 
     path    CSV (.csv), JSON lines (.jsonl, .json, .ndjson) or text with one sentence on each line (any other name)
-    Raises  ScoringError naming file, line and what was expected; CorpusError if the file cannot be read
+    Raises  ScoringError, which names file, line and what was expected; CorpusError if the file cannot be read
     """
     with reading(path) as file:
         raw = file.read()
@@ -100,7 +100,7 @@ def _json_records(path: Path, text: str) -> Iterator[tuple[int, dict]]:
             continue
         try:
             record = json.loads(line)
-            json.dumps(record, ensure_ascii=False).encode()  # a ValueError on half a character, which JSON can spell
+            json.dumps(record, ensure_ascii=False).encode()  # ValueError on a lone surrogate, which JSON can contain
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):

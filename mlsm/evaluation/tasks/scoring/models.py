@@ -3,8 +3,8 @@
     model, tokenizer = load(Path("runs/students/<run>/export"), torch.device("cpu"))
 
 Stock masked language models, exports with a masked-LM head (objectives mlm, kd and mtl, and logits probes), and softmax
-probes of an MLSM student. All in float32, in evaluation mode. Not handled here: where they lie
-(mlsm/evaluation/models.py), what is asked of them (scorer.py).
+probes of an MLSM student. All are in float32 and in evaluation mode. Not handled here: finding models
+(mlsm/evaluation/models.py), scoring (scorer.py).
 """
 
 from pathlib import Path
@@ -37,7 +37,7 @@ from student.probe import ProbedLspModel
 
 
 def load(directory: Path, device: torch.device) -> tuple[MaskedLm, PreTrainedTokenizerFast]:
-    """What scorer.Scorer takes, and its tokenizer.
+    """Load a model for scorer.Scorer, and its tokenizer.
 
     Raises  ModelError if it is not a masked language model; the message says how an MLSM student becomes one
     """
@@ -66,7 +66,7 @@ def check_family(directory: Path) -> PretrainedConfig:
     """The configuration of a model. Raises ModelError if transformers has no masked language model of its type."""
     try:
         config = open_config(directory, local_files_only=True)
-    except Exception as error:  # transformers raises many classes for a damaged one
+    except Exception as error:  # transformers raises many classes for a damaged file
         raise ModelError(
             f"{directory} does not contain a model: {describe(error)}. Pass the directory of a model."
         ) from None
@@ -99,7 +99,7 @@ def _load_stock(directory: Path) -> PreTrainedModel:
                 local_files_only=True,
                 output_loading_info=True,
             )
-    except Exception as error:  # safetensors and transformers raise many classes, Exception itself included
+    except Exception as error:  # safetensors and transformers raise many classes, even Exception itself
         raise ModelError(
             f"{directory}: its weights cannot be loaded: {describe(error)}. Use a model saved as safetensors."
         ) from error
@@ -111,7 +111,7 @@ def _load_stock(directory: Path) -> PreTrainedModel:
 
 
 def _explain_missing_head(directory: Path, missing: list[str]) -> str:
-    """Why a model whose weights are missing predicts no words, and what to do."""
+    """Explain why a model with missing weights cannot predict words, and what to do."""
     if (directory / HEAD_FILE).is_file():
         run = directory.parent if directory.name == "export" else directory
         return (

@@ -1,17 +1,17 @@
-"""`score-text`: how likely masked language models find the sentences of files, and which sentence of a minimal pair.
+"""The command score-text: score the sentences, or the minimal pairs, of files with masked language models.
 
     score_text(config)["results"]
 
-The pseudo-log-likelihood (PLL) of a sentence is the sum of ln p of its tokens, each predicted while it is hidden
+The pseudo-log-likelihood (PLL) of a sentence is the sum of ln p of its tokens, each predicted while it is masked
 (scorer.py); its pseudo-perplexity (PPPL) is exp(-PLL / tokens), and that of a file exp(-sum of PLLs / sum of tokens)
-(Salazar et al. 2020). A pair is right when its first sentence has the strictly higher PLL; equal ones are wrong, and
-are counted as ties, as in evaluate-blimp. Beside it stands the measure of CrowS-Pairs (Nangia et al. 2020), which
-compares the PLL of those tokens alone that both sentences share. Intervals are Wilson's, at 95 %.
+(Salazar et al. 2020). A pair is correct if its first sentence has the strictly higher PLL. Equal PLLs are wrong and are
+counted as ties, as in evaluate-blimp. Also reported is the measure of CrowS-Pairs (Nangia et al. 2020), which compares
+the PLL of only the tokens that both sentences share. Intervals are Wilson's, at 95 %.
 
-Every model and file get a file of JSON lines under <output>/scores, one line a sentence or pair. Every
-CHUNK of them become a file of their own as soon as they are scored, in the directory <name>, so an interrupted command
-continues after the last of them. The record <name>.json, with the figures and how they were made, is written last. The
-name ends in a digest of the model's weights, its tokenizer, the metric and the file's content: another of them is
+For every model and file there is a file of JSON lines under <output>/scores, one line per sentence or pair. While
+scoring, every CHUNK of them are written to a separate file in the directory <name>, so an interrupted command continues
+after the last of these files. The record <name>.json, with the results and settings, is written last. The name ends in
+a hash of the model's weights, its tokenizer, the metric and the file's content, so a change of any of them gives
 another file.
 """
 
@@ -43,18 +43,18 @@ from shards.copies import tokenizer_fingerprint
 from shards.manifest import fingerprint
 
 SCHEMA = "mlsm-scores-1"
-CHUNK = 1000  # rows that are scored together and written at once
-SHOWN = 5  # wrong pairs
+CHUNK = 1000  # rows that are scored and written together
+SHOWN = 5  # wrong pairs to show
 
 
 def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) -> dict:
     """Score every file with every model, unless an earlier command did.
 
-    Returns  results: one for every model and file, as its record (<name>.json beside <name>.jsonl) holds it, with
-             already_finished and the path of its `scores`; of pairs also `wrong`: those that are furthest from right,
-             at most SHOWN of them, [{"good", "bad", "nats": by how much the bad one is likelier}]
+    Returns  results: one for every model and file, its record (<name>.json next to <name>.jsonl), with already_finished
+             and the path of its `scores`; for pairs also `wrong`: the most wrong pairs, at most SHOWN, [{"good", "bad",
+             "nats": by how much the bad one scores higher}]
     Raises   ScoringError, CorpusError, ModelError, RunError, RecordError, DeviceError, TeacherError (a tokenizer):
-             a file or a model cannot be used
+             if a file or a model cannot be used
     """
     progress("read texts and models", 0, None)
     device = choose_device(config.device)
@@ -81,7 +81,7 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
             finished = scores.is_file() and commit.is_file()
             if finished:
                 record = json.loads(commit.read_text(encoding="utf-8"))
-                rows = _read_lines(scores) if config.pairs else []  # sentences are summed up in their record
+                rows = _read_lines(scores) if config.pairs else []  # the record has the sums for sentences
             else:
                 scorer = scorer or Scorer(*load(directory, device), config.metric, config.batch_tokens)
                 clock = time.perf_counter()
@@ -92,15 +92,16 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
                 with refuse_what_is_in_the_way():
                     replace_json(commit, record)
             with suppress(OSError):
-                disk.remove(base)  # also what a command left that was killed right here
+                disk.remove(base)  # also if a command was killed exactly here
             wrong = {"wrong": _furthest_wrong(rows)} if config.pairs else {}
             results.append(record | {"scores": str(scores), "already_finished": finished} | wrong)
     return {"results": results}
 
 
 def figures_of(rows: Sequence[dict]) -> dict:
-    """The figures of a file: of sentences their number, tokens, PLL in nats and PPPL; of pairs those of `_judge`, for
-    all tokens and for those that both sentences share."""
+    """The results of a file. For sentences: their number, tokens, PLL in nats and PPPL. For pairs: those of `_judge`,
+    for all tokens and for the tokens that both sentences share.
+    """
     if "shared_pll" in rows[0]:
         return _judge([row["pll"] for row in rows]) | {"shared": _judge([row["shared_pll"] for row in rows])}
     tokens, pll = sum(len(row["tokens"]) for row in rows), math.fsum(row["pll"] for row in rows)
@@ -118,11 +119,11 @@ def _judge(scores: Sequence[Sequence[float]]) -> dict:
 
 
 def _furthest_wrong(rows: Sequence[dict]) -> list[dict]:
-    """The pairs whose second sentence is likelier by the most nats, equal ones included, furthest first."""
+    """The pairs in which the second sentence scores higher by the most nats, or equal, most wrong first."""
     furthest = sorted(rows, key=lambda row: row["pll"][0] - row["pll"][1])[:SHOWN]
     found = []
     for row in furthest:
-        good, bad, *_ = row.values()  # whatever their columns are called
+        good, bad, *_ = row.values()  # whatever the names of the columns
         if row["pll"][0] <= row["pll"][1]:
             found.append({"good": good, "bad": bad, "nats": row["pll"][1] - row["pll"][0]})
     return found
@@ -132,15 +133,15 @@ def _furthest_wrong(rows: Sequence[dict]) -> list[dict]:
 def _score_in_parts(
     scorer: Scorer, material: Material, place: Path, model: str, progress: Callable[..., None]
 ) -> list[dict]:
-    """Rows of scores. Those of every CHUNK rows of the file become a part of their own, which is found again."""
-    for start in range(0, len(material.rows), CHUNK):  # a sentence that is too long is named before hours are spent
+    """Score the rows of a file. Every CHUNK rows are written to a file, which is reused after an interruption."""
+    for start in range(0, len(material.rows), CHUNK):  # so that a sentence that is too long is reported first
         scorer.encode([sentence for row in material.rows[start : start + CHUNK] for sentence in row])
     make_directories(place)
     rows: list[dict] = []
     for start in range(0, len(material.rows), CHUNK):
         progress("score", start, len(material.rows), unit="rows", model=model)
         part, chunk = place / f"{start:09}.jsonl", material.rows[start : start + CHUNK]
-        if part.is_file():  # whole: it appeared as one
+        if part.is_file():  # complete: it was written in one step
             rows += _read_lines(part)
             continue
         found = score_rows(scorer, chunk, material.columns)
@@ -153,9 +154,9 @@ def _score_in_parts(
 def score_rows(scorer: Scorer, rows: Sequence[tuple[str, ...]], columns: tuple[str, ...] = ()) -> list[dict]:
     """Score sentences, (sentence,), or minimal pairs, (good, bad).
 
-    columns  what the two sentences of a pair are called
-    Returns  of a sentence: {"sentence", "tokens": [[token, ln p], ...], "pll": nats, "pppl"}; of a pair its sentences
-             under their columns, "tokens": how many each has, "pll" and "shared_pll": those of both
+    columns  names of the two sentences of a pair
+    Returns  for a sentence: {"sentence", "tokens": [[token, ln p], ...], "pll": nats, "pppl"}; for a pair its sentences
+             under their columns, and two values each of "tokens" (their number), "pll" and "shared_pll"
     Raises   ScoringError on a sentence without tokens or longer than the model reads, and on scores that are not finite
     """
     sentences = [sentence for row in rows for sentence in row]
@@ -166,7 +167,7 @@ def score_rows(scorer: Scorer, rows: Sequence[tuple[str, ...]], columns: tuple[s
                 "its scores are not finite, because the model's weights are not" if len(values) else "it has no tokens"
             )
             raise ScoringError(f"the sentence {sentence[:60]!r} cannot be scored: {problem}.")
-    # fsum rounds once, so sentences of the same tokens' scores in another order are equal
+    # fsum rounds once, so the sum does not depend on the order of the scores
     plls = [math.fsum(values) for values in scores]
     if len(rows[0]) == 1:
         found = []
@@ -188,8 +189,9 @@ def score_rows(scorer: Scorer, rows: Sequence[tuple[str, ...]], columns: tuple[s
 
 
 def _shared(good: EncodedSentence, bad: EncodedSentence) -> tuple[list[int], list[int]]:
-    """The tokens of each of two sentences that the other has, too, by difflib's matching of their ids, as in the code
-    of CrowS-Pairs."""
+    """The tokens of each sentence that the other also has, found by difflib on their ids, as in the code of
+    CrowS-Pairs.
+    """
     found: tuple[list[int], list[int]] = ([], [])
     for block in SequenceMatcher(None, good.ids, bad.ids, autojunk=False).get_matching_blocks():
         for side, sentence, start in ((0, good, block.a), (1, bad, block.b)):

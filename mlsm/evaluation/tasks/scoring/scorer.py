@@ -3,16 +3,16 @@
     scorer = Scorer(model, tokenizer)
     scores = scorer.score(["Cats sleep."])      # one float32 array of ln p, in nats, per sentence
 
-`original` is Salazar et al. 2020 (arXiv:1910.14659); `within-word-l2r` also hides the later tokens of the same word
-(Kauf and Ivanova 2023, arXiv:2305.10588). Every token costs a row of the model. What saves time, without changing a
-score: equal sentences, and equal masked rows of different sentences (a pair that differs in one word shares the row in
-which that word is hidden), are computed once; a batch holds rows of one length, so nothing is padded; the last layer,
-the head and the softmax see the masked position alone. On a CPU every thread has batches of its own and a twin of the
-model, which shares its weights. Two threads on one product of this size would wait for each other, above all on a busy
-machine; with one thread a batch, the scores do not depend on the number of threads. The beginning of a sentence is not
-shared with other sentences, as the model reads in both directions.
+`original` is Salazar et al. 2020 (arXiv:1910.14659); `within-word-l2r` also masks the later tokens of the same word
+(Kauf and Ivanova 2023, arXiv:2305.10588). Every token takes one row of a batch. Three things save time without changing
+scores. Equal sentences and equal masked rows are computed once (a pair that differs in one word shares the row in which
+this word is masked). A batch has rows of one length, so nothing is padded. The last layer, the head and the softmax
+compute only the masked position. On a CPU every thread has its own batches and a copy of the model with shared weights.
+Two threads on one product of this size would wait for each other, especially on a busy machine. With one thread per
+batch, the scores do not depend on the number of threads. Common beginnings of sentences cannot be shared, because the
+model is bidirectional.
 
-Not handled here: finding and loading models (models.py), what is compared with what (score.py, blimp/evaluate.py).
+Not handled here: finding and loading models (models.py), comparing scores (score.py, blimp/evaluate.py).
 
 Shapes: W rows, L positions, V vocabulary, d hidden width, R requests (a row and a token whose probability is wanted).
 """
@@ -40,29 +40,30 @@ if TYPE_CHECKING:
 
     from student.probe import ProbedLspModel
 
-# Of a batch. On a CPU more tokens are no faster. The logits are float32, and their exponentials take as much again.
+# Limits of a batch. On a CPU more tokens are not faster. The logits are float32, and their exponentials need the same
+# memory again.
 BATCH_TOKENS = {"cpu": 1024, "cuda": 32_768}
 MOST_LOGITS = {"cpu": 2**23, "cuda": 2**27}
 _CHECKED_LENGTH, _AGREEMENT = 7, 1e-3  # positions; largest difference, relative to the largest logit
 
 
 class EncodedSentence(NamedTuple):
-    """One sentence as the model reads it."""
+    """One tokenised sentence."""
 
     ids: list[int]
     """special tokens included"""
     places: list[int]
-    """where its own tokens are"""
+    """positions of its own tokens"""
     words: list[int | None]
-    """number of the word at every place of `ids`"""
+    """number of the word at every position of `ids`"""
 
 
 class StockMaskedLm:
-    """Any *ForMaskedLM of transformers, asked for the logits of one position per row.
+    """Any *ForMaskedLM of transformers; computes the logits of one position per row.
 
-    Its head is given the hidden states of these positions alone. That serves every head that works position by
-    position; whether this model's does is tried once, and otherwise the logits of all positions are computed. [MASK]
-    enters the encoder where it did in training, if its config says so (student/encoders/mask_later.py).
+    Its head gets only the hidden states of these positions. This is correct for heads that process each position
+    separately, which is tested once; for other heads the logits of all positions are computed. If the config says so,
+    [MASK] enters the encoder at the same layer as in training (student/encoders/mask_later.py).
     """
 
     def __init__(self, model: "PreTrainedModel"):
@@ -84,11 +85,11 @@ class StockMaskedLm:
         return self._compute_gathered(ids_WL, where_W) if self.is_gathered else self._compute_whole(ids_WL, where_W)
 
     def twin(self) -> "StockMaskedLm":
-        """Another one with the same weights, for another thread."""
+        """A copy with the same weights, for another thread."""
         return _copy_sharing_weights(self, self._model)
 
     def logits_of_a_row(self, length: int) -> int:
-        """How many logits a row of a length takes."""
+        """How many logits a row of this length needs."""
         return self.vocabulary if self.is_gathered else self.vocabulary * length
 
     def _make_fast(self) -> None:
@@ -100,7 +101,7 @@ class StockMaskedLm:
         encoder.register_forward_hook(self._gather)
 
     def _gather(self, encoder, args, output):
-        """What the head is given: (W, 1, d), or (W, d) from a last layer that computed no more."""
+        """The head's input: (W, 1, d), or (W, d) if the last layer computed only these positions."""
         if self._where is not None:
             output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[self._where][:, None]
         return output
@@ -142,7 +143,7 @@ class StockMaskedLm:
 
 
 class ProbedMaskedLm:
-    """A ProbedLspModel (student/probe.py), asked in the same way."""
+    """A ProbedLspModel (student/probe.py) with the same interface."""
 
     def __init__(self, model: "ProbedLspModel"):
         self._probed = model.probed.eval()
@@ -157,11 +158,11 @@ class ProbedMaskedLm:
         return self._probed(ids_WL, None, flat_W, most_masked=1)
 
     def twin(self) -> "ProbedMaskedLm":
-        """Another one with the same weights, for another thread."""
+        """A copy with the same weights, for another thread."""
         return _copy_sharing_weights(self, self._probed, self._probed.student)
 
     def logits_of_a_row(self, length: int) -> int:
-        """How many logits a row of a length takes."""
+        """How many logits a row of this length needs."""
         return self.vocabulary
 
 
@@ -169,7 +170,7 @@ MaskedLm = StockMaskedLm | ProbedMaskedLm
 
 
 def _copy_sharing_weights(owner, *modules):
-    """A copy of an object that owns some modules; the modules' weights and buffers are shared, not copied."""
+    """Copy an object that owns modules; the modules' weights and buffers are shared, not copied."""
     tensors = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
     return copy.deepcopy(owner, {id(tensor): tensor for tensor in tensors})
 
@@ -178,9 +179,9 @@ class Scorer:
     """Scores sentences with one model.
 
     model         a StockMaskedLm or ProbedMaskedLm
-    tokenizer     the model's, a fast one
+    tokenizer     the model's fast tokenizer
     metric        original or within-word-l2r
-    batch_tokens  most tokens in a forward pass; BATCH_TOKENS of the model's device when not given
+    batch_tokens  most tokens in a forward pass; by default BATCH_TOKENS of the model's device
     """
 
     def __init__(
@@ -205,7 +206,7 @@ class Scorer:
         return [scores[sentence] for sentence in sentences]
 
     def encode(self, sentences: list[str]) -> list[EncodedSentence]:
-        """Sentences with the special tokens that the tokenizer adds, or [CLS] and [SEP] where it adds none."""
+        """Tokenise sentences with the tokenizer's special tokens, or with [CLS] and [SEP] if it adds none."""
         batch = self.tokenizer(sentences, return_special_tokens_mask=True, return_attention_mask=False)
         rows = zip(
             batch["input_ids"], batch["special_tokens_mask"], map(batch.word_ids, range(len(sentences))), strict=True
@@ -226,7 +227,7 @@ class Scorer:
         return EncodedSentence(ids, [place for place, extra in enumerate(added) if not extra], words)
 
     def _mask(self, sentence: EncodedSentence, place: int) -> tuple[int, ...]:
-        """The row in which one token, or what the metric hides with it, is masked."""
+        """The row in which a token is masked, with the other tokens that the metric masks along with it."""
         stop, word = place + 1, sentence.words[place]
         while self._hides_rest_of_word and word is not None and sentence.words[stop : stop + 1] == [word]:
             stop += 1
@@ -234,7 +235,7 @@ class Scorer:
 
     def _score_tokens(self, encoded: list[EncodedSentence]) -> list[np.ndarray]:
         numbers: dict[tuple, int] = {}  # (row, place) -> its number
-        requests = []  # of every token: the number of its row, the token
+        requests = []  # for every token: its row's number, its id
         for sentence in encoded:
             for place in sentence.places:
                 row = numbers.setdefault((self._mask(sentence, place), place), len(numbers))
@@ -243,7 +244,7 @@ class Scorer:
         return np.split(found_R, np.cumsum([len(sentence.places) for sentence in encoded])[:-1])
 
     def _log_probabilities(self, rows, requests_R2) -> np.ndarray:
-        """ln p of every request. The shortest rows come first, and a batch has rows of one length."""
+        """ln p for every request. Batches have rows of one length, shortest rows first."""
         lengths = np.array([len(ids) for ids, _ in rows])
         order = np.argsort(lengths, kind="stable")
         rank = np.empty_like(order)
@@ -261,7 +262,7 @@ class Scorer:
         return found_R
 
     def _in_lanes(self, compute, spans: deque) -> None:
-        """compute(model, start, stop) for all spans, in as many threads as there are models."""
+        """Run compute(model, start, stop) for all spans, in as many threads as there are model copies."""
         if len(self._models) == 1:
             with torch.inference_mode():
                 _work(compute, self._models[0], spans)
@@ -271,10 +272,10 @@ class Scorer:
                 for lane in [pool.submit(_work_alone, compute, model, spans) for model in self._models]:
                     lane.result()
             finally:
-                spans.clear()  # after an error or Ctrl-C the other lanes end with the current batch
+                spans.clear()  # after an error or Ctrl-C the other threads end after their current batch
 
     def _batches(self, lengths: np.ndarray) -> Iterator[tuple[int, int]]:
-        """Spans (start, stop) of rows sorted by length: of one length, within the budgets of tokens and of logits."""
+        """Spans (start, stop) of rows sorted by length: each of one length, within the limits of tokens and logits."""
         start = 0
         while start < len(lengths):
             length = int(lengths[start])
@@ -300,7 +301,7 @@ def _work(compute, model, spans: deque) -> None:
 
 
 def _scores(model: MaskedLm, rows, row_R, token_R) -> np.ndarray:
-    """ln p of requests in rows of one length."""
+    """ln p for requests in rows of one length."""
     ids_WL = torch.tensor([ids for ids, _ in rows], device=model.device)
     where_W = torch.tensor([place for _, place in rows], device=model.device)
     logits_WV = model.logits(ids_WL, where_W).float()

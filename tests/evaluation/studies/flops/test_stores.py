@@ -1,4 +1,4 @@
-"""What a store has cost, from its teacher's forward passes measured and the solver's operations."""
+"""The cost of a store, from its teacher's measured forward passes and the solver's operations."""
 
 import pytest
 

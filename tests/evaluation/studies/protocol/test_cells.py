@@ -1,4 +1,4 @@
-"""A part of a study is the work of one commit, and its state is what its files and its lock say."""
+"""A part of a study is the work of one commit; its state follows from its files and its lock."""
 
 import subprocess
 import sys

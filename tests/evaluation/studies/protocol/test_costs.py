@@ -1,4 +1,4 @@
-"""What a training is estimated to cost, with a measurement in which a window takes the square of its length."""
+"""Cost estimates of training, with a fake measurement in which a window's time is the square of its length."""
 
 import pytest
 import yaml

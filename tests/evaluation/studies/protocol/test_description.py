@@ -1,4 +1,4 @@
-"""A study's recipe: arms and stores are what it says, and what does not belong together is said before any work."""
+"""Arms and stores follow a study's recipe, and contradictions are reported before any work."""
 
 import copy
 import re

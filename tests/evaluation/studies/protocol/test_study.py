@@ -1,4 +1,4 @@
-"""A study at toy size: its parts are commands, each finds finished work, and nothing that kills it changes a record."""
+"""A study at toy size: its parts are commands, each finds finished work, and killing it changes no record."""
 
 import csv
 import inspect

@@ -1,4 +1,4 @@
-"""The command as a whole: what it writes, what it does again, what a kill costs, what it refuses."""
+"""The command choose-layer: its output, repeated runs, kills, and errors."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What is alike for all models of a command whatever each brings: dropout, longest input, segments; and what is cut."""
+"""Settings that are the same for all models of a command: dropout, longest input, segments; and what is cut."""
 
 import json
 import shutil

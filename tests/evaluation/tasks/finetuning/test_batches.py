@@ -1,4 +1,4 @@
-"""Batches: the order depends on task and epoch alone, and what a model reads is what its tokenizer says."""
+"""The order of batches depends only on task and epoch, and a model's inputs are those of its tokenizer."""
 
 import numpy as np
 import pytest

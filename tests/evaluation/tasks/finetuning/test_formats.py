@@ -1,4 +1,4 @@
-"""Every task's files are read as their README counts them, and what is wrong with a file is said with its line."""
+"""Every task's files have the number of examples in their README, and errors name the line."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Heads come from the bank, encoders from the checkpoint, and nothing is drawn that nobody recorded."""
+"""Heads come from the bank, encoders from the checkpoint, and all random weights are recorded."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Figures equal those that scikit-learn, SciPy and seqeval give, or that one counts by hand."""
+"""Scores equal those of scikit-learn, SciPy and seqeval, or counts by hand."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The study: paired, resumable, honest about what was made otherwise; as a command and from Python."""
+"""The fine-tuning suite: paired, resumable, reports records made with other settings; as a command and from Python."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""score-text against minicons, against the code of CrowS-Pairs and the formula of the interval; killed; finished."""
+"""score-text against minicons, the code of CrowS-Pairs and the formula of the interval; after a kill; when finished."""
 
 import difflib
 import json
