@@ -108,8 +108,8 @@ def verb_of(config: StudentConfig) -> str:
 def without_rivals(values: dict, given: Mapping[str, Any], kind: str | None = None) -> dict:
     """A recipe's values, without those that do not go with what is given.
 
-    Left out are its number of steps if epochs are set, and the other way round; its objective if the store has no targets
-    for it; the loss of `regress` if another objective is learned.
+    Left out are its number of steps if epochs are set, and the other way round; its objective if the store has no
+    targets for it; the loss of `regress` if another objective is learned.
 
     kind  of the store, if the recipe is the one that made it
     """
