@@ -55,9 +55,11 @@ ROWS = {  # arm or model -> what it is
     "from-teacher": "instead: the two layers, trained on the hidden states",
 }
 SHORT_WITHOUT = ("seeds", "parts of speech", "chunks", "word senses")
-EXPLORED = (  # contrasts that no hypothesis names, each with the arm that it varies
+EXPLORED = (  # contrasts that no hypothesis names, each with the arm that it varies or is compared with
     *(("regress-pq64", "regress"), ("cluster", "mlsm"), ("recon", "mlsm")),
     *(("mlsm-visible", "mlsm"), ("regress-visible", "regress"), ("mlm-untied", "mlm")),
+    *(("mlsm-slow", "mlsm"), ("regress-slow", "regress"), ("mlm-fast", "mlm")),
+    *(("mlsm-slow", "mlm"), ("regress-slow", "mlm"), ("mtl", "mlm"), ("regress-words", "mlm")),
 )
 UNTIL = "all seeds of both arms and of the untrained students are scored"
 PILOT = ("mlsm-l4-lr0.008", "regress-mse-lr0.008")
@@ -269,20 +271,25 @@ def contrasts_table(told: dict) -> str:
 
 
 def verdict(told: dict) -> str:
-    """The primary contrast in one sentence."""
-    one = next((row for row in told["contrasts"] if row["role"] == "primary"), None)
+    """Each planned contrast that may be shown in a sentence, the primary one first."""
     first, second = told["study"].primary
-    if one is None:
-        return f"**`{first}` minus `{second}`:** withheld until {UNTIL}."
-    paired, margin = one["paired"], one["equivalence"]
-    decided = "excludes" if paired["low"] > 0 or paired["high"] < 0 else "includes"
-    equivalent = "are" if margin["equivalent"] else "are not shown to be"
-    difference, p = number(one["difference"], 1, sign=True), p_value(paired["p"])
-    return (
-        f"**`{first}` minus `{second}`: {difference} points of the composite** (95 % interval {interval(paired)},"
-        f" p {p}, {len(one['seeds'])} pairs). The interval {decided} zero; the two {equivalent} equivalent within"
-        f" {margin['margin']:g} points."
-    )
+    planned = [row for row in told["contrasts"] if row["role"] != "not planned"]
+    if not any(row["role"] == "primary" for row in planned):
+        return f"**`{first}` − `{second}`:** withheld until {UNTIL}."
+    return "\n".join(map(sentence, planned))
+
+
+def sentence(row: dict) -> str:
+    """A planned contrast as an item of a list."""
+    paired, name = row["paired"], " − ".join(f"`{arm}`" for arm in row["pair"])
+    how = " by Holm’s method" if "p_adjusted" in paired else ""
+    facts = f"95 % interval {interval(paired)}, p {p_value(paired.get('p_adjusted', paired['p']))}{how}"
+    found = f"**{name}: {number(row['difference'], 1, sign=True)} points of the composite**"
+    found += f" ({facts}, {len(row['seeds'])} pairs)"
+    if margin := row.get("equivalence"):
+        verb = "are" if margin["equivalent"] else "are not shown to be"
+        found += f": the two {verb} equivalent within {margin['margin']:g} points"
+    return f"- {found}."
 
 
 def rates_table(told: dict) -> str:

@@ -19,7 +19,7 @@ The demonstration's recipe is not for weights that were trained before. Not hand
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -28,6 +28,7 @@ from mlsm.recipes.reading import DEMONSTRATION, recipe_of_store, recipe_settings
 from shards.reader import Store
 from shards.windows import WindowReader
 from student.config import FOLLOWING, ProbeConfig, ResolvedConfig, StudentConfig
+from student.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
     import torch
@@ -104,10 +105,22 @@ def verb_of(config: StudentConfig) -> str:
     return "train-probe" if isinstance(config, ProbeConfig) else "train-student"
 
 
-def without_rivals(values: dict, given: Iterable[str]) -> dict:
-    """A recipe's values, without its number of steps if epochs are set, and the other way round."""
+def without_rivals(values: dict, given: Mapping[str, Any], kind: str | None = None) -> dict:
+    """A recipe's values, without those that do not go with what is given.
+
+    Left out are its number of steps if epochs are set, and the other way round; its objective if the store has no
+    targets for it; the loss of `regress` if another objective is learned.
+
+    kind  of the store, if the recipe is the one that made it
+    """
     length = {"epochs", "max_steps"}
-    return {name: value for name, value in values.items() if name not in length or not length & set(given)}
+    dropped = length if length & given.keys() else set()
+    objective = given.get("objective") or values.get("objective")
+    if kind and "objective" in values.keys() - given.keys() and kind not in OBJECTIVES[values["objective"]].kinds:
+        dropped, objective = dropped | {"objective"}, None
+    if objective != "regress":
+        dropped = dropped | {"regress_loss"}
+    return {name: value for name, value in values.items() if name not in dropped}
 
 
 def rate_for_width(width: int) -> float:

@@ -255,6 +255,7 @@ def test_the_two_commands_end_with_a_summary(session):
     directory, _, _, (encoded, trained) = session
     for words in ("store", "tokens/s", "bytes per token", "non-zeros stored", "mass kept", "train-student"):
         assert words in encoded.stdout
+    assert "--encoder modernbert-2x128" in encoded.stdout, "without a recipe the student would be a BERT-base"
     for words in ("held-out KL", "below", "exported to", "import AutoModel", "(the only finished one)"):
         assert words in trained.stdout
     store = next((directory / "runs" / "stores").iterdir())

@@ -37,6 +37,19 @@ def test_the_store_says_what_is_trained(place):
         assert line in found
 
 
+def test_a_store_of_lsps_is_learned_as_one(place, tmp_path):
+    """Without --objective too, although the recipe that made the store says regress."""
+    (hidden,) = place.glob("runs/stores/hidden-*")
+    sizes = ("--layer", 2, "--k", 16, "--dictionary-tokens", 2_000)
+    run(tmp_path, "encode-lsp", "--recipe", "small-encoder", "--hidden", hidden.resolve(), *sizes)
+    for words in ((), ("--recipe", "small-encoder", "--objective", "mlsm")):
+        found = run(tmp_path, "train-student", *words, "--print-config")
+        for line in ("objective: mlsm", "regress_loss: cosine", "encoder: modernbert-2x128", "optimizer: muon"):
+            assert line in found
+    found = run(tmp_path, *SECOND, "--store", hidden, "--objective", "regress", "--print-config")
+    assert "regress_loss: mse" in found
+
+
 def test_its_export_makes_a_sentence_transformers_model(place):
     sentence_transformers = pytest.importorskip("sentence_transformers", reason="no part of this package needs it")
     made = json.loads(run(place, *SECOND, "--epochs", 0.05, "--encoder", "modernbert-2x32", "--json"))

@@ -76,7 +76,7 @@ def parse(command: Command, argv: list[str], recipe: str | None = None) -> Parse
     if command.trains:
         from student.resolve import without_rivals
 
-        values = without_rivals(values, given)
+        values = without_rivals(values, given, None if store is None or is_asked_for else store.kind)
     if not (values or is_asked_for):
         recipe, why = None, ""
     if wants_help:

@@ -15,6 +15,10 @@ from mlsm.terminal.tables import columns, sparkline, table
 
 newest = lsp_stores
 
+_ORDER = """
+The easiest to recognise. Clarity is high if several whole words say much about an LSP and belong together: the
+information from its second to twelfth word, times the mean cosine of these words."""
+
 
 def run(settings: Settings, progress: Progress = silent) -> Report:
     """What LSPs stand for: of a store, a word, a text; with html="lsps" as pages to browse."""
@@ -45,7 +49,7 @@ def _overview(result):
     rows = [
         (
             row["lsp"],
-            f"{row['information']:.4f}",
+            f"{row['clarity']:.3f}",
             f"{row['density']:.2%}",
             f"{row['mean_weight']:.3f}",
             _profile(row),
@@ -54,8 +58,8 @@ def _overview(result):
         )
         for row in result["rows"]
     ]
-    lines = ["", table([*_facts(result), *spread, ("positional", positional)]), "\nThe most informative:"]
-    names = ("LSP", "nats", "density", "weight", "over the window", "typical words", "senses" * result["labelled"])
+    lines = ["", table([*_facts(result), *spread, ("positional", positional)]), _ORDER]
+    names = ("LSP", "clarity", "density", "weight", "over the window", "typical words", "senses" * result["labelled"])
     lines += columns(names, rows)
     if not result["labelled"]:
         lines.append(f"\nNo word-sense labels: no diagnostic has run with this dictionary ({program()} choose-layer).")
@@ -96,6 +100,7 @@ def _lsp(lsp):
         ("density", f"{lsp['density']:.2%}, {lsp['tokens']:,} tokens; mean weight {lsp['mean_weight']:.3f}"),
         ("typical words", words or "none"),
         ("over the window", over_the_window),
+        ("clarity", f"{lsp['clarity']:.3f}"),
         ("information", f"{lsp['information']:.4f} nats per token by the word"),
     ]
     lines = [title, table(rows), *_senses(lsp["senses"]), "\nHeaviest:", *map(_context, lsp["top"])]

@@ -28,6 +28,8 @@ def encoding(reports: list[dict], settings: object) -> str:
     objective = ["--objective", OBJECTIVES[kind]] if kind in OBJECTIVES else []
     stores = [shell_join(["train-student", "--store", report["store"], *objective]) for report in reports]
     lines += ["\nNext:", *(f"  {program()} {words}" for words in stores)]
+    if getattr(settings, "recipe", "") is None:  # without a recipe nothing names an encoder
+        lines.append("  The default student has the size of BERT-base. A small one: --encoder modernbert-2x128")
     if kind == "hidden":
         places = [shell_quote(report["store"]) for report in reports]
         lines += ["\nTo learn LSPs of them instead:"]

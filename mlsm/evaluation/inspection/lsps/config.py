@@ -49,7 +49,8 @@ class ShowLspConfig:
     """With a dictionary: show its LSPs in the vectors of this .npy file. For a file that encode-images made, patches of
     images are shown; for any other, the numbers of its rows. Combine with --lsp or --html."""
     html: Path | None = None
-    """Write all LSPs as pages into this directory; open DIR/index.html in any browser. An older view there is
+    """Write all LSPs as pages into this directory; open DIR/index.html in any browser. The list of a store's
+    LSPs starts with those that are easiest to recognise; its column heads sort it in other ways. An older view there is
     replaced."""
     samples: int = 2_000_000
     """Most tokens to read of the store's training split, in windows spread over it; of --vectors, most vectors."""

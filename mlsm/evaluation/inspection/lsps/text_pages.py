@@ -14,7 +14,7 @@ that are shown. What is called packed is a string of numbers (pages.pack):
                position of its first token
     reach      tokens of a context to either side; name_words: typical words that name an LSP
     lsps       lists with an entry for each LSP
-      tokens, weight, information, nats, positional    numbers
+      tokens, weight, clarity, information, nats, positional    numbers
       profile     packed: percent of the highest part
       typical     packed: text, share in thousandths
       co_firing   packed: LSP, NPMI in hundredths, tokens with both
@@ -173,7 +173,8 @@ def _figures(figures, texts):
     return related(figures) | {
         "tokens": figures["tokens"],
         "weight": round(figures["mean_weight"], 4),
-        "information": round(figures["information"], 6),  # more than is shown: the list is sorted by it
+        "clarity": round(figures["clarity"], 6),  # more than is shown: the list is sorted by it
+        "information": round(figures["information"], 6),
         "nats": round(figures["position_nats"], 3),
         "positional": int(figures["positional"]),
         "profile": pack(np.rint(100 * profile / max(profile.max(), 1e-30)).astype(int)),

@@ -19,6 +19,7 @@ import numpy as np
 from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps import statistics, words
+from mlsm.evaluation.inspection.lsps.clarity import clarity
 from mlsm.evaluation.inspection.lsps.contexts import context, lsp_contexts
 from mlsm.evaluation.inspection.lsps.intruders import IntruderTest, summarise_judged
 from mlsm.evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
@@ -114,6 +115,12 @@ class StoreView:
         """The information that the word gives about each LSP beyond its positions, in nats per token: float64 (K)."""
         return word_information(self.sample, self.profiles, self.store.vocab_size)
 
+    @cached_property
+    def clarity(self) -> np.ndarray:
+        """How easily a reader recognises each LSP by its words (clarity.py), which orders lists: float64 (K)."""
+        atoms_Kd = self.dictionary.atoms_Kd if self.dictionary else np.eye(self.sample.k, dtype=np.float32)
+        return clarity(self.entries, self.words, atoms_Kd)
+
     def facts(self) -> dict:
         """The store's facts, and how much of it was read."""
         settings = self.store.settings
@@ -133,6 +140,7 @@ class StoreView:
         """An LSP in one line of a table."""
         return {
             "lsp": lsp,
+            "clarity": float(self.clarity[lsp]),
             "density": float(self.densities[lsp]),
             "mean_weight": float(self.entries.mean_weights[lsp]),
             "words": self.name(lsp),
@@ -161,9 +169,9 @@ class StoreView:
     # -- views -------------------------------------------------------------------------------------------
 
     def overview(self, rows: int) -> dict:
-        """Facts, deciles of the density, how many LSPs are positional, and the most informative ones, in order."""
+        """Facts, deciles of the density, how many LSPs are positional, and the clearest ones, in order."""
         alive = np.flatnonzero(self.entries.counts)
-        shown = alive[np.argsort(-self.information[alive], kind="stable")][:rows]
+        shown = alive[np.argsort(-self.clarity[alive], kind="stable")][:rows]
         deciles = np.quantile(self.densities, np.linspace(0, 1, 11)).tolist()
         positional_K, mass_K = self.profiles.positional_K, self.entries.counts * self.entries.mean_weights
         return {

@@ -40,10 +40,12 @@ def test_densities_are_shares_of_the_tokens_with_a_code(view, dense_NK):
     coded = dense_NK.any(1).sum()
     assert view.densities == pytest.approx((dense_NK > 0).sum(0) / coded)
     assert view.sample.coded == coded
-    overview = view.overview(10)
+    overview = view.overview(48)
     assert overview["dead"] == (dense_NK.sum(0) == 0).sum()
-    information = [row["information"] for row in overview["rows"]]
-    assert information == sorted(information, reverse=True) and information[0] == view.information.max()
+    listed = [row["lsp"] for row in overview["rows"]]
+    assert listed == sorted(np.flatnonzero(dense_NK.any(0)), key=lambda lsp: (-view.clarity[lsp], lsp))
+    assert (view.clarity[listed] == 0).sum() > 1  # which are by number
+    assert overview["rows"][0]["clarity"] == view.clarity.max() > 0
 
 
 def test_the_heaviest_tokens_one_of_a_document_and_of_a_context(view, dense_NK):

@@ -24,6 +24,7 @@ from shards import clean
 
 pytestmark = pytest.mark.promise("43 text of others …")
 
+NUMBERS = ("tokens", "weight", "clarity", "information", "nats", "positional")
 HOSTILE_SEARCHES = ("<script>", "__proto__", "{{7*7}}", "&lt;", "constructor")
 OCCURRING = set(HOSTILE.values()) - {"\"'><b>"}  # the made-up language has no sentence with that one
 
@@ -59,10 +60,11 @@ def _same_as_the_view(page, view):
     contexts = 0
     for lsp in range(view.sample.k):
         expected, found = view.lsp(lsp), page.lsp(lsp)
-        columns = {name: page.lsps[name][lsp] for name in ("tokens", "weight", "information", "nats", "positional")}
+        columns = {name: page.lsps[name][lsp] for name in NUMBERS}
         assert columns == {
             "tokens": expected["tokens"],
             "weight": pytest.approx(expected["mean_weight"], abs=6e-5),
+            "clarity": pytest.approx(expected["clarity"], abs=6e-7),
             "information": pytest.approx(expected["information"], abs=6e-7),
             "nats": pytest.approx(expected["position_nats"], abs=6e-4),
             "positional": expected["positional"],
@@ -323,7 +325,8 @@ def test_the_page_of_an_lsp_shows_what_the_view_says(opened, hostile_view):
         assert len(browser.find_elements("css selector", ".profile span")) == len(expected["profile"])
         page = _find(browser, "body").text
         assert f"{100 * expected['density']:.2f} %" in page and f"{expected['mean_weight']:.3f}" in page
-        assert f"{expected['information']:.4f}" in page and f"{expected['position_nats']:.3f} nats" in page
+        assert f"{expected['clarity']:.3f}" in page and f"{expected['information']:.4f}" in page
+        assert f"{expected['position_nats']:.3f} nats" in page
     senses = _texts(opened("#lsp-3"), ".senses li")
     assert senses == ["depository, bank depository.n.01 · noun.group NPMI 0.41"]
     assert "Lexicographer files: noun.act 60 %, noun.group 40 %" in _texts(browser, ".note")
@@ -384,8 +387,9 @@ def test_sentences_of_the_head_are_apart(browser, hostile_store, tmp_path):
 
 def test_the_list_is_sorted_and_searched(opened, hostile_view):
     browser = opened()
-    by_information = sorted(range(24), key=lambda lsp: -round(hostile_view.information[lsp], 6))
-    assert _column(browser, 0) == list(map(str, by_information))
+    by_clarity = sorted(range(24), key=lambda lsp: -round(hostile_view.clarity[lsp], 6))
+    assert _column(browser, 0) == list(map(str, by_clarity))
+    assert "starts with the LSPs that are easiest to recognise" in _find(browser, "main > .note").text
     _find(browser, "th button").click()
     assert _column(browser, 0) == [str(lsp) for lsp in range(24)]
     _find(browser, "th button").click()

@@ -91,13 +91,13 @@ def test_terminal_and_pages_tell_them(hostile_store, tmp_path):
     view = StoreView(hostile_store, 2_000_000)
     result = showing.show(ShowLspConfig(store=str(hostile_store.path)), lambda *_, **__: None)
     first = result["rows"][0]
-    assert first["information"] == max(view.information) and len(first["profile"]) <= BINS
+    assert first["clarity"] == max(view.clarity) and len(first["profile"]) <= BINS
     text = summary(result, None)
-    assert "The most informative:" in text and sparkline(first["profile"]) in text
+    assert "The easiest to recognise. Clarity is" in text and sparkline(first["profile"]) in text
     assert f"{result['positional']:,} LSPs, {result['positional_mass']:.1%} of the mass (marked *)" in text
     single = summary({"view": "lsps", **view.facts(), "lsps": [view.lsp(first["lsp"])]}, None)
     assert "over the window" in single and f"{first['information']:.4f} nats per token by the word" in single
     write(view, tmp_path / "pages")
     page = LspPage(tmp_path / "pages")
     assert len(page.lsp(first["lsp"])["profile"]) == len(first["profile"])
-    assert max(page.lsps["information"]) == round(first["information"], 6)
+    assert page.lsps["information"][first["lsp"]] == round(first["information"], 6)

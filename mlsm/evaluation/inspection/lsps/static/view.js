@@ -240,6 +240,7 @@
     const broad = element("div", "broad", element("dt", "", "Typical words"), element("dd", "words", ...typicalWords),
       element("dd", "note", "share of its mass"));
     return element("dl", "figures", ...commonFigures(lsp),
+      figure("Clarity", lsps.clarity[lsp].toFixed(3), "how much its words say together"),
       figure("Information", lsps.information[lsp].toFixed(4), "nats per token by the word"),
       figure("Over the window", profile, `${lsps.nats[lsp].toFixed(3)} nats by the position`, ...positional),
       broad);
@@ -305,7 +306,8 @@
   const dense = { head: "Density", title: "share of those with a code that have the LSP", value: density, name: "number",
     cell: (lsp) => [percent(density(lsp), 2), style(element("span", "meter"), { "--w": lsps.tokens[lsp] / densest })] };
   const weight = { head: "Weight", title: "mean weight where it occurs", value: (lsp) => lsps.weight[lsp], name: "number", cell: (lsp) => [lsps.weight[lsp].toFixed(3)] };
-  const information = { head: "Information", title: "information that the word gives about it, in nats per token, minus what its positions explain", name: "number",
+  const clarity = { head: "Clarity", title: "how easily it is recognised by its words", value: (lsp) => lsps.clarity[lsp], name: "number", cell: (lsp) => [lsps.clarity[lsp].toFixed(3)] };
+  const information = { head: "Information", title: "information that the word gives about it, in nats per token, minus what its positions explain", name: "number wide",
     value: (lsp) => lsps.information[lsp], cell: (lsp) => [lsps.information[lsp].toFixed(4)] };
   const named = { head: `Typical words${data.labels ? " and senses" : ""}`, value: nameOf, rises: true, cell(lsp) {
     const positional = give(element("span", "positional", " positional"), { title: "its weight depends on the position in the window" });
@@ -316,10 +318,10 @@
     const vectors = vectorsOf(lsps.listed[lsp]);
     return facts.images ? [give(linkTo(lsp, ...vectors.map(patch)), { className: "patches" })] : [vectors.map(({ row }) => row).join(", ")];
   } };
-  const shownColumns = ofText ? [number, dense, information, { ...weight, name: "number wide" }, named] : [number, dense, weight, heaviest];
+  const shownColumns = ofText ? [number, clarity, dense, information, { ...weight, name: "number wide" }, named] : [number, dense, weight, heaviest];
 
   const listed = Array.from({ length: facts.k }, (_, lsp) => lsp).filter((lsp) => ofText || lsps.tokens[lsp]);
-  let sorted = ofText ? information : number, rising = !ofText, limit = PAGE;
+  let sorted = ofText ? clarity : number, rising = !ofText, limit = PAGE;
 
   const { form, input: query } = searchForm(ofText ? "A word, an LSP's number or label" : "An LSP's number");
   const foundWords = give(element("section"), { id: "words", hidden: true, ariaLive: "polite" });
@@ -340,7 +342,7 @@
   const table = give(element("table", data.kind, element("thead", "", element("tr", "", ...heads)), body), { id: "lsps" });
   const more = give(element("button", "", "Show more"), { id: "more", type: "button" });
   const list = element("div", "", element("header", "", element("h1", "", "Latent semantic properties"), aboutText(), form),
-    element("main", "", foundWords, count, table, more));
+    element("main", "", foundWords, count, ...(ofText ? [orderNote()] : []), table, more));
   const single = element("article");
 
   function aboutText() {
@@ -356,6 +358,12 @@
     if (ofText && !facts.labelled) about.append(" No word-sense labels: the diagnostic has not run with this dictionary.");
     if (facts.probe) about.append(" Each page shows which words the probe ", element("b", "", facts.probe), " predicts with its LSP and without it.");
     return about;
+  }
+
+  function orderNote() {
+    return note("The list starts with the LSPs that are easiest to recognise. Clarity is high if several whole words say much about an LSP " +
+      "and belong together: the information from its second to twelfth word, times the mean cosine of these words. Single words, pieces of words, " +
+      "numbers and punctuation bring none. The column heads sort the list in other ways.");
   }
 
   function order(found) {
