@@ -7,6 +7,7 @@ items, and yields one result per item, in order. The executor decides whether th
 time: with all, it can start the next item before it has finished the current one; one at a time, items can go to
 several processes. A function must be defined in a module, or be a `partial` of such a function, so that it can be
 pickled by name. Not handled here: which processes there are (workers.py, dask_workers.py), what the functions do
+(encode.py, sample.py).
 """
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
