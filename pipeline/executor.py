@@ -57,7 +57,7 @@ class Context:
             yield window
 
     def pack(self, array: np.ndarray, place: Path) -> np.ndarray | Path:
-        """Pack an array into a result; `unpack` restores it. Another process passes it in a file in `place`."""
+        """Pack an array into a result; `unpack` restores it. From another process it is passed as a file in `place`."""
         return array
 
 

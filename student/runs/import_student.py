@@ -87,7 +87,7 @@ def import_student(config: ImportStudentConfig, progress: Callable[..., None] = 
     """Split a checkpoint of the official code into encoder, LSP head and word head, and write these as an export.
 
     Returns  model, export, family, words (V), lsps (k), predicts_words, max_length
-    Raises   ModelError if it is no such checkpoint, or cannot be read; RunError if the output is in use; WriteError
+    Raises   ModelError if it is not such a checkpoint or cannot be read; RunError if the output is in use; WriteError
     """
     assert config.model is not None  # the settings refuse it
     output = config.output or EXPORTS / Path(os.path.abspath(config.model)).name
