@@ -229,17 +229,17 @@ def front_table(told: dict, short: bool) -> str:
         for column, title in enumerate(rows[0])
         if column == 0 or (title not in left_out and any(row[column] != "–" for row in rows[1:]))
     ]
-    return markdown([[row[column] for column in filled] for row in rows]) + "\n" + notes(told)
+    return markdown([[row[column] for column in filled] for row in rows]) + "\n" + notes(told, short)
 
 
-def notes(told: dict) -> str:
-    """What is not in the table, and why."""
+def notes(told: dict, short: bool) -> str:
+    """What is not in the table, and why; the short table names only what is withheld."""
     lines = []
     missing = [name for name in ROWS if name not in told["models"] and name not in told["hidden"]]
     if told["hidden"]:
         names = " and ".join(f"`{name}`" for name in told["hidden"])
         lines.append(f"Withheld until {UNTIL}: {names}, and every comparison with one of them.")
-    if missing:
+    if missing and not short:
         lines.append(f"Not scored yet: {', '.join(f'`{name}`' for name in missing)}.")
     if not told["times"]:
         lines.append("Sentences per second and sizes are not measured yet.")
@@ -349,6 +349,8 @@ def draw(told: dict, stem: Path) -> list[Path]:
     axes.set_yticks(
         range(len(contrasts)), [f"{one['label']} ({len(one['seeds'])} seeds)" for one in reversed(contrasts)]
     )
+    axes.set_ylim(-0.6, len(contrasts) - 0.4)
+    figure.set_figheight(1.3 + 0.3 * len(contrasts))
     axes.set_xlabel("points of the composite")
     note = f"95 % intervals, paired by seed. Grey: the margin of equivalence, ±{margin:g} points. Hollow: not planned."
     write_caption(figure, note)
