@@ -108,11 +108,11 @@ class TeacherBatch:
     windows    how many of the W windows are real; the others are copies
     first      number of the first window in its block
     blocks     the blocks that it is part of, one per target; after the teacher, each target has its own Batch
-    hidden     Hidden between teacher and solver
+    hidden     the hidden states, from the teacher until the solver takes them
     codes      the target's result from the hidden states
     marks      start and end times of "teacher" and of "solver", or of its replacement
     sharing    number of batches that share the teacher's pass
-    documents_WL, segments_WL  int64 tensors as `Teacher` takes them, or None: see Reading
+    documents_WL, segments_WL  int64 tensors as `Teacher` takes them, or None: see InputFormat
     rows_Nd    stored hidden states, float32 tensor on the host, if a store replaces the teacher; else None
     compared   whether the effect of the teacher's dtype is measured on it (precision.py)
     error      the error that teacher or solver raised; failures.py handles it

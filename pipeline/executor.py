@@ -7,6 +7,7 @@ items, and yields one result per item, in order. The executor decides whether th
 time: with all, it can start the next item before it has finished the current one; one at a time, items can go to
 several processes. A function must be defined in a module, or be a `partial` of such a function, so that it can be
 pickled by name. Not handled here: which processes there are (workers.py, dask_workers.py), what the functions do
+(encode.py, sample.py).
 """
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
@@ -56,7 +57,7 @@ class Context:
             yield window
 
     def pack(self, array: np.ndarray, place: Path) -> np.ndarray | Path:
-        """Pack an array into a result; `unpack` restores it. Another process passes it in a file in `place`."""
+        """Pack an array into a result; `unpack` restores it. From another process it is passed as a file in `place`."""
         return array
 
 

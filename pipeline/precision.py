@@ -12,23 +12,23 @@ import torch
 from pipeline.batch import TeacherBatch, add_amounts
 from pipeline.failures import ran_out_of_memory
 
-COMPARED_WINDOWS = 8  # of every unit
+COMPARED_WINDOWS = 8  # windows to compare in every unit
 logger = logging.getLogger(__name__)
 
 
 class PrecisionCheck:
     """Compares the teacher of a Coder with itself in float32, which it loads when it first needs it.
 
-    wanted  whether the teacher computes in another precision, and there is memory for both
+    wanted  whether to compare: the teacher is not in float32, and memory suffices for both
     """
 
     def __init__(self, coder: Any):
         self._coder, self._in_float32 = coder, None
-        self.wanted = coder.teacher.dtype != torch.float32 and hasattr(coder.teacher, "in_float32")  # not a store
+        self.wanted = coder.teacher.dtype != torch.float32 and hasattr(coder.teacher, "in_float32")  # not for a store
 
     @torch.inference_mode()
     def compare(self, batch: TeacherBatch) -> None:
-        """Let the block's statistics say what the teacher's dtype changes in the first windows of a batch.
+        """Add to the block's statistics what the teacher's dtype changes in the first windows of a batch.
 
         Sums over their coded tokens: dtype_tokens; dtype_tv, total variation of the distributions; dtype_hidden,
         distance of the hidden states relative to the length of those in float32.

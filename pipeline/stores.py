@@ -1,6 +1,6 @@
-"""A store that units of a job are written into, and the files that a command keeps next to them.
+"""A store that a job writes units into, and the command's files next to them.
 
-    store = TargetStore(job, target, command)                        # in the command's process: made, or found
+    store = TargetStore(job, target, command)                        # in the command's process: creates or finds it
     with OpenStore(job, store.files.path).writer(unit, environment) as writer: ...   # in every process that encodes
 
 Not handled here: the content of the units (encode.py), what a store of each kind needs (targets/).
@@ -26,20 +26,20 @@ from shards.schema import LSP_OCTAVES, HiddenLayout, ShardMeta, ids_dtype, index
 from shards.writer import UnitWriter
 
 logger = logging.getLogger(__name__)
-QUARANTINE_SHARE = 0.01  # of a plan's documents; when more fail, the fault is not the documents'
-QUARANTINE_LEAST = 10  # documents that may fail, however small the plan
-USUAL_ENTRIES = 30  # of a token, whatever n is: more than real codes keep at the usual penalty
-FISTA_ENTRIES = 75  # the same for codes of 100 FISTA steps
+QUARANTINE_SHARE = 0.01  # if a larger share of documents fails, they are not the cause
+QUARANTINE_LEAST = 10  # so many documents may fail even in a small plan
+USUAL_ENTRIES = 30  # per token for any n: more than real codes have at the usual penalty
+FISTA_ENTRIES = 75  # the same for 100 FISTA steps
 
 
 class Record(NamedTuple):
     """The facts that distinguish a store.
 
-    name      begins the name of its directory
-    settings  the settings that name it: stores with different ones differ in content
-    lineage   what else its target.json says
+    name      first part of its directory's name
+    settings  the settings that name it: stores with different settings differ in content
+    lineage   the other entries of its target.json
     k         entries of a distribution; 0 if there is none
-    octaves   of the stored weights
+    octaves   range of the stored weights, in octaves
     """
 
     name: str
@@ -70,7 +70,7 @@ class OpenStore:
 
     @contextmanager
     def writer(self, unit: PlannedUnit, environment: dict) -> Iterator[UnitWriter]:
-        """The UnitWriter of a unit; the block's end commits, if the source is unchanged and not too much failed."""
+        """The UnitWriter of a unit. The block's end commits if the source is unchanged and few documents failed."""
         meta, replaces = ShardMeta.of_unit(self.target, unit.id), None
         if self.job.stored is not None:
             environment = environment | {"source_sha256": self.job.stored.sha256(unit)}
@@ -82,7 +82,7 @@ class OpenStore:
             self.check_quarantine(unit, writer.quarantined)
 
     def check_quarantine(self, unit: PlannedUnit, quarantined: Sequence[dict]) -> None:
-        """Raise EncodeError when too many documents failed, those of this unit and of all units that have a record."""
+        """Raise EncodeError when too many documents failed in this unit and all units with a record together."""
         if not quarantined:
             return
         plan = self.job.plan
@@ -100,9 +100,9 @@ class OpenStore:
 class TargetStore(OpenStore):
     """A store that a command adds to, or creates: which units are still needed, and what was done.
 
-    command  {verb: settings}, kept with the plan, so that verify-shards can name the command again
+    command  {verb: settings}, kept with the plan, so that verify-shards can print the command
     wanted   ids of the units that are missing or must be tried again
-    done     tokens of the units that are finished;  new_tokens  of those that this command finished
+    done     tokens of the finished units;  new_tokens  tokens of those that this command finished
     """
 
     def __init__(self, job: Job, target: Any, command: dict):
@@ -118,7 +118,7 @@ class TargetStore(OpenStore):
         )
         target.save_copies(files)
         files.publish_plan(job.plan)
-        # What trains on the store starts from that recipe. A command that finds the store by flags does not change it.
+        # Training on the store starts from this recipe. A command that finds the store by its flags does not change it.
         kept = command | {"recipe": job.config.recipe or files.command(job.plan.id).get("recipe")}
         replace_json(files.plans / f"{job.plan.id}.yaml", kept)  # JSON is YAML; the corpus may have moved
         self.wanted = {unit.id for unit in files.missing_units(job.plan)}
@@ -131,13 +131,13 @@ class TargetStore(OpenStore):
                 self.done += record.tokens
 
     def note(self, unit: PlannedUnit, tokens: int, quarantined: Sequence[dict]) -> None:
-        """Note that a unit was committed. Raises EncodeError when too many documents failed: the process that committed
-        it could not see what other processes were about to commit."""
+        """Note that a unit was committed. Raises EncodeError when too many documents failed, since the process that
+        committed it could not know what other processes were about to commit."""
         self.new_tokens += tokens
         self.check_quarantine(unit, quarantined)
 
     def report(self, seconds: float) -> dict:
-        """A report of what was made, with the store's statistics."""
+        """A report on the store, with its statistics."""
         store = Store.open(self.files.path, self.job.plan.id)
         return {
             "store": str(self.files.path),
@@ -153,7 +153,7 @@ class TargetStore(OpenStore):
 
 
 def keep_copy(directory: Path, read: Callable, write: Callable) -> None:
-    """Write a store's copy of a tokenizer, dictionary or codebook, unless the one that its target names is there.
+    """Write a store's copy of a tokenizer, dictionary or codebook, unless the one that its target names exists.
 
     read   raises StoreError unless the copy is the right one
     write  called with a directory to fill
@@ -172,7 +172,7 @@ def keep_copy(directory: Path, read: Callable, write: Callable) -> None:
 
 
 def warn_of_disk(output: str | Path, needed: float) -> None:
-    """Warn when about this many bytes will not fit; the encoding begins all the same."""
+    """Warn when about this many bytes will not fit. The encoding still starts."""
     free = free_bytes(output)
     if needed > free:
         warnings.warn(
@@ -191,7 +191,7 @@ def free_bytes(path: str | Path) -> int:
 
 
 def likely_bytes(target: Mapping) -> float:
-    """Bytes of a token in a store, rather too many than too few."""
+    """Bytes per token in a store, a high estimate."""
     size = 2 if ids_dtype(target["vocab_size"]) == "uint16" else 4
     if layout := HiddenLayout.of_settings(target["settings"]):
         return size + layout.bytes + (4 if layout.quantise == "int8" else 1)

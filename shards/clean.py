@@ -18,6 +18,7 @@ Another process, here or on another machine that shares the file system, may be 
     - a shard that appeared within the last minute, even with --all: its record may be about to follow;
     - a temporary whose process is running on this machine, even with --all. A process that started after the last write
       does not count: it was only given the same number;
+    - a work place whose lock is held, or which holds a file that is not part of the work;
     - shards of a unit whose record cannot be read.
 
 Not handled here: damaged units (verify.py).

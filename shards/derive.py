@@ -44,7 +44,7 @@ def derive(
 ) -> dict:
     """Write the store, or its missing units.
 
-    output    directory to write it below, in `stores`; default: next to the source, which then must not be remote
+    output    directory whose `stores` gets the new store; default: next to the source, which then must not be remote
     progress  called with ("derive", tokens done, tokens in all)
     Returns   report dict as encoding commands give
     Raises    StoreError when the source is unfinished (RequestError when it holds only ids or keeps at most top_n

@@ -146,7 +146,7 @@ class StoreFiles:
         return kept if isinstance(kept, dict) else {}
 
     def newest_plan(self) -> Plan:
-        """The newest plan all of whose units are finished. Raises StoreError, which says what is missing, without one.
+        """The newest plan whose units are all finished. Raises StoreError, which says what is missing, without one.
 
         Only files that have the name of a plan are looked at.
         """

@@ -14,6 +14,7 @@ download must not be longer than the record says, must start within a time limit
 downloads are retried a few times. target.json is fetched whenever the store is opened. The files of tokenizer,
 dictionary and codebook have no checksum of their own: before use, all of them together are compared with the
 fingerprint in the target (copies.py). Nothing is fsynced, because readers check what they find.
+
 User and password in a URL are used and never shown. `RemoteFiles.path` is the URL without them; this process adds them
 again when that URL is used. Not supported: writing to a remote store.
 """
@@ -125,7 +126,6 @@ class Server:
         check   called with the path of the downloaded file; raises ShardError if it is not as expected
         alive   called whenever a part has arrived
         Raises  RemoteError if an error lasts, WriteError if the file cannot be written here, and the errors of `check`
-        Raises  RemoteError if a fault lasts, WriteError if it cannot be written here, and what else `check` raises
         """
 
         def attempt(filesystem, path):

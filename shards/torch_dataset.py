@@ -14,8 +14,8 @@ A sample is one window, a dict of tensors (n tokens, N the most entries of one o
     hidden, hidden_mask                       float32 (n, d), bool (n,): for hidden states; zeros and False at
                                               tokens without one
 
-Stores of ids and of hidden states have no lsp_ tensors. `dataset.collate` pads samples to the longest
-into a batch: (B, L) where a sample has (n,), (B, L, N) where it has (n, N), document -1 at padding, `window_ids` (B,).
+Stores of ids and of hidden states have no lsp_ tensors. `dataset.collate` pads samples to the longest into a batch:
+(B, L) if a sample has (n,), (B, L, N) if it has (n, N), document -1 at padding, `window_ids` (B,).
 
     DataLoader(LspDataset(path, batch_size=32), batch_size=None, num_workers=4)     # workers collate batches
     DataLoader(dataset, batch_size=32, collate_fn=dataset.collate)                  # the loader collates batches
@@ -24,8 +24,7 @@ With workers, pass the batch size to the dataset (first line). Batches then come
 With the second line every window still comes once, but the number of workers decides which windows share a batch.
 `StatefulDataLoader` of torchdata works with both. A loader of an LspDataset that accelerate has prepared is refused,
 because both share the windows among ranks: use LspWindows with accelerate and Trainer. Not handled here: masks and
-losses (for
-LspWindows, see student/pretraining.py).
+losses (for LspWindows, see student/pretraining.py).
 """
 
 import os

@@ -8,6 +8,7 @@ Each block becomes tar members in memory, as in webdataset's writer. They are ha
 that offsets and hashes are exact. Leaving the `with` block commits: shard first, record last. After an exception
 inside, nothing is published. For a sample of the tokens, the record states how far the stored distributions are from
 the given ones: Kullback-Leibler divergence, total variation, dropped mass. Layout: schema.py; names and fsync:
+mlsm/common/durable.py.
 """
 
 import hashlib
@@ -39,9 +40,9 @@ class UnitWriter:
 
     files        StoreFiles of the store
     meta         ShardMeta of the unit
+    environment  extra facts for the record (device, libraries)
     retry        whether to replace this unit's record if it has more failed windows than ours
     replaces     SHA-256 of a shard whose record is always replaced
-    replaces     SHA-256 of a shard whose record is replaced whatever it lacks
     Raises       ValueError when a block has more tokens than the format allows
     """
 

@@ -177,7 +177,7 @@ def _load_hidden(source, probe_Vd, revision) -> tuple[ProbedStudent, PreTrainedT
 
 
 def load_probe(source: str | Path, revision: str | None = None) -> tuple[ProbedStudent, LspModel]:
-    """A softmax probe, and the student that it reads as an LspModel, which shares its weights; arguments as of
+    """A softmax probe and its student as an LspModel; the two share the student's weights. Arguments are those of
     `ProbedLspModel.from_pretrained`.
 
     Raises RunError if there is no such probe
@@ -234,7 +234,7 @@ def probe_task(config: ProbeConfig, store: Store) -> TrainingTask:
 
 
 def _load_frozen(source: str | Path) -> tuple[Student, dict]:
-    """The encoder of any student, and the facts of lsp_config.json that a probe of hidden states has."""
+    """The encoder of any student, and the entries of lsp_config.json for a probe of hidden states."""
     with explain_damaged_export(source):
         encoder = load_encoder(source)
         known = json.loads(read_file(find_file(source, LINEAGE_FILE)))
@@ -293,7 +293,7 @@ def _check_fits(config: ProbeConfig, store: Store, source: str | Path, student: 
 
 
 def _reads_segments(config: ProbeConfig, store: Store, lineage_of_student: dict) -> bool:
-    """Whether the student reads segments: on pairs, if it was trained with them."""
+    """Whether the student reads segments: on sentence pairs, if trained with them, unless `segments` is never."""
     learned = lineage_of_student.get("settings", {}).get("segments", False)
     if learned and store_has_pairs(store) and config.segments == "never":
         logger.warning(

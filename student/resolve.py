@@ -11,6 +11,7 @@ Otherwise it follows from the size of the store and the width of the encoder:
     epochs      4, as in the paper, section 4.1; more if that is less than 2,000 steps
     batch       1,024 windows, as in the paper, if these epochs then are 10,000 steps or more; else the largest power of
                 two that makes them so, at least 64
+    rate        1e-4, the paper's, for encoders of width 768 or more and for weights that were trained before
                 (continue_from); 1e-3 up to width 256; between the two, log(rate) is linear in log(width)
     a probe's   batch as a student's; a tenth of a student's steps, the paper's 10,000 to 100,000, and at least 1,000
 

@@ -3,6 +3,7 @@
 A step codes a minibatch, scales A and B down, adds the codes to A = sum a a' and B = sum h a', and does one pass of
 block coordinate descent over the atoms, each projected on the unit ball (Mairal et al. 2009, algorithms 1 and 2). Every
 product is cut into the same pieces for any number of threads, so its bits do not depend on that number.
+Not handled here: order, evaluation and stopping (learning.py), the same on a GPU (torch.py), replacing atoms (near.py).
 
 Shapes: n vectors of a minibatch, d width, K atoms, g atoms of a group.
 """
@@ -109,9 +110,9 @@ class CpuLearner(Replacing):
 
     def _update_atoms(self):
         """One pass of block coordinate descent (algorithm 2): d_j += (b_j - a_j D) / a_jj, projected.
+
         b - a D is one matrix product for ATOMS_PER_UPDATE atoms at a time. Inside such a group, the kernel corrects it
         for the atoms that were already updated, so the result is that of one atom after the other.
-        corrects it for the atoms that moved already, so the result is that of one atom after the other.
         """
         k, width = self.atoms_Kd.shape
         pieces = [slice(first, first + COLUMNS_AT_ONCE) for first in range(0, width, COLUMNS_AT_ONCE)]

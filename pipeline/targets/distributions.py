@@ -1,10 +1,10 @@
 """Sparse codes to distributions over latent semantic properties (LSPs), and any distributions to columns of a block.
 
-A code a gives P = a / sum(a). The largest n entries are kept as they are; the mass of the others is the
-row's tail. A code of all zeros has no distribution: its row stays empty, and the token carries no loss (the
-official code lets it in as a row of zeros). Codes that are on a GPU are cut, divided and quantised there, and only what
-is kept comes to the host: the same bytes, as sums and quotients are float64. Not run on a GPU yet. Left out:
-renormalising for the loss (student/objectives/), packing (shards/codec.py).
+A code a gives P = a / sum(a). The largest n entries are kept unchanged; the mass of the others is the row's tail. A
+code of zeros has no distribution: its row stays empty, and the token carries no loss (the official code uses it as a
+row of zeros). Codes on a GPU are cut, divided and quantised there, and only the kept entries go to the host. The bytes
+are the same, as sums and quotients are float64. Not run on a GPU yet. Not handled here: renormalising for the loss
+(student/objectives/), packing (shards/codec.py).
 
 Shapes: N tokens, n of them at once, w the most entries of one, E entries; T tokens of a batch end to end.
 """
@@ -21,8 +21,8 @@ from pipeline.solvers.problem import Codes
 from shards.codec import ratio_bounds
 from shards.schema import LSP_OCTAVES
 
-MOST_ENTRIES = 255  # of the shard format, which counts a token's entries in one byte
-CELLS_ON_GPU = 1 << 24  # of a table of some tokens' entries, float64
+MOST_ENTRIES = 255  # limit of the shard format: one byte counts a token's entries
+CELLS_ON_GPU = 1 << 24  # cells of a float64 table of some tokens' entries
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Distributions:
 def distributions(codes: Codes, top_n: int | Literal["all"]) -> Distributions:
     """The n most probable LSPs of every token.
 
-    codes   solvers.Codes, on the host or on a GPU; what is returned is on the host
+    codes   solvers.Codes, on the host or on a GPU; the result is on the host
     top_n   entries to keep, 1 to 255, or "all": every non-zero, up to 255; among equal entries the lower atom is kept
     Raises  ValueError on another top_n
     """
@@ -72,7 +72,7 @@ def distributions(codes: Codes, top_n: int | Literal["all"]) -> Distributions:
 
 
 def columns_of(rows: Distributions | None, batch: TeacherBatch) -> dict[str, np.ndarray]:
-    """Columns over all tokens of a batch; special tokens get no entries, and with None no token gets one."""
+    """Columns over all tokens of a batch; special tokens get no entries, and with None no token does."""
     tokens = len(batch.coded_T)
     nnz, tail = np.zeros(tokens, np.int64), np.zeros(tokens, np.float32)
     if rows is None:
@@ -104,7 +104,7 @@ def _fill_on_gpu(codes, limit):
         largest_n = (values_wn.amax(0).double() / total_n).float()
         codes_E = 255 - torch.bucketize(weights_E / largest_n[row_E], bounds_C, right=True).to(torch.uint8)
         if width > limit:
-            largest = values_wn.sort(dim=0, descending=True, stable=True).indices[:limit]  # of equal ones the first
+            largest = values_wn.sort(dim=0, descending=True, stable=True).indices[:limit]  # equal ones: first wins
             kept_wn = torch.zeros_like(values_wn, dtype=torch.bool).scatter_(0, largest, True)
             dropped_n = values_wn.masked_fill(kept_wn, 0).sum(0, dtype=torch.float64)
             tail_N[first : first + len(found_n)] = torch.where(dropped_n > 0, dropped_n / total_n, 0).float()
@@ -146,8 +146,8 @@ def _fill(from_indptr, from_indices, values, bits, indptr, indices, weights, tai
 def _nth_largest(bits, nth, low, high):
     """The nth largest entry, and how many entries equal to it belong to the nth largest, all in [low, high].
 
-    The bits of positive floats, read as integers, are in the same order: bisection takes 31 counts at most, and
-    is over as soon as a bound leaves exactly n.
+    The bits of positive floats, read as integers, have the same order. So bisection takes at most 31 counts, and stops
+    as soon as a bound leaves exactly n.
     """
     while low < high:
         middle = low + (high - low + 1) // 2

@@ -1,8 +1,8 @@
 """Turn hidden states into a shard's columns: int8 codes with a scale per row, or product quantisation.
 
 Product quantisation (Jégou, Douze and Schmid 2011) cuts a row into pieces of equal length and stores for each piece the
-number of the nearest of 256 centroids. Not handled here: the bytes of int8 codes (shards/codec.py), the sample that
-are learned from (learn.py).
+number of the nearest of 256 centroids. Not handled here: the bytes of int8 codes (shards/codec.py), the sample for
+learning centroids (learn.py).
 
 Shapes: N coded tokens, T tokens end to end, d hidden width, b bytes of a row.
 """

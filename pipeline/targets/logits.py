@@ -1,23 +1,23 @@
-"""The teacher's distribution over its vocabulary at every token, its n most probable entries: for distillation.
+"""For distillation: the n most probable entries of the teacher's vocabulary distribution at every token.
 
     teacher = MaskedLm.load("google-bert/bert-base-cased")
     target = Logits(config, teacher, special_ids)
 
-The whole masked language model reads the unmasked text, as in the official code: so no token's distribution depends on
+The whole masked language model reads the unmasked text, as in the official code. So no token's distribution depends on
 which tokens a student masks. It is the softmax of the logits over the head's whole vocabulary, at temperature 1, in
 float32. Among equal logits the lower ids are kept. The tail is summed from the dropped logits themselves, since 1 minus
-the kept mass is rounding noise where it is small.
+the kept mass would be rounding noise if the tail is small.
 
-With --masked the model reads the text seven times, with disjoint masks. Every coded token is hidden in exactly one
-pass, and its distribution is that of this pass: what a masked language model expects there, not what it reads there.
-One token in seven is hidden at once, 14.3 %, about as many as the 15 % that masked language models are trained with.
-Which pass hides a token follows from the ids of its window and its place among the coded tokens, so it depends on no
-other window; the student's own masks are different.
+With --masked the model reads the text seven times, with disjoint masks. Every coded token is masked in exactly one
+pass, and its distribution is from this pass: what the model predicts from the context, without seeing the token. In
+each pass one token in seven is masked, 14.3 %, close to the 15 % of masked language modelling. Which pass masks a token
+follows from its window's ids and its place among the coded tokens, so it depends on no other window. The student's own
+masks are different.
 
-Logits of a batch would take a gigabyte, so the head runs on chunks of the coded tokens. Every chunk has the same
-number of rows, the last one filled up with copies: matrix products of another shape may round otherwise, and then
-the bytes would depend on which windows failed. Not handled here: the model (teacher/masked_lm.py), what is learned from
-this (the student's part).
+All logits of a batch would take a gigabyte, so the head runs on chunks of the coded tokens. Every chunk has the same
+number of rows, and copies fill up the last one: matrix products of another shape may round differently, and then the
+bytes would depend on which windows failed. Not handled here: the model (teacher/masked_lm.py), learning from these
+distributions (student/).
 
 Shapes: W windows, L window length, N coded tokens, n of them hidden in one pass, C tokens of a chunk, d hidden width,
 V entries of the vocabulary, n of them kept.
@@ -44,8 +44,8 @@ from shards.files import StoreFiles
 from shards.schema import FORMAT_VERSION, LOGITS_OCTAVES
 
 LOGITS_BYTES = 2**27  # of one chunk in float32; their softmax takes as much again, so 256 MiB in all
-COMPARED_TOKENS = 128  # of one product, where two precisions are compared: three tables of this many logits
-PASSES = 7  # of a masked reading
+COMPARED_TOKENS = 128  # tokens per product when two precisions are compared: three tables of logits
+PASSES = 7  # passes of a masked reading
 _PURPOSE = 0x6C674D61  # "lgMa"
 
 
@@ -113,7 +113,7 @@ class Logits:
             "dtype": name_of_dtype(teacher),
         } | InputFormat.of(self.config, teacher).settings()
         name = f"logits-{Path(teacher.name).name}"
-        if self.config.masked:  # left out otherwise, so that stores keep their names
+        if self.config.masked:  # only if masked, so that stores keep their names
             settings["masked_passes"], name = PASSES, f"{name}-masked"
         lineage = {"teacher_name": teacher.name, "teacher_layers": teacher.num_layers}
         return Record(name, settings, lineage, teacher.vocabulary, LOGITS_OCTAVES)
@@ -188,8 +188,8 @@ def most_probable(logits_CV: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.
 
 
 def _largest(logits_CV, n):
-    """Ids of the n largest of each row. Which of several equal ones topk takes is anybody's guess, so one more than n
-    is asked for: only where it equals the last one does the choice matter."""
+    """Ids of the n largest of each row. Of several equal ones, topk returns any. So one more than n is requested: the
+    choice matters only if that one equals the last of the n."""
     values_Cm, ids_Cm = logits_CV.topk(min(n + 1, logits_CV.shape[1]), dim=1)
     ids_Cn, last_C = ids_Cm[:, :n], values_Cm[:, n - 1]
     tied = torch.nonzero(values_Cm[:, -1] == last_C).flatten() if values_Cm.shape[1] > n else ()
@@ -199,8 +199,8 @@ def _largest(logits_CV, n):
 
 
 def _lower_ids_first(logits_CV, ids_Cn, last_C, values_Cn):
-    """The n largest of each row, the places of those equal to the last one filled from the lowest id on."""
-    larger_C = (values_Cn > last_C[:, None]).sum(1)  # they come first
+    """The n largest of each row; among entries equal to the last one, the lowest ids are chosen."""
+    larger_C = (values_Cn > last_C[:, None]).sum(1)  # certain; they come first
     row_E, id_E = torch.nonzero(logits_CV == last_C[:, None], as_tuple=True)
     first_C = torch.searchsorted(row_E, torch.arange(len(last_C), device=row_E.device))
     place_E = larger_C[row_E] + torch.arange(len(row_E), device=row_E.device) - first_C[row_E]
@@ -227,9 +227,9 @@ def assign_passes(ids_WL: np.ndarray, tokens_N: np.ndarray) -> np.ndarray:
 
 @torch.inference_mode()
 def masked_rows(teacher: "MaskedLm", batch: TeacherBatch, mask_id: int) -> torch.Tensor:
-    """Hidden states (N, d) of a batch's coded tokens, each of the pass in which it is hidden; as `Teacher` gives them.
+    """Hidden states (N, d) of a batch's coded tokens, each from the pass that masks it; in the form of `Teacher`.
 
-    All passes have the shape of the batch, so that what a window gets depends on no other window of it.
+    All passes have the shape of the batch, so a window's states do not depend on the other windows.
     """
     pass_N = torch.from_numpy(assign_passes(batch.ids_WL.numpy(), batch.tokens_N.numpy()))
     places, rows = [], []

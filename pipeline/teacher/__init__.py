@@ -1,4 +1,4 @@
-"""The teacher: a Hugging Face encoder cut off after a layer, and its tokenizer. What other rooms use is named here.
+"""The teacher: a Hugging Face encoder cut off after a layer, and its tokenizer. Other packages import from here.
 
     teacher = Teacher.load("google-bert/bert-base-cased", layer=8)
     hidden_WLd = teacher(ids_WL)
@@ -6,10 +6,10 @@
 location.py finds a teacher's files, tokenizer.py reads its tokenizer, cut.py builds and loads the cut model, and
 masked_lm.py, which is imported by its own name, loads the whole model with its head.
 
-What could go wrong in silence is an error here: a weight that the checkpoint lacks (it would be drawn at random), a
-weight or a setting that transformers does not use (it would compute another model), a family that nobody compared with
-its full model, a pickled checkpoint (it can run code), a directory without a vocabulary (transformers makes up a
-tokenizer of five words).
+Silent mistakes are errors here: a weight missing from the checkpoint (it would be initialised at random), a weight or
+setting that transformers ignores (it would compute another model), a family that was never compared with its full
+model, a pickled checkpoint (it can run code), a directory without a vocabulary (transformers makes up a tokenizer of
+five words).
 
 Not handled here: tokenizing text (corpus/), unit length and dropping specials (batch.py).
 """

@@ -93,9 +93,9 @@ class Teacher:
         """Load layers 1 ... layer of a teacher.
 
         name_or_path  a directory, "bundled", or the name of a model on the Hub (see `locate`)
+        layer         1 ... L
         dtype         "float32", "bfloat16", "float16", or "auto": float16 on a GPU, float32 elsewhere. The
                       checkpoint's own dtype is never used
-                      checkpoint's own, whatever that is
         device        a torch device, or "auto": the GPU if there is one
         Raises        TeacherError if the teacher is not found, does not fit or has no such layer; DeviceError
         """

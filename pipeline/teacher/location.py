@@ -31,7 +31,7 @@ HUB_FILES = [
 def locate(name_or_path: str | Path) -> Path:
     """The directory of a teacher, given as "bundled", as a directory or as the name of a model on the Hub.
 
-    The Hub's cache is asked first, so a finished download needs no network; `hf download` refreshes it.
+    The Hub's cache is searched first, so a downloaded teacher needs no network; `hf download` refreshes it.
     Raises  TeacherError saying what was tried
     """
     if str(name_or_path) == "bundled":
@@ -52,13 +52,13 @@ def locate(name_or_path: str | Path) -> Path:
 
 
 def _from_hub(name):
-    with contextlib.suppress(LocalEntryNotFoundError, ValueError):  # ValueError: not a Hub name; said below
+    with contextlib.suppress(LocalEntryNotFoundError, ValueError):  # ValueError: not a Hub name, reported below
         cached = Path(snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=True))
         if _weight_files(cached) and any(find(cached, TOKENIZER_FILES)):
             return cached
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
-    except Exception as error:  # huggingface_hub changes its HTTP library, and so these, with its versions
+    except Exception as error:  # the classes differ between huggingface_hub's versions
         offline = isinstance(error, LocalEntryNotFoundError)
         raise TeacherError(
             f"teacher {name!r} not found: no such directory, not in the Hub's cache, and not available from the Hub "
@@ -80,7 +80,7 @@ def _weight_files(directory):
 
 
 def require_weight_files(directory: Path, name: str | Path) -> list[Path]:
-    """The files of a checkpoint, its index first. Raises TeacherError when they are not there as safetensors."""
+    """The files of a checkpoint, its index first. Raises TeacherError if there are no safetensors files."""
     if files := _weight_files(directory):
         return files
     pickled = sorted(path.name for path in find(directory, PICKLED_WEIGHTS))
@@ -96,7 +96,7 @@ def require_weight_files(directory: Path, name: str | Path) -> list[Path]:
 def teacher_fingerprint(name_or_path: str | Path) -> str:
     """Hex sha256 of a teacher's configuration and weights, without loading the model.
 
-    Equal content gives an equal fingerprint under any name or path. Reads every byte: seconds for gigabytes.
+    Equal content gives an equal fingerprint under any name or path. It reads every byte: seconds for gigabytes.
     Raises  TeacherError if the teacher is not found or its weights are not safetensors
     """
     return fingerprint(locate(name_or_path), name_or_path)

@@ -10,8 +10,8 @@ The formula is ours. At an update, for each type v and each term t of the object
     w_v          (sum over t of weight_t (S_tv + PRIOR l_t) / (N_tv + PRIOR)) / (sum over t of weight_t l_t)
 
 So a type that was never masked has the average weight, 1, and rare types are near it. If a type is hardly masked any
-more, its counts are halved again and again and its weight returns to 1, so no type is masked never again. Until the
-first update all tokens have the same weight.
+more, its counts are halved again and again and its weight returns to 1, so no type drops out for good. Until the first
+update all tokens have the same weight.
 
 Losses and numbers are counted as integers, in units of 2^-20 nat and 2^-20 token, so that halves are exact enough. Sums
 of integers do not depend on their order, so not on micro-batches or on how processes share a batch, and a checkpoint

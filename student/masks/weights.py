@@ -1,9 +1,9 @@
 """Tables of mask weights from the text of a store: `make-mask-weights`, and what `--mask-weights` names.
 
     frequency  w = max(count, LEAST_COUNT)^-power: rare tokens are masked more often (WSBERT, Zhang et al. 2023)
-    common     w is one number for the tokens of the most frequent words, 1 for all others. Most of them are function
     common     w is one number for the tokens of the most frequent words, 1 for all others. Most frequent words are
                function words, so no list of a language's function words is needed
+    domain     w = log(1 + r), where r is the token's frequency in the store over that in a general store; it is the log
                ratio where r is large, stays above 0 if r is small, and is equal for all tokens of equal corpora. Or
                weights from a list of words
     pmi        w = 1, and collocations (collocations.py)

@@ -71,7 +71,7 @@ class Objective:
     kinds: tuple[str, ...]
     """kinds of store that it learns from, as in its Facts"""
     tied = False
-    """whether the first outputs are those of the vocabulary, and their rows of the output matrix the token embedding"""
+    """whether the first outputs are the vocabulary, with the token embedding as their rows of the output matrix"""
     term_weights: tuple[float, ...] = (1.0,)
     """the loss is the sum over terms of weight x (summed loss / count)"""
     learns: str

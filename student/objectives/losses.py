@@ -1,4 +1,4 @@
-"""Cross-entropy to sparse targets with a gradient that costs one exponential.
+"""Cross-entropy to sparse targets, with a gradient that needs only one exponential per logit.
 
 Autograd would keep the logits, a copy and their logsumexp, and read each of them again. Here the gradient is written
 out: at the logits it is softmax minus target, and it overwrites the log-probabilities that the loss was computed from.

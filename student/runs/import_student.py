@@ -6,6 +6,7 @@
 resizes the model, and saves it as a *ForMaskedLM. Its output layer then has V + k rows: V words, then k LSPs. In
 training the two parts have separate softmaxes: one over the last k logits (LSPs), one over the first V (words).
 Stock programs take one softmax over all rows, which was never trained. So the checkpoint is split here:
+
     encoder       without the k rows of its token embeddings, which no text uses
     LSP head      dense and norm of the checkpoint's head, and the last k rows of its output layer
     word head     the first V rows, only if they were trained (--mlm_weight above 0). If they were not, their biases are
@@ -86,7 +87,7 @@ def import_student(config: ImportStudentConfig, progress: Callable[..., None] = 
     """Split a checkpoint of the official code into encoder, LSP head and word head, and write these as an export.
 
     Returns  model, export, family, words (V), lsps (k), predicts_words, max_length
-    Raises   ModelError if it is no such checkpoint, or cannot be read; RunError if the output is in use; WriteError
+    Raises   ModelError if it is not such a checkpoint or cannot be read; RunError if the output is in use; WriteError
     """
     assert config.model is not None  # the settings refuse it
     output = config.output or EXPORTS / Path(os.path.abspath(config.model)).name
