@@ -58,8 +58,8 @@ SHORT_WITHOUT = ("seeds", "parts of speech", "chunks", "word senses")
 EXPLORED = (  # contrasts that no hypothesis names, each with the arm that it varies or is compared with
     *(("regress-pq64", "regress"), ("cluster", "mlsm"), ("recon", "mlsm")),
     *(("mlsm-visible", "mlsm"), ("regress-visible", "regress"), ("mlm-untied", "mlm")),
-    *(("mlsm-slow", "mlsm"), ("regress-slow", "regress"), ("mlm-fast", "mlm")),
-    *(("mlsm-slow", "mlm"), ("regress-slow", "mlm"), ("mtl", "mlm"), ("regress-words", "mlm")),
+    *(("mlsm-lr0.004", "mlsm"), ("regress-lr0.004", "regress"), ("mlm-lr0.008", "mlm")),
+    *(("mlsm-lr0.004", "mlm"), ("regress-lr0.004", "mlm"), ("mtl", "mlm"), ("regress-words", "mlm")),
 )
 UNTIL = "all seeds of both arms and of the untrained students are scored"
 PILOT = ("mlsm-l4-lr0.008", "regress-mse-lr0.008")

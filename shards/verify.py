@@ -60,8 +60,8 @@ def verify(
 
     full      read and check every byte
     repair    implies full; remove records and shards of damaged units, and damaged plans, so that the encoding
-    repair    implies full; remove records and shards of damaged units, and damaged plans, so that the encoding
               command makes them again
+    threads   number of threads; default: one per core
     progress  called with ("verify", bytes done, bytes in all, unit="bytes")
     Returns   dict that JSON can hold: store, full, units, bytes, seconds, and lists: plans, damaged (each with unit,
               file, block, offset, length, problem), missing, stray, repaired, commands (what encodes the damaged and
