@@ -140,7 +140,7 @@ class TrainedStudent(Result):
     """nats per masked token"""
     improvement: float | None
     """fraction by which the loss is below that of a constant prediction"""
-    already_finished: bool
+    finished_before: bool
 
     def __fspath__(self) -> str:
         return self.run

@@ -88,7 +88,7 @@ def train(
               objectives baseline_loss_by_position and improvement_by_position, the same against the prediction that
               is constant at each position; for regress and recon baseline_loss_by_type and improvement_by_type, against
               the one that is constant for each token id;
-              and already_finished, true when there was nothing left to do
+              and finished_before, true when there was nothing left to do
     Raises    RunError    store, settings and run directory do not belong together
               TrainingError    loss or gradient not finite, or too little memory; PeerError, which is one, in a
                                process whose others have ended
@@ -102,7 +102,7 @@ def train(
         if others := task.objective.other_stores:
             places["other_stores"] = [str(store.path) for store in others]
         if (result := ranks.ask_first(run.result)) is not None:
-            return result | places | {"already_finished": True}
+            return result | places | {"finished_before": True}
         ranks.first_then_all(lambda: held.enter_context(run.locked()) if ranks.is_first else None)
         if ranks.is_first:
             run.clean()
@@ -111,7 +111,7 @@ def train(
         signals = held.enter_context(StopSignals())
         run.check_place()
         trainer = Trainer(resolved, store, task, run, ranks=ranks, progress=progress, signals=signals, started=started)
-        return trainer.run_to_end() | places | {"already_finished": False}
+        return trainer.run_to_end() | places | {"finished_before": False}
 
 
 class Trainer:

@@ -127,9 +127,9 @@ def test_a_run_on_a_store_behind_a_password_writes_it_nowhere(store, tmp_path, m
         assert result["store"] == f"{web.url}/lsp" and "finished" in training.show(result, config)
         description = json.loads((config.run_dir / "config.json").read_text())
         assert description["operational"]["store"] == f"{web.url}/lsp"
-        assert train(config)["already_finished"]
+        assert train(config)["finished_before"]
         (config.run_dir / "result.json").unlink()
-        assert not train(config)["already_finished"]  # goes on with the same address
+        assert not train(config)["finished_before"]  # goes on with the same address
         export_run(ExportConfig(run=config.run_dir, step="3", output=tmp_path / "export"))
         with pytest.raises(SystemExit):
             cli.main(["verify-shards", given, "--json"])

@@ -126,7 +126,7 @@ def test_encode_and_train(tmp_path, monkeypatch, caplog):
     assert student.steps == 4 and student.report["run"] == os.fspath(student) and calls
     assert mlsm.export_student(run=student, output="there").export == "there"
     with caplog.at_level("INFO", "mlsm"):
-        assert mlsm.train_student(objective="mlm", **TINY).already_finished
+        assert mlsm.train_student(objective="mlm", **TINY).finished_before
     assert f"store {store.store} (the only finished one)" in caplog.text
 
 

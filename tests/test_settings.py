@@ -357,7 +357,7 @@ def test_every_next_line_is_a_command_that_does_the_right_thing(own, tmp_path, m
         assert shown["max_steps"] == 2000 and shown["lr"] == 1e-4  # bert-base
         StudentConfig(**shown)
 
-    fake = {"already_finished": True, "store": str(own.path), "plan": own.plan_id, "run": "runs/students/mine",
+    fake = {"finished_before": True, "store": str(own.path), "plan": own.plan_id, "run": "runs/students/mine",
             "encoder": "bert-2x128", "objective": "mlsm", "parameters": 1, "steps": 1, "tokens": 1, "held_out": {},
             "tokens_per_second": 1, "seconds_to_first_step": 1, "baseline": {}, "improvement": None,
             "export": "runs/students/mine/export"}  # fmt: skip

@@ -22,7 +22,7 @@ def show(result: dict, settings: Settings) -> str:
     head = [("accuracy, %", "  ".join(f"{f'({n})':>8}" for n in range(1, len(found) + 1)))] if numbered else []
     models = [
         (f"({n})" if numbered else "model", _model(record, known))
-        for n, (record, known) in enumerate(zip(found, result["already_finished"], strict=True), 1)
+        for n, (record, known) in enumerate(zip(found, result["finished_before"], strict=True), 1)
     ]
     first = found[0]
     pairs = sum(figure["n"] for figure in first["figures"])

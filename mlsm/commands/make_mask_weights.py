@@ -21,7 +21,7 @@ def run(settings: Settings, progress: Progress = silent) -> Report:
 def show(result: dict, settings: Settings) -> str:
     """Show the table's file, its extremes, and the line that trains with it."""
     rows: list[tuple[str, object]] = [
-        ("mask weights", f"{result['mask_weights']}{' (finished before)' * result['already_finished']}"),
+        ("mask weights", f"{result['mask_weights']}{' (finished before)' * result['finished_before']}"),
         ("store", f"{result['store']}, {result['tokens']:,} tokens counted"),
     ]
     for name in ("heaviest", "lightest"):

@@ -45,7 +45,7 @@ def _rows(record):
             ("PLL", f"{record['pll']:,.3f} nats, {record['pll'] / record['tokens']:.4f} per token"),
             ("PPPL", f"{record['pppl']:,.4g}"),
         ]
-    time = "scored already" if record["already_finished"] else f"{record['wall']:.1f} s"
+    time = "scored already" if record["finished_before"] else f"{record['wall']:.1f} s"
     return [*rows, ("time", time), ("scores", record["scores"])]
 
 

@@ -36,7 +36,7 @@ def show(result: dict, settings: Settings) -> str:
     rows = [("store", result["store"]), ("probe", matrix), *trained_rows(result)]
     return "\n".join(
         [
-            f"\nThe probe {'was finished already' if result['already_finished'] else 'is finished'}.",
+            f"\nThe probe {'was finished already' if result['finished_before'] else 'is finished'}.",
             table([*rows, ("run", result["run"]), ("exported to", result["export"])]),
             how_to_load(result["export"]),
             "\nNext, BLiMP with it:",

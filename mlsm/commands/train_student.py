@@ -32,7 +32,7 @@ def show(result: dict, settings: Settings) -> str:
 
     store = Store.open(result["store"], result["plan"])
     lines = [
-        f"\nThe student {'was finished already' if result['already_finished'] else 'is finished'}.",
+        f"\nThe student {'was finished already' if result['finished_before'] else 'is finished'}.",
         table(
             [
                 *store_rows(store.path, store.report()),

@@ -53,13 +53,13 @@ def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] =
     progress  called as progress(stage, done, total, unit=...)
     Returns   dict for JSON: mask_weights (the file), name (kind and hash of the content), store, tokens (counted),
               heaviest and lightest ([token, weight], of tokens that occur, frequent ones first among equals; absent
-              if all are equal), collocations (how many), examples (of them), already_finished
+              if all are equal), collocations (how many), examples (of them), finished_before
     Raises    RunError if the store, the general one, the words and the output do not belong together; StoreError
     """
     assert config.store is not None, "the command line or Python has chosen one"
     progress("count tokens", 0, None)
     store = Store.open(config.store)
-    path, already_finished = _make(config, store, ROOT, progress)
+    path, finished_before = _make(config, store, ROOT, progress)
     table, counts_V, tokenizer = read_table(path), _ordinary_counts(store), store.load_tokenizer()
     seen = np.flatnonzero(counts_V)
     orders = {name: np.lexsort((-counts_V[seen], sign * table.weights_V[seen])) for name, sign in _EXTREMES.items()}
@@ -79,7 +79,7 @@ def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] =
             " ".join(tokenizer.convert_ids_to_tokens(ids_5[ids_5 >= 0].tolist()))
             for ids_5 in table.collocations_C5[:EXAMPLES]
         ],
-        "already_finished": already_finished,
+        "finished_before": finished_before,
     }
 
 

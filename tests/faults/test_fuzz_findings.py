@@ -651,7 +651,7 @@ def test_a_summary_of_another_form_is_written_anew(run, caplog, change):
     file = run.run_dir / "result.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     again = train(run)
-    assert "result.json is damaged" in caplog.text and not again["already_finished"]
+    assert "result.json is damaged" in caplog.text and not again["finished_before"]
     assert (again["held_out"], again["tokens"]) == (result["held_out"], result["tokens"])
     training(again, run)
 

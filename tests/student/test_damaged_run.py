@@ -106,7 +106,7 @@ def test_a_damaged_summary_is_written_anew_from_the_last_checkpoint(run, begun, 
     again = train(run)
     assert again | {"seconds_to_first_step": 0} == before | {"seconds_to_first_step": 0}
     assert log_of(run.run_dir) == steps and "written again from the last checkpoint" in caplog.text
-    assert train(run)["already_finished"]
+    assert train(run)["finished_before"]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", None, "lr", "no store"])

@@ -170,11 +170,11 @@ def test_the_same_request_finds_the_finished_table(ids_store, lsp_store, tmp_pat
     monkeypatch.chdir(tmp_path)
     config = MaskWeightsConfig(store=ids_store.path, kind="pmi")
     report = make_mask_weights(config)
-    assert not report["already_finished"] and report["collocations"] == len(
+    assert not report["finished_before"] and report["collocations"] == len(
         read_table(report["mask_weights"]).collocations_C5
     )
     assert make_mask_weights(replace(config, store=lsp_store.path)) == report | {
-        "already_finished": True,
+        "finished_before": True,
         "store": str(lsp_store.path),
     }
     with monkeypatch.context() as patch:
@@ -249,7 +249,7 @@ def test_a_run_is_named_after_the_content_of_its_table(ids_store, settings, tmp_
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     train(replace(config, mask_weights="frequency"))
     copy = settings["run_dir"] / "mask_weights.npz"
-    assert train(replace(config, mask_weights=str(copy)))["already_finished"]
+    assert train(replace(config, mask_weights=str(copy)))["finished_before"]
     other, _ = made(ids_store, tmp_path, power=1.0)
     with pytest.raises(RunError, match=rf"mask_weights \(there {read_table(copy).name}, now {other.name}\)"):
         train(replace(config, mask_weights=str(tmp_path / "table.npz")))
@@ -317,7 +317,7 @@ def test_a_lost_copy_is_written_anew_and_one_of_a_killed_process_is_taken_over(i
     for lose in (copy.unlink, lambda: copy.write_bytes(copy.read_bytes()[:100])):
         lose()
         caplog.clear()
-        assert train(config)["already_finished"]
+        assert train(config)["finished_before"]
         assert read_table(copy).name == table.name and "mask_weights.npz was damaged or lost" in caplog.text
     several = tmp_path / "several"
     several.mkdir()
@@ -325,7 +325,7 @@ def test_a_lost_copy_is_written_anew_and_one_of_a_killed_process_is_taken_over(i
     turns = replace(config, mask_weights=("uniform", config.mask_weights), run_dir=several)
     train(turns)
     (several / "mask_weights-2.npz").unlink()
-    assert train(turns)["already_finished"]
+    assert train(turns)["finished_before"]
     assert (
         read_table(several / "mask_weights-2.npz").name == table.name and not (several / "mask_weights-1.npz").exists()
     )
@@ -411,7 +411,7 @@ def test_from_the_command_line(tmp_path):
     for named in (found["mask_weights"], "frequency"):
         run = run_command(["train-student", *words, "--mask-weights", named], cwd=tmp_path)
         assert run.returncode == 0, run.stderr
-    assert json.loads(run.stdout)["already_finished"]  # both ways name one table
+    assert json.loads(run.stdout)["finished_before"]  # both ways name one table
     assert (
         Store.open(tmp_path / "runs" / "stores" / "ids-tiny").plan_id
         in read_table(tmp_path / found["mask_weights"]).origin

@@ -182,7 +182,7 @@ def test_another_student_is_another_run(probing, lsp_store, tmp_path):
     with pytest.raises(RunError, match="holds another run"):
         train_probe(ProbeConfig(**probing | {"student": str(other)}))
     moved = Path(probing["student"]).rename(tmp_path / "moved")
-    assert train_probe(ProbeConfig(**probing | {"student": str(moved)}))["already_finished"]
+    assert train_probe(ProbeConfig(**probing | {"student": str(moved)}))["finished_before"]
 
 
 def test_masks_and_batches_are_those_of_an_mlm_student(probing, ids_store, settings, tmp_path):

@@ -96,7 +96,7 @@ def test_a_finished_run_that_was_moved_says_where_it_is(ids_store, settings, tmp
     train(StudentConfig(store=ids_store.path, objective="mlm", **settings))
     moved = settings["run_dir"].rename(tmp_path / "moved")
     result = train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"run_dir": moved}))
-    assert result["already_finished"] and result["export"] == str(moved / "export")
+    assert result["finished_before"] and result["export"] == str(moved / "export")
 
 
 def test_a_grown_store_names_the_plan_with_which_the_run_goes_on(settings, tmp_path):
@@ -106,7 +106,7 @@ def test_a_grown_store_names_the_plan_with_which_the_run_goes_on(settings, tmp_p
     with pytest.raises(RunError, match="The store has grown since: the run continues with --store (.*json)") as caught:
         train(StudentConfig(store=store.path, objective="mlm", **settings))
     plan = str(caught.value).rpartition(" ")[2]
-    assert train(StudentConfig(store=plan, objective="mlm", **settings))["already_finished"]
+    assert train(StudentConfig(store=plan, objective="mlm", **settings))["finished_before"]
 
 
 def test_another_k_is_named(settings, tmp_path):
@@ -131,7 +131,7 @@ def test_operational_settings_may_change(ids_store, settings):
     train(StudentConfig(store=ids_store.path, objective="mlm", **settings))
     changed = settings | {"micro_batch": 3, "save_every": 1, "keep_last": 3}
     changed |= {"activation_checkpointing": True}
-    assert train(StudentConfig(store=ids_store.path, objective="mlm", **changed))["already_finished"]
+    assert train(StudentConfig(store=ids_store.path, objective="mlm", **changed))["finished_before"]
 
 
 def test_a_store_and_its_plan_are_found_again_from_another_directory(ids_store, settings, monkeypatch):

@@ -211,7 +211,7 @@ def test_every_target_and_weight_names_the_run(stores, both, tmp_path):
         with pytest.raises(RunError, match=f"holds another run, which differs in .*{named}"):
             train(StudentConfig(**both | change))
     same = StudentConfig(**both | {"store_weights": (1, 0.5), "store": [first, second]})
-    assert train(same)["already_finished"]
+    assert train(same)["finished_before"]
     one = StudentConfig(store=(first,))
     assert one.store == first and one.identity() == StudentConfig(store=first).identity()
 

@@ -199,7 +199,7 @@ def test_a_run_is_named_after_what_its_wordnet_says_of_the_vocabulary(ids_store,
     lines = changes["wordnet"].read_text().splitlines()
     other = tmp_path / "index.sense"
     other.write_text("\n".join([*reversed(lines), "zebra%1:05:00:: 02391049 1 1"]))  # says the same of w0, w1, ...
-    assert train(StudentConfig(**settings | changes | {"wordnet": other}))["already_finished"]
+    assert train(StudentConfig(**settings | changes | {"wordnet": other}))["finished_before"]
     other.write_text("\n".join(lines[1:]))
     with pytest.raises(RunError, match=r"holds another run, which differs in wordnet \(there \w{16}, now \w{16}\)"):
         train(StudentConfig(**settings | changes | {"wordnet": other}))

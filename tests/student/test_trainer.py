@@ -81,7 +81,7 @@ def test_a_student_beats_the_marginal_baseline_and_says_so(lsp_store, settings):
     result = train(config, lambda stage, done, total, **figures: seen.append((stage, done, total, figures)))
     assert result["improvement"] > 0.05
     assert result["held_out_loss"] == pytest.approx(result["baseline_loss"] * (1 - result["improvement"]))
-    assert result["steps"] == 60 and not result["already_finished"]
+    assert result["steps"] == 60 and not result["finished_before"]
     assert 0 < result["seconds_to_first_step"] < 60 and result["tokens_per_second"] > 0
     assert json.loads((config.run_dir / "result.json").read_text()).items() <= result.items()
     stage, done, total, figures = seen[-1]
@@ -142,7 +142,7 @@ def test_a_finished_run_is_reported_and_not_repeated(ids_store, settings, monkey
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     first = train(config)
     monkeypatch.setattr(student.train, "Trainer", None)
-    assert train(config) == first | {"already_finished": True}
+    assert train(config) == first | {"finished_before": True}
 
 
 def test_batches_masks_and_encoder_are_the_same_for_every_objective(course):
@@ -465,7 +465,7 @@ def test_training_goes_on_from_an_export(ids_store, settings, tmp_path):
     again = common | {"continue_from": Path(first["export"]), "run_dir": tmp_path / "again", "max_steps": 1}
     train(StudentConfig(**again))
     of_run = StudentConfig(**again | {"continue_from": first["run"], "encoder": "bert-base"})
-    assert train(of_run)["already_finished"], "a run means its export, and leaves no choice of encoder"
+    assert train(of_run)["finished_before"], "a run means its export, and leaves no choice of encoder"
     start = json.loads((tmp_path / "again" / "log.jsonl").read_text().splitlines()[0])
     exported = AutoModel.from_pretrained(first["export"], dtype=torch.float32, add_pooling_layer=False)
     assert start["initial_encoder"] == weights_fingerprint(exported)

@@ -58,7 +58,7 @@ class Scores(NamedTuple):
 def evaluate_blimp(config: BlimpConfig, progress: Callable[..., None] = silent) -> dict:
     """Score every model that has not been scored in this way before.
 
-    Returns  records: one for every model, as described in records.py, with `averages`; already_finished (for each
+    Returns  records: one for every model, as described in records.py, with `averages`; finished_before (for each
              record, whether an earlier command scored it) and paths
     Raises   BlimpError, ModelError, RunError, RecordError, DeviceError, TeacherError (a tokenizer): if data or a model
              cannot be used
@@ -83,7 +83,7 @@ def evaluate_blimp(config: BlimpConfig, progress: Callable[..., None] = silent) 
         found.append(there or _evaluate(heading, paradigms, config, device, stage, progress))
     return {
         "records": [record for _, record in found],
-        "already_finished": [there is not None for there in known],
+        "finished_before": [there is not None for there in known],
         "paths": [str(path) for path, _ in found],
     }
 

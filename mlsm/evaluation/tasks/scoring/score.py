@@ -50,7 +50,7 @@ SHOWN = 5  # wrong pairs to show
 def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) -> dict:
     """Score every file with every model, unless an earlier command did.
 
-    Returns  results: one for every model and file, its record (<name>.json next to <name>.jsonl), with already_finished
+    Returns  results: one for every model and file, its record (<name>.json next to <name>.jsonl), with finished_before
              and the path of its `scores`; for pairs also `wrong`: the most wrong pairs, at most SHOWN, [{"good", "bad",
              "nats": by how much the bad one scores higher}]
     Raises   ScoringError, CorpusError, ModelError, RunError, RecordError, DeviceError, TeacherError (a tokenizer):
@@ -94,7 +94,7 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
             with suppress(OSError):
                 disk.remove(base)  # also if a command was killed exactly here
             wrong = {"wrong": _furthest_wrong(rows)} if config.pairs else {}
-            results.append(record | {"scores": str(scores), "already_finished": finished} | wrong)
+            results.append(record | {"scores": str(scores), "finished_before": finished} | wrong)
     return {"results": results}
 
 

@@ -113,7 +113,7 @@ def test_the_summary_has_phenomena_headline_and_ties(config):
         assert f"{100 * value:.1f}" in next(line for line in text.splitlines() if line.strip().startswith(name))
     assert f"{100 * averages['headline']:.2f}" in text and "268 of 67 paradigms" in text
     both = evaluate_blimp(replace(config, models=config.models * 2))
-    assert both["already_finished"] == [True, True]
+    assert both["finished_before"] == [True, True]
     assert blimp(both, config).count(f"{100 * averages['headline']:.2f}") == 2
 
 
@@ -121,7 +121,7 @@ def test_the_same_command_again_loads_nothing(config, monkeypatch):
     first = evaluate_blimp(config)
     monkeypatch.setattr(evaluating, "load", None)
     again = evaluate_blimp(config)
-    assert again["already_finished"] == [True] and again["records"] == first["records"]
+    assert again["finished_before"] == [True] and again["records"] == first["records"]
 
 
 def test_another_tokenizer_on_the_same_weights_is_scored_again(config, model, tmp_path, monkeypatch):
@@ -131,10 +131,10 @@ def test_another_tokenizer_on_the_same_weights_is_scored_again(config, model, tm
     config = replace(config, models=(str(other),))
     again = evaluate_blimp(config)
     second = again["records"][0]
-    assert again["already_finished"] == [False] and second["weights"] == first["weights"]
+    assert again["finished_before"] == [False] and second["weights"] == first["weights"]
     assert second["tokenizer"] != first["tokenizer"] and second["figures"] != first["figures"]
     monkeypatch.setattr(evaluating, "load", None)
-    assert evaluate_blimp(config)["already_finished"] == [True]
+    assert evaluate_blimp(config)["finished_before"] == [True]
 
 
 def test_another_metric_or_part_is_another_record(config):
@@ -192,7 +192,7 @@ def test_scores_that_were_cut_or_are_of_other_pairs_are_made_again(config, data,
     (changed / "transitive.jsonl").write_text("\n".join([*lines[1:], lines[0]]) + "\n")
     names = scored(monkeypatch)
     again = evaluate_blimp(replace(config, data_dir=changed))
-    assert again["already_finished"] == [False] and names == ["causative", "transitive", "wh_island"]
+    assert again["finished_before"] == [False] and names == ["causative", "transitive", "wh_island"]
     assert again["records"][0]["figures"] == first["figures"]  # the same pairs in another order
 
 
@@ -255,7 +255,7 @@ def test_a_run_and_its_checkpoints_are_scored(run, config, data):
     ]
     assert every[0]["figures"] == expected_figures(run / "checkpoints/step-00000002", data)
     one = evaluate_blimp(replace(config, models=(str(run),), step="2"))
-    assert one["already_finished"] == [True] and one["records"] == every[:1]
+    assert one["finished_before"] == [True] and one["records"] == every[:1]
 
 
 def test_a_checkpoint_that_is_not_there_or_not_kept_is_said_to_be_so(run, config):
@@ -337,7 +337,7 @@ def test_the_command_prints_a_table_or_json(store, config, tmp_path, capsys):
             cli.main([*arguments, *more])
         out = capsys.readouterr().out
         assert not end.value.code and shown in out
-    assert json.loads(out)["already_finished"] == [True]
+    assert json.loads(out)["finished_before"] == [True]
 
 
 def test_a_few_paradigms_have_a_record_of_their_own(config):

@@ -134,12 +134,12 @@ def test_pairs_and_sentences_have_the_same_scores_and_both_are_found_again(confi
     (one, _) = score_text(sentences_of(config))["results"]
     plls = [row["pll"] for row in rows_of(one)]
     assert plls == pytest.approx([pll for row in rows_of(pairs) for pll in row["pll"]], rel=1e-5)
-    assert (pairs["already_finished"], again["already_finished"]) == (False, True)
+    assert (pairs["finished_before"], again["finished_before"]) == (False, True)
     monkeypatch.setattr(scoring, "load", None)
     (left_over := Path(pairs["scores"]).with_suffix("")).mkdir()  # of a command that was killed behind its record
     later = score_text(config)["results"]
     assert not left_over.exists()
-    assert [result | {"already_finished": False} for result in later] == [pairs, pairs]
+    assert [result | {"finished_before": False} for result in later] == [pairs, pairs]
     assert "scored already" in summary({"results": later}, config)
     with pytest.raises(TypeError):  # another metric is other work
         score_text(replace(config, metric="within-word-l2r"))
@@ -153,7 +153,7 @@ def test_another_tokenizer_on_the_same_weights_is_other_work(config, model, tmp_
     assert first["weights"] == second["weights"] and first["scores"] != second["scores"]
     assert rows_of(first) != rows_of(second)
     monkeypatch.setattr(scoring, "load", None)
-    assert [result["already_finished"] for result in score_text(both)["results"]] == [True, True]
+    assert [result["finished_before"] for result in score_text(both)["results"]] == [True, True]
 
 
 def test_a_killed_command_goes_on_behind_its_last_part(config, monkeypatch):
