@@ -60,6 +60,7 @@ EXPLORED = (  # contrasts that no hypothesis names, each with the arm that it va
     *(("mlsm-visible", "mlsm"), ("regress-visible", "regress"), ("mlm-untied", "mlm")),
     *(("mlsm-lr0.004", "mlsm"), ("regress-lr0.004", "regress"), ("mlm-lr0.008", "mlm")),
     *(("mlsm-lr0.004", "mlm"), ("regress-lr0.004", "mlm"), ("mtl", "mlm"), ("regress-words", "mlm")),
+    *(("mlsm-equal-time", "mlsm-lr0.004"), ("mlsm-equal-time", "mlm")),
 )
 UNTIL = "all seeds of both arms and of the untrained students are scored"
 PILOT = ("mlsm-l4-lr0.008", "regress-mse-lr0.008")
