@@ -83,15 +83,15 @@ class CorpusConfig(TextConfig):
     of a held-out book is trained on. `file` makes a plan and stores of its own."""
     packing: Literal["packed", "pairs"] = "packed"
     """`packed` fills each window with text, documents one after the other. `pairs`, as in the official code, puts two
-    lines of a document into a window, [CLS] A [SEP] B [SEP], for text with one sentence per line. A teacher that has
-    token types then sees which sentence each token belongs to."""
+    lines of a document into a window, [CLS] A [SEP] B [SEP], and pads the rest, for text with one sentence per line. A
+    teacher that has token types then sees which sentence each token belongs to."""
     max_length: int = 128
-    """Window length in tokens, special tokens included."""
+    """Window length in tokens, special tokens included; 128, as in the paper (section 4.1)."""
     max_tokens: int | None = None
     """Stop at the window that reaches this many tokens; unset: the whole corpus."""
     unit_tokens: int = UNIT_TOKENS
     """About this many tokens make one unit, that is one shard. An interruption costs at most about a unit, and what was
-    read ahead of it."""
+    read ahead of it. 1,048,576 tokens are less than two minutes of MiniLM's work on two cores (mlsm docs cost)."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -160,8 +160,9 @@ class TeacherConfig(WorkersConfig):
     batch_tokens: int = 8192
     """Tokens in one forward pass of the teacher."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the teacher's forward pass; `auto` is float16 on a GPU, float32 elsewhere. Hidden states that
-    overflow float16 end the run: then use bfloat16 or float32. Each dtype makes stores of its own."""
+    """Precision of the teacher's forward pass; `auto` is float32 on a CPU and float16 on a GPU, which changes LSPs less
+    than bfloat16 (mlsm docs sparse-coding). Hidden states that overflow float16 end the run: then use bfloat16 or
+    float32. Each dtype makes stores of its own."""
     documents_apart: bool = False
     """Read each document of a packed window by itself: the teacher's attention stays within a document and positions
     start again with each, as with train-student's option of this name. This makes a separate store."""
@@ -212,21 +213,23 @@ class EncodeHiddenConfig(EncodingConfig, TeacherConfig):
     """Encode a corpus into shards of the teacher's hidden states, scaled to unit length."""
 
     layer: tuple[int, ...] = (10,)
-    """Layers of the teacher, 1 to its depth; each gets its own store, from one pass of the teacher."""
+    """Layers of the teacher, 1 to its depth; each gets its own store, from one pass of the teacher. 10 of BERT-base's
+    12 is the best in the paper's table 1; for other teachers see mlsm docs faq."""
     quantise: Literal["int8", "pq"] = "int8"
     """How to store hidden states: `int8` is a byte per value and a scale per token; `pq` is product quantisation by
-    faiss, with --bytes per token, whose centroids are learned from a sample and kept in the store."""
+    faiss, with --bytes per token, whose centroids are learned from a sample and kept in the store. LSPs of int8 states
+    hardly differ from exact ones, those of pq do (mlsm docs hidden-states)."""
     bytes: int | None = None
-    """With --quantise pq: bytes per token, 16, 32 or 64, which must divide the width of the hidden states; unset:
-    64."""
+    """With --quantise pq: bytes per token, 16, 32 or 64, which must divide the width of the hidden states; unset: 64,
+    the most exact."""
     codebook: Path | None = None
     """With --quantise pq: use the centroids in this directory, such as the codebook/ of a store; unset: learn them from
     the corpus."""
     dictionary_tokens: int = 262_144
     """With --quantise pq: hidden vectors in the sample, drawn as for a dictionary with the same --seed. Centroids are
-    learned from the first 65,536."""
+    learned from the first 65,536, 256 for each, as faiss advises."""
     seed: int = 42
-    """Seed of that sample and of the centroids."""
+    """Seed of that sample and of the centroids; 42, as in the official code."""
     hidden: str | None = None
     """Quantise a store of hidden states, by directory or URL, instead of reading text with a teacher. Settings of
     corpus and teacher come from that store."""
@@ -255,16 +258,19 @@ class DictionaryConfig(TeacherConfig):
     """Learn a dictionary of LSP atoms from a teacher's hidden states."""
 
     layer: tuple[int, ...] = (10,)
-    """Layers of the teacher, 1 to its depth; each gets its own dictionary and store, from one pass of the teacher."""
+    """Layers of the teacher, 1 to its depth; each gets its own dictionary and store, from one pass of the teacher. 10
+    of BERT-base's 12 is the best in the paper's table 1; for other teachers see mlsm docs faq."""
     k: tuple[int, ...] = (3072,)
-    """Number of latent semantic properties: atoms of the dictionary. Each number gets its own store."""
+    """Number of latent semantic properties: atoms of the dictionary. 3,072 is the paper's; in its table 2, scores
+    hardly depend on k. Each number gets its own store."""
     atoms: Literal["learned", "sampled", "clusters"] = "learned"
     """How to make the atoms: `learned`, as in the paper, or one of two controls: `sampled`, k hidden states of the
     sample, drawn by --seed, from which learning would start; `clusters`, the unit-length centroids of a k-means over
     the sample. The controls make dictionaries of their own. For one label per token: --atoms clusters with --solver
     nearest."""
     lam: float = 0.05
-    """Penalty of equation 2, in units of a correlation; larger means sparser."""
+    """Penalty of equation 2, in units of a correlation; larger means sparser. 0.05 is the official code's; the paper
+    states none."""
     center: Literal["none", "mean", "position"] = "none"
     """What to subtract from hidden states before they are scaled to unit length: nothing, as in the paper; the mean
     hidden state; or the mean at each position of the window. The means are those of the raw hidden states in the
@@ -272,11 +278,13 @@ class DictionaryConfig(TeacherConfig):
     and adds them to those of others: mlsm docs centring explains how to find out. Makes dictionaries and stores of its
     own."""
     dictionary_tokens: int = 2_000_000
-    """Hidden vectors in the dictionary's training sample, drawn over the whole corpus."""
+    """Hidden vectors in the dictionary's training sample, drawn over the whole corpus; in the paper (section 4.1.1) 2
+    million."""
     dictionary_epochs: float = 2.0
-    """Most passes over that sample; learning stops earlier when the held-out objective no longer falls."""
+    """Most passes over that sample; learning stops earlier when the held-out objective no longer falls. Two end below
+    SPAMS's objective after 300 iterations (mlsm docs benchmark-details)."""
     seed: int = 42
-    """Seed of the dictionary's sample and initialisation."""
+    """Seed of the dictionary's sample and initialisation; 42, as in the official code."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -341,8 +349,9 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
     solver: Literal["cd", "fista", "nearest"] = "cd"
     """How to code tokens: `cd` is coordinate descent to the optimum of equation 2, within --tolerance. `fista` is what
     the official code does: a fixed number of FISTA steps, whose codes are not optimal but smoother, with more non-zeros
-    (mlsm docs sparse-coding). `nearest` is a control without sparse coding: the one atom with the largest correlation,
-    with weight 1, whatever --lam and --top-n. Each makes its own store; the dictionary is the same."""
+    (mlsm docs sparse-coding); there is no evidence that they train better students (mlsm docs results). `nearest` is a
+    control without sparse coding: the one atom with the largest correlation, with weight 1, whatever --lam and --top-n.
+    Each makes its own store; the dictionary is the same."""
     solver_steps: int = 100
     """With --solver fista: number of steps; the official code does 100."""
     solver_backend: Literal["auto", "torch"] = "auto"
@@ -350,13 +359,13 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
     tolerance by plain operations of torch, whichever a trial on rows of the run found right and faster. The records of
     units name it."""
     k: tuple[int, ...] | None = None  # type: ignore[assignment]
-    """Number of latent semantic properties: atoms of the dictionary; unset: 3,072, or those of --dictionary. Each
-    number gets its own store."""
+    """Number of latent semantic properties: atoms of the dictionary; unset: 3,072, or those of --dictionary. 3,072 is
+    the paper's; in its table 2, scores hardly depend on k. Each number gets its own store."""
     top_n: int | Literal["all"] | None = None
-    """Keep this many of the largest entries of each token's distribution; unset: 32, or more if these keep less than 97
-    % of the mass of the dictionary's held-out vectors on average. `all` keeps every non-zero, up to the 255 that the
-    shard format can store; if a token has more, the mass of the others is kept as one number and the store's records
-    count such tokens."""
+    """Keep this many of the largest entries of each token's distribution; unset: 32, or more if these keep less than 98
+    % of the mass of the dictionary's held-out vectors on average; there is no evidence that more train better students
+    (mlsm docs results). `all` keeps every non-zero, up to the 255 that the shard format can store; if a token has more,
+    the mass of the others is kept as one number and the store's records count such tokens."""
 
     def __post_init__(self):
         if self.k is None and self.dictionary is None:

@@ -82,8 +82,8 @@ class StudentConfig:
     after its content, not its path."""
 
     kappa: float | None = None
-    """Weight of the words' cross-entropy: for mtl, added to the KL of the LSPs (unset: 1); for regress, added to the
-    loss of the hidden states (unset: 0, no words)."""
+    """Weight of the words' cross-entropy: for mtl, added to the KL of the LSPs (unset: 1, the best of four in the
+    paper's table 4); for regress, added to the loss of the hidden states (unset: 0, no words)."""
 
     regress_loss: Literal["cosine", "mse"] = "cosine"
     """For regress: the loss between outputs and hidden states, which are centred and standardised. `cosine` is 1 -
@@ -91,8 +91,9 @@ class StudentConfig:
 
     target_temperature: float = 1.0
     """For mlsm, mtl and naive-mlsm: learn the LSP distribution p^(1/T), renormalised over the stored entries. Above 1
-    it is flatter than the stored one, below 1 sharper. From 1e-4, below which float32 keeps only the largest entry, to
-    1e9. Losses at different T cannot be compared; kl_untempered can."""
+    it is flatter than the stored one, below 1 sharper; there is no evidence that flatter ones train better students
+    (mlsm docs objectives). From 1e-4, below which float32 keeps only the largest entry, to 1e9. Losses at different T
+    cannot be compared; kl_untempered can."""
 
     untied: bool = False
     """For mlm, kd, mtl and naive-mlsm: give the vocabulary its own output matrix. By default its rows of the
@@ -101,7 +102,8 @@ class StudentConfig:
     encoder: str = "bert-12x768"
     """Architecture: bert-tiny, -mini, -small, -medium or -base, deberta-base, modernbert-base, any
     bert-<layers>x<width> or modernbert-<layers>x<width> (these need no network), or a Hugging Face config: Hub id,
-    config.json or directory (./bert-base if it has one of these names)."""
+    config.json or directory (./bert-base if it has one of these names). bert-12x768 has the size of the paper's
+    students."""
 
     continue_from: Path | None = None
     """Continue from a run, an export or a directory of safetensors that AutoModel loads: its encoder and weights are
@@ -134,55 +136,61 @@ class StudentConfig:
     """Passes over the training windows, instead of --max-steps."""
 
     max_steps: int | None = None
-    """Optimiser steps; unset: those of the recipe that made the store, else 4 epochs and at least 2,000 steps."""
+    """Optimiser steps; unset: those of the recipe that made the store, else 4 epochs, as in the paper (section 4.1),
+    and at least 2,000 steps."""
 
     batch_windows: int | None = None
     """Windows per optimiser step, regardless of the micro-batch; unset: those of the recipe that made the store, else
-    1,024 if the epochs then give 10,000 steps, otherwise the largest power of two that does, at least 64."""
+    1,024, as in the paper, if the epochs then give 10,000 steps, otherwise the largest power of two that does, at least
+    64."""
 
     micro_batch: int | None = None
-    """Windows per forward and backward pass. Lower it if memory runs out; unset: 4,096 tokens, on a GPU 16,384."""
+    """Windows per forward and backward pass. Lower it if memory runs out; unset: 4,096 tokens, as more are hardly
+    faster (mlsm docs log, 2026-11-23), on a GPU 16,384, the paper's 128 windows of 128."""
 
     lr: float | None = None
-    """Peak learning rate; unset: that of the recipe that made the store, else 1e-4 for encoders as wide as BERT-base
-    (768), 1e-3 up to width 256, and in between on a straight line in logarithms."""
+    """Peak learning rate; unset: that of the recipe that made the store, else 1e-4, as in the paper, for encoders as
+    wide as BERT-base (768), 1e-3 up to width 256, and in between on a straight line in logarithms."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
     """What turns gradients into updates: `adamw`, or `muon`, which makes the updates of the matrices in encoder and
     head orthogonal (Jordan et al. 2024) and scales them to the size of AdamW's, so that learning rate and weight decay
-    mean the same. All other weights use AdamW."""
+    mean the same. All other weights use AdamW, the paper's optimiser."""
 
     warmup: float = 0.02
-    """Share of the steps in which the learning rate rises linearly to its peak. What follows: --schedule."""
+    """Share of the steps in which the learning rate rises linearly to its peak. In the paper (section 4.1) 0.02. What
+    follows: --schedule."""
 
     schedule: Literal["linear", "cosine", "wsd"] = "linear"
-    """Learning rate after its rise: `linear` falls to zero on a straight line, `cosine` on half a cosine wave; `wsd`
-    (warm-up, stable, decay) stays at the peak and falls on a straight line at the end."""
+    """Learning rate after its rise: `linear`, as in the paper, falls to zero on a straight line, `cosine` on half a
+    cosine wave; `wsd` (warm-up, stable, decay) stays at the peak and falls on a straight line at the end."""
 
     decay_share: float = 0.2
     """For wsd: share of the steps in which the learning rate falls to zero, at most those after the warm-up."""
 
     adam_beta1: float = 0.9
-    """AdamW's decay of the mean of gradients."""
+    """AdamW's decay of the mean of gradients; 0.9 is torch's default, and the paper states none."""
 
     adam_beta2: float = 0.999
-    """AdamW's decay of the mean of squared gradients."""
+    """AdamW's decay of the mean of squared gradients; 0.999 is torch's default, and the paper states none."""
 
     weight_decay: float = 0.01
-    """AdamW's decoupled weight decay, on everything except norms and biases."""
+    """AdamW's decoupled weight decay, on everything except norms and biases; in the official code 0.01."""
 
     decay_all: bool = False
     """Apply weight decay to norms and biases, too, as the official code does."""
 
     grad_clip: float = 1.0
-    """Clip the gradient at this norm over all parameters."""
+    """Clip the gradient at this norm over all parameters; in the official code 1.0."""
 
     positions: Literal["masked", "all"] = "masked"
-    """Which tokens are predicted: `masked`, those that a mask hides; `all`, every token that is not special, with none
-    hidden: the student reads the text as the teacher did. `all` is for objectives that learn only stored targets."""
+    """Which tokens are predicted: `masked`, as in the paper, those that a mask hides; `all`, every token that is not
+    special, with none hidden: the student reads the text as the teacher did. `all` is for objectives that learn only
+    stored targets."""
 
     mask_rate: float = 0.15
-    """Share of a window's non-special tokens that are masked and predicted."""
+    """Share of a window's non-special tokens that are masked and predicted; 0.15 is the official code's, and the paper
+    states none."""
 
     mask_rate_end: float | None = None
     """Mask rate at the last step, reached from --mask-rate as --mask-schedule says (0.30 to 0.15, say); unset:
@@ -199,21 +207,23 @@ class StudentConfig:
     """Choose the masked tokens in proportion to weights: a file of make-mask-weights; `frequency`, `common` or `pmi`
     for one that is made of this store with that command's defaults (pmi masks collocations as one); or `adaptive`, the
     student's own loss on each token so far. Several, which may include `uniform`, take turns at --mask-weight-steps.
-    Unset, or only uniform: all tokens have the same weight, as held-out windows always do."""
+    Unset, or only uniform: all tokens have the same weight, as held-out windows always do; there is no evidence that
+    other weights are better (mlsm docs results)."""
 
     mask_weight_steps: tuple[float, ...] = (0.5,)
     """With several --mask-weights: shares of the steps at which the second, the third and so on take over."""
 
     mask_update_steps: int = 200
-    """With --mask-weights adaptive: optimiser steps between two updates of the weights."""
+    """With --mask-weights adaptive: optimiser steps between two updates of the weights; 200, as in Edman and Fraser
+    (2025; mlsm docs masks)."""
 
     mask_unit: MaskUnit = "token"
-    """What is masked together: `token` nothing, `word` the tokens of a word, `span` neighbours (SpanBERT's geometric
-    lengths)."""
+    """What is masked together: `token`, as in the official code, nothing; `word` the tokens of a word, `span`
+    neighbours (SpanBERT's geometric lengths)."""
 
     corruption: Literal["mask", "80-10-10"] = "mask"
-    """What replaces a masked token: `mask` is always the mask token; `80-10-10` is the mask token in 80 %, a random
-    token in 10 %, the token itself in 10 %."""
+    """What replaces a masked token: `mask`, as in the official code, is always the mask token; `80-10-10` is the mask
+    token in 80 %, a random token in 10 %, the token itself in 10 %."""
 
     mask_later: int = 0
     """Layer, counted from 0, at which [MASK] enters the encoder (Liao et al. 2022). The layers below it see only the
@@ -221,7 +231,7 @@ class StudentConfig:
     layer, as usual. For BERT, RoBERTa, XLM-R, ELECTRA, ModernBERT, DeBERTa and DeBERTa-v2 without a convolution."""
 
     seed: int = 42
-    """Seed of weights, order, masks and dropout."""
+    """Seed of weights, order, masks and dropout; 42, as in the official code."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the forward pass; `auto` is float32 on a CPU, and on a GPU bfloat16 if a trial there found it right
@@ -243,8 +253,8 @@ class StudentConfig:
     """Compute the layers a second time in the backward pass instead of keeping their results: less memory, slower."""
 
     checkpoints: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0)
-    """Shares of the steps at which to keep a checkpoint that AutoModel loads. 0 keeps the untrained student, the lower
-    bound with which evaluations compare trained ones."""
+    """Shares of the steps at which to keep a checkpoint that AutoModel loads; by default those of the paper (section
+    4.2.3). 0 keeps the untrained student, the lower bound with which evaluations compare trained ones."""
 
     save_every: int | None = None
     """Optimiser steps between checkpoints to resume from; 0: none; unset: a twentieth of the run, from 50 to 1,000."""
