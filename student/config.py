@@ -145,8 +145,8 @@ class StudentConfig:
     64."""
 
     micro_batch: int | None = None
-    """Windows per forward and backward pass. Lower it if memory runs out; unset: 4,096 tokens, as more are hardly
-    faster (mlsm docs log, 2026-11-23), on a GPU 16,384, the paper's 128 windows of 128."""
+    """Windows per forward and backward pass. Lower it if memory runs out; unset: 2,048 tokens, as more are
+    slower (mlsm docs log, 2026-11-26), on a GPU 16,384, the paper's 128 windows of 128."""
 
     lr: float | None = None
     """Peak learning rate; unset: that of the recipe that made the store, else 1e-4, as in the paper, for encoders as

@@ -54,6 +54,7 @@ FAMILIES = (
 )
 FINAL_NORM = {"eurobert": "norm", "modernbert": "final_norm"}  # attribute of the model, applied after layer L
 PER_LAYER_SETTINGS = ("layer_types", "mlp_layer_types")  # configuration lists with one entry per layer
+CACHED_TOKENS = 1024  # of a forward pass on a CPU, so that its tensors fit the cache (docs/log.md, 2026-11-26)
 ROTARY = ("eurobert", "modernbert")  # families that rotate queries and keys by position and add nothing to the input
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -119,13 +120,17 @@ class Teacher:
     def choose_libraries(self, setting: str, tokens: int, decided: Mapping[str, str] | None = None) -> None:
         """Choose the library of each matrix product, as `--products` says.
 
-        tokens   largest number of tokens in a forward pass
+        tokens   largest number of tokens in a call
         decided  the choice of another process that shares its work with this one, if there is one
         """
         if decided is None:
             decided = {}
             if self._is_served() and setting != "onednn":
-                decided = TORCH if setting == "torch" else measure_libraries(self._shapes(tokens), ["forward"])
+                decided = (
+                    TORCH
+                    if setting == "torch"
+                    else measure_libraries(self._shapes(min(tokens, CACHED_TOKENS)), ["forward"])
+                )
         self._use_libraries(decided)
 
     def _use_libraries(self, libraries: Mapping[str, str]) -> None:
@@ -187,17 +192,32 @@ class Teacher:
                 f"windows of {ids_WL.shape[1]} tokens, but {self.name} reads at most {self.max_positions}: "
                 f"use --max-length {self.max_positions} or less"
             )
-        if attention_WL is not None:  # full windows need no mask, and attention without a mask is faster
-            full = bool(attention_WL.all())
-            attention_WL = None if full else self._to_device(attention_WL).to(torch.int64)
-        documents_WL = None if documents_WL is None else self._to_device(documents_WL)
-        inputs = {"input_ids": self._to_device(ids_WL), **attention_inputs(self._model, attention_WL, documents_WL)}
-        if segments_WL is not None:
-            inputs["token_type_ids"] = self._to_device(segments_WL)
+        if attention_WL is not None and bool(attention_WL.all()):
+            attention_WL = None  # full windows need no mask, and attention without a mask is faster
+        inputs = {"ids": ids_WL, "attention": attention_WL, "documents": documents_WL, "segments": segments_WL}
+        inputs = {name: self._to_device(tensor) for name, tensor in inputs.items() if tensor is not None}
+        found = [self._states(layers, **part) for part in self._parts(inputs)]
+        states = [torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)]
+        chosen = [self._choose(hidden_WLd, tokens_N) for hidden_WLd in states]
+        return chosen[0] if layers is None else chosen
+
+    def _parts(self, inputs):
+        """The same inputs for each forward pass; on a CPU one of few windows, whose tensors fit its cache."""
+        count, length = inputs["ids"].shape
+        size = max(1, CACHED_TOKENS // length) if self.device.type == "cpu" else count
+        for start in range(0, count, size):
+            yield {name: tensor[start : start + size] for name, tensor in inputs.items()}
+
+    def _states(self, layers, ids, attention=None, documents=None, segments=None):
+        """Hidden states (W, L, d) of layer l, or of each of these layers."""
+        attention = None if attention is None else attention.to(torch.int64)
+        inputs = {"input_ids": ids, **attention_inputs(self._model, attention, documents)}
+        if segments is not None:
+            inputs["token_type_ids"] = segments
         if layers is None:
-            return self._choose(self._model(**inputs)[0], tokens_N)
+            return [self._model(**inputs)[0]]
         states = self._model(**inputs, output_hidden_states=True, return_dict=True).hidden_states
-        return [self._choose(states[layer], tokens_N) for layer in layers]
+        return [states[layer] for layer in layers]
 
     def _choose(self, hidden_WLd, tokens_N):
         if tokens_N is None:

@@ -34,6 +34,12 @@ pytestmark = pytest.mark.promise(
 )
 
 
+@pytest.fixture(autouse=True)
+def short_passes(monkeypatch):
+    """On a CPU a pass has few windows: here one or two, so that every oracle sees calls of several passes."""
+    monkeypatch.setattr("pipeline.teacher.cut.CACHED_TOKENS", 48)
+
+
 @pytest.fixture
 def bert_dir(tmp_path):
     tiny_model("bert", "masked-lm").save_pretrained(tmp_path / "bert")
@@ -311,6 +317,31 @@ def test_low_precision_returns_float32_and_is_close(bert_dir):
     hidden = teacher(ids, attention)
     assert teacher.dtype == torch.bfloat16 and hidden.dtype == torch.float32
     torch.testing.assert_close(hidden[attention], exact[attention], rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_a_call_of_many_windows_is_that_of_each_window(family, tmp_path):
+    """Ids, padding, documents and segments of a window go into the same pass, and its states to its place."""
+    tiny_model(family).save_pretrained(tmp_path)
+    teacher = Teacher.load(tmp_path, 2)
+    (count, length), generator = (7, 20), torch.Generator().manual_seed(3)
+    ids = torch.randint(5, VOCABULARY, (count, length), generator=generator)
+    ends = torch.randint(5, length, (count, 2), generator=generator).sort().values
+    places = torch.arange(length)[None]
+    documents = torch.where(places < ends[:, 1:], (places >= ends[:, :1]).long(), -1)
+    segments = (places >= ends[:, :1]).long() if teacher.segments == 2 else None
+    rest = {"documents_WL": documents, "segments_WL": segments}
+    tokens = torch.randperm(count * length, generator=generator)[:50]
+    found = teacher(ids, documents >= 0, layers=[1, 2], **rest)
+    some = teacher(ids, documents >= 0, tokens, layers=[1, 2], **rest)
+    for window in range(count):
+        one = {name: None if tensor is None else tensor[window, None] for name, tensor in rest.items()}
+        alone = teacher(ids[window, None], documents[window, None] >= 0, layers=[1, 2], **one)
+        real = documents[window] >= 0
+        for whole, own in zip(found, alone, strict=True):
+            torch.testing.assert_close(whole[window, real], own[0, real], rtol=0, atol=1e-5)
+    for whole, chosen in zip(found, some, strict=True):
+        assert torch.equal(whole.flatten(0, 1)[tokens], chosen)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
