@@ -29,7 +29,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from mlsm.evaluation import records  # noqa: E402
-from mlsm.evaluation.plots import new_figure, save_figure, write_caption  # noqa: E402
+from mlsm.evaluation.comparison.figures import (  # noqa: E402
+    CONTRASTS_HEADER,
+    draw_contrasts,
+    explain_contrasts,
+)
+from mlsm.evaluation.plots import save_figure, write_caption  # noqa: E402
 from mlsm.evaluation.studies.protocol.composite import compose  # noqa: E402
 from mlsm.evaluation.studies.protocol.description import Study, read_study  # noqa: E402
 
@@ -55,13 +60,6 @@ ROWS = {  # arm or model -> what it is
     "from-teacher": "instead: the two layers, trained on the hidden states",
 }
 SHORT_WITHOUT = ("seeds", "parts of speech", "chunks", "word senses")
-EXPLORED = (  # contrasts that no hypothesis names, each with the arm that it varies or is compared with
-    *(("regress-pq64", "regress"), ("cluster", "mlsm"), ("recon", "mlsm")),
-    *(("mlsm-visible", "mlsm"), ("regress-visible", "regress"), ("mlm-untied", "mlm")),
-    *(("mlsm-lr0.004", "mlsm"), ("regress-lr0.004", "regress"), ("mlm-lr0.008", "mlm")),
-    *(("mlsm-lr0.004", "mlm"), ("regress-lr0.004", "mlm"), ("mtl", "mlm"), ("regress-words", "mlm")),
-    *(("mlsm-equal-time", "mlsm-lr0.004"), ("mlsm-equal-time", "mlm")),
-)
 UNTIL = "all seeds of both arms and of the untrained students are scored"
 PILOT = ("mlsm-l4-lr0.008", "regress-mse-lr0.008")
 
@@ -73,7 +71,7 @@ def answer(second: Path = SECOND) -> dict:
     """Everything that the tables show.
 
     Returns  study; found (of `compose`); hidden (arms); models (name -> seeds, composites, measures, tuned: task ->
-             score, all in points); contrasts (label, planned, seeds, dictionaries, and of `compose`)
+             score, all in points); contrasts (label, dictionaries, and of `compose`)
     """
     study = read("study-2")
     found = compose(study, second / "main")
@@ -85,7 +83,7 @@ def answer(second: Path = SECOND) -> dict:
         "found": found,
         "hidden": sorted(hidden),
         "models": models,
-        "contrasts": [*planned_contrasts(study, found, second, hidden), *pilot_contrast(second)],
+        "contrasts": [*main_contrasts(study, found, hidden), *pilot_contrast(second)],
         "times": read_json(second / "instead" / "times.json").get("models", {}),
         "rates": read_json(second / "instead" / "rates.json"),
     }
@@ -155,22 +153,14 @@ def describe(name: str, study: Study, scores: dict, found: dict) -> dict | None:
     return {"seeds": 0 if arm is None else len(students), "composites": composites, "measures": measures}
 
 
-def planned_contrasts(study: Study, found: dict, second: Path, hidden: set[str]) -> list[dict]:
+def main_contrasts(study: Study, found: dict, hidden: set[str]) -> list[dict]:
     """The contrasts that may be shown, hypotheses first."""
     rows = []
-    explored = compose(study._replace(secondary=EXPLORED), second / "main")["hypotheses"][1:]
-    for role, contrasts in (("planned", found["hypotheses"]), ("not planned", explored)):
-        for number, one in enumerate(contrasts):
-            if "paired" not in one or hidden & {*one["pair"]}:
-                continue
+    for one in found["contrasts"]:
+        if "paired" in one and not hidden & {*one["pair"]}:
             stores = [study.stores[study.arms[name].store] for name in one["pair"]]
-            has_dictionary = any(store.each_seed for store in stores)
-            row = {
-                "label": " − ".join(one["pair"]),
-                "role": "primary" if role == "planned" and number == 0 else role,
-                "dictionaries": len(one["seeds"]) if has_dictionary else 0,
-            }
-            rows.append(one | row)
+            dictionaries = len(one["seeds"]) if any(store.each_seed for store in stores) else 0
+            rows.append(one | {"label": " − ".join(one["pair"]), "dictionaries": dictionaries})
     return rows
 
 
@@ -180,11 +170,11 @@ def pilot_contrast(second: Path) -> list[dict]:
     assert study.composite is not None
     measures = tuple(measure for measure in study.composite.measures if measure.startswith("conll2003/"))
     study = study._replace(primary=PILOT, composite=study.composite._replace(measures=measures))
-    hypotheses = compose(study, second / "pilot")["hypotheses"]
+    contrasts = compose(study, second / "pilot")["contrasts"]
     label = "mlsm − regress, pilot: 4.1 M tokens"
     return [
         one | {"label": label, "role": "not planned", "dictionaries": len(one["seeds"])}
-        for one in hypotheses[:1]
+        for one in contrasts[:1]
         if "paired" in one
     ]
 
@@ -251,12 +241,12 @@ def contrasts_table(told: dict) -> str:
     """One row for each contrast that may be shown."""
     rows = [["contrast", "planned", "seeds", "dictionaries", "difference", "95 % interval, paired", "unpaired", "p"]]
     for one in told["contrasts"]:
-        adjusted = one["paired"].get("p_adjusted") if one["role"] == "planned" else None
+        adjusted = one["paired"].get("p_adjusted")
         p = one["paired"]["p"] if adjusted is None else adjusted
         rows.append(
             [
                 one["label"],
-                {"primary": "primary", "planned": "secondary (Holm)", "not planned": "no"}[one["role"]],
+                {"primary": "primary", "secondary": "secondary (Holm)", "not planned": "no"}[one["role"]],
                 str(len(one["seeds"])),
                 str(one["dictionaries"] or "–"),
                 number(one["difference"], 1, sign=True),
@@ -336,26 +326,10 @@ def draw(told: dict, stem: Path) -> list[Path]:
     contrasts: list[dict[str, Any]] = told["contrasts"]
     if not any(one["role"] != "not planned" for one in contrasts):
         return []
-    figure, axes = new_figure(rows=1)
     margin = told["study"].composite.margin
-    axes.axvspan(-margin, margin, color="0.92", zorder=0)
-    axes.axvline(0, color="0.4", linewidth=1)
-    rows = []
-    for place, one in enumerate(reversed(contrasts)):
-        low, high = one["paired"]["low"], one["paired"]["high"]
-        colour, fill = ("0.5", "none") if one["role"] == "not planned" else ("C0", "full")
-        axes.plot([low, high], [place, place], color=colour, linewidth=2)
-        axes.plot(one["difference"], place, "o", color=colour, fillstyle=fill)
-        rows.append([one["label"], one["role"], len(one["seeds"]), one["difference"], low, high])
-    axes.set_yticks(
-        range(len(contrasts)), [f"{one['label']} ({len(one['seeds'])} seeds)" for one in reversed(contrasts)]
-    )
-    axes.set_ylim(-0.6, len(contrasts) - 0.4)
-    figure.set_figheight(1.3 + 0.3 * len(contrasts))
-    axes.set_xlabel("points of the composite")
-    note = f"95 % intervals, paired by seed. Grey: the margin of equivalence, ±{margin:g} points. Hollow: not planned."
-    write_caption(figure, note)
-    return save_figure(figure, stem, ("contrast", "role", "seeds", "difference", "low", "high"), rows[::-1], png=False)
+    figure, rows = draw_contrasts(contrasts, margin)
+    write_caption(figure, explain_contrasts(margin))
+    return save_figure(figure, stem, CONTRASTS_HEADER, rows, png=False)
 
 
 def figure_line(told: dict, link: str) -> str:

@@ -36,12 +36,8 @@ def show(result: dict, settings: Settings) -> str:
     if result["composite"] is not None:
         lines += ["", *_composite(result["composite"])]
     if result["comparison"] is not None:
-        lines += [
-            *result["comparison"]["conclusion"],
-            "",
-            f"Report:  {result['comparison']['report']}",
-            f"Tables here:  {result['tables']}",
-        ]
+        lines += [*result["comparison"]["conclusion"], "", f"Report:  {result['comparison']['report']}"]
+        lines += [f"Tables here:  {result['tables']}"] if result["tables"] else []
     return "\n".join(lines)
 
 
@@ -98,7 +94,9 @@ def _short(commit):
 
 
 def _composite(composite):
-    """The arms by their composite score, the condition for testing (gate), and the hypotheses."""
+    """The arms by their composite score, the condition for testing (gate), the hypotheses and other contrasts."""
+    from mlsm.evaluation.comparison.conclusion import between, conclude_contrasts, exploratory_contrasts, points
+
     if not composite["arms"]:
         return ["No composite yet: it needs the scores of the teacher and of an untrained student."]
     measures = [row["measure"] for row in composite["gate"]]
@@ -118,29 +116,19 @@ def _composite(composite):
     for row in composite["gate"]:
         if row["stays"] is not None:
             lines.append(
-                f"gate: {row['measure']} {'is kept' if row['stays'] else 'is dropped'}: untrained "
+                f"gate: {row['measure']} {'passes' if row['stays'] else 'fails'}: untrained "
                 f"{row['untrained']:.1f}, trained {row['trained']:.1f} ± {row['standard_error']:.2f}, teacher "
                 f"{row['teacher']:.1f}"
             )
-    return [*lines, "", *map(_hypothesis, composite["hypotheses"])]
-
-
-def _hypothesis(found):
-    name = " - ".join(found["pair"])
-    if "withheld" in found:
-        return f"{name}: withheld, {found['withheld']}"
-    sentence = f"{name}: {found['difference']:+.2f} points of the composite, {len(found['seeds'])} seeds"
-    if "paired" not in found:
-        return sentence
-    paired, unpaired = found["paired"], found["unpaired"]
-    sentence += f", 95 % interval {paired['low']:+.2f} to {paired['high']:+.2f}, p = {paired['p']:.3g}"
-    if paired.get("p_adjusted") is not None:
-        sentence += f" (Holm {paired['p_adjusted']:.3g})"
-    sentence += f"; unpaired {unpaired['low']:+.2f} to {unpaired['high']:+.2f}"
-    if "equivalence" in found:
-        one = found["equivalence"]
-        sentence += f"; {'' if one['equivalent'] else 'not '}equivalent within {one['margin']:g} points"
-    return sentence
+    lines.append("")
+    for _, said in conclude_contrasts(composite):
+        lines.append(f"{said.label}: {' '.join((said.sentence, *said.beside))}")
+    explored = [one for one in exploratory_contrasts(composite) if "paired" in one]
+    lines += ["", "Exploratory, with 95 % intervals:"] if explored else []
+    for one in explored:
+        difference, bounds = points(one["difference"] / 100), between(one["paired"])
+        lines.append(f"  {' − '.join(one['pair'])}: {difference} points ({bounds}; {len(one['seeds'])} seeds)")
+    return lines
 
 
 def _cost(seconds, octets):

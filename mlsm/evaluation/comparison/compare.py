@@ -8,7 +8,7 @@ mlsm/terminal/comparison.py. Only records and the logs of their runs are read, n
 
 A study withholds its records until all of its planned seeds are scored: a file `withheld.json` next to them names the
 two arms of the primary hypothesis. Until then `compare` refuses these records, so that nobody stops a study early
-because its result looks good.
+because its result looks good; the study itself writes a page without records, only with composites that may be shown.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ from mlsm.evaluation.comparison.effects import (
     scores_of_arms,
     win_rates,
 )
-from mlsm.evaluation.comparison.figures import EFFECT_STEM, STEMS, draw_page_figures
+from mlsm.evaluation.comparison.figures import CONTRASTS_STEM, EFFECT_STEM, STEMS, draw_page_figures
 from mlsm.evaluation.comparison.identity import differences
 from mlsm.evaluation.comparison.intruders import Judgements, read_judgements
 from mlsm.evaluation.comparison.models import (
@@ -52,19 +52,21 @@ from mlsm.evaluation.comparison.tables import TABLES, tables_of, write_csv, writ
 DEFAULT_RESULTS = Path("runs/evaluations")
 WITHHELD = "withheld.json"
 _OF_THE_PAGE = {f"report-{name}{suffix}" for name in TABLES for suffix in (".csv", ".tex")} | {
-    f"{stem}{suffix}" for stem in (*STEMS, EFFECT_STEM) for suffix in (".csv", ".svg")
+    f"{stem}{suffix}" for stem in (*STEMS, EFFECT_STEM, CONTRASTS_STEM) for suffix in (".csv", ".svg")
 }
 
 
 def compare(settings: CompareConfig, progress: Callable[..., None], facts: StudyFacts | None = None) -> Comparison:
     """Compare the models of some records, and write tables, figures and the page.
 
-    facts    what a study planned, for the page
+    facts    what a study planned, for the page. If it withholds its primary hypothesis, no record is read
     Raises   RecordError, ComparisonError: records that are malformed or contradict each other
     """
     results = settings.results or (DEFAULT_RESULTS,)
-    refuse_withheld(results)
-    found = records.read(results)
+    found: list[dict] = []
+    if facts is None or not facts.withheld:
+        refuse_withheld(results)
+        found = records.read(results)
     models, notes = models_of(found)
     judgements = read_judgements(settings.intruders)
 

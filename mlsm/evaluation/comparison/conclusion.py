@@ -2,13 +2,15 @@
 
     for test in examine_hypotheses(arms, study): test.conclusion.sentence
     conclude(effect, planned=5).sentence
+    for contrast, conclusion in conclude_contrasts(composite): conclusion.sentence
 
-Not handled here: the numbers of an effect (effects.py).
+Not handled here: the numbers of an effect (effects.py), and of a contrast of composites
+(mlsm/evaluation/studies/protocol/composite.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from mlsm.evaluation.comparison.arms import Arm, Arms
 from mlsm.evaluation.comparison.config import StudyFacts
@@ -18,7 +20,7 @@ from mlsm.evaluation.comparison.models import tasks_of
 from mlsm.evaluation.comparison.significance import LEVEL, POWER, Interval
 from mlsm.evaluation.records import METRICS
 
-Verdict = Literal["for", "against", "undecided", "too few", "equal", "missing"]
+Verdict = Literal["for", "against", "undecided", "too few", "equal", "missing", "equivalent", "withheld"]
 FEWEST_PAIRS = 3  # with two pairs, the interval depends on a single difference
 VERDICTS: dict[Verdict, str] = {
     "for": "supported",
@@ -27,8 +29,12 @@ VERDICTS: dict[Verdict, str] = {
     "too few": "too few pairs",
     "equal": "no variation",
     "missing": "no records",
+    "equivalent": "equivalent",
+    "withheld": "withheld",
 }
 EXPLORATORY: dict[Verdict, str] = {"for": "higher", "against": "lower"}  # if there was no hypothesis
+NOT_PLANNED = "No hypothesis was written down before the scores were seen, so this is exploratory."
+ON_COMPOSITE = "The hypotheses of this study are about the composite, so this is exploratory."
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,19 @@ def choose_tasks(found: Arms, study: StudyFacts | None) -> tuple[StudyFacts | No
 
 
 def examine_hypotheses(found: Arms, study: StudyFacts | None) -> list[Test]:
-    """Test all hypotheses, the primary one first. Without a study, test one obvious pair of arms, if there is one."""
+    """Test all hypotheses, the primary one first. Without a study, test one obvious pair of arms, if there is one. If
+    the hypotheses are about a composite, compare their arms as far as these are fine-tuned.
+    """
+    if study is not None and study.composite is not None:
+        effects = [
+            judge_hypothesis(found, pair, study.tasks, study.seeds_of.get(pair, study.seeds))
+            for pair in (study.primary, *study.secondary)
+        ]
+        return [
+            Test("not planned", effect, conclude(effect, beyond=_beyond(found, effect), unplanned=ON_COMPOSITE), None)
+            for effect in effects
+            if not effect.lacks
+        ]
     if study is None:
         pair = _obvious_pair(found.arms)
         if pair is None:
@@ -138,6 +156,7 @@ def conclude(
     adjusted: float | None = None,
     tests: int = 1,
     beyond: Differences | None = None,
+    unplanned: str = NOT_PLANNED,
 ) -> Conclusion:
     """State in words what the records say about a hypothesis.
 
@@ -146,6 +165,7 @@ def conclude(
     adjusted  p adjusted for several tests; the verdict uses it. None: it uses the unadjusted p
     tests     number of tests that `adjusted` is for
     beyond    the settings in which the two arms differ
+    unplanned why it is exploratory if the test was not planned
     """
     better, than = effect.better, effect.than
     if effect.lacks:
@@ -155,7 +175,7 @@ def conclude(
     is_early = planned is not None and found.n < planned
     so_far, unclear = ("So far, ", "it is unclear") if is_early else ("", "It is unclear")
     caveat = "exploratory" if planned is None else "so far" if is_early else ""
-    beside = tuple(_beside(effect, planned, beyond))
+    beside = tuple(_beside(effect, planned, beyond, unplanned))
     if found.n < FEWEST_PAIRS:
         few = "One pair of pre-training runs is" if found.n == 1 else f"{_pairs(found.n)} are"
         sentence = (
@@ -186,7 +206,7 @@ def conclude(
     return Conclusion("undecided", sentence, beside, caveat)
 
 
-def _beside(effect, planned, beyond):
+def _beside(effect, planned, beyond, unplanned):
     found = effect.mean
     if planned is not None and found.n < planned:
         yield (
@@ -194,7 +214,7 @@ def _beside(effect, planned, beyond):
             "are, raises the error rate above 5 %."
         )
     if planned is None:
-        yield "No hypothesis was written down before the scores were seen, so this is exploratory."
+        yield unplanned
     failed, tunings = effect.failed
     if failed:
         yield (
@@ -244,6 +264,79 @@ def _tasks(effect):
 
 def _pairs(n):
     return "one pair of pre-training runs" if n == 1 else f"{n} pairs of pre-training runs"
+
+
+# -- contrasts of composites ------------------------------------------------------------------------------
+
+
+def conclude_contrasts(composite: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Conclusion]]:
+    """What a study's composites say about its hypotheses, the primary one first.
+
+    composite  of `compose`; its exploratory contrasts test nothing, so they have no conclusion
+    """
+    contrasts = composite["contrasts"]
+    secondary = [one for one in contrasts if one["role"] == "secondary"]
+    return [(one, _conclude_contrast(one, len(secondary))) for one in (*contrasts[:1], *secondary)]
+
+
+def exploratory_contrasts(composite: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The contrasts of a study's composites that are not hypotheses."""
+    return [one for one in composite["contrasts"][1:] if one["role"] == "not planned"]
+
+
+def _conclude_contrast(found: Mapping[str, Any], tests: int) -> Conclusion:
+    better, than = found["pair"]
+    if "withheld" in found:
+        whether = f"Whether {better} is better than {than} is withheld until all planned seeds are scored"
+        return Conclusion("withheld", f"{whether}. Scored so far: {found['withheld']}.")
+    difference, pairs = found["difference"], len(found["seeds"])
+    how = f"{points(abs(difference) / 100, sign=False)} points {'higher' if difference > 0 else 'lower'}"
+    how = how if round(difference, 7) else "the same"
+    caveat, beside = ("exploratory", (NOT_PLANNED,)) if found["role"] == "not planned" else ("", ())
+    if pairs < FEWEST_PAIRS:
+        few = "One pair of pre-training runs is" if pairs == 1 else f"{_pairs(pairs)} are"
+        sentence = f"{few} too few to tell whether {better} is better than {than}: on the composite it scores {how}."
+        return Conclusion("too few", sentence, beside, caveat)
+    paired, margin = found["paired"], found.get("equivalence")
+    holm = paired.get("p_adjusted")
+    p = paired["p"] if holm is None else holm
+    of_tests = "" if holm is None else f" after Holm's adjustment for {tests} hypotheses"
+    facts = f"95 % interval {between(paired)} points; {_pairs(pairs)}; p {p_value(p)}{of_tests}"
+    verdict: Verdict = "undecided"
+    if p < LEVEL:
+        verdict = "for" if difference > 0 else "against"
+        contrary = ", contrary to the hypothesis" if verdict == "against" and not caveat else ""
+        sentence = f"On the composite, {better} scores {how} than {than}{contrary} ({facts})."
+    elif margin and margin["equivalent"]:
+        verdict = "equivalent"
+        sentence = (
+            f"{better} and {than} are equivalent within {margin['margin']:g} points of the composite: {better} scores "
+            f"{how} ({facts})."
+        )
+    else:
+        sentence = f"It is unclear whether {better} is better than {than}: on the composite it scores {how} ({facts})."
+    return Conclusion(verdict, sentence, (*beside, *_beside_contrast(found)), caveat)
+
+
+def _beside_contrast(found):
+    if margin := found.get("equivalence"):
+        bounds = f"the 90 % interval, {between(margin)} points, is"
+        within = f"within the margin of {margin['margin']:g} points"
+        yield (
+            f"Equivalence (two one-sided tests at 5 %): {bounds} {within}."
+            if margin["equivalent"]
+            else f"There is no evidence of equivalence: {bounds} not {within}."
+        )
+    unpaired = found["unpaired"]
+    yield (
+        f"The interval and p are paired by seed. Unpaired (Welch's test), the interval is {between(unpaired)} points, "
+        f"p {p_value(unpaired['p'])}."
+    )
+
+
+def between(interval: Mapping[str, float]) -> str:
+    """The bounds `low` and `high` of an interval in points."""
+    return f"{points(interval['low'] / 100)} to {points(interval['high'] / 100)}"
 
 
 def points(value: float, sign: bool = True) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mlsm.common.settings import Positional, check
 
@@ -85,3 +86,11 @@ class StudyFacts:
     """sentences on what was planned and not run, and why"""
     lsp_pages: tuple[Path, ...] = ()
     """directories of `show-lsp --html`"""
+    composite: Mapping[str, Any] | None = None
+    """the result of `compose` (mlsm/evaluation/studies/protocol/composite.py), which the hypotheses are then about:
+    comparisons of fine-tuning scores are exploratory. None: the hypotheses are about the mean fine-tuning score"""
+
+    @property
+    def withheld(self) -> bool:
+        """Whether the study withholds its primary hypothesis, so that none of its records may be shown."""
+        return self.composite is not None and self.composite["withheld"]

@@ -1,6 +1,7 @@
 """Parts for drawing the figures of a comparison, and the figures of its page: SVG files with their numbers as CSV.
 
     figures = draw_page_figures(result, directory)     # name of a gallery -> figures
+    figure, rows = draw_contrasts(contrasts, margin)   # also for docs/answer.py
     panel_of_matrix(axes, cells.p, labels, p_text, 0.5, title)
 
 Each figure of the page is also a file of its own. In the page, its black and white are replaced by the page's text and
@@ -37,6 +38,8 @@ PAPER = {"color": "0.45", "linestyle": "--", "linewidth": 1, "marker": "d", "mar
 HEADER = ("panel", "series", "x", "against", "value", "n", "source")
 STEMS = tuple(f"report-{what}-by-{axis}" for what in ("held-out-loss", "scores") for axis in AXES)
 EFFECT_STEM = "report-differences"
+CONTRASTS_STEM = "report-composite-differences"
+CONTRASTS_HEADER = ("contrast", "role", "seeds", "difference", "low", "high")
 _WIDTH = 0.8  # width of the page's figures, in text columns
 _ENDS = {"floor": (0, (1, 2)), "ceiling": (0, (5, 3))}  # dashes
 _OF_THE_PAPER = (
@@ -189,8 +192,8 @@ class PageFigure(NamedTuple):
 
 
 def draw_page_figures(result: Comparison, directory: Path) -> dict[str, list[PageFigure]]:
-    """Draw the difference of the first hypothesis, and losses and scores against every cost. Returns none without
-    matplotlib. The paper's figures are drawn elsewhere (paper.py).
+    """Draw the contrasts of composites, the difference of the first hypothesis, and losses and scores against every
+    cost. Returns none without matplotlib. The paper's figures are drawn elsewhere (paper.py).
     """
     effects = [test.effect for test in result.tests[:1] if not test.effect.lacks]
     paper = [
@@ -199,6 +202,7 @@ def draw_page_figures(result: Comparison, directory: Path) -> dict[str, list[Pag
         if figure.files
     ]
     return {
+        "composite": drawn(_draw_composite, result.composite, directory) if result.composite else [],
         "effect": [figure for effect in effects for figure in drawn(draw_effect, effect, directory)],
         "losses": drawn(draw_losses, result, directory),
         "scores": drawn(draw_scores, result, directory),
@@ -338,6 +342,48 @@ def draw_effect(effect: Effect, directory: Path) -> list[PageFigure]:
         "single pairs in grey below. Intervals of single tasks are exploratory."
     )
     return [PageFigure("Differences by task", caption, files)]
+
+
+def _draw_composite(composite: Mapping[str, Any], directory: Path) -> list[PageFigure]:
+    shown = [one for one in composite["contrasts"] if "paired" in one]
+    if not shown:
+        return []
+    figure, rows = draw_contrasts(shown, composite["margin"])
+    files = save_figure(figure, directory / CONTRASTS_STEM, CONTRASTS_HEADER, rows, png=False)
+    return [PageFigure("Differences of composites", explain_contrasts(composite["margin"]), files)]
+
+
+def draw_contrasts(contrasts: Sequence[Mapping[str, Any]], margin: float | None) -> "tuple[Figure, list[list]]":
+    """The forest plot of contrasts of composites, in their order, with paired intervals and the margin of equivalence.
+
+    contrasts  of `compose` with an interval; `label` may replace the names of the pair
+    Returns    figure, and its rows by CONTRASTS_HEADER
+    """
+    figure, axes = new_figure()
+    if margin is not None:
+        axes.axvspan(-margin, margin, color=_GREY, alpha=0.15, linewidth=0)
+    axes.axvline(0, color=_GREY, linewidth=1)
+    rows, names = [], []
+    for place, one in enumerate(contrasts):
+        low, high = one["paired"]["low"], one["paired"]["high"]
+        is_planned = one["role"] != "not planned"
+        color = COLORS[0] if is_planned else _GREY
+        axes.plot([low, high], [place, place], color=color, linewidth=2)
+        axes.plot(one["difference"], place, "o", color=color, fillstyle="full" if is_planned else "none")
+        name = one.get("label") or " − ".join(one["pair"])
+        names.append(label(f"{name} ({len(one['seeds'])} seeds)"))
+        rows.append([name, one["role"], len(one["seeds"]), one["difference"], low, high])
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)  # the first on top
+    figure.set_figheight(1.3 + 0.3 * len(names))
+    axes.set_xlabel("points of the composite")
+    return figure, rows
+
+
+def explain_contrasts(margin: float | None) -> str:
+    """The caption of the forest plot."""
+    band = "" if margin is None else f" Grey band: the margin of equivalence, ±{margin:g} points."
+    return f"95 % intervals, paired by seed.{band} Filled: planned. Hollow: exploratory."
 
 
 def label(name: str) -> str:

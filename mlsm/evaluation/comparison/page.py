@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 
 from mlsm.common.durable import replace_bytes
 from mlsm.common.text import printable
+from mlsm.evaluation.comparison.conclusion import Conclusion, conclude_contrasts, exploratory_contrasts
 from mlsm.evaluation.comparison.config import StudyFacts
 from mlsm.evaluation.comparison.figures import PageFigure
 from mlsm.evaluation.comparison.result import Comparison
@@ -37,6 +38,8 @@ def write_page(
     """
     content = _render(
         study=result.study,
+        withheld=result.withheld,
+        on_composite=_conclusions_on_composite(result),
         tests=result.tests,
         tables=tables,
         figures=figures,
@@ -49,6 +52,19 @@ def write_page(
     )
     replace_bytes(directory / PAGE, content.encode("utf-8", errors="backslashreplace"))
     return directory / PAGE
+
+
+def _conclusions_on_composite(result: Comparison) -> list[Conclusion]:
+    """The conclusions on a study's composite, the primary one first; empty if it has no composite."""
+    if result.composite is None:
+        return []
+    found = [said for _, said in conclude_contrasts(result.composite)]
+    if found:
+        return found
+    anchors = result.composite["anchors"]
+    ends = {"an untrained student": anchors["untrained_seeds"], "the teacher": anchors["teacher"]}
+    missing = " and ".join(name for name, scored in ends.items() if not scored)
+    return [Conclusion("withheld", f"There is no composite yet: {missing} must be scored first.")]
 
 
 def _notes(result: Comparison) -> list[tuple[str, list[str]]]:
@@ -74,17 +90,32 @@ def _notes(result: Comparison) -> list[tuple[str, list[str]]]:
             ("a lower bound (an untrained encoder)", arms.floor),
             ("an upper bound (the teacher)", arms.ceiling),
         )
-        if end is None
+        if end is None and not result.withheld
     ]
     notes = {
         "Tasks of the mean": list(result.notes_on_tasks),
         "Exploratory": [*exploratory, "Every p value and interval outside the table of hypotheses."],
+        "Not scored yet": _missing_scores(result),
         "Not run": [*(study.not_run if study else ()), *missing],
         "Failed fine-tuning runs, which are included": failed,
         "Excluded": left_out,
         "Notes": [*result.notes, *arms.notes],
     }
     return [(title, sentences) for title, sentences in notes.items() if sentences]
+
+
+def _missing_scores(result: Comparison) -> list[str]:
+    """Sentences on arms without a composite, and on exploratory contrasts that wait for seeds."""
+    if result.composite is None:
+        return []
+    arms = [name for name, arm in result.composite["arms"].items() if arm is not None and not arm["seeds"]]
+    waiting = [
+        f"{' − '.join(one['pair'])} ({one['withheld']})"
+        for one in exploratory_contrasts(result.composite)
+        if "withheld" in one
+    ]
+    lists = (("Arms without a scored student", arms), ("Exploratory contrasts that wait for seeds", waiting))
+    return [f"{title}: {'; '.join(names)}." for title, names in lists if names]
 
 
 def _lsp_pages(directory: Path, study: StudyFacts | None) -> list[Path]:
@@ -102,7 +133,11 @@ def _sources(result: Comparison) -> list[tuple[str, list]]:
     """(name, files) of every arm: its records and the logs of its runs."""
     sources = []
     for arm in result.arms.with_ends():
-        records = [record for model in arm.models for record in (*model.trainings.values(), *model.blimps.values())]
+        records = [
+            record
+            for model in arm.models
+            for record in (*model.trainings.values(), *model.frozen.values(), *model.blimps.values())
+        ]
         logs = [course.log for course in result.courses if course.arm == arm.name]
         sources.append((arm.name, [*sorted(record["file"] for record in records if "file" in record), *logs]))
     return sources

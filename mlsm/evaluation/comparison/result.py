@@ -211,8 +211,18 @@ class Comparison:
         return [summary.model for summary in self.summaries]
 
     @property
+    def composite(self) -> Mapping[str, Any] | None:
+        """The study's composites and their contrasts; None if its hypotheses are about fine-tuning."""
+        return self.study.composite if self.study else None
+
+    @property
+    def withheld(self) -> bool:
+        """Whether the study withholds its primary hypothesis, so that no record was read."""
+        return self.study is not None and self.study.withheld
+
+    @property
     def conclusion(self) -> list[str]:
-        """The sentences on the first hypothesis; empty if no two arms are compared."""
+        """The sentences on the first hypothesis about fine-tuning; empty if no two arms are compared."""
         return [said for test in self.tests[:1] for said in (test.conclusion.sentence, *test.conclusion.beside)]
 
     def as_report(self) -> dict[str, Any]:

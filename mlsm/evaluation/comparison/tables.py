@@ -9,7 +9,7 @@ A table of the page is written as CSV (exact) and as LaTeX (booktabs, as shown).
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, permutations
 from pathlib import Path
@@ -19,7 +19,14 @@ from typing import Any
 from mlsm.common.durable import appearing_whole
 from mlsm.common.text import printable
 from mlsm.evaluation.comparison.arms import Arm
-from mlsm.evaluation.comparison.conclusion import Test, p_value, points
+from mlsm.evaluation.comparison.conclusion import (
+    Test,
+    between,
+    conclude_contrasts,
+    exploratory_contrasts,
+    p_value,
+    points,
+)
 from mlsm.evaluation.comparison.config import Spent
 from mlsm.evaluation.comparison.curves import Course, Point
 from mlsm.evaluation.comparison.effects import LEVELS, ArmScores, BlimpPair, Matrices, ScoreTest, WinRate
@@ -29,7 +36,10 @@ from mlsm.evaluation.comparison.result import Comparison, Summary
 from mlsm.evaluation.comparison.significance import Interval
 from mlsm.evaluation.plots import save_table
 
-TABLES = ("hypotheses", "scores", "wins", "checkpoints", "settings", "costs", "parts")  # of the page
+TABLES = (  # of the page
+    *("contrasts", "explored", "composites", "gate"),
+    *("hypotheses", "scores", "wins", "checkpoints", "settings", "costs", "parts"),
+)
 
 # -- of single models, only CSV ---------------------------------------------------------------------------
 
@@ -184,6 +194,7 @@ def tables_of(result: Comparison, directory: Path) -> dict[str, Table]:
     """
     arms, study = result.arms.arms, result.study
     found = [
+        *(tables_of_composite(result.composite) if result.composite else [None] * 4),
         table_of_hypotheses(result.tests),
         table_of_scores(result.scores, result.tasks),
         table_of_wins(result),
@@ -193,6 +204,142 @@ def tables_of(result: Comparison, directory: Path) -> dict[str, Table]:
         table_of_parts(study.parts if study else ()),
     ]
     return {name: table for name, table in zip(TABLES, found, strict=True) if table is not None and table.rows}
+
+
+# -- composites -------------------------------------------------------------------------------------------
+
+
+def tables_of_composite(composite: Mapping[str, Any]) -> list[Table]:
+    """The planned contrasts of a study, the exploratory ones that may be shown, its arms' composites, and the gate of
+    the measures.
+    """
+    tested = [(contrast, said.label) for contrast, said in conclude_contrasts(composite)]
+    explored = [(one, "") for one in exploratory_contrasts(composite) if "withheld" not in one]
+    measures = [row["measure"] for row in composite["gate"]]
+    caption = (
+        "First arm minus second, in points of the composite, with 95 % intervals paired by pre-training seed below "
+        "(Student's t). Unpaired: the interval of Welch's test. By measure: in its own points. "
+    )
+    on_tests = (
+        "P is two-sided; secondary hypotheses are also adjusted by Holm's method, in which those without a result yet "
+        "count as p = 1. Withheld: not all planned seeds are scored."
+    )
+    on_others = (
+        "None of these was planned as a test, so there are no p values, and an interval that excludes 0 is not "
+        "evidence by itself."
+    )
+    planned = _table_of_contrasts(tested, measures)
+    others = _table_of_contrasts(explored, measures, without=("role", "p", "p (Holm)", "verdict"))
+    return [
+        Table("report-composite-hypotheses", "Hypotheses on the composite", caption + on_tests, *planned),
+        Table("report-composite-explored", "Exploratory contrasts of the composite", caption + on_others, *others),
+        _table_of_composites(composite, measures),
+        _table_of_gate(composite),
+    ]
+
+
+def _table_of_contrasts(
+    contrasts: Sequence[tuple[Mapping[str, Any], str]], measures: Sequence[str], without: Collection[str] = ()
+) -> tuple[Sequence[str], Sequence[Sequence[Cell]], tuple[Sequence[str], Sequence[Sequence[Any]]]]:
+    """Columns, rows and data of contrasts with the labels of their conclusions.
+
+    without  the columns that are left off
+    """
+    columns = ["contrast", "role", "seeds", "difference", "unpaired", "p", "p (Holm)", *_short(measures), "verdict"]
+    header = ["contrast", "role", "seeds", "difference", "low", "high", "unpaired_low", "unpaired_high", "p"]
+    header += ["p (Holm)", *measures, "verdict"]
+    rows: list[list[Cell]] = []
+    data: list[list[Any]] = []
+    for one, verdict in contrasts:
+        name, role = " − ".join(one["pair"]), one["role"]
+        if "withheld" in one:
+            rows.append([name, role, "–", "withheld", *["–"] * (len(columns) - 5), verdict])
+            data.append([name, role, *[""] * (len(header) - 3), f"withheld: {one['withheld']}"])
+            continue
+        seeds, by_measure = len(one["seeds"]), [one["measures"][measure] for measure in measures]
+        paired, unpaired = one.get("paired", {}), one.get("unpaired", {})  # none with one seed
+        difference, p, holm = points(one["difference"] / 100), paired.get("p"), paired.get("p_adjusted")
+        rows.append([
+            name, role, str(seeds), (difference, between(paired)) if paired else difference,
+            between(unpaired) if unpaired else "–", _p(p), _p(holm), *(points(value / 100) for value in by_measure),
+            verdict,
+        ])  # fmt: skip
+        data.append([
+            name, role, seeds, one["difference"], paired.get("low"), paired.get("high"), unpaired.get("low"),
+            unpaired.get("high"), p, holm, *by_measure, verdict,
+        ])  # fmt: skip
+    shown, kept = ([place for place, name in enumerate(of) if name not in without] for of in (columns, header))
+    of_data = [[row[place] for place in kept] for row in data]
+    return (
+        [columns[place] for place in shown],
+        [[row[place] for place in shown] for row in rows],
+        ([header[place] for place in kept], of_data),
+    )
+
+
+def _short(measures: Sequence[str]) -> list[str]:
+    """Names of measures without their tasks, unless two tasks have one of the same name."""
+    metrics = [measure.rpartition("/")[2] for measure in measures]
+    return metrics if len(set(metrics)) == len(metrics) else list(measures)
+
+
+def _table_of_composites(composite: Mapping[str, Any], measures: Sequence[str]) -> Table:
+    """Every arm's composite and measures, then those of the untrained students and of the teacher."""
+    anchors = composite["anchors"]
+    rows: list[list[Cell]] = []
+    data: list[list[Any]] = []
+    for name, arm in composite["arms"].items():
+        if arm is None:
+            rows.append([name, "–", "withheld", *["–"] * len(measures)])
+            data.append([name, "", "withheld", "", *[""] * len(measures)])
+        elif arm["seeds"]:
+            seeds, scores = len(arm["seeds"]), [arm["measures"][measure] for measure in measures]
+            shown, deviation = _one_decimal(arm["composite"]), arm["deviation"]
+            with_deviation = shown if deviation is None else (shown, f"± {deviation:.1f}")
+            rows.append([name, f"{seeds} of {arm['planned']}", with_deviation, *map(_one_decimal, scores)])
+            data.append([name, seeds, arm["composite"], deviation, *scores])
+    counts = f"{anchors['untrained_seeds']} of {anchors['untrained_planned']}", "–"
+    for name, composed, count in zip(("untrained", "teacher"), (0, 100), counts, strict=True):
+        if anchors[name]:
+            scores = [anchors[name][measure] for measure in measures]
+            rows.append([name, count, str(composed), *map(_one_decimal, scores)])
+            data.append([name, anchors["untrained_seeds"] if name == "untrained" else "", composed, "", *scores])
+    caption = (
+        "Composite: the mean over the measures of 100 · (score − untrained) / (teacher − untrained), averaged over "
+        "seeds, with its standard deviation below. Measures: scores of frozen encoders in points. Seeds: scored, and "
+        "planned. Both arms of the primary hypothesis are withheld until all of their planned seeds, and the "
+        "untrained students, are scored."
+    )
+    header = ("arm", "seeds", "composite", "deviation", *measures)
+    columns = ("arm", "seeds", "composite", *_short(measures))
+    return Table("report-composites", "Composites", caption, columns, rows, (header, data))
+
+
+def _one_decimal(value: float | None) -> str:
+    return "–" if value is None else f"{value:z.1f}".replace("-", "−")
+
+
+def _table_of_gate(composite: Mapping[str, Any]) -> Table:
+    """Whether each measure separates trained students from untrained ones and from the teacher."""
+    gate = composite["gate"]
+    arm = gate[0]["arm"]
+    verdicts = {None: "not known yet", True: "passes", False: "fails"}
+    rows: list[list[Cell]] = []
+    for row in gate:
+        trained, error = _one_decimal(row["trained"]), row.get("standard_error")
+        rows.append([
+            row["measure"], _one_decimal(row["untrained"]), trained if error is None else (trained, f"± {error:.2f}"),
+            str(row["seeds"]) if row["seeds"] else "–", _one_decimal(row["teacher"]), verdicts[row["stays"]],
+        ])  # fmt: skip
+    columns = ("measure", "untrained", f"trained, {arm}", "seeds", "teacher", "gate")
+    header = ("measure", "arm", "untrained", "trained", "standard_error", "seeds", "teacher", "passes")
+    names = ("measure", "arm", "untrained", "trained", "standard_error", "seeds", "teacher", "stays")
+    data = [[row.get(name) for name in names] for row in gate]
+    caption = (
+        f"{composite['rule']}. Scores in points, with the standard error over seeds below. The recipe fixes the "
+        "measures: one that fails here is still part of the composite."
+    )
+    return Table("report-gate", "Gate of the measures", caption, columns, rows, (header, data))
 
 
 # -- hypotheses -------------------------------------------------------------------------------------------
@@ -264,7 +411,7 @@ def table_of_scores(scores: Sequence[ArmScores], tasks: Sequence[str]) -> Table:
     names = list(scores[0].scores) if scores else []
     titles = {"mean": "mean", "blimp": "BLiMP"} | TITLES
     columns = ["model", "seeds", *(titles[name] for name in names)]
-    rows: list[list[Cell]] = [[arm.arm, str(arm.n), *map(_score, arm.scores.values())] for arm in scores]
+    rows: list[list[Cell]] = [[arm.arm, str(arm.n), *map(_score, arm.scores.values())] for arm in scores if names]
     data = [
         [arm.arm, name, of.n, of.mean, of.low, of.high]
         for arm in scores

@@ -1,6 +1,6 @@
 """Compute the composite score of a study's students and test the hypotheses with it.
 
-    result = compose(study, directory)
+    result = compose(study, directory)      # also what the terminal, the report and docs/answer.py show
 
 For a student, over the measures in the recipe,
 
@@ -13,7 +13,7 @@ A hypothesis is tested over seeds: paired by seed (two-sided t test of the diffe
 little in common, also unpaired (Welch's test). P values of secondary hypotheses are adjusted by Holm's method. Two arms
 are equivalent within a margin if the 90 % interval of their paired difference lies inside it, which is two one-sided
 tests at 5 % (Schuirmann 1987). Results of the primary arms are withheld until all of their planned seeds are scored.
-Not handled here: the measures (mlsm/evaluation/tasks/frozen), the report on fine-tuning (mlsm/evaluation/comparison).
+Not handled here: the measures (mlsm/evaluation/tasks/frozen), sentences and the report (mlsm/evaluation/comparison).
 """
 
 import math
@@ -29,6 +29,11 @@ from mlsm.evaluation.studies.protocol.costs import name_in_records
 from mlsm.evaluation.studies.protocol.description import PlannedArm, Study
 
 GATE = {"standard_errors": 5.0, "points": 3.0, "learned_standard_errors": 2.0}  # see `gate`
+RULE = (
+    f"A measure passes if the teacher is at least {GATE['standard_errors']:g} standard errors and {GATE['points']:g} "
+    f"points above the trained students, and these at least {GATE['learned_standard_errors']:g} standard errors above "
+    "the untrained ones"
+)
 Scores = dict[str, float]  # measure -> score, in points
 
 
@@ -46,9 +51,11 @@ def compose(study: Study, directory: Path) -> dict:
     """Compute composites and test hypotheses, except those that are withheld.
 
     directory  of the study
-    Returns    arms (name -> seeds, composite, deviation, measures: means in points; None for an arm that is withheld),
-               anchors (untrained, teacher: measure -> points), gate (of `gate`), hypotheses (of `_contrast`, or pair
-               and `withheld`: why nothing is said yet)
+    Returns    arms (name -> seeds, planned: how many, composite, deviation, measures: means in points; None for an arm
+               that is withheld), anchors (untrained, teacher: measure -> points; untrained_seeds, untrained_planned:
+               how many), gate (of `gate`), rule (of the gate, in words), margin (of equivalence, or None), withheld
+               (whether the primary contrast is), contrasts (of `_contrast`, or pair, role and `withheld`: how many
+               seeds are scored; role is "primary", "secondary" or, if it was not planned as a test, "not planned")
     Raises     StudyError if two models have the same student's name, or if the lower anchor is not below the upper one
     """
     assert study.composite is not None
@@ -58,7 +65,8 @@ def compose(study: Study, directory: Path) -> dict:
     has_anchors = scored.untrained.keys() >= set(lower.seeds)
     is_open = has_anchors and all(_is_scored(study.arms[name], study.seeds, scored.students) for name in study.primary)
     hidden = () if is_open else study.primary
-    found: dict = {"arms": {}, "anchors": _anchors(scored), "gate": gate(study, scored, hidden), "hypotheses": []}
+    found: dict = {"arms": {}, "contrasts": [], "withheld": True, "rule": RULE, "margin": study.composite.margin}
+    found |= {"anchors": _anchors(scored, lower), "gate": gate(study, scored, hidden)}
     if scored.teacher is None or not scored.untrained:
         return found
     ends = _ends(found["anchors"])
@@ -67,26 +75,31 @@ def compose(study: Study, directory: Path) -> dict:
         for arm, by_seed in scored.students.items()
     }
     for name, by_seed in values.items():
-        found["arms"][name] = None if name in hidden else _summary(by_seed, scored.students[name])
+        summary = _summary(by_seed, scored.students[name]) | {"planned": len(study.arms[name].seeds)}
+        found["arms"][name] = None if name in hidden else summary
     contrasts: list[dict] = []
-    for pair in (study.primary, *study.secondary):
+    named = [("primary" if study.planned else "not planned", study.primary)]
+    named += [("secondary", pair) for pair in study.secondary] + [("not planned", pair) for pair in study.explored]
+    for role, pair in named:
         seeds = study.seeds_of(pair)
-        missing = [name for name in pair if not _is_scored(study.arms[name], seeds, values)]
-        if missing or not has_anchors or any(name in hidden for name in pair):
-            counts = ", ".join(f"{len(values[name].keys() & set(seeds))} of {len(seeds)} of {name}" for name in pair)
+        is_hidden = any(name in hidden for name in pair)
+        if is_hidden or not has_anchors or not all(_is_scored(study.arms[name], seeds, values) for name in pair):
+            planned = dict.fromkeys(pair, seeds) | (dict.fromkeys(study.primary, study.seeds) if is_hidden else {})
+            counts = [f"{len(values[arm].keys() & set(of))} of {len(of)} of {arm}" for arm, of in planned.items()]
             if not has_anchors:
-                counts += f", {len(scored.untrained)} of {len(lower.seeds)} untrained"
-            contrasts.append({"pair": pair, "withheld": f"scored are {counts}"})
+                counts.append(f"{len(scored.untrained)} of {len(lower.seeds)} untrained students")
+            contrasts.append({"pair": pair, "role": role, "withheld": ", ".join(counts)})
             continue
-        contrasts.append(_contrast(pair, seeds, values, scored.students))
+        contrasts.append(_contrast(pair, seeds, values, scored.students) | {"role": role})
     if contrasts[0].get("paired") and study.composite.margin is not None:
         contrasts[0]["equivalence"] = _equivalence(contrasts[0], study.composite.margin)
     # A hypothesis without a result yet is counted too, with p = 1.
-    adjusted = holm([1.0 if "withheld" in one else one.get("paired", {}).get("p") for one in contrasts[1:]])
-    for one, p in zip(contrasts[1:], adjusted, strict=True):
+    secondary = [one for one in contrasts if one["role"] == "secondary"]
+    adjusted = holm([1.0 if "withheld" in one else one.get("paired", {}).get("p") for one in secondary])
+    for one, p in zip(secondary, adjusted, strict=True):
         if "paired" in one:
             one["paired"]["p_adjusted"] = p
-    return found | {"hypotheses": contrasts}
+    return found | {"contrasts": contrasts, "withheld": "withheld" in contrasts[0]}
 
 
 def read_scores(study: Study, directory: Path) -> Scored:
@@ -138,7 +151,8 @@ def gate(study: Study, scored: Scored, hidden: Collection[str] = ()) -> list[dic
     arm = {} if study.composite.untrained in hidden else scored.students[study.composite.untrained]
     for measure in study.composite.measures:
         low, high = ([one[measure] for one in of.values()] for of in (scored.untrained, arm))
-        row: dict = {"measure": measure, "untrained": _mean(low), "trained": _mean(high), "seeds": len(high)}
+        row: dict = {"measure": measure, "arm": study.composite.untrained, "seeds": len(high)}
+        row |= {"untrained": _mean(low), "trained": _mean(high)}
         row |= {"teacher": None if scored.teacher is None else scored.teacher[measure], "stays": None}
         if len(low) > 1 and len(high) > 1 and scored.teacher is not None:
             error = stdev(high) / math.sqrt(len(high))
@@ -168,11 +182,12 @@ def _scores(record: Mapping, part: str) -> Scores:
     return found
 
 
-def _anchors(scored: Scored) -> dict:
+def _anchors(scored: Scored, lower: PlannedArm) -> dict:
     untrained = {}
     for measure in next(iter(scored.untrained.values()), {}):
         untrained[measure] = fmean(one[measure] for one in scored.untrained.values())
-    return {"untrained": untrained, "untrained_seeds": len(scored.untrained), "teacher": scored.teacher}
+    counts = {"untrained_seeds": len(scored.untrained), "untrained_planned": len(lower.seeds)}
+    return {"untrained": untrained, "teacher": scored.teacher} | counts
 
 
 def _ends(anchors: dict) -> dict[str, tuple[float, float]]:

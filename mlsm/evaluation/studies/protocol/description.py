@@ -62,7 +62,7 @@ SETTINGS: dict[str, type] = STORES | {
 SECTIONS = SETTINGS | {"frozen": FinetuneConfig, "compare": CompareConfig}
 OF_STUDY = (
     *("title", "question", "primary", "planned", "secondary", "seeds", "learned-by", "curves", "models", "stores"),
-    *("arms", "tuned", "composite"),
+    *("arms", "tuned", "composite", "explored"),
 )
 FIXED = ("max_steps", "batch_windows", "lr", "dropout")  # defaults would depend on store, recipe or encoder
 # set by the study, which expects the records of finetune where they are without --smoke and --split
@@ -171,6 +171,8 @@ class Study(NamedTuple):
     """the score that is tested; None: the mean fine-tuning scores, in the report"""
     planned: bool = True
     """whether the primary comparison was fixed before its scores were seen; else it is exploratory"""
+    explored: tuple[tuple[str, str], ...] = ()
+    """comparisons on the composite that are shown as exploratory, with intervals and without p values"""
 
     @property
     def window(self) -> int:
@@ -219,7 +221,7 @@ def read_study(recipe: str) -> Study:
         if arms.setdefault(arm.name, arm) is not arm:
             raise StudyError(f"recipe {path}: two arms are called {arm.name}. Rename one of them.")
     converted = {verb: _convert(path, verb, common[verb]) for verb in common if verb not in (*STORES, "train-student")}
-    hypotheses = [own["primary"], *own["secondary"]]
+    hypotheses = [own["primary"], *own["secondary"], *own["explored"]]
     for pair in hypotheses:
         if unknown := [name for name in pair if name not in arms]:
             raise StudyError(
@@ -228,8 +230,8 @@ def read_study(recipe: str) -> Study:
     study = Study(
         title=str(own["title"]),
         question=str(own["question"]),
-        primary=hypotheses[0],
-        secondary=tuple(hypotheses[1:]),
+        primary=own["primary"],
+        secondary=own["secondary"],
         learned_by=own["learned-by"],
         curves=own["curves"],
         models=own["models"],
@@ -239,6 +241,7 @@ def read_study(recipe: str) -> Study:
         tuned=own["tuned"] if own["tuned"] else tuple(arms),
         composite=own["composite"],
         planned=own["planned"],
+        explored=own["explored"],
     )
     if unknown := [name for name in study.tuned if name not in arms]:
         raise StudyError(f"recipe {path}: {unknown[0]} of `tuned` is not an arm. The arms are: {', '.join(arms)}")
@@ -286,14 +289,20 @@ def _give_shape(path: Path, own: Mapping) -> dict[str, Any]:
     shaped["planned"] = own.get("planned", True)
     if type(shaped["planned"]) is not bool:
         raise StudyError(f"recipe {path}: study planned must be true or false, found {shaped['planned']!r}")
-    pairs = (own["primary"], *_list(path, "secondary", own.get("secondary")))
-    for pair in pairs:
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise StudyError(f"recipe {path}: a hypothesis must name two arms, [better, than], found {pair!r}")
-        if pair[0] == pair[1]:
-            raise StudyError(f"recipe {path}: a hypothesis must name two different arms, found {pair!r}")
-    shaped["primary"], *shaped["secondary"] = (tuple(map(str, pair)) for pair in pairs)
+    shaped["primary"] = _read_pair(path, own["primary"])
+    for name in ("secondary", "explored"):
+        shaped[name] = tuple(_read_pair(path, pair) for pair in _list(path, name, own.get(name)))
+    if shaped["explored"] and shaped["composite"] is None:
+        raise StudyError(f"recipe {path}: `explored` compares arms on the composite: add a section `composite`.")
     return shaped
+
+
+def _read_pair(path: Path, pair: object) -> tuple[str, str]:
+    if not isinstance(pair, list) or len(pair) != 2:
+        raise StudyError(f"recipe {path}: a hypothesis must name two arms, [better, than], found {pair!r}")
+    if pair[0] == pair[1]:
+        raise StudyError(f"recipe {path}: a hypothesis must name two different arms, found {pair!r}")
+    return str(pair[0]), str(pair[1])
 
 
 def _read_composite(path: Path, described: object) -> Composite | None:

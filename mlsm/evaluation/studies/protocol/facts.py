@@ -4,9 +4,10 @@ Costs are stored in <output>/costs.json when they are first estimated, since fin
 handled here: the page (mlsm/evaluation/comparison), and the estimates (costs.py).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from mlsm.common.durable import make_directories, refuse_what_is_in_the_way, replace_json
 from mlsm.common.json_checks import Count, Number, find_problem, object_of
@@ -46,10 +47,13 @@ def _are_costs(found: object) -> bool:
     return isinstance(found, dict) and all(find_problem(cost, COST) is None for cost in found.values())
 
 
-def facts_of(study: Study, planned: StudyPlan, kept: dict[str, dict]) -> StudyFacts:
+def facts_of(
+    study: Study, planned: StudyPlan, kept: dict[str, dict], composite: Mapping[str, Any] | None = None
+) -> StudyFacts:
     """The facts for the report.
 
-    kept  of `keep_costs`
+    kept       of `keep_costs`
+    composite  of `compose`; None if the recipe has none
     """
     named = {name for pair in (study.primary, *study.secondary) for name in pair}
     explored = [name for name in study.arms if name not in named]
@@ -74,6 +78,7 @@ def facts_of(study: Study, planned: StudyPlan, kept: dict[str, dict]) -> StudyFa
         accounts={name: account for name, account in accounts.items() if account is not None},
         warning=MINIATURE if any(part.values.get("smoke") for part in planned.parts) else "",
         not_run=tuple(not_run),
+        composite=composite,
     )
 
 

@@ -42,8 +42,8 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     progress  called as progress(stage, done, total, unit=..., **figures)
     Returns   title, question, directory, parts (name, seconds and bytes expected, finished before, state and commit),
               left_out (sentences on parts that cannot be run here), composite (of `compose`; None if the recipe has
-              none), comparison (the result of `compare`, None if nothing has been evaluated or if the primary
-              hypothesis is withheld), tables (the command that prints it), students (of `write_students`), quarantined
+              none), comparison (the result of `compare`, None if nothing has been evaluated), tables (the command that
+              prints it; None while the primary hypothesis is withheld), students (of `write_students`), quarantined
               (store, and the number of its documents that could not be coded, if there are any). With print_commands
               only `commands`; with dry_run nothing is done
     Raises    StudyError, ValueError before anything is done, and the errors of the parts' commands
@@ -74,7 +74,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     for sentence in planned.left_out:
         logger.warning("%s", sentence)
     read_judgements(described.common.get("compare", {}).get("intruders", ()))  # raises errors now, not at the end
-    _withhold(described, settings.directory)
+    _judge(described, settings.directory)
     last_of_primary = planned.parts[planned.first - 1]
     plan_id, commit = _plan_of_primary(planned), this_commit()
     quarantined: list[dict] = []
@@ -93,18 +93,21 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
         if part.verb.startswith("encode-"):
             quarantined += [{name: one[name] for name in ("store", "quarantined")} for one in made]
         if part is last_of_primary and part is not chosen[-1]:
-            _compare(settings, described, planned, kept, progress)  # the first conclusion
+            composite = _judge(described, settings.directory)
+            _compare(settings, described, planned, kept, composite, progress)  # the first conclusion
     done = [
         cost._replace(finished=is_finished(part, planned.parts)) for cost, part in zip(expected, chosen, strict=True)
     ]
-    hidden = described.primary if _withhold(described, settings.directory) else ()
+    composite = _judge(described, settings.directory)
+    is_withheld = composite is not None and composite["withheld"]
+    hidden = described.primary if is_withheld else ()
     return found | {
         "parts": _with_states(done, settings.directory),
         "students": write_students(described, planned.parts, settings.directory / "students.csv", hidden),
         "quarantined": [one for one in quarantined if one["quarantined"]],
-        "composite": _compose(described, settings.directory),
-        "comparison": _compare(settings, described, planned, kept, progress),
-        "tables": compare_line(_comparison(settings, described, planned)),
+        "composite": composite,
+        "comparison": _compare(settings, described, planned, kept, composite, progress),
+        "tables": None if is_withheld else compare_line(_comparison(settings, described, planned)),
     }
 
 
@@ -119,14 +122,12 @@ def _with_states(expected: Iterable[Cost], directory: Path) -> list[dict]:
     return [cost._asdict() | {"state": state.name, "commit": state.commit} for cost, state in states]
 
 
-def _withhold(described: Study, directory: Path) -> bool:
-    """Write next to the records whether the primary hypothesis is withheld. Returns whether it is."""
-    if described.composite is None:
-        return False
-    found = compose(described, directory)["hypotheses"]
-    withheld = not found or "withheld" in found[0]
-    keep_withheld(directory / "evaluations", described.primary if withheld else None)
-    return withheld
+def _judge(described: Study, directory: Path) -> dict | None:
+    """Compute the composites, and write next to the records whether the primary hypothesis is withheld."""
+    found = _compose(described, directory)
+    if found is not None:
+        keep_withheld(directory / "evaluations", described.primary if found["withheld"] else None)
+    return found
 
 
 def _compose(described: Study, directory: Path) -> dict | None:
@@ -169,14 +170,14 @@ def _name_stages(progress, part):
     return lambda stage, *args, **kwargs: progress(f"{part}: {stage}", *args, **kwargs)
 
 
-def _compare(settings: StudyConfig, described: Study, planned: StudyPlan, kept: dict, progress) -> dict | None:
-    """Compare everything evaluated so far, and write the report. Returns None if nothing was evaluated, or if the
-    primary hypothesis is withheld, since the report would show its scores.
-    """
-    if _withhold(described, settings.directory) or not any(settings.evaluations.glob("*/*/*.json")):
+def _compare(
+    settings: StudyConfig, described: Study, planned: StudyPlan, kept: dict, composite: dict | None, progress
+) -> dict | None:
+    """Compare everything evaluated so far, and write the report. Returns None if nothing was evaluated."""
+    if not any(settings.evaluations.glob("*/*/*.json")):
         return None
-    found = compare(_comparison(settings, described, planned), progress, facts_of(described, planned, kept))
-    return found.as_report()
+    facts = facts_of(described, planned, kept, composite)
+    return compare(_comparison(settings, described, planned), progress, facts).as_report()
 
 
 def _comparison(settings: StudyConfig, described: Study, planned: StudyPlan) -> CompareConfig:

@@ -1,7 +1,10 @@
 """The composite is the mean of scores between two anchors; hypotheses are tested as scipy tests them; nothing of the
-primary arms is shown before all of their seeds are scored."""
+primary arms is shown before all of their seeds are scored, neither in print nor on the page."""
 
+import csv
+import html
 import math
+import re
 import shutil
 
 import numpy as np
@@ -11,13 +14,18 @@ from scipy import stats
 from tiny_records import a_record, digest
 
 from mlsm.commands.study import _composite as shown
+from mlsm.commands.study import show as summary
 from mlsm.common.errors import ComparisonError, StudyError
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
 from mlsm.evaluation.comparison.compare import compare, keep_withheld
 from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.studies.protocol.composite import compose
+from mlsm.evaluation.studies.protocol.config import StudyConfig
 from mlsm.evaluation.studies.protocol.description import read_study
+from mlsm.evaluation.studies.protocol.facts import facts_of
+from mlsm.evaluation.studies.protocol.parts import plan
+from mlsm.evaluation.studies.protocol.study import study
 
 SEEDS = (0, 1, 2)
 STEPS = 10
@@ -54,6 +62,12 @@ def described(tmp_path):
     return read_study(str(path))
 
 
+def seed_of(name):
+    """The pre-training seed in a student's name."""
+    found = re.search(r"-seed(\d+)", name)
+    return int(found[1]) if found else None
+
+
 def score(directory, name, scores):
     """Write the frozen records of a model: scores by metric, on dev for STS-B, which has no test set, else on test."""
     for task, metrics in (("conll2003", ("entities", "pos", "chunks")), ("stsb", ("cosine",))):
@@ -64,6 +78,7 @@ def score(directory, name, scores):
             for one in ("tuning", part)
         ]
         fields = {"suite": "frozen", "seed": None, "figures": figures, "weights": digest(name), "chosen": {}}
+        fields |= {"run_seed": seed_of(name)}
         record = a_record(name, "cola", 0, [0.0]) | {"task": task, "settings": {"frozen": True}, "model": name}
         records.write(directory, record | fields)
 
@@ -98,7 +113,7 @@ def test_a_composite_is_the_mean_of_shares_of_the_way_to_the_teacher(described, 
 
 def test_hypotheses_are_tested_as_scipy_does(described, tmp_path):
     fill(tmp_path)
-    primary, *secondary = compose(described, tmp_path)["hypotheses"]
+    primary, *secondary = compose(described, tmp_path)["contrasts"]
     first, second = 100 * np.array([0.6, 0.7, 0.65]), 100 * np.array([0.5, 0.52, 0.58])
     difference = first - second
     low, high = stats.t.interval(0.95, 2, difference.mean(), stats.sem(difference))
@@ -119,7 +134,7 @@ def test_equivalence_is_two_one_sided_tests(described, tmp_path, apart, equivale
     regress = (0.5, 0.52, 0.58)
     mlsm = tuple(value + apart + jitter for value, jitter in zip(regress, (0.002, -0.002, 0.001), strict=True))
     fill(tmp_path, mlsm=mlsm, regress=regress)
-    found = compose(described, tmp_path)["hypotheses"][0]["equivalence"]
+    found = compose(described, tmp_path)["contrasts"][0]["equivalence"]
     difference = 100 * (np.array(mlsm) - np.array(regress))
     below = stats.ttest_1samp(difference, 5, alternative="less").pvalue
     above = stats.ttest_1samp(difference, -5, alternative="greater").pvalue
@@ -130,14 +145,15 @@ def test_the_primary_arms_are_withheld_until_all_of_their_seeds_are_scored(descr
     fill(tmp_path, regress=(0.5, None, 0.58))
     found = compose(described, tmp_path)
     assert found["arms"]["mlsm"] is None and found["arms"]["regress"] is None and found["arms"]["mlm"]
-    assert found["hypotheses"][0] == {
-        "pair": ("mlsm", "regress"), "withheld": "scored are 3 of 3 of mlsm, 2 of 3 of regress",
+    assert found["contrasts"][0] == {
+        "pair": ("mlsm", "regress"), "role": "primary", "withheld": "3 of 3 of mlsm, 2 of 3 of regress",
     }  # fmt: skip
-    assert all("withheld" in one for one in found["hypotheses"])  # each names an arm of the primary hypothesis
+    assert all("withheld" in one for one in found["contrasts"])  # each names an arm of the primary hypothesis
+    assert found["contrasts"][1]["withheld"] == "3 of 3 of mlsm, 3 of 3 of mlm, 2 of 3 of regress"
     said = "\n".join(shown(found))
     assert "65.0" not in said and "withheld" in said
     fill(tmp_path)
-    assert all("paired" in one for one in compose(described, tmp_path)["hypotheses"])
+    assert all("paired" in one for one in compose(described, tmp_path)["contrasts"])
 
 
 def test_compare_refuses_records_that_a_study_withholds(described, tmp_path):
@@ -179,8 +195,8 @@ def test_nothing_is_concluded_before_all_untrained_students_are_scored(described
         shutil.rmtree(place)
     found = compose(described, tmp_path)
     assert found["arms"]["mlsm"] is None and found["arms"]["mlm"]
-    assert found["hypotheses"][0]["withheld"] == "scored are 3 of 3 of mlsm, 3 of 3 of regress, 2 of 3 untrained"
-    assert all("withheld" in one for one in found["hypotheses"])
+    assert found["contrasts"][0]["withheld"] == "3 of 3 of mlsm, 3 of 3 of regress, 2 of 3 untrained students"
+    assert all("withheld" in one for one in found["contrasts"])
 
 
 def test_a_hypothesis_that_waits_counts_among_those_that_are_adjusted(described, tmp_path):
@@ -188,7 +204,7 @@ def test_a_hypothesis_that_waits_counts_among_those_that_are_adjusted(described,
     few = described.arms["mlm"]._replace(name="few")
     described = described._replace(arms=described.arms | {"few": few})
     fill(tmp_path)
-    tested, waiting = compose(described, tmp_path)["hypotheses"][1:]
+    tested, waiting = compose(described, tmp_path)["contrasts"][1:]
     assert "withheld" in waiting
     assert tested["paired"]["p_adjusted"] == pytest.approx(2 * tested["paired"]["p"])
 
@@ -197,7 +213,7 @@ def test_arms_without_any_difference_are_no_evidence(described, tmp_path):
     """A t test divides nothing by nothing; what is no number would adjust the other hypotheses to 1."""
     same = (0.5, 0.52, 0.58)
     fill(tmp_path, mlsm=same, regress=same)
-    primary, *secondary = compose(described, tmp_path)["hypotheses"]
+    primary, *secondary = compose(described, tmp_path)["contrasts"]
     assert primary["paired"] == {"low": 0.0, "high": 0.0, "p": 1.0}
     assert primary["unpaired"]["p"] == pytest.approx(1.0) and primary["equivalence"]["equivalent"]
     assert all(one["paired"]["p_adjusted"] == pytest.approx(2 * one["paired"]["p"]) for one in secondary)
@@ -240,3 +256,158 @@ def test_a_teacher_below_an_untrained_student_is_said(described, tmp_path):
     score(tmp_path, "teacher", TEACHER | {"cosine": 0.39})
     with pytest.raises(StudyError, match="stsb/cosine: the teacher has 39.0, an untrained student 40.0"):
         compose(described, tmp_path)
+
+
+# -- the page ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def without_the_papers_figures(monkeypatch):
+    """They take time, and nothing here looks at them."""
+    monkeypatch.setattr("mlsm.evaluation.comparison.compare.draw_paper_figures", lambda *_: [])
+
+
+def report(described, directory):
+    """Write the page of a study. Returns its text without tags."""
+    facts = facts_of(described, plan(described, directory, None), {}, compose(described, directory))
+    settings = CompareConfig(results=(directory / "evaluations",), output=directory / "comparison")
+    return text_of(compare(settings, silent, facts).report)
+
+
+def text_of(page):
+    """The words of a page, from its conclusion on."""
+    with open(page, encoding="utf-8") as file:
+        text = file.read().partition("<main>")[2]
+    return " ".join(html.unescape(re.sub("<[^>]*>", " ", text)).split())
+
+
+def rows_of(directory, table):
+    with (directory / "comparison" / f"report-{table}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def signed(value):
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def test_the_page_concludes_from_the_composite_as_scipy_does(described, tmp_path):
+    described = described._replace(explored=(("mlm", "regress"),))
+    fill(tmp_path)
+    text = report(described, tmp_path)
+    first, second, third = (100 * np.array(of) for of in ((0.6, 0.7, 0.65), (0.5, 0.52, 0.58), (0.3, 0.2, 0.25)))
+    test = stats.ttest_rel(first, second)
+    low, high = test.confidence_interval()
+    assert text.startswith("inconclusive It is unclear whether mlsm is better than regress")
+    conclusion = text[: text.index("Secondary hypotheses")]
+    assert f"it scores {(first - second).mean():.2f} points higher" in conclusion
+    assert f"95 % interval {signed(low)} to {signed(high)} points" in conclusion
+    assert f"p = {test.pvalue:.3f}" in conclusion
+    assert "no evidence of equivalence" in conclusion and "margin of 5 points" in conclusion
+    assert "fine-tunings" not in text and "Fine-tuning scores" not in text
+
+    primary, *secondary = rows_of(tmp_path, "composite-hypotheses")
+    assert [float(primary[name]) for name in ("low", "high", "p")] == pytest.approx([low, high, test.pvalue])
+    plain = [stats.ttest_rel(first, third).pvalue, stats.ttest_rel(second, third).pvalue]
+    assert [float(row["p"]) for row in secondary] == pytest.approx(plain)
+    assert min(float(row["p (Holm)"]) for row in secondary) == pytest.approx(2 * min(plain))  # of two, not of three
+    (explored,) = rows_of(tmp_path, "composite-explored")
+    bounds = stats.ttest_rel(third, second).confidence_interval()
+    assert (explored["contrast"], float(explored["high"])) == ("mlm − regress", pytest.approx(bounds.high))
+    assert not {"p", "p (Holm)", "role", "verdict"} & explored.keys()
+    _, _, tables = text.partition("Hypotheses on the composite")
+    planned, _, others = tables.partition("Exploratory contrasts of the composite")
+    assert "regress − mlm" in planned and "mlm − regress" not in planned and "mlm − regress" in others
+
+    arms = {row["arm"]: row for row in rows_of(tmp_path, "composites")}
+    assert list(arms) == ["mlsm", "regress", "mlm", "untrained", "teacher"]
+    assert float(arms["regress"]["composite"]) == pytest.approx(second.mean())
+    assert float(arms["regress"]["conll2003/entities"]) == pytest.approx(10 + 0.6 * second.mean())
+    assert arms["teacher"]["composite"] == "100" and float(arms["untrained"]["stsb/cosine"]) == pytest.approx(40)
+    assert {row["measure"]: row["passes"] for row in rows_of(tmp_path, "gate")}["conll2003/pos"] == "True"
+    drawn = rows_of(tmp_path, "composite-differences")
+    assert [(row["contrast"], row["role"]) for row in drawn] == [
+        ("mlsm − regress", "primary"), ("mlsm − mlm", "secondary"), ("regress − mlm", "secondary"),
+        ("mlm − regress", "not planned"),
+    ]  # fmt: skip
+
+
+def test_the_page_says_that_two_arms_are_equivalent(described, tmp_path):
+    fill(tmp_path, mlsm=(0.502, 0.518, 0.581), regress=(0.5, 0.52, 0.58))
+    assert report(described, tmp_path).startswith("equivalent mlsm and regress are equivalent within 5 points")
+
+
+def test_a_comparison_that_was_not_planned_is_exploratory_on_the_page(described, tmp_path):
+    fill(tmp_path, mlsm=(0.8, 0.83, 0.87))
+    text = report(described._replace(planned=False), tmp_path)
+    assert text.startswith("higher, exploratory On the composite, mlsm scores 30.00 points higher than regress")
+    assert (
+        "No hypothesis was written down" in text
+        and rows_of(tmp_path, "composite-hypotheses")[0]["role"] == "not planned"
+    )
+
+
+def test_nothing_that_is_withheld_is_in_any_file_of_the_report(described, tmp_path):
+    """Its files are the same bytes whatever the two arms score. Those of an earlier report are gone."""
+    described = described._replace(explored=(("mlm", "regress"),))
+    written = []
+    for number, mlsm in enumerate([(0.6, 0.7, 0.65), (0.1, 0.9, 0.3)]):
+        directory = tmp_path / str(number)
+        fill(directory, mlsm=mlsm)
+        report(described, directory)
+        (gone,) = (directory / "evaluations").glob("regress-seed1-*")
+        shutil.rmtree(gone)
+        keep_withheld(directory / "evaluations", described.primary)
+        text = report(described, directory)
+        files = {path.name: path.read_bytes() for path in (directory / "comparison").iterdir()}
+        written.append(files | {"report.html": text.encode()})  # the links to other files differ
+    assert written[0] == written[1]
+    assert text.startswith(
+        "withheld Whether mlsm is better than regress is withheld until all planned seeds are scored"
+    )
+    assert "Scored so far: 3 of 3 of mlsm, 2 of 3 of regress." in text
+    assert "mlm − regress (3 of 3 of mlm, 2 of 3 of regress, 3 of 3 of mlsm)" in text
+    arms = {row["arm"]: row for row in rows_of(directory, "composites")}
+    assert arms["mlsm"]["composite"] == arms["regress"]["composite"] == "withheld"
+    assert float(arms["mlm"]["composite"]) == pytest.approx(25)
+    assert "No recorded setting" not in text and "no records of" not in text
+
+
+def test_the_page_names_what_is_missing(described, tmp_path):
+    few = described.arms["mlm"]._replace(name="few")
+    described = described._replace(arms=described.arms | {"few": few}, explored=(("few", "mlm"),))
+    fill(tmp_path)
+    text = report(described, tmp_path)
+    assert "Arms without a scored student: few." in text and "few − mlm (0 of 3 of few, 3 of 3 of mlm)" in text
+    for place in (tmp_path / "evaluations").glob("teacher-*"):
+        shutil.rmtree(place)
+    assert report(described, tmp_path).startswith(
+        "withheld There is no composite yet: the teacher must be scored first."
+    )
+
+
+def test_fine_tuning_scores_come_after_the_composite_and_are_exploratory(described, tmp_path):
+    fill(tmp_path)
+    for seed in SEEDS:
+        for name, value in (("mlsm", 0.7 + seed / 50), ("regress", 0.6)):
+            records.write(tmp_path, a_record(f"{name}-seed{seed}", "rte", 0, [value], run_seed=seed))
+    text = report(described, tmp_path)
+    assert text.startswith("inconclusive It is unclear whether mlsm is better than regress: on the composite")
+    tuned = text[text.index("Fine-tuning scores") :]
+    assert "exploratory" in tuned[:60] and "are about the composite, so this is exploratory" in tuned
+    (row,) = rows_of(tmp_path, "hypotheses")  # mlm is not fine-tuned
+    assert (row["better"], row["than"], row["role"], row["holm"]) == ("mlsm", "regress", "not planned", "")
+    assert float(row["difference"]) == pytest.approx(0.12)
+
+
+@pytest.mark.parametrize("scored", [True, False])
+def test_a_study_ends_with_its_page_even_if_its_hypothesis_is_withheld(scored, described, tmp_path):
+    """From records only."""
+    fill(tmp_path, regress=(0.5, 0.52 if scored else None, 0.58))
+    (tmp_path / "data").mkdir()
+    recipe = str(tmp_path / "recipe.yaml")
+    found = study(StudyConfig(recipe=recipe, output=tmp_path, data_dir=tmp_path / "data", only=("frozen/mlm-seed0",)))
+    text = text_of(found["comparison"]["report"])
+    assert text.startswith("inconclusive It is" if scored else "withheld Whether mlsm is better than regress")
+    assert (found["tables"] is None) == found["composite"]["withheld"] == (not scored)
+    said = summary(found, StudyConfig(recipe=recipe, output=tmp_path))
+    assert f"Report:  {tmp_path}" in said and ("Tables here" in said) == scored

@@ -260,6 +260,11 @@ def test_the_corpus_may_be_named_by_an_environment_variable(read, monkeypatch):
         ({"study.composite": COMPOSITE | {"margin": 0}}, "margin must be a number of points above 0"),
         ({"study.composite": COMPOSITE | {"part": "dev"}}, "part must be `test` or `tuning`, found 'dev'"),
         ({"study.composite": COMPOSITE}, "add a section `frozen`"),
+        ({"study.explored": [["mlsm", "mlm"]]}, "`explored` compares arms on the composite: add a section `composite`"),
+        (
+            {"study.explored": [["mlsm", "kd"]], "study.composite": COMPOSITE, "frozen": {}},
+            "kd of a hypothesis is not an arm",
+        ),
         ({"study.composite": COMPOSITE, "frozen": {"tasks": ["wsd"]}}, "stsb/cosine of the composite is not among"),
         ({"study.composite": COMPOSITE, "frozen": {}}, "teacher bundled is not one of the study's models"),
         (
