@@ -158,8 +158,8 @@ class TeacherConfig(WorkersConfig):
     """Directory or Hub id of a BERT-family encoder; `bundled` is the small demonstration teacher, the default only for
     the demonstration's own text."""
     batch_tokens: int = 8192
-    """Tokens that the teacher and the solver take at once; on a CPU the teacher reads them in passes of 1,024, whose
-    tensors fit its cache (mlsm docs log, 2026-11-26)."""
+    """Tokens that the teacher and the solver take at once; on a CPU the teacher reads them in shorter passes,
+    whose tensors fit its cache (mlsm docs log, 2026-11-26)."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the teacher's forward pass; `auto` is float32 on a CPU and float16 on a GPU, which changes LSPs less
     than bfloat16 (mlsm docs sparse-coding). Hidden states that overflow float16 end the run: then use bfloat16 or

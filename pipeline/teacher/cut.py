@@ -54,7 +54,7 @@ FAMILIES = (
 )
 FINAL_NORM = {"eurobert": "norm", "modernbert": "final_norm"}  # attribute of the model, applied after layer L
 PER_LAYER_SETTINGS = ("layer_types", "mlp_layer_types")  # configuration lists with one entry per layer
-CACHED_TOKENS = 1024  # of a forward pass on a CPU, so that its tensors fit the cache (docs/log.md, 2026-11-26)
+CACHED_NUMBERS = 2**19  # tokens times width of a forward pass on a CPU, whose tensors then fit the cache (docs/log.md)
 ROTARY = ("eurobert", "modernbert")  # families that rotate queries and keys by position and add nothing to the input
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -83,7 +83,7 @@ class Teacher:
         takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
         self.segments = getattr(model.config, "type_vocab_size", 0) if takes_types else 0
         self.dtype, self.device = model.dtype, model.device
-        self._model = model
+        self._model, self._tokens_of_a_pass = model, CACHED_NUMBERS // self.hidden_size
         accept_pairwise_mask(model)
         self._use_libraries(USUAL)
 
@@ -123,14 +123,10 @@ class Teacher:
         tokens   largest number of tokens in a call
         decided  the choice of another process that shares its work with this one, if there is one
         """
-        if decided is None:
-            decided = {}
-            if self._is_served() and setting != "onednn":
-                decided = (
-                    TORCH
-                    if setting == "torch"
-                    else measure_libraries(self._shapes(min(tokens, CACHED_TOKENS)), ["forward"])
-                )
+        if decided is None and self._is_served() and setting == "auto":
+            decided = measure_libraries(self._shapes(min(tokens, self._tokens_of_a_pass)), ["forward"])
+        elif decided is None:
+            decided = TORCH if setting == "torch" else {}
         self._use_libraries(decided)
 
     def _use_libraries(self, libraries: Mapping[str, str]) -> None:
@@ -204,7 +200,7 @@ class Teacher:
     def _parts(self, inputs):
         """The same inputs for each forward pass; on a CPU one of few windows, whose tensors fit its cache."""
         count, length = inputs["ids"].shape
-        size = max(1, CACHED_TOKENS // length) if self.device.type == "cpu" else count
+        size = max(1, self._tokens_of_a_pass // length) if self.device.type == "cpu" else count
         for start in range(0, count, size):
             yield {name: tensor[start : start + size] for name, tensor in inputs.items()}
 

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.promise(
 @pytest.fixture(autouse=True)
 def short_passes(monkeypatch):
     """On a CPU a pass has few windows: here one or two, so that every oracle sees calls of several passes."""
-    monkeypatch.setattr("pipeline.teacher.cut.CACHED_TOKENS", 48)
+    monkeypatch.setattr("pipeline.teacher.cut.CACHED_NUMBERS", 48 * 32)  # the tiny models are 32 wide
 
 
 @pytest.fixture
