@@ -40,6 +40,7 @@ LEAST_STEPS, LEAST_PROBE_STEPS = 2_000, 1_000
 LARGEST_BATCH, SMALLEST_BATCH = 1024, 64
 SMALL_WIDTH, BASE_WIDTH = 256, 768
 SMALL_RATE, BASE_RATE = 1e-3, 1e-4
+MUON_FACTOR = 4  # of AdamW's rate: both studies' pilots end near 4e-3 (docs/training.md)
 _MICRO_TOKENS = {"cpu": 2048, "cuda": 16_384}  # what fits a cache; 128 windows of 128 tokens, as in the paper
 
 
@@ -124,11 +125,12 @@ def without_rivals(values: dict, given: Mapping[str, Any], kind: str | None = No
     return {name: value for name, value in values.items() if name not in dropped}
 
 
-def rate_for_width(width: int) -> float:
+def rate_for_width(width: int, optimizer: str = "adamw") -> float:
     """Peak learning rate for an encoder of a width, to two digits."""
     share = math.log(width / SMALL_WIDTH) / math.log(BASE_WIDTH / SMALL_WIDTH)
     share = min(1.0, max(0.0, share))
-    return float(f"{SMALL_RATE * (BASE_RATE / SMALL_RATE) ** share:.1e}")
+    factor = MUON_FACTOR if optimizer == "muon" else 1
+    return float(f"{factor * SMALL_RATE * (BASE_RATE / SMALL_RATE) ** share:.1e}")
 
 
 def rate_for_probe(probe_input: str, max_steps: int) -> float:
@@ -220,8 +222,8 @@ def _choose_rate(config: StudentConfig, max_steps: int, store: Store, found: dic
     from student.encoders.build import unfitted_config  # only here: transformers takes seconds to import
 
     width = unfitted_config(config, store).hidden_size
-    found["lr"] = f"default for width {width}"
-    return rate_for_width(width)
+    found["lr"] = f"default for {config.optimizer} and width {width}"
+    return rate_for_width(width, config.optimizer)
 
 
 def resolve_compile(setting: bool | None, device: "torch.device") -> bool:

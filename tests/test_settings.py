@@ -64,6 +64,7 @@ def test_the_rate_falls_with_the_width():
     assert [rate_for_width(width) for width in (32, 128, 256, 768, 1024)] == [1e-3, 1e-3, 1e-3, 1e-4, 1e-4]
     between = [rate_for_width(width) for width in (256, 384, 512, 640, 768)]
     assert between == sorted(between, reverse=True) and between[2] == pytest.approx(2.3e-4)
+    assert [rate_for_width(width, "muon") for width in (128, 768)] == [4e-3, 4e-4]
 
 
 def test_own_text_is_not_trained_as_the_demonstration(own, capsys):
@@ -83,7 +84,7 @@ def test_python_and_flags_mean_the_same(own, capsys):
         name: value for name, value in config.to_json().items() if name != "dropout"
     }
     assert origins["max_steps"] == "store: 4 epochs would be 10 steps, fewer than 2,000"
-    assert origins["lr"] == "default for width 128"
+    assert origins["lr"] == "default for adamw and width 128"
     assert origins["batch_windows"] == "store: the smallest, as 4 epochs are 10 steps even so"
 
 
