@@ -176,7 +176,7 @@ def _notes_on_fine_tuning(models: Sequence[Model]) -> list[str]:
 
 
 def _notes_on_intruders(settings: CompareConfig, models: Sequence[Model], judgements: Judgements) -> list[str]:
-    if not settings.intruders:
+    if not settings.intruders or not models:  # none while a study withholds its records
         return []
     if not any(model.target in judgements.aucs for model in models):
         raise ComparisonError(

@@ -3,6 +3,7 @@ primary arms is shown before all of their seeds are scored, neither in print nor
 
 import csv
 import html
+import json
 import math
 import re
 import shutil
@@ -267,10 +268,13 @@ def without_the_papers_figures(monkeypatch):
     monkeypatch.setattr("mlsm.evaluation.comparison.compare.draw_paper_figures", lambda *_: [])
 
 
-def report(described, directory):
-    """Write the page of a study. Returns its text without tags."""
+def report(described, directory, **rest):
+    """Write the page of a study. Returns its text without tags.
+
+    rest  other settings of `compare`
+    """
     facts = facts_of(described, plan(described, directory, None), {}, compose(described, directory))
-    settings = CompareConfig(results=(directory / "evaluations",), output=directory / "comparison")
+    settings = CompareConfig(results=(directory / "evaluations",), output=directory / "comparison", **rest)
     return text_of(compare(settings, silent, facts).report)
 
 
@@ -370,6 +374,14 @@ def test_nothing_that_is_withheld_is_in_any_file_of_the_report(described, tmp_pa
     assert arms["mlsm"]["composite"] == arms["regress"]["composite"] == "withheld"
     assert float(arms["mlm"]["composite"]) == pytest.approx(25)
     assert "No recorded setting" not in text and "no records of" not in text
+
+
+def test_judgements_of_lsps_are_no_hindrance_while_the_records_are_withheld(described, tmp_path):
+    fill(tmp_path, regress=(0.5, None, 0.58))
+    judged = tmp_path / "judged.json"
+    judged.write_text(json.dumps({"judge": "a judge", "samples": 10, "dictionaries": [{"target": "0f1e", "auc": 0.7}]}))
+    text = report(described, tmp_path, intruders=(judged,))
+    assert text.startswith("withheld Whether") and "a judge" not in text
 
 
 def test_the_page_names_what_is_missing(described, tmp_path):
