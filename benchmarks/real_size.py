@@ -139,7 +139,7 @@ def measure_encoding(teacher: Path, store: Store, turns: int, directory: Path) -
     windows = list(islice(pieces, WINDOWS))
     atoms_Kd = np.load(store.files.dictionary / "atoms.npy")
     models = {dtype: Teacher.load(str(teacher), LAYER, dtype=dtype) for dtype in ("float32", "bfloat16")}
-    models["float32"].choose_libraries("auto", WINDOWS * MAX_LENGTH)
+    models["float32"].choose_libraries("auto", WINDOWS * MAX_LENGTH, MAX_LENGTH)
     coders = {dtype: coder_of(model, atoms_Kd, special) for dtype, model in models.items()}
     ids_WL = torch.tensor([window.ids for window in windows])
     hidden_Nd = {name: states(model, ids_WL) for name, model in models.items()}

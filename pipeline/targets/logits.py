@@ -93,7 +93,8 @@ class Logits:
     def load_teacher(job: Job) -> MaskedLm:
         teacher = MaskedLm.load(job.config.teacher, dtype=job.config.dtype, device=job.config.device)
         check_teacher(job, teacher)
-        teacher.choose_libraries(job.config.products, job.config.batch_tokens, job.libraries)
+        config = job.config
+        teacher.choose_libraries(config.products, config.batch_tokens, config.max_length, job.libraries)
         return teacher
 
     @classmethod

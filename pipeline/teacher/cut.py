@@ -83,7 +83,7 @@ class Teacher:
         takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
         self.segments = getattr(model.config, "type_vocab_size", 0) if takes_types else 0
         self.dtype, self.device = model.dtype, model.device
-        self._model, self._tokens_of_a_pass = model, CACHED_NUMBERS // self.hidden_size
+        self._model = model
         accept_pairwise_mask(model)
         self._use_libraries(USUAL)
 
@@ -117,14 +117,17 @@ class Teacher:
         """The same teacher, loaded once more in float32, on the same device: to measure what its dtype changes."""
         return Teacher.load(self.name, self.layer, dtype="float32", device=self.device)
 
-    def choose_libraries(self, setting: str, tokens: int, decided: Mapping[str, str] | None = None) -> None:
+    def choose_libraries(
+        self, setting: str, tokens: int, length: int, decided: Mapping[str, str] | None = None
+    ) -> None:
         """Choose the library of each matrix product, as `--products` says.
 
         tokens   largest number of tokens in a call
+        length   of its windows
         decided  the choice of another process that shares its work with this one, if there is one
         """
         if decided is None and self._is_served() and setting == "auto":
-            decided = measure_libraries(self._shapes(min(tokens, self._tokens_of_a_pass)), ["forward"])
+            decided = measure_libraries(self._shapes(tokens, length), ["forward"])
         elif decided is None:
             decided = TORCH if setting == "torch" else {}
         self._use_libraries(decided)
@@ -146,10 +149,15 @@ class Teacher:
     def _all_layers(self) -> Iterable[torch.nn.Module]:
         return self._model.modules()
 
-    def _shapes(self, tokens: int) -> set[Shape]:
-        """Shapes of the matrix products in a forward pass of this many tokens."""
+    def _shapes(self, tokens: int, length: int) -> set[Shape]:
+        """Shapes of the matrix products in a forward pass, when a call reads this many tokens on a CPU."""
         layers = [module for module in self._model.modules() if isinstance(module, _FastLinear)]
-        return {(tokens, layer.in_features, layer.out_features) for layer in layers}
+        rows = min(tokens, length * self._windows_of_a_pass(length))
+        return {(rows, layer.in_features, layer.out_features) for layer in layers}
+
+    def _windows_of_a_pass(self, length: int) -> int:
+        """How many windows of a length a forward pass on a CPU reads, so that its tensors fit the cache."""
+        return max(1, CACHED_NUMBERS // self.hidden_size // length)
 
     @torch.inference_mode()
     def __call__(
@@ -198,11 +206,12 @@ class Teacher:
         return chosen[0] if layers is None else chosen
 
     def _parts(self, inputs):
-        """The same inputs for each forward pass; on a CPU one of few windows, whose tensors fit its cache."""
-        count, length = inputs["ids"].shape
-        size = max(1, self._tokens_of_a_pass // length) if self.device.type == "cpu" else count
-        for start in range(0, count, size):
-            yield {name: tensor[start : start + size] for name, tensor in inputs.items()}
+        """The same inputs for each forward pass: on a CPU several of few windows, elsewhere one."""
+        if self.device.type != "cpu":
+            return [inputs]
+        size = self._windows_of_a_pass(inputs["ids"].shape[1])
+        split = [tensor.split(size) for tensor in inputs.values()]
+        return [dict(zip(inputs, part, strict=True)) for part in zip(*split, strict=True)]
 
     def _states(self, layers, ids, attention=None, documents=None, segments=None):
         """Hidden states (W, L, d) of layer l, or of each of these layers."""

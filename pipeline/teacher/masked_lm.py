@@ -67,11 +67,11 @@ class MaskedLm(Teacher):
     def _all_layers(self) -> Iterable[torch.nn.Module]:
         return self._whole.modules()
 
-    def _shapes(self, tokens: int) -> set[Shape]:
+    def _shapes(self, tokens: int, length: int) -> set[Shape]:
         encoder = set(self._model.modules())
         head = [layer for layer in self._whole.modules() if isinstance(layer, torch.nn.Linear) and layer not in encoder]
         rows = min(tokens, HEAD_ROWS)
-        return super()._shapes(tokens) | {(rows, layer.in_features, layer.out_features) for layer in head}
+        return super()._shapes(tokens, length) | {(rows, layer.in_features, layer.out_features) for layer in head}
 
     @torch.inference_mode()
     def logits(self, rows_Cd: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import AutoModel
 
 import pipeline.teacher.cut
@@ -48,29 +49,42 @@ def test_with_torchs_own_products_it_is_the_full_model_bit_for_bit(teacher_direc
     teacher = Teacher.load(teacher_directory, 2)
     assert teacher.libraries == USUAL
     usual = teacher(ids)
-    teacher.choose_libraries("torch", 100)
+    teacher.choose_libraries("torch", 100, 10)
     assert teacher.libraries == TORCH
     full = AutoModel.from_pretrained(teacher_directory, dtype=torch.float32).eval()
     with torch.no_grad():
         expected = full(ids, output_hidden_states=True).hidden_states[2]
     assert torch.equal(teacher(ids), expected)
     assert torch.allclose(usual, expected, atol=1e-5)
-    teacher.choose_libraries("onednn", 100)
+    teacher.choose_libraries("onednn", 100, 10)
     assert torch.equal(teacher(ids), usual)
 
 
 def test_what_was_decided_elsewhere_is_not_measured_again(teacher_directory, measured):
     teacher = Teacher.load(teacher_directory, 2)
-    teacher.choose_libraries("auto", 100, {"forward 4096 32 32": "torch"})
+    teacher.choose_libraries("auto", 100, 10, {"forward 4096 32 32": "torch"})
     assert teacher.libraries == {"forward 4096 32 32": "torch"} and not measured
-    teacher.choose_libraries("auto", 100)
+    teacher.choose_libraries("auto", 100, 10)
     assert teacher.libraries == TORCH
     assert measured == [([(100, 32, 32), (100, 32, 64), (100, 64, 32)], ["forward"])]
 
 
+@pytest.mark.parametrize(("windows", "length"), [(20, 10), (9, 25), (3, 60), (2, 100)])
+def test_the_products_measured_are_those_of_a_full_pass(teacher_directory, measured, monkeypatch, windows, length):
+    """Also if windows do not divide the tokens of a pass, or one window is longer."""
+    monkeypatch.setattr(pipeline.teacher.cut, "CACHED_NUMBERS", 64 * 32)  # the teacher is 32 wide: 64 tokens
+    teacher = Teacher.load(teacher_directory, 2)
+    teacher.choose_libraries("auto", 1000, length)
+    computed = []
+    monkeypatch.setattr(pipeline.teacher.cut, "find_way", lambda _, shape, __: computed.append(shape) or F.linear)
+    teacher(torch.randint(5, 600, (windows, length)))
+    ((shapes, _),) = measured
+    assert set(computed[: 6 * 2]) == set(shapes)  # six products in each of two layers
+
+
 def test_low_precision_has_nothing_to_choose(teacher_directory, measured):
     teacher = Teacher.load(teacher_directory, 2, dtype="bfloat16")
-    teacher.choose_libraries("auto", 100)
+    teacher.choose_libraries("auto", 100, 10)
     assert teacher.libraries == USUAL and not measured
 
 
