@@ -221,11 +221,11 @@ def read_study(recipe: str) -> Study:
         if arms.setdefault(arm.name, arm) is not arm:
             raise StudyError(f"recipe {path}: two arms are called {arm.name}. Rename one of them.")
     converted = {verb: _convert(path, verb, common[verb]) for verb in common if verb not in (*STORES, "train-student")}
-    hypotheses = [own["primary"], *own["secondary"], *own["explored"]]
-    for pair in hypotheses:
+    pairs = [own["primary"], *own["secondary"], *own["explored"]]
+    for pair in pairs:
         if unknown := [name for name in pair if name not in arms]:
             raise StudyError(
-                f"recipe {path}: {unknown[0]} of a hypothesis is not an arm. The arms are: {', '.join(arms)}"
+                f"recipe {path}: {unknown[0]} of a comparison is not an arm. The arms are: {', '.join(arms)}"
             )
     study = Study(
         title=str(own["title"]),
@@ -255,7 +255,7 @@ def read_study(recipe: str) -> Study:
                 f"recipe {path}: only tasks in which the arm `learned-by` is above its untrained student are counted, "
                 f"so this arm must be among `curves` and have `checkpoints: [0, ...]`; found {study.learned_by!r}"
             )
-    for pair in hypotheses:
+    for pair in pairs:
         if not study.seeds_of(pair):
             raise StudyError(
                 f"recipe {path}: the arms {' and '.join(pair)} have no seed in common, so they form no pair."
@@ -299,9 +299,9 @@ def _give_shape(path: Path, own: Mapping) -> dict[str, Any]:
 
 def _read_pair(path: Path, pair: object) -> tuple[str, str]:
     if not isinstance(pair, list) or len(pair) != 2:
-        raise StudyError(f"recipe {path}: a hypothesis must name two arms, [better, than], found {pair!r}")
+        raise StudyError(f"recipe {path}: a comparison must name two arms, [better, than], found {pair!r}")
     if pair[0] == pair[1]:
-        raise StudyError(f"recipe {path}: a hypothesis must name two different arms, found {pair!r}")
+        raise StudyError(f"recipe {path}: a comparison must name two different arms, found {pair!r}")
     return str(pair[0]), str(pair[1])
 
 
