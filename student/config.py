@@ -145,13 +145,14 @@ class StudentConfig:
     64."""
 
     micro_batch: int | None = None
-    """Windows per forward and backward pass. Lower it if memory runs out; unset: 2,048 tokens, as more are
-    slower (mlsm docs log, 2026-11-26), on a GPU 16,384, the paper's 128 windows of 128."""
+    """Windows per forward and backward pass. Lower it if memory runs out; unset: 2,048 tokens, with which
+    small students train about the fastest (mlsm docs log, 2026-11-26), on a GPU 16,384, the paper's 128 windows of
+    128."""
 
     lr: float | None = None
     """Peak learning rate; unset: that of the recipe that made the store, else 1e-4, as in the paper, for encoders as
     wide as BERT-base (768), 1e-3 up to width 256, and in between on a straight line in logarithms; with muon
-    four times as much, as in our studies' pilots (mlsm docs training)."""
+    four times as much, mlm's best in our studies' pilots (mlsm docs training)."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
     """What turns gradients into updates: `adamw`, or `muon`, which makes the updates of the matrices in encoder and

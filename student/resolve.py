@@ -40,7 +40,7 @@ LEAST_STEPS, LEAST_PROBE_STEPS = 2_000, 1_000
 LARGEST_BATCH, SMALLEST_BATCH = 1024, 64
 SMALL_WIDTH, BASE_WIDTH = 256, 768
 SMALL_RATE, BASE_RATE = 1e-3, 1e-4
-MUON_FACTOR = 4  # of AdamW's rate: both studies' pilots end near 4e-3 (docs/training.md)
+MUON_FACTOR = 4  # of AdamW's rate: mlm's best in both studies' pilots is 4e-3 (docs/training.md)
 _MICRO_TOKENS = {"cpu": 2048, "cuda": 16_384}  # what fits a cache; 128 windows of 128 tokens, as in the paper
 
 
