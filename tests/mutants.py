@@ -103,7 +103,7 @@ TABLE = (  # area, modules, files of tests/ that mirror them, then their neighbo
     ("coding", "pipeline/overlap.py", f"pipeline/test_overlap.py {CODING}"),
     ("coding", "pipeline/failures.py", f"faults/test_quarantine.py {CODING}"),
     ("coding", "pipeline/precision.py", f"pipeline/test_targets.py {CODING}"),
-    ("coding", "pipeline/encode.py", f"pipeline/test_encode.py {CODING} pipeline/test_several_layers.py"),
+    ("coding", "pipeline/encode.py", f"pipeline/test_encode.py pipeline/test_products.py {CODING}"),
     ("shards", "shards/codec.py", f"shards/test_codec.py {READING} shards/test_torch_dataset.py"),
     ("shards", "shards/counter.py", f"shards/test_codec.py student/test_masking.py {READING}"),
     ("shards", "shards/schema.py", f"shards/test_codec.py {READING}"),
@@ -149,7 +149,7 @@ TABLE = (  # area, modules, files of tests/ that mirror them, then their neighbo
     ("masking", "student/masks/adaptive.py", f"student/test_adaptive_masks.py {MASKS}"),
     ("masking", "student/masks/collocations.py", f"student/test_mask_weights.py {MASKS}"),
     ("masking", "student/encoders/mask_later.py", f"student/test_mask_later.py {MASKS}"),
-    ("masking", "student/masks/masking.py", f"{MASKS} student/test_short_windows.py student/test_segments.py"),
+    ("masking", "student/masks/masking.py", f"{MASKS} student/test_all_positions.py student/test_short_windows.py"),
     ("masking", "student/masks/words.py", f"student/test_words.py {MASKS}"),
     ("masking", "student/masks/*.py", f"{MASKS} student/test_adaptive_masks.py"),
     (
