@@ -12,8 +12,8 @@ from tiny_records import a_record, layer_study, of_table
 
 from mlsm.evaluation.comparison import published
 from mlsm.evaluation.comparison.effects import LEVELS, matrices, win_rates
-from mlsm.evaluation.comparison.models import SUITE, models_of
 from mlsm.evaluation.comparison.figures import p_text
+from mlsm.evaluation.comparison.models import SUITE, models_of
 from mlsm.evaluation.comparison.significance import bootstrap, holm, wilcoxon
 from mlsm.evaluation.records import METRICS
 
