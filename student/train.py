@@ -364,8 +364,8 @@ class Trainer:
             logger.info("continuing from %s", path)
         if self.ranks.is_first:
             self.run.drop_log_after(self.state.steps)
-            if state and state["shards"] != (now := self.objective.digest(self.loader.windows)):
-                self._log(event="other shards", before=state["shards"], now=now)
+            if state and state["shards"] != self.objective.digest(self.loader.windows):
+                self._log(event="other shards")
                 logger.warning(
                     "%s: units of its training split were encoded again since step %d, on another processor or with"
                     " other library versions: their bytes differ. The run continues with them and will not equal an"

@@ -19,6 +19,7 @@ from pipeline import stores
 from pipeline.commands import encode_ids, encode_lsp
 from pipeline.config import EncodeIdsConfig, LearnConfig
 from pipeline.encode import LAYOUTS
+from pipeline.failures import isolate
 from pipeline.learn import learn_dictionary
 from pipeline.targets import lsp
 from pipeline.teacher import Teacher
@@ -260,3 +261,16 @@ def test_a_teacher_that_always_fails_gives_no_sample(learning, monkeypatch):
     with pytest.raises(EncodeError, match="fails at most of a batch"):
         learn_dictionary(learning)
     assert not list(learning.output.rglob(".*"))
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), torch.OutOfMemoryError("full")])
+def test_an_error_of_the_machine_is_no_texts_fault(error):
+    tried = []
+
+    def attempt(windows):
+        tried.append(len(windows))
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        list(isolate(range(8), attempt))
+    assert tried == [8]

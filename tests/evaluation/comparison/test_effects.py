@@ -72,6 +72,7 @@ def test_the_bootstrap_over_one_task_is_that_over_seeds():
     of_scipy = stats.bootstrap((d,), np.mean, n_resamples=20_000, method="percentile", rng=0).confidence_interval
     assert bootstrap([[x] for x in d]) == pytest.approx((of_scipy.low, of_scipy.high), abs=5e-4)
     assert bootstrap([[0.01, 0.02]]) is None
+    assert bootstrap([[0.01], [0.02]]) == pytest.approx((0.01, 0.02))
 
 
 def test_the_papers_test_counts_each_score_once_whatever_the_seeds():

@@ -12,6 +12,7 @@ from tiny_records import a_record, layer_study, of_table
 
 from mlsm.evaluation.comparison import published
 from mlsm.evaluation.comparison.effects import LEVELS, matrices, win_rates
+from mlsm.evaluation.comparison.figures import p_text
 from mlsm.evaluation.comparison.models import SUITE, models_of
 from mlsm.evaluation.comparison.significance import bootstrap, holm, wilcoxon
 from mlsm.evaluation.records import METRICS
@@ -143,3 +144,7 @@ def test_win_rates_by_hand():
         ("b", "all"): (1, 3, 1),
     }
     assert rates["a", "all"].rate == 0.7 and rates["a", "all"].step == 1000
+
+
+def test_p_values_are_starred_at_the_papers_level():
+    assert [p_text(p) for p in (0.0001, 0.0099, 0.01, 0.015, 0.9999)] == ["<.001*", ".010*", ".010", ".015", "1"]

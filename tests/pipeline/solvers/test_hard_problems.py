@@ -11,6 +11,7 @@ import torch
 from lasso import problem, sklearn_codes, unit_rows
 
 from pipeline.solvers import ConvergenceWarning, nonneg_lasso, prepare
+from pipeline.solvers.cd_cpu import _is_worse_than_empty
 
 SEEDS = {"cpu": 100, "torch": 30}
 
@@ -44,6 +45,19 @@ def hard_problem(seed):
     hidden[1] = unit_rows(atoms[rng.integers(count)] + 1e-4 * rng.normal(size=(1, width)))
     hidden[2] = 0
     return (hidden * norm).astype(np.float32), atoms, lam, tol
+
+
+def test_penalty_and_residual_decide_whether_a_code_is_worse_than_the_empty_one():
+    rng, lam, decided_by_penalty = np.random.default_rng(0), np.float32(0.1), 0
+    for _ in range(200):
+        hidden = rng.normal(size=16).astype(np.float32)
+        residual = (hidden * rng.uniform(0.5, 1.2)).astype(np.float32)
+        code = rng.uniform(0, 8, 5).astype(np.float32)
+        empty, squares = 0.5 * hidden.astype(float) @ hidden, 0.5 * residual.astype(float) @ residual
+        objective = squares + lam * code[:4].sum(dtype=float)  # the fifth is beyond the working set
+        assert _is_worse_than_empty(code, residual, hidden, 4, lam) == (objective > empty), (objective, empty)
+        decided_by_penalty += squares < empty < objective
+    assert decided_by_penalty > 20
 
 
 @pytest.mark.parametrize("backend", SEEDS)
