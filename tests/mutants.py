@@ -166,7 +166,7 @@ TABLE = (  # area, modules, files of tests/ that mirror them, then their neighbo
         "statistics",
         "mlsm/evaluation/comparison/effects.py",
         "evaluation/comparison/test_effects.py evaluation/comparison/test_significance.py "
-        "evaluation/comparison/test_page.py",
+        "evaluation/comparison/test_page.py evaluation/comparison/test_study.py",
     ),
     (
         "statistics",
