@@ -54,6 +54,8 @@ ROWS = {  # arm or model -> what it is
     "mlsm": "student, learns LSPs",
     "regress": "student, learns hidden states (int8)",
     "regress-pq64": "student, learns hidden states (64 bytes)",
+    "mlsm-visible": "student, learns LSPs of all tokens, none masked",
+    "regress-visible": "student, learns hidden states of all tokens, none masked",
     "untrained": "student, untrained",
     "teacher-2-layers": "instead: the teacher cut after two layers",
     "static-table": "instead: static table of the teacher (Model2Vec)",
