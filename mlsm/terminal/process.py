@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from mlsm.common.text import printable, redacted
 from mlsm.terminal.progress import Progress
 
 SAME_REQUEST_SECONDS = 1.0  # when a terminal closes, kernel and shell both send SIGHUP
+DROPPED_SECONDS = 0.01  # long enough for the destructor that dropped a signal to return
 
 
 def is_follower() -> bool:
@@ -39,16 +41,33 @@ def end_on_signals() -> None:
     """Make SIGTERM, SIGHUP and Ctrl-C print that the command ends, and raise Terminated.
 
     SIGHUP stays ignored under nohup, and SIGINT in the background of a shell.
+
+    Python drops an exception that is raised in a destructor or in the callback of a weak reference, and only reports it
+    to `sys.unraisablehook`. A Terminated that is dropped there is raised again.
     """
     noted: list[float] = []  # time of the last signal
+    dropped = False
 
     def terminate(number, _):
+        nonlocal dropped
+        if dropped:
+            dropped = False
+            raise Terminated(number)
         if number == signal.SIGINT or not noted or time.monotonic() - noted[0] >= SAME_REQUEST_SECONDS:
             noted[:] = [time.monotonic()]
             for display in _displays:
                 display.end(signal.Signals(number).name)
             raise Terminated(number)
 
+    def note_dropped(exception):
+        nonlocal dropped
+        if not isinstance(exception.exc_value, Terminated):
+            return report(exception)
+        dropped = True  # a signal sent from here would be handled here, and dropped again
+        again = (threading.main_thread().ident, exception.exc_value.number)
+        threading.Timer(DROPPED_SECONDS, signal.pthread_kill, again).start()
+
+    report, sys.unraisablehook = sys.unraisablehook, note_dropped
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGTERM:
             signal.signal(number, terminate)

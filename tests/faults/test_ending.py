@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from preloaded import ROOT, Preloaded
+from preloaded import ROOT, Preloaded, run_python
 
 from mlsm.terminal.process import Terminated, end_on_signals, passing_on_notes
 from mlsm.terminal.progress import Progress
@@ -64,7 +64,44 @@ def test_ctrl_c_that_a_shell_has_ignored_stays_ignored():
     assert run.stdout == "True False\n"
 
 
-def test_a_signal_while_nothing_is_shown_raises_at_once():
+DESTRUCTORS = """
+import signal, time, weakref
+from mlsm.terminal.process import Terminated, end_on_signals
+
+class Destroyed:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+class Watched(set):
+    pass
+
+end_on_signals()
+for dropping in (Destroyed, Watched):
+    try:
+        thing = dropping()
+        if dropping is Watched:
+            watch = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+        del thing
+        time.sleep(30)
+    except Terminated as stop:
+        print(stop.number)
+time.sleep(0.1)
+class Broken:
+    def __del__(self):
+        raise ZeroDivisionError
+Broken()
+"""
+
+
+def test_a_signal_in_a_destructor_or_a_weak_reference_is_not_lost():
+    began = time.monotonic()
+    run = run_python(["-c", DESTRUCTORS])
+    assert run.stdout.split() == ["15", "2"] and time.monotonic() - began < 20
+    assert run.stderr.count("ignored") == 1 and "ZeroDivisionError" in run.stderr, "other exceptions are reported"
+
+
+def test_a_signal_while_nothing_is_shown_raises_at_once(monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         end_on_signals()
