@@ -5,7 +5,8 @@
 Needs a machine that does nothing else, and about five minutes. Encoding is what `--dry-run` of each command measures on
 the text (its dictionary, if one is learned, counts as fixed seconds); training is the median of the later half of STEPS
 steps on a small store. Settings are the recipe's, but for objective and store: `regress` on hidden states as int8,
-`mlsm` on LSPs, `mlm` on ids. Hours of a text of N tokens, read once:
+`mlsm` on LSPs, `mlm` on ids; `-visible` is the objective of the same store with `--positions all`. Hours of a text of N
+tokens, read once:
 
     N / encoding_tokens_per_second + N / training_tokens_per_second + fixed_seconds
 
@@ -51,18 +52,21 @@ def main():
             whole = encode(settings(**values, dry_run=True, max_tokens=STUDY_TOKENS))[0]
             small = {"dictionary_tokens": SAMPLE} if name == "mlsm" else {}
             store = encode(settings(**values | small, max_tokens=TOKENS))[0]["store"]
-            arms[name] = measure(name, whole, store, Path(place) / f"run-{name}")
-            print(name, arms[name])
+            for suffix, positions in {"": "masked", "-visible": "all"}.items():
+                if positions == "masked" or name != "mlm":
+                    arms[name + suffix] = measure(name, positions, whole, store, Path(place) / f"run-{name}{suffix}")
+                    print(name + suffix, arms[name + suffix])
     threads = {"threads": torch.get_num_threads()}
     print(json.dumps({"benchmark": "small_encoder", "arms": arms, **threads, **conditions()}))
 
 
-def measure(objective, whole, store, run):
+def measure(objective, positions, whole, store, run):
     """The rates of an arm.
 
     whole  of --dry-run
     """
-    values = recipe_settings(RECIPE, "train-student", StudentConfig, True) | {"objective": objective}
+    values = recipe_settings(RECIPE, "train-student", StudentConfig, True)
+    values |= {"objective": objective, "positions": positions}
     if objective != "regress":
         del values["regress_loss"]
     values |= {"epochs": None, "max_steps": STEPS, "eval_every": 0, "save_every": 0, "device": "cpu"}

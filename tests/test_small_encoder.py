@@ -75,18 +75,19 @@ def test_a_student_begins_with_the_teachers_own_layers(place, teacher_directory,
     assert made["objective"] == "regress" and made["export"].endswith("from-teacher/export")
 
 
-@pytest.mark.parametrize("objective", ["regress", "mlsm", "mlm"])
-def test_the_rates_are_those_of_the_recipe(objective, place, tmp_path, monkeypatch):
-    """Of another objective only that differs, and the loss of the hidden states."""
+@pytest.mark.parametrize(("objective", "positions"), [("regress", "masked"), ("mlsm", "all"), ("mlm", "masked")])
+def test_the_rates_are_those_of_the_recipe(objective, positions, place, tmp_path, monkeypatch):
+    """Only objective, positions and the loss of the hidden states differ."""
     trained = []
     monkeypatch.setattr(small_encoder, "train", trained.append)
     lines = [{"step": step, "tokens_per_second": 100.0 * step} for step in range(1, small_encoder.STEPS + 1)]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     whole = {"tokens_per_second": 1_000.0, "bytes_per_token": 70.0, "learning_seconds": 36.0}
-    found = small_encoder.measure(objective, whole, "store", tmp_path)
+    found = small_encoder.measure(objective, positions, whole, "store", tmp_path)
     assert found["training_tokens_per_second"] == 9_050  # the median of steps 61 to 120
     assert found["hours"] == pytest.approx(17_300 / 3600 + 17_300_000 / 9_050 / 3600 + 0.01)
     (settings,) = trained
     recipe = recipe_settings("small-encoder", "train-student", StudentConfig, True)
     kept = {name: value for name, value in recipe.items() if name not in ("objective", "regress_loss", "epochs")}
-    assert kept == {name: getattr(settings, name) for name in kept} and settings.objective == objective
+    assert kept == {name: getattr(settings, name) for name in kept}
+    assert (settings.objective, settings.positions) == (objective, positions)
