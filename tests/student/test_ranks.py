@@ -90,6 +90,28 @@ def alone(store, output, changes=()):
     return output
 
 
+TWO = """
+    import signal
+    import torch
+    from student.ranks import join
+
+    with join(torch.device("cpu")) as ranks:
+        me = ranks.rank
+        flags = [ranks.any(torch.tensor(float(me == number))).item() for number in range(3)]
+        numbers = ranks.sum([1.5, me]) + ranks.sum_exactly(torch.tensor([2**60 + me])).tolist()
+        signals = [ranks.agree(signal.SIGTERM if me == number else None) for number in (0, 1, 2)]
+        heard = [ranks.gather(me), ranks.tell(("from", me)), ranks.ask_first(lambda: me)]
+    print(flags, numbers, [number and number.name for number in signals], heard)
+"""
+
+
+def test_what_two_processes_add_up_and_agree_on():
+    for process in start_ranks(["-c", textwrap.dedent(TWO)]):
+        said, _ = process.communicate(timeout=60)
+        wanted = f"[1.0, 1.0, 0.0] [3.0, 1.0, {2**61 + 1}] ['SIGTERM', 'SIGTERM', None] [[0, 1], ('from', 0), 0]"
+        assert said.splitlines()[-1] == wanted and process.returncode == 0, said
+
+
 @pytest.fixture(scope="module")
 def finished(lsp_store, tmp_path_factory):
     """Outcomes and directory of the runs that two processes can do one after the other."""

@@ -9,13 +9,14 @@ import torch
 from torch._dynamo.utils import counters
 
 import student.train
+from mlsm.common.errors import TrainingError
 from student.batches import Loader, round_to_three_bits
 from student.config import StudentConfig
 from student.encoders.model import build_student
 from student.masks.masking import build_masking
 from student.objectives import OBJECTIVES
 from student.resolve import resolve_compile
-from student.train import Stepper
+from student.train import Stepper, train
 
 LARGE = 2**24  # values: as many as a third of the embeddings of a base-size model
 
@@ -66,6 +67,24 @@ def test_a_step_that_is_not_finite_changes_nothing(lsp_store, settings, spoilt, 
     assert all(map(math.isfinite, found)) == (spoilt is None)
     same = [torch.equal(one, other) for one, other in zip(before, state_of(stepper), strict=True)]
     assert all(same) if spoilt else not any(same)
+
+
+def test_one_weight_that_is_not_finite_is_not_saved(ids_store, settings, monkeypatch):
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
+    honest, calls = torch.optim.AdamW.step, []
+
+    def spoil(self, closure=None):
+        honest(self, closure)
+        calls.append(1)
+        if len(calls) == config.save_every:  # no held-out loss is computed at that step
+            self.param_groups[0]["params"][0].data.flatten()[0] = float("inf")
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", spoil)
+    with pytest.raises(TrainingError, match="after step 3 there are weights that are not finite, so nothing is saved"):
+        train(config)
+    assert not (config.run_dir / "checkpoints" / "step-00000003").exists()
+    monkeypatch.undo()
+    assert train(config)["steps"] == 8
 
 
 def state_of(stepper):
