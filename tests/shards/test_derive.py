@@ -1,13 +1,15 @@
 """A derived store equals one that was encoded with the smaller n, up to what 8 bits can tell."""
 
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from http_store import serving
 from make_store import make_store, random_block
 
-from mlsm.common.errors import ShardError, StoreError
+from mlsm.common.errors import RequestError, ShardError, StoreError
 from pipeline.targets.distributions import distributions
 from shards.derive import derive
 from shards.files import StoreFiles
@@ -139,6 +141,20 @@ def test_what_cannot_be_derived_is_refused(source, tmp_path):
     with pytest.raises(StoreError, match="only token ids"):
         derive(ids.path, 8)
     assert not (tmp_path / "stores").exists()
+
+
+def test_a_derived_store_is_put_beside_the_directory_one_is_in(source, tmp_path, monkeypatch):
+    shutil.copytree(source.path, tmp_path / "stores" / "lsp")
+    monkeypatch.chdir(tmp_path / "stores" / "lsp")
+    made = derive(".", 8)["store"]
+    assert Path(made).resolve().parent == tmp_path / "stores" and Path(made).name.startswith("lsp-n8-")
+    monkeypatch.chdir(tmp_path)
+    assert derive("stores/lsp", 7)["store"].startswith("stores/lsp-n7-"), "the path is that of the command"
+
+
+def test_a_remote_store_needs_a_place(source):
+    with serving(Path(source.path).parent) as web, pytest.raises(RequestError, match="is remote: choose with --output"):
+        derive(f"{web.url}/{Path(source.path).name}", 8)
 
 
 def test_damage_in_the_source_publishes_nothing(source, tmp_path):

@@ -1,5 +1,6 @@
 """The reader's checks beyond hashes, what it keeps in memory, and its order as one endless stream."""
 
+import errno
 import pickle
 import tracemalloc
 from unittest import mock
@@ -11,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make_store import make_store
 
-from mlsm.common.errors import ShardError, StoreError
+from mlsm.common.errors import ShardError, StoreError, WriteError
 from shards import codec
 from shards.codec import block_windows
+from shards.files import StoreFiles
 from shards.reader import Store
 
 
@@ -75,6 +77,23 @@ def test_any_windows_in_any_order_equal_each_alone(windows, numbers):
 def test_a_window_that_is_not_there(windows, number):
     with pytest.raises(ValueError, match=r"\[0, 111\)"):
         windows.read([0, number])
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (OSError(errno.EMFILE, "too many open files"), OSError),
+        (WriteError("the cache is full"), WriteError),
+        (OSError(errno.EIO, "input/output error"), ShardError),
+    ],
+)
+def test_an_error_of_the_machine_is_not_called_a_damaged_shard(tmp_path, monkeypatch, error, raised):
+    files, *_ = make_store(tmp_path / "s", blocks=1, units=("train",))
+    reader = Store.open(files.path).split("train")
+    monkeypatch.setattr(StoreFiles, "open_shard", mock.Mock(side_effect=error))
+    with pytest.raises(raised) as caught:
+        reader.read(np.arange(2))
+    assert (caught.value is error) == (raised is not ShardError)
 
 
 def test_a_reader_travels_to_another_process(windows):

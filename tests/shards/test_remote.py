@@ -178,6 +178,24 @@ def test_a_tokenizer_is_kept_whole_or_not_at_all(made, options, tmp_path):
 
 
 @pytest.mark.promise("a tokenizer or dictionary …")
+def test_atoms_may_be_large(made, options, tmp_path, monkeypatch):
+    """32 KiB for each of the 64 atoms, where a small file may have 10,000 bytes here."""
+    monkeypatch.setattr("shards.remote._SMALL", 10_000)
+    for size in (64 * 4 * 8192, 64 * 4 * 8192 + 1):
+        directory = shutil.copytree(made[0], tmp_path / str(size))
+        (directory / "dictionary").mkdir()
+        (directory / "dictionary" / "dictionary.json").write_text("{}")
+        (directory / "dictionary" / "atoms.npy").write_bytes(bytes(size))
+        with serving(tmp_path) as web:
+            store = Store.open(f"{web.url}/{size}", remote=replace(options, cache=tmp_path / f"cache-{size}"))
+            if size > 64 * 4 * 8192:
+                with pytest.raises(RemoteError, match="longer than the 2,097,152 bytes"):
+                    store.files.dictionary  # noqa: B018
+            else:
+                assert (store.files.dictionary / "atoms.npy").stat().st_size == size
+
+
+@pytest.mark.promise("a tokenizer or dictionary …")
 @pytest.mark.parametrize("fault, error", [("403", "asked once.*access rights"), ("drop", "asked 3 times")])
 def test_a_listed_file_of_a_tokenizer_must_come(made, web, options, fault, error):
     store = Store.open(f"{web.url}/lsp", remote=options)
