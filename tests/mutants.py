@@ -95,7 +95,7 @@ TABLE = (  # area, modules, files of tests/ that mirror them, then their neighbo
     (
         "coding",
         "pipeline/targets/lsp.py",
-        f"pipeline/test_kept.py pipeline/test_targets.py pipeline/test_controls.py {CODING}",
+        f"pipeline/test_kept.py pipeline/test_proven_solver.py pipeline/test_targets.py {CODING}",
     ),
     ("coding", "pipeline/targets/hidden.py", f"pipeline/test_hidden_states.py {CODING}"),
     ("coding", "pipeline/targets/*.py", f"pipeline/test_lsp.py {CODING}"),
@@ -107,6 +107,11 @@ TABLE = (  # area, modules, files of tests/ that mirror them, then their neighbo
     ("shards", "shards/codec.py", f"shards/test_codec.py {READING} shards/test_torch_dataset.py"),
     ("shards", "shards/counter.py", f"shards/test_codec.py student/test_masking.py {READING}"),
     ("shards", "shards/schema.py", f"shards/test_codec.py {READING}"),
+    (
+        "shards",
+        "shards/reader.py",
+        "shards/test_reader.py shards/test_store.py pipeline/test_targets.py shards/test_verify.py",
+    ),
     ("shards", "shards/export.py", f"shards/test_export.py {READING}"),
     ("shards", "shards/derive.py", f"shards/test_derive.py {READING}"),
     ("shards", "shards/clean.py", f"shards/test_clean.py {READING}"),

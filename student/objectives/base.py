@@ -198,8 +198,7 @@ class Objective:
 def smoothed_mean(train_windows: WindowReader, outputs: int) -> np.ndarray:
     """Average stored distribution of a split, smoothed by one uniform token; float64 (outputs)."""
     tokens = train_windows.tokens
-    mean_K = np.asarray(train_windows.mean_distribution(), dtype=np.float64)
-    return (mean_K * tokens + 1 / outputs) / (tokens + 1)
+    return (train_windows.mean_distribution() * tokens + 1 / outputs) / (tokens + 1)
 
 
 def with_perplexity(figures: dict, cross_entropy: str) -> dict:

@@ -174,6 +174,11 @@ def test_torch_as_the_solvers_backend_adds_to_the_same_store(place, plain, tmp_p
     assert max(record.statistics["max_kkt"] for record in store.records("train")) <= place.tolerance
 
 
+def test_a_penalty_that_leaves_every_code_empty_is_told_at_once(place, tmp_path):
+    with pytest.raises(EncodeError, match="--lam 0.999 leaves every one of the first .* tokens with an empty code"):
+        encode_lsp(replace(place, lam=0.999, tolerance=0.9, output=tmp_path))
+
+
 def test_fista_has_no_other_backend(place):
     with pytest.raises(ValueError, match="--solver-backend torch belongs to --solver cd"):
         replace(place, solver="fista", solver_backend="torch")

@@ -141,6 +141,12 @@ def test_weights_follow_the_losses_of_all_terms_and_forget_by_halves(lsp_store):
         adaptive.table_at(8)
 
 
+def test_without_a_loss_all_tokens_weigh_the_same(ids_store):
+    adaptive = AdaptiveWeights(ids_store, Mlm(ids_store), 1, torch.device("cpu"))
+    adaptive.finish_step(1, Ranks())
+    assert adaptive.table_at(1) is None
+
+
 def test_counts_do_not_depend_on_how_a_batch_is_split(ids_store):
     objective = Mlm(ids_store)
     whole, parts = (AdaptiveWeights(ids_store, objective, 1, torch.device("cpu")) for _ in range(2))
