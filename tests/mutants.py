@@ -89,7 +89,7 @@ TABLE = (  # area, modules, files of tests/ that mirror them, then their neighbo
     ("solvers", "pipeline/solvers/*.py", f"{SOLVERS} pipeline/test_learner.py"),
     ("dictionary", "pipeline/dictionary/centering.py", "pipeline/test_centering.py pipeline/test_dictionary.py"),
     ("dictionary", "pipeline/dictionary/near.py", f"pipeline/test_near_atoms.py {LEARNING}"),
-    ("dictionary", "pipeline/dictionary/vectors.py", f"{LEARNING} pipeline/test_learn.py pipeline/test_controls.py"),
+    ("dictionary", "pipeline/dictionary/vectors.py", f"pipeline/test_learn.py pipeline/test_dictionary.py {LEARNING}"),
     ("dictionary", "pipeline/dictionary/*.py", f"{LEARNING} pipeline/test_learn.py pipeline/test_centering.py"),
     ("coding", "pipeline/targets/logits.py", f"pipeline/test_logits.py {CODING}"),
     (

@@ -181,6 +181,20 @@ def test_a_file_of_zeros_is_refused():
     refuse_unusable(np.eye(50, dtype=np.float16)[::-1], "one.npy", rows_at_once=20)
 
 
+def test_a_file_with_a_row_that_is_not_finite_is_refused():
+    spoilt = np.ones((50, 4), np.float16)
+    spoilt[30, 2] = np.inf
+    with pytest.raises(ValueError, match=r"spoilt.npy: .*\b30\b"):
+        refuse_unusable(spoilt, "spoilt.npy", rows_at_once=20)
+
+
+def test_atoms_that_the_held_out_vectors_do_not_use_are_dead():
+    hidden, _ = planted()
+    sampled = DictionarySettings(300, 0.05, seed=0, atoms="sampled")
+    (found,) = learn_dictionary(hidden, sampled, held_out_Hd=hidden[:1]).history
+    assert 0 < found["nnz"] < 30 and found["dead_atoms"] == 300 - found["nnz"]
+
+
 def test_equal_vectors_have_no_variance_to_explain(tmp_path):
     found = learn_dictionary(np.ones((50, 4), np.float32), DictionarySettings(5, 0.05, seed=0))
     assert all(entry["explained_variance"] is None for entry in found.history)

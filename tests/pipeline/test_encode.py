@@ -6,6 +6,7 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,12 +14,15 @@ from preloaded import Preloaded, run_python
 
 from mlsm.commands import load
 from mlsm.common.errors import CorpusError, EncodeError, StoreError, TeacherError
+from mlsm.common.progress import silent
 from pipeline import encode as encoding
 from pipeline import plan as planning
 from pipeline.commands import encode_ids, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_missing
+from pipeline.executor import KILLED, Executor
+from shards.manifest import Plan, PlannedUnit
 from shards.reader import Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -236,6 +240,20 @@ def test_the_same_teacher_elsewhere_finds_the_same_store(place, report, tmp_path
     again = encode_lsp(replace(place, teacher=str(moved)))[0]
     assert again["finished_before"]
     assert (again["store"], again["dictionary"]) == (report["store"], report["dictionary"])
+
+
+class Deadly(Executor):
+    """Whose processes die at every item."""
+
+    def map(self, function, items, **_):
+        return ((item, KILLED) for item in items)
+
+
+def test_a_text_that_no_process_can_read_is_named():
+    unit = PlannedUnit("0" * 32, "train", "wiki.txt", 5, 9)
+    job = SimpleNamespace(plan=Plan({}, (unit,)), progress=silent)
+    with pytest.raises(EncodeError, match="workers crash when they read records 5 to 8 of wiki.txt, so none of it"):
+        list(encode_missing(Deadly(job), [(unit, [0])], [], None))
 
 
 def test_the_bundled_teacher_reads_the_quickstart_windows():

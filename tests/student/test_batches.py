@@ -63,6 +63,12 @@ def test_the_digest_tells_batches_apart(ids_store):
     assert loader(ids_store, Mlm(ids_store), micro_batch=3).step(1, 0, 10).digest in digests
 
 
+def test_the_digests_of_shares_add_up_to_that_of_the_batch(ids_store):
+    reader = loader(ids_store, Mlm(ids_store))
+    shares = [reader.step(1, 2, 10, share).digest for share in ((0, 3), (3, 5), (5, 10))]
+    assert sum(shares) % 2**64 == reader.step(1, 2, 10).digest
+
+
 @pytest.mark.parametrize("unit", ["token", "span"])
 def test_the_micro_batch_changes_neither_mask_nor_input(ids_store, unit):
     settings = {"rate_end": 0.6, "max_steps": 5, "corruption": "80-10-10", "unit": unit}
