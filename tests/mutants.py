@@ -145,7 +145,11 @@ TABLE = (  # area, modules, files of tests/ that mirror them, then their neighbo
     ("objectives", "student/objectives/vectors.py", f"student/test_vectors.py {OBJECTIVES}"),
     ("objectives", "student/objectives/re*.py", f"student/test_vectors.py {OBJECTIVES}"),
     ("objectives", "student/objectives/sparse_rows.py", OBJECTIVES),
-    ("objectives", "student/objectives/__init__.py", f"student/test_tied.py {OBJECTIVES}"),
+    (
+        "objectives",
+        "student/objectives/__init__.py",
+        f"student/test_tied.py student/test_all_positions.py {OBJECTIVES}",
+    ),
     ("objectives", "student/objectives/supersense.py", f"student/test_supersenses.py {OBJECTIVES}"),
     ("objectives", "student/objectives/position_marginals.py", f"student/test_position_baseline.py {OBJECTIVES}"),
     (

@@ -57,4 +57,7 @@ def show(result: dict, settings: Settings) -> str:
             f"  {program()} encode-lsp --recipe paper --corpus 'wikipedia/*.txt.gz'",
             "\nThen run the command that it prints: a student trained on that store also gets the paper's settings.",
         ]
+    if result["objective"] in LSP_OBJECTIVES:
+        pages = shell_join(["show-lsp", result["store"], "--html", "lsps"])
+        lines.append(f"\nTo see what its LSPs represent:\n  {program()} {pages}")
     return "\n".join(lines)

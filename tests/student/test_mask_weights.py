@@ -131,6 +131,7 @@ def test_collocations_are_those_of_a_plain_loop(ids_store, monkeypatch):
     found = count_ngrams(ids_store.split("train"))
     mine = {tuple(ids[ids >= 0].tolist()): count for ids, count in zip(found.ids_E5, found.counts_E, strict=True)}
     assert mine == {ngram: count for ngram, count in counts.items() if len(ngram) > 1} and found.undercount == 0
+    assert found.ids_E5.shape[1] == 5, "as tables are stored"
     token_counts = np.array([counts[(id,)] for id in range(65)], float)
     tokens, chosen = token_counts.sum(), {}
     listed = collocations(found, token_counts, least_count=5, coverage=0.5)
