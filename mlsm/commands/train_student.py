@@ -59,5 +59,8 @@ def show(result: dict, settings: Settings) -> str:
         ]
     if result["objective"] in LSP_OBJECTIVES:
         pages = shell_join(["show-lsp", result["store"], "--html", "lsps"])
-        lines.append(f"\nTo see what its LSPs represent:\n  {program()} {pages}")
+        text = f'{shell_join(["show-lsp", result["run"]])} --text "In [MASK] 1995 his brother moved to London."'
+        lines.append(
+            f"\nTo see what its LSPs represent, and what it predicts:\n  {program()} {pages}\n  {program()} {text}"
+        )
     return "\n".join(lines)

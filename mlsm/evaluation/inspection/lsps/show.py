@@ -9,11 +9,12 @@ Shapes: K LSPs, d hidden width.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from mlsm.common.errors import InspectionError
+from mlsm.common.errors import InspectionError, RequestError, StoreError
 from mlsm.common.invocation import program
 from mlsm.common.text import printable
 from mlsm.evaluation.inspection.lsps import pages, text_pages, texts, vector_pages
@@ -25,10 +26,11 @@ from mlsm.evaluation.inspection.lsps.view import NEIGHBOURS, StoreView
 from mlsm.evaluation.records import shown_name
 from pipeline.dictionary import Dictionary
 from shards.copies import check_dictionary
-from shards.reader import Store, is_url
+from shards.reader import Store, finished_stores, is_url
 from shards.tools import store_of
 
 OVERVIEW_ROWS = 16
+STORES = "runs/stores"  # where the store of a student is looked for
 NAMED_BY = 300_000  # tokens that are read to name the LSPs of a text
 NAMED_OF_A_TOKEN = 2
 CLOSEST_PAIRS = 10
@@ -46,7 +48,7 @@ def show(settings: ShowLspConfig, progress: Callable[..., None]) -> dict:
         return _dictionary(settings, progress)
     if settings.vectors is not None:
         raise InspectionError(f"--vectors goes with a dictionary:  {program()} show-lsp DICTIONARY --vectors FILE")
-    return _student(settings) if kind == "student" else _store(settings, progress)
+    return _student(settings, progress) if kind == "student" else _store(settings, progress)
 
 
 def _kind(source):
@@ -132,15 +134,19 @@ def _text(settings, store, progress):
     student = texts.load_student(settings.student, fingerprint) if settings.student else None
     rows = _teacher_rows(settings, store)
     tokens = texts.compare_tokens(student, settings.text, rows)
-    lsps = {
-        lsp for token in tokens for name in ("teacher", "student") for lsp, _ in token.get(name, [])[:NAMED_OF_A_TOKEN]
-    }
     return {
         "view": "text",
         "text": settings.text,
         "student": settings.student,
-        **_named(settings, store, lsps, progress),
+        **_named(settings, store, _heaviest(tokens), progress),
         "tokens": tokens,
+    }
+
+
+def _heaviest(tokens):
+    """The LSPs of a text that are named."""
+    return {
+        lsp for token in tokens for name in ("teacher", "student") for lsp, _ in token.get(name, [])[:NAMED_OF_A_TOKEN]
     }
 
 
@@ -237,7 +243,7 @@ def _atom(lsp, near, norms_K, labels):
 # -- a student --------------------------------------------------------------------------------------------
 
 
-def _student(settings):
+def _student(settings, progress):
     _refuse(settings, "a student", ("word", "similar_to", "html", "student", "teacher", "diagnostic", "intruders"))
     if settings.factors:
         from mlsm.evaluation.inspection.lsps.editing import edit
@@ -245,11 +251,14 @@ def _student(settings):
         return {"view": "edit", **edit(settings.store, settings.text, settings.factors)}
     model = texts.load_student(settings.store)
     if settings.text is not None:
+        tokens = texts.compare_tokens(model, settings.text)
+        store = _store_of(model)
         return {
             "view": "text",
             "text": settings.text,
             "student": str(settings.store),
-            "tokens": texts.compare_tokens(model, settings.text),
+            **(_named(settings, store, _heaviest(tokens), progress) if store else {}),
+            "tokens": tokens,
         }
     outputs_Kd = scale_to_unit(model.student.output_matrix.detach().float().numpy())
     near, norms_K = nearest_atoms(outputs_Kd, NEIGHBOURS), np.linalg.norm(model.student.output_matrix.detach(), axis=1)
@@ -263,6 +272,16 @@ def _student(settings):
         **_atoms(near, norms_K),
         "lsps": [_atom(lsp, near, norms_K, None) for lsp in settings.lsp],
     }
+
+
+def _store_of(model):
+    """The newest finished store with the LSPs that a student predicts; None if there is none here."""
+    fingerprint = model.facts.get("dictionary")
+    with suppress(RequestError, StoreError):
+        for store in map(Store.open, finished_stores(STORES, ["lsp"])):
+            if fingerprint is not None and store.settings.get("dictionary") == fingerprint:
+                return store
+    return None
 
 
 def _refuse(settings, what, names):

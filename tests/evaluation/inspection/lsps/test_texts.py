@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def test_teacher_and_student_with_their_distance(coded_store, export, dictionary
             assert token["kl"] == pytest.approx(entropy(p_K, q_K), rel=1e-4)
 
 
-def test_the_view_of_a_text_says_what_its_lsps_stand_for(coded_store, export):
+def test_the_view_of_a_text_says_what_its_lsps_stand_for(coded_store, export, tmp_path, monkeypatch):
     settings = ShowLspConfig(store=str(coded_store.path), text="The function returns [MASK].", student=str(export))
     result = show(settings, silent)
     assert json.loads(json.dumps(result)) == result
@@ -85,6 +86,17 @@ def test_the_view_of_a_text_says_what_its_lsps_stand_for(coded_store, export):
         assert words in printed
     alone = show(ShowLspConfig(store=str(export), text="The function"), silent)
     assert "teacher" not in alone["tokens"][0] and "student" in summary(alone, settings)
+    assert "names" not in alone, "no store of these LSPs is here"
+    monkeypatch.setattr("mlsm.evaluation.inspection.lsps.show.STORES", tmp_path / "stores")
+    (tmp_path / "stores").mkdir()
+    (tmp_path / "stores" / Path(coded_store.path).name).symlink_to(coded_store.path)
+    named = show(ShowLspConfig(store=str(export), text="The function"), silent)
+    assert named["tokens"] == alone["tokens"] and json.loads(json.dumps(named)) == named
+    shown = {lsp for token in named["tokens"] for lsp, _ in token["student"][:2]}
+    words = {lsp: word for lsp, word, _ in result["names"]}
+    assert {lsp for lsp, *_ in named["names"]} == shown
+    assert all(word == words[lsp] for lsp, word, _ in named["names"] if lsp in words)
+    assert "Typical words" in summary(named, settings)
 
 
 def test_tokens_of_a_text_find_their_like(coded_store):
