@@ -170,7 +170,7 @@ def open_files(path: str | PathLike[str], remote: "Remote | None" = None) -> Sto
     return RemoteFiles(path, remote)
 
 
-def finished_stores(root: str | Path, kinds: Sequence[str] = ()) -> list[Path]:
+def finished_stores(root: str | Path = "runs/stores", kinds: Sequence[str] = ()) -> list[Path]:
     """Paths of the finished stores under `root`, the one whose text was encoded last comes first.
 
     They are sorted by the time at which their plan was published. Derived stores come last, since they add no text: so

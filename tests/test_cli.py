@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import textwrap
 from pathlib import Path
 
@@ -260,6 +261,13 @@ def test_the_two_commands_end_with_a_summary(session):
         assert words in trained.stdout
     store = next((directory / "runs" / "stores").iterdir())
     assert f"show-lsp {store.relative_to(directory)} --html lsps\n" in trained.stdout
+
+
+def test_the_last_line_says_what_the_student_predicts(session):
+    directory, *_, (_, trained) = session
+    command = shlex.split(trained.stdout.splitlines()[-1])
+    said = mlsm(*command[command.index("show-lsp") :], cwd=directory, check=0).stdout
+    assert "Typical words, of" in said and "every token masked in turn" in said
 
 
 def test_the_printed_lines_load_the_student(session):

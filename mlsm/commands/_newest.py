@@ -58,7 +58,7 @@ def stores_for_the_objective(settings: "StudentConfig") -> list[Path]:
 def _stores(*kinds: str) -> list[Path]:
     from shards.reader import finished_stores
 
-    return finished_stores("runs/stores", kinds)
+    return finished_stores(kinds=kinds)
 
 
 def students(settings: object) -> list[Path]:

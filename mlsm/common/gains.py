@@ -64,7 +64,7 @@ def mass_by_group(
     nnz_N = np.diff(indptr)
     rows_E = np.repeat(group_N, nnz_N)
     entries = (np.asarray(weights_E, np.float64), (rows_E, np.asarray(columns_E, np.int64)))
-    mass_GK = sparse.csr_array(entries, shape=(groups, columns))  # adds up entries of one place
+    mass_GK = sparse.csr_array(entries, shape=(groups, columns))  # SciPy adds up the entries of one place
     return GroupMass(mass_GK, np.bincount(group_N[nnz_N > 0], minlength=groups).astype(np.float64))
 
 

@@ -30,7 +30,6 @@ from shards.reader import Store, finished_stores, is_url
 from shards.tools import store_of
 
 OVERVIEW_ROWS = 16
-STORES = "runs/stores"  # where the store of a student is looked for
 NAMED_BY = 300_000  # tokens that are read to name the LSPs of a text
 NAMED_OF_A_TOKEN = 2
 CLOSEST_PAIRS = 10
@@ -275,11 +274,10 @@ def _student(settings, progress):
 
 
 def _store_of(model):
-    """The newest finished store with the LSPs that a student predicts; None if there is none here."""
-    fingerprint = model.facts.get("dictionary")
-    with suppress(RequestError, StoreError):
-        for store in map(Store.open, finished_stores(STORES, ["lsp"])):
-            if fingerprint is not None and store.settings.get("dictionary") == fingerprint:
+    """The newest finished store under runs/stores that has the dictionary of a student's LSPs, or None."""
+    with suppress(RequestError, StoreError):  # no store is there, or only damaged ones
+        for store in map(Store.open, finished_stores(kinds=["lsp"])):
+            if store.settings.get("dictionary") == model.facts.get("dictionary", ""):
                 return store
     return None
 

@@ -84,12 +84,12 @@ def test_the_view_of_a_text_says_what_its_lsps_stand_for(coded_store, export, tm
     printed = summary(result, settings)
     for words in ("KL (nats)", "Mean KL(teacher || student)", "[MASK]", "no code", "Typical words"):
         assert words in printed
+    monkeypatch.chdir(tmp_path)
     alone = show(ShowLspConfig(store=str(export), text="The function"), silent)
     assert "teacher" not in alone["tokens"][0] and "student" in summary(alone, settings)
     assert "names" not in alone, "no store of these LSPs is here"
-    monkeypatch.setattr("mlsm.evaluation.inspection.lsps.show.STORES", tmp_path / "stores")
-    (tmp_path / "stores").mkdir()
-    (tmp_path / "stores" / Path(coded_store.path).name).symlink_to(coded_store.path)
+    Path("runs/stores").mkdir(parents=True)
+    Path("runs/stores", Path(coded_store.path).name).symlink_to(coded_store.path)
     named = show(ShowLspConfig(store=str(export), text="The function"), silent)
     assert named["tokens"] == alone["tokens"] and json.loads(json.dumps(named)) == named
     shown = {lsp for token in named["tokens"] for lsp, _ in token["student"][:2]}
