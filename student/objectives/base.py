@@ -84,7 +84,7 @@ class Objective:
     """description of the prediction that is constant at each position, if `baseline` scores one"""
     reference_by_type: str | None = None
     """description of the prediction that is constant for each token id, if `baseline` scores one"""
-    unit = "nats per masked token"
+    unit = "nats per predicted token"
     """unit of the loss, for people"""
     guess = "most frequent token"
     """what the baseline's accuracy always predicts, if there is one"""

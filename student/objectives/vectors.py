@@ -48,9 +48,9 @@ class Vectors(Objective):
     loss_name = "held-out loss (1 - cosine)"
     reference, reference_by_type = (
         "the mean vector",
-        "the mean vector of each word, which a masked position does not show",
+        "the mean vector of each word, if it is known",
     )
-    unit = "per masked token"
+    unit = "per predicted token"
     width: int
     """d"""
     squared = False

@@ -111,7 +111,7 @@ class CardText(NamedTuple):
     tags: list[str]
     fills_masks: bool
     """whether AutoModelForMaskedLM loads it"""
-    unit: str = "nats per masked token"
+    unit: str = "nats per predicted token"
     """unit of the loss"""
     in_transformers: str = LSPS_IN_TRANSFORMERS
     """how to get the LSPs with the export's own code; empty if it has none"""

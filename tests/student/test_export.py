@@ -177,7 +177,7 @@ def test_the_card_has_the_metadata_that_the_hub_reads(lsp_store, tmp_path, monke
     assert {name: result.metric_value for name, result in found.items()} == lineage["held_out"]
     loss = found["loss"]
     assert (loss.task_type, loss.dataset_type, loss.dataset_split) == ("feature-extraction", "allenai/c4", "held_out")
-    assert loss.metric_name == "held-out loss, nats per masked token"
+    assert loss.metric_name == "held-out loss, nats per predicted token"
     assert ModelCardData(**card.data.to_dict()).to_dict() == card.data.to_dict()
     assert "/ann" not in card.content and "from `google/bert_uncased`" in card.text
     for shown in ('"a.txt": {}', '"a.txt (2)": {}', '"encoder": "small"', '"hf://datasets/allenai/c4/en/1.json.gz"'):
