@@ -96,7 +96,7 @@ def prepare(place, job, teacher, data):
     vectors = word_vectors(place, job, teacher, data)
     hidden_Nd = np.concatenate(list(vectors.layer(LAYER)))
     atoms_Kd = learn_dictionary(hidden_Nd, DictionarySettings(K, LAM, seed=0), LearningSchedule(epochs=2)).atoms_Kd
-    pad, tokens = job.special_ids["pad"], job.config.batch_tokens
+    pad, tokens = job.special_ids["pad"], job.config.tokens_at_once()
     return atoms_Kd, [batch for _, readings in vectors.chunks for batch in batches(readings, tokens, pad)]
 
 

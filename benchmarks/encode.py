@@ -9,7 +9,7 @@ things are timed in turn: only the forward passes, and the work of `encode-lsp` 
 normalisation, solver, distributions, packing, hashing, fsync). Each is timed over a block of 65,536 tokens on a CPU,
 and over 16 blocks on a GPU, so that all stages run at the same time. Numba's compilation and reading text are not
 timed. `encode_vs_teacher` is the ratio of tokens per second; the stages' own seconds may overlap. Prints JSON as its
-last line. Not run on a GPU yet.
+last line.
 """
 
 import json
@@ -146,7 +146,7 @@ def measure(windows, coder, directory):
 
 def time_teacher(windows, coder):
     """Seconds of the forward passes, their ids prepared before."""
-    teacher, size = coder.teacher, coder.config.batch_tokens // MAX_LENGTH
+    teacher, size = coder.teacher, coder.most_windows
     batches = []
     for start in range(0, len(windows), size):
         columns = join_windows(windows[start : start + size])

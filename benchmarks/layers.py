@@ -108,7 +108,7 @@ def measure(windows, together, alone, directory):
 
 def time_solvers(windows, coder):
     """Seconds of the solver on the hidden states of every layer, batch by batch; making these is not counted."""
-    size, config, seconds = coder.config.batch_tokens // MAX_LENGTH, coder.config, 0.0
+    size, config, seconds = coder.most_windows, coder.config, 0.0
     grams = [output.dictionary.atoms_Kd @ output.dictionary.atoms_Kd.T for output in coder.targets]
     for start in range(0, len(windows), size):
         batch = windows[start : start + size]

@@ -79,7 +79,7 @@ def encode_logits(config: EncodeLogitsConfig, progress: Callable[..., None] = si
     teacher = MaskedLm.load(config.teacher, dtype=config.dtype, device=config.device)
     job = scan_corpus(config, tokenizer, progress)
     check_teacher(job, teacher)
-    teacher.choose_libraries(config.products, config.batch_tokens, config.max_length)
+    teacher.choose_libraries(config.products, config.tokens_at_once(), config.max_length)
     logger.info("%s", announcement("encode-logits", job, teacher))
     target = Logits(config, teacher, job.special_ids)
     if config.dry_run:

@@ -23,6 +23,7 @@ CENTERS = ("none", "mean", "position")
 HOW = ("retry_quarantine", "dry_run", "workers", "scheduler", "products", "solver_backend")
 BUNDLED_TEXT = ("bundled",)  # the demonstration's own text
 UNIT_TOKENS = 1_048_576  # default tokens per unit
+BATCH_TOKENS = {"cpu": 8192, "cuda": 65_536}  # default tokens of a forward pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,9 +158,10 @@ class TeacherConfig(WorkersConfig):
     teacher: str | None = None
     """Directory or Hub id of a BERT-family encoder; `bundled` is the small demonstration teacher, the default only for
     the demonstration's own text."""
-    batch_tokens: int = 8192
-    """Tokens that the teacher and the solver take at once; on a CPU the teacher reads them in shorter passes,
-    whose tensors fit its cache (mlsm docs log, 2026-11-26)."""
+    batch_tokens: int | None = None
+    """Tokens that the teacher and the solver take at once; unset: 8,192, which a CPU's teacher reads in shorter passes,
+    whose tensors fit its cache (mlsm docs log, 2026-11-26), and 65,536 where a GPU encodes: with fewer it waits for the
+    host."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the teacher's forward pass; `auto` is float32 on a CPU and float16 on a GPU, which changes LSPs less
     than bfloat16 (mlsm docs sparse-coding). Hidden states that overflow float16 end the run: then use bfloat16 or
@@ -178,7 +180,7 @@ class TeacherConfig(WorkersConfig):
         super().__post_init__()
         if getattr(self, "hidden", None) is None:  # stored vectors need no teacher
             object.__setattr__(self, "teacher", own_or_bundled("teacher", self.teacher, self.corpus))
-        if self.batch_tokens < self.max_length:
+        if self.batch_tokens is not None and self.batch_tokens < self.max_length:
             raise ValueError(f"--batch-tokens {self.batch_tokens} is less than one window of {self.max_length} tokens.")
         if self.documents_apart and self.packing == "pairs":
             raise ValueError(
@@ -189,6 +191,10 @@ class TeacherConfig(WorkersConfig):
             raise ValueError(
                 f"--device {self.device} names one GPU, but every worker has its own. Use --device cuda or auto."
             )
+
+    def tokens_at_once(self, device_type: str = "cpu") -> int:
+        """What the teacher takes at once; "cuda" where a GPU encodes, as a batch that does not fit is halved there."""
+        return self.batch_tokens or max(BATCH_TOKENS[device_type], self.max_length)
 
 
 @dataclass(frozen=True, kw_only=True)

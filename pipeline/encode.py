@@ -15,7 +15,7 @@ target's own, that target loses the window too.) The stages are generators, each
 run over all units without a pause in between. The table `LAYOUTS` says what runs at the same time:
 
 - On a GPU, teacher and solver (or the vocabulary's head) have a thread and a stream each. Hidden states and codes
-  stay on the device. A third stream turns codes into distributions, which go to the host. Not run on a GPU yet.
+  stay on the device. A third stream turns codes into distributions, which go to the host.
 - On a CPU, every kernel of teacher and solver uses all cores, so the two take turns in one thread. Only reading ahead
   and writing behind overlap with them, as these use one core or wait for the disk.
 
@@ -385,7 +385,7 @@ class Coder:
             self.environment |= target.environment
         self._streams = {stage: open_stream(teacher.device) for stage in ("teach", "code", "finish")}
         self._teaching, self._coding = threading.Lock(), threading.Lock()  # `retry` does both in its own thread
-        self.most_windows = max(1, config.batch_tokens // config.max_length)
+        self.most_windows = config.tokens_at_once(teacher.device.type) // config.max_length
         self._comparison = PrecisionCheck(self)
 
     def stages(self) -> tuple:

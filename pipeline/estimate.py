@@ -153,7 +153,7 @@ def _learn_provisional(job, teacher, entry):
     config, parts, count = job.config, [], 0
     job.progress("try dictionary", 0, None)
     centred = config.center != "none"
-    size, wanted = max(1, config.batch_tokens // config.max_length), VECTORS_AN_ATOM * entry.k
+    size, wanted = config.tokens_at_once() // config.max_length, VECTORS_AN_ATOM * entry.k
     for unit in reversed(job.plan.units):
         windows = job.windows(unit)
         while count < wanted and (chunk := list(islice(windows, size))):

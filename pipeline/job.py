@@ -221,7 +221,7 @@ def load_teacher(job: Job) -> "Teacher":
     job.progress("load teacher", 0, None)
     teacher = Teacher.load(config.teacher, max(config.layer), dtype=config.dtype, device=config.device)
     check_teacher(job, teacher)
-    teacher.choose_libraries(config.products, config.batch_tokens, config.max_length, job.libraries)
+    teacher.choose_libraries(config.products, config.tokens_at_once(), config.max_length, job.libraries)
     return teacher
 
 

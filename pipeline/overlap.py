@@ -17,7 +17,7 @@ On a GPU every stage has a CUDA stream, so that teacher, solver and copies overl
 that another stream reads is not reused before that stream is done. How torch sums products of float16 is a setting of
 the process. All streams have the solver's setting; otherwise the last bits of a teacher's states would depend on
 whether the solver is running at the same time. On a CPU a call returns when its work is done, and a stream only reads
-the clock. Not run on a GPU yet. Not handled here: what the stages do (encode.py); items that finish out of order.
+the clock. Not handled here: what the stages do (encode.py); items that finish out of order.
 """
 
 import contextlib

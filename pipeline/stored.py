@@ -116,7 +116,7 @@ class StoredHidden:
                     f"takes windows and hidden states from {self._path}{found}. Omit it."
                 )
             object.__setattr__(settled, name, own.get(name, value))
-        if config.batch_tokens < self.store.max_length:
+        if config.batch_tokens is not None and config.batch_tokens < self.store.max_length:
             raise ValueError(
                 f"--batch-tokens {config.batch_tokens} is less than one window of {self.store.max_length} tokens."
             )

@@ -36,7 +36,7 @@ ALLOWED = {
     "mlsm": OURS - {"benchmarks"},
 }
 SOLVER_LIBRARIES = {"numpy", "numba", "llvmlite", "threadpoolctl", "torch", "pipeline"} | set(sys.stdlib_module_names)
-SOLVER_LIBRARIES |= {"mlsm/common"}  # oneDNN
+SOLVER_LIBRARIES |= {"cuda", "mlsm/common"}  # cuda.core, beneath numba-cuda; oneDNN
 
 
 def package_of(name):

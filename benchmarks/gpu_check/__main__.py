@@ -13,8 +13,8 @@ several calls. The last line that is printed is one JSON object of all statuses.
 
 Hidden states are the bench data, if $MLSM_DATA/bench has them, else the bundled teacher's; both are lifted to 768
 dimensions (benchmarks/lifted.py), and the entries name which. Without a GPU every item is skipped, unless --toy is
-given: then those of its parts run that a CPU can run. No GPU has run this yet; the predictions are from counted
-instructions and bandwidths.
+given: then those of its parts run that a CPU can run. The predictions are from counted instructions and bandwidths,
+before a GPU had run any of it.
 
 solve.py and train.py have the items, in the order in which they run; items.py says what one is.
 """

@@ -34,7 +34,7 @@ from student.train import Stepper, train
 
 STEPS = 10
 EXACT, IN_BFLOAT16 = 1e-4, 2e-2  # of the losses and norms of a GPU against those of a CPU in float32, relatively
-MICRO_BATCHES = (128, 32, 256)  # the usual one first, as time may run out
+MICRO_BATCHES = (128, 512)
 COURSE = 24  # optimiser steps of a run of the trainer
 TOO_MANY_WINDOWS = 16_384  # for any GPU, of BERT-base
 LEARNED_VECTORS = 2048  # of a minibatch

@@ -10,6 +10,7 @@ quantisation and indices in half precision, which stay on the CPU.
     python -m mlsm.common.faiss_gpu DIRECTORY       # the child: reads task.json there, writes report.jsonl
 """
 
+import importlib.util
 import json
 import logging
 import sys
@@ -53,7 +54,9 @@ def place(index: Any, device: torch.device, *, products: int) -> Any:
 
 
 def is_possible(device: torch.device) -> bool:
-    """Whether faiss is a build for GPUs and sees this device."""
+    """Whether faiss is installed, as a build for GPUs, and sees this device."""
+    if importlib.util.find_spec("faiss") is None:
+        return False
     import faiss
 
     has_gpu = device.type == "cuda" and hasattr(faiss, "StandardGpuResources")

@@ -97,7 +97,7 @@ def learn_dictionary(
 
     hidden_Nd    float16, float32 or float64: an array, a memory-mapped array or the path of a .npy file
     held_out_Hd  vectors for evaluation; default: up to 2,048, at most a tenth, set aside by the seed
-    device       "cpu", "cuda", or "auto": CUDA where torch sees it (not run on a GPU yet)
+    device       "cpu", "cuda", or "auto": CUDA where torch sees it
     checkpoint   directory in which to keep the state, at evaluations, at most once a minute. If an interrupted call is
                  repeated, it continues from there and ends with the same bits. The state stays at the end, so nothing
                  is lost before the dictionary is saved: remove it then. Other settings or vectors start from scratch;

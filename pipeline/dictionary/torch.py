@@ -4,7 +4,7 @@ Atoms are updated in groups. Inside a group one atom is updated after the other,
 one is computed. But every new atom is a sum of the same g vectors, so only its g coefficients are found in turn. For
 these the inner products of the vectors suffice. The host computes them in float64 and waits for the device once per
 group, 48 times per minibatch at k = 3072. (Updating single atoms on the device took eight small launches each, 25,000
-per minibatch.) Not run on a GPU yet; tests compare it with cpu.py on CPU tensors.
+per minibatch.) Tests compare it with cpu.py on CPU tensors, benchmarks/gpu_check on a GPU.
 
 Shapes: n vectors of a minibatch, d width, K atoms, g atoms of a group.
 """

@@ -15,9 +15,9 @@ GPU; the host asks which are left only after the rounds of ROUNDS. A token whose
 on with a larger one. Arrays never visit the host. Everything runs on torch's current stream. Equal input gives equal
 bits on equal hardware and libraries.
 
-Simulator-tested; no GPU has run it yet. (In Numba's CUDA simulator, NUMBA_ENABLE_CUDASIM=1, tensors are on the
-CPU. The kernels have also been compiled for sm_80, 90 and 100 without a GPU, searched for races, and, as blocks of one
-thread, run on a CPU at real sizes: instruction_budget.py, races.py and kernels_on_cpu.py in tests/pipeline/solvers.)
+All checks of tests/pipeline/solvers/cuda_checks.py pass on an H200. Without a GPU they run in Numba's CUDA simulator
+(NUMBA_ENABLE_CUDASIM=1), where tensors are on the CPU. The kernels are also compiled for sm_80, 90 and 100, searched
+for races, and, as blocks of one thread, run on a CPU at real sizes: instruction_budget.py, races.py, kernels_on_cpu.py.
 Left out: float64, warm starts, tolerances below the precision of the products (5e-5), several GPUs in one call.
 
 Shapes: N tokens, n tokens of a chunk, m places of those that are active, d hidden width, K atoms, W atoms of a working
@@ -25,7 +25,6 @@ set at most (its capacity); d and K are filled up with zeros to multiples of eig
 """
 
 import contextlib
-import functools
 from typing import Any
 
 import numpy as np
@@ -33,9 +32,9 @@ import torch
 
 from pipeline.solvers import cuda_kernels as kernels
 from pipeline.solvers import cuda_large, cuda_working_set
-from pipeline.solvers.cuda_block import LANES, SIMULATED, cuda
+from pipeline.solvers.cuda_block import SIMULATED
 from pipeline.solvers.cuda_kernels import OVERFLOWED, WAITING, WORKING
-from pipeline.solvers.cuda_memory import as_array
+from pipeline.solvers.cuda_launch import Argument, launcher
 from pipeline.solvers.cuda_products import PreparedOnGpu, correlate_in_float16, correlate_precisely, prepare
 from pipeline.solvers.problem import Codes
 
@@ -110,13 +109,13 @@ class _Problem:
     def __init__(self, prepared, lam, tol):
         self.prepared, self.lam, self.tol = prepared, np.float32(lam), np.float32(tol)
         names = ("atoms_Kd", "half_atoms_Kd", "gram_KK", "half_gram_KK", "square_K")
-        self.arrays = {name: as_array(getattr(prepared, name)) for name in names}
-        self.stream = 0 if SIMULATED else _stream(torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream)
+        self.arrays = {name: Argument.of(getattr(prepared, name)) for name in names}
+        self._launch = launcher(*_current_stream())
 
     def launch(self, kernel, blocks, *arguments, shared_bytes=0):
         """Run a kernel with a block for every token; on a GPU there may be more, which return at once."""
         blocks = blocks if SIMULATED else -(-blocks // GRID) * GRID
-        kernel[blocks, LANES, self.stream, shared_bytes](*arguments)
+        self._launch(kernel, blocks, *arguments, shared_bytes=shared_bytes)
 
 
 class _Tokens:
@@ -146,8 +145,8 @@ class _Tokens:
         large = capacity > cuda_working_set.MEDIUM
         self.gram_nWW = torch.empty((count, capacity, capacity) if large else (1, 1, 1), device=device)
         self.vectors_nV = torch.empty((count, cuda_large.VECTORS * capacity) if large else (1, 1), device=device)
-        self.arrays = problem.arrays | {  # made once: that takes a while
-            name: as_array(tensor)
+        self.arrays = problem.arrays | {
+            name: Argument.of(tensor)
             for name, tensor in vars(self).items()
             if isinstance(tensor, torch.Tensor) and name != "rows_n"
         }
@@ -242,7 +241,7 @@ class _Tokens:
         """Run a kernel with a block for every element of `per_block`; a string names one of our arrays."""
         if len(per_block):
             arrays = [self.arrays[a] if isinstance(a, str) else a for a in arguments]
-            self.problem.launch(kernel, len(per_block), as_array(per_block), *arrays, shared_bytes=shared_bytes)
+            self.problem.launch(kernel, len(per_block), Argument.of(per_block), *arrays, shared_bytes=shared_bytes)
 
     def codes(self):
         """Row numbers, counts, kkt, indices, values; tokens that have overflowed count nothing yet."""
@@ -253,16 +252,18 @@ class _Tokens:
         indices = torch.empty(max(total, 1), dtype=torch.int32, device=ends_n.device)  # numba takes no empty array
         values = torch.empty(max(total, 1), dtype=torch.float32, device=ends_n.device)
         names = ("status_n", "atoms_nW", "code_nW", "size_n")
-        self._launch(kernels.pack, ends_n - counts_n, *names, as_array(indices), as_array(values))
+        self._launch(kernels.pack, ends_n - counts_n, *names, Argument.of(indices), Argument.of(values))
         return self.rows_n[:count], counts_n, self.kkt_n[:count].clone(), indices[:total], values[:total]
 
 
 # -- between torch and Numba -------------------------------------------------------------------------------
 
 
-@functools.cache
-def _stream(device, handle):
-    return cuda.external_stream(handle)
+def _current_stream():
+    """The number of torch's current device, and the handle of its current stream there."""
+    if SIMULATED:
+        return 0, 0
+    return torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream
 
 
 def _device(tensor) -> Any:

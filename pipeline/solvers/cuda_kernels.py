@@ -4,8 +4,8 @@ A block is LANES threads, on a GPU one warp, and works on one token. All its thr
 conditions depend on values that all of them read, or on reductions, which return the same bits to all. Element
 i of a vector over the working set belongs to thread i % LANES, which alone writes it. `wait` stands between a
 write and a read by another thread, and between that read and the next write; it orders shared and global memory
-within the block. Simulator-tested; no GPU has run it yet. Left out: the problem over a working set
-(cuda_working_set.py), what the threads of a block do together (cuda_block.py).
+within the block. Left out: the problem over a working set (cuda_working_set.py), what the threads of a block do
+together (cuda_block.py).
 
 A list of active tokens may end in places that hold -1: their blocks do nothing.
 

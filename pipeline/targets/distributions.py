@@ -3,8 +3,8 @@
 A code a gives P = a / sum(a). The largest n entries are kept unchanged; the mass of the others is the row's tail. A
 code of zeros has no distribution: its row stays empty, and the token carries no loss (the official code uses it as a
 row of zeros). Codes on a GPU are cut, divided and quantised there, and only the kept entries go to the host. The bytes
-are the same, as sums and quotients are float64. Not run on a GPU yet. Not handled here: renormalising for the loss
-(student/objectives/), packing (shards/codec.py).
+are the same, as sums and quotients are float64. Not handled here: renormalising for the loss (student/objectives/),
+packing (shards/codec.py).
 
 Shapes: N tokens, n of them at once, w the most entries of one, E entries; T tokens of a batch end to end.
 """

@@ -87,14 +87,14 @@ class Logits:
             )
         self.top_n = min(MOST_ENTRIES, teacher.vocabulary) if config.top_n == "all" else config.top_n
         fitting = LOGITS_BYTES // (4 * teacher.vocabulary)
-        self._chunk = max(1, min(HEAD_ROWS, config.batch_tokens, fitting))
+        self._chunk = max(1, min(HEAD_ROWS, config.tokens_at_once(), fitting))
 
     @staticmethod
     def load_teacher(job: Job) -> MaskedLm:
         teacher = MaskedLm.load(job.config.teacher, dtype=job.config.dtype, device=job.config.device)
         check_teacher(job, teacher)
         config = job.config
-        teacher.choose_libraries(config.products, config.batch_tokens, config.max_length, job.libraries)
+        teacher.choose_libraries(config.products, config.tokens_at_once(), config.max_length, job.libraries)
         return teacher
 
     @classmethod

@@ -52,6 +52,8 @@ class Student(nn.Module):
         self._initialise_head(seed)
         self._last_layer, self._mask_later = LastLayer(encoder), MaskLater(encoder)
         adapt_deberta(encoder)
+        # It would read every batch back from a GPU; windows without an attention mask have no padding.
+        encoder.warn_if_padding_and_no_attention_mask = _warn_never
         self.libraries = USUAL  # `use_fast_linear` may set others
         use_fast_linear(self)
 
@@ -130,6 +132,10 @@ class Student(nn.Module):
             nn.init.zeros_(self.head.dense.bias)
         if self.output_Kd is not None:
             nn.init.normal_(self.output_Kd, std=spread, generator=generator)
+
+
+def _warn_never(input_ids: Tensor, attention_mask: Tensor | None) -> None:
+    """In the place of transformers' warning of a missing attention mask."""
 
 
 class FrozenEncoder(Student):

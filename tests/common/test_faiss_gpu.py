@@ -1,5 +1,6 @@
 """faiss on a GPU, simulated: children that are right, crash, hang, fail or compute wrongly, and callers."""
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -91,6 +92,11 @@ def test_without_a_build_for_gpus_there_is_nothing_to_try():
     assert not faiss_gpu.is_possible(CPU)
     if not hasattr(faiss, "StandardGpuResources"):
         assert not faiss_gpu.is_possible(torch.device("cuda", 0))
+
+
+def test_without_faiss_there_is_nothing_to_try(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert not faiss_gpu.is_possible(torch.device("cuda", 0))
 
 
 def test_kmeans_and_neighbours_ask_for_it(stand_in):

@@ -294,6 +294,11 @@ def test_settings_refuse_contradictions():
             EncodeConfig(**change)
 
 
+def test_a_batch_holds_a_window_where_nothing_is_given():
+    config = EncodeConfig(max_length=16_384)
+    assert config.tokens_at_once() == 16_384 and config.tokens_at_once("cuda") == 65_536
+
+
 def test_two_stores_of_one_corpus_scan_it_once_and_a_changed_one_again(
     english_text, teacher_directory, tmp_path, monkeypatch
 ):

@@ -32,6 +32,7 @@ from pipeline.solvers import (
     cd_cuda,
     cuda_block,
     cuda_kernels,
+    cuda_launch,
     cuda_products,
     cuda_working_set,
     nonneg_lasso,
@@ -358,7 +359,7 @@ def a_warp_with_the_instructions_of_a_gpu():
     with (
         changed(cuda_kernels, LANES=32, PARTS=4, **of_kernels),
         changed(cuda_working_set, LANES=32, SMALL=64, MEDIUM=96, EACH_SMALL=2, EACH_MEDIUM=3, **of_sets),
-        changed(cd_cuda, LANES=32),
+        changed(cuda_launch, LANES=32),
     ):
         codes = solve(hidden, atoms, 0.1)
         lockstep.install("descending")
@@ -463,6 +464,17 @@ def another_stream():
     expected = solve(hidden, atoms, 0.05)
     with torch.cuda.stream(torch.cuda.Stream()):
         same_bits(solve(hidden, atoms, 0.05), expected)
+
+
+@gpu_check
+def launches_are_those_of_numba():
+    hidden, atoms = problem(300, 64, 500)
+    expected = solve(hidden, atoms, 0.05)
+    assert all(cuda_launch.launcher(0, 0)._compiled.values())
+    with changed(cuda_launch, _find_compiled=lambda kernel, arrays: None):
+        cuda_launch.launcher.cache_clear()
+        same_bits(solve(hidden, atoms, 0.05), expected)
+    cuda_launch.launcher.cache_clear()
 
 
 @gpu_check

@@ -9,9 +9,9 @@ data (replay.py). A loop that the compiler has unrolled passes through several o
 arithmetic and accesses occur more often in it than where they occur the least.
 
 Time is instructions over those that an H200 issues, whatever the capability: 132 multiprocessors, four schedulers each,
-1.755 GHz, and 62 % of the slots used, an assumption. A prediction that no GPU has confirmed, and no bound where code
-waits rather than issues. Left out: matrix products and everything on the host; waiting for memory, or for units that
-take several cycles (shuffles, division); blocks that only fill up a grid.
+1.755 GHz, and 62 % of the slots used, an assumption. An H200 took three to four times as long (docs/log.md,
+2026-11-27), since code also waits. Left out: matrix products and everything on the host; waiting for memory, or for
+units that take several cycles (shuffles, division); blocks that only fill up a grid.
 
 Prints tables, and as its last line a JSON object. Its `stores` are evidence that the loops were recognised: for lines
 that write to memory, how often such instructions run by this account, and how often the line ran when counted.

@@ -218,7 +218,7 @@ class WordVectors:
 
     def _write(self, number, words, readings, report):
         clock = time.perf_counter()
-        pad, batch_tokens = self.job.special_ids["pad"], self.job.config.batch_tokens
+        pad, batch_tokens = self.job.special_ids["pad"], self.job.config.tokens_at_once()
         found = word_vectors(self.teacher, words, readings, self.layers, batch_tokens, pad, self._centers, report)
         seconds = time.perf_counter() - clock
         with appearing_whole(self._path(number)) as file:
