@@ -19,14 +19,14 @@ from transformers import BertConfig, DebertaConfig
 
 from benchmarks import encode, official_step, student_step
 from benchmarks.gpu_check.items import Setting, item, needs_gpu
-from benchmarks.gpu_check.solve import TINY_BERT, states
+from benchmarks.gpu_check.solve import TINY_BERT, median_seconds, states
 from benchmarks.student_step import our_step, take_turn, write_store
 from mlsm.common.device import own_randomness
 from mlsm.common.errors import Interrupted, TrainingError
 from pipeline.dictionary import cpu as cpu_learner
 from pipeline.dictionary import torch as torch_learner
 from shards.reader import Store
-from student.batches import pin
+from student.batches import pin, to_device
 from student.config import StudentConfig
 from student.encoders.model import Student, build_student
 from student.objectives import OBJECTIVES
@@ -69,6 +69,42 @@ def mfu_bert_eager(setting: Setting) -> Iterator[dict]:
 def mfu_bert_compiled(setting: Setting) -> Iterator[dict]:
     """The same, compiled: what a run on a GPU does."""
     yield from mfu(setting, "bert-12x768", compiled=True)
+
+
+@item("train", 40, step_over_passes=1.15)
+def step_parts(setting: Setting) -> Iterator[dict]:
+    """What BERT-base's step adds to its forward and backward pass: with a batch that lies ready, and with one that a
+    thread reads meanwhile."""
+    encoder, windows = setting.size(("bert-12x768", 128), ("bert-1x64", 4))
+    dtype = "bfloat16" if setting.on_gpu else "float32"
+    sizes = {"encoder": encoder, "batch_windows": windows, "micro_batch": windows}
+    with synthetic_store() as store:
+        config = StudentConfig(**sizes, max_steps=1000, lr=1e-4, compile=False, dtype=dtype)
+        objective = OBJECTIVES["mlsm"](store)
+        stepper = Stepper(config, build_student(config, store, objective).to(setting.device), objective)
+        loader, reading = student_step.loader_of(store, config, objective), our_step(store, config, "mlsm")
+
+        def read():
+            batch = loader.step(config.seed, 0, windows)
+            return pin(batch) if setting.on_gpu else batch
+
+        ready = read()
+        micro = to_device(ready.micro[0], setting.device)
+
+        def passes():
+            stepper.optimizer.zero_grad(set_to_none=True)
+            stepper.loss(stepper.forward(micro), micro.targets, ready.counts).backward()
+
+        rivals = {
+            "passes": passes,
+            "read": read,
+            "step": lambda: stepper.update(0, ready),
+            "trained": lambda: reading(0),
+        }
+        seconds = median_seconds(rivals, setting)
+        yield {f"{name}_ms": 1000 * value for name, value in seconds.items()}
+        yield {"step_over_passes": seconds["step"] / seconds["passes"]}
+    needs_gpu(setting)
 
 
 @item("train", 100, vs_official_step={"predicted": 1.6, "wanted": 2}, vs_official_step_ieee=2.8)

@@ -106,16 +106,15 @@ def whole(flags, hidden_flags, tmp_path_factory):
 def test_again_and_again_while_encoding(flags, whole, tmp_path):
     dictionary = ["--dictionary", next(whole.glob("dictionaries/*"))]
     command = [*flags, *dictionary, "--output", tmp_path]
-    kept = {}
+    kept, visible = {}, 0
     for number, layout, pause in [
         (signal.SIGTERM, "cpu", 0),
         (signal.SIGINT, "cuda", 0.1),
         (signal.SIGHUP, "cpu", 0),
     ]:
-        seen = len(kept)
         interrupted(
             command,
-            lambda seen=seen: len(list(tmp_path.glob("stores/*/units/*.json"))) > seen,
+            lambda seen=visible: len(list(tmp_path.glob("stores/*/units/*.json"))) > seen,
             number,
             pause,
             MLSM_TEST_LAYOUT=layout,
@@ -123,7 +122,9 @@ def test_again_and_again_while_encoding(flags, whole, tmp_path):
         assert not temporaries(tmp_path)
         assert kept.items() <= shards(tmp_path).items() <= shards(whole).items()
         kept = shards(tmp_path)
-        assert visible_units_are_whole(next(tmp_path.glob("stores/*"))) == len(kept) < len(shards(whole))
+        visible = visible_units_are_whole(next(tmp_path.glob("stores/*")))
+        # The signal may come after a shard and before its record, without which the shard does not count.
+        assert len(kept) - 1 <= visible <= len(kept) < len(shards(whole))
     finish(command)
     assert shards(tmp_path) == shards(whole)
 

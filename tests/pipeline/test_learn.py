@@ -110,7 +110,7 @@ def test_a_setting_that_means_nothing_for_a_file_of_vectors_is_refused(tmp_path,
     default = LearnConfig.__dataclass_fields__[name].default
     usual = {"teacher": "x", "corpus": ("x.txt",), "layer": (3,), "max_tokens": 9, "scheduler": "tcp://a:1"}
     words = {"document_boundary": "file", "held_out_by": "file", "packing": "pairs", "invalid_utf8": "skip"}
-    words |= {"text_field": "body", "dtype": "float32", "products": "torch"}
+    words |= {"text_field": "body", "dtype": "float32", "products": "torch", "batch_tokens": 9000}
     value = (usual | words).get(name, not default if isinstance(default, bool) else None)
     config = LearnConfig(hidden=tmp_path / "a.npy", k=10, output=tmp_path, **{name: value or default + 1})
     with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} applies only when a teacher reads text"):
