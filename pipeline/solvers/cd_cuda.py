@@ -15,7 +15,7 @@ GPU; the host asks which are left only after the rounds of ROUNDS. A token whose
 on with a larger one. Arrays never visit the host. Everything runs on torch's current stream. Equal input gives equal
 bits on equal hardware and libraries.
 
-All checks of tests/pipeline/solvers/cuda_checks.py pass on an H200. Without a GPU they run in Numba's CUDA simulator
+The kernels passed cuda_checks.py of tests/pipeline/solvers on an H200. Without a GPU it runs in Numba's CUDA simulator
 (NUMBA_ENABLE_CUDASIM=1), where tensors are on the CPU. The kernels are also compiled for sm_80, 90 and 100, searched
 for races, and, as blocks of one thread, run on a CPU at real sizes: instruction_budget.py, races.py, kernels_on_cpu.py.
 Left out: float64, warm starts, tolerances below the precision of the products (5e-5), several GPUs in one call.
