@@ -223,7 +223,8 @@ def sanitize(setting: Setting, tool: str) -> Iterator[dict]:
     needs_gpu(setting)
     if not Path(found).exists():
         raise Skip("there is no compute-sanitizer here")
-    how = ["--tool", tool, "--error-exitcode", "9", "--report-api-errors", "no"]  # libraries ask the driver and may fail
+    # Errors of the kernels alone: libraries call the CUDA API in ways that may fail.
+    how = ["--tool", tool, "--error-exitcode", "9", "--report-api-errors", "no"]
     command = [found, *how, sys.executable, str(CHECKS), *SANITIZED]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     lines = [line for line in run.stdout.splitlines() if line.startswith("=========")]
