@@ -72,6 +72,7 @@ def _sums_by_word(store: Store) -> tuple[np.ndarray, np.ndarray]:
 
 def deepen(export: Path, directory: Path, order: list[int]) -> None:
     """Write a BERT whose layers are copies of the trained ones with these numbers (stacking: Gong et al. 2019)."""
+    torch.manual_seed(0)  # of the masked-LM head, which an export without one lacks
     trained = BertForMaskedLM.from_pretrained(export)
     weights = {name: weight for name, weight in trained.state_dict().items() if ".layer." not in name}
     for new, old in enumerate(order):

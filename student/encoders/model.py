@@ -135,7 +135,7 @@ class Student(nn.Module):
 
 
 def _warn_never(input_ids: Tensor, attention_mask: Tensor | None) -> None:
-    """In the place of transformers' warning of a missing attention mask."""
+    """Instead of transformers' warning of a missing attention mask: nothing."""
 
 
 class FrozenEncoder(Student):
