@@ -61,7 +61,7 @@ ROWS = {  # arm or model -> what it is
     "static-table": "instead: static table of the teacher (Model2Vec)",
     "from-teacher": "instead: the two layers, trained on the hidden states",
 }
-SHORT_WITHOUT = ("seeds", "parts of speech", "chunks", "word senses")
+SHORT_WITHOUT = ("parts of speech", "chunks", "word senses")
 UNTIL = "all seeds of both arms and of the untrained students are scored"
 PILOT = ("mlsm-l4-lr0.008", "regress-mse-lr0.008")
 
@@ -187,7 +187,7 @@ def pilot_contrast(second: Path) -> list[dict]:
 def front_table(told: dict, short: bool) -> str:
     """One row for each way to get an encoder.
 
-    short  without seeds, and without the measures by which a reader decides least
+    short  without the measures by which a reader decides least
     """
     tasks = sorted({key for model in told["models"].values() for key in model["measures"] if key.startswith("tuned ")})
     head = ["", "seeds", "composite", *MEASURES.values(), *(f"fine-tuned, {task[6:]}" for task in tasks)]
@@ -200,7 +200,9 @@ def front_table(told: dict, short: bool) -> str:
             continue
         is_student = name in (*told["study"].arms, "untrained")
         times = students_times if is_student else told["times"].get(name, {})
-        cost = told["rates"].get("arms", {}).get(name, {})
+        costs = told["rates"].get("arms", {})
+        same_store = costs.get(name.removesuffix("-visible"), {})
+        cost = costs.get(name, {"bytes_per_token": same_store.get("bytes_per_token")})
         hours = cost.get("hours", times["making_seconds"] / 3600 if "making_seconds" in times else None)
         composites = model["composites"]
         spread = f" ± {stdev(composites):.1f}" if len(composites) > 1 else ""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import griffe
 from mkdocs.structure.files import File
+from pymdownx.slugs import slugify
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -49,7 +50,8 @@ FORMATS = {
 
 
 def on_config(config):
-    """Give the pages that are made here their places in the navigation."""
+    """Give the pages that are made here places in the navigation, and headings the anchors that GitHub makes."""
+    config.mdx_configs["toc"]["slugify"] = slugify(case="lower")
     sections = {name: pages for section in config.nav for name, pages in section.items()}
     sections["Tutorials"] += [{title_of(name): f"{name}.md"} for name in TUTORIALS]
     commands = [{name: page} for name, page in COMMANDS.items()]

@@ -60,6 +60,14 @@ def test_every_command_has_its_flags_on_a_page(site):
     assert 'href="reference/encode-lsp.html"' in (site / "commands.html").read_text(encoding="utf-8")
 
 
+def test_links_of_the_readme_lead_to_headings(site):
+    """It is no page of the site, so the build does not check them; anchors are those that GitHub makes."""
+    links = re.findall(r"\]\(docs/([\w/-]+)\.md#([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert links
+    for page, anchor in links:
+        assert f'id="{anchor}"' in (site / f"{page}.html").read_text(encoding="utf-8"), (page, anchor)
+
+
 def test_every_public_name_is_described(site):
     page = (site / "reference" / "python.html").read_text(encoding="utf-8")
     for name in mlsm.__all__:
