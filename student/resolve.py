@@ -58,7 +58,7 @@ def resolve(config: StudentConfig, store: Store, origins: dict[str, str] | None 
 
     origins  where each set value comes from; the command line passes it, and has applied a recipe already. None: the
              settings are from Python. The recipe that made the store then fills in those that are unset, if it is for
-             the same encoder. (On the command line the recipe also sets the encoder.)
+             the same encoder and optimiser. (On the command line the recipe also sets these two.)
     Raises   RunError if the encoder has no config, the store has no training windows, or these cannot be cut as
              `short_windows` says
     """
@@ -172,8 +172,9 @@ def _apply_recipe(config: StudentConfig, store: Store, found: dict[str, str]) ->
     if recipe is None:
         return config
     recipe_values = recipe_settings(recipe, verb_of(config), type(config), False)
-    if config.encoder != recipe_values.get("encoder", config.encoder):
-        return config  # its learning rate and steps are for another encoder
+    own = {name: getattr(config, name) for name in ("encoder", "optimizer")}
+    if any(recipe_values.get(name, value) != value for name, value in own.items()):
+        return config  # its learning rate and steps are for another encoder or optimiser
     values = without_rivals(recipe_values, found)
     values = {name: value for name, value in values.items() if name in (*FOLLOWING, "epochs") and name not in found}
     found.update(dict.fromkeys(values, f"recipe {recipe}, which made the store"))

@@ -395,12 +395,19 @@ def test_the_next_line_of_a_dictionary_encodes_what_it_was_learned_from(flags, m
     assert encode.dictionary == Path("runs/dictionaries/d-1") and encode.recipe == settings.recipe
 
 
-def test_a_recipe_is_not_applied_from_python_to_another_encoder(tmp_path):
-    """The demonstration's rate and number of steps are for its own 2 x 128 encoder."""
+@pytest.mark.parametrize(
+    ("encoder", "optimizer", "steps", "rate"),
+    [
+        ("modernbert-2x128", "muon", 500, 8e-3),
+        ("modernbert-2x128", "adamw", 2000, 1e-3),
+        ("bert-12x768", "muon", 2000, 4e-4),
+    ],
+)
+def test_a_recipe_is_not_applied_from_python_to_another_encoder_or_optimiser(encoder, optimizer, steps, rate, tmp_path):
+    """The demonstration's rate and number of steps are for Muon and its own 2 x 128 encoder."""
     store = keep_recipe(write_store(tmp_path / "store", k=24), "quickstart")
-    assert resolve(StudentConfig(store=store.path, encoder="modernbert-2x128"), store).config.max_steps == 500
-    other = resolve(StudentConfig(store=store.path, encoder="bert-12x768"), store).config
-    assert (other.max_steps, other.lr) == (2000, 1e-4)
+    found = resolve(StudentConfig(store=store.path, encoder=encoder, optimizer=optimizer), store).config
+    assert (found.max_steps, found.lr) == (steps, rate)
 
 
 # -- recipes and settings that cannot be read ------------------------------------------------------------------
