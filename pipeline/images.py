@@ -4,13 +4,13 @@
 
 writes <output>/vectors/<encoder>-l<layer>-<digits>/, which appears whole or not at all:
 
-    vectors.npy       float16 (N, d), rows of unit length: the patches of the first image, row by row of its grid, then
-                      those of the next image
-    vectors.json      the images' names, the grid of patches per image, encoder and layer
-    pictures/<n>.jpg  image n as the encoder reads it: turned upright as its EXIF says, then resized and cropped by the
-                      encoder's own processor
+    <encoder>-l<layer>.npy          float16 (N, d), rows of unit length: the patches of the first image, row by row of
+                                    its grid, then those of the next image
+    <encoder>-l<layer>.images.json  the images' names, the grid of patches per image, encoder and layer
+    pictures/<n>.jpg                image n as the encoder reads it: turned upright as its EXIF says, then resized and
+                                    cropped by the encoder's own processor
 
-learn-dictionary --hidden learns from vectors.npy; show-lsp DICTIONARY --vectors shows the result. Not supported:
+learn-dictionary --hidden learns from the vectors; show-lsp DICTIONARY --vectors shows the result. Not supported:
 encoders that do not keep one vector per patch in every layer (Swin, ConvNeXt). The class token is skipped, because its
 vector belongs to no place of the image.
 
