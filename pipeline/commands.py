@@ -34,7 +34,7 @@ from pipeline.config import (
 from pipeline.encode import encode
 from pipeline.estimate import estimate, estimate_lsp
 from pipeline.job import Job, check_teacher, load_teacher, open_job, scan_corpus
-from pipeline.learn import load_dictionary, provide_codebook, provide_dictionaries, wanted_dictionaries
+from pipeline.learn import check_bytes, load_dictionary, provide_codebook, provide_dictionaries, wanted_dictionaries
 from pipeline.stored import FROM_STORE
 from pipeline.stores import TargetStore
 from pipeline.targets.hidden import HiddenStates, provisional_codebook
@@ -99,6 +99,7 @@ def encode_hidden(config: EncodeHiddenConfig, progress: Callable[..., None] = si
     job = open_job(config, progress)
     config, teacher = job.config, load_teacher(job)
     logger.info("%s", announcement("encode-hidden", job, teacher))
+    check_bytes(config, teacher)
     if config.dry_run:
         codebook = provisional_codebook(config, teacher.hidden_size)
         return [estimate(job, teacher, [HiddenStates(config, teacher, layer, codebook) for layer in config.layer])]

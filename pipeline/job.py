@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from mlsm.common.errors import CorpusError, EncodeError, StoreError
+from mlsm.common.errors import EncodeError, StoreError
 from mlsm.common.progress import silent
 from pipeline import plan as planning
 from pipeline.config import CorpusConfig, DictionaryConfig
@@ -73,10 +73,8 @@ class Job:
 
     def check_unchanged(self, name: str) -> None:
         """The same for one source; for stored windows, every block is compared with its hash."""
-        if self.stored is None and self.sources[name].stamp() != self.stamps[name]:
-            raise CorpusError(
-                f"{name} changed while it was read. Run the command again when nothing writes to it any more."
-            )
+        if self.stored is None:
+            self.sources[name].check_unchanged(self.stamps[name])
 
     def describe_corpus(self) -> dict:
         """The counts of the scan, for summaries: a dict that JSON can hold, of the same size for any number of files.

@@ -27,7 +27,7 @@ from mlsm.common.progress import silent
 from mlsm.common.workplaces import discard, workplace
 from pipeline.announcement import announcement
 from pipeline.batch import InputFormat
-from pipeline.config import DictionaryConfig, LearnConfig
+from pipeline.config import DictionaryConfig, EncodeHiddenConfig, LearnConfig
 from pipeline.dictionary.centering import Center
 from pipeline.executor import PART, Executor
 from pipeline.job import Job, load_teacher, name_of_dtype, named_by_content, open_job, refuse_foreign_output
@@ -334,6 +334,15 @@ class _WantedStates(NamedTuple):
     k: int = 0
 
 
+def check_bytes(config: EncodeHiddenConfig, teacher: "Teacher") -> None:
+    """Raise EncodeError if the teacher's hidden states cannot be cut into as many pieces as --bytes."""
+    if config.quantise == "pq" and teacher.hidden_size % config.bytes:
+        raise EncodeError(
+            f"--bytes {config.bytes} does not divide the {teacher.hidden_size} values of a hidden state of "
+            f"{teacher.name}. Use another of 16, 32 and 64, or --quantise int8."
+        )
+
+
 def provide_codebook(executor: Executor, teacher: "Teacher", layer: int) -> Codebook | None:
     """The Codebook that the settings ask for; None for --quantise int8.
 
@@ -342,11 +351,6 @@ def provide_codebook(executor: Executor, teacher: "Teacher", layer: int) -> Code
     job, config = executor.job, executor.job.config
     if config.quantise == "int8":
         return None
-    if teacher.hidden_size % config.bytes:
-        raise EncodeError(
-            f"--bytes {config.bytes} does not divide the {teacher.hidden_size} values of a hidden state of "
-            f"{teacher.name}. Use another of 16, 32 and 64, or --quantise int8."
-        )
     if config.codebook is not None:
         return _load_codebook(config, teacher)
     request: dict[str, Any] = {

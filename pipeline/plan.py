@@ -82,11 +82,12 @@ def scan(
     Raises        CorpusError when there is no document, or no training document, or whole files are to be held out and
                   there is only one
     """
-    files_held_out = _files_held_out(sources) if _is_by_file(rules) else None
+    contents = [source.content_hash() for source in sources] if _is_by_file(rules) else []
+    files_held_out = _files_held_out({*contents}) if contents else None
     counts = {"sources": len(sources), "repeated_sources": 0, **_no_documents(), "files": {}}
     units, hashes, known, seen, faulty = [], {}, set(), Seen(), []
-    for source in sources:
-        content = source.content_hash()
+    for number, source in enumerate(sources):
+        content = contents[number] if contents else source.content_hash()
         if content in known:
             counts["repeated_sources"] += 1
             continue
@@ -238,14 +239,13 @@ def _is_by_file(rules):
     return rules.get("held_out_by") == "file"
 
 
-def _files_held_out(sources):
-    """Content hashes of the files that are held out: about one file in a hundred, those with the lowest hashes.
+def _files_held_out(contents):
+    """Those content hashes whose files are held out: about one file in a hundred, those with the lowest hashes.
 
     The lowest is always among them.
 
     Raises  CorpusError when all the files have one content
     """
-    contents = {source.content_hash() for source in sources}
     if len(contents) < 2:
         raise CorpusError(
             "--held-out-by file needs two files or more, one to hold out and one to train on, but the corpus has "

@@ -45,13 +45,14 @@ def make_tokenizer(config: TokenizerConfig, progress: Callable[..., None]) -> li
     sources = open_sources(config)
     rules = planning.windowing(None, CorpusConfig.max_length)  # has no effect on the documents
     selection = Selection.of(config)
+    stamps = {source.name: source.stamp() for source in sources}
     plan = planning.scan(sources, None, None, rules, unit_tokens=UNIT_TOKENS, selection=selection, progress=progress)
     by_name = {source.name: source for source in sources}
     request = {
         "version": _VERSION,
         "kind": "cased WordPiece",
         "vocab_size": config.vocab_size,
-        "corpus": sorted({by_name[unit.source].content_hash() for unit in plan.units}),
+        "corpus": sorted({by_name[name].content_hash() for name in {unit.source for unit in plan.units}}),
         "invalid_utf8": config.invalid_utf8,
         "min_characters": config.min_characters,
         "keep_duplicates": config.keep_duplicates,
@@ -66,6 +67,8 @@ def make_tokenizer(config: TokenizerConfig, progress: Callable[..., None]) -> li
         texts = (text for unit in plan.units for text in planning.unit_texts(unit, by_name[unit.source]))
         progress("train tokenizer", 0, None, unit="sources")
         save_tokenizer(train_tokenizer(texts, vocab_size=config.vocab_size), place)
+        for source in sources:
+            source.check_unchanged(stamps[source.name])
         record = request | {"tokenizer.json": file_sha256(place / "tokenizer.json")}
         (place / RECORD).write_text(json.dumps(record, indent=1) + "\n")
 

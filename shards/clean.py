@@ -188,7 +188,8 @@ def _too_young(found, changed, everything):
 def _size_and_change(path):
     """Bytes that removing a file or directory frees, and the time of the last change in it."""
     size, changed = 0, 0.0
-    for found in [path, *(path.rglob("*") if path.is_dir() else ())]:
+    inside = [Path(place, name) for place, folders, files in os.walk(path) for name in folders + files]
+    for found in [path, *inside]:  # unlike rglob, os.walk passes over directories that their writer moves meanwhile
         try:
             status = found.lstat()
         except FileNotFoundError:

@@ -6,7 +6,7 @@
 A shard may come from anywhere, and a correct hash does not make it harmless. A member is refused unless it is one of
 the format's columns and a plain one-dimensional array of that column's type. Nothing is unpickled, and the header of an
 array is not evaluated: it must equal the header that NumPy's writer gives it. Not handled here: the
-hash of the bytes (windows.py, shard_file.py), the values of packed rows (codec.py, verify.py).
+hash of the bytes (windows.py, shard_file.py), the values of packed rows (codec.py, block_check.py).
 """
 
 import io

@@ -53,7 +53,7 @@ from mlsm.common.invocation import program
 from mlsm.common.json_checks import parse_json
 from mlsm.common.machine import cache_directory
 from mlsm.common.text import redacted, without_credentials
-from shards.copies import CODEBOOK_FILES, DICTIONARY_FILES, TOKENIZER_FILES
+from shards.copies import CODEBOOK_FILES, DICTIONARY_FILES, TOKENIZER_FILES, write_files
 from shards.files import StoreFiles, describe_no_store
 from shards.manifest import Plan, PlannedUnit, UnitRecord, fingerprint, parse_target
 
@@ -347,7 +347,7 @@ class RemoteFiles(StoreFiles):
         if listed and None not in times.values() and len(set(times.values())) == len(times):
             return sorted(listed, key=times.__getitem__, reverse=True)
         if listed:
-            problem = f" does not say which of its plans is the newest: {', '.join(listed)}"
+            problem = f"does not say which of its plans is the newest: {', '.join(listed)}"
         else:
             problem = "lists no plans; over http this requires a server that lists directories"
         raise StoreError(f"{self.path} {problem}. Pass the address of a plan: {self.path}/plans/<plan>.json")
@@ -421,7 +421,7 @@ class RemoteFiles(StoreFiles):
                 f"does not help, {_copy_again()}"
             )
         if found:
-            publish_directory(path, lambda directory: _fill(directory, found), replace=path.is_dir())
+            publish_directory(path, lambda directory: write_files(directory, found), replace=path.is_dir())
         return path
 
     def _fetch_part(self, name):
@@ -562,10 +562,17 @@ class VerifiedFiles(RemoteFiles):
 
     def open_shard(self, unit_id: str, file: str) -> FileIO:
         record, place = self.record(unit_id), disk.temporary_name(self.units, file)
+        if record is None:
+            raise FileNotFoundError(f"{self.path}/units/{file}")
         try:
-            if record is None or not self.server.fetch(f"units/{file}", place, record.bytes, lambda path: None):
+            if not self.server.fetch(f"units/{file}", place, record.bytes, lambda path: None):
                 raise FileNotFoundError(f"{self.path}/units/{file}")
             return disk.open_to_read(place)
+        except RemoteError:  # also of a shard that is longer than its record says
+            size = self.stated_size(record)
+            if size in (None, record.bytes):
+                raise
+            raise BlockError(f"the shard has {size:,} bytes, its record says {record.bytes:,}") from None
         finally:
             disk.discard(place)
 
@@ -679,9 +686,5 @@ def _may_pass(fault):
 
 def _is_complete(name, entries):
     """Whether these files suffice to use a tokenizer or dictionary."""
-    return any(essential <= set(entries) for essential in _ESSENTIAL[name])
-
-
-def _fill(directory, contents):
-    for name, raw in contents.items():
-        (directory / name).write_bytes(raw)
+    present = set(entries)
+    return any(essential <= present for essential in _ESSENTIAL[name])

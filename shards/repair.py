@@ -41,7 +41,7 @@ def encoding_command(files: StoreFiles, target: Mapping, plan_id: str, sources: 
     if "derived_from" in settings:
         found = sorted(files.path.absolute().parent.glob(f"*-{settings['derived_from'][:12]}"))
         source = found[0] if found else f"<the store of target {settings['derived_from']}>"
-        return _line("derive-shards", source, "--top-n", settings["top_n"], *output)
+        return _line("derive-shards", source, "--top-n", settings.get("top_n", "<n>"), *output)
     verb = f"encode-{kind_of(target)}"
     if "hidden" in settings or kind_of(target) == "hidden":
         output = _of_hidden(files, settings) + output
@@ -75,7 +75,7 @@ def _of_hidden(files, settings):
         digits = source["target"][:12]
         found = sorted(files.path.absolute().parent.glob(f"*-{digits}"))
         flags += ["--hidden", found[0] if found else f"<the store of target {source['target']}>"]
-    if settings["kind"] == "hidden" and settings["quantise"]["name"] == "pq":
+    if settings.get("kind") == "hidden" and settings["quantise"]["name"] == "pq":
         flags += ["--quantise", "pq", "--bytes", settings["quantise"]["bytes"], "--codebook", files.codebook.absolute()]
     return flags
 

@@ -32,7 +32,7 @@ import numpy as np
 
 from mlsm.common import disk
 from mlsm.common.disk import OF_THE_MACHINE
-from mlsm.common.errors import BlockError, ShardError, StoreError
+from mlsm.common.errors import BlockError, RemoteError, ShardError, StoreError, WriteError
 from mlsm.common.progress import silent
 from mlsm.common.text import redacted
 from shards import copies
@@ -153,7 +153,7 @@ def _survey(files, target):
         if _is_record(path, planned):
             _try(found, path, path.stem, lambda path=path: found.records.append(_read_record(path, target)))
     named = {record.file for record in found.records}
-    unreadable = {entry["unit"] for entry in found.damaged}
+    unreadable = {entry["unit"] for entry in found.damaged} - {None}  # a damaged plan is of no unit
     for path in listed:
         ours = _is_record(path, planned) or _unit_of_shard(path) in unreadable
         if path.name not in named and not ours:
@@ -324,11 +324,13 @@ def _damage_in(files, target, record, full, count):
         except BlockError as error:
             place = {"block": error.block, "offset": error.offset, "length": error.length}
             damaged.append(_damage(record.unit, f"units/{record.file}", str(error), **place))
+        except RemoteError:
+            raise  # a server that does not answer is not damage
         except (ShardError, ValueError, KeyError) as error:
             place = {"block": group["name"], "offset": group["offset"], "length": group["length"]} if group else {}
             damaged.append(_damage(record.unit, f"units/{record.file}", str(error), **place))
         except OSError as error:
-            if error.errno in OF_THE_MACHINE:
+            if isinstance(error, WriteError) or error.errno in OF_THE_MACHINE:
                 raise
             damaged.append(_damage(record.unit, f"units/{record.file}", f"the disk cannot read it ({error})"))
 

@@ -182,11 +182,13 @@ def _seconds_left(start: Start) -> float:
 
 
 @functools.cache  # a process may train many runs
-def matrix_product_rate(device: torch.device, dtype: torch.dtype | None, size: int = 768) -> float:
+def matrix_product_rate(device: torch.device, dtype: torch.dtype | None) -> float:
     """Operations per second of a matrix product as in a base encoder, measured once for a twentieth of a second.
 
     If a product is slow, as bfloat16 is on a processor without support for it, a product of fewer rows is timed.
     """
+
+    size = 768
 
     def seconds(rows, repeats=1):
         left, right = (torch.ones(many, size, device=device, dtype=dtype or torch.float32) for many in (rows, size))

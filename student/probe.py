@@ -151,8 +151,10 @@ class ProbedLspModel(nn.Module):
         """
         source = fspath(source)
         place = export_of(source)
+        probe_file = None
         with suppress(RunError):
             probe_file = find_file(place, PROBE_FILE, revision)
+        if probe_file is not None:
             with explain_damaged_export(place):
                 tensors = load_tensors(probe_file)
             if HIDDEN_PROBE in tensors:

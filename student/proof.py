@@ -204,7 +204,8 @@ def key_of(
 ) -> str:
     """The facts that a result depends on: GPU, driver, libraries, encoder, and all that changes the compiled code."""
     what = (
-        f"{settled.kind}, {store.k} LSPs, windows of {store.max_length}, dtype {asked.dtype}, compile {asked.compile}"
+        f"{settled.kind}, {store.k} LSPs, {task.objective.outputs} outputs, tied {task.objective.tied}, windows of"
+        f" {store.max_length}, dtype {asked.dtype}, compile {asked.compile}"
     )
     names = ("micro_batch", "documents_apart", "short_windows", "activation_checkpointing")
     settings = ", ".join(f"{name} {getattr(settled, name)}" for name in names)

@@ -57,7 +57,7 @@ class HubFile:
 
     def stat(self) -> SimpleNamespace:
         """A file at a commit never changes."""
-        return SimpleNamespace(st_size=self.size, st_mtime_ns=0)
+        return SimpleNamespace(st_size=self.size, st_mtime_ns=0, st_ctime_ns=0, st_dev=0, st_ino=0)
 
     def open(self, mode: str) -> BinaryIO:
         """Open the file for random access to its bytes; any failure to read them is an OSError."""

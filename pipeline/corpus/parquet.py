@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mlsm.common.errors import CorpusError
+from mlsm.common.errors import CorpusError, NotUtf8Error
 from pipeline.corpus.source import Piece, Source, needs_pyarrow, parts, stored, stored_hash, unreadable
 
 _ROWS, _BYTES = 256, 16 << 20  # most rows and bytes per batch; bytes from the row group's average
@@ -90,7 +90,8 @@ class Parquet(Source):
     def _document(self, raw, record, group):
         try:
             text, invalid = self.decode(raw or b"", 0)
-        except CorpusError as error:
-            raise CorpusError(f"{self.path}, row {record + 1}{str(error).removeprefix(self.name)}") from None
+        except NotUtf8Error as error:
+            place = f"{self.path}, row {record + 1}{error.place.removeprefix(self.name)}"
+            raise NotUtf8Error(place, error.remedy) from None
         for part in parts(text) if text.strip() else ("",):
             yield Piece(record, group, part, invalid)

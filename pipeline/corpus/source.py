@@ -84,6 +84,13 @@ class Source:
         status = self._status()
         return status.st_size, status.st_mtime_ns
 
+    def check_unchanged(self, stamp: tuple[int, int]) -> None:
+        """Raise CorpusError if the file no longer has this stamp."""
+        if self.stamp() != stamp:
+            raise CorpusError(
+                f"{self.name} changed while it was read. Run the command again when nothing writes to it any more."
+            )
+
     def identity(self) -> tuple[int, int, int]:
         """The file's identity and the time of its last change, which programs, unlike the time in `stamp`, cannot set.
 

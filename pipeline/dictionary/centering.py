@@ -100,7 +100,7 @@ class HiddenSums:
     """Sums of raw hidden states, by position, in float64."""
 
     def __init__(self, width: int):
-        self.sums_Pd, self.tokens_P, self.squares = np.zeros((0, width)), np.zeros(0), 0.0
+        self.sums_Pd, self.tokens_P, self.squares_P = np.zeros((0, width)), np.zeros(0), np.zeros(0)
 
     def add(self, position_n: np.ndarray, rows_nd: np.ndarray) -> None:
         """Add rows (n, d) at positions int (n)."""
@@ -110,12 +110,13 @@ class HiddenSums:
         if more > 0:
             self.sums_Pd = np.concatenate([self.sums_Pd, np.zeros((more, self.sums_Pd.shape[1]))])
             self.tokens_P = np.concatenate([self.tokens_P, np.zeros(more)])
+            self.squares_P = np.concatenate([self.squares_P, np.zeros(more)])
         rows_nd = rows_nd.astype(np.float64)
         order = np.argsort(position_n, kind="stable")
         positions, starts = np.unique(position_n[order], return_index=True)
         self.sums_Pd[positions] += np.add.reduceat(rows_nd[order], starts)
         self.tokens_P += np.bincount(position_n, minlength=len(self.tokens_P))
-        self.squares += float((rows_nd**2).sum())
+        self.squares_P[positions] += np.add.reduceat((rows_nd[order] ** 2).sum(1), starts)
 
     def center(self, kind: str, least_tokens: int = LEAST_TOKENS) -> Center:
         """The Center of all rows that were added.
@@ -148,6 +149,6 @@ class HiddenSums:
         count, tokens = len(tokens_p), tokens_p.sum()
         means_pd, mean_d = sums_pd / tokens_p[:, None], sums_pd.sum(0) / tokens
         between = float((tokens_p * ((means_pd - mean_d) ** 2).sum(1)).sum())
-        within = (self.squares - float((tokens_p * (means_pd**2).sum(1)).sum())) / max(tokens - count, 1)
+        within = (self.squares_P[own_P].sum() - float((tokens_p * (means_pd**2).sum(1)).sum())) / max(tokens - count, 1)
         variance = (between - (count - 1) * within) / max(tokens - (tokens_p**2).sum() / tokens, 1e-12)
         return within / variance if variance > 1e-12 * within else 1e12

@@ -234,7 +234,7 @@ def masked_rows(teacher: "MaskedLm", batch: TeacherBatch, mask_id: int) -> torch
     """
     pass_N = torch.from_numpy(assign_passes(batch.ids_WL.numpy(), batch.tokens_N.numpy()))
     places, rows = [], []
-    for number in pass_N.unique().tolist():
+    for number in pass_N.unique().tolist() or [0]:
         place_n = (pass_N == number).nonzero().flatten()
         tokens_n, ids_WL = batch.tokens_N[place_n], batch.ids_WL.clone()
         ids_WL.view(-1)[tokens_n] = mask_id

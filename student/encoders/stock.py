@@ -1,7 +1,7 @@
 """Turn a student into its family's *ForMaskedLM, and give a student the head of such a model.
 
     stock_model(model, objective)              # None if transformers has no class for it
-    take_head(model, directory, columns)       # --continue-head
+    copy_head(model, directory, columns)       # --continue-head
 
 Not handled here: files other than the weights (export.py), the encoder of a model on disk (build.py).
 

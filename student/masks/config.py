@@ -9,7 +9,7 @@ from mlsm.common.settings import Positional, check, require
 
 WeightsKind = Literal["frequency", "common", "domain", "pmi"]
 KINDS: tuple[str, ...] = get_args(WeightsKind)
-ADAPTIVE = "adaptive"  # instead of a kind or file: weights that follow the student (adaptive_masks.py)
+ADAPTIVE = "adaptive"  # instead of a kind or file: weights that follow the student (adaptive.py)
 UNIFORM = "uniform"  # the same: all tokens alike
 
 

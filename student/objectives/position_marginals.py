@@ -10,7 +10,6 @@ be written, the tokens are read again. Not handled here: the loss of held-out ro
 Shapes: P positions, k LSPs.
 """
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,8 +22,6 @@ from shards.codec import SparseRows
 from shards.manifest import fingerprint
 from shards.positions import teacher_positions
 from shards.windows import WindowReader
-
-logger = logging.getLogger(__name__)
 
 TOKENS = 10_000_000  # most training tokens that are read
 WINDOWS_AT_ONCE = 512

@@ -33,8 +33,6 @@ class Regress(Vectors):
         assert store.hidden is not None, "its kind says so"
         self.width = store.hidden.width
         self.outputs, self.squared = self.width, self.regress_loss == "mse"
-        if self.squared:
-            self.loss_name = "held-out mean squared error"
         if self.kappa > 0:
             self.outputs += store.vocab_size
             self.tied, self.token_columns = True, slice(0, store.vocab_size)

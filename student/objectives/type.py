@@ -5,7 +5,6 @@ Compared with mlsm it shows what the context adds to a target, as both are distr
 Shapes: V vocabulary, k LSPs.
 """
 
-import logging
 from functools import cached_property
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from shards.manifest import fingerprint
 from shards.reader import Store
 from shards.windows import WindowReader
 from student.objectives.token_tables import TokenTable
-
-logger = logging.getLogger(__name__)
 
 WINDOWS_AT_ONCE = 1024
 

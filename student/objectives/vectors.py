@@ -45,7 +45,7 @@ class VectorTargets(NamedTuple):
 class Vectors(Objective):
     """The base of objectives whose target is one vector per token, which `read_vectors` returns."""
 
-    loss_name = "held-out loss (1 - cosine)"
+    loss_name = "held-out loss"
     reference, reference_by_type = (
         "the mean vector",
         "the mean vector of each word, if it is known",
@@ -104,6 +104,8 @@ class Vectors(Objective):
         mean_d, mean_by_id = mean_vectors(train, self)
         totals: dict[str, float] = {}
         for targets in held_out:
+            if not len(targets.labels_M):  # a short window may have no masked token
+                continue
             constant_Md = mean_d.expand(len(targets.coded_M), -1)
             by_type_Md = torch.stack([mean_by_id.get(id, mean_d) for id in targets.labels_M.tolist()])
             for suffix, outputs_Md in (("", constant_Md), ("_by_type", by_type_Md)):

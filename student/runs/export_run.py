@@ -103,11 +103,12 @@ def export_run(config: ExportConfig, progress: Callable[..., None] = silent, api
     return report | {"dry_run": config.dry_run}
 
 
-def runs_with_checkpoints(roots: Sequence[str] = (StudentConfig.root, ProbeConfig.root)) -> list[Path]:
+def runs_with_checkpoints() -> list[Path]:
     """All runs that have saved a checkpoint, the one with the newest first; RunError if there is none."""
+    roots = (StudentConfig.root, ProbeConfig.root)
     found = [path for root in roots for path in Path(root).glob("*/checkpoints/step-*")]
     if not found:
-        places = " or ".join(map(str, roots))
+        places = " or ".join(roots)
         raise RunError(f"no run with a checkpoint under {places}. Train one:  {program()} train-student")
     found.sort(key=lambda path: path.lstat().st_mtime_ns, reverse=True)
     return list(dict.fromkeys(path.parent.parent for path in found))

@@ -38,11 +38,12 @@ def with_student_and_store(config: ProbeConfig) -> ProbeConfig:
     return replace(config, student=student, store=store)
 
 
-def finished_students(root: str = StudentConfig.root) -> list[Path]:
-    """The finished runs under `root` that have LSP outputs, the newest first.
+def finished_students() -> list[Path]:
+    """The finished runs that have LSP outputs, the newest first.
 
     Raises  RunError if there is none
     """
+    root = StudentConfig.root
     found = [head.parent.parent for head in Path(root).glob(f"*/export/{LSP_HEAD}")]
     if not found:
         raise RunError(f"no finished student with LSP outputs under {root}. Train one:  {program()} train-student")

@@ -350,7 +350,8 @@ def test_the_pseudo_count_is_that_of_the_textbook():
     """Few positions of very unequal sizes, and differences that are not much larger than their noise."""
     rng, sums = np.random.default_rng(3), HiddenSums(12)
     groups = [rng.normal(size=(n, 12)) + 0.1 * rng.normal(size=12) for n in (100, 130, 2000)]
-    sums.add(np.repeat([1, 2, 3], [len(group) for group in groups]), np.concatenate(groups))
+    rare = rng.normal(size=(99, 12)) + 10  # at a position with too few tokens, which has no mean of its own
+    sums.add(np.repeat([1, 2, 3, 4], [*map(len, groups), 99]), np.concatenate([*groups, rare]))
     expected = textbook_pseudo_count(groups)
     assert sums.center("position").record["pseudo_count"] == pytest.approx(expected, rel=1e-9)
     assert 30 < expected < 1000

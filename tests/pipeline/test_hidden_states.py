@@ -229,6 +229,8 @@ def test_what_a_codebook_does_not_fit(place, pq, tmp_path):
     config = replace(place, layer=2, quantise="pq", bytes=32, output=tmp_path)
     with pytest.raises(EncodeError, match="--bytes 64 does not divide the 32 values"):
         encode_hidden(replace(config, bytes=64))
+    with pytest.raises(EncodeError, match="--bytes 64 does not divide the 32 values"):
+        encode_hidden(replace(config, bytes=64, dry_run=True))
     with pytest.raises(EncodeError, match="quantises 32 values to 16 bytes, but --bytes is 32"):
         encode_hidden(replace(config, codebook=pq.files.codebook))
     with pytest.raises(EncodeError, match="not a codebook of product quantisation"):

@@ -12,6 +12,8 @@ from test_plan import RULES, SPECIAL, WordTokenizer
 
 from mlsm.common.errors import CorpusError
 from pipeline import plan as planning
+from pipeline.commands import encode_ids
+from pipeline.config import EncodeIdsConfig
 from pipeline.corpus import open_corpus
 
 pytestmark = pytest.mark.promise(
@@ -137,6 +139,13 @@ def test_units_of_a_streamed_dataset_are_those_of_its_copy(hub, tmp_path):
             for unit, source in ((one, names[one.source]), (other, copy[other.source.endswith("1.parquet")]))
         ]
         assert windows[0] == windows[1] != []
+
+
+def test_a_command_encodes_a_dataset(hub, tmp_path):
+    (report,) = encode_ids(
+        EncodeIdsConfig(corpus=(f"{DATA}@v1/20231101.en/*.parquet",), tokenizer="bundled", output=tmp_path)
+    )
+    assert report["documents"] == len(TEXTS)
 
 
 def test_text_and_json_are_streamed_too(hub):

@@ -4,6 +4,7 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -228,6 +229,15 @@ def test_every_token_is_hidden_in_one_pass_whatever_stands_in_other_windows(mask
     assert np.array_equal(np.concatenate(alone), pass_N)
     full = [tuple(one) for one in alone if len(one) == 30]
     assert len(set(full)) == len(full) > 30, "no fixed pattern of places"
+
+
+def test_a_batch_without_coded_tokens_has_no_masked_rows(masked):
+    """Such as a window of unknown words only."""
+    _, config = masked
+    teacher, ids_WL = MaskedLm.load(config.teacher), torch.ones((1, 8), dtype=torch.int64)
+    nowhere = torch.empty(0, dtype=torch.int64)
+    none = SimpleNamespace(ids_WL=ids_WL, real_WL=None, tokens_N=nowhere, extra_inputs={})
+    assert logits_module.masked_rows(teacher, none, 4).shape == (0, teacher.hidden_size)
 
 
 def test_masked_rows_are_those_of_a_plain_loop_over_the_passes(masked, report):

@@ -42,6 +42,13 @@ def test_all_files_that_are_not_utf8_are_named_in_one_line(tmp_path):
         scan([TextFile(file) for file in files[:2]])
 
 
+def test_parquet_files_that_are_not_utf8_are_named_in_one_line_too(tmp_path):
+    for number in range(2):
+        write(tmp_path, f"{number}.parquet", [b"%d" % number, b"caf\xe9"])
+    with pytest.raises(CorpusError, match=r"^2 files: .*0\.parquet, row 2: .*; .*1\.parquet, row 2: .*Convert them"):
+        scan([opened(path) for path in sorted(tmp_path.glob("*.parquet"))])
+
+
 class WordTokenizer:
     """Numbers are tokens: "17 18" becomes [17, 18]."""
 

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from mlsm.common.errors import CorpusError, TeacherError
 from mlsm.common.progress import silent
+from pipeline import tokenizer
 from pipeline.config import TokenizerConfig
 from pipeline.tokenizer import make_tokenizer
 
@@ -113,6 +114,20 @@ def test_another_corpus_or_setting_is_another_tokenizer_and_the_same_is_found(tm
     (made / "tokenizer.json").write_bytes(before["tokenizer.json"].replace(b"document", b"decument"))
     with pytest.raises(TeacherError, match=r"is not the tokenizer that this command wrote.*another --output"):
         train(first, tmp_path)
+
+
+def test_a_corpus_that_changes_while_it_is_read_makes_no_tokenizer(tmp_path, monkeypatch):
+    path, real = tmp_path / "a.txt", tokenizer.train_tokenizer
+    path.write_text("one document of some words here\n")
+
+    def change(*args, **settings):
+        path.write_text("another document\n")
+        return real(*args, **settings)
+
+    monkeypatch.setattr(tokenizer, "train_tokenizer", change)
+    with pytest.raises(CorpusError, match="changed while it was read"):
+        train(path, tmp_path)
+    assert not list((tmp_path / "tokenizers").glob("cased-*"))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])

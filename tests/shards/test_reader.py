@@ -17,6 +17,8 @@ from shards import codec
 from shards.codec import block_windows
 from shards.files import StoreFiles
 from shards.reader import Store
+from shards.shard_file import blocks
+from shards.verify import verify
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +90,18 @@ def test_a_window_that_is_not_there(windows, number):
     ],
 )
 def test_an_error_of_the_machine_is_not_called_a_damaged_shard(tmp_path, monkeypatch, error, raised):
-    files, *_ = make_store(tmp_path / "s", blocks=1, units=("train",))
-    reader = Store.open(files.path).split("train")
+    files, plan, _ = make_store(tmp_path / "s", blocks=1, units=("train",))
+    reader, record = Store.open(files.path).split("train"), files.record(plan.units[0].id)
     monkeypatch.setattr(StoreFiles, "open_shard", mock.Mock(side_effect=error))
-    with pytest.raises(raised) as caught:
-        reader.read(np.arange(2))
-    assert (caught.value is error) == (raised is not ShardError)
+    for use in (lambda: reader.read(np.arange(2)), lambda: next(blocks(files, record))):
+        with pytest.raises(raised) as caught:
+            use()
+        assert (caught.value is error) == (raised is not ShardError)
+    if raised is ShardError:
+        assert verify(files.path, full=True)["damaged"]
+    else:
+        with pytest.raises(raised):
+            verify(files.path, full=True)
 
 
 def test_a_reader_travels_to_another_process(windows):

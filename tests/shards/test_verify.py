@@ -174,6 +174,13 @@ def test_what_is_missing_and_what_is_stray(store):
     }
 
 
+def test_stray_files_are_listed_beside_a_damaged_plan_too(store):
+    next(store.plans.glob("*.json")).write_text("{}")
+    (store.units / "notes.txt").write_text("mine")
+    report = verify.verify(store.path)
+    assert report["damaged"] and {"kind": "not of a store"}.items() <= dict(report["stray"][0]).items()
+
+
 def test_repair_leaves_what_was_encoded_anew_meanwhile(store, monkeypatch):
     record = record_of(store)
     path, shard = store.record_file(record.unit), store.units / record.file

@@ -127,6 +127,10 @@ def test_baselines_are_the_mean_vector_and_the_mean_of_the_type(loss, hidden_sto
     assert found["loss_by_type"] < 0.6 * found["loss"], "the word decides most of the tiny store's vectors"
     if loss == "mse":
         assert found["loss"] == pytest.approx(1, abs=0.1), "standardised values have a variance of one"
+    nothing = micro.targets._replace(
+        counts=(0,), **{n: getattr(micro.targets, n)[:0] for n in micro.targets._fields[1:]}
+    )
+    assert objective.baseline(hidden_store.split("train"), [nothing, micro.targets]) == found
 
 
 def test_with_kappa_the_words_are_learned_beside_as_in_mlm(hidden_store):

@@ -147,6 +147,13 @@ def killed(settings, where):
     assert run.returncode == -9 and f"killed in {where}" in run.stdout, run.stderr
 
 
+def test_a_teacher_that_reads_documents_apart_has_figures_of_its_own(settings, result, tmp_path):
+    apart = settings | {"documents_apart": True, "layer": (1,), "k": (16,), "output": tmp_path / "runs"}
+    together = apart | {"documents_apart": False}
+    names = {Path(choose_layer(ChooseLayerConfig(**one))["directory"]).name for one in (apart, together)}
+    assert len(names) == 2
+
+
 def test_a_kill_costs_the_part_or_the_layer_at_hand(settings, result, tmp_path, monkeypatch):
     mine = settings | {"output": tmp_path / "runs"}
     killed(mine, "vectors")
