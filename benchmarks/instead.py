@@ -51,7 +51,7 @@ from mlsm.evaluation.tasks.finetuning.tasks import TASKS
 from mlsm.evaluation.tasks.finetuning.trials import Candidate
 from mlsm.evaluation.tasks.frozen.features import FeatureExtractor, WordFeatures
 from mlsm.evaluation.tasks.frozen.measures import read_measure
-from mlsm.evaluation.tasks.frozen.suite import facts_of, record_of
+from mlsm.evaluation.tasks.frozen.suite import facts_of, record_scores
 from pipeline.teacher import load_tokenizer, read_config
 from shards.copies import TOKENIZER_FILES, write_files
 from student.encoders.build import without_pooler
@@ -189,7 +189,7 @@ def score_table(encoder, place, settings):
         facts = facts_of(candidate, measure, settings, FROZEN_LENGTH)
         if "words" in facts["settings"]:
             facts["settings"] |= {"words": "mean of the pieces, of a word and both neighbours"}
-        records.write(settings.output, record_of(encoder, candidate, task, measure, facts, settings, silent))
+        record_scores(encoder, candidate, task, measure, facts, settings, silent)
 
 
 # -- times -----------------------------------------------------------------------------------------------

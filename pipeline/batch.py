@@ -332,7 +332,7 @@ def hidden_rows(
 
     batch    windows in a forward pass; if there are fewer, copies of the first fill it up, so shapes are fixed
     raw      return the teacher's raw hidden states instead, with their positions
-    Returns  list of hidden_Nd float32 (raw: of HiddenRows), one for every layer; coded_T bool over the windows' tokens
+    Returns  list of hidden_Nd float32 (raw: of TeacherRows), one for every layer; coded_T bool over the windows' tokens
              end to end
     Raises   EncodeError on a hidden state that is not finite
     """

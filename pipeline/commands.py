@@ -15,6 +15,7 @@ from typing import Any
 from mlsm.common.errors import TeacherError
 from mlsm.common.model_checks import describe_unsplit
 from mlsm.common.progress import silent
+from mlsm.common.settings import plain
 from pipeline.announcement import (
     announcement,
     mention_kept_mass,
@@ -28,7 +29,6 @@ from pipeline.config import (
     EncodeHiddenConfig,
     EncodeIdsConfig,
     EncodeLogitsConfig,
-    plain,
     with_absolute_paths,
 )
 from pipeline.encode import encode

@@ -3,9 +3,9 @@
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from mlsm.common.settings import check
 
@@ -443,14 +443,6 @@ def refuse_top_n(top_n: int | str) -> None:
             f"--top-n must lie between 1 and 255, or be `all`, found {top_n}: "
             "the shard format counts the entries of a token in one byte."
         )
-
-
-def plain(settings: Any) -> dict:
-    """A settings dataclass as a dict that JSON and YAML can hold."""
-    return {
-        key: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
-        for key, value in asdict(settings).items()
-    }
 
 
 def with_absolute_paths(values: Mapping) -> dict:

@@ -323,7 +323,7 @@ def _read_usable(job, teacher, layers, windows, batch):
 
 
 def _as_records(found, dtype):
-    """HiddenRows as an array of records."""
+    """TeacherRows as an array of records."""
     records_n = np.empty(len(found.rows_Nd), dtype)
     records_n["row"], records_n["position"] = found.rows_Nd, found.position_N
     return records_n

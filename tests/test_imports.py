@@ -235,6 +235,7 @@ from mlsm import __main__ as cli
 
 store = sys.argv[1]
 sys.modules["pipeline"] = None
+assert cli.run(["train-student", "--store", store, "--print-config"]) == 0
 assert cli.run(["train-student", "--store", store, "--max-steps", "2", "--encoder", "bert-1x32"]) == 0
 del sys.modules["pipeline"]
 for command in (["train-probe", "--max-steps", "2"], ["export-student"], ["verify-shards", store], ["doctor"]):

@@ -18,6 +18,7 @@ from mlsm.cli.help import flags_of
 from mlsm.commands import Command
 from mlsm.commands._newest import store_to_train_on
 from mlsm.common.invocation import program
+from mlsm.common.settings import plain
 from mlsm.recipes.reading import DEMONSTRATION, names_of, recipe_settings, recipe_to_keep
 
 if TYPE_CHECKING:
@@ -105,8 +106,6 @@ def _recipe_of(name: str, store: "Store | None", given: dict) -> str | None:
 def as_yaml(command: Command, parsed: Parsed) -> str:
     """Write the settings as --print-config shows them; for training, with the values that follow from the store."""
     import yaml
-
-    from pipeline.config import plain
 
     settings = _settle(command, parsed)
     values = plain(settings)

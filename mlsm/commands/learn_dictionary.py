@@ -40,8 +40,9 @@ def show(reports: list[dict], settings: Settings) -> str:
 
 def _encoding_with(report: dict, settings: Settings) -> str:
     """Write the command that encodes the same corpus with this dictionary and with the same settings."""
+    from mlsm.common.settings import plain
     from mlsm.recipes.reading import recipe_settings
-    from pipeline.config import EncodeConfig, plain
+    from pipeline.config import EncodeConfig
 
     of_recipe: dict = recipe_settings(settings.recipe, "encode-lsp", EncodeConfig, False) if settings.recipe else {}
     usual = plain(EncodeConfig(**of_recipe))

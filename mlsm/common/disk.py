@@ -107,7 +107,7 @@ def _parent(path):
 
 
 def is_directory(path: str | Path) -> bool:
-    """Whether the directory exists and is writable; raises the errors of `directory`."""
+    """Whether the directory exists; raises the other errors of `directory`."""
     try:
         with directory(path):
             return True

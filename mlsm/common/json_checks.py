@@ -1,7 +1,7 @@
 """Parse JSON from untrusted sources within limits, and check its types before it is used.
 
     values = parse_json(raw, path)
-    plan = convert(values, Plan, path)        # ShardError: path, field, what was expected, what was found
+    plan = parse_as(values, Plan, path)        # ShardError: path, field, what was expected, what was found
     problem = find_problem(values, State)     # the same in words, for callers with errors of their own
 
 A type is anything that msgspec converts to: a Struct, a TypedDict, or one of the annotated types here. A correct

@@ -174,3 +174,11 @@ def _choices(hint):
     if get_origin(hint) is Literal:
         return list(get_args(hint))
     return [choice for kind in get_args(hint) if kind is not Ellipsis for choice in _choices(kind)]
+
+
+def plain(settings: Any) -> dict:
+    """A settings dataclass as a dict that JSON and YAML can hold."""
+    return {
+        key: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+        for key, value in dataclasses.asdict(settings).items()
+    }

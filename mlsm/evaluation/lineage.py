@@ -107,10 +107,10 @@ def lineage(directory: Path | str) -> dict:
     """Fields of a record that say how a model was pre-trained.
 
     directory  of an export, a kept checkpoint or a stock model
-    Returns    objective, kappa (of mtl), run_seed (of pre-training), step (optimiser steps), fraction (of the run's
-               steps), layer (of the teacher), k, lambda, dictionary (its fingerprint), encoder, teacher: None if
-               unknown, or if not used (for an mlm or an untrained student); flops, see `flops_until`; and identity, see
-               `identity`, None for a model without our lineage
+    Returns    objective, kappa (of mtl and regress), run_seed (of pre-training), step (optimiser steps), fraction (of
+               the run's steps), layer (of the teacher), k, lambda, dictionary (its fingerprint), encoder, teacher: None
+               if unknown, or if not used (for an mlm or an untrained student); flops, see `flops_until`; and identity,
+               see `identity`, None for a model without our lineage
     Raises     LineageError if there is a lineage.json that cannot be read
     """
     export = directory = Path(directory)

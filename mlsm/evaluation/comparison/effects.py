@@ -443,11 +443,11 @@ def scores_of_arms(arms: Sequence[Arm], tasks: Collection[str]) -> list[ArmScore
     tasks  the tasks whose mean is tested
     """
     having = {task for arm in arms for model in arm.at().models for task in tasks_of(model)}
-    blimps = [model for arm in arms for model in arm.on_blimp().models]
-    paradigms = common_paradigms(blimps) if blimps else []
+    alike = scored_alike(model for arm in arms for model in arm.on_blimp().models)[0]
+    paradigms = common_paradigms(alike) if alike else []
     found = []
     for arm in arms:
-        models, scored = arm.at().models, arm.on_blimp().models if paradigms else ()
+        models, scored = arm.at().models, [model for model in arm.on_blimp().models if model in alike]
         values: dict[str, list[float]] = {}
         if tasks:
             values["mean"] = [mean_score(model, tasks) for model in models if tasks_of(model) >= set(tasks)]

@@ -6,9 +6,9 @@
 
 A record's identity (mlsm/evaluation/lineage.py) is sorted into groups of settings, and two models are compared on the
 groups that both have. So necessary consequences of the objective are not differences: an mlm student has no layer, k or
-dictionary, a kd student's top-n counts tokens and not LSPs, and only mtl has kappa. A key missing from an identity has
-its default value. A dictionary's fingerprint follows from the layer, k and its other settings, so it counts as a
-difference only between models that agree in all of these.
+dictionary, a kd student's top-n counts tokens and not LSPs, and only mtl and regress have kappa. A key missing from an
+identity has its default value. A dictionary's fingerprint follows from the layer, k and its other settings, so it
+counts as a difference only between models that agree in all of these.
 
 A model without identity, such as a stock model, is compared on the few fields of its record. Unknown settings are
 reported as unknown, never as equal. Fine-tuning settings are not compared here: they decide which scores are paired

@@ -1,6 +1,6 @@
 """The command prepare-data: convert evaluation data as published to the layout that the evaluations read.
 
-    report = prepare(PrepareDataConfig(dataset="glue", from_=Path("downloads"), output=Path("data")))
+    report = prepare_data(PrepareDataConfig(dataset="glue", from_=Path("downloads"), output=Path("data")))
     report["parts"], report["missing"]
 
 Every part is written to a temporary directory, read there in the same way as by its evaluation, and only then given its

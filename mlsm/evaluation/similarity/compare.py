@@ -1,7 +1,7 @@
 """The command `similarity`: compare the user's texts and show which LSPs they share, or make the tables of
 zero_shot.py.
 
-    compare(SimilarityConfig(store="runs/stores/lsp-...", texts_a=("A cat sat.",), texts_b=("A dog lay.",)))
+    compare_texts(SimilarityConfig(store="runs/stores/lsp-...", texts_a=("A cat sat.",), texts_b=("A dog lay.",)))
 
 The LSPs that two texts share: an LSP's share is the smaller of its weights in the two mean distributions. The shares
 sum to 1 - L1 / 2, where L1 is the distance of the distributions. Tokens are paired by their weighted overlap.

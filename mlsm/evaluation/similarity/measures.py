@@ -1,7 +1,7 @@
 """Similarity measures: between all rows of two arrays, and from token similarities to one number per text pair.
 
     overlap(P_NK, Q_MK)                                 # (N, M)
-    match(overlap(P_NK, Q_MK))                          # one number, for texts of N and M tokens
+    matched_similarity(overlap(P_NK, Q_MK))             # one number, for texts of N and M tokens
 
 Distributions over LSPs have rows that sum to one; a row of zeros is a token without a code, and has similarity 0 to all
 others. Not handled here: where vectors come from (sources.py), what is compared with what (scores.py).

@@ -9,7 +9,7 @@ from tiny_records import a_blimp_record, digest
 from tiny_study import TARGETS, arm, identity, pair
 
 from mlsm.evaluation.comparison.arms import find_arms
-from mlsm.evaluation.comparison.effects import adjust, blimp_effect, judge_hypothesis
+from mlsm.evaluation.comparison.effects import adjust, blimp_effect, judge_hypothesis, scores_of_arms
 from mlsm.evaluation.comparison.models import SUITE, models_of
 from mlsm.evaluation.comparison.significance import bootstrap, interval, smallest_detectable
 
@@ -155,3 +155,15 @@ def test_blimp_is_paired_by_seed_and_a_probe_belongs_to_its_student():
     effect = blimp_effect(*known.arms)
     assert effect.n == 2 and effect.mean == pytest.approx((0.1 + 0.2) / 4)
     assert blimp_effect(known.arms[0], known.arms[0]).mean == 0
+
+
+def test_the_column_of_blimp_has_only_models_that_were_scored_alike():
+    """A model of which one paradigm was scored, or a hundred pairs of each, changes no mean."""
+    subset, records = {"task": "blimp-100", "settings": {"per_paradigm": 100}}, []
+    for seed, more in ((0, {}), (1, {}), (2, subset)):
+        facts = {"objective": "mlm", "run_seed": seed, "encoder": "bert-2x32", "identity": identity("mlm", seed)}
+        facts |= {"weights": digest(f"mlm-seed{seed}"), "path": f"runs/mlm-seed{seed}/export"} | TARGETS["mlm"] | more
+        scores = {"x": 0.9} if more else {"x": 0.5 + seed / 10, "y": 0.7}
+        records.append(a_blimp_record(f"mlm-seed{seed}", scores, **facts))
+    (row,) = scores_of_arms(found(records).arms, ())
+    assert row.scores["blimp"].mean == pytest.approx((0.6 + 0.65) / 2)

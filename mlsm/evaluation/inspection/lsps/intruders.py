@@ -2,7 +2,7 @@
 
     test = IntruderTest(sample, by_lsp(sample), vocabulary, embeddings_Vd)
     test.lsp(7).auc             # 1: the judge finds every intruder; 0.5: the words are no closer than chance
-    summarise([test.lsp(lsp) for lsp in range(sample.k)])
+    summarise_judged([test.lsp(lsp) for lsp in range(sample.k)])
 
 The members of an LSP are the TOP different entries of the vocabulary among the tokens where it is heaviest; case makes
 no difference. One after another they are taken out and an intruder is put in their place. The judge compares which of

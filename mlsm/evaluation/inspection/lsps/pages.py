@@ -1,6 +1,6 @@
 """All LSPs as one page that opens from disk: no server, nothing loaded from elsewhere.
 
-    publish(Path("lsps"), {"kind": "text", ...})      # then open lsps/index.html
+    publish_pages(Path("lsps"), {"kind": "text", ...})      # then open lsps/index.html
 
     index.html, style.css, view.js   the page, the same for every view: a list that is sorted and searched, and an
                                      address for each LSP, index.html#lsp-17

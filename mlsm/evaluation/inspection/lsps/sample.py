@@ -1,6 +1,6 @@
 """A bounded sample of a store's tokens with their LSPs, and the same entries sorted by LSP.
 
-    sample = draw(store, tokens=2_000_000)
+    sample = sample_tokens(store, tokens=2_000_000)
     entries = by_lsp(sample)
     entries.tokens(7), entries.weights(7)
 

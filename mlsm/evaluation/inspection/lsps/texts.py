@@ -1,7 +1,7 @@
 """The LSPs of a text: the teacher's, as encode-lsp would store them, and a student's predictions.
 
     rows = teacher_lsps(store, dictionary, text)
-    tokens = compare(load_student("runs/students/..."), text, rows)
+    tokens = compare_tokens(load_student("runs/students/..."), text, rows)
 
 The teacher reads the text as it is; the student reads it once for every token, with that token masked, which is what it
 was trained for. A mask token in the text is read as one by both: the teacher says nothing of it, the student does.

@@ -1,7 +1,7 @@
 """Pearson correlations between the LSPs of two stores over the same tokens, from sparse rows.
 
     first, second = Activations(sample_of_one), Activations(sample_of_the_other)
-    found = correlate(first, second, least=0.3)
+    found = correlate_lsps(first, second, least=0.3)
     found.first_P, found.second_P, found.r_P        # all pairs with r >= least
 
 The correlated values are the stored weights: an LSP's share of its token's mass, 0 if the token does not have it. With
@@ -95,7 +95,7 @@ class LspCorrelations(NamedTuple):
 def correlate_lsps(
     first: Activations, second: Activations, least: float, progress: Callable[..., None] = silent
 ) -> LspCorrelations:
-    """The Correlations of two stores' LSPs. Their samples must be of the same tokens."""
+    """The correlations of two stores' LSPs. Their samples must be of the same tokens."""
     k, j, total = first.sample.k, second.sample.k, len(first.sample)
     pairs: list[tuple[np.ndarray, ...]] = []
     best_K, best_r_K = np.full(k, -1), np.full(k, -np.inf)

@@ -1,6 +1,6 @@
 """Decide from correlations whether each LSP was kept, drifted, split, merged, vanished or appeared.
 
-    found = match(first, second, correlate(first, second, 0.3), kept_from=0.7, matching="hungarian")
+    found = match_lsps(first, second, correlate_lsps(first, second, 0.3), kept_from=0.7, matching="hungarian")
     found.states[7], found.into[7], found.r_K[7]
 
 Each LSP gets the first state that applies:

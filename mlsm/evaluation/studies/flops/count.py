@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 from mlsm.common.progress import silent
+from mlsm.common.settings import plain
 from mlsm.evaluation.plots import drawn
 from mlsm.evaluation.studies.flops.config import CountFlopsConfig
 from mlsm.evaluation.studies.flops.encoders import measure_head, measure_student
@@ -25,7 +26,6 @@ from mlsm.evaluation.studies.flops.pretraining import (
     pretraining_table,
 )
 from mlsm.evaluation.studies.flops.solver import correlation_flops, fista_flops, solver_flops, update_flops
-from pipeline.config import plain
 
 REUSE = (1, 2, 5, 10, 20, 50, 100)  # R: how often each encoded token is trained on, over all epochs and runs
 

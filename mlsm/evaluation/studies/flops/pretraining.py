@@ -1,7 +1,7 @@
 """The cost of a batch of pre-training: as in the paper's table 3, in full, and offline with a shared store.
 
     setting = Setting.of(CountFlopsConfig())
-    table(setting)["mlsm-10"]          # rows of table 3
+    pretraining_table(setting)["mlsm-10"]  # rows of table 3
     pretraining_flops(setting, "kd")   # all computations, by part
     offline_flops(setting, reuse=10)
 

@@ -147,7 +147,7 @@ def _hidden_states(store, dictionary, config, progress):
     """Unit-length hidden states (N, d) of the sampled tokens, computed from the store's ids."""
     settings, teacher = store.settings, load_store_teacher(store, config.teacher)
     reader = store.split("train")
-    total = min(len(reader), -(-config.samples * len(reader) // reader.tokens))  # the same windows as `draw`
+    total = min(len(reader), -(-config.samples * len(reader) // reader.tokens))  # the same windows as `sample_tokens`
     chosen, parts = np.sort(reader.order(SEED, 0, 0, total)), []
     size = min(WINDOWS_AT_ONCE, max(1, 8192 // store.max_length))
     for start in range(0, total, size):

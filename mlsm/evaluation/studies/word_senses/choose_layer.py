@@ -295,7 +295,7 @@ def diagnose_layer(
 ) -> LayerFindings:
     """Codes, Φ, NPMI and answers of one layer.
 
-    vectors  WordVectors, or an object with the same `layer`, `word_of_row` and `solver`
+    vectors  WordVectors, or an object with the same `layer`, `word_of_row` and `device`
     name     name of the vectors to use: see `vectors_name`
     """
     clock = time.perf_counter()

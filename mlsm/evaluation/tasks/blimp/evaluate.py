@@ -1,6 +1,6 @@
 """The command evaluate-blimp: does a masked language model prefer the acceptable sentence of each minimal pair?
 
-    evaluate(config)["records"]
+    evaluate_blimp(config)["records"]
 
 A sentence's score is the sum of ln p of its tokens (scoring/scorer.py). A pair is correct if the acceptable sentence
 scores strictly higher. Equal scores are wrong and are counted as ties. The main score is the unweighted mean of the

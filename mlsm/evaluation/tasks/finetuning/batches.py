@@ -110,7 +110,7 @@ def tokenise(
 
     tokenizer    a fast tokenizer, as from pipeline.teacher.load_tokenizer
     takes_types  whether the model sees which sentence of a pair a token belongs to
-    Returns      Encoded
+    Returns      EncodedExamples
     """
     inner = tokenizer.backend_tokenizer
     inner.no_padding()

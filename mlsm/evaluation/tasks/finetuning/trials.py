@@ -1,6 +1,6 @@
 """Fine-tuning runs of a model on a task: the facts that identify them, and their records.
 
-    model = Prepared(Trial(candidate, task, data), settings)
+    model = PreparedTrial(Trial(candidate, task, data), settings)
     records.write(output, model.record(seed, device))
 
 If the settings have several learning rates, a run first chooses one on a tenth of its examples. The choice is part of

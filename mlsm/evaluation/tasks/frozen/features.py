@@ -1,6 +1,6 @@
 """Hidden states of a frozen encoder as features of words, texts and pairs of texts.
 
-    encoder = Encoder(directory, layers=(0, 1, 2), max_length=128, device=device)
+    encoder = FeatureExtractor(directory, layers=(0, 1, 2), max_length=128, device=device)
     words = encoder.words(sentences, report)    # the first piece of every word, float32 (T, D)
 
 Layer 0 is the output of the embeddings; the states are transformers' own `hidden_states`, float32, without dropout.
@@ -11,17 +11,15 @@ including [CLS] and [SEP], as in sentence-transformers' mean pooling. Not handle
 Shapes: N texts, T words that were read, L tokens, D = layers x d.
 """
 
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from mlsm.common.disk import open_to_read
+from mlsm.common.arrays import read_npz
 from mlsm.common.durable import appearing_whole
 from mlsm.common.errors import ModelError
 from mlsm.common.model_checks import describe_unfit_tokenizer
@@ -119,9 +117,8 @@ def pair_features(first_ND: np.ndarray, second_ND: np.ndarray) -> np.ndarray:
 
 def kept(file: Path, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """The arrays in a file of a working directory. `make` computes them first if the file is missing or damaged."""
-    unreadable = suppress(OSError, ValueError, EOFError, zipfile.BadZipFile)
-    with unreadable, open_to_read(file) as stream, np.load(BufferedReader(stream)) as arrays:
-        return dict(arrays)
+    with suppress(OSError, ValueError):
+        return read_npz(file)
     made: dict[str, Any] = make()
     with appearing_whole(file) as out:
         np.savez(out, **made)

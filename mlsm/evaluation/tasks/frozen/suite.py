@@ -48,7 +48,7 @@ def measure_frozen(
     for name, measure, trials in plan:
         for candidate, facts in trials:
             encoder = FeatureExtractor(candidate.directory, settings.layer, length, device)
-            records.write(settings.output, record_of(encoder, candidate, name, measure, facts, settings, progress))
+            record_scores(encoder, candidate, name, measure, facts, settings, progress)
             tally["made"] += 1
     return {
         "models": [_report(candidate, settings) for candidate in candidates],
@@ -92,7 +92,7 @@ def _is_missing(candidate, facts, name, settings, tally) -> bool:
     return False
 
 
-def record_of(
+def record_scores(
     encoder: FeatureExtractor,
     candidate: "Candidate",
     name: str,
@@ -100,8 +100,8 @@ def record_of(
     facts: dict,
     settings: FinetuneConfig,
     progress: Callable[..., None],
-) -> dict:
-    """Measure a model on a task. Returns the record without writing it.
+) -> None:
+    """Measure a model on a task and write the record.
 
     encoder  of the candidate
     facts    from `facts_of`
@@ -115,18 +115,19 @@ def record_of(
 
     with workplace(settings.output / "features" / digits, files=("*.npz",)) as place:
         figures, chosen = measure.score(encoder, place, report)
-    return {
-        "schema": records.SCHEMA,
-        **_key(candidate, name),
-        **facts,
-        "figures": figures,
-        "diverged": False,
-        "collapsed": chosen.pop("constant", False),
-        "chosen": chosen,
-        "head": None,
-        "env": records.environment(encoder.teacher.device),
-        "wall": time.monotonic() - began,
-    }
+        record = {
+            "schema": records.SCHEMA,
+            **_key(candidate, name),
+            **facts,
+            "figures": figures,
+            "diverged": False,
+            "collapsed": chosen.pop("constant", False),
+            "chosen": chosen,
+            "head": None,
+            "env": records.environment(encoder.teacher.device),
+            "wall": time.monotonic() - began,
+        }
+        records.write(settings.output, record)  # before what it was computed from goes
 
 
 def _report(candidate, settings) -> dict:

@@ -78,10 +78,9 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
             digits = fingerprint([known["weights"], *kind.values(), material.digest, tokenizer])[:8]
             base = config.output / "scores" / model / f"{path.name}-{config.metric}-{digits}"
             scores, commit = (base.with_name(base.name + suffix) for suffix in (".jsonl", ".json"))
-            finished = scores.is_file() and commit.is_file()
-            if finished:
-                record = json.loads(commit.read_text(encoding="utf-8"))
-                rows = _read_lines(scores) if config.pairs else []  # the record has the sums for sentences
+            finished = _read_finished(scores, commit, with_rows=bool(config.pairs))
+            if finished is not None:
+                record, rows = finished
             else:
                 scorer = scorer or Scorer(*load(directory, device), config.metric, config.batch_tokens)
                 clock = time.perf_counter()
@@ -94,7 +93,7 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
             with suppress(OSError):
                 disk.remove(base)  # also if a command was killed exactly here
             wrong = {"wrong": _furthest_wrong(rows)} if config.pairs else {}
-            results.append(record | {"scores": str(scores), "finished_before": finished} | wrong)
+            results.append(record | {"scores": str(scores), "finished_before": finished is not None} | wrong)
     return {"results": results}
 
 
@@ -202,6 +201,18 @@ def _shared(good: EncodedSentence, bad: EncodedSentence) -> tuple[list[int], lis
 
 def _read_lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n")]
+
+
+def _read_finished(scores: Path, commit: Path, with_rows: bool) -> tuple[dict, list[dict]] | None:
+    """The record and the rows that an earlier command wrote; None if there are none, or if they are damaged."""
+    if not scores.is_file():
+        return None
+    try:
+        record = json.loads(commit.read_text(encoding="utf-8"))
+        rows = _read_lines(scores) if with_rows else []  # for sentences the record has the sums
+    except (OSError, ValueError, RecursionError):
+        return None
+    return (record, rows) if isinstance(record, dict) and record.get("schema") == SCHEMA else None
 
 
 def _json_lines(rows: Sequence[dict]) -> bytes:

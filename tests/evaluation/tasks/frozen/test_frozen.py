@@ -1,5 +1,6 @@
 """`finetune --frozen` against transformers' hidden states, scikit-learn's pipelines, seqeval and SciPy, by hand."""
 
+import errno
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import textwrap
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -330,6 +332,17 @@ def test_killed_while_fitting_it_goes_on_from_the_features(settings, tmp_path_fa
     finetune(settings)
     assert len(read) == 1, "only the damaged part is read again"
     assert figures_of(settings, "conll2003")[0] == figures_of(unbroken, "conll2003")[0]
+    assert not any((settings.output / "features").iterdir())
+
+
+def test_features_stay_until_their_record_is_written(settings, monkeypatch):
+    settings = replace(settings, tasks=("rte",))
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "write", mock.Mock(side_effect=OSError(errno.ENOSPC, "no space left")))
+        with pytest.raises(OSError, match="no space left"):
+            finetune(settings)
+    assert list(settings.output.glob("features/*/*.npz"))
+    finetune(settings)
     assert not any((settings.output / "features").iterdir())
 
 

@@ -145,6 +145,15 @@ def test_pairs_and_sentences_have_the_same_scores_and_both_are_found_again(confi
         score_text(replace(config, metric="within-word-l2r"))
 
 
+@pytest.mark.parametrize("damage", ["", "[1]", '{"schema": "mlsm-scores-1"'])
+def test_a_damaged_record_is_scored_again(config, damage):
+    (first,) = score_text(config)["results"]
+    Path(first["scores"]).with_suffix(".json").write_text(damage)
+    (again,) = score_text(config)["results"]
+    assert not again["finished_before"] and again | {"wall": first["wall"]} == first
+    assert score_text(config)["results"][0]["finished_before"]
+
+
 def test_another_tokenizer_on_the_same_weights_is_other_work(config, model, tmp_path, monkeypatch):
     other = shutil.copytree(model, tmp_path / "other" / model.name)
     write_tokenizer(other, 59, step=-1)
