@@ -32,7 +32,7 @@ import numpy as np
 
 from mlsm.common import disk
 from mlsm.common.disk import OF_THE_MACHINE
-from mlsm.common.errors import BlockError, RemoteError, ShardError, StoreError, WriteError
+from mlsm.common.errors import BlockError, ShardError, StoreError, WriteError
 from mlsm.common.progress import silent
 from mlsm.common.text import redacted
 from shards import copies
@@ -324,8 +324,6 @@ def _damage_in(files, target, record, full, count):
         except BlockError as error:
             place = {"block": error.block, "offset": error.offset, "length": error.length}
             damaged.append(_damage(record.unit, f"units/{record.file}", str(error), **place))
-        except RemoteError:
-            raise  # a server that does not answer is not damage
         except (ShardError, ValueError, KeyError) as error:
             place = {"block": group["name"], "offset": group["offset"], "length": group["length"]} if group else {}
             damaged.append(_damage(record.unit, f"units/{record.file}", str(error), **place))
