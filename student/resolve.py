@@ -110,19 +110,25 @@ def verb_of(config: StudentConfig) -> str:
 def without_rivals(values: dict, given: Mapping[str, Any], kind: str | None = None) -> dict:
     """A recipe's values, without those that do not go with what is given.
 
-    Left out are its number of steps if epochs are set, and the other way round; its objective if the store has no
-    targets for it; the loss of `regress` if another objective is learned.
+    Left out are its number of steps if epochs are set, and the other way round; its learning rate if another optimiser
+    is given; its objective if the store has no targets for it; the loss of `regress` if another objective is learned.
 
     kind  of the store, if the recipe is the one that made it
     """
     length = {"epochs", "max_steps"}
     dropped = length if length & given.keys() else set()
     objective = given.get("objective") or values.get("objective")
+    if given.get("optimizer", _optimizer_of(values)) != _optimizer_of(values):
+        dropped = dropped | {"lr"}
     if kind and "objective" in values.keys() - given.keys() and kind not in OBJECTIVES[values["objective"]].kinds:
         dropped, objective = dropped | {"objective"}, None
     if objective != "regress":
         dropped = dropped | {"regress_loss"}
     return {name: value for name, value in values.items() if name not in dropped}
+
+
+def _optimizer_of(recipe_values: Mapping[str, Any]) -> str:
+    return recipe_values.get("optimizer", StudentConfig.optimizer)
 
 
 def rate_for_width(width: int, optimizer: str = "adamw") -> float:
@@ -172,8 +178,9 @@ def _apply_recipe(config: StudentConfig, store: Store, found: dict[str, str]) ->
     if recipe is None:
         return config
     recipe_values = recipe_settings(recipe, verb_of(config), type(config), False)
-    own = {name: getattr(config, name) for name in ("encoder", "optimizer")}
-    if any(recipe_values.get(name, value) != value for name, value in own.items()):
+    if config.encoder != recipe_values.get("encoder", config.encoder) or config.optimizer != _optimizer_of(
+        recipe_values
+    ):
         return config  # its learning rate and steps are for another encoder or optimiser
     values = without_rivals(recipe_values, found)
     values = {name: value for name, value in values.items() if name in (*FOLLOWING, "epochs") and name not in found}

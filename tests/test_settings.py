@@ -27,7 +27,7 @@ from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
 from shards.config import ShowConfig
 from shards.reader import Store
 from student.config import ProbeConfig, StudentConfig
-from student.resolve import batch_for, rate_for_width, resolve
+from student.resolve import batch_for, rate_for_width, resolve, without_rivals
 from student.runs.directory import Run
 from student.task import student_task
 
@@ -396,18 +396,28 @@ def test_the_next_line_of_a_dictionary_encodes_what_it_was_learned_from(flags, m
 
 
 @pytest.mark.parametrize(
-    ("encoder", "optimizer", "steps", "rate"),
+    ("recipe", "encoder", "optimizer", "steps", "rate"),
     [
-        ("modernbert-2x128", "muon", 500, 8e-3),
-        ("modernbert-2x128", "adamw", 2000, 1e-3),
-        ("bert-12x768", "muon", 2000, 4e-4),
+        ("quickstart", "modernbert-2x128", "muon", 500, 8e-3),
+        ("quickstart", "modernbert-2x128", "adamw", 2000, 1e-3),
+        ("quickstart", "bert-12x768", "muon", 2000, 4e-4),
+        ("paper", "deberta-base", "muon", 2000, 4e-4),  # the recipe names no optimiser: it means AdamW
     ],
 )
-def test_a_recipe_is_not_applied_from_python_to_another_encoder_or_optimiser(encoder, optimizer, steps, rate, tmp_path):
+def test_a_recipe_is_not_applied_from_python_to_another_encoder_or_optimiser(
+    recipe, encoder, optimizer, steps, rate, tmp_path
+):
     """The demonstration's rate and number of steps are for Muon and its own 2 x 128 encoder."""
-    store = keep_recipe(write_store(tmp_path / "store", k=24), "quickstart")
+    store = keep_recipe(write_store(tmp_path / "store", k=24), recipe)
     found = resolve(StudentConfig(store=store.path, encoder=encoder, optimizer=optimizer), store).config
     assert (found.max_steps, found.lr) == (steps, rate)
+
+
+def test_a_recipes_rate_goes_with_its_optimiser():
+    values = {"optimizer": "muon", "lr": 8e-3, "max_steps": 500}
+    assert "lr" not in without_rivals(values, {"optimizer": "adamw"})
+    assert without_rivals(values, {"optimizer": "muon"}) == without_rivals(values, {}) == values
+    assert "lr" not in without_rivals({"lr": 1e-4}, {"optimizer": "muon"})
 
 
 # -- recipes and settings that cannot be read ------------------------------------------------------------------

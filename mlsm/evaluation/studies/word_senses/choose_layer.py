@@ -40,7 +40,7 @@ from mlsm.evaluation.studies.word_senses.labels import name_lsps
 from mlsm.evaluation.studies.word_senses.sense_scores import answer, normalise, npmi, sense_sums
 from mlsm.evaluation.studies.word_senses.word_vectors import Centers, Readings, word_vectors
 from pipeline.announcement import announcement
-from pipeline.batch import InputFormat, center_on
+from pipeline.batch import center_on
 from pipeline.dictionary import Dictionary
 from pipeline.job import Job, load_teacher, named_by_content, teacher_job
 from pipeline.learn import batch_key, minibatch_of_sample, provide_dictionaries, wanted_dictionaries
@@ -127,7 +127,8 @@ def _directory(job, teacher, data_digits):
         **batch_key(minibatch_of_sample(job)),
         **({} if config.limit_train is None else {"limit": config.limit_train}),
     }
-    request |= InputFormat.of(config, teacher).settings()
+    if config.documents_apart:
+        request["documents_apart"] = True
     if config.center != "none":
         request["center"] = config.center
     if config.atoms != "learned":

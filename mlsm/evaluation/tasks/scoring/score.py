@@ -78,7 +78,7 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
             digits = fingerprint([known["weights"], *kind.values(), material.digest, tokenizer])[:8]
             base = config.output / "scores" / model / f"{path.name}-{config.metric}-{digits}"
             scores, commit = (base.with_name(base.name + suffix) for suffix in (".jsonl", ".json"))
-            finished = _read_finished(scores, commit, with_rows=bool(config.pairs))
+            finished = _read_finished(scores, commit)
             if finished is not None:
                 record, rows = finished
             else:
@@ -203,16 +203,17 @@ def _read_lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n")]
 
 
-def _read_finished(scores: Path, commit: Path, with_rows: bool) -> tuple[dict, list[dict]] | None:
+def _read_finished(scores: Path, commit: Path) -> tuple[dict, list[dict]] | None:
     """The record and the rows that an earlier command wrote; None if there are none, or if they are damaged."""
     if not scores.is_file():
         return None
     try:
         record = json.loads(commit.read_text(encoding="utf-8"))
-        rows = _read_lines(scores) if with_rows else []  # for sentences the record has the sums
+        rows = _read_lines(scores)
     except (OSError, ValueError, RecursionError):
         return None
-    return (record, rows) if isinstance(record, dict) and record.get("schema") == SCHEMA else None
+    is_whole = isinstance(record, dict) and record.get("schema") == SCHEMA and record.get("n") == len(rows)
+    return (record, rows) if is_whole else None
 
 
 def _json_lines(rows: Sequence[dict]) -> bytes:

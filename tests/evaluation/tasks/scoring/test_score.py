@@ -145,10 +145,14 @@ def test_pairs_and_sentences_have_the_same_scores_and_both_are_found_again(confi
         score_text(replace(config, metric="within-word-l2r"))
 
 
-@pytest.mark.parametrize("damage", ["", "[1]", '{"schema": "mlsm-scores-1"'])
+@pytest.mark.parametrize("damage", ["", "[1]", '{"schema": "mlsm-scores-1"', '{"schema": "mlsm-scores-1"}', None])
 def test_a_damaged_record_is_scored_again(config, damage):
     (first,) = score_text(config)["results"]
-    Path(first["scores"]).with_suffix(".json").write_text(damage)
+    scores = Path(first["scores"])
+    if damage is None:  # cut at the end of a line
+        scores.write_text(scores.read_text().splitlines(keepends=True)[0])
+    else:
+        scores.with_suffix(".json").write_text(damage)
     (again,) = score_text(config)["results"]
     assert not again["finished_before"] and again | {"wall": first["wall"]} == first
     assert score_text(config)["results"][0]["finished_before"]
