@@ -154,10 +154,10 @@ def point_to_other_dtypes(job: Job, teacher: "Teacher", kind: str) -> None:
     wanted = {"kind": kind, "teacher": teacher.fingerprint, "windowing": job.rules, "masked_passes": passes}
     found: dict[str, Path] = {}
     for path in sorted((job.config.output / "stores").glob("*/target.json")):
-        with suppress(ValueError):
+        with suppress(ValueError, KeyError):  # a target that this program did not write
             settings = StoreFiles(path.parent).target()["settings"]
             if all(settings.get(name) == value for name, value in wanted.items()) and "derived_from" not in settings:
-                found.setdefault(settings.get("dtype", "another"), path.parent)
+                found.setdefault(settings["dtype"], path.parent)
     ours = name_of_dtype(teacher)
     if ours not in found:
         for dtype, store in found.items():

@@ -82,12 +82,11 @@ def scan(
     Raises        CorpusError when there is no document, or no training document, or whole files are to be held out and
                   there is only one
     """
-    contents = [source.content_hash() for source in sources] if _is_by_file(rules) else []
-    files_held_out = _files_held_out({*contents}) if contents else None
+    files_held_out = _files_held_out({source.content_hash for source in sources}) if _is_by_file(rules) else None
     counts = {"sources": len(sources), "repeated_sources": 0, **_no_documents(), "files": {}}
     units, hashes, known, seen, faulty = [], {}, set(), Seen(), []
-    for number, source in enumerate(sources):
-        content = contents[number] if contents else source.content_hash()
+    for source in sources:
+        content = source.content_hash
         if content in known:
             counts["repeated_sources"] += 1
             continue

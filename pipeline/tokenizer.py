@@ -52,7 +52,7 @@ def make_tokenizer(config: TokenizerConfig, progress: Callable[..., None]) -> li
         "version": _VERSION,
         "kind": "cased WordPiece",
         "vocab_size": config.vocab_size,
-        "corpus": sorted({by_name[name].content_hash() for name in {unit.source for unit in plan.units}}),
+        "corpus": sorted({by_name[unit.source].content_hash for unit in plan.units}),
         "invalid_utf8": config.invalid_utf8,
         "min_characters": config.min_characters,
         "keep_duplicates": config.keep_duplicates,

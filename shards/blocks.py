@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from mlsm.common import disk
-from mlsm.common.errors import ShardError, StoreError, WriteError
+from mlsm.common.errors import ShardError, StoreError
 from shards.files import StoreFiles
 from shards.manifest import UnitRecord
 
@@ -138,7 +138,7 @@ class Blocks:
             self._refuse_replaced(unit)
             raise ShardError(f"{path} is missing although its record exists. " + self._files.repair_hint()) from None
         except OSError as error:
-            if isinstance(error, WriteError) or error.errno in disk.OF_THE_MACHINE:
+            if disk.is_of_the_machine(error):
                 raise
             raise ShardError(f"{path} cannot be read: {error.strerror}. " + self._files.repair_hint()) from None
         if len(mapping.raw) != size:

@@ -26,7 +26,6 @@ import numpy as np
 from msgspec import Meta
 
 from mlsm.common import disk
-from mlsm.common.disk import OF_THE_MACHINE
 from mlsm.common.errors import ShardError, StoreError
 from mlsm.common.json_checks import Count, Digest, Number, find_problem, parse_json
 from mlsm.common.model_checks import describe_special_tokens, open_tokenizer, special_tokens
@@ -352,7 +351,7 @@ def _read(files, directory, names):
                 size = os.fstat(file.fileno()).st_size
                 raw = file.readall() if size <= _MOST_BYTES else b""
         except OSError as error:
-            if error.errno in OF_THE_MACHINE:
+            if disk.is_of_the_machine(error):
                 raise
             raise StoreError(f"{path} cannot be read: {error.strerror}. {files.restore_hint()}") from None
         if size > _MOST_BYTES:

@@ -221,7 +221,7 @@ def read_small(path: Path, remedy: str) -> bytes:
         return disk.read_file(path)
     except OSError as error:
         gone = isinstance(error, FileNotFoundError) and not path.is_symlink()
-        if gone or error.errno in disk.OF_THE_MACHINE:
+        if gone or disk.is_of_the_machine(error):
             raise
         raise ShardError(f"{path}: cannot be read, {error.strerror}{remedy}") from None
 

@@ -230,10 +230,10 @@ class Server:
                 return call(filesystem, f"{root}/{name}")
             except FileNotFoundError:
                 return None
-            except (WriteError, StoreError, PlaceError):
+            except (StoreError, PlaceError):
                 raise
             except Exception as error:
-                if getattr(error, "errno", None) in disk.OF_THE_MACHINE:
+                if disk.is_of_the_machine(error):
                     raise
                 fault = error.with_traceback(None)
                 if not _may_pass(error):

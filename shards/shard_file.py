@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from mlsm.common.disk import OF_THE_MACHINE
-from mlsm.common.errors import BlockError, ShardError, WriteError
+from mlsm.common import disk
+from mlsm.common.errors import BlockError, ShardError
 from mlsm.common.json_checks import parse_json
 from shards.files import StoreFiles
 from shards.manifest import Group, UnitRecord
@@ -42,7 +42,7 @@ class ShardFile:
         except FileNotFoundError:
             raise BlockError("the shard is missing") from None
         except OSError as error:
-            if isinstance(error, WriteError) or error.errno in OF_THE_MACHINE:
+            if disk.is_of_the_machine(error):
                 raise
             raise BlockError(f"it cannot be read: {error.strerror}") from None
         size = self._file.seek(0, io.SEEK_END)

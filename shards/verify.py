@@ -31,8 +31,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from mlsm.common import disk
-from mlsm.common.disk import OF_THE_MACHINE
-from mlsm.common.errors import BlockError, ShardError, StoreError, WriteError
+from mlsm.common.errors import BlockError, ShardError, StoreError
 from mlsm.common.progress import silent
 from mlsm.common.text import redacted
 from shards import copies
@@ -210,7 +209,7 @@ def _identity(path):
     except FileNotFoundError:
         return None
     except OSError as error:
-        if error.errno in OF_THE_MACHINE:
+        if disk.is_of_the_machine(error):
             raise
         return status.st_ino, status.st_mtime_ns, b""
 
@@ -250,7 +249,7 @@ def _listed(found, directory):
     except FileNotFoundError:
         return []
     except OSError as error:
-        if error.errno in OF_THE_MACHINE:
+        if disk.is_of_the_machine(error):
             raise
         found.damaged.append(_damage(None, directory.name, f"the directory cannot be read: {error.strerror}"))
         return []
@@ -328,7 +327,7 @@ def _damage_in(files, target, record, full, count):
             place = {"block": group["name"], "offset": group["offset"], "length": group["length"]} if group else {}
             damaged.append(_damage(record.unit, f"units/{record.file}", str(error), **place))
         except OSError as error:
-            if isinstance(error, WriteError) or error.errno in OF_THE_MACHINE:
+            if disk.is_of_the_machine(error):
                 raise
             damaged.append(_damage(record.unit, f"units/{record.file}", f"the disk cannot read it ({error})"))
 

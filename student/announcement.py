@@ -22,6 +22,7 @@ from student.task import TrainingTask
 # reach less and large ones more. Encoders of BERT-base's size usually reach 40 % of a GPU's published peak.
 SHARE_OF_MEASURED, SHARE_OF_PEAK = 0.45, 0.4
 WORTH_BFLOAT16 = 1.5  # speed-up of matrix products; a whole step gains less (docs/benchmark-details.md)
+_WIDTH = 768  # of the matrices whose product is timed: a base encoder's
 _SHOWN = (
     "encoder",
     "continue_from",
@@ -188,10 +189,8 @@ def matrix_product_rate(device: torch.device, dtype: torch.dtype | None) -> floa
     If a product is slow, as bfloat16 is on a processor without support for it, a product of fewer rows is timed.
     """
 
-    size = 768
-
     def seconds(rows, repeats=1):
-        left, right = (torch.ones(many, size, device=device, dtype=dtype or torch.float32) for many in (rows, size))
+        left, right = (torch.ones(many, _WIDTH, device=device, dtype=dtype or torch.float32) for many in (rows, _WIDTH))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         begun = time.perf_counter()
@@ -207,7 +206,7 @@ def matrix_product_rate(device: torch.device, dtype: torch.dtype | None) -> floa
     while (once := max(seconds(rows), 1e-6)) < 0.01 and rows < 4096:
         rows *= 2
     repeats = max(1, min(100, round(0.05 / once)))
-    return 2 * rows * size * size * repeats / seconds(rows, repeats)
+    return 2 * rows * _WIDTH * _WIDTH * repeats / seconds(rows, repeats)
 
 
 def _count(number: float) -> str:

@@ -57,8 +57,8 @@ def resolve(config: StudentConfig, store: Store, origins: dict[str, str] | None 
     """Fill in the unset settings for training on a store.
 
     origins  where each set value comes from; the command line passes it, and has applied a recipe already. None: the
-             settings are from Python. The recipe that made the store then fills in those that are unset, if it is for
-             the same encoder and optimiser. (On the command line the recipe also sets these two.)
+             settings are from Python. The recipe that made the store then fills in those that are unset. (On the
+             command line the recipe also sets the encoder, the optimiser and whatever else it names.)
     Raises   RunError if the encoder has no config, the store has no training windows, or these cannot be cut as
              `short_windows` says
     """
@@ -110,25 +110,24 @@ def verb_of(config: StudentConfig) -> str:
 def without_rivals(values: dict, given: Mapping[str, Any], kind: str | None = None) -> dict:
     """A recipe's values, without those that do not go with what is given.
 
-    Left out are its number of steps if epochs are set, and the other way round; its learning rate if another optimiser
-    is given; its objective if the store has no targets for it; the loss of `regress` if another objective is learned.
+    Left out are its number of steps if epochs are set, and the other way round; its learning rate if another encoder or
+    optimiser is given; its objective if the store has no targets for it; the loss of `regress` if another objective is
+    learned.
 
     kind  of the store, if the recipe is the one that made it
     """
     length = {"epochs", "max_steps"}
     dropped = length if length & given.keys() else set()
     objective = given.get("objective") or values.get("objective")
-    if given.get("optimizer", _optimizer_of(values)) != _optimizer_of(values):
-        dropped = dropped | {"lr"}
+    for name in ("encoder", "optimizer"):
+        meant = values.get(name, getattr(StudentConfig, name))
+        if given.get(name, meant) != meant:
+            dropped = dropped | {"lr"}
     if kind and "objective" in values.keys() - given.keys() and kind not in OBJECTIVES[values["objective"]].kinds:
         dropped, objective = dropped | {"objective"}, None
     if objective != "regress":
         dropped = dropped | {"regress_loss"}
     return {name: value for name, value in values.items() if name not in dropped}
-
-
-def _optimizer_of(recipe_values: Mapping[str, Any]) -> str:
-    return recipe_values.get("optimizer", StudentConfig.optimizer)
 
 
 def rate_for_width(width: int, optimizer: str = "adamw") -> float:
@@ -178,11 +177,7 @@ def _apply_recipe(config: StudentConfig, store: Store, found: dict[str, str]) ->
     if recipe is None:
         return config
     recipe_values = recipe_settings(recipe, verb_of(config), type(config), False)
-    if config.encoder != recipe_values.get("encoder", config.encoder) or config.optimizer != _optimizer_of(
-        recipe_values
-    ):
-        return config  # its learning rate and steps are for another encoder or optimiser
-    values = without_rivals(recipe_values, found)
+    values = without_rivals(recipe_values, {"encoder": config.encoder, "optimizer": config.optimizer} | found)
     values = {name: value for name, value in values.items() if name in (*FOLLOWING, "epochs") and name not in found}
     found.update(dict.fromkeys(values, f"recipe {recipe}, which made the store"))
     return replace(config, **values)

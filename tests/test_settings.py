@@ -399,23 +399,24 @@ def test_the_next_line_of_a_dictionary_encodes_what_it_was_learned_from(flags, m
     ("recipe", "encoder", "optimizer", "steps", "rate"),
     [
         ("quickstart", "modernbert-2x128", "muon", 500, 8e-3),
-        ("quickstart", "modernbert-2x128", "adamw", 2000, 1e-3),
-        ("quickstart", "bert-12x768", "muon", 2000, 4e-4),
-        ("paper", "deberta-base", "muon", 2000, 4e-4),  # the recipe names no optimiser: it means AdamW
+        ("quickstart", "modernbert-2x128", "adamw", 500, 1e-3),
+        ("quickstart", "bert-12x768", "muon", 500, 4e-4),
+        ("paper", "deberta-base", "muon", 100_000, 4e-4),  # the recipe names no optimiser: it means AdamW
     ],
 )
-def test_a_recipe_is_not_applied_from_python_to_another_encoder_or_optimiser(
+def test_a_recipes_rate_goes_with_its_encoder_and_optimiser_from_python_too(
     recipe, encoder, optimizer, steps, rate, tmp_path
 ):
-    """The demonstration's rate and number of steps are for Muon and its own 2 x 128 encoder."""
+    """The demonstration's rate is for Muon and its own 2 x 128 encoder."""
     store = keep_recipe(write_store(tmp_path / "store", k=24), recipe)
     found = resolve(StudentConfig(store=store.path, encoder=encoder, optimizer=optimizer), store).config
     assert (found.max_steps, found.lr) == (steps, rate)
 
 
-def test_a_recipes_rate_goes_with_its_optimiser():
-    values = {"optimizer": "muon", "lr": 8e-3, "max_steps": 500}
+def test_a_recipes_rate_goes_with_its_encoder_and_optimiser():
+    values = {"encoder": "bert-2x128", "optimizer": "muon", "lr": 8e-3, "max_steps": 500}
     assert "lr" not in without_rivals(values, {"optimizer": "adamw"})
+    assert "lr" not in without_rivals(values, {"encoder": "bert-6x256"})
     assert without_rivals(values, {"optimizer": "muon"}) == without_rivals(values, {}) == values
     assert "lr" not in without_rivals({"lr": 1e-4}, {"optimizer": "muon"})
 

@@ -61,7 +61,7 @@ def test_every_command_has_its_flags_on_a_page(site):
 
 
 def test_links_of_the_readme_lead_to_headings(site):
-    """It is no page of the site, so the build does not check them; anchors are those that GitHub makes."""
+    """README is not a page of the site, so the build does not check its links. Anchors are those that GitHub makes."""
     links = re.findall(r"\]\(docs/([\w/-]+)\.md#([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert links
     for page, anchor in links:

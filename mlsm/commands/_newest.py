@@ -1,6 +1,6 @@
 """Choose what a command works on if nothing is named: the newest store, student or run that fits.
 
-    choose_newest(command, settings)  # (settings with store="runs/stores/lsp-...", "store runs/stores/... (the newest")
+    choose_newest(command, settings)  # (settings with a store, "store runs/stores/lsp-... (the newest ...)")
 
 There is one function for each kind of thing to choose; a command's file assigns the one it needs to `newest`. Such a
 function takes the settings and returns the candidates, newest first. It raises StoreError or RunError if there are

@@ -31,10 +31,9 @@ from contextlib import contextmanager, suppress
 from io import FileIO, IOBase
 from pathlib import Path
 
-from mlsm.common.errors import PlaceError
+from mlsm.common.errors import PlaceError, WriteError
 
 CALLS = ("create", "append", "write", "fsync", "close", "link", "unlink", "rename", "mkdir", "fsync_path")
-OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # errors of the machine, not of the file that was opened
 _KINDS = {
     stat.S_IFREG: "a file",
     stat.S_IFDIR: "a directory",
@@ -44,6 +43,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+_OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 _TEMPORARY_NAME = re.compile(r"\.(?P<rest>.+\.(?P<pid>\d+)\.[0-9a-f]{6})(?P<check>[0-9a-f]{6})\.tmp")
 _DIRECTORY = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)  # O_PATH needs no permission to list
 _temporaries: set[tuple[int, Path]] = set()
@@ -183,6 +183,11 @@ def open_to_read(path: str | Path) -> FileIO:
 def _refuse_irregular(status, path):
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, f"it is {kind_of_file(status)}, not a file", str(path))
+
+
+def is_of_the_machine(error: Exception) -> bool:
+    """Whether a failed read is not the file's fault: too many open files, no memory, no room on disk for a copy."""
+    return isinstance(error, WriteError) or getattr(error, "errno", None) in _OF_THE_MACHINE
 
 
 def kind_of_file(status: os.stat_result) -> str:

@@ -8,6 +8,7 @@ bytes.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from mlsm.common.errors import CorpusError
 from pipeline.corpus.source import Piece, Source, parts, reading, stored_hash
@@ -19,6 +20,7 @@ class JsonLines(Source):
 
     field: str = "text"
 
+    @cached_property
     def content_hash(self) -> str:
         """SHA-256 over the stored bytes and the field's name."""
         return stored_hash(self.path, f"jsonl:{self.field}")

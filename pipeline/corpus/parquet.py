@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 from mlsm.common.errors import CorpusError, NotUtf8Error
 from pipeline.corpus.source import Piece, Source, needs_pyarrow, parts, stored, stored_hash, unreadable
@@ -23,6 +24,7 @@ class Parquet(Source):
 
     field: str = "text"
 
+    @cached_property
     def content_hash(self) -> str:
         """SHA-256 over the column's name and the file's own SHA-256, which the Hub knows of its files."""
         own = getattr(self.path, "sha256", None) or stored_hash(self.path, "")

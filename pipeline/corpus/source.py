@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import PurePath
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
@@ -71,8 +72,9 @@ class Source:
     def name(self) -> str:
         return str(self.path)
 
+    @cached_property
     def content_hash(self) -> str:
-        """SHA-256 over the file's content and how it is cut into documents."""
+        """SHA-256 over the file's content and how it is cut into documents. The file is read once for it."""
         raise NotImplementedError
 
     def pieces(self, first_record: int = 0, offset: int = 0) -> Iterator[Piece]:

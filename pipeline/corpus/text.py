@@ -6,6 +6,7 @@ BERT's tokenizers drop. Not handled here: compression (source.py).
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from pipeline.corpus.source import PIECE_CHARACTERS, Piece, Source, reading, stored_hash
 
@@ -19,6 +20,7 @@ class TextFile(Source):
 
     boundary: str = "blank-line"
 
+    @cached_property
     def content_hash(self) -> str:
         """SHA-256 over the stored bytes and the rule for cutting them into documents."""
         return stored_hash(self.path, self.boundary)

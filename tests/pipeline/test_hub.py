@@ -124,10 +124,10 @@ def test_only_the_directory_above_a_wildcard_is_listed(hub):
 def test_units_of_a_streamed_dataset_are_those_of_its_copy(hub, tmp_path):
     """The content comes from what the Hub says of its files: hashing downloads nothing, and a copy hashes the same."""
     streamed = open_corpus((f"{DATA}/20231101.en/*.parquet",))
-    contents = [source.content_hash() for source in streamed]
+    contents = [source.content_hash for source in streamed]
     assert hub.opened == []
     copy = open_corpus((str(hub.directory / "20231101.en"),))
-    assert contents == [source.content_hash() for source in copy]
+    assert contents == [source.content_hash for source in copy]
     plans = [planning.scan(sources, WordTokenizer(), SPECIAL, RULES, unit_tokens=20) for sources in (streamed, copy)]
     assert plans[0].id == plans[1].id and len(hub.opened) == 2
     assert {unit.source for unit in plans[0].units} == {source.name for source in streamed}
@@ -151,7 +151,7 @@ def test_a_command_encodes_a_dataset(hub, tmp_path):
 def test_text_and_json_are_streamed_too(hub):
     french, notes = open_corpus((f"{DATA}/20231101.fr", f"{DATA}/notes.txt"))
     assert documents(french) == {0: "1 2"} and documents(notes) == {0: "3 4\n"}
-    assert french.content_hash() != notes.content_hash() != ""
+    assert french.content_hash != notes.content_hash != ""
 
 
 @pytest.mark.parametrize(

@@ -160,9 +160,9 @@ def test_parquet_inside_another_compression_is_refused(tmp_path):
 
 def test_the_content_of_a_parquet_file_is_its_bytes_and_column(tmp_path):
     path = write(tmp_path, "a.parquet", TEXTS)
-    first = opened(path).content_hash()
-    assert opened(path).content_hash() == first != opened(path, text_field="n").content_hash()
-    assert opened(write(tmp_path, "a.parquet", TEXTS[1:])).content_hash() != first
+    first = opened(path).content_hash
+    assert opened(path).content_hash == first != opened(path, text_field="n").content_hash
+    assert opened(write(tmp_path, "a.parquet", TEXTS[1:])).content_hash != first
 
 
 # -- text that is none -----------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ from webdataset.gopen import gopen_schemes
 
 from mlsm.common.disk import writer_of_temporary
 from mlsm.common.errors import RemoteError, ShardError, StoreError
-from shards import remote
 from shards.clean import clean
 from shards.codec import block_windows
 from shards.derive import derive
@@ -593,10 +592,16 @@ def test_verification_names_what_is_damaged_there(tmp_path, options, monkeypatch
     assert {entry["unit"] for entry in quick["damaged"]} == {record.unit for record in records[1:]}
 
 
-def test_a_tokenizer_of_other_files_is_whole_too(tmp_path):
-    """The names come as an iterator, which can be read once."""
-    assert remote._is_complete("tokenizer", iter(["tokenizer_config.json", "vocab.txt"]))
-    assert not remote._is_complete("tokenizer", iter(["tokenizer_config.json"]))
+def test_a_tokenizer_of_other_files_is_fetched_once(made, options, tmp_path):
+    """As tokenizers without tokenizer.json are stored: a word list and their settings."""
+    tokenizer = shutil.copytree(made[0], tmp_path / "lsp") / "tokenizer"
+    (tokenizer / "tokenizer.json").rename(tokenizer / "vocab.txt")
+    (tokenizer / "tokenizer_config.json").write_text("{}")
+    with serving(tmp_path) as web:
+        for _ in range(2):
+            store = Store.open(f"{web.url}/lsp", remote=options)
+            assert sorted(os.listdir(store.tokenizer_dir)) == ["tokenizer_config.json", "vocab.txt"]
+        assert web.requests.count("/lsp/tokenizer/vocab.txt") == 1
 
 
 def test_a_remote_store_is_not_repaired_and_an_absent_one_not_verified(web):

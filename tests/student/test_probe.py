@@ -143,6 +143,9 @@ def test_a_probe_of_hidden_states_reads_any_student_and_is_scored(objective, lsp
     with pytest.raises(RunError, match="is a probe; pass the student that it probes"):
         train_probe(ProbeConfig(**probing | changes | {"student": str(out), "run_dir": tmp_path / "second"}))
     assert "last hidden states" in (out / "README.md").read_text()
+    (out / "probe.safetensors").write_bytes((out / "probe.safetensors").read_bytes()[:-100])
+    with pytest.raises(RunError, match=r"cannot be loaded: one of its files is damaged.*SafetensorError"):
+        ProbedLspModel.from_pretrained(out)
 
 
 KILLED = """

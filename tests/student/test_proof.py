@@ -228,6 +228,10 @@ def test_an_answer_is_of_all_that_changes_what_is_compiled(tmp_path):
     other = Store.open(write_store(tmp_path / "other", k=25).path)
     keys.add(proof.key_of(plain, plain, other, task, cpu))
     assert len(keys) == 7
+    for untied in (False, True):  # of multi-task training, whose outputs are LSPs and words
+        mtl = student_task(replace(plain, objective="mtl", untied=untied), store)
+        keys.add(proof.key_of(plain, plain, store, mtl, cpu))
+    assert len(keys) == 9
     probes = [resolve(ProbeConfig(probe_input=read), store, {}).config for read in ("logits", "softmax")]
     assert len({proof.key_of(one, one, store, task, cpu) for one in probes}) == 2
 
