@@ -66,6 +66,8 @@ def announcement(
 
 def _top_n_row(config, dictionary):
     """How many entries of a token are kept, and which share of the mass they are expected to hold."""
+    if getattr(config, "solver", None) == "nearest":
+        return ("n", "one entry per token: its nearest atom", _origin(config, "solver"))
     if config.top_n is None and dictionary is None:
         return ("n", f"the fewest entries that hold {LEAST_MASS:.0%} of the mass on held-out vectors", "default")
     kept = config.top_n if dictionary is None else entries_kept(config, dictionary)

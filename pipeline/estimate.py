@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mlsm.common.errors import CorpusError
 from pipeline.batch import InputFormat, hidden_rows
 from pipeline.corpus.windows import packed_tokens
 from pipeline.dictionary.centering import HiddenSums
@@ -57,11 +58,14 @@ def estimate(job: Job, teacher: Any, targets: Sequence[Any]) -> dict:
              tokens_per_second, slowest and fastest: the same of single parts, seconds, measured_tokens,
              teacher_seconds and solver_seconds a token, disk_free,
              kept (of stores with targets: entries kept and share of the mass that they hold, one pair for each store)
+    Raises   CorpusError if no window can be cut from the text
     """
     coder = make_coder(teacher, targets, job)
     contents = [job.target(*target.record(job)[1:]) for target in targets]
     parts = _measure(job, coder, contents)
     total, measured = tokens_by_sample(job), sum(records[0].tokens for records, _ in parts)
+    if not measured:
+        raise _no_windows(job)
     # A forward pass takes the same time for one window as for a full batch, and a unit's last batch is rarely full.
     room = getattr(coder, "most_windows", 1)
     passes = sum(-(-records[0].windows // room) for records, _ in parts)
@@ -163,6 +167,8 @@ def _learn_provisional(job, teacher, entry):
             )
             parts.append(found)
             count += len(found.rows_Nd if centred else found)
+    if not parts:
+        raise _no_windows(job)
     center = None
     if centred:
         rows_Nd, position_N = (np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -174,6 +180,11 @@ def _learn_provisional(job, teacher, entry):
     settings = DictionarySettings(entry.k, config.lam, config.seed, atoms=config.atoms)
     found = learn_dictionary(hidden_Nd, settings, LearningSchedule(1, MOST_A_BATCH), device=config.device)
     return replace(found, center=center)
+
+
+def _no_windows(job):
+    advice = "A pair needs a document of two sentences" if job.config.packing == "pairs" else "Check --corpus"
+    return CorpusError(f"no window can be cut from {', '.join(job.config.corpus)}. {advice}.")
 
 
 def tokens_by_sample(job: Job) -> int:

@@ -80,10 +80,23 @@ class StoredHidden:
     def store(self) -> Store:
         return Store.open(self._path, self._plan_id)
 
-    @cached_property
+    @property
     def _reader(self):
         """The windows of both splits, numbered in plan order."""
-        return WindowReader(self.store, self.store.iter_records(), "whole")
+        return self._read[0]
+
+    @cached_property
+    def _read(self):
+        """The reader; and by unit, from the records that it read, the shard's sha256 and the windows without states."""
+        units = {}
+
+        def noted():
+            for record in self.store.iter_records():
+                failed = {window: entry["reason"] for entry in record.quarantined for window in entry["windows"]}
+                units[record.unit] = record.sha256, failed
+                yield record
+
+        return WindowReader(self.store, noted(), "whole"), units
 
     def identity(self) -> dict:
         """The settings of a store that was made from this one."""
@@ -134,12 +147,11 @@ class StoredHidden:
 
     def failures(self, unit: PlannedUnit) -> dict[int, str]:
         """The windows of a unit that have no hidden states, by their number in it, with the reason."""
-        entries = self.store.record(unit.id).quarantined
-        return {window: entry["reason"] for entry in entries for window in entry["windows"]}
+        return self._read[1][unit.id][1]
 
     def sha256(self, unit: PlannedUnit) -> str:
         """The identity of the shard that holds a unit; it changes when the unit is encoded again."""
-        return self.store.record(unit.id).sha256
+        return self._read[1][unit.id][0]
 
     # -- instead of a teacher -------------------------------------------------------------------------
 

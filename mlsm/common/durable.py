@@ -118,7 +118,7 @@ def publish_directory(
     replace  whether an existing directory is replaced; otherwise it is kept, and that is no error
     carry    called as carry(old, new) before a directory is replaced, after it was moved aside: copies what should be
              kept into the new one, without changing the old one, which is then removed
-    A failure changes nothing and leaves no temporary directory.
+    Raises   OSError, also if `final` is not a directory. A failure changes nothing and leaves no temporary directory.
     """
     make_directories(final.parent)
     with _temporary(final) as temporary:
@@ -130,7 +130,7 @@ def publish_directory(
         try:
             disk.rename(temporary, final)
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) or not final.is_dir():
                 raise
             if replace:
                 _replace_directory(temporary, final, carry)

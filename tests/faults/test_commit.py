@@ -293,6 +293,17 @@ def test_a_directory_appears_whole_or_not_at_all(tmp_path):
         assert number >= 5 and (final / "file").read_text() == "new"
     publish_directory(final, fill("third"), replace=False)
     assert (final / "file").read_text() == "new" and not temporaries(tmp_path)
+    (tmp_path / "link").symlink_to(final)
+    publish_directory(tmp_path / "link", fill("third"))
+    assert (tmp_path / "link" / "file").read_text() == "third" and (final / "file").read_text() == "new"
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_directory_takes_no_files_place(replace, tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(NotADirectoryError):
+        publish_directory(tmp_path / "notes", lambda directory: None, replace)
+    assert (tmp_path / "notes").read_text() == "mine" and not temporaries(tmp_path)
 
 
 @pytest.mark.promise(

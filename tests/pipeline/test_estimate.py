@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from mlsm.common.errors import CorpusError
 from mlsm.terminal.encoding import encoding, show_estimate
 from pipeline import estimate
 from pipeline.commands import encode_ids, encode_logits, encode_lsp
@@ -56,6 +57,18 @@ def test_stores_of_lsps(common, teacher_directory, given):
 
 def test_a_store_of_ids(common, teacher_directory):
     check(encode_ids, EncodeIdsConfig(tokenizer=str(teacher_directory), **common), 0.1)
+
+
+def test_text_without_a_window_is_said(common, teacher_directory, tmp_path):
+    """Pairs are of sentences of one document, and each document here is a line."""
+    (tmp_path / "lines.txt").write_text("\n\n".join(f"Line {number} stands alone" for number in range(50)))
+    common = common | {"corpus": (str(tmp_path / "lines.txt"),), "packing": "pairs", "dry_run": True}
+    for encode, config in (
+        (encode_ids, EncodeIdsConfig(tokenizer=str(teacher_directory), **common)),
+        (encode_lsp, EncodeConfig(teacher=str(teacher_directory), layer=(1,), k=48, device="cpu", **common)),
+    ):
+        with pytest.raises(CorpusError, match=r"no window can be cut from .*lines.txt. A pair needs"):
+            encode(config)
 
 
 def test_a_store_of_logits(common):
