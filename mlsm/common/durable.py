@@ -118,7 +118,8 @@ def publish_directory(
     replace  whether an existing directory is replaced; otherwise it is kept, and that is no error
     carry    called as carry(old, new) before a directory is replaced, after it was moved aside: copies what should be
              kept into the new one, without changing the old one, which is then removed
-    Raises   OSError, also if `final` is not a directory. A failure changes nothing and leaves no temporary directory.
+    Raises   PlaceError if `final` exists and is not a directory; OSError
+    A failure changes nothing and leaves no temporary directory.
     """
     make_directories(final.parent)
     with _temporary(final) as temporary:
@@ -130,7 +131,10 @@ def publish_directory(
         try:
             disk.rename(temporary, final)
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) or not final.is_dir():
+            if error.errno == errno.ENOTDIR and not final.is_dir():
+                kind = disk.kind_of_file(os.lstat(final))
+                raise PlaceError(f"{final} is {kind}, and a directory is to be written there. Move it.") from None
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
             if replace:
                 _replace_directory(temporary, final, carry)

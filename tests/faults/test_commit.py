@@ -21,7 +21,7 @@ from preloaded import Python, run_python
 from mlsm.common import disk
 from mlsm.common.disk import file_sha256
 from mlsm.common.durable import publish_directory
-from mlsm.common.errors import StoreError, exit_code
+from mlsm.common.errors import PlaceError, StoreError, exit_code
 from shards.files import StoreFiles
 from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.reader import Store
@@ -301,7 +301,7 @@ def test_a_directory_appears_whole_or_not_at_all(tmp_path):
 @pytest.mark.parametrize("replace", [False, True])
 def test_a_directory_takes_no_files_place(replace, tmp_path):
     (tmp_path / "notes").write_text("mine")
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(PlaceError, match="notes is a file, and a directory is to be written there. Move it."):
         publish_directory(tmp_path / "notes", lambda directory: None, replace)
     assert (tmp_path / "notes").read_text() == "mine" and not temporaries(tmp_path)
 
