@@ -177,7 +177,8 @@ def _apply_recipe(config: StudentConfig, store: Store, found: dict[str, str]) ->
     if recipe is None:
         return config
     recipe_values = recipe_settings(recipe, verb_of(config), type(config), False)
-    values = without_rivals(recipe_values, {"encoder": config.encoder, "optimizer": config.optimizer} | found)
+    own = {"optimizer": config.optimizer} | ({"encoder": config.encoder} if config.encoder else {})  # a probe has none
+    values = without_rivals(recipe_values, own | found)
     values = {name: value for name, value in values.items() if name in (*FOLLOWING, "epochs") and name not in found}
     found.update(dict.fromkeys(values, f"recipe {recipe}, which made the store"))
     return replace(config, **values)
