@@ -697,7 +697,7 @@ def train_student(
     mask_weight_steps: float | Sequence[float] = (0.5,),
     mask_update_steps: int = 200,
     mask_unit: Literal["token", "word", "span"] = "token",
-    corruption: Literal["mask", "80-10-10"] = "mask",
+    corruption: PathOrText = "mask",
     mask_later: int = 0,
     seed: int = 42,
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",

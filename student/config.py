@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from mlsm.common.settings import check, require
-from student.masks.config import ADAPTIVE, UNIFORM
+from student.masks.config import ADAPTIVE, UNIFORM, corruption_shares
 from student.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
@@ -223,9 +223,9 @@ class StudentConfig:
     """What is masked together: `token`, as in the official code, nothing; `word` the tokens of a word, `span`
     neighbours (SpanBERT's geometric lengths)."""
 
-    corruption: Literal["mask", "80-10-10"] = "mask"
+    corruption: str = "mask"
     """What replaces a masked token: `mask`, as in the official code, is always the mask token; `80-10-10` is the mask
-    token in 80 %, a random token in 10 %, the token itself in 10 %."""
+    token in 80 %, a random token in 10 %, the token itself in 10 %. Other shares, such as 50-0-50, may be given."""
 
     mask_later: int = 0
     """Layer, counted from 0, at which [MASK] enters the encoder (Liao et al. 2022). The layers below it see only the
@@ -513,7 +513,7 @@ class ProbeConfig(StudentConfig):
     mask_weight_steps: tuple[float, ...] = field(init=False, default=(0.5,))
     mask_update_steps: int = field(init=False, default=200)
     mask_unit: MaskUnit = field(init=False, default="token")
-    corruption: Literal["mask", "80-10-10"] = field(init=False, default="mask")
+    corruption: str = field(init=False, default="mask")
     short_windows: int | None = field(init=False, default=None)
     short_share: float = field(init=False, default=0.9)
     encoder: str = field(init=False, default="")
@@ -553,6 +553,7 @@ def _check_masks(config: "StudentConfig") -> None:
     """
     for name in ("mask_rate", "mask_rate_end"):
         require(config, name, lambda value: 0 < value < 1, "a share between 0 and 1")
+    corruption_shares(config.corruption)
     if config.mask_schedule != "linear" and config.mask_rate_end is None:
         raise ValueError(
             f"--mask-schedule {config.mask_schedule} moves the mask rate to --mask-rate-end, which is missing. Add "

@@ -142,7 +142,7 @@ def add_flag(parser: argparse._ActionsContainer, field: dataclasses.Field, **mor
 
 
 def _placeholder(hint):
-    """Write the placeholder of a flag's value, as --help shows it: N, {mask,80-10-10}, PATH."""
+    """Write the placeholder of a flag's value, as --help shows it: N, {token,word,span}, PATH."""
     if get_origin(hint) is Literal:
         choices = get_args(hint)
         return choices[0] if len(choices) == 1 else f"{{{','.join(choices)}}}"

@@ -1,6 +1,7 @@
-"""Settings of make-mask-weights. Imports nothing heavy."""
+"""Settings of make-mask-weights, and the names of corruptions. Imports nothing heavy."""
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -11,6 +12,23 @@ WeightsKind = Literal["frequency", "common", "domain", "pmi"]
 KINDS: tuple[str, ...] = get_args(WeightsKind)
 ADAPTIVE = "adaptive"  # instead of a kind or file: weights that follow the student (adaptive.py)
 UNIFORM = "uniform"  # the same: all tokens alike
+
+
+def corruption_shares(corruption: str) -> tuple[int, int, int]:
+    """Per cent of the masked tokens that become [MASK], become a random token, stay as they are. They add up to 100.
+
+    Raises ValueError if it is neither `mask`, which is (100, 0, 0), nor another three such numbers, as in 80-10-10
+    """
+    if corruption == "mask":
+        return 100, 0, 0
+    shares = [int(share) for share in corruption.split("-")] if re.fullmatch(r"\d+-\d+-\d+", corruption) else []
+    if sum(shares) != 100 or shares[0] == 100:
+        raise ValueError(
+            "--corruption takes mask, or per cent of [MASK], random and unchanged tokens that add up to 100, such as "
+            f"80-10-10, found {corruption!r}."
+        )
+    masked, random, kept = shares
+    return masked, random, kept
 
 
 @dataclass(frozen=True, kw_only=True)

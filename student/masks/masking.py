@@ -36,6 +36,7 @@ from shards.counter import hash_u64
 from shards.reader import Store
 from shards.windows import WindowBatch
 from student.config import ResolvedConfig
+from student.masks.config import corruption_shares
 from student.masks.table import MaskTable
 from student.masks.words import continuation_flags
 
@@ -51,8 +52,6 @@ SPAN_P, LONGEST_SPAN = Fraction(1, 5), 10
 _SHARES = [SPAN_P * (1 - SPAN_P) ** length for length in range(LONGEST_SPAN)]
 _UP_TO = [sum(_SHARES[: length + 1]) / sum(_SHARES) for length in range(LONGEST_SPAN - 1)]
 _SPAN_CUTS = np.array([int(share * 2**64) for share in _UP_TO], np.uint64)  # exact: logarithms differ between machines
-_TENTH = 2**64 // 10
-_MASK_BELOW, _RANDOM_BELOW = np.uint64(8 * _TENTH), np.uint64(9 * _TENTH)
 _LN2 = 0xB17217F7D1C / 2**44  # cut to 44 bits, so that small multiples are exact
 _ATANH = [1 / (2 * power + 1) for power in range(17)]  # coefficients of atanh(s) / s in powers of s^2
 
@@ -69,8 +68,8 @@ class Masking:
     special_ids  the store's: `mask`, and `all` ids that are never masked and never used as random replacements
     rate         share of a window's maskable tokens at step 0. It moves to rate_end (None: it stays) by the last of
                  max_steps, as the schedule says
-    corruption   mask: always the mask token; 80-10-10: in 80 % the mask token, in 10 % a random token that is not
-                 special, in 10 % the token itself (BERT, Devlin et al. 2019, section 3.1); none: nothing is hidden
+    corruption   mask: always the mask token; such as 80-10-10: in 80 % the mask token, in 10 % a random token that is
+                 not special, in 10 % the token itself (BERT, Devlin et al. 2019, section 3.1); none: nothing is hidden
     unit         token, word or span
     continues_V  which ids continue a word; only needed for words
     schedule     linear, cosine or steps; with steps the rate changes by equal amounts at rate_steps (shares of the run)
@@ -153,9 +152,14 @@ class Masking:
         fate_M = hash_u64(_FATE_PURPOSE, *keys)
         ordinary = np.setdiff1d(np.arange(self.vocab_size), self.special_ids["all"])
         random_M = ordinary[hash_u64(_TOKEN_PURPOSE, *keys) % np.uint64(len(ordinary))]
-        shown_M = np.where(fate_M < _RANDOM_BELOW, random_M, input_WL[mask_WL])
-        input_WL[mask_WL] = np.where(fate_M < _MASK_BELOW, self.special_ids["mask"], shown_M)
+        masked, random, _ = corruption_shares(self.corruption)
+        shown_M = np.where(fate_M < _share_of_uint64(masked + random), random_M, input_WL[mask_WL])
+        input_WL[mask_WL] = np.where(fate_M < _share_of_uint64(masked), self.special_ids["mask"], shown_M)
         return input_WL
+
+
+def _share_of_uint64(percent: int) -> np.uint64:
+    return np.uint64(min(2**64 * percent // 100, 2**64 - 1))
 
 
 def take_turns(tables: Sequence[MaskTable | None], config: ResolvedConfig) -> Callable[[int], MaskTable | None]:

@@ -18,13 +18,16 @@ from mask_cases import (
 from scipy.stats import chi2
 
 from shards.counter import hash_u64
+from student.config import StudentConfig
 from student.masks.masking import choose_mask, maskable_positions, span_lengths
 
 
 def assert_like(counts, expected, freedom=None):
     """Counts are as expected by Pearson's test, at one in a million."""
-    statistic = ((counts - expected) ** 2 / expected).sum()
-    assert statistic < chi2.ppf(1 - 1e-6, freedom or len(counts) - 1)
+    possible = expected > 0
+    assert not counts[~possible].any()
+    statistic = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
+    assert statistic <= chi2.ppf(1 - 1e-6, freedom or max(1, possible.sum() - 1))
 
 
 @given(windows(), st.integers(0, 2**32), st.integers(0, 100), st.floats(0.01, 0.99))
@@ -129,18 +132,25 @@ def test_special_tokens_are_neither_masked_nor_made_up(unit, corruption, batch, 
         assert (shown[mask] == 2).all()
 
 
-def test_corruption_has_the_shares_it_is_named_after():
+@pytest.mark.parametrize("percent", [(80, 10, 10), (50, 0, 50), (0, 100, 0), (1, 99, 0)])
+def test_corruption_has_the_shares_it_is_named_after(percent):
     ids = np.full((2000, 50), 3)
     window_ids = np.arange(2000)
-    hide = masking(corruption="80-10-10", vocab_size=1003)
+    hide = masking(corruption="{}-{}-{}".format(*percent), vocab_size=1003)
+    masked, random, kept = (share / 100 for share in percent)
     mask = choose_mask(np.ones(ids.shape, bool), window_ids, seed=1, epoch=0, rate=0.5)
     shown = hide.corrupt(ids, mask, window_ids, seed=1, epoch=0)[mask]
     total = len(shown)
-    kept, random = 0.1 + 0.1 / 1000, 0.1 * 999 / 1000  # a random token may be the true one
     counts = np.array([(shown == 2).sum(), (shown == 3).sum(), ((shown != 2) & (shown != 3)).sum()])
-    assert_like(counts, total * np.array([0.8, kept, random]))
+    assert_like(counts, total * np.array([masked, kept + random / 1000, random * 999 / 1000]))  # may be the true one
     by_token = np.bincount(shown[shown > 3], minlength=1003)[4:]
-    assert_like(by_token, np.full(999, total * 0.1 / 1000))
+    assert_like(by_token, np.full(999, total * random / 1000))
+
+
+@pytest.mark.parametrize("corruption", ["100-0-0", "80-10", "80-10-20", "80-30--10", "none", ""])
+def test_shares_that_do_not_add_up_are_refused(corruption):
+    with pytest.raises(ValueError, match="--corruption takes mask, or per cent .* add up to 100, such as 80-10-10"):
+        StudentConfig(corruption=corruption)
 
 
 def test_the_fate_of_a_token_does_not_depend_on_the_rate_and_changes_with_the_epoch():
