@@ -17,7 +17,7 @@ from copy import copy
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,17 @@ from shards.windows import WindowReader
 FREE = {"output", "workers", "scheduler", "device", "batch_tokens"}
 # All other settings come from the store.
 FROM_STORE = {field.name for field in fields(TeacherConfig)} - FREE | {"layer", "center"}
+
+
+class _Records(NamedTuple):
+    """What the store's records say, read once, so that all of it is of the same encoding."""
+
+    windows: WindowReader
+    """the windows of both splits, numbered in plan order"""
+    shards: dict[str, str]
+    """unit -> sha256 of its shard"""
+    failed: dict[str, dict[int, str]]
+    """unit -> the windows without states, by their number in it, with the reason"""
 
 
 def names_a_store(hidden: str) -> bool:
@@ -80,23 +91,18 @@ class StoredHidden:
     def store(self) -> Store:
         return Store.open(self._path, self._plan_id)
 
-    @property
-    def _reader(self):
-        """The windows of both splits, numbered in plan order."""
-        return self._read[0]
-
     @cached_property
-    def _read(self):
-        """The reader; and by unit, from the records that it read, the shard's sha256 and the windows without states."""
-        units = {}
+    def _read(self) -> "_Records":
+        shards, failed = {}, {}
 
         def noted():
             for record in self.store.iter_records():
-                failed = {window: entry["reason"] for entry in record.quarantined for window in entry["windows"]}
-                units[record.unit] = record.sha256, failed
+                shards[record.unit] = record.sha256
+                windows = ((window, entry["reason"]) for entry in record.quarantined for window in entry["windows"])
+                failed[record.unit] = dict(windows)
                 yield record
 
-        return WindowReader(self.store, noted(), "whole"), units
+        return _Records(WindowReader(self.store, noted(), "whole"), shards, failed)
 
     def identity(self) -> dict:
         """The settings of a store that was made from this one."""
@@ -139,19 +145,19 @@ class StoredHidden:
 
     @cached_property
     def tokens(self) -> int:
-        return self._reader.tokens
+        return self._read.windows.tokens
 
     def windows(self, unit: PlannedUnit) -> Iterator[Window]:
         """The windows of a planned unit, with their numbers."""
-        return (Window(*found) for found in self._reader.windows_of_unit(unit.id))
+        return (Window(*found) for found in self._read.windows.windows_of_unit(unit.id))
 
     def failures(self, unit: PlannedUnit) -> dict[int, str]:
         """The windows of a unit that have no hidden states, by their number in it, with the reason."""
-        return self._read[1][unit.id][1]
+        return self._read.failed[unit.id]
 
     def sha256(self, unit: PlannedUnit) -> str:
         """The identity of the shard that holds a unit; it changes when the unit is encoded again."""
-        return self._read[1][unit.id][0]
+        return self._read.shards[unit.id]
 
     # -- instead of a teacher -------------------------------------------------------------------------
 
@@ -162,7 +168,7 @@ class StoredHidden:
         """
         length = batch.ids_WL.shape[1]
         tokens_N = batch.tokens_N.numpy()
-        found = self._reader.hidden_at(number_W[tokens_N // length], tokens_N % length)
+        found = self._read.windows.hidden_at(number_W[tokens_N // length], tokens_N % length)
         found.rows_Md[~found.coded_M] = np.nan  # detected like a teacher's NaN
         return torch.from_numpy(found.rows_Md)
 

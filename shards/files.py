@@ -19,15 +19,7 @@ from mlsm.common import disk
 from mlsm.common.durable import make_directories, publish_json
 from mlsm.common.errors import RequestError, ShardError, StoreError
 from mlsm.common.invocation import program
-from shards.manifest import (
-    Plan,
-    PlannedUnit,
-    UnitRecord,
-    differing,
-    needed_statistics,
-    parse_target,
-    with_checksum,
-)
+from shards.manifest import Plan, PlannedUnit, UnitRecord, differing, parse_target, with_checksum
 from shards.schema import repair_hint
 
 T = TypeVar("T")
@@ -76,11 +68,8 @@ class StoreFiles:
         return parse_target(read_small(self.target_file, _TARGET_REMEDY), self.target_file, _TARGET_REMEDY)
 
     @cached_property
-    def _of_target(self):
-        """Fingerprint of the target, names of the statistics in its records, and size in bytes of a unit's sums."""
-        target = self.target()
-        width = target["settings"].get("width", 0)
-        return target["target"], needed_statistics(target), 4 * target["vocab_size"] + 8 * target["k"] + 16 * width
+    def _target(self) -> dict:
+        return self.target()
 
     def record_file(self, unit_id: str) -> Path:
         return self.units / f"{unit_id}.json"
@@ -96,16 +85,7 @@ class StoreFiles:
     def _parse_record(self, raw: bytes, where: object) -> UnitRecord:
         """Parse a record, which must belong to this store's target."""
         record = UnitRecord.parse(raw, where)
-        target_id, needed, bytes_of_sums = self._of_target
-        if record.target != target_id:
-            raise ShardError(f"{where}: this is a record of target {record.target}")
-        if lost := needed - record.statistics.keys():
-            raise ShardError(f"{where}: field statistics.{min(lost)} is missing")
-        if record.groups[-1]["length"] < bytes_of_sums:  # readers make arrays as wide as the target says
-            raise ShardError(
-                f"{where}: field groups: __stats__ of {record.groups[-1]['length']:,} bytes cannot hold the sums of "
-                f"the target's vocabulary and LSPs, {bytes_of_sums:,} bytes"
-            )
+        record.check(self._target, where)
         return record
 
     def _read(self, path: Path, parse: Callable[[bytes, object], T]) -> T:

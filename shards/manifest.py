@@ -181,7 +181,7 @@ def _problem_between_fields(target):
     return None
 
 
-def needed_statistics(target: Mapping) -> set[str]:
+def _needed_statistics(target: Mapping) -> set[str]:
     """The statistics that the records of a store with this target must have."""
     if target["settings"].get("kind") == "hidden":
         return {"coded_tokens"}
@@ -332,6 +332,19 @@ class UnitRecord:
         if "/" in record.file or record.file in ("", ".", ".."):
             raise ShardError(f"{where}: names the shard {record.file}, outside its own directory")
         return record
+
+    def check(self, target: Mapping, where: object) -> None:
+        """Raise ShardError unless the record can be one of a store of this target."""
+        if self.target != target["target"]:
+            raise ShardError(f"{where}: this is a record of target {self.target}")
+        if lost := _needed_statistics(target) - self.statistics.keys():
+            raise ShardError(f"{where}: field statistics.{min(lost)} is missing")
+        needed = 4 * target["vocab_size"] + 8 * target["k"] + 16 * target["settings"].get("width", 0)
+        if self.groups[-1]["length"] < needed:  # readers make arrays as wide as the target says
+            raise ShardError(
+                f"{where}: field groups: __stats__ of {self.groups[-1]['length']:,} bytes cannot hold the sums of the "
+                f"target's vocabulary and LSPs, {needed:,} bytes"
+            )
 
     def _problem_between_fields(self):
         """Check a block's windows and tokens against its bytes, because a reader allocates memory for so many."""

@@ -37,7 +37,7 @@ from mlsm.common.text import redacted
 from shards import copies
 from shards.block_check import check_block
 from shards.files import StoreFiles, is_plan_file, read_small
-from shards.manifest import Plan, UnitRecord, differing, needed_statistics
+from shards.manifest import Plan, UnitRecord, differing
 from shards.reader import is_url, plan_of
 from shards.repair import repair_commands
 from shards.schema import ShardMeta
@@ -223,15 +223,12 @@ def _read_plan(path, target):
 
 def _read_record(path, target):
     record = UnitRecord.parse(read_small(path, ""), path)
+    record.check(target, path)
     end = 0
     for group in record.groups:
         if group["offset"] != end:
             raise ShardError(f"group {group['name']} does not begin where the one before it ends")
         end += group["length"]
-    if record.unit != path.stem or record.target != target["target"]:
-        raise ShardError(f"the record is of unit {record.unit} of target {record.target}")
-    if lost := needed_statistics(target) - record.statistics.keys():
-        raise ShardError(f"field statistics.{min(lost)} is missing")
     if record.file != f"{record.unit}-{record.sha256[:12]}.tar" or "/" in record.file:
         raise ShardError(f"the record names a shard {record.file!r}, which is not of this unit and hash")
     sums = [sum(block[name] for block in record.blocks) for name in ("windows", "tokens")]

@@ -236,6 +236,7 @@ def forge(files, record, change):
     [
         (lambda values: values.update(file=f"../../{values['file']}"), "names the shard"),
         (lambda values: values.update(target="0" * 32), "of target 000"),
+        (lambda values: values["groups"][-1].update(length=8), "__stats__ of 8 bytes cannot hold the sums"),
         (lambda values: values["groups"].pop(1), "does not begin where"),
         (lambda values: values.update(tokens=values["tokens"] + 1), "its blocks hold"),
         (lambda values: values["statistics"].update(entries=7), "the record says 7"),

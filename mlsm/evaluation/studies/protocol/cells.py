@@ -11,10 +11,11 @@ may continue it. A finished part is not run again. Whether a part is finished is
 
 import hashlib
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from mlsm.common import disk, locks
 from mlsm.common.durable import make_directories, refuse_what_is_in_the_way
@@ -64,16 +65,16 @@ def at_work(directory: Path, part: str, commit: str) -> Iterator[None]:
     with refuse_what_is_in_the_way():
         make_directories(file.parent)
     with disk.append(file) as lock:
-        if not locks.acquire(lock):
+        if not _acquire(lock):
             raise StudyError(f"{part}: another process is working on it. Wait for it to finish.")
-        begun = _commit_in(file)
-        if begun is None:  # new, or its process was killed here
+        starter = _commit_in(file)
+        if starter is None:  # new, or its process was killed here
             lock.truncate(0)
             disk.write(lock, f"{commit}\n".encode())
             disk.fsync(lock)
-        elif begun != commit:
+        elif starter != commit:
             raise StudyError(
-                f"{part} was started by the code of {begun}, this is {commit}, and a part must be made by one "
+                f"{part} was started by the code of {starter}, this is {commit}, and a part must be made by one "
                 f"version. Use a checkout of that commit, or remove {file} and the files that the part has made."
             )
         try:
@@ -94,7 +95,16 @@ def state_of(directory: Path, part: str, finished: bool) -> State:
             running = not locks.acquire(lock, shared=True)
     except FileNotFoundError:
         return State("done" if finished else "missing", None)
-    return State("done" if finished else "running" if running else "begun", commit)
+    return State("done" if finished else "running" if running else "started", commit)
+
+
+def _acquire(lock: BinaryIO) -> bool:
+    """Whether the part is free. `state_of` in another process locks it for an instant, which is waited for."""
+    for _ in range(9):
+        if locks.acquire(lock):
+            return True
+        time.sleep(0.1)
+    return locks.acquire(lock)
 
 
 def _file(directory: Path, part: str) -> Path:

@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+import threading
 
 import pytest
 from preloaded import ROOT
 
 from mlsm.commands.study import _short
+from mlsm.common import locks
 from mlsm.common.errors import StudyError
 from mlsm.evaluation.studies.protocol import cells
 from mlsm.evaluation.studies.protocol.cells import State, at_work, state_of, this_commit
@@ -40,7 +42,7 @@ def test_a_part_goes_from_missing_to_done(tmp_path):
     assert state_of(tmp_path, part, False) == State("missing", None)
     with at_work(tmp_path, part, "one"):
         pass
-    assert state_of(tmp_path, part, False) == State("begun", "one")
+    assert state_of(tmp_path, part, False) == State("started", "one")
     assert state_of(tmp_path, part, True) == State("done", "one")
 
 
@@ -68,7 +70,19 @@ def test_a_process_that_is_at_work_is_seen_and_its_death_as_well(tmp_path):
         other.kill()
         other.wait()
         other.stdout.close()
-    assert state_of(tmp_path, part, False) == State("begun", "one")
+    assert state_of(tmp_path, part, False) == State("started", "one")
+
+
+def test_a_part_starts_while_its_state_is_looked_at(tmp_path):
+    with at_work(tmp_path, "a", "one"):
+        pass
+    with (tmp_path / "cells/a").open() as looked_at:
+        assert locks.acquire(looked_at, shared=True)
+        later = threading.Timer(0.3, lambda: locks.release(looked_at))
+        later.start()
+        with at_work(tmp_path, "a", "one"):
+            pass
+        later.join()
 
 
 def test_half_a_line_of_a_killed_process_is_no_commit(tmp_path):
@@ -76,7 +90,7 @@ def test_half_a_line_of_a_killed_process_is_no_commit(tmp_path):
     (tmp_path / "cells/a").write_bytes(b"half of a com")
     with at_work(tmp_path, "a", "one"):
         pass
-    assert state_of(tmp_path, "a", False) == State("begun", "one")
+    assert state_of(tmp_path, "a", False) == State("started", "one")
 
 
 def test_the_commit_is_that_of_the_checkout():
@@ -89,7 +103,7 @@ def test_the_commit_is_that_of_the_checkout():
 
 def test_a_part_that_ended_is_not_running_though_a_process_that_it_began_lives_on(tmp_path):
     found = subprocess.run([sys.executable, "-c", FORK, tmp_path], cwd=ROOT, capture_output=True, text=True)
-    assert found.stdout == "begun\n"
+    assert found.stdout == "started\n"
 
 
 def test_two_states_of_a_changed_checkout_are_two_commits(tmp_path, monkeypatch):
