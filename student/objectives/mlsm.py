@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shards.positions import positions_in_documents
+from shards.positions import teacher_positions
 from shards.reader import Store
 from shards.windows import WindowReader
 from student.objectives.base import MaskedTokens, Objective, smoothed_mean
@@ -78,7 +78,7 @@ class Mlsm(Objective):
         first_lsp = store.vocab_size if self.behind_vocabulary else 0
         self.lsps, self.outputs = store.k, first_lsp + store.k
         self.lsp_columns = slice(first_lsp, self.outputs)
-        self._documents_apart = store.settings.get("documents_apart", False)  # then positions restart per document
+        self._settings_of_store = store.settings
         self._check_mass(
             store, self.enough_mass, "an LSP distribution on average, and what it keeps is learned as if it were all"
         )
@@ -94,9 +94,7 @@ class Mlsm(Objective):
         rows = masked.rows()
         coded_M = np.diff(rows.indptr) > 0
         weights_E = np.ascontiguousarray(rows.weights)
-        position_M = masked.position_M
-        if self._documents_apart:
-            position_M = positions_in_documents(masked.read.documents)[masked.window_M, position_M]
+        position_M = teacher_positions(masked.read, self._settings_of_store)[masked.window_M, masked.position_M]
         targets = SparseTargets(
             counts=(int(coded_M.sum()),),
             entries_E=torch.from_numpy(row_of_entry(rows) * self.lsps + rows.indices),
