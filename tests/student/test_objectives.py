@@ -165,7 +165,9 @@ def teacher_rows(draw, vocabulary=11, head=14):
 def mlsm_targets(rows, k):
     mlsm = Mlsm(FakeStore(k))
     nowhere = np.zeros(len(rows.indptr) - 1, int)
-    return mlsm, mlsm.read_targets(MaskedTokens(FixedRows(rows), None, nowhere, nowhere))
+    return mlsm, mlsm.read_targets(
+        MaskedTokens(FixedRows(rows), SimpleNamespace(ids=np.zeros((1, 1))), nowhere, nowhere)
+    )
 
 
 def kd_targets(rows, vocabulary):
