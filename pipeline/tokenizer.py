@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 RECORD = "training.json"  # next to the files of the tokenizer: what it was trained from, and the hash of the result
+MAX_LENGTH = 512  # tokens of an input, as the tokenizer states
 MOST_CHARACTERS = 1000  # most characters with their own pieces; words with others are unknown
 _VERSION = 1  # raise it when equal words give another tokenizer
 _CHUNK = 10_000  # words that the trainer gets as one string
@@ -90,23 +91,16 @@ def _check_finished(directory, request):
         )
 
 
-def train_tokenizer(
-    texts: Iterable[str],
-    *,
-    vocab_size: int = 8192,
-    max_length: int = 512,
-    lowercase: bool = False,
-) -> "PreTrainedTokenizerFast":
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 8192) -> "PreTrainedTokenizerFast":
     """Train on texts.
 
     texts       pieces of documents; their order does not matter
     vocab_size  entries, special tokens included
-    max_length  tokens, the model_max_length that is stored
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=False)
+    normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
     splitter = pre_tokenizers.BertPreTokenizer()
     words: Counter = Counter()
     for text in texts:
@@ -118,7 +112,7 @@ def train_tokenizer(
     tokenizer.decoder = decoders.WordPiece(prefix="##")
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
     names: dict[str, Any] = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_length, **names)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=MAX_LENGTH, **names)
 
 
 def _learn_vocabulary(words: Counter, vocab_size: int) -> list[str]:

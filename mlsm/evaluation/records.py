@@ -72,11 +72,10 @@ FROZEN = METRICS | {
 PARTS = ("tuning", "dev", "test")
 
 
-def describe_model(path: Path | str, name: str | None = None) -> dict:
+def describe_model(path: Path | str) -> dict:
     """The facts about a model in a record: model, path, weights and its lineage.
 
     path  directory of an export, a kept checkpoint or any stock model
-    name  the name to show; by default the name of the run (for a checkpoint, with its step) or of the directory
     Raises  RecordError if its weights or its lineage cannot be read
     """
     path = Path(path)
@@ -84,7 +83,7 @@ def describe_model(path: Path | str, name: str | None = None) -> dict:
         known = lineage(path)
     except LineageError as error:
         raise RecordError(str(error)) from None
-    return {"model": name or shown_name(path), "path": str(path), "weights": weights_sha256(path)} | known
+    return {"model": shown_name(path), "path": str(path), "weights": weights_sha256(path)} | known
 
 
 def weights_sha256(directory: Path | str) -> str:

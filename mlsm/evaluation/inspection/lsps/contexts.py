@@ -21,23 +21,21 @@ from pipeline.solvers.parallel import kernel
 REACH = 12  # tokens shown to either side
 
 
-def lsp_contexts(
-    sample: Sample, vocabulary: Vocabulary, tokens: Iterable[int], lsp: int, reach: int = REACH
-) -> list[dict]:
+def lsp_contexts(sample: Sample, vocabulary: Vocabulary, tokens: Iterable[int], lsp: int) -> list[dict]:
     """Contexts of some tokens in which the LSP's weights are marked."""
     contexts = []
     for token in map(int, tokens):
-        first, last = map(int, sample.bounds(token, reach))
+        first, last = map(int, sample.bounds(token, REACH))
         weights = np.zeros(last - first)
         _weights_of(sample.indptr, sample.lsps_E, sample.weights_E, first, lsp, weights)
         contexts.append(_describe(sample, vocabulary, token, first, weights, float(weights[token - first])))
     return contexts
 
 
-def context(sample: Sample, vocabulary: Vocabulary, token: int, weight: float = 0.0, reach: int = REACH) -> dict:
+def context(sample: Sample, vocabulary: Vocabulary, token: int) -> dict:
     """The context of a token in which only itself is marked."""
-    first, last = map(int, sample.bounds(token, reach))
-    return _describe(sample, vocabulary, token, first, np.zeros(last - first), weight)
+    first, last = map(int, sample.bounds(token, REACH))
+    return _describe(sample, vocabulary, token, first, np.zeros(last - first), 0.0)
 
 
 @kernel

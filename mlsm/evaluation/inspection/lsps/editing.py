@@ -210,9 +210,10 @@ def edit_sample(probed: ProbedStudent, model: LspModel, view: StoreView) -> dict
     return {"factor": AMPLIFIED, "lsps": by_lsp}
 
 
-def newest_probe(fingerprint: str | None, root: str = ProbeConfig.root) -> str:
+def newest_probe(fingerprint: str | None) -> str:
     """The newest finished softmax probe of a dictionary's LSPs. Raises InspectionError if there is none."""
-    found = sorted(Path(root).glob(f"*/export/{PROBE_FILE}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    root = Path(ProbeConfig.root)
+    found = sorted(root.glob(f"*/export/{PROBE_FILE}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     for path in found:
         if json.loads(read_file(path.with_name(CONFIG_FILE))).get("dictionary") == fingerprint:
             return str(path.parent.parent)

@@ -22,6 +22,7 @@ from shards.codec import SparseRows
 from shards.reader import Store
 
 EMBEDDED_AT_ONCE = 256
+SHOWN = 5  # LSPs of a token
 
 if TYPE_CHECKING:
     from pipeline.targets.distributions import Distributions
@@ -173,7 +174,7 @@ def load_student(source: str, fingerprint: str | None = None) -> "LspModel":
     return model
 
 
-def compare_tokens(model: "LspModel | None", text: str, teacher: TextRows | None = None, top: int = 5) -> list[dict]:
+def compare_tokens(model: "LspModel | None", text: str, teacher: TextRows | None = None) -> list[dict]:
     """Every token of a text with its largest LSPs: the teacher's, the student's, and their distance.
 
     model, teacher  LspModel and TextRows, one of them possibly None
@@ -190,10 +191,10 @@ def compare_tokens(model: "LspModel | None", text: str, teacher: TextRows | None
     tokens: list[dict] = [{"text": name} for name in names]
     for t, token in enumerate(tokens):
         if teacher:
-            token["teacher"] = largest_weights(*teacher.row(t), top)
+            token["teacher"] = largest_weights(*teacher.row(t), SHOWN)
         if predicted:
             q_K = predicted.distributions_Tk[t].numpy().astype(np.float64)
-            token["student"] = largest_weights(np.arange(len(q_K)), q_K, top)
+            token["student"] = largest_weights(np.arange(len(q_K)), q_K, SHOWN)
             token["kl"] = _divergence(*teacher.row(t), q_K) if teacher else None
     return tokens
 
