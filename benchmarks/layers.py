@@ -2,7 +2,7 @@
 
     python -m benchmarks.layers
 
-The bundled teacher (12 layers, 128 wide), layers 2, 4, 6, 8, 9, 10, 11, 12, for each 1,024 atoms learned here in one
+The bundled teacher (12 layers, 144 wide), layers 2, 4, 6, 8, 9, 10, 11, 12, for each 1,024 atoms learned here in one
 pass over 20,000 of its hidden states, lambda 0.05, top 32; one block of 65,536 tokens of the bundled text a
 repeat. Four things are timed in turn on the same windows: only the forward passes through all layers; only the solver,
 layer by layer; the work of `encode-lsp` with eight layers, from windows to eight committed shards; and the same work

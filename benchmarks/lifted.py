@@ -1,6 +1,6 @@
 """Real hidden states at the width of BERT-base, and a teacher of its size that returns them.
 
-The bench data are MiniLM's, 384 wide; where they are missing, states of the bundled teacher, 128 wide, take their
+The bench data are MiniLM's, 384 wide; where they are missing, states of the bundled teacher, 144 wide, take their
 place. States and atoms, times one matrix with orthonormal rows, are wider and have the same inner products: codes, Gram
 matrix and a solver's rounds are those of real data, and neither a teacher of that width nor learning its dictionary is
 needed. `LiftedTeacher` does the whole work of its random model and then returns lifted states in place of the model's
@@ -52,7 +52,7 @@ def bench_problem() -> Problem:
 
 
 def bundled_problem(tokens: int = 8192, atoms: int = 3072) -> Problem:
-    """States of the bundled teacher on the bundled text, of width 128; the first of them are the atoms."""
+    """States of the bundled teacher on the bundled text, of width 144; the first of them are the atoms."""
     states_Nd = bundled_states(atoms + tokens).astype(np.float64)
     return Problem(states_Nd[atoms:], _shortened(states_Nd[:atoms]).astype(np.float32), None)
 

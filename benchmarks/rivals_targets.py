@@ -2,7 +2,7 @@
 
     python -m benchmarks.rivals_targets
 
-Two kinds of distributions, n = 50 and 128 entries: the bundled teacher's over its 8,192 words at 8,192 tokens of the
+Two kinds of distributions, n = 50 and 128 entries: the bundled teacher's over its 30,522 words at 8,192 tokens of the
 bundled text, and the LSP codes of the bench states (3,072 atoms, lambda 0.05), left out without the bench data. Each
 format is really written, from the same rows:
 
@@ -17,11 +17,10 @@ format is really written, from the same rows:
                 entry before zstd. NVIDIA/Megatron-LM: megatron/training/distillation/logits_saver.py at 0e099c76,
                 utils_logits.py at 059030bd
 
-`payload` is what a format's rule counts for n entries of a token, without headers, ids and compression. It alone is
-given for a vocabulary of 30,522, of which no teacher is at hand. `bytes_per_token` is what the files take; sums of a
-unit of ours are spread over a million tokens. Ids: ours has them in two bytes, DistillKit in Parquet as uint64,
-Megatron not (its data set has them). `kl` is KL(kept || stored) in nats, both divided by their sums: what quantising
-alone loses.
+`payload` is what a format's rule counts for n entries of a token, without headers, ids and compression.
+`bytes_per_token` is what the files take; sums of a unit of ours are spread over a million tokens. Ids: ours has them in
+two bytes, DistillKit in Parquet as uint64, Megatron not (its data set has them). `kl` is KL(kept || stored) in nats,
+both divided by their sums: what quantising alone loses.
 
 A row of DistillKit has exactly n entries, a code fewer: of LSPs its payload is given, and nothing is written. Left out:
 time (benchmarks.pack and shard_reader have ours). Prints a table in Markdown, and JSON as its last line.
@@ -52,7 +51,7 @@ from pipeline.teacher.masked_lm import HEAD_ROWS, MaskedLm
 from shards.reader import Store
 from shards.schema import BLOCK_TOKENS, index_bits
 
-WINDOWS, ENTRIES, WORDPIECES = 64, (50, 128), 30_522
+WINDOWS, ENTRIES = 64, (50, 128)
 MICRO_BATCH, ABSENT, LEVEL = 8, -1e4, 3  # of Megatron: windows, log-probability where there is no entry, level of zstd
 NAMES = {"ours": "ours", "distillkit": "DistillKit", "megatron": "Megatron-LM"}
 
@@ -77,11 +76,7 @@ def main():
         rows += [measure("lsp", n, K, distributions(codes, n)) for n in ENTRIES]
     else:
         print("LSP codes are left out: set MLSM_DATA to the directory that contains bench/")
-    result = {
-        "benchmark": "rivals_targets",
-        "rows": rows,
-        f"payload_at_{WORDPIECES}": {n: {name: payload(name, n, WORDPIECES) for name in NAMES} for n in ENTRIES},
-    }
+    result = {"benchmark": "rivals_targets", "rows": rows}
     print(markdown(result))
     print(json.dumps(result | conditions("pyarrow")))
 
@@ -253,8 +248,6 @@ def markdown(result):
             sizes = f"{found['bytes_per_token']:.1f}, {found['kl']:.0e}" if "kl" in found else "not written"
             cells.append(f"{sizes} ({found['payload']})")
         lines.append(f"| {' | '.join(cells)} |")
-    for n, found in result[f"payload_at_{WORDPIECES}"].items():
-        lines.append(f"| {n} of {WORDPIECES:,} words | | {' | '.join(f'({found[name]})' for name in NAMES)} |")
     return "\n".join(lines)
 
 

@@ -1,21 +1,29 @@
-"""The steps of making the next bundled teacher that no command does; docs/log.md has its trials (2026-11-27).
+"""The steps of making the bundled teacher that no command does; docs/log.md has its trials (2026-11-27).
 
     python pipeline/bundled_teacher/make.py start STORE DIRECTORY     first weights, from a store of hidden states
     python pipeline/bundled_teacher/make.py deepen EXPORT DIRECTORY LAYER ...   copies of these layers of a trained one
+    python pipeline/bundled_teacher/make.py head EXPORT OTHER DIRECTORY   an export without a head, with another's head
     python pipeline/bundled_teacher/make.py pack EXPORT               the files next to this one
+    python pipeline/bundled_teacher/make.py overlap DATA TEXT ...     what it has read of the evaluation sets in DATA
 
 Shapes: V vocabulary, d values of a stored hidden state, w width.
 """
 
+import json
+import lzma
+import re
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from safetensors.torch import save
 from scipy import sparse
 from torch import Tensor
-from transformers import BertConfig, BertForMaskedLM
+from transformers import BertConfig, BertForMaskedLM, BertModel
 
 from shards.reader import Store
 
@@ -24,6 +32,15 @@ LENGTH = 128  # tokens of a window
 PRIOR = 5  # occurrences that the mean of all tokens counts as, in the mean of each word
 SPREAD = 0.2  # standard deviation of the first word embeddings, so that a step of AdamW's changes them little
 WINDOWS_AT_ONCE = 512
+GRAM = 8  # words in a row that two texts hardly share by chance
+EVALUATION_SETS = {
+    "word senses": "wsd/Evaluation_Datasets/ALL/*.xml",
+    "BLiMP": "blimp/data/*.jsonl",
+    "STS-B, dev": "glue/STS-B/dev.tsv",
+    "CoLA, MRPC, QNLI, RTE, SST-2, dev": "glue/*[!B]/dev.tsv",
+    "WiC": "wic/*/*.data.txt",
+    "CoNLL-2003, test": "conll2003/test.txt",
+}
 
 
 def start(store: Path, directory: Path) -> None:
@@ -83,6 +100,13 @@ def deepen(export: Path, directory: Path, order: list[int]) -> None:
     model.save_pretrained(directory)
 
 
+def head(export: Path, other: Path, directory: Path) -> None:
+    """Write the BERT of an export of hidden states alone, with the masked-LM head of another export."""
+    model = BertForMaskedLM.from_pretrained(other)
+    model.bert.load_state_dict(BertModel.from_pretrained(export, add_pooling_layer=False).state_dict())
+    model.save_pretrained(directory)
+
+
 def pack(export: Path) -> None:
     """Write the model next to this file, its matrices in float8 (e4m3), and its tokenizer."""
     model, here = BertForMaskedLM.from_pretrained(export), Path(__file__).parent
@@ -96,13 +120,56 @@ def pack(export: Path) -> None:
         (here / name).write_bytes((export / name).read_bytes())
 
 
+def overlap(data: Path, texts: list[Path]) -> None:
+    """Print how many 8-grams of each evaluation set the texts contain, and in how many of its sentences these are."""
+    known = np.unique(
+        np.concatenate([_grams(lzma.decompress(path.read_bytes()).decode().split("\n")) for path in texts])
+    )
+    for name, pattern in EVALUATION_SETS.items():
+        sentences = [_grams([sentence]) for path in sorted(data.glob(pattern)) for sentence in _sentences(path)]
+        found = [known[np.searchsorted(known[:-1], grams)] == grams for grams in sentences]
+        of_all, shared = sum(map(len, found)), sum(int(of_sentence.sum()) for of_sentence in found)
+        touched = sum(bool(of_sentence.any()) for of_sentence in found)
+        print(f"{name}: {shared:,} of {of_all:,} 8-grams, in {touched:,} of {len(found):,} sentences")
+
+
+def _grams(lines: Iterable[str]) -> np.ndarray:
+    """Hashes of the words in a row of each line, in lower case without punctuation; int64."""
+    weights_G = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, GRAM)
+    found = [np.empty(0, np.int64)]
+    for line in lines:
+        words = [hash(word) for word in re.findall(r"\w+", line.lower())]
+        if len(words) >= GRAM:
+            found.append(sliding_window_view(np.array(words, np.int64), GRAM) @ weights_G)
+    return np.concatenate(found)
+
+
+def _sentences(path: Path) -> Iterator[str]:
+    """Sentences of a file in one of the sets' formats."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".xml":
+        for sentence in ElementTree.fromstring(text).iter("sentence"):
+            yield " ".join(word.text or "" for word in sentence)
+    elif path.suffix == ".jsonl":
+        for line in text.splitlines():
+            yield from (value for key, value in json.loads(line).items() if key.startswith("sentence_"))
+    elif path.parent.name == "conll2003":
+        yield from (" ".join(line.split(" ")[0] for line in block.splitlines()) for block in text.split("\n\n"))
+    else:
+        yield from (field for line in text.splitlines() for field in line.split("\t") if len(field.split()) > 1)
+
+
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["start", store, directory]:
             start(Path(store), Path(directory))
         case ["deepen", export, directory, *order]:
             deepen(Path(export), Path(directory), [int(layer) for layer in order])
+        case ["head", export, other, directory]:
+            head(Path(export), Path(other), Path(directory))
         case ["pack", export]:
             pack(Path(export))
+        case ["overlap", data, *texts]:
+            overlap(Path(data), [Path(text) for text in texts])
         case _:
             sys.exit(__doc__)

@@ -12,17 +12,19 @@ WeightsKind = Literal["frequency", "common", "domain", "pmi"]
 KINDS: tuple[str, ...] = get_args(WeightsKind)
 ADAPTIVE = "adaptive"  # instead of a kind or file: weights that follow the student (adaptive.py)
 UNIFORM = "uniform"  # the same: all tokens alike
+_PERCENT = "(?:0|[1-9][0-9]?|100)"  # one spelling of a number, as it names runs
 
 
 def corruption_shares(corruption: str) -> tuple[int, int, int]:
     """Per cent of the masked tokens that become [MASK], become a random token, stay as they are. They add up to 100.
 
-    Raises ValueError if it is neither `mask`, which is (100, 0, 0), nor another three such numbers, as in 80-10-10
+    Raises ValueError if it is neither `mask`, which is (100, 0, 0), nor three such numbers that hide some, as 80-10-10
     """
     if corruption == "mask":
         return 100, 0, 0
-    shares = [int(share) for share in corruption.split("-")] if re.fullmatch(r"\d+-\d+-\d+", corruption) else []
-    if sum(shares) != 100 or shares[0] == 100:
+    is_three = re.fullmatch(f"{_PERCENT}-{_PERCENT}-{_PERCENT}", corruption)
+    shares = [int(share) for share in corruption.split("-")] if is_three else []
+    if sum(shares) != 100 or 100 in (shares[0], shares[2]):
         raise ValueError(
             "--corruption takes mask, or per cent of [MASK], random and unchanged tokens that add up to 100, such as "
             f"80-10-10, found {corruption!r}."

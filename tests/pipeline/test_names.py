@@ -28,72 +28,72 @@ def place(tmp_path_factory):
     (directory / "text.txt").write_text(TEXT)
     (directory / "more.txt").write_text(TEXT.replace("river", "sea"))
     rng = np.random.default_rng(0)
-    atoms_Kd = (rng.integers(-4, 5, (20, 128)) / 64).astype(np.float32)  # the same bits on every processor
+    atoms_Kd = (rng.integers(-4, 5, (20, 144)) / 64).astype(np.float32)  # the same bits on every processor
     Dictionary(atoms_Kd, [], "made up", {}).save(directory / "dictionary")
     (directory / "codebook").mkdir()
     np.save(directory / "vectors.npy", rng.integers(-4, 5, (500, 16)).astype(np.float32))
-    np.save(directory / "codebook" / "centroids.npy", rng.integers(-4, 5, (16, 256, 8)).astype(np.float32))
+    np.save(directory / "codebook" / "centroids.npy", rng.integers(-4, 5, (16, 256, 9)).astype(np.float32))
     return directory
 
 
-HIDDEN = "hidden-bundled-l1-1d46b11640b8"  # the store of hidden states that others are made from
+HIDDEN = "hidden-bundled-l1-60d0dc78e6fe"  # the store of hidden states that others are made from
 STEMS = [
-    "c3424e766126c720520a9633f623af4b",
-    "2c8a2482ff2bc05c911a85ac60d5495c",
-    "2e5a50f8f539aaea57096d730eedcc17",
-    "89b35db69c9e2729bdf7759e41ef073b",
+    "a9e2c3d60b8d3d323f6c9490f06dc878",
+    "597292450ae1a7a393d567914cae67dd",
+    "944e8af49a1f9a1a17f0edb830cca45d",
+    "95f71108661bc20e560ee9baf874bb22",
 ]
 FEW = {"max_tokens": 300, "batch_tokens": 256}  # which name no store, only its plan or nothing
 NAMES = [
-    (encode_ids, {}, "ids-L32-b7410077aa66"),
-    (encode_ids, {"packing": "pairs"}, "ids-L32-d34beac0844c"),
-    (encode_ids, {"held_out_by": "file", "max_tokens": 2000}, "ids-L32-659739a23047"),
-    (encode_logits, {"top_n": 8} | FEW, "logits-bundled-440c2bd9de98"),
-    (encode_logits, {"top_n": 8, "masked": True} | FEW, "logits-bundled-masked-a91e74040a5e"),
-    (encode_logits, {"top_n": "all", "documents_apart": True} | FEW, "logits-bundled-41d4c61e22d3"),
-    (encode_hidden, {"layer": 1}, "hidden-bundled-l1-1d46b11640b8"),
-    (encode_hidden, {"layer": 1, "dtype": "bfloat16"}, "hidden-bundled-l1-5922b51e9b7a"),
+    (encode_ids, {}, "ids-L32-40ac628bb1c2"),
+    (encode_ids, {"packing": "pairs"}, "ids-L32-762ce78eace0"),
+    (encode_ids, {"held_out_by": "file", "max_tokens": 2000}, "ids-L32-b7ba8549274e"),
+    (encode_logits, {"top_n": 8} | FEW, "logits-bundled-08524bf13ba3"),
+    (encode_logits, {"top_n": 8, "masked": True} | FEW, "logits-bundled-masked-ce1de8336363"),
+    (encode_logits, {"top_n": "all", "documents_apart": True} | FEW, "logits-bundled-5edf2e43b9fb"),
+    (encode_hidden, {"layer": 1}, "hidden-bundled-l1-60d0dc78e6fe"),
+    (encode_hidden, {"layer": 1, "dtype": "bfloat16"}, "hidden-bundled-l1-5dcbf33313b5"),
     (
         encode_hidden,
         {"layer": 1, "quantise": "pq", "bytes": 16, "codebook": "codebook"},
-        "hidden-bundled-l1-pq16-9c38c3e7b2a0",
+        "hidden-bundled-l1-pq16-5d1ece48babf",
     ),
-    (encode_lsp, {"layer": 1, "dictionary": "dictionary"}, "lsp-bundled-l1-k20-c9f5fae3828c"),
+    (encode_lsp, {"layer": 1, "dictionary": "dictionary"}, "lsp-bundled-l1-k20-b831c95edce9"),
     (
         encode_lsp,
         {"layer": 1, "dictionary": "dictionary", "lam": 0.1, "top_n": 4, "tolerance": 1e-3},
-        "lsp-bundled-l1-k20-a81d23e28e91",
+        "lsp-bundled-l1-k20-f6e1e8d81767",
     ),
     (
         encode_lsp,
         {"layer": 1, "dictionary": "dictionary", "solver": "fista", "solver_steps": 9},
-        "lsp-bundled-l1-k20-90415fef5f5f",
+        "lsp-bundled-l1-k20-6ab10f0df9b7",
     ),
     (
         encode_lsp,
         {"layer": 1, "dictionary": "dictionary", "solver": "nearest"},
-        "lsp-bundled-l1-k20-nearest-e61d41362e57",
+        "lsp-bundled-l1-k20-nearest-8764c2582be4",
     ),
-    (encode_lsp, {"layer": 1, "dictionary": "dictionary", "packing": "pairs"}, "lsp-bundled-l1-k20-ffd84f72dcd1"),
-    (encode_lsp, {"hidden": "hidden", "dictionary": "dictionary"}, "lsp-bundled-l1-k20-of-int8-0b135f0aff1f"),
+    (encode_lsp, {"layer": 1, "dictionary": "dictionary", "packing": "pairs"}, "lsp-bundled-l1-k20-0f1e313d706a"),
+    (encode_lsp, {"hidden": "hidden", "dictionary": "dictionary"}, "lsp-bundled-l1-k20-of-int8-7ce8e09b31a4"),
     (
         encode_hidden,
         {"hidden": "hidden", "quantise": "pq", "bytes": 16, "codebook": "codebook"},
-        "hidden-bundled-l1-pq16-3c8ae9e2092e",
+        "hidden-bundled-l1-pq16-ebddda151bbe",
     ),
-    (learn_dictionary, {"layer": 1, "k": 8, "dictionary_tokens": 500}, "bundled-l1-k8-2ed509c15027"),
+    (learn_dictionary, {"layer": 1, "k": 8, "dictionary_tokens": 500}, "bundled-l1-k8-200bd9052b6c"),
     (
         learn_dictionary,
         {"layer": 1, "k": 8, "dictionary_tokens": 500, "center": "mean", "atoms": "sampled"},
-        "bundled-l1-k8-sampled-30cdfce6844f",
+        "bundled-l1-k8-sampled-dade175e748b",
     ),
     (
         learn_dictionary,
         {"layer": 1, "k": 8, "dictionary_tokens": 500, "packing": "pairs"},
-        "bundled-l1-k8-dc0c9b11f571",
+        "bundled-l1-k8-5a61b36e58b0",
     ),
-    (learn_dictionary, {"hidden": "hidden", "k": 8, "dictionary_tokens": 500}, "bundled-l1-k8-9fe3910c978b"),
-    (learn_dictionary, {"hidden": "vectors.npy", "k": 8}, "vectors-k8-3720b7c6d0fe"),
+    (learn_dictionary, {"hidden": "hidden", "k": 8, "dictionary_tokens": 500}, "bundled-l1-k8-e13c05e4d055"),
+    (learn_dictionary, {"hidden": "vectors.npy", "k": 8}, "vectors-k8-167cbcd8a106"),
 ]
 CONFIGS = {
     encode_ids: EncodeIdsConfig,

@@ -147,7 +147,9 @@ def test_corruption_has_the_shares_it_is_named_after(percent):
     assert_like(by_token, np.full(999, total * random / 1000))
 
 
-@pytest.mark.parametrize("corruption", ["100-0-0", "80-10", "80-10-20", "80-30--10", "none", ""])
+@pytest.mark.parametrize(
+    "corruption", ["100-0-0", "0-0-100", "080-10-10", "80-10", "80-10-20", "80-30--10", "none", ""]
+)
 def test_shares_that_do_not_add_up_are_refused(corruption):
     with pytest.raises(ValueError, match="--corruption takes mask, or per cent .* add up to 100, such as 80-10-10"):
         StudentConfig(corruption=corruption)

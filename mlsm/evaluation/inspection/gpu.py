@@ -83,7 +83,7 @@ def _prove_training(device, encoder):
 
 
 def bundled_states(count: int) -> np.ndarray:
-    """Unit-length hidden states of the bundled teacher on the bundled text, in random order: float32 (count, 128)."""
+    """Unit-length hidden states of the bundled teacher on the bundled text, in random order: float32 (count, 144)."""
     from pipeline.corpus import BUNDLED_TEXT
     from pipeline.teacher import Teacher, load_tokenizer, special_ids
 

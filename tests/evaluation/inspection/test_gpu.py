@@ -54,6 +54,6 @@ def test_what_it_proves_and_prints(monkeypatch, tmp_path):
 def test_states_are_the_teachers_and_a_wider_space_changes_no_product():
     rows_Nd = gpu.bundled_states(200)
     wide_Nd = gpu.lift(rows_Nd, 300)
-    assert rows_Nd.shape == (200, 128) and wide_Nd.shape == (200, 300)
+    assert rows_Nd.shape == (200, 144) and wide_Nd.shape == (200, 300)
     np.testing.assert_allclose(wide_Nd @ wide_Nd.T, rows_Nd @ rows_Nd.T, atol=1e-5)
     assert np.linalg.norm(wide_Nd.astype(float), axis=1).max() <= 1
