@@ -18,6 +18,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# not compiled: most files of the packages are never imported, and Python compiles the others when they are
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 demo: .venv/installed
 	$(BIN)/python cli.py encode-lsp --layer 10
@@ -59,7 +61,7 @@ lint: .venv/installed-test
 	$(BIN)/codespell
 
 docs: .venv/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
+	$(PIP) --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 # One after the other in one directory, as four use the same store.
@@ -105,12 +107,12 @@ release-check:
 # torch first and pinned: an unpinned one may pull gigabytes of GPU packages
 .venv/installed: setup.cfg constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[encode]"
+	$(PIP) torch
+	$(PIP) --editable ".[encode]"
 	touch $@
 
 .venv/installed-test: .venv/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
+	$(PIP) --editable ".[test]"
 	touch $@
 
 .PHONY: demo test faults fuzz mutants bounds lint docs notebooks screenshots release-check
