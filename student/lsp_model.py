@@ -7,7 +7,8 @@
 An export contains, in addition to the encoder:
 
     lsp_head.safetensors   dense.*, norm.*: the prediction head; output.weight (k, d), output.bias (k)
-    lsp_config.json        lsps, max_length, special_ids, and the store whose dictionary numbers the LSPs
+    lsp_config.json        lsps, max_length, special_ids, positions (which tokens were predicted in training), and the
+                           store whose dictionary numbers the LSPs
 
 and lsp_head_2.safetensors, lsp_config_2.json, ... for the second and later stores, if the student learned from several.
 Each file holds a whole head; they all have the same dense and norm.
@@ -33,7 +34,7 @@ from transformers.utils import cached_file
 from mlsm.common.disk import open_to_read, read_file
 from mlsm.common.errors import RunError
 from mlsm.common.invocation import program
-from mlsm.common.json_checks import Count, find_problem, object_of, optional, within
+from mlsm.common.json_checks import Count, find_problem, object_of, one_of, optional, within
 from mlsm.common.model_checks import (
     catch_panics,
     check_size,
@@ -57,6 +58,7 @@ FACTS = object_of(  # lsp_config.json, as far as it is read
         "lsps": within(1, MAX_WIDTH),
         "max_length": within(3, 65_535),
         "special_ids": object_of(dict.fromkeys(("pad", "cls", "sep", "mask"), Count)),
+        "positions": one_of("masked", "all"),
         "dictionary": optional(str | None),
         "store": optional(str | None),
     }
@@ -105,24 +107,28 @@ class LspModel(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Logits (W, L, k) of all positions; their softmax is the predicted distribution.
 
-        The student was trained at positions that hold the mask token, to predict the LSPs of the token that was there.
+        The student was trained at positions that hold the mask token, to predict the LSPs of the token that was there;
+        with --positions all, at every position of unmasked text.
         """
         everywhere = torch.arange(input_ids.numel(), device=input_ids.device)
         return self.student(input_ids, attention_mask, everywhere).view(*input_ids.shape, -1)
 
     @torch.no_grad()
     def lsp(
-        self, texts: str | Iterable[str], *, masking: Literal["each", "none"] = "each", batch_windows: int = 32
+        self, texts: str | Iterable[str], *, masking: Literal["each", "none"] | None = None, batch_windows: int = 32
     ) -> list[TextLsps]:
         """The LSP distribution of every token of some texts.
 
         texts    strings; each must fit into one window of the student
-        masking  each: every token is masked in turn, as in training, so that its distribution is what the context
-                 says about it; costs a window per token
-                 none: the texts are read as they are, in one window each; the encoder then sees the token itself,
-                 which it was not trained for. A mask token in the text is predicted as in training
+        masking  each: every token is masked in turn, so that its distribution is what the context says about it; costs
+                 a window per token
+                 none: the texts are read as they are, in one window each, and the encoder sees the token itself. A
+                 mask token in the text is predicted
+                 None: as the student was trained, `none` with --positions all, else `each`
         Raises   ValueError if a text is too long
         """
+        if masking is None:
+            masking = "none" if self.facts["positions"] == "all" else "each"
         framed = [self._frame(text) for text in ([texts] if isinstance(texts, str) else texts)]
         rows = [row for ids in framed for row in self._rows(ids, masking)]
         batches = [rows[start : start + batch_windows] for start in range(0, len(rows), batch_windows)]
@@ -179,9 +185,10 @@ def save_lsp_head(student: Student, columns: slice, facts: dict, directory: Path
     (directory / config_file).write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
 
 
-def lsp_facts(store: Store) -> dict:
-    """The facts in lsp_config.json about the store that a student learned its LSPs from."""
+def lsp_facts(store: Store, positions: str) -> dict:
+    """The facts in lsp_config.json about the store that a student learned its LSPs from, at `positions`."""
     return {
+        "positions": positions,
         "max_length": store.max_length,
         "special_ids": {name: int(store.special_ids[name]) for name in ("pad", "cls", "sep", "mask")},
         "dictionary": store.settings.get("dictionary"),

@@ -60,10 +60,11 @@ from student.objectives.mlm import Mlm
 from student.runs.export import (
     LINEAGE_FILE,
     LSP_LOADING,
-    LSPS_IN_TRANSFORMERS,
     CardText,
     auto_loading,
+    lsps_in_transformers,
     mask_later_note,
+    positions_learned,
     write_card_and_lineage,
 )
 from student.runs.probed import export_of, with_student_and_store
@@ -222,6 +223,11 @@ def probe_task(config: ProbeConfig, store: Store) -> TrainingTask:
         if problem := find_problem(lineage_of_student, object_of({"settings": optional(dict)})):
             raise RunError(f"{source}/{LINEAGE_FILE}: {problem}. Export the student again.")
     _warn_of_documents(config, lineage_of_student)
+    if positions_learned(lineage_of_student) == "all":
+        logger.warning(
+            "the student was trained on unmasked text (--positions all), and a probe reads its outputs at masked"
+            " tokens, which it never saw: they say little"
+        )
     frozen = weights_fingerprint(student)
     segments = _reads_segments(config, store, lineage_of_student)
 
@@ -335,7 +341,7 @@ model = mlsm.ProbedLspModel.from_pretrained(PATH)    # model(input_ids, attentio
 
 def _card_text(model: ProbedStudent, lineage: dict) -> CardText:
     family, what = model.encoder.config.model_type, "raw LSP outputs"
-    layer = mask_later_of(model.encoder.config)
+    layer, positions = mask_later_of(model.encoder.config), positions_learned(lineage["student"])
     loading = auto_loading("AutoModelForMaskedLM")
     if model.probe_input != "logits":
         what = "distribution over LSPs" if model.probe_input == "softmax" else "last hidden states"
@@ -347,6 +353,6 @@ def _card_text(model: ProbedStudent, lineage: dict) -> CardText:
         loading="\n\n".join([loading, *notes]),
         tags=["linear-probe", "mlsm", "masked-latent-semantic-modeling"],
         fills_masks=layer == 0,
-        in_transformers="" if model.probe_input == "hidden" else LSPS_IN_TRANSFORMERS,
+        in_transformers="" if model.probe_input == "hidden" else lsps_in_transformers(positions),
         reads_words=True,
     )

@@ -112,7 +112,7 @@ def without_rivals(values: dict, given: Mapping[str, Any], kind: str | None = No
 
     Left out are its number of steps if epochs are set, and the other way round; its learning rate if another encoder or
     optimiser is given; its objective if the store has no targets for it; the loss of `regress` if another objective is
-    learned.
+    learned; its positions if the objective learns words, which must be masked.
 
     kind  of the store, if the recipe is the one that made it
     """
@@ -127,6 +127,8 @@ def without_rivals(values: dict, given: Mapping[str, Any], kind: str | None = No
         dropped, objective = dropped | {"objective"}, None
     if objective != "regress":
         dropped = dropped | {"regress_loss"}
+    if given.get("kappa") or (objective and not OBJECTIVES[objective].all_positions):
+        dropped = dropped | {"positions"}
     return {name: value for name, value in values.items() if name not in dropped}
 
 

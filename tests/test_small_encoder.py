@@ -17,8 +17,18 @@ SECOND = ("train-student", "--recipe", "small-encoder")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, english_text, teacher_directory):
-    """Where a store was encoded by the recipe."""
+    """Where a store of LSPs was encoded by the recipe."""
     directory = tmp_path_factory.mktemp("own")
+    sizes = ["--layer", 2, "--max-tokens", 20_000, "--k", 16, "--dictionary-tokens", 2_000]
+    text = ["--corpus", english_text, "--teacher", teacher_directory]
+    run(directory, "encode-lsp", "--recipe", "small-encoder", *text, *sizes)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def place_of_states(tmp_path_factory, english_text, teacher_directory):
+    """Where a store of hidden states was encoded by the recipe."""
+    directory = tmp_path_factory.mktemp("states")
     text = ["--corpus", english_text, "--teacher", teacher_directory, "--layer", 2, "--max-tokens", 20_000]
     run(directory, "encode-hidden", "--recipe", "small-encoder", *text)
     return directory
@@ -30,24 +40,31 @@ def run(place, *arguments):
     return done.stdout
 
 
+def settings_of(place, *arguments):
+    """Setting -> value, as --print-config prints them."""
+    lines = run(place, "train-student", *arguments, "--print-config").splitlines()
+    return dict(line.partition(" #")[0].strip().split(": ", 1) for line in lines if ": " in line)
+
+
 def test_the_store_says_what_is_trained(place):
-    (store,) = place.glob("runs/stores/hidden-*")
-    found = run(place, "train-student", "--store", store, "--print-config")
-    for line in ("objective: regress", "regress_loss: mse", "encoder: modernbert-2x128", "optimizer: muon"):
-        assert line in found
+    for words in ((), SECOND[1:]):
+        found = settings_of(place, *words)
+        assert (found["objective"], found["positions"]) == ("mlsm", "all")
+        assert (found["encoder"], found["optimizer"]) == ("modernbert-2x128", "muon")
 
 
-def test_a_store_of_lsps_is_learned_as_one(place, tmp_path):
-    """Without --objective too, although the recipe that made the store says regress."""
-    (hidden,) = place.glob("runs/stores/hidden-*")
-    sizes = ("--layer", 2, "--k", 16, "--dictionary-tokens", 2_000)
-    run(tmp_path, "encode-lsp", "--recipe", "small-encoder", "--hidden", hidden.resolve(), *sizes)
-    for words in ((), ("--recipe", "small-encoder", "--objective", "mlsm")):
-        found = run(tmp_path, "train-student", *words, "--print-config")
-        for line in ("objective: mlsm", "regress_loss: cosine", "encoder: modernbert-2x128", "optimizer: muon"):
-            assert line in found
-    found = run(tmp_path, *SECOND, "--store", hidden, "--objective", "regress", "--print-config")
-    assert "regress_loss: mse" in found
+def test_words_are_masked(place):
+    """The command that docs/small-encoder.md shows for them."""
+    for objective in ("mlm", "mtl"):
+        found = settings_of(place, *SECOND[1:], "--objective", objective, "--lr", 0.004)
+        assert (found["objective"], found["positions"], found["lr"]) == (objective, "masked", "0.004")
+
+
+def test_hidden_states_are_learned_from_their_store(place_of_states):
+    found = settings_of(place_of_states, *SECOND[1:], "--objective", "regress")
+    assert (found["objective"], found["positions"], found["regress_loss"]) == ("regress", "all", "mse")
+    with_words = settings_of(place_of_states, *SECOND[1:], "--objective", "regress", "--kappa", 1)
+    assert with_words["positions"] == "masked"
 
 
 def test_its_export_makes_a_sentence_transformers_model(place):
@@ -63,12 +80,12 @@ def test_its_export_makes_a_sentence_transformers_model(place):
         assert torch.allclose(vector, states.mean(dim=1)[0], atol=1e-5)
 
 
-def test_a_student_begins_with_the_teachers_own_layers(place, teacher_directory, tmp_path):
+def test_a_student_begins_with_the_teachers_own_layers(place_of_states, teacher_directory, tmp_path):
     """As benchmarks/instead.py says that one is made."""
     (tmp_path / "cut").mkdir()
     cut_teacher(teacher_directory, tmp_path / "cut")
-    first = ("--continue-from", tmp_path / "cut", "--epochs", 0.05, "--checkpoints", 0, 1)
-    made = json.loads(run(place, *SECOND, *first, "--run-dir", tmp_path / "from-teacher", "--json"))
+    first = ("--objective", "regress", "--continue-from", tmp_path / "cut", "--epochs", 0.05, "--checkpoints", 0, 1)
+    made = json.loads(run(place_of_states, *SECOND, *first, "--run-dir", tmp_path / "from-teacher", "--json"))
     begun = AutoModel.from_pretrained(tmp_path / "from-teacher/checkpoints/step-00000000").state_dict()
     own = AutoModel.from_pretrained(tmp_path / "cut").state_dict()
     assert all(torch.equal(begun[name], own[name]) for name in own if not name.startswith("pooler."))
@@ -88,6 +105,7 @@ def test_the_rates_are_those_of_the_recipe(objective, positions, place, tmp_path
     assert found["hours"] == pytest.approx(17_300 / 3600 + 17_300_000 / 9_050 / 3600 + 0.01)
     (settings,) = trained
     recipe = recipe_settings("small-encoder", "train-student", StudentConfig, True)
-    kept = {name: value for name, value in recipe.items() if name not in ("objective", "regress_loss", "epochs")}
+    studied = ("objective", "positions", "regress_loss", "epochs")
+    kept = {name: value for name, value in recipe.items() if name not in studied}
     assert kept == {name: getattr(settings, name) for name in kept}
     assert (settings.objective, settings.positions) == (objective, positions)

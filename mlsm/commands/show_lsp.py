@@ -12,6 +12,7 @@ from mlsm.common.text import shell_quote
 from mlsm.evaluation.inspection.lsps.config import ShowLspConfig as Settings
 from mlsm.results import Report
 from mlsm.terminal.tables import columns, sparkline, table
+from mlsm.terminal.training import how_it_reads
 
 newest = lsp_stores
 
@@ -206,7 +207,7 @@ def _text(result):
         rows.append((number, token["text"], *distance, *(_weights(token[name]) for name in names)))
     facts = _source(result) if "store" in result else []
     if result.get("student"):
-        facts.append(("student", f"{result['student']}, every token masked in turn"))
+        facts.append(("student", f"{result['student']}, {how_it_reads(result['positions'])}"))
     lines = ["", table(facts), "", *columns(("", "token", *["KL (nats)"] * both, *names), rows)]
     known = [token["kl"] for token in result["tokens"] if token.get("kl") is not None]
     if known:

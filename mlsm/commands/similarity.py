@@ -7,6 +7,7 @@ from mlsm.common.text import shell_quote
 from mlsm.evaluation.similarity.config import SimilarityConfig as Settings
 from mlsm.results import Report
 from mlsm.terminal.tables import columns, table
+from mlsm.terminal.training import how_it_reads
 
 BY_POSITION = ("texts_a", "texts_b", "store")
 newest = lsp_stores
@@ -27,7 +28,7 @@ def show(result: dict, settings: Settings) -> str:
     if "store" in result:
         who = [("store", result["store"]), ("teacher", f"{result['teacher_name']}, layer {result['layer']}")]
     else:
-        who = [("student", f"{result['student']}, every token masked in turn")]
+        who = [("student", f"{result['student']}, {how_it_reads(result['positions'])}")]
     parts = [_pair(pair) for pair in result.get("pairs", ())] + [_table(found) for found in result.get("tables", ())]
     cut = [f"Texts that were cut to a window: {result['cut']:,}"] if result["cut"] else []
     lsps = [row[0] for pair in result.get("pairs", ()) for row in pair["shared"]]

@@ -48,7 +48,8 @@ def show(result: dict, settings: Settings) -> str:
         ),
         how_to_load(result["export"]),
     ]
-    if result["objective"] in LSP_OBJECTIVES and result["objective"] in WITHOUT_WORDS:
+    masks = settings.positions == "masked"
+    if masks and result["objective"] in LSP_OBJECTIVES and result["objective"] in WITHOUT_WORDS:
         probe = shell_join(["train-probe", "--student", result["run"], "--store", result["store"]])
         lines.append(f"\nNext, words from its LSPs:\n  {program()} {probe}")
     if store.settings.get("teacher_name") == "bundled":
@@ -59,7 +60,8 @@ def show(result: dict, settings: Settings) -> str:
         ]
     if result["objective"] in LSP_OBJECTIVES:
         pages = shell_join(["show-lsp", result["store"], "--html", "lsps"])
-        text = f'{shell_join(["show-lsp", result["run"]])} --text "In [MASK] 1995 his brother moved to London."'
+        sentence = f"In {'[MASK] ' if masks else ''}1995 his brother moved to London."
+        text = f'{shell_join(["show-lsp", result["run"]])} --text "{sentence}"'
         lines.append(
             f"\nTo see what its LSPs represent, and what it predicts:\n  {program()} {pages}\n  {program()} {text}"
         )

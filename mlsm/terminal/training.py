@@ -1,4 +1,4 @@
-"""Output that train-student, train-probe and export-student share: training results, and how to load the model."""
+"""Output that commands share on students: training results, how to load the model, how it reads a text."""
 
 from pathlib import Path
 from textwrap import indent
@@ -11,6 +11,11 @@ def how_to_load(export: str) -> str:
     from student.runs.export import loading_code
 
     return "\nLoad it:\n\n" + indent(loading_code(Path(export)).strip(), "  ")
+
+
+def how_it_reads(positions: str) -> str:
+    """How a student that was trained at these positions (masked or all) reads a text to predict its LSPs."""
+    return "every token masked in turn" if positions == "masked" else "which reads the text as it is"
 
 
 def trained_rows(result: dict) -> list[tuple[str, str]]:

@@ -80,7 +80,8 @@ class MlsmOutput(ModelOutput):
     last_hidden_state: Tensor | None = None
     """(W, L, d)"""
     lsp_logits: Tensor | None = None
-    """(W, L, k): their softmax is the predicted distribution. Trained at positions that hold the mask token"""
+    """(W, L, k): their softmax is the predicted distribution. Trained at positions that hold the mask token; at all
+    positions of unmasked text if `positions` in lsp_config.json is all"""
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
 
@@ -142,7 +143,8 @@ class MlsmModel(PreTrainedModel):
 
     @torch.no_grad()
     def lsp(self, text: str, tokenizer: PreTrainedTokenizerBase, batch_windows: int = 32) -> tuple[list[str], Tensor]:
-        """The LSP distribution of every token of a text, which is masked for it, as in training.
+        """The LSP distribution of every token of a text, as in training: the token is masked for it, or if `positions`
+        in lsp_config.json is all, the text is read as it is.
 
         Returns  tokens without special ones; float32 distributions (T, k) on the CPU, of which every row sums to one
         Raises   ValueError where the text is longer than the student reads
@@ -150,8 +152,11 @@ class MlsmModel(PreTrainedModel):
         ids, special = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], self.facts["special_ids"]
         if len(ids) + 2 > (room := self.facts["max_length"]):
             raise ValueError(f"a text of {len(ids)} tokens: this student reads at most {room - 2}. Cut it.")
-        where_T = torch.arange(len(ids))
-        inputs_TL = torch.tensor([special["cls"], *ids, special["sep"]]).repeat(len(ids), 1)
+        input_1L = torch.tensor([[special["cls"], *ids, special["sep"]]])
+        if self.facts["positions"] == "all":
+            (logits_Lk,) = self(input_1L.to(self.device), torch.ones_like(input_1L).to(self.device)).lsp_logits
+            return tokenizer.convert_ids_to_tokens(ids), logits_Lk[1:-1].float().softmax(dim=1).cpu()
+        where_T, inputs_TL = torch.arange(len(ids)), input_1L.repeat(len(ids), 1)
         inputs_TL[where_T, where_T + 1] = special["mask"]
         rows = [torch.empty(0, self.facts["lsps"])]
         for start in range(0, len(ids), batch_windows):

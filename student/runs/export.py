@@ -47,11 +47,7 @@ CODE_FILE = f"{EXPORTED}.py"
 # Entries of config.json: classes of that file for transformers to run, for LSPs and for a probe's words.
 AUTO_MAP = {"AutoModel": f"{EXPORTED}.MlsmModel", "AutoModelForMaskedLM": f"{EXPORTED}.MlsmForMaskedLM"}
 # SHA-256 of all versions of that file. export-student copies only such a file from a checkpoint, and no other code.
-KNOWN_CODE = (
-    "08bdafc4ce094e04a1b1e977ff449a188ac753c3b511fa1eb590753c666541d7",
-    "8929fc516f62006810832b00820cd356f39709732716f4095b0cc387f29b82a0",
-    "13514809737239fd4f03c77ce9cb260cf7136a8b3998dd009a44d162d50c6e5b",
-)
+KNOWN_CODE = ("e42aaf14d6c4fc060deb2465c28aeff54dab2e5c0a7a4040455af7872ffcb187",)
 # Patterns of the file names of all exports, of any kind, family and tokenizer.
 EXPORT_FILES = (
     "config.json",
@@ -86,9 +82,9 @@ _TARGET_SETTINGS = {
 }
 
 
-LSPS_IN_TRANSFORMERS = """\
+_LSPS_IN_TRANSFORMERS = """\
 The distributions over latent semantic properties need no package except `transformers` (5.17 or newer) if the code in
-this repository, `modeling_mlsm.py`, may run. Each token is masked in turn, and predicted from the others:
+this repository, `modeling_mlsm.py`, may run. READ_SO:
 
 ```python
 from transformers import AutoModel, AutoTokenizer
@@ -110,11 +106,11 @@ class CardText(NamedTuple):
     loading: str
     tags: list[str]
     fills_masks: bool
-    """whether AutoModelForMaskedLM loads it"""
+    """whether AutoModelForMaskedLM loads it, and it was trained on masked tokens"""
+    in_transformers: str
+    """how to get the LSPs with the export's own code; empty if it has none"""
     unit: str = "nats per predicted token"
     """unit of the loss"""
-    in_transformers: str = LSPS_IN_TRANSFORMERS
-    """how to get the LSPs with the export's own code; empty if it has none"""
     reads_words: bool = False
     """whether it learned only from the store's words, not from its targets"""
 
@@ -130,7 +126,7 @@ def export_student(model: Student, directory: Path, objective: Objective, store:
     with quiet_transformers():
         (stock or model.encoder).save_pretrained(directory)
     for head, (columns, of) in enumerate(objective.heads(store), 1):
-        save_lsp_head(model, columns, lsp_facts(of), directory, head)
+        save_lsp_head(model, columns, lsp_facts(of, positions_learned(lineage)), directory, head)
     write_card_and_lineage(
         directory,
         _card_text(objective, model.encoder, stock is not None, lineage),
@@ -138,6 +134,11 @@ def export_student(model: Student, directory: Path, objective: Objective, store:
         {"objective": objective.name} | lineage,
         objective.other_stores,
     )
+
+
+def positions_learned(lineage: dict) -> str:
+    """Which tokens a student was trained to predict: `masked` or `all`. Settings name it only if it is `all`."""
+    return lineage.get("settings", {}).get("positions", "masked")
 
 
 OTHER_OUTPUT = "Nothing was changed. Give another --output."
@@ -204,17 +205,30 @@ def _mean_mass(store: Store) -> dict:
 def _card_text(objective, encoder, stock: bool, lineage: dict) -> CardText:
     family = encoder.config.model_type
     continued = lineage.get("continued_from", lineage["settings"].get("continue_from"))
-    layer = mask_later_of(encoder.config)
+    layer, positions = mask_later_of(encoder.config), positions_learned(lineage)
+    learns = objective.learns
+    if positions == "all":
+        learns = learns.replace("masked tokens", "all tokens of unmasked text")
     start = "from scratch" if continued is None else f"further, from {code_span(without_directories(continued))},"
     return CardText(
         title=f"{family} encoder pre-trained with {objective.name.upper()}",
-        made=f"Trained {start} by {objective.learns}.",
+        made=f"Trained {start} by {learns}.",
         loading="\n\n".join([_loading(objective, stock, encoder.config)] + [mask_later_note(layer)] * (layer > 0)),
         tags=[objective.name, "masked-latent-semantic-modeling"],
-        fills_masks=stock and layer == 0,
+        fills_masks=stock and layer == 0 and positions == "masked",
+        in_transformers=lsps_in_transformers(positions),
         unit=objective.unit,
         reads_words="ids" in objective.kinds,
     )
+
+
+def lsps_in_transformers(positions: str) -> str:
+    """The section of a card on the LSPs in plain transformers, of a student trained at `positions`."""
+    read = {
+        "masked": "Each token is masked in turn, and predicted from the others",
+        "all": "The text is read as it is, as in training",
+    }
+    return _LSPS_IN_TRANSFORMERS.replace("READ_SO", read[positions])
 
 
 def _loading(objective, stock: bool, config) -> str:
@@ -271,7 +285,7 @@ lsps.tokens, lsps.top(5)
 ```
 
 `lsp_head.safetensors` maps the last hidden
-state of a masked token to LSP logits: `norm(activation(dense(h))) @ output.weight.T + output.bias`, with the activation
+state of a token to LSP logits: `norm(activation(dense(h))) @ output.weight.T + output.bias`, with the activation
 and norm epsilon of the encoder's config."""
 
 _SENTENCES = """\

@@ -60,9 +60,9 @@ from student.lsp_model import load_tensors
 from student.runs.export import (
     LINEAGE_FILE,
     LSP_LOADING,
-    LSPS_IN_TRANSFORMERS,
     auto_loading,
     check_export_place,
+    lsps_in_transformers,
     write_code,
 )
 from student.runs.export_run import EXPORTS, writing
@@ -104,6 +104,7 @@ def import_student(config: ImportStudentConfig, progress: Callable[..., None] = 
         "lsps": parts.head.output.out_features,
         "max_length": config.max_length,
         "special_ids": _special_ids(directory, tokenizer),
+        "positions": "masked",
         "dictionary": None,
         "store": None,
     }
@@ -361,6 +362,6 @@ def _card(report: dict) -> str:
         f" {report['lsps']:,} of latent semantic properties (LSPs). {words} The checkpoint"
         f" does not say which dictionary and teacher the LSPs are from. Its licence is that of the checkpoint.",
         f"## Loading\n\n{auto_loading('AutoModelForMaskedLM' if predicts_words else 'AutoModel')}\n\n{LSP_LOADING}",
-        f"## With transformers only\n\n{LSPS_IN_TRANSFORMERS}",
+        f"## With transformers only\n\n{lsps_in_transformers('masked')}",
     ]
     return "\n\n".join(sections) + "\n"

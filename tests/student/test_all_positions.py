@@ -1,21 +1,28 @@
 """--positions all: every token that is not special is predicted, and none is hidden."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny_exports import LINEAGE
 from tiny_store import log_of
+from transformers import AutoModel, AutoTokenizer
 
+from mlsm.commands import train_student
 from shards.reader import Store
 from student.batches import Loader
-from student.config import StudentConfig
+from student.config import ProbeConfig, StudentConfig
 from student.encoders.flops import step_flops
 from student.encoders.model import build_student
+from student.lsp_model import LspModel
 from student.masks.masking import build_masking
 from student.objectives import OBJECTIVES
+from student.probe import train_probe
 from student.resolve import resolve
+from student.runs.export import export_student
 from student.train import train
 
 
@@ -108,3 +115,65 @@ def test_what_would_be_copied_or_has_no_effect_is_refused():
 def test_runs_at_masked_positions_keep_their_names():
     assert "positions" not in StudentConfig().identity()
     assert StudentConfig(positions="all").identity()["positions"] == "all"
+
+
+@pytest.fixture(scope="module")
+def trained(lsp_store, tmp_path_factory):
+    """Settings and result of a short run for each choice of positions."""
+    place = tmp_path_factory.mktemp("trained")
+    runs = {}
+    for name in ("masked", "all"):
+        config = StudentConfig(
+            store=str(lsp_store.path),
+            run_dir=place / name,
+            encoder="bert-2x32",
+            positions=name,
+            max_steps=20,
+            device="cpu",
+        )
+        runs[name] = config, train(config)
+    return runs
+
+
+@pytest.mark.parametrize(("positions", "reading"), [("masked", "each"), ("all", "none")])
+def test_a_student_reads_a_text_as_it_was_trained(positions, reading, trained):
+    export, text = trained[positions][1]["export"], "w1 w2 w3 w4"
+    model = LspModel.from_pretrained(export)
+    found = {name: model.lsp([text], masking=name)[0].distributions_Tk for name in (None, "each", "none")}
+    other = ({"each", "none"} - {reading}).pop()
+    assert torch.equal(found[None], found[reading]) and not torch.allclose(found[None], found[other], atol=1e-4)
+    alone = AutoModel.from_pretrained(export, trust_remote_code=True)
+    tokenizer = AutoTokenizer.from_pretrained(export)
+    for words in (text, "w5", ""):
+        tokens, distributions_Tk = alone.lsp(words, tokenizer)
+        (ours,) = model.lsp([words])
+        assert tokens == ours.tokens and torch.allclose(distributions_Tk, ours.distributions_Tk, atol=1e-6)
+
+
+def test_what_is_said_of_a_student_of_all_tokens_does_not_mask(trained, tmp_path, lsp_store, caplog):
+    card, printed = {}, {}
+    for name, (config, result) in trained.items():
+        card[name] = Path(result["export"], "README.md").read_text(encoding="utf-8")
+        printed[name] = train_student.show(result, config)
+    for words in ("(LSPs) of masked tokens", "Each token is masked in turn"):
+        assert words in card["masked"] and words not in card["all"]
+    assert "(LSPs) of all tokens of unmasked text" in card["all"]
+    for words in ("train-probe", "In [MASK] 1995"):
+        assert words in printed["masked"] and words not in printed["all"]
+    assert "In 1995" in printed["all"]
+    probe = {"store": str(lsp_store.path), "max_steps": 1, "device": "cpu"}
+    for name, (_, result) in trained.items():
+        caplog.clear()
+        train_probe(ProbeConfig(student=result["run"], run_dir=tmp_path / f"probe-{name}", **probe))
+        assert ("which it never saw" in caplog.text) == (name == "all")
+
+
+def test_a_student_of_words_that_were_never_masked_is_not_offered_to_fill_masks(store_for, tmp_path):
+    store = Store.open(store_for("kd").path)
+    objective = OBJECTIVES["kd"](store)
+    model = build_student(resolved(store, encoder="bert-2x32", objective="kd"), store, objective)
+    for positions in ("masked", "all"):
+        place = tmp_path / positions
+        place.mkdir()
+        export_student(model, place, objective, store, LINEAGE | {"settings": {"positions": positions}})
+        assert ("fill-mask" in (place / "README.md").read_text(encoding="utf-8")) == (positions == "masked")

@@ -126,7 +126,11 @@ class StudentSource:
     def facts(self) -> dict:
         """Facts about the model that reads the texts."""
         known = self._model.facts
-        facts = {"dictionary": known.get("dictionary"), "trained_from": known.get("store")}
+        facts = {
+            "dictionary": known.get("dictionary"),
+            "trained_from": known.get("store"),
+            "positions": known["positions"],
+        }
         return {"student": self.source, "k": len(self.atoms_Ke), **facts}
 
     def read(self, texts: Sequence[str]) -> list[Tokens]:

@@ -123,7 +123,7 @@ def test_tables_of_both_sets(tmp_path):
     row = next(row for row in table["rows"] if row["measure"] == "overlap")
     assert row["train"] == 1 and row["accuracy"] == 0.75 and 0.9 / 1.1 < row["threshold"] < 1
     assert table["majority"] == 0.75 and table["data"]["n_train"] == 4
-    text = summary({"student": "a student", "cut": 2, "tables": [of_texts, table]}, None)
+    text = summary({"student": "a student", "positions": "masked", "cut": 2, "tables": [of_texts, table]}, None)
     for said in ("STS-B, 6 pairs", "WiC, 4 pairs", "(the larger class: 75.0)", "cut to a window: 2"):
         assert said in text
     assert f"75.0      {100 * row['low']:.1f} to {100 * row['high']:.1f}" in text

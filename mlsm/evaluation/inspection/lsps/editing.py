@@ -69,7 +69,7 @@ def edit(source: str, text: str, factors: dict[int, float], fingerprint: str | N
     _refuse_other_lsps(source, model, fingerprint)
     if unknown := [lsp for lsp in factors if not 0 <= lsp < k]:
         raise InspectionError(f"there is no LSP {unknown[0]}: the student's are numbered from 0 to {k - 1}")
-    (predicted,) = model.lsp([text])
+    (predicted,) = model.lsp([text], masking="each")  # as the probe was trained
     if not predicted.tokens:
         raise InspectionError("--text has no token. Pass a text, with the mask token in place of each word to predict.")
     mask = model.tokenizer.mask_token

@@ -137,6 +137,7 @@ def _text(settings, store, progress):
         "view": "text",
         "text": settings.text,
         "student": settings.student,
+        "positions": student.facts["positions"] if student else None,
         **_named(settings, store, _heaviest(tokens), progress),
         "tokens": tokens,
     }
@@ -256,6 +257,7 @@ def _student(settings, progress):
             "view": "text",
             "text": settings.text,
             "student": str(settings.store),
+            "positions": model.facts["positions"],
             **(_named(settings, store, _heaviest(tokens), progress) if store else {}),
             "tokens": tokens,
         }

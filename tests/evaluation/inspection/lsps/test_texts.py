@@ -110,7 +110,7 @@ def test_tokens_of_a_text_find_their_like(coded_store):
 
 def test_of_a_student_of_several_stores_the_lsps_of_this_one_are_taken(coded_store, dictionary, tmp_path):
     model, place = exported("bert-1x32", Mlsm(coded_store), coded_store, tmp_path / "student")
-    save_lsp_head(model, slice(0, 7), lsp_facts(coded_store) | {"dictionary": "1" * 64}, place, head=2)
+    save_lsp_head(model, slice(0, 7), lsp_facts(coded_store, "masked") | {"dictionary": "1" * 64}, place, head=2)
     for fingerprint, lsps in (("1" * 64, 7), (dictionary.fingerprint, coded_store.k), (None, coded_store.k)):
         assert texts.load_student(place, fingerprint).facts["lsps"] == lsps
     with pytest.raises(InspectionError, match="numbers mean different things"):
