@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlsm.common.text import settings_table
+from mlsm.common.text import redacted, settings_table
 from pipeline.config import DictionaryConfig
 from pipeline.job import Job, name_of_dtype
 from pipeline.targets.logits import PASSES
@@ -43,7 +43,8 @@ def announcement(
     lacking     directories of the dictionaries that do not exist yet
     """
     config, found = job.config, job.plan.corpus
-    text = f"{', '.join(config.corpus)}: {found['documents']:,} documents, about {job.expected_tokens:,} tokens"
+    named = ", ".join(config.corpus) if job.stored is None else f"that of {redacted(config.hidden)}"
+    text = f"{named}: {found['documents']:,} documents, about {job.expected_tokens:,} tokens"
     rows: list[tuple[str, object, str | None]] = [("text", text, _origin(config, "corpus"))]
     if teacher is None:
         rows.append(("tokenizer", config.tokenizer, _origin(config, "tokenizer")))

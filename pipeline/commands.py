@@ -16,6 +16,7 @@ from mlsm.common.errors import TeacherError
 from mlsm.common.model_checks import describe_unsplit
 from mlsm.common.progress import silent
 from mlsm.common.settings import plain
+from mlsm.common.text import redacted
 from pipeline.announcement import (
     announcement,
     mention_kept_mass,
@@ -44,6 +45,7 @@ from pipeline.targets.lsp import Lsp
 from pipeline.teacher import check_documents_apart, check_reads_masks, load_tokenizer
 from pipeline.teacher.masked_lm import MaskedLm
 from pipeline.workers import open_executor
+from shards.reader import is_url
 
 logger = logging.getLogger(__name__)
 
@@ -168,4 +170,7 @@ def select_settings(config: Any) -> dict:
     left_out |= {name for name in ("hidden", "bytes", "codebook") if getattr(config, name, None) is None}
     if getattr(config, "hidden", None) is not None:
         left_out |= FROM_STORE
-    return {name: value for name, value in with_absolute_paths(plain(config)).items() if name not in left_out}
+    values = with_absolute_paths(plain(config))
+    if is_url(values.get("hidden") or ""):
+        values["hidden"] = redacted(values["hidden"])
+    return {name: value for name, value in values.items() if name not in left_out}

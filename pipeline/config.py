@@ -21,6 +21,8 @@ PLACES = (
 CENTERS = ("none", "mean", "position")
 # Settings that do not change the result, except the last bits (`products`) and within the solver's tolerance.
 HOW = ("retry_quarantine", "dry_run", "workers", "scheduler", "products", "solver_backend")
+# Settings that say how a dictionary is learned, and mean nothing if one is given.
+OF_LEARNING = ("atoms", "dictionary_tokens", "dictionary_epochs", "seed")
 BUNDLED_TEXT = ("bundled",)  # the demonstration's own text
 UNIT_TOKENS = 1_048_576  # default tokens per unit
 BATCH_TOKENS = {"cpu": 8192, "cuda": 65_536}  # default tokens of a forward pass
@@ -447,7 +449,10 @@ def refuse_top_n(top_n: int | str) -> None:
 
 def with_absolute_paths(values: Mapping) -> dict:
     """The same dict with absolute paths; `bundled` and Hub names do not change."""
-    return {name: _absolute(value) if name in PLACES else value for name, value in values.items()}
+    known = {name: _absolute(value) if name in PLACES else value for name, value in values.items()}
+    return known | (
+        {"output": os.path.abspath(values["output"])} if "output" in values else {}
+    )  # it need not exist yet
 
 
 def _absolute(value):
@@ -455,5 +460,6 @@ def _absolute(value):
         return [_absolute(entry) for entry in value]
     if not isinstance(value, str) or "://" in value or value == "bundled":
         return value
-    is_path = any(c in value for c in "*?[") or os.path.exists(value)
-    return os.path.abspath(value) if is_path else value
+    path = os.path.expanduser(value)
+    is_path = any(c in path for c in "*?[") or os.path.exists(path)
+    return os.path.abspath(path) if is_path else value

@@ -151,6 +151,8 @@ class WorkerPool(Executor):
                 _check_workers(self._client, Path(self.job.config.output))
             self._client.register_plugin(Work(self.job), name=self._name)
             logger.info("workers at %s, dashboard %s", self._client.scheduler.address, self._client.dashboard_link)
+            if not self._client.nthreads():
+                logger.warning("no worker is connected to %s yet: waiting for one", self._client.scheduler.address)
         return self._client
 
     def _connect(self):

@@ -27,7 +27,7 @@ from mlsm.common.progress import silent
 from mlsm.common.workplaces import discard, workplace
 from pipeline.announcement import announcement
 from pipeline.batch import InputFormat
-from pipeline.config import DictionaryConfig, EncodeHiddenConfig, LearnConfig
+from pipeline.config import OF_LEARNING, DictionaryConfig, EncodeHiddenConfig, LearnConfig
 from pipeline.dictionary.centering import Center
 from pipeline.executor import PART, Executor
 from pipeline.job import Job, load_teacher, name_of_dtype, named_by_content, open_job, refuse_foreign_output
@@ -68,6 +68,8 @@ class WantedOfLayer(Wanted):
     """A dictionary that is learned from a layer of the teacher."""
 
     layer: int
+    teacher: str
+    """fingerprint"""
 
 
 def learn_dictionary(config: LearnConfig, progress: Callable[..., None] = silent) -> list[dict]:
@@ -127,7 +129,9 @@ def _wanted(job, teacher, layer, k):
     if job.stored is not None:
         request["hidden"] = job.stored.store.target_id
     name = "-".join([f"{Path(teacher.name).name}-l{layer}-k{k}", *atoms_key(config).values()])
-    return WantedOfLayer(named_by_content(config.output / "dictionaries", name, fingerprint(request)), k, layer)
+    return WantedOfLayer(
+        named_by_content(config.output / "dictionaries", name, fingerprint(request)), k, layer, teacher.fingerprint
+    )
 
 
 def _algorithm():
@@ -233,7 +237,10 @@ def _learn_together(lacking, config, batch, progress, make_vectors, check_vector
         vectors = make_vectors(places) if places else []
         for (entry, place), hidden_Nd in zip(places, vectors, strict=True):
             progress("start dictionary", 0, None)
-            _learn(config, entry.k, batch, hidden_Nd, place, progress, check_vectors).save(entry.directory)
+            found = _learn(config, entry.k, batch, hidden_Nd, place, progress, check_vectors)
+            if isinstance(entry, WantedOfLayer):
+                found = replace(found, settings=found.settings | {"teacher": entry.teacher, "layer": entry.layer})
+            found.save(entry.directory)
     return [entry for entry, _ in places]
 
 
@@ -297,6 +304,8 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teac
             f"--k {' '.join(map(str, asked))}, but the dictionary {source} has {len(dictionary.atoms_Kd):,} atoms. "
             f"Omit --k, or learn another dictionary: {program()} learn-dictionary"
         )
+    _refuse_settings_of_learning(config)
+    _warn_of_other_origin(config, dictionary, teacher)
     if config.center not in ("none", dictionary.centering):
         raise EncodeError(
             f"--center {config.center}, but {source} was learned with --center {dictionary.centering}, and hidden "
@@ -322,6 +331,33 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teac
             stacklevel=2,
         )
     return dictionary
+
+
+def _refuse_settings_of_learning(config):
+    """Raise EncodeError if a flag says how to learn a dictionary although one is given."""
+    for name in OF_LEARNING:
+        if config.dictionary is not None and config.origins.get(name) == "flag":
+            raise EncodeError(
+                f"--{name.replace('_', '-')} says how a dictionary is learned, but --dictionary {config.dictionary} "
+                "is learned already. Omit one of them."
+            )
+
+
+def _warn_of_other_origin(config, dictionary, teacher):
+    """Warn if a dictionary was learned from another teacher or layer; vectors of a file have none."""
+    layers, learned = set(config.layer), dictionary.settings
+    if learned.get("layer", *layers if len(layers) == 1 else (0,)) not in layers:
+        warnings.warn(
+            f"the dictionary was learned from layer {learned['layer']}, but codes hidden states of layer "
+            f"{', '.join(map(str, sorted(layers)))}. If that is not what you want, pass --layer {learned['layer']}",
+            stacklevel=3,
+        )
+    elif learned.get("teacher", teacher.fingerprint) != teacher.fingerprint:
+        warnings.warn(
+            f"the dictionary was learned from another teacher ({learned['teacher'][:12]}) than {teacher.name} "
+            f"({teacher.fingerprint[:12]})",
+            stacklevel=3,
+        )
 
 
 # -- codebooks ---------------------------------------------------------------------------------------------
@@ -378,6 +414,9 @@ def provide_codebook(executor: Executor, teacher: "Teacher", layer: int) -> Code
 
 def _load_codebook(config, teacher):
     codebook = Codebook.load(config.codebook)
+    files = StoreFiles(Path(config.codebook).absolute().parent)
+    if Path(config.codebook).name == files.codebook.name and files.target_file.is_file():
+        copies.read_codebook(files)  # the copy of a store, which may be damaged
     pieces, _, length = codebook.centroids.shape
     if (pieces, pieces * length) != (config.bytes, teacher.hidden_size):
         raise EncodeError(

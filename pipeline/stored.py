@@ -109,9 +109,9 @@ class StoredHidden:
         return {"target": self.store.target_id, "quantise": self.store.fingerprinted["quantise"]}
 
     def settle(self, config: Any) -> Any:
-        """The settings of a command, with text and teacher filled in from the store.
+        """The settings of a command, with text and teacher filled in from the store; a recipe's are ignored.
 
-        Raises  ValueError if a setting contradicts the store or would have no effect
+        Raises  ValueError if a setting of the user's own contradicts the store or would have no effect
         """
         settings, windowing = self.store.settings, self.store.plan.windowing
         own = {
@@ -127,14 +127,21 @@ class StoredHidden:
             name, value = field.name, getattr(config, field.name)
             if name not in FROM_STORE:
                 continue
-            known = {"teacher": self.name} | own
-            if value not in (field.default, known.get(name, field.default)):
+            known, origin = {"teacher": self.name} | own, config.origins.get(name)
+            if origin not in (None, "flag"):  # a recipe's value, which is for commands that read text
+                value = field.default
+            fitting = [known.get(name, field.default)]
+            if origin != "flag":  # it may not have been given at all
+                fitting.append(field.default)
+            if value not in fitting:
                 found = f", whose {name.replace('_', '-')} is {_words(known[name])}" if name in known else ""
                 raise ValueError(
                     f"--{name.replace('_', '-')} {_words(value)} applies only when a teacher reads text; --hidden "
                     f"takes windows and hidden states from {self._path}{found}. Omit it."
                 )
             object.__setattr__(settled, name, own.get(name, value))
+        origins = {name: origin for name, origin in config.origins.items() if name not in FROM_STORE}
+        object.__setattr__(settled, "origins", origins | dict.fromkeys(("corpus", "teacher", "layer"), "store"))
         if config.batch_tokens is not None and config.batch_tokens < self.store.max_length:
             raise ValueError(
                 f"--batch-tokens {config.batch_tokens} is less than one window of {self.store.max_length} tokens."

@@ -129,6 +129,11 @@ def _learn_vocabulary(words: Counter, vocab_size: int) -> list[str]:
             characters[character] += count
     kept = {c for c, _ in sorted(characters.items(), key=lambda found: (-found[1], found[0]))[:MOST_CHARACTERS]}
     continuing = sorted({f"##{character}" for word in words for character in word[1:] if character in kept})
+    if (least := len(SPECIAL_TOKENS) + len(kept) + len(continuing)) > vocab_size:
+        raise ValueError(
+            f"--vocab-size {vocab_size} has no room for the {least:,} special tokens and characters of this text. Give "
+            "more than that."
+        )
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         special_tokens=[*SPECIAL_TOKENS, *continuing],

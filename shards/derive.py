@@ -109,6 +109,8 @@ def _target(source, top_n):
         raise RequestError(
             f"{source.path} contains only token ids, so there is nothing to cut. Pass a store of LSPs or logits."
         )
+    if kept == 1:
+        raise RequestError(f"{source.path} keeps one entry per token, so there is nothing to cut.")
     if kept != "all" and top_n >= kept:
         raise RequestError(
             f"{source.path} keeps {kept} entries per token; --top-n {top_n} cannot be derived from it, only fewer "

@@ -61,6 +61,7 @@ def encoding_command(files: StoreFiles, target: Mapping, plan_id: str, sources: 
     if solver := settings.get("solver"):
         flags |= {"solver": solver["name"], "solver_steps": solver.get("steps")}
     own += ["--documents-apart"] if settings.get("documents_apart") else []
+    own += ["--masked"] if settings.get("masked_passes") else []
     flags["packing"] = None if packing == "packed" else packing
     flags["held_out_by"] = settings.get("windowing", {}).get("held_out_by")
     given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items() if value is not None]
@@ -76,7 +77,10 @@ def _of_hidden(files, settings):
         found = sorted(files.path.absolute().parent.glob(f"*-{digits}"))
         flags += ["--hidden", found[0] if found else f"<the store of target {source['target']}>"]
     if settings.get("kind") == "hidden" and settings["quantise"]["name"] == "pq":
-        flags += ["--quantise", "pq", "--bytes", settings["quantise"]["bytes"], "--codebook", files.codebook.absolute()]
+        flags += ["--quantise", "pq", "--bytes", settings["quantise"]["bytes"]]
+        with suppress(StoreError):  # no advice with another codebook: it would make another target
+            copies.read_codebook(files)
+            flags += ["--codebook", files.codebook.absolute()]
     return flags
 
 

@@ -42,7 +42,7 @@ def _encoding_with(report: dict, settings: Settings) -> str:
     """Write the command that encodes the same corpus with this dictionary and with the same settings."""
     from mlsm.common.settings import plain
     from mlsm.recipes.reading import recipe_settings
-    from pipeline.config import EncodeConfig
+    from pipeline.config import OF_LEARNING, EncodeConfig
 
     of_recipe: dict = recipe_settings(settings.recipe, "encode-lsp", EncodeConfig, False) if settings.recipe else {}
     usual = plain(EncodeConfig(**of_recipe))
@@ -52,7 +52,7 @@ def _encoding_with(report: dict, settings: Settings) -> str:
         always = {"hidden"}
         now = {name: value for name, value in now.items() if name not in ("layer", "teacher", "corpus")}
     words = ["encode-lsp", *(["--recipe", settings.recipe] if settings.recipe else [])]
-    for name in [name for name in now if name in usual and name != "k"]:  # the dictionary records its size
+    for name in [name for name in now if name in usual and name not in ("k", *OF_LEARNING)]:  # it is learned
         flag, value = name.replace("_", "-"), now[name]
         if name not in always and value == usual[name]:
             continue

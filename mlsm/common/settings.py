@@ -106,7 +106,7 @@ def convert(hint: Any, value: object, text: bool = False) -> Any:
     elif hint in (int, float):
         return _number(hint, value, text)
     elif hint is Path and isinstance(value, str | os.PathLike):
-        return value if isinstance(value, Path) else Path(value)
+        return Path(os.path.expanduser(value))
     elif hint is str and isinstance(value, os.PathLike) and not text:
         return os.fspath(value)
     elif hint in (bool, str, NoneType) and isinstance(value, hint):

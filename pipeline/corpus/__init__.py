@@ -11,6 +11,7 @@ cleaning (docs/corpora.md).
 """
 
 import glob
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,9 +68,9 @@ def open_corpus(
                 f"{PREFIX}<owner>/<name>/<files>; {program()} docs corpora says where to find the usual corpora."
             )
         local += found
-    unique = {path.resolve(): path for path in sorted(local, reverse=True)}
+    unique = {path.resolve(): path for path in sorted(local, key=os.path.abspath, reverse=True)}
     remote = sorted(set(remote), key=lambda file: (file.dataset, file.commit, file.parts))
-    files = (*sorted(unique.values()), *remote)
+    files = (*sorted(unique.values(), key=os.path.abspath), *remote)  # in any spelling of the paths the same order
     return [_open(file, text_field, boundary, invalid_utf8) for file in files]
 
 

@@ -144,6 +144,16 @@ def test_globs_and_directories_are_sorted_without_repeats(tmp_path):
     assert [type(source) for source in sources] == [JsonLines, TextFile, TextFile]
 
 
+def test_the_order_does_not_depend_on_how_paths_are_written(tmp_path, monkeypatch):
+    paths = [tmp_path / "alpha" / "x.txt", tmp_path / "zeta" / "a.txt"]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text("x")
+    monkeypatch.chdir(tmp_path / "zeta")
+    for corpus in (map(str, paths), ("../alpha/x.txt", "a.txt"), (str(paths[1]), "../alpha")):
+        assert [Path(source.name).resolve() for source in open_corpus(tuple(corpus))] == paths
+
+
 @given(st.lists(st.lists(st.integers(10, 99), max_size=30), max_size=12), st.integers(3, 12))
 def test_packed_windows_hold_every_token_once_in_order(texts, max_length):
     cls, sep = 1, 2

@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import signal
+import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -239,6 +240,19 @@ def test_what_a_codebook_does_not_fit(place, pq, tmp_path):
         encode_hidden(replace(config, dictionary_tokens=200))
 
 
+def test_a_damaged_codebook_is_not_advised_and_not_used(place, pq, tmp_path):
+    damaged = tmp_path / "stores" / pq.path.name
+    shutil.copytree(pq.path, damaged)
+    file = damaged / "codebook" / "centroids.npy"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    found = verify(damaged, repair=True)
+    assert found["damaged"] and all("--codebook" not in command for command in found["commands"])
+    with pytest.raises(StoreError, match="is not the codebook of this store"):
+        encode_hidden(replace(place, layer=2, quantise="pq", bytes=16, codebook=file.parent, output=tmp_path))
+
+
 # ---- coded without the teacher
 
 
@@ -290,9 +304,11 @@ def test_product_quantised_states_are_coded_too_and_name_another_store(place, pq
 
 def test_a_url_serves_as_well(place, store, coded, dictionary, tmp_path):
     with serving(store.path.parent) as server:
-        url = f"{server.url}/{store.path.name}"
+        url = f"{server.url}/{store.path.name}".replace("://", "://ann:secret@")
         (report,) = encode_lsp(codes_of(place, dictionary, hidden=url, output=tmp_path))
     assert shards(report["store"]) == shards(coded["store"])
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
+    assert written == [], "no password is written down"
 
 
 def test_a_store_is_quantised_again(place, store, pq, tmp_path):
@@ -364,6 +380,18 @@ def test_the_sample_is_the_stored_states_of_those_windows(place, store, tmp_path
     assert Dictionary.load(report["dictionary"]).fingerprint == Dictionary.load(of_file["dictionary"]).fingerprint
 
 
+def test_a_dictionary_of_another_layer_is_mentioned(place, store, tmp_path):
+    path = learn_dictionary(learning(place, store, output=tmp_path))[0]["dictionary"]
+    assert {"layer": 2, "teacher": store.settings["teacher"]}.items() <= Dictionary.load(path).settings.items()
+    common = {name: getattr(place, name) for name in ("teacher", "corpus", "max_length", "max_tokens", "unit_tokens")}
+    for layer, said in ((1, 1), (2, 0)):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            encode_lsp(codes_of(place, path, layer=layer, output=tmp_path, dry_run=True, **common))
+        named = [w for w in found if "learned from layer 2, but codes hidden states of layer 1" in str(w.message)]
+        assert len(named) == said
+
+
 def test_encoding_learns_the_dictionary_that_learn_dictionary_does(place, store):
     (report,) = learn_dictionary(learning(place, store))
     config = codes_of(place, None, hidden=str(store.path), k=40, dictionary_tokens=5_000)
@@ -393,6 +421,19 @@ def test_settings_of_text_and_teacher_are_refused_in_one_line(place, store, dict
     with pytest.raises(ValueError, match=problem) as caught:
         encode_lsp(config)
     assert "\n" not in str(caught.value) and "Omit it" in str(caught.value)
+
+
+def test_a_flag_with_the_default_value_contradicts_the_store_too_and_a_recipe_does_not(store, dictionary, tmp_path):
+    command = ["encode-lsp", "--hidden", store.path, "--dictionary", dictionary, "--output", tmp_path, "--dry-run"]
+    for flag, problem in (("--layer=10", "whose layer is 2. Omit it"), ("--max-length=128", "whose max-length is 32")):
+        refused = run_command([*command, flag], tmp_path)
+        assert refused.returncode == 2 and problem in refused.stderr
+    refused = run_command([*command, "--seed", 7], tmp_path)
+    assert refused.returncode == 2 and "--seed says how a dictionary is learned, but --dictionary" in refused.stderr
+    accepted = run_command([*command, "--recipe", "quickstart"], tmp_path)
+    assert accepted.returncode == 0, accepted.stderr
+    said = " ".join(accepted.stderr.split())
+    assert f"text that of {store.path}: " in said and "layer 2 [store]" in said
 
 
 def test_settings_that_are_the_stores_own_may_be_given(place, store, coded, dictionary):

@@ -50,7 +50,7 @@ def many_ties(path, *, reverse=False):
 
 def train(path, output, **settings):
     (directory,) = make_tokenizer(
-        TokenizerConfig(corpus=(str(path),), output=output, vocab_size=1700, **settings), silent
+        TokenizerConfig(corpus=(str(path),), output=output, vocab_size=2100, **settings), silent
     )
     return Path(directory)
 
@@ -65,7 +65,7 @@ def test_the_same_command_gives_the_same_bytes_in_every_process(tmp_path):
     found = []
     for process, threads in ((Preloaded, "false"), (Python, "true")):
         output = tmp_path / f"out-{threads}"
-        words = ["train-tokenizer", "--corpus", path, "--vocab-size", "1700", "--output", output]
+        words = ["train-tokenizer", "--corpus", path, "--vocab-size", "2100", "--output", output]
         ran = run_python([ROOT / "cli.py", *words], process, env=os.environ | {"TOKENIZERS_PARALLELISM": threads})
         assert ran.returncode == 0, ran.stderr
         (directory,) = (output / "tokenizers").iterdir()
@@ -134,7 +134,7 @@ def test_a_corpus_that_changes_while_it_is_read_makes_no_tokenizer(tmp_path, mon
 def test_a_full_disk_leaves_nothing_under_the_final_name(tmp_path, share):
     path = many_ties(tmp_path / "a.txt")
     size = (train(path, tmp_path / "whole") / "tokenizer.json").stat().st_size
-    words = ["train-tokenizer", "--corpus", path, "--vocab-size", "1700", "--output", tmp_path / "cut"]
+    words = ["train-tokenizer", "--corpus", path, "--vocab-size", "2100", "--output", tmp_path / "cut"]
     ran = run_command(words, largest_file=int(share * size))
     assert ran.returncode == 74 and ran.stderr.count("mlsm: error:") == 1 and "File too large" in ran.stderr, ran
     assert not list((tmp_path / "cut" / "tokenizers").iterdir())
