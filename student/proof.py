@@ -207,7 +207,8 @@ def key_of(
         f"{settled.kind}, {store.k} LSPs, {task.objective.outputs} outputs, tied {task.objective.tied}, windows of"
         f" {store.max_length}, dtype {asked.dtype}, compile {asked.compile}"
     )
-    names = ("micro_batch", "documents_apart", "short_windows", "activation_checkpointing")
+    names = ["micro_batch", "documents_apart", "short_windows", "activation_checkpointing", "optimizer"]
+    names += ["positions", "mask_rate", "mask_rate_end"]  # how many rows the head and the output matrix compute
     settings = ", ".join(f"{name} {getattr(settled, name)}" for name in names)
     return proofs.key_of(device, f"student {fingerprint(task.architecture)[:12]}", what, settings)
 

@@ -243,6 +243,7 @@ class Trainer:
         state = self.state
         try:
             state.figures = self.held_out.evaluate(self.model, self.stepper.forward, self.ranks)
+            state.figures_step = state.steps
         except torch.OutOfMemoryError as error:
             raise TrainingError(
                 f"evaluation after step {state.steps}: {str(error).partition('. ')[0]}. Take a smaller --micro-batch,"

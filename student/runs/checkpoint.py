@@ -49,6 +49,7 @@ STATE = object_of(  # the fields of state.json that are read
         "tokens": Count,
         "seconds": Number,
         "held_out": dict[str, Number],
+        "held_out_step": Count,
         "flops": Number,
         "run": str,
         "plan": str,

@@ -402,6 +402,7 @@ _SHOWN = {  # settings that the card shows elsewhere
     "tokens",
     "flops",
     "held_out",
+    "held_out_step",
     "baseline",
     "store",
     "other_stores",
@@ -424,7 +425,11 @@ def _figures(lineage: dict, unit: str) -> str:
         shown = ["" if reference is None else f"{reference:.4f}" for reference in references]
         cells.append([code_span(name), f"{value:.4f}", *shown])
     rows = [f"| {' | '.join(row)} |" for row in cells]
-    return "\n".join([header, "|---" * (2 + len(columns)) + "|", *rows])
+    table = "\n".join([header, "|---" * (2 + len(columns)) + "|", *rows])
+    measured = lineage.get("held_out_step", lineage["step"])
+    return (
+        table if measured == lineage["step"] else f"Measured after step {measured:,}, the last evaluation:\n\n{table}"
+    )
 
 
 def _targets(store: dict) -> str:

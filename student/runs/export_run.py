@@ -175,7 +175,7 @@ def _writer(run: Path, description: dict, path: Path, state: dict, places: Seque
         task = _task(run, description, stores, path)
         model = task.build()
         load_weights(path, model)
-    lineage = {name: state[name] for name in ("step", "tokens", "flops", "held_out")}
+    lineage = {name: state[name] for name in ("step", "tokens", "flops", "held_out", "held_out_step")}
     lineage |= {"settings": description["settings"], "baseline": _baseline(run)}
     lineage |= libraries_record(recorded_libraries(description))
     if (start := description["operational"].get("continued_from")) is not None:

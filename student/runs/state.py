@@ -24,6 +24,8 @@ class RunState:
     """nominal floating-point operations of these steps"""
     figures: dict = field(default_factory=dict)
     """newest held-out figures"""
+    figures_step: int = 0
+    """the step after which they were measured"""
     baseline: dict = field(default_factory=dict)
     """held-out figures of constant predictions"""
     seconds_to_first_step: float | None = None
@@ -36,10 +38,12 @@ class RunState:
         """Continue from a whole checkpoint and its state."""
         self.saved, self.steps, self.tokens = path, state["step"], state["tokens"]
         self.seconds, self.flops, self.figures = state["seconds"], state["flops"], state["held_out"]
+        self.figures_step = state["held_out_step"]
 
     def to_json(self) -> dict:
         """The part of the state that a checkpoint holds, except the step."""
-        return {"tokens": self.tokens, "flops": self.flops, "seconds": self.seconds, "held_out": self.figures}
+        figures = {"held_out": self.figures, "held_out_step": self.figures_step}
+        return {"tokens": self.tokens, "flops": self.flops, "seconds": self.seconds, **figures}
 
     def held_out_line(self) -> dict:
         """The log's entries for an evaluation."""
@@ -56,6 +60,7 @@ class RunState:
             "tokens": self.tokens,
             "flops": self.flops,
             "held_out": self.figures,
+            "held_out_step": self.figures_step,
             "baseline": self.baseline,
         }
         if config.continue_from is not None:  # the settings have the weights' hash; this is their path

@@ -108,7 +108,12 @@ def test_a_checkpoint_of_an_unfinished_run_exports_as_if_it_were_kept(
     for name in names - {"README.md", "lineage.json"}:
         assert (tmp_path / "out" / name).read_bytes() == (expected / name).read_bytes(), name
     ours, theirs = (json.loads((path / "lineage.json").read_text()) for path in (tmp_path / "out", expected))
-    assert ours | {"held_out": theirs["held_out"]} == theirs  # the other run was evaluated at that step
+    evaluation = {name: theirs[name] for name in ("held_out", "held_out_step")}
+    assert ours | evaluation == theirs  # the other run was evaluated at that step
+    assert ours["held_out_step"] < theirs["held_out_step"] == 6
+    cards = [(path / "README.md").read_text() for path in (tmp_path / "out", expected)]
+    assert "Measured after step" not in cards[1]
+    assert ours["held_out"] == {} or f"Measured after step {ours['held_out_step']}, the last" in cards[0]
 
 
 def test_its_lineage_and_card_say_what_those_of_a_kept_one_do(lsp_store, settings, tmp_path):

@@ -223,15 +223,16 @@ def test_an_answer_is_of_all_that_changes_what_is_compiled(tmp_path):
     keys = {proof.key_of(plain, replace(plain, **one), store, task, cpu) for one in ({}, {"lr": 0.5}, {"seed": 7})}
     assert len(keys) == 1
     changes = {"objective": "mlm", "micro_batch": 4, "documents_apart": True, "short_windows": 8}
+    changes |= {"positions": "all", "optimizer": "muon", "mask_rate": 0.4, "mask_rate_end": 0.1}
     for name, value in (changes | {"activation_checkpointing": True}).items():
         keys.add(proof.key_of(plain, replace(plain, **{name: value}), store, task, cpu))
     other = Store.open(write_store(tmp_path / "other", k=25).path)
     keys.add(proof.key_of(plain, plain, other, task, cpu))
-    assert len(keys) == 7
+    assert len(keys) == 11
     for untied in (False, True):  # of multi-task training, whose outputs are LSPs and words
         mtl = student_task(replace(plain, objective="mtl", untied=untied), store)
         keys.add(proof.key_of(plain, plain, store, mtl, cpu))
-    assert len(keys) == 9
+    assert len(keys) == 13
     probes = [resolve(ProbeConfig(probe_input=read), store, {}).config for read in ("logits", "softmax")]
     assert len({proof.key_of(one, one, store, task, cpu) for one in probes}) == 2
 

@@ -224,7 +224,8 @@ def draw_losses(result: Comparison, directory: Path) -> list[PageFigure]:
     words = "held-out loss / that of a constant prediction"
     caption = (
         "Each objective has its own loss, so every loss is divided by that of a constant prediction (1: nothing was "
-        "learned). Only lines of the same objective and target can be compared. Thin: single pre-training runs."
+        "learned). Only lines of the same objective, target, positions, mask rate and temperature can be compared. "
+        "Thin: single pre-training runs."
     )
     return _draw_curves("held-out-loss", "Held-out loss", words, caption, lines, result.arms.arms, [], directory)
 

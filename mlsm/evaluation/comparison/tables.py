@@ -569,7 +569,7 @@ def table_of_costs(
         "student read, as if they had been encoded only for that student. "
         + ('Each column "with ..." adds one more cost to the column on its left. ' if further else "")
         + (WHOLE_ENCODING if "encoding" in further else "")
-        + "Losses of different objectives or targets cannot be compared."
+        + "Losses of different objectives, targets, positions, mask rates or temperatures cannot be compared."
     )
     header = ("arm", "pre-training seed", "model", *names, "log")
     return Table("report-costs", "What training cost", caption, ["arm", *names], rows, (header, data))

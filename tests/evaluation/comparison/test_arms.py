@@ -1,5 +1,6 @@
 """Models sorted into arms by their settings or by a study, with floor and ceiling apart."""
 
+from tiny_records import digest
 from tiny_study import arm
 
 from mlsm.evaluation.comparison.arms import find_arms
@@ -61,6 +62,14 @@ def test_floor_and_ceiling_are_recognised():
     assert labels(known.floor) == ["raw-seed2-step-00000000"] and labels(known.ceiling) == ["x-seed3"]
     assert [labels(one) for one in known.arms] == [["mlsm-seed1"], ["y-seed3"]]
     assert labels(known.floor.at()) == ["raw-seed2-step-00000000"]
+
+
+def test_runs_of_different_targets_may_start_with_the_same_weights():
+    """Two students that go on from one encoder with one seed, both evaluated before their first step."""
+    both = {"fraction": 0, "weights": digest("the encoder"), "identity": None}
+    records = arm("mlsm", {1: {"rte": 0.5}}, **both) + arm("hard-mlsm", {1: {"rte": 0.5}}, layer=4, **both)
+    (floor,) = models_of(records)[0]
+    assert floor.facts["step"] == 0 and floor.label == "mlsm-seed1-step-00000000"
 
 
 def test_two_models_of_one_arm_seed_and_step_are_told():

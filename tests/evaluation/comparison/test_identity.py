@@ -118,6 +118,19 @@ def test_short_windows_are_named_with_their_length():
     assert named(a=identity(**short), b=fewer).settings == {"short_share": {"0.9": ["a"], "0.5": ["b"]}}
 
 
+def test_what_follows_from_another_setting_is_not_a_second_difference():
+    for first, second in (
+        ({"schedule": "linear"}, {"schedule": "wsd", "decay_share": 0.2}),
+        ({"mask_schedule": "linear"}, {"mask_schedule": "steps", "mask_rate_steps": [0.3, 0.5]}),
+    ):
+        found = named(a=identity(**first), b=identity(**second))
+        assert list(found.settings) == list(first)
+    several = identity(store_weights=[1.0, 0.5]) | {"other_targets": [{"target": json.dumps(OTHER), "settings": OTHER}]}
+    assert "store_weights" not in named(a=identity(), b=several).settings
+    other = identity(schedule="wsd", decay_share=0.5)
+    assert list(named(a=identity(schedule="wsd", decay_share=0.2), b=other).settings) == ["decay_share"]
+
+
 def test_masks_that_follow_the_model_are_named_as_unpaired(tmp_path):
     adaptive = {"mask_weights": "adaptive", "mask_update_steps": 200}
     found = named(a=identity(**adaptive), b=identity("mlm", target={"kind": "ids", "windowing": {}}, **adaptive))
@@ -164,7 +177,7 @@ def test_the_targets_of_several_stores_and_their_weights_count():
 
     assert named(a=of_both(6), b=of_both(6)).settings == {}
     found = named(one=identity(), both=of_both(6))
-    assert list(found.settings) == ["other_targets", "store_weights"]
+    assert list(found.settings) == ["other_targets"]  # one store has no weights
     described = '["teacher bert, layer 6, k 3072, lambda 0.05, target 00000000"]'
     assert found.settings["other_targets"] == {"not set": ["one"], described: ["both"]}
     assert list(named(a=of_both(6), b=of_both(8)).settings) == ["other_targets"]

@@ -31,7 +31,13 @@ from mlsm.evaluation.tasks.finetuning.heads import read_config, takes_types
 from mlsm.evaluation.tasks.finetuning.metrics import check_installed
 from mlsm.evaluation.tasks.finetuning.miniature import write_miniatures
 from mlsm.evaluation.tasks.finetuning.tasks import TASKS
-from mlsm.evaluation.tasks.finetuning.trials import Candidate, PreparedTrial, Trial, load
+from mlsm.evaluation.tasks.finetuning.trials import (
+    Candidate,
+    PreparedTrial,
+    Trial,
+    load,
+    warn_of_untrained_positions,
+)
 from mlsm.evaluation.tasks.frozen.suite import measure_frozen
 from student.memory import forget_peak
 
@@ -111,15 +117,8 @@ def settle(settings: FinetuneConfig, candidates: Sequence[Candidate]) -> Finetun
     Logs a note if inputs reach positions that a model's pre-training did not, or if segments are not used although a
     model has them.
     """
-    trained = {candidate.facts["model"]: candidate.trained_length for candidate in candidates}
-    length = settings.max_length or min(trained.values())
-    if short := [f"{name} ({most})" for name, most in trained.items() if most < length]:
-        logger.warning(
-            "--max-length %d is longer than the windows that these models were pre-trained on: %s. Tokens beyond "
-            "that have positions that were never trained.",
-            length,
-            ", ".join(short),
-        )
+    length = settings.max_length or min(candidate.trained_length for candidate in candidates)
+    warn_of_untrained_positions(candidates, length)
     segments = settings.segments
     if segments == "auto":
         segments = "always" if all(candidate.has_trained_segments for candidate in candidates) else "never"

@@ -7,9 +7,10 @@ If the settings have several learning rates, a run first chooses one on a tenth 
 the run and of its record. Not handled here: the loop over batches (training.py), which runs are to be done (suite.py).
 """
 
+import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,8 @@ from mlsm.evaluation.tasks.finetuning.heads import Backbone, positions_of, takes
 from mlsm.evaluation.tasks.finetuning.tasks import Task
 from pipeline.teacher import load_tokenizer
 from student.memory import peak_memory
+
+logger = logging.getLogger(__name__)
 
 LONGEST = 512  # tokens: the longest pre-training input of stock encoders, even if they have more positions
 UNREAD_WORDS = {"unread_words": "errors"}  # in records of tasks whose words have labels
@@ -56,6 +59,18 @@ class Candidate(NamedTuple):
     def has_trained_segments(self) -> bool:
         """Whether its lineage says that its second segment was trained."""
         return (self.facts["identity"] or {}).get("settings", {}).get("segments", False) is True
+
+
+def warn_of_untrained_positions(candidates: Sequence[Candidate], length: int) -> None:
+    """Warn if inputs of so many tokens reach positions that a model's pre-training did not."""
+    trained = [(candidate.facts["model"], candidate.trained_length) for candidate in candidates]
+    if short := [f"{name} ({most})" for name, most in trained if most < length]:
+        logger.warning(
+            "--max-length %d is longer than the windows that these models were pre-trained on: %s. Tokens beyond "
+            "that have positions that were never trained.",
+            length,
+            ", ".join(short),
+        )
 
 
 class Trial(NamedTuple):

@@ -18,6 +18,8 @@ from mlsm.common.errors import StudyError
 from mlsm.common.workplaces import workplace
 from mlsm.evaluation import records
 from mlsm.evaluation.tasks.finetuning.config import FROZEN_EXAMPLES, FROZEN_LENGTH, FinetuneConfig
+from mlsm.evaluation.tasks.finetuning.heads import positions_of
+from mlsm.evaluation.tasks.finetuning.trials import warn_of_untrained_positions
 from mlsm.evaluation.tasks.frozen.features import FeatureExtractor
 from mlsm.evaluation.tasks.frozen.measures import Measure, read_measure
 from pipeline.teacher import tokenizer_fingerprint
@@ -39,6 +41,10 @@ def measure_frozen(
     Raises   as `finetune`; WsdDataError
     """
     length = settings.max_length or min(FROZEN_LENGTH, *(candidate.trained_length for candidate in candidates))
+    for candidate in candidates:
+        if length > (most := positions_of(candidate.config)):
+            raise StudyError(f"{candidate.facts['model']} reads at most {most} tokens; found --max-length {length}.")
+    warn_of_untrained_positions(candidates, length)
     tally: dict[str, Any] = {"made": 0, "kept": 0, "differing": []}
     plan = []
     for name in settings.chosen_tasks():

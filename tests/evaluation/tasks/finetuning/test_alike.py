@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from mlsm.commands.finetune import show as summary
 from mlsm.common.errors import StudyError
 from mlsm.evaluation import records
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
-from mlsm.evaluation.tasks.finetuning.heads import Backbone
-from mlsm.evaluation.tasks.finetuning.suite import finetune
+from mlsm.evaluation.tasks.finetuning.heads import Backbone, read_config
+from mlsm.evaluation.tasks.finetuning.suite import finetune, settle
 from mlsm.evaluation.tasks.finetuning.tasks import TASKS
+from mlsm.evaluation.tasks.finetuning.trials import Candidate
 
 
 @pytest.fixture
@@ -102,6 +104,18 @@ def test_a_longer_input_by_flag_names_whose_positions_were_not_trained(settings,
     finetune(replace(settings, models=(model,), max_length=512, limit_train=8))
     assert "--max-length 512" in caplog.text and "student (16)" in caplog.text and "never trained" in caplog.text
     assert recorded(settings)["student", "rte"]["settings"]["max_length"] == 512
+
+
+def test_of_models_of_one_name_the_shortest_decides(settings, teacher_directory, other_directory, tmp_path):
+    """As exports that were copied out of their runs are all called `export`."""
+    places = [tmp_path / name / "export" for name in ("a", "b")]
+    for place in places:
+        place.parent.mkdir()
+    short = copied(teacher_directory, places[0], lineage=student_lineage(16))
+    long = copied(other_directory, places[1], lineage=student_lineage(64))
+    for models in ((short, long), (long, short)):
+        candidates = [Candidate(Path(one), records.describe_model(Path(one)), read_config(Path(one))) for one in models]
+        assert settle(replace(settings, models=models), candidates).max_length == 16
 
 
 def test_the_share_of_cut_examples_is_in_the_record(settings):

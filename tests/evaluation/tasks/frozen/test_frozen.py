@@ -60,6 +60,11 @@ def settings(teacher_directory, miniatures, tmp_path):
     )
 
 
+def test_a_length_that_a_model_cannot_read_is_refused(settings):
+    with pytest.raises(StudyError, match="reads at most 128 tokens; found --max-length 256"):
+        finetune(replace(settings, max_length=256))
+
+
 def figures_of(settings, task, suite="frozen"):
     (record,) = [r for r in records.read([settings.output / "evaluations"]) if (r["suite"], r["task"]) == (suite, task)]
     return {figure["metric"]: figure["value"] for figure in record["figures"]}, record
