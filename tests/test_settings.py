@@ -362,7 +362,7 @@ def test_every_next_line_is_a_command_that_does_the_right_thing(own, tmp_path, m
             "encoder": "bert-2x128", "objective": "mlsm", "parameters": 1, "steps": 1, "tokens": 1, "held_out": {},
             "tokens_per_second": 1, "seconds_to_first_step": 1, "baseline": {}, "improvement": None,
             "export": "runs/students/mine/export"}  # fmt: skip
-    (probe,) = next_lines(training(fake, None))
+    (probe,) = next_lines(training(fake, StudentConfig()))
     assert probe == ["train-probe", "--student", "runs/students/mine", "--store", str(own.path)]
 
 

@@ -12,7 +12,17 @@ from torch import nn
 from mlsm.common.errors import WriteError
 from student.runs.checkpoint import Checkpoints, publish_directory, remove_leftovers, restore
 
-STATE = {"tokens": 0, "seconds": 0.0, "held_out": {}, "flops": 0, "run": "r", "plan": "p", "target": "t", "shards": "s"}
+STATE = {
+    "tokens": 0,
+    "seconds": 0.0,
+    "held_out": {},
+    "held_out_step": 0,
+    "flops": 0,
+    "run": "r",
+    "plan": "p",
+    "target": "t",
+    "shards": "s",
+}
 
 
 class Model(nn.Module):
