@@ -53,7 +53,7 @@ def test_a_card_tells_foreign_text_as_text(store, tmp_path):
         "student": {"name": HOSTILE},
     }
     write_card_and_lineage(
-        tmp_path, CardText(HOSTILE, "Trained.", "Load.", ["a\n---\n# b", HOSTILE], False), store, lineage
+        tmp_path, CardText(HOSTILE, "Trained.", "Load.", ["a\n---\n# b", HOSTILE], False, ""), store, lineage
     )
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", card)

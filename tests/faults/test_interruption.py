@@ -104,8 +104,9 @@ def whole(flags, hidden_flags, tmp_path_factory):
 
 
 def test_again_and_again_while_encoding(flags, whole, tmp_path):
-    dictionary = ["--dictionary", next(whole.glob("dictionaries/*"))]
-    command = [*flags, *dictionary, "--output", tmp_path]
+    pairs = [pair for pair in zip(flags[1::2], flags[2::2], strict=True) if not pair[0].startswith("--dictionary-")]
+    command = ["encode-lsp", *(word for pair in pairs for word in pair)]
+    command += ["--dictionary", next(whole.glob("dictionaries/*")), "--output", tmp_path]
     kept, visible = {}, 0
     for number, layout, pause in [
         (signal.SIGTERM, "cpu", 0),
