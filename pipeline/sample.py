@@ -126,9 +126,9 @@ def choose_windows(executor: Executor, k: int) -> tuple[list[Window], int]:
 
 
 def sample_windows(executor: Executor, tokens: int, seed: int) -> list[Window]:
-    """A uniform sample of training windows that holds at least `tokens` coded tokens, if the plan has them.
+    """A uniform sample of training windows that holds at least `tokens` tokens, if the plan has them.
 
-    They are in the order of their hash.
+    [SEP] and [UNK] within a window are counted, although they have no code. The windows are in the order of their hash.
     """
     job, suspects = executor.job, []
     sample = planning.WindowSample(job.plan, tokens)

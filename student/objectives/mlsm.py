@@ -156,7 +156,7 @@ def average_lsp_figures(
     if temperature == 1:
         return kl_to_averages(mean_K, mean_PK, held_out, "loss")
     stored = [targets.as_stored() for targets in held_out]
-    halves = position_sums(train_windows, directory, temperature=temperature, temper=temper)
+    halves = position_sums(train_windows, directory, temperature=temperature)
     tempered_K = (halves[0] + halves[1]).mean_K
     figures = kl_to_averages(tempered_K, shrink(halves), held_out, "loss")
     figures |= kl_to_averages(mean_K, mean_PK, stored, "kl_untempered")

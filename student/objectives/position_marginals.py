@@ -10,7 +10,6 @@ be written, the tokens are read again. Not handled here: the loss of held-out ro
 Shapes: P positions, k LSPs.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,16 +17,15 @@ from scipy import sparse
 
 from mlsm.common.arrays import keep_npz, read_npz
 from mlsm.common.gains import GroupMass, cross_fitted_gain, mass_by_group, shrunk_marginals
-from shards.codec import SparseRows
 from shards.manifest import fingerprint
 from shards.positions import teacher_positions
 from shards.windows import WindowReader
+from student.objectives.sparse_rows import temper
 
 TOKENS = 10_000_000  # most training tokens that are read
 WINDOWS_AT_ONCE = 512
 
 Halves = list[GroupMass]  # summed distributions over every other window, and over the others
-Temper = Callable[[SparseRows, float], np.ndarray]
 
 
 def position_marginals(windows: WindowReader, directory: Path | None = None) -> np.ndarray:
@@ -44,15 +42,13 @@ def shrink(halves: Halves) -> np.ndarray:
     return shrunk_marginals(halves[0] + halves[1], pseudo_count)
 
 
-def position_sums(
-    windows: WindowReader, directory: Path | None = None, *, temperature: float = 1.0, temper: Temper | None = None
-) -> Halves:
+def position_sums(windows: WindowReader, directory: Path | None = None, *, temperature: float = 1.0) -> Halves:
     """Summed distributions of a split's coded tokens by position, over every other window and over the others.
 
-    windows    WindowReader of the training split
-    directory  where the sums are kept; None: not kept
-    temper     (rows, temperature) -> weights of sparse rows, applied before the average where the temperature is not 1
-    Returns    two GroupMass
+    windows      WindowReader of the training split
+    directory    where the sums are kept; None: not kept
+    temperature  the distributions are tempered before the average (sparse_rows.py)
+    Returns      two GroupMass
     """
     store = windows.store
     name = fingerprint({"target": store.target_id, "plan": store.plan_id, "temperature": temperature, "tokens": TOKENS})
@@ -60,7 +56,7 @@ def position_sums(
     found = path and _load(path, (store.max_length, store.k))
     if found:
         return found
-    halves = _sums(windows, temperature, temper)
+    halves = _sums(windows, temperature)
     if path:
         sums = {
             "mass": np.stack([half.mass_GK.toarray() for half in halves]),
@@ -70,7 +66,7 @@ def position_sums(
     return halves
 
 
-def _sums(windows, temperature, temper):
+def _sums(windows, temperature):
     store, count = windows.store, min(len(windows), -(-TOKENS * len(windows) // max(1, windows.tokens)))
     mass_2PK, tokens_2P = np.zeros((2, store.max_length, store.k)), np.zeros((2, store.max_length))
     for start in range(0, count, WINDOWS_AT_ONCE):

@@ -21,7 +21,6 @@ from student.objectives import position_marginals as module
 from student.objectives.mlsm import Mlsm
 from student.objectives.mtl import Mtl
 from student.objectives.position_marginals import position_marginals
-from student.objectives.sparse_rows import temper
 from student.train import train
 
 K = 8
@@ -204,8 +203,8 @@ def test_sums_of_other_targets_windows_temperatures_or_bounds_are_not_reused(sto
     cases = [(one, temperature) for one in (store, other_target, other_plan) for temperature in (1.0, 2.0, 0.5)]
     for _ in range(2):  # the second time everything is found
         for one, temperature in cases:
-            given = {"temperature": temperature, "temper": temper}
-            kept, read = (module.position_sums(one.split("train"), at, **given) for at in (tmp_path / "kept", None))
+            places = (tmp_path / "kept", None)
+            kept, read = (module.position_sums(one.split("train"), at, temperature=temperature) for at in places)
             for ours, theirs in zip(kept, read, strict=True):
                 assert np.array_equal(ours.mass_GK.toarray(), theirs.mass_GK.toarray()), (one.path.name, temperature)
                 assert np.array_equal(ours.tokens_G, theirs.tokens_G)
