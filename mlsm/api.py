@@ -98,6 +98,8 @@ def _configure(command: Command, settings: dict[str, Any], recipe: Any) -> Any:
     config = command.settings(**values | settings)
     if recipe is not None and hasattr(command.settings, "recipe"):
         object.__setattr__(config, "recipe", recipe_to_keep(str(recipe)))
+    if recipe is not None and hasattr(command.settings, "origins"):
+        object.__setattr__(config, "origins", dict.fromkeys(values.keys() - settings.keys(), f"recipe {recipe}"))
     return config
 
 

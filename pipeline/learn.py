@@ -345,11 +345,11 @@ def _refuse_settings_of_learning(config):
 
 def _warn_of_other_origin(config, dictionary, teacher):
     """Warn if a dictionary was learned from another teacher or layer; vectors of a file have none."""
-    layers, learned = set(config.layer), dictionary.settings
-    if learned.get("layer", *layers if len(layers) == 1 else (0,)) not in layers:
+    layers, learned = sorted(set(config.layer)), dictionary.settings
+    if (layer := learned.get("layer")) is not None and layer not in layers:
         warnings.warn(
-            f"the dictionary was learned from layer {learned['layer']}, but codes hidden states of layer "
-            f"{', '.join(map(str, sorted(layers)))}. If that is not what you want, pass --layer {learned['layer']}",
+            f"the dictionary was learned from layer {layer}, but codes hidden states of layer "
+            f"{', '.join(map(str, layers))}. If that is not what you want, pass --layer {layer}",
             stacklevel=3,
         )
     elif learned.get("teacher", teacher.fingerprint) != teacher.fingerprint:

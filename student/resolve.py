@@ -28,7 +28,7 @@ from mlsm.common.errors import RunError
 from mlsm.recipes.reading import DEMONSTRATION, recipe_of_store, recipe_settings
 from shards.reader import Store
 from shards.windows import WindowReader
-from student.config import FOLLOWING, ProbeConfig, ResolvedConfig, StudentConfig
+from student.config import FOLLOWING, OF_MASKS, ProbeConfig, ResolvedConfig, StudentConfig
 from student.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ LEAST_STEPS, LEAST_PROBE_STEPS = 2_000, 1_000
 LARGEST_BATCH, SMALLEST_BATCH = 1024, 64
 SMALL_WIDTH, BASE_WIDTH = 256, 768
 SMALL_RATE, BASE_RATE = 1e-3, 1e-4
+USUAL_OBJECTIVE = {"lsp": "mlsm", "hidden": "regress", "logits": "kd", "ids": "mlm"}  # of each kind of store
 MUON_FACTOR = 4  # of AdamW's rate: mlm's best in both studies' pilots is 4e-3 (docs/training.md)
 _MICRO_TOKENS = {"cpu": 2048, "cuda": 16_384}  # what fits a cache; 128 windows of 128 tokens, as in the paper
 
@@ -111,8 +112,9 @@ def without_rivals(values: dict, given: Mapping[str, Any], kind: str | None = No
     """A recipe's values, without those that do not go with what is given.
 
     Left out are its number of steps if epochs are set, and the other way round; its learning rate if another encoder or
-    optimiser is given; its objective if the store has no targets for it; the loss of `regress` if another objective is
-    learned; its positions if the objective learns words, which must be masked.
+    optimiser is given; the loss of `regress` if another objective is learned; its positions if the objective learns
+    words, which must be masked, or if a setting of masks is given. If the store has no targets for its objective, the
+    usual one of such a store takes its place.
 
     kind  of the store, if the recipe is the one that made it
     """
@@ -124,10 +126,12 @@ def without_rivals(values: dict, given: Mapping[str, Any], kind: str | None = No
         if given.get(name, meant) != meant:
             dropped = dropped | {"lr"}
     if kind and "objective" in values.keys() - given.keys() and kind not in OBJECTIVES[values["objective"]].kinds:
-        dropped, objective = dropped | {"objective"}, None
+        objective = USUAL_OBJECTIVE[kind]
+        values = values | {"objective": objective}
     if objective != "regress":
         dropped = dropped | {"regress_loss"}
-    if given.get("kappa") or (objective and not OBJECTIVES[objective].all_positions):
+    masks = {"kappa", *OF_MASKS} & given.keys()
+    if masks or (objective and not OBJECTIVES[objective].all_positions):
         dropped = dropped | {"positions"}
     return {name: value for name, value in values.items() if name not in dropped}
 

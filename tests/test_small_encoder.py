@@ -60,9 +60,16 @@ def test_words_are_masked(place):
         assert (found["objective"], found["positions"], found["lr"]) == (objective, "masked", "0.004")
 
 
+def test_a_setting_of_masks_means_masked_tokens(place):
+    for words in ((), SECOND[1:]):
+        assert settings_of(place, *words, "--mask-rate", 0.3)["positions"] == "masked"
+
+
 def test_hidden_states_are_learned_from_their_store(place_of_states):
-    found = settings_of(place_of_states, *SECOND[1:], "--objective", "regress")
-    assert (found["objective"], found["positions"], found["regress_loss"]) == ("regress", "all", "mse")
+    (store,) = place_of_states.glob("runs/stores/hidden-*")
+    for words in ((*SECOND[1:], "--objective", "regress"), ("--store", store)):  # which its recipe made
+        found = settings_of(place_of_states, *words)
+        assert (found["objective"], found["positions"], found["regress_loss"]) == ("regress", "all", "mse")
     with_words = settings_of(place_of_states, *SECOND[1:], "--objective", "regress", "--kappa", 1)
     assert with_words["positions"] == "masked"
 

@@ -68,9 +68,9 @@ def open_corpus(
                 f"{PREFIX}<owner>/<name>/<files>; {program()} docs corpora says where to find the usual corpora."
             )
         local += found
-    unique = {path.resolve(): path for path in sorted(local, key=os.path.abspath, reverse=True)}
+    unique = {path.resolve(): path for path in sorted(local, key=_normal, reverse=True)}
     remote = sorted(set(remote), key=lambda file: (file.dataset, file.commit, file.parts))
-    files = (*sorted(unique.values(), key=os.path.abspath), *remote)  # in any spelling of the paths the same order
+    files = (*sorted(unique.values(), key=_normal), *remote)  # in any spelling of the paths the same order
     return [_open(file, text_field, boundary, invalid_utf8) for file in files]
 
 
@@ -89,6 +89,11 @@ def open_sources(config: TextConfig) -> list[Source]:
         boundary=config.document_boundary,
         invalid_utf8=config.invalid_utf8,
     )
+
+
+def _normal(path):
+    """The absolute path without `..`; links keep their names."""
+    return Path(os.path.abspath(path))
 
 
 def _expand(pattern):

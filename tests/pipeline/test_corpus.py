@@ -152,6 +152,11 @@ def test_the_order_does_not_depend_on_how_paths_are_written(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path / "zeta")
     for corpus in (map(str, paths), ("../alpha/x.txt", "a.txt"), (str(paths[1]), "../alpha")):
         assert [Path(source.name).resolve() for source in open_corpus(tuple(corpus))] == paths
+    nested = [tmp_path / "a" / "1.txt", tmp_path / "a-b" / "1.txt", tmp_path / "a.old" / "1.txt"]
+    for path in nested:
+        path.parent.mkdir()
+        path.write_text("x")
+    assert [Path(source.name) for source in open_corpus(tuple(map(str, reversed(nested))))] == nested
 
 
 @given(st.lists(st.lists(st.integers(10, 99), max_size=30), max_size=12), st.integers(3, 12))
