@@ -304,8 +304,9 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teac
             f"--k {' '.join(map(str, asked))}, but the dictionary {source} has {len(dictionary.atoms_Kd):,} atoms. "
             f"Omit --k, or learn another dictionary: {program()} learn-dictionary"
         )
-    _refuse_settings_of_learning(config)
-    _warn_of_other_origin(config, dictionary, teacher)
+    if getattr(config, "dictionary", None) is not None:
+        _refuse_settings_of_learning(config)
+        _warn_of_other_origin(config, dictionary, teacher)
     if config.center not in ("none", dictionary.centering):
         raise EncodeError(
             f"--center {config.center}, but {source} was learned with --center {dictionary.centering}, and hidden "
@@ -336,7 +337,7 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teac
 def _refuse_settings_of_learning(config):
     """Raise EncodeError if a flag says how to learn a dictionary although one is given."""
     for name in OF_LEARNING:
-        if config.dictionary is not None and config.origins.get(name) == "flag":
+        if config.origins.get(name) == "flag":
             raise EncodeError(
                 f"--{name.replace('_', '-')} says how a dictionary is learned, but --dictionary {config.dictionary} "
                 "is learned already. Omit one of them."
@@ -345,11 +346,11 @@ def _refuse_settings_of_learning(config):
 
 def _warn_of_other_origin(config, dictionary, teacher):
     """Warn if a dictionary was learned from another teacher or layer; vectors of a file have none."""
-    layers, learned = sorted(set(config.layer)), dictionary.settings
-    if (layer := learned.get("layer")) is not None and layer not in layers:
+    (layer,), learned = config.layer, dictionary.settings
+    if learned.get("layer", layer) != layer:
         warnings.warn(
-            f"the dictionary was learned from layer {layer}, but codes hidden states of layer "
-            f"{', '.join(map(str, layers))}. If that is not what you want, pass --layer {layer}",
+            f"the dictionary was learned from layer {learned['layer']}, but codes hidden states of layer {layer}. If "
+            f"that is not what you want, pass --layer {learned['layer']}",
             stacklevel=3,
         )
     elif learned.get("teacher", teacher.fingerprint) != teacher.fingerprint:
