@@ -450,9 +450,9 @@ def refuse_top_n(top_n: int | str) -> None:
 def with_absolute_paths(values: Mapping) -> dict:
     """The same dict with absolute paths; `bundled` and Hub names do not change."""
     known = {name: _absolute(value) if name in PLACES else value for name, value in values.items()}
-    return known | (
-        {"output": os.path.abspath(values["output"])} if "output" in values else {}
-    )  # it need not exist yet
+    if "output" in known:  # it need not exist yet
+        known["output"] = os.path.abspath(known["output"])
+    return known
 
 
 def _absolute(value):

@@ -801,17 +801,7 @@ def test_a_crafted_dictionary_is_refused(files, change):
     assert problems(files).keys() == {"dictionary"}
 
 
-STATE = {
-    "tokens": 0,
-    "seconds": 0.0,
-    "held_out": {},
-    "held_out_step": 0,
-    "flops": 0,
-    "run": "r",
-    "plan": "p",
-    "target": "t",
-}
-STATE |= {"shards": "s", "files": {}}
+STATE = tiny_store.CHECKPOINT_STATE | {"files": {}}
 
 
 @pytest.mark.promise("plan, record, target …")

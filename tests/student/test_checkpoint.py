@@ -7,22 +7,11 @@ import pytest
 import torch
 from faulty_disk import killed_at, raising_at, recorded
 from safetensors import SafetensorError
+from tiny_store import CHECKPOINT_STATE
 from torch import nn
 
 from mlsm.common.errors import WriteError
 from student.runs.checkpoint import Checkpoints, publish_directory, remove_leftovers, restore
-
-STATE = {
-    "tokens": 0,
-    "seconds": 0.0,
-    "held_out": {},
-    "held_out_step": 0,
-    "flops": 0,
-    "run": "r",
-    "plan": "p",
-    "target": "t",
-    "shards": "s",
-}
 
 
 class Model(nn.Module):
@@ -47,7 +36,7 @@ def export(directory):
 def saved(tmp_path, *steps, kept=(2,), keep_last=1):
     checkpoints = Checkpoints(tmp_path, kept, keep_last)
     for step in steps:
-        checkpoints.save(step, *trained(), STATE | {"tokens": 10 * step}, export)
+        checkpoints.save(step, *trained(), CHECKPOINT_STATE | {"tokens": 10 * step}, export)
     return checkpoints
 
 
@@ -58,7 +47,7 @@ def names(directory):
 def test_round_trip(tmp_path):
     model, optimizer = trained()
     checkpoints = Checkpoints(tmp_path, [])
-    checkpoints.save(7, model, optimizer, STATE | {"tokens": 3}, export)
+    checkpoints.save(7, model, optimizer, CHECKPOINT_STATE | {"tokens": 3}, export)
     path, state = checkpoints.newest_whole()
     assert (state["step"], state["tokens"]) == (7, 3)
     other, its_optimizer = trained(steps=1)
@@ -91,7 +80,7 @@ def test_a_damaged_later_one_does_not_count_among_the_newest(tmp_path):
     """It was passed over on resume; the steps up to it are done again."""
     checkpoints = saved(tmp_path, 3, 4, 9, keep_last=2, kept=())
     damage_cut(tmp_path / "step-00000009" / "state.json")
-    checkpoints.save(5, *trained(), STATE, export)
+    checkpoints.save(5, *trained(), CHECKPOINT_STATE, export)
     assert names(tmp_path) == ["step-00000004", "step-00000005"]
 
 
@@ -130,7 +119,7 @@ def test_a_changed_state_is_noticed(tmp_path):
 def test_saving_over_a_damaged_one_replaces_it(tmp_path):
     checkpoints = saved(tmp_path, 2, 3)
     damage_cut(tmp_path / "step-00000003" / "state.json")
-    checkpoints.save(3, *trained(), STATE | {"tokens": 30}, export)
+    checkpoints.save(3, *trained(), CHECKPOINT_STATE | {"tokens": 30}, export)
     assert checkpoints.newest_whole()[1]["step"] == 3
     assert names(tmp_path) == ["step-00000002", "step-00000003"]
 
@@ -143,7 +132,7 @@ def test_a_failed_save_leaves_everything_as_it_was(tmp_path):
 
     checkpoints.kept_steps.add(4)
     with pytest.raises(OSError, match="no space"):
-        checkpoints.save(4, *trained(), STATE, full_disk)
+        checkpoints.save(4, *trained(), CHECKPOINT_STATE, full_disk)
     assert names(tmp_path) == ["step-00000002"]
 
 
@@ -201,7 +190,7 @@ def test_a_disk_that_is_full_while_the_model_is_exported_is_no_other_error(tmp_p
 
     checkpoints = saved(tmp_path, 1)
     with pytest.raises(WriteError, match="No space left"):
-        checkpoints.save(2, *trained(), STATE, full)
+        checkpoints.save(2, *trained(), CHECKPOINT_STATE, full)
     assert names(tmp_path) == ["step-00000001"]
 
 

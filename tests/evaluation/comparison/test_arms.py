@@ -65,7 +65,7 @@ def test_floor_and_ceiling_are_recognised():
 
 
 def test_runs_of_different_targets_may_start_with_the_same_weights():
-    """Two students that go on from one encoder with one seed, both evaluated before their first step."""
+    """Two students continue one encoder with the same seed, and both are evaluated before their first step."""
     both = {"fraction": 0, "weights": digest("the encoder"), "identity": None}
     records = arm("mlsm", {1: {"rte": 0.5}}, **both) + arm("hard-mlsm", {1: {"rte": 0.5}}, layer=4, **both)
     (floor,) = models_of(records)[0]
