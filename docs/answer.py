@@ -201,8 +201,7 @@ def front_table(told: dict, short: bool) -> str:
         is_student = name in (*told["study"].arms, "untrained")
         times = students_times if is_student else told["times"].get(name, {})
         costs = told["rates"].get("arms", {})
-        same_store = costs.get(name.removesuffix("-visible"), {})
-        cost = costs.get(name, {"bytes_per_token": same_store.get("bytes_per_token")})
+        cost = costs.get(name, {})
         hours = cost.get("hours", times["making_seconds"] / 3600 if "making_seconds" in times else None)
         composites = model["composites"]
         spread = f" ± {stdev(composites):.1f}" if len(composites) > 1 else ""
