@@ -54,6 +54,7 @@ ROWS = {  # arm or model -> what it is
     "mlsm": "student, learns LSPs",
     "regress": "student, learns hidden states (int8)",
     "regress-pq64": "student, learns hidden states (64 bytes)",
+    "type": "student, learns the average LSPs of the hidden word",
     "mlsm-visible": "student, learns LSPs of all tokens, none masked",
     "regress-visible": "student, learns hidden states of all tokens, none masked",
     "untrained": "student, untrained",

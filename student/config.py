@@ -156,8 +156,8 @@ class StudentConfig:
 
     optimizer: Literal["adamw", "muon"] = "adamw"
     """What turns gradients into updates: `adamw`, or `muon`, which makes the updates of the matrices in encoder and
-    head orthogonal (Jordan et al. 2024) and scales them to the size of AdamW's, so that learning rate and weight decay
-    mean the same. All other weights use AdamW, the paper's optimiser."""
+    head orthogonal (Jordan et al. 2024) and scales them to the size of AdamW's. All other weights use AdamW, the
+    paper's optimiser."""
 
     warmup: float = 0.02
     """Share of the steps in which the learning rate rises linearly to its peak. In the paper (section 4.1) 0.02. What

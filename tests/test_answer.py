@@ -126,7 +126,7 @@ def whole(tmp_path_factory, places):
 def test_a_whole_study_fills_every_cell(whole):
     front = cells(blocks(answer(whole), "docs/results.md")["front"])
     assert list(front) == [
-        f"{what} (`{name}`)" if name.startswith(("mlm", "mlsm", "regress")) else what
+        f"{what} (`{name}`)" if name.startswith(("mlm", "mlsm", "regress", "type")) else what
         for name, what in ROWS.items()
         if name != "from-teacher"
     ]
