@@ -103,8 +103,8 @@ def _configure(command: Command, settings: dict[str, Any], recipe: Any) -> Any:
     return config
 
 
-def read_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
+def read_records(paths: str | Path | Iterable[str | Path]) -> list[dict[str, Any]]:
     """Read and check the evaluation records in files and directories. Raises RecordError, which names what is wrong."""
     from mlsm.evaluation import records
 
-    return records.read(paths)
+    return records.read([paths] if isinstance(paths, str | Path) else paths)

@@ -47,6 +47,9 @@ class ShowConfig:
             raise ValueError(
                 "--document, --window and --against are three different things to show. Pass only one of them"
             )
+        for name in ("top_n", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, found {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,10 @@ def export(
     _require_pyarrow()
     started = time.perf_counter()
     store = Store.open(path)
-    output = EXPORTS / f"{str(store.path).rstrip('/').rpartition('/')[2]}-parquet" if output is None else Path(output)
+    if output is None:
+        name = Path(store.path).resolve().name if Path(store.path).is_dir() else str(store.path).rstrip("/")
+        output = EXPORTS / f"{name.rpartition('/')[2]}-parquet"
+    output = Path(output)
     splits, digests = _facts(store)
     target = without_directories(store.files.target())  # the files may be published
     lineage = {"target": target, "plan": store.plan_id, "shards": digests}

@@ -3,7 +3,8 @@
     files = StoreFiles("runs/stores/lsp-...")
     files.record(unit_id)                        # UnitRecord, or None when the unit is not finished
 
-Each file appears whole or not at all. It is linked to its name, which never replaces a file (mlsm/common/durable.py).
+Each file appears whole or not at all (mlsm/common/durable.py). Shards are linked to their names, which never replaces a
+file; a record or a plan may be replaced as a whole.
 Not handled here: what the bytes mean (manifest.py), arrays (members.py), stores behind a URL (remote.py).
 """
 

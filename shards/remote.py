@@ -20,6 +20,7 @@ again when that URL is used. Not supported: writing to a remote store.
 """
 
 import errno
+import math
 import os
 import re
 import time
@@ -99,9 +100,15 @@ class Remote:
 
     @property
     def budget(self) -> int | None:
-        """Bytes of shards that the cache may hold; None: any number. ValueError when MLSM_CACHE_GB is no number."""
-        limit = self.cache_gb if self.cache_gb is not None else float(os.environ.get("MLSM_CACHE_GB") or "inf")
-        return None if limit == float("inf") else int(limit * 1e9)
+        """Bytes of shards that the cache may hold; None: any number. ValueError when MLSM_CACHE_GB is no size."""
+        given = os.environ.get("MLSM_CACHE_GB") or "inf"
+        try:
+            limit = self.cache_gb if self.cache_gb is not None else float(given)
+        except ValueError:
+            limit = math.nan
+        if not limit >= 0:
+            raise ValueError(f"MLSM_CACHE_GB must be a number of gigabytes, at least 0, found {given!r}")
+        return None if limit == math.inf else int(limit * 1e9)
 
 
 class Server:

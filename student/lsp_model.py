@@ -125,8 +125,10 @@ class LspModel(nn.Module):
                  none: the texts are read as they are, in one window each, and the encoder sees the token itself. A
                  mask token in the text is predicted
                  None: as the student was trained, `none` with --positions all, else `each`
-        Raises   ValueError if a text is too long
+        Raises   ValueError if a text is too long, or batch_windows is below 1
         """
+        if batch_windows < 1:
+            raise ValueError(f"batch_windows must be at least 1, found {batch_windows}")
         if masking is None:
             masking = "none" if self.facts["positions"] == "all" else "each"
         framed = [self._frame(text) for text in ([texts] if isinstance(texts, str) else texts)]

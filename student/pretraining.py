@@ -142,6 +142,7 @@ class LspConfig(PretrainedConfig):
     lsps      k
     store     path of the store that it learned from
     target    fingerprint of that store's targets, which decides what the LSPs are
+    plan      fingerprint of the plan of its text
     settings  for the card of an export: encoder by name, seed, dropout
     """
 
@@ -154,6 +155,7 @@ class LspConfig(PretrainedConfig):
         lsps: int = 0,
         store: str = "",
         target: str = "",
+        plan: str = "",
         settings: dict | None = None,
         **kwargs: Any,
     ):
@@ -161,7 +163,7 @@ class LspConfig(PretrainedConfig):
         if isinstance(encoder, dict):
             encoder = AutoConfig.for_model(**encoder)
         self.encoder, self.lsps, self.settings = encoder, lsps, settings or {}
-        self.store, self.target = store, target
+        self.store, self.target, self.plan = store, target, plan
 
 
 @dataclass
@@ -220,7 +222,7 @@ class LspForPreTraining(PreTrainedModel):
         config = StudentConfig(encoder=os.fspath(encoder), seed=seed, dropout=dropout)
         student = build_student(config, store, objective)
         settings = {"encoder": config.encoder, "seed": seed, "dropout": dropout}
-        known = {"store": str(store.path), "target": store.target_id, "settings": settings}
+        known = {"store": str(store.path), "target": store.target_id, "plan": store.plan_id, "settings": settings}
         model = cls(LspConfig(student.encoder.config, lsps=objective.outputs, **known), student)
         model.store = store
         return model
@@ -290,11 +292,12 @@ class LspForPreTraining(PreTrainedModel):
         known = dict(lineage or {})
         unknown: dict[str, Any] = {"step": None, "tokens": None, "flops": None, "held_out": {}, "baseline": {}}
         settings = {"objective": "mlsm", **self.config.settings, **known.pop("settings", {})}
-        of = open_store(store or self.store or self.config.store)
-        if of.target_id != self.config.target:
+        of = store or self.store or self.config.store
+        of = of if isinstance(of, Store) else Store.open(of, self.config.plan)
+        if (of.target_id, of.plan_id) != (self.config.target, self.config.plan):
             raise RunError(
-                f"{of.path} is not the store that this model learned from: its target is {of.target_id}, expected "
-                f"{self.config.target}. Pass that store as store=."
+                f"{of.path} is not the store that this model learned from: its target and plan are {of.target_id} and"
+                f" {of.plan_id}, expected {self.config.target} and {self.config.plan}. Pass that store as store=."
             )
 
         def write(place) -> None:

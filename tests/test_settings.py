@@ -241,6 +241,7 @@ def test_own_text_without_a_teacher_is_refused_in_python():
         ),
         (lambda: FinetuneConfig(tasks=("colla",)), "Did you mean cola?"),
         (lambda: ShowConfig(store=3), "STORE takes a text"),
+        (lambda: ShowConfig(top_n=0), "--top-n must be at least 1, found 0"),
     ],
 )
 def test_python_is_checked_as_flags_are(make, message):

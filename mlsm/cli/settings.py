@@ -19,13 +19,12 @@ from mlsm.commands import Command
 from mlsm.commands._newest import store_to_train_on
 from mlsm.common.invocation import program
 from mlsm.common.settings import plain
-from mlsm.recipes.reading import DEMONSTRATION, names_of, recipe_settings, recipe_to_keep
+from mlsm.recipes.reading import DEMONSTRATION, OWN_MATERIAL, names_of, recipe_settings, recipe_to_keep
 
 if TYPE_CHECKING:
     from shards.reader import Store
 
 HELP = {"-h", "--help", "--help-all"}  # the last one also describes the advanced flags
-OWN_MATERIAL = {"corpus", "teacher", "tokenizer", "hidden", "dictionary"}
 
 
 class Parsed(NamedTuple):

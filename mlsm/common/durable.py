@@ -62,9 +62,9 @@ def replace_json(path: Path, value: object, allow_nan: bool = False) -> None:
     replace_bytes(path, _json_bytes(value, allow_nan))
 
 
-def publish_json(path: Path, value: object, withdraw: bool = False) -> bool:
+def publish_json(path: Path, value: object, withdraw: bool = False, allow_nan: bool = False) -> bool:
     """Write JSON under a final name, unless that name exists; for the result and `withdraw` see `publish`."""
-    with _written(path, _json_bytes(value)) as temporary:
+    with _written(path, _json_bytes(value, allow_nan)) as temporary:
         return publish(temporary, path, withdraw)
 
 
@@ -178,6 +178,12 @@ def refuse_what_is_in_the_way() -> Iterator[None]:
             f"{place} is {disk.kind_of_file(os.stat(place))}, and {wanted} is to be written there. Move it elsewhere,"
             " or choose another output directory."
         ) from error
+
+
+def remedy_for(error: Exception) -> str:
+    """What a user can do about a failed write. A library's error without a number is that of a full disk."""
+    number = getattr(error, "errno", None)
+    return "Make room" if number in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "Mend that"
 
 
 def make_directories(path: Path) -> None:

@@ -19,6 +19,8 @@ from mlsm.common.settings import convert_field
 logger = logging.getLogger(__name__)
 
 DEMONSTRATION = "quickstart"
+OWN_MATERIAL = {"corpus", "teacher", "tokenizer", "hidden", "dictionary"}
+"""settings of encoding: if one is passed, the demonstration's recipe does not apply"""
 NAME = "recipe"  # in a store's plans/<plan>.yaml: the recipe that made it, or null
 
 

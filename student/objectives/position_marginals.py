@@ -4,8 +4,9 @@
 
 The averages are over at most TOKENS training tokens, shrunk towards the average of all positions
 (mlsm/common/gains.py). Reading so many tokens takes time, so the sums are kept in a file for the next run on the same
-targets: `<directory>/<12 digits>.npz`, named by target, plan, temperature and TOKENS. If the file is damaged or cannot
-be written, the tokens are read again. Not handled here: the loss of held-out rows under these averages (objectives/).
+shards: `<directory>/<12 digits>.npz`, named by target, plan, hash of the shards, temperature and TOKENS. If the file is
+damaged or cannot be written, the tokens are read again. Not handled here: the loss of held-out rows under these
+averages (objectives/).
 
 Shapes: P positions, k LSPs.
 """
@@ -51,7 +52,8 @@ def position_sums(windows: WindowReader, directory: Path | None = None, *, tempe
     Returns      two GroupMass
     """
     store = windows.store
-    name = fingerprint({"target": store.target_id, "plan": store.plan_id, "temperature": temperature, "tokens": TOKENS})
+    of_store = {"target": store.target_id, "plan": store.plan_id, "shards": windows.digest}
+    name = fingerprint(of_store | {"temperature": temperature, "tokens": TOKENS})
     path = directory and directory / f"{name[:12]}.npz"
     found = path and _load(path, (store.max_length, store.k))
     if found:

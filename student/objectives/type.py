@@ -47,11 +47,11 @@ class TypeAverage(TokenTable):
 def average_by_token(windows: WindowReader, directory: Path | None = None) -> sparse.csr_array:
     """Average stored distribution of each token id over a split: float32 CSR (V, k); ids never coded have empty rows.
 
-    directory  where the table is kept for other runs on the same target and plan, which its name contains. If the file
+    directory  where the table is kept for other runs on the same shards, whose hash its name follows from. If the file
                is damaged or cannot be written, the shards are read again
     """
     store = windows.store
-    name = fingerprint({"target": store.target_id, "plan": store.plan_id, "split": windows.split, "by": "token"})
+    name = fingerprint({"target": store.target_id, "plan": store.plan_id, "shards": windows.digest, "by": "token"})
     path = directory and directory / f"{name[:12]}.npz"
     shape = (store.vocab_size, store.k)
     if path and (kept := _load(path, shape)) is not None:

@@ -27,7 +27,7 @@ from torch import nn
 
 from mlsm.common import disk
 from mlsm.common.disk import file_sha256
-from mlsm.common.durable import publish_directory
+from mlsm.common.durable import publish_directory, remedy_for
 from mlsm.common.errors import RunError, WriteError
 from mlsm.common.json_checks import Count, Number, find_problem, object_of, parse_json
 from mlsm.common.paths import utf8, utf8_name
@@ -122,8 +122,8 @@ class Checkpoints:
             publish_directory(final, fill)
         except (OSError, SafetensorError) as error:  # save_pretrained raises SafetensorError on a full disk
             raise WriteError(
-                f"{final} could not be written: {error}. Checkpoints before it were not touched. Make room, and run the"
-                f" same command: it continues from the newest."
+                f"{final} could not be written: {error}. Checkpoints before it were not touched. {remedy_for(error)},"
+                f" and run the same command: it continues from the newest."
             ) from error
         self._prune(step)
         return final

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mlsm.common import disk, locks
-from mlsm.common.durable import make_directories, replace_bytes, replace_json
+from mlsm.common.durable import make_directories, publish_json, remedy_for, replace_bytes, replace_json
 from mlsm.common.errors import RunError, WriteError
 from mlsm.common.json_checks import Count, find_problem, object_of, optional
 from mlsm.common.json_lines import damage, read_json_lines
@@ -89,7 +89,7 @@ class Run:
         self.export_directory = self.directory / "export"
         place = Path(config.root) if config.run_dir is None else self.directory
         self.marginals_directory = place.parent / MARGINALS  # shared by runs: see position_marginals.py
-        found = read_or_none(self.config_file, is_description)
+        found, is_new = read_or_none(self.config_file, is_description), False
         if found is not None and not differing_settings(found, identity, architecture):
             # From config.json: its spelling of the settings, and the libraries that the run was started with.
             self.identity = {name: found.get(name, value) for name, value in identity.items()}
@@ -117,13 +117,19 @@ class Run:
             )
         else:
             _check_unused(self.directory)
-            self.libraries = choose_libraries()
+            self.libraries, is_new = choose_libraries(), True
             make_directories(self.directory)
         kept = {"operational": _operational(config), "architecture": architecture}
         for file, table in own_tables:
             self.keep_table(file, table)
+        description = identity | kept | libraries_record(self.libraries)
         with _replacing(self.config_file):
-            replace_json(self.config_file, identity | kept | libraries_record(self.libraries), allow_nan=True)
+            if not is_new:
+                replace_json(self.config_file, description, allow_nan=True)
+            elif not publish_json(self.config_file, description, allow_nan=True):
+                raise RunError(
+                    f"another process has just begun {self.directory}. Wait for it, stop it, or give another --run-dir."
+                )
 
     def keep_table(self, file: Path, table: MaskTable) -> None:
         """Write a table of mask weights into the run's directory."""
@@ -235,7 +241,9 @@ def _replacing(path: Path):
     try:
         yield
     except OSError as error:
-        raise WriteError(f"{path} could not be written: {error}. Make room, and run the same command.") from error
+        raise WriteError(
+            f"{path} could not be written: {error}. {remedy_for(error)}, and run the same command."
+        ) from error
 
 
 def _operational(config: StudentConfig) -> dict:
@@ -307,6 +315,6 @@ def _writing(file: Path):
         yield
     except OSError as error:
         raise WriteError(
-            f"{file} could not be written: {error}. Checkpoints were not touched. Make room, and run the"
+            f"{file} could not be written: {error}. Checkpoints were not touched. {remedy_for(error)}, and run the"
             f" same command: it continues from the newest."
         ) from error

@@ -21,8 +21,8 @@ from safetensors.torch import load as load_safetensors
 from transformers import MODEL_MAPPING, AutoConfig
 
 from mlsm.common.disk import read_file
-from mlsm.common.durable import publish_directory
-from mlsm.common.errors import RunError, ShardError, StoreError, WriteError, describe
+from mlsm.common.durable import publish_directory, refuse_what_is_in_the_way, remedy_for
+from mlsm.common.errors import PlaceError, RunError, ShardError, StoreError, WriteError, describe
 from mlsm.common.invocation import program
 from mlsm.common.json_checks import is_number, parse_json
 from mlsm.common.json_lines import damage, read_json_lines
@@ -43,6 +43,7 @@ from student.runs.export import (
     CODE_FILE,
     EXPORT_FILES,
     KNOWN_CODE,
+    LINEAGE_FILE,
     OTHER_OUTPUT,
     check_export_place,
     export_student,
@@ -74,6 +75,8 @@ def export_run(config: ExportConfig, progress: Callable[..., None] = silent, api
     if output.resolve().is_relative_to(run.resolve()):
         raise RunError(f"{output} is inside the run {run}, whose files must not change. {OTHER_OUTPUT}")
     check_export_place(output)
+    if config.output is None:
+        _refuse_another_run(output, description)
     report = {"run": str(run), "step": state["step"], "kept": _is_kept(path), "export": str(output)}
     with _reading(path):
         write = _with_terms(_writer(run, description, path, state, config.store), config)
@@ -123,6 +126,17 @@ def _open_run(run: Path) -> tuple[Checkpoints, dict]:
     return Checkpoints(run / "checkpoints", []), read_json(run / "config.json")
 
 
+def _refuse_another_run(output: Path, description: dict) -> None:
+    """Raises RunError if an export is there whose run is another one of the same name, such as one of another study."""
+    if not (output / LINEAGE_FILE).is_file():
+        return
+    held = parse_json(read_file(output / LINEAGE_FILE), output / LINEAGE_FILE)
+    store = held.get("store") or {}
+    of_run = (description["settings"], *(description["store"][name] for name in ("target", "plan")))
+    if (held.get("settings"), store.get("target"), store.get("plan")) != of_run:
+        raise RunError(f"{output} holds an export of another run. Nothing was changed. Give another --output.")
+
+
 def _find(checkpoints: Checkpoints, wanted: str) -> tuple[Path, dict]:
     found = checkpoints.newest_whole() if wanted == "latest" else checkpoints.whole(int(wanted))
     if found is None:
@@ -147,12 +161,16 @@ def _reading(checkpoint: Path):
 
 @contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Turn any library's error about a full disk into a WriteError."""
+    """Turn any library's error about writing, such as that of a full disk, into a WriteError or PlaceError."""
     try:
-        yield
+        with refuse_what_is_in_the_way():
+            yield
+    except PlaceError:
+        raise
     except (OSError, SafetensorError) as error:  # save_pretrained raises SafetensorError on a full disk
         raise WriteError(
-            f"{directory} could not be written: {error}. Nothing was changed. Make room, and run the same command."
+            f"{directory} could not be written: {error}. Nothing was changed. {remedy_for(error)}, and run the same"
+            f" command."
         ) from error
 
 

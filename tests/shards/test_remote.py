@@ -548,6 +548,10 @@ def test_settings_come_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("MLSM_CACHE", str(tmp_path / "there"))
     monkeypatch.setenv("MLSM_CACHE_GB", "1.5")
     assert Remote().directory == tmp_path / "there" and Remote().budget == 1_500_000_000
+    for wrong in ("10GB", "nan", "-1"):
+        monkeypatch.setenv("MLSM_CACHE_GB", wrong)
+        with pytest.raises(ValueError, match=f"MLSM_CACHE_GB must be a number of gigabytes.*found '{wrong}'"):
+            _ = Remote().budget
     monkeypatch.delenv("MLSM_CACHE_GB")
     assert Remote().budget is None and Remote(cache=tmp_path, cache_gb=0).budget == 0
 

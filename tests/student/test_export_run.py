@@ -5,6 +5,7 @@ import shutil
 import textwrap
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from transformers import AutoModel, BertConfig
 
 from mlsm.commands.export_student import show as show_export
 from mlsm.common.durable import replace_json
-from mlsm.common.errors import RunError, WriteError
+from mlsm.common.errors import PlaceError, RunError, WriteError
 from mlsm.evaluation.lineage import lineage
 from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import encoder_config
@@ -270,7 +271,22 @@ def test_without_names_the_newest_run_goes_to_runs_exports(lsp_store, settings, 
         train(StudentConfig(store=lsp_store.path, **settings | {"run_dir": None, "seed": seed}))
     (export,) = [export_run(ExportConfig())["export"]]
     assert export.startswith("runs/exports/mlsm-bert-2x32-seed2-") and export.endswith("-step-00000008")
+    assert export_run(ExportConfig())["export"] == export  # the same run again
     assert AutoModel.from_pretrained(export)(IDS).last_hidden_state.shape == (2, 16, 32)
+
+
+def test_runs_of_one_name_do_not_replace_each_others_exports(lsp_store, settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for study, seed in (("one", 1), ("other", 2)):
+        train(StudentConfig(store=lsp_store.path, **settings | {"run_dir": f"{study}/mlsm-seed0", "seed": seed}))
+    first = export_run(ExportConfig(run=Path("one/mlsm-seed0")))["export"]
+    before = files(Path(first))
+    with pytest.raises(RunError, match="holds an export of another run. Nothing was changed. Give another --output"):
+        export_run(ExportConfig(run=Path("other/mlsm-seed0")))
+    assert files(Path(first)) == before
+    (tmp_path / "file").touch()
+    with pytest.raises(PlaceError, match="file is a file, and a directory is to be written there"):
+        export_run(ExportConfig(run=Path("one/mlsm-seed0"), output=tmp_path / "file" / "out"))
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ import errno
 import json
 
 import pytest
-from huggingface_hub import HfApi, errors
+from huggingface_hub import CommitOperationDelete, HfApi, errors
 from transformers import BertConfig
 
 from mlsm.common.errors import RunError
@@ -33,11 +33,17 @@ class FakeHub:
         assert exist_ok
         self.repositories[repo_id].setdefault(branch, dict(self.repositories[repo_id]["main"]))
 
+    def list_repo_files(self, repo_id, *, revision):
+        return sorted(self.repositories[repo_id][revision])
+
     def create_commit(self, repo_id, operations, *, commit_message, revision):
         if self.fails is not None and not self.left:
             raise self.fails
         self.left -= 1
         for operation in operations:
+            if isinstance(operation, CommitOperationDelete):
+                del self.repositories[repo_id][revision][operation.path_in_repo]
+                continue
             with operation.as_file() as file:
                 self.repositories[repo_id][revision][operation.path_in_repo] = file.read()
         self.messages.append((revision, commit_message))
@@ -63,6 +69,17 @@ def contents(directory):
     return {
         path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
     }
+
+
+def test_files_of_another_student_do_not_stay(tmp_path):
+    """The LSP head of an earlier student would be loaded with the encoder of the new one."""
+    hub, there = FakeHub(), {"README.md": b"1", "lsp_head.safetensors": b"1", "picture.png": b"1"}
+    for name, files in (("lsps", there), ("words", {"README.md": b"2"})):
+        (tmp_path / name).mkdir()
+        for file, content in files.items():
+            (tmp_path / name / file).write_bytes(content)
+        push("a/b", [Revision("main", tmp_path / name, name)], private=False, progress=lambda *_, **__: None, api=hub)
+    assert hub.repositories["a/b"]["main"] == {".gitattributes": b"", "README.md": b"2", "picture.png": b"1"}
 
 
 def test_kept_checkpoints_are_branches_and_the_final_one_is_main(run, request_of):

@@ -481,4 +481,6 @@ def test_an_export_replaces_nothing_else_and_needs_its_store(lsp_store, tmp_path
         model.export(tmp_path / "mine")
     with pytest.raises(RunError, match="is not the store that this model learned from"):
         model.export(tmp_path / "export", store=write_store(tmp_path / "other", k=20))
+    with pytest.raises(RunError, match="is not the store that this model learned from"):  # another plan
+        model.export(tmp_path / "export", store=write_store(tmp_path / "more", k=lsp_store.k, train_windows=160))
     assert not (tmp_path / "export").exists()

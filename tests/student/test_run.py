@@ -157,6 +157,19 @@ def test_names_of_runs_tell_them_apart(ids_store, tmp_path, monkeypatch):
     assert run.directory.parts[:2] == ("runs", "students") and run.config_file.exists()
 
 
+def test_of_two_processes_that_begin_a_run_the_first_decides(ids_store, tmp_path):
+    """How a machine's products are chosen differs between two trials, and a run keeps what it started with."""
+    config = StudentConfig(objective="mlm", run_dir=tmp_path / "run")
+
+    def choose_late():
+        Run(config, ids_store, {}, choose_libraries=lambda: {"4x4x4": "torch"})
+        return {"8x8x8": "torch"}
+
+    with pytest.raises(RunError, match="another process has just begun"):
+        Run(config, ids_store, {}, choose_libraries=choose_late)
+    assert Run(config, ids_store, {}).libraries == {"4x4x4": "torch"}
+
+
 def test_a_log_on_a_full_disk_is_one_clear_line(ids_store, tmp_path):
     run = Run(StudentConfig(objective="mlm", run_dir=tmp_path / "run"), ids_store, {})
     run.log({"step": 1})

@@ -6,7 +6,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
-from tiny_store import log_of
+from tiny_store import log_of, write_store
 
 from shards.reader import Store
 from student.batches import Loader
@@ -114,6 +114,16 @@ def test_the_table_is_kept_for_the_next_run_and_made_again_where_it_is_damaged(l
         with pytest.raises(AssertionError, match="read again"):
             average_by_token(windows, directory)
     assert (average_by_token(windows, directory) != first).nnz == 0
+
+
+def test_a_kept_table_is_of_the_shards_as_they_are_now(tmp_path, monkeypatch):
+    """A unit that is encoded again, as one that was quarantined, keeps target and plan of the store."""
+    before, after = (write_store(tmp_path / f"{bare}", k=20, bare=bare) for bare in (3, 5))
+    monkeypatch.setattr(after, "target_id", before.target_id)
+    windows = [before.split("train"), after.split("train")]
+    assert before.plan_id == after.plan_id and windows[0].digest != windows[1].digest
+    kept = [average_by_token(reader, tmp_path / "kept") for reader in windows]
+    assert (kept[0] != kept[1]).nnz and (average_by_token(windows[1]) != kept[1]).nnz == 0
 
 
 def test_a_killed_run_resumes_as_an_unbroken_one_and_its_export_predicts_lsps(

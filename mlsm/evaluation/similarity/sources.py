@@ -4,10 +4,10 @@
     for tokens in source.read(["The bank raised its rates."]):
         tokens.names, tokens.lsps_TK, tokens.hidden["layer 10"]
 
-A teacher reads the unmasked text. A student reads it once per token with that token masked, as in training; its hidden
-states are those of the unmasked text. [CLS] and [SEP] are omitted. For a teacher all special tokens are omitted, also
-[UNK] and a [MASK] in the text, because stores have no codes for them. A text longer than a window is cut, and `cut`
-counts these texts.
+A teacher reads the unmasked text. A student reads it as in training: once per token with that token masked, or once as
+it is if it learned from all tokens. Its hidden states are those of the unmasked text. [CLS] and [SEP] are omitted; for
+a teacher all special tokens are, also [UNK] and a [MASK] in the text, because stores have no codes for them. A text
+longer than a window is cut, and `cut` counts these texts.
 
 Shapes: T tokens of a text, N of a batch, K LSPs, d width of a hidden state, e of an LSP's vector.
 """

@@ -215,7 +215,8 @@ def newest_probe(fingerprint: str | None) -> str:
     root = Path(ProbeConfig.root)
     found = sorted(root.glob(f"*/export/{PROBE_FILE}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     for path in found:
-        if json.loads(read_file(path.with_name(CONFIG_FILE))).get("dictionary") == fingerprint:
+        config = path.with_name(CONFIG_FILE)  # a probe of hidden states has none
+        if config.is_file() and json.loads(read_file(config)).get("dictionary") == fingerprint:
             return str(path.parent.parent)
     raise InspectionError(
         f"no finished softmax probe of a student of these LSPs under {root}: a probe turns LSPs into words. Train one,"

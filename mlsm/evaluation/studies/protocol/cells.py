@@ -10,10 +10,11 @@ may continue it. A finished part is not run again. Whether a part is finished is
 """
 
 import hashlib
+import logging
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -21,6 +22,8 @@ from mlsm.common import disk, locks
 from mlsm.common.durable import make_directories, refuse_what_is_in_the_way
 from mlsm.common.errors import StudyError
 from mlsm.common.version import VERSION
+
+logger = logging.getLogger(__name__)
 
 PLACE = "cells"
 MOST_BYTES = 200  # of the line
@@ -58,6 +61,8 @@ def this_commit() -> str:
 def at_work(directory: Path, part: str, commit: str) -> Iterator[None]:
     """Hold the lock of a part.
 
+    Only warns if the file system has no locks: then other processes are not kept out.
+
     commit  of `this_commit`
     Raises  StudyError if another commit started the part, or another process is working on it
     """
@@ -65,7 +70,12 @@ def at_work(directory: Path, part: str, commit: str) -> Iterator[None]:
     with refuse_what_is_in_the_way():
         make_directories(file.parent)
     with disk.append(file) as lock:
-        if not _acquire(lock):
+        try:
+            is_free = _acquire(lock)
+        except OSError as error:
+            is_free = True
+            logger.warning("%s cannot be locked (%s); start no second process of this part", file, error)
+        if not is_free:
             raise StudyError(f"{part}: another process is working on it. Wait for it to finish.")
         starter = _commit_in(file)
         if starter is None:  # new, or its process was killed here
@@ -80,7 +90,8 @@ def at_work(directory: Path, part: str, commit: str) -> Iterator[None]:
         try:
             yield
         finally:
-            locks.release(lock)
+            with suppress(OSError):  # a file system without locks
+                locks.release(lock)
 
 
 def state_of(directory: Path, part: str, finished: bool) -> State:
@@ -92,7 +103,7 @@ def state_of(directory: Path, part: str, finished: bool) -> State:
     try:
         commit = _commit_in(file)
         with disk.open_to_read(file) as lock:
-            running = not locks.acquire(lock, shared=True)
+            running = not _acquire_shared(lock)
     except FileNotFoundError:
         return State("done" if finished else "missing", None)
     return State("done" if finished else "running" if running else "started", commit)
@@ -105,6 +116,14 @@ def _acquire(lock: BinaryIO) -> bool:
             return True
         time.sleep(0.1)
     return locks.acquire(lock)
+
+
+def _acquire_shared(lock: BinaryIO) -> bool:
+    """Whether nobody works on the part, as far as the file system can tell."""
+    try:
+        return locks.acquire(lock, shared=True)
+    except OSError:
+        return True
 
 
 def _file(directory: Path, part: str) -> Path:

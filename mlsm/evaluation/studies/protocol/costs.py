@@ -38,6 +38,7 @@ from pipeline.teacher import BUNDLED, load_tokenizer
 from shards.reader import Store
 from student.config import StudentConfig
 from student.objectives import LSP_OBJECTIVES, OVER_VOCABULARY
+from student.resolve import LEAST_PROBE_STEPS
 
 TIMED_STEPS = 3  # after one warm-up step
 EXAMPLES = 1000  # of a task, tokenised to count their tokens
@@ -281,8 +282,10 @@ def _kept_checkpoints(run: Part, parts: list[Part]) -> int:
 
 
 def _steps_of(run: Part, parts: list[Part]) -> int:
-    """Optimiser steps of a student or a probe; a probe takes a tenth of its student's steps by default."""
-    return run.values.get("max_steps") or _training_of(run.values["student"], parts).values["max_steps"] // 10
+    """Optimiser steps of a student or a probe; by default a probe takes a tenth of a student's (student/resolve.py)."""
+    if steps := run.values.get("max_steps"):
+        return steps
+    return max(LEAST_PROBE_STEPS, _training_of(run.values["student"], parts).values["max_steps"] // 10)
 
 
 def _token_seconds(part: Part, parts: list[Part], over_vocabulary: bool) -> float:

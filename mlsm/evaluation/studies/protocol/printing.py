@@ -20,6 +20,7 @@ from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.studies.protocol.config import StudyConfig
 from mlsm.evaluation.studies.protocol.description import SETTINGS
 from mlsm.evaluation.studies.protocol.parts import Made, Part
+from mlsm.recipes.reading import OWN_MATERIAL
 from student.config import OPERATIONAL
 
 TRAININGS = ("train-student", "train-probe")
@@ -31,6 +32,8 @@ def command_line(part: Part) -> str:
     values = part.values
     if part.verb in TRAININGS:  # all settings that matter; otherwise some would come from the store's recipe
         values = {name: field.default for name, field in fields.items() if name not in OPERATIONAL} | values
+    elif "corpus" in fields and OWN_MATERIAL.isdisjoint(values):  # otherwise the demonstration's recipe would apply
+        values = {"corpus": fields["corpus"].default} | values
     words, flags = [], []
     for name, value in values.items():
         field = fields[name]

@@ -3,9 +3,11 @@
     rows = write_students(study, parts, Path("runs/studies/study-layers/students.csv"))
 
 A student's held-out loss is compared with that of a constant prediction. It is read from the runs, without any
-evaluation. Students whose runs are not here are omitted. Not handled here: which student is better (compare).
+evaluation. A student whose run is no longer here keeps its row of the file. Not handled here: which student is better
+(compare).
 """
 
+import csv
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -36,10 +38,27 @@ def write_students(study: Study, parts: Iterable[Part], file: Path, hidden: Coll
              flops of the training, and encoding_flops of the student's own store; None if unknown, or if not defined
              for the objective
     """
-    rows = list(_read(study, {part.name: part for part in parts}, hidden))
+    found = {(row["arm"], row["seed"]): row for row in _read(study, {part.name: part for part in parts}, hidden)}
+    found = _kept(file) | found
+    planned = [(arm.name, seed) for arm in study.arms.values() if arm.name not in hidden for seed in arm.seeds]
+    rows = [found[name] for name in planned if name in found]
     if rows:
         save_table(file, COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
     return rows
+
+
+def _kept(file: Path) -> dict[tuple[str, int], dict]:
+    """The rows that an earlier call has written, by arm and seed; none if the file is not readable."""
+    kept = {}
+    with suppress(OSError, ValueError, KeyError, TypeError), file.open(newline="", encoding="utf-8") as stream:
+        for line in csv.DictReader(stream):
+            row = {"arm": line["arm"]} | {name: _number(line[name]) for name in COLUMNS[1:]}
+            kept[line["arm"], int(line["seed"])] = row
+    return kept
+
+
+def _number(text: str) -> float | None:
+    return None if not text else int(text) if text.isdecimal() else float(text)
 
 
 def _read(study: Study, by_name: dict[str, Part], hidden: Collection[str]) -> Iterator[dict]:

@@ -46,6 +46,16 @@ def test_a_part_goes_from_missing_to_done(tmp_path):
     assert state_of(tmp_path, part, True) == State("done", "one")
 
 
+def test_without_locks_a_part_is_worked_on_with_a_warning(tmp_path, monkeypatch, caplog):
+    def refuse(*_, **__):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
+    with at_work(tmp_path, "a", "one"):
+        assert state_of(tmp_path, "a", False) == State("started", "one")
+    assert "cannot be locked" in caplog.text and "No locks available" in caplog.text
+
+
 def test_another_commit_is_refused_and_the_first_goes_on(tmp_path):
     with at_work(tmp_path, "a", "one"):
         pass

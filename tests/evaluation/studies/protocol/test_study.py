@@ -30,8 +30,9 @@ from mlsm.evaluation.studies.protocol.config import StudyConfig
 from mlsm.evaluation.studies.protocol.costs import is_finished
 from mlsm.evaluation.studies.protocol.description import SETTINGS, read_study
 from mlsm.evaluation.studies.protocol.facts import facts_of
-from mlsm.evaluation.studies.protocol.parts import FUNCTIONS, Made, plan
+from mlsm.evaluation.studies.protocol.parts import FUNCTIONS, Made, Part, plan
 from mlsm.evaluation.studies.protocol.printing import command_line
+from mlsm.evaluation.studies.protocol.students import write_students
 from mlsm.evaluation.studies.protocol.study import study
 from pipeline.commands import encode_lsp
 from shards.reader import Store
@@ -134,6 +135,12 @@ def test_what_is_printed_are_the_commands_that_are_run(recipe, tmp_path):
             assert {name: getattr(found, name) for name in known} == {name: getattr(wanted, name) for name in known}
             if part.verb == "train-student":
                 assert found.identity() == wanted.identity()
+
+
+def test_a_printed_command_without_material_is_not_the_demonstration(tmp_path):
+    part = Part("encode-lsp/lsp", "encode-lsp", {"layer": (4,), "k": (64,), "output": tmp_path}, ())
+    found = parse(load("encode-lsp"), shlex.split(command_line(part))[2:]).settings
+    assert found == SETTINGS["encode-lsp"](**part.values)
 
 
 def test_the_first_conclusion_comes_before_the_rest(recipe, tmp_path):
@@ -331,10 +338,14 @@ def test_what_students_learned_of_their_targets_is_that_of_their_runs(finished):
     assert (rows["mlsm-seed0"]["layer"], rows["mlsm-seed0"]["k"]) == (2, 40)
     of_words = rows["mlm-seed0"]
     assert all(of_words[name] is None for name in ("layer", "k", "mass_kept", "encoding_flops"))
-    with (settings.directory / "students.csv").open() as file:
-        assert [row["held_out_loss"] for row in csv.DictReader(file)] == [
+    file = settings.directory / "students.csv"
+    with file.open() as stream:
+        assert [row["held_out_loss"] for row in csv.DictReader(stream)] == [
             str(row["held_out_loss"]) for row in rows.values()
         ]
+    described = read_study(settings.recipe)
+    gone, before = plan(described, settings.directory / "deleted", None).parts, file.read_bytes()
+    assert write_students(described, gone, file) == list(rows.values()) and file.read_bytes() == before
     text = summary(result, settings)
     assert (
         f"{rows['few-seed0']['improvement']:.1%}" in text
