@@ -49,7 +49,7 @@ class TextConfig:
     """Keep documents whose text is identical, character for character, to that of an earlier one, in the same file or
     another."""
     output: Path = Path("runs")
-    """Directory for stores and dictionaries."""
+    """Directory for stores, dictionaries and diagnostics."""
 
     # Class attributes, not settings:
     recipe: ClassVar[str | None] = None  # the recipe's name; set by the command line, kept in stores
@@ -267,11 +267,11 @@ class DictionaryConfig(TeacherConfig):
     """Learn a dictionary of LSP atoms from a teacher's hidden states."""
 
     layer: tuple[int, ...] = (10,)
-    """Layers of the teacher, 1 to its depth; each gets its own dictionary and store, from one pass of the teacher. 10
-    of BERT-base's 12 is the best in the paper's table 1; for other teachers see mlsm docs faq."""
+    """Layers of the teacher, 1 to its depth; each gets its own dictionary and results, from one pass of the teacher.
+    10 of BERT-base's 12 is the best in the paper's table 1; for other teachers see mlsm docs faq."""
     k: tuple[int, ...] = (3072,)
     """Number of latent semantic properties: atoms of the dictionary. 3,072 is the paper's; in its table 2, scores
-    hardly depend on k. Each number gets its own store."""
+    hardly depend on k. Each number gets its own dictionary and results."""
     atoms: Literal["learned", "sampled", "clusters"] = "learned"
     """How to make the atoms: `learned`, as in the paper, or one of two controls: `sampled`, k hidden states of the
     sample, drawn by --seed, from which learning would start; `clusters`, the unit-length centroids of a k-means over
