@@ -307,8 +307,8 @@ class DictionaryConfig(TeacherConfig):
                 raise ValueError(f"--{name} names a number twice: {' '.join(map(str, values))}.")
         if not 0 < self.lam < 1:
             raise ValueError(
-                f"--lam must lie between 0 and 1, found {self.lam}: hidden states have unit length, "
-                "so no correlation exceeds 1 and every code would be empty. The usual value is 0.05."
+                f"--lam must be above 0 and below 1, found {self.lam}: hidden states have unit length, so no "
+                "correlation exceeds 1, and from 1 on every code would be empty. The usual value is 0.05."
             )
         if self.k is not None and min(self.k) < 1:
             raise ValueError(f"--k must be positive, found {min(self.k)}.")

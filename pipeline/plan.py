@@ -121,7 +121,8 @@ def _join_errors(errors):
         return errors[0]
     places = "; ".join(error.place for error in errors[:NAMED_FILES])
     more = f"; and {len(errors) - NAMED_FILES} more" if len(errors) > NAMED_FILES else ""
-    remedy = "Convert them, for example with: iconv -f latin1 -t utf-8"
+    remedies = {error.remedy.replace("Convert it", "Convert them") for error in errors}
+    remedy = remedies.pop() if len(remedies) == 1 else "Convert each from its encoding, for example with iconv"
     return NotUtf8Error(f"{len(errors)} files: {places}{more}", remedy)
 
 

@@ -24,7 +24,6 @@ Another process, here or on another machine that shares the file system, may be 
 Not handled here: damaged units (verify.py).
 """
 
-import errno
 import os
 import re
 import time
@@ -34,7 +33,7 @@ from pathlib import Path
 
 from mlsm.common import disk
 from mlsm.common.disk import file_sha256, writer_of_temporary
-from mlsm.common.errors import ShardError
+from mlsm.common.errors import RequestError, ShardError
 from mlsm.common.invocation import program
 from mlsm.common.workplaces import is_part, lock_if_free, read_mark
 from shards.files import StoreFiles
@@ -64,11 +63,16 @@ def clean(path: str | Path, dry_run: bool = False, everything: bool = False) -> 
     everything  also those that changed within SAFE_SECONDS
     Returns     dict that JSON can hold: path, dry_run, bytes freed (or to be freed), and lists removed and kept, each
                 entry with path, kind, bytes and, when kept, the reason
-    Raises      FileNotFoundError when there is no such directory
+    Raises      RequestError when there is no such directory, or others than this package write below it
     """
     path = Path(path)
     if not path.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "no such directory to clean", str(path))
+        raise RequestError(f"no such directory to clean: {path}. Name one with outputs of this package, such as runs")
+    if path.resolve() in (Path("/"), Path.home().resolve()):
+        raise RequestError(
+            f"{path} holds more than outputs of this package, and left-overs of other programs could look alike. Name"
+            " a directory of outputs, such as runs"
+        )
     disk.follow_no_links_below(path)
     removed, kept, freed = [], [], 0
     for found in sorted(left_overs(path), key=lambda found: found.path):

@@ -9,9 +9,10 @@ Not handled here: what the bytes mean (manifest.py), arrays (members.py), stores
 """
 
 import json
+import logging
 import re
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
 from io import FileIO
 from pathlib import Path
 from typing import TypeVar
@@ -23,11 +24,21 @@ from mlsm.common.invocation import program
 from shards.manifest import Plan, PlannedUnit, UnitRecord, differing, parse_target, with_checksum
 from shards.schema import repair_hint
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 _TARGET_REMEDY = (
     ". Delete it and run the encoding command again; finished units are kept. If that is refused, encode again "
     "elsewhere."
 )
+
+
+@cache  # once per process: a command may open a store several times
+def _tell_of_other_plans(plans: Path, newest: str, count: int) -> None:
+    logger.info(
+        "%s: the text of the newest of its %d plans is read, %s. For another pass %s/PLAN.json instead of the store",
+        plans.parent, count, newest, plans,
+    )  # fmt: skip
 
 
 class StoreFiles:
@@ -135,7 +146,10 @@ class StoreFiles:
         plans = [self._read(path, Plan.parse) for path in files]
         if not plans:
             raise StoreError(f"{self.path} has no plan yet. Run the encoding command again.")
-        return self._first_finished(plans)
+        newest = self._first_finished(plans)
+        if len(plans) > 1:
+            _tell_of_other_plans(self.plans, newest.id, len(plans))
+        return newest
 
     def _first_finished(self, plans: list[Plan]) -> Plan:
         for plan in plans:
@@ -182,10 +196,8 @@ class StoreFiles:
 
     def restore_hint(self) -> str:
         """The advice about a damaged copy of the tokenizer or dictionary, for an error message."""
-        return (
-            "Run the command that encoded the store again, which restores it "
-            f"({program()} verify-shards names the command)."
-        )
+        where = f" ({program()} verify-shards names the command)" if any(self.plans.glob("*.yaml")) else ""
+        return f"Run the command that encoded the store again, which restores it{where}."
 
     def finish_hint(self) -> str:
         """The advice about missing units, for an error message."""

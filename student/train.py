@@ -252,8 +252,7 @@ class Trainer:
         if not all(math.isfinite(figure) for figure in state.figures.values()):
             raise TrainingError(
                 f"evaluation after step {state.steps}: a held-out figure is not finite ({state.figures}): weights have"
-                f" become too large. Last whole checkpoint: {state.saved or 'none'}. Lower --lr; if the run ends like"
-                f" this again, that checkpoint is damaged: move it elsewhere, and the run resumes from the one before."
+                f" become too large. {self._last_checkpoint('Lower --lr; if')}"
             )
         return state.held_out_line()
 
@@ -276,10 +275,18 @@ class Trainer:
         """Raises TrainingError if a weight is not finite. The loss would only show this in the next step."""
         if not all(bool(torch.isfinite(weight).all()) for weight in self.model.parameters()):
             raise TrainingError(
-                f"after step {self.state.steps} there are weights that are not finite, so nothing is saved. Last whole"
-                f" checkpoint: {self.state.saved or 'none'}. If the run ends like this again, the optimiser's state in"
-                f" that checkpoint is damaged: move it elsewhere, and the run resumes from the one before."
+                f"after step {self.state.steps} there are weights that are not finite, so nothing is saved."
+                f" {self._last_checkpoint('If')}"
             )
+
+    def _last_checkpoint(self, condition: str) -> str:
+        """Where a run that failed resumes from, and what to do if it fails again."""
+        if self.state.saved is None:
+            return "There is no checkpoint yet. Lower --lr."
+        return (
+            f"Last whole checkpoint: {self.state.saved}. {condition} the run ends like this again, that checkpoint is"
+            " damaged: move it elsewhere, and the run resumes from the one before."
+        )
 
     def _report(self, **figures) -> None:
         split = self.loader.windows

@@ -28,6 +28,7 @@ def run(settings: Settings, progress: Progress = silent, origins: dict[str, str]
 
 def show(result: dict, settings: Settings) -> str:
     """Show the store, the student, and how to load the student."""
+    from mlsm.recipes.reading import asks_for_the_demonstration
     from shards.reader import Store
 
     store = Store.open(result["store"], result["plan"])
@@ -52,11 +53,11 @@ def show(result: dict, settings: Settings) -> str:
     if masks and result["objective"] in LSP_OBJECTIVES and result["objective"] in WITHOUT_WORDS:
         probe = shell_join(["train-probe", "--student", result["run"], "--store", result["store"]])
         lines.append(f"\nNext, words from its LSPs:\n  {program()} {probe}")
-    if store.settings.get("teacher_name") == "bundled":
+    if asks_for_the_demonstration(store.command):
         lines += [
             "\nThis was the demonstration, with a small teacher and a small corpus. To train on your own text:\n",
-            f"  {program()} encode-lsp --recipe paper --corpus 'wikipedia/*.txt.gz'",
-            "\nThen run the command that it prints: a student trained on that store also gets the paper's settings.",
+            f"  {program()} encode-lsp --recipe small-encoder --corpus 'texts/*.txt' --teacher DIRECTORY",
+            f"  {program()} train-student --recipe small-encoder",
         ]
     if result["objective"] in LSP_OBJECTIVES:
         pages = shell_join(["show-lsp", result["store"], "--html", "lsps"])

@@ -87,7 +87,7 @@ def recipe_of_store(store: Any, verb: str) -> str | None:
     Returns  a recipe's name; if None, the settings follow from the size of the store
     """
     recipe = store.command.get(NAME)
-    if recipe is None and _asks_for_the_demonstration(store.command):
+    if recipe is None and asks_for_the_demonstration(store.command):
         recipe = DEMONSTRATION
     if not isinstance(recipe, str):  # a store from someone else may contain anything
         return None
@@ -124,10 +124,10 @@ def recipe_to_keep(recipe: str | None) -> str | None:
     kept = _read(path)
     if NAME in kept:
         return kept[NAME]
-    return DEMONSTRATION if _asks_for_the_demonstration(_sections(path)) else None
+    return DEMONSTRATION if asks_for_the_demonstration(_sections(path)) else None
 
 
-def _asks_for_the_demonstration(command):
+def asks_for_the_demonstration(command):
     """Whether {verb: settings} names the bundled text and the bundled teacher or tokenizer."""
     made = next(iter(command.values()), None)
     if not isinstance(made, dict):

@@ -142,7 +142,7 @@ class Source:
         except UnicodeDecodeError as error:
             if self.invalid_utf8 == "strict":
                 place = f"{self.path}: not UTF-8 at byte {position + error.start}"
-                raise NotUtf8Error(place, "Convert it, for example with: iconv -f latin1 -t utf-8") from None
+                raise NotUtf8Error(place, _remedy(raw if position == 0 else b"")) from None
         return raw.decode(encoding, "replace"), True
 
     def without_surrogates(self, text: str, where: str) -> tuple[str, bool]:
@@ -251,3 +251,11 @@ def suffix_of(path: StoredFile | PurePath) -> str:
     """The suffix of a file's format in lower case: the last one that is not a compression's; "" if there is none."""
     kinds = [suffix.lower() for suffix in path.suffixes if suffix not in COMPRESSED]
     return kinds[-1] if kinds else ""
+
+
+def _remedy(start: bytes) -> str:
+    """What to do about a file that is not UTF-8, by its first bytes; empty if they are not known."""
+    if start.startswith(b"%PDF"):
+        return "It is a PDF. Extract its text first, for example with pdftotext"
+    encoding = "utf-16" if start.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
+    return f"Convert it, for example with: iconv -f {encoding} -t utf-8"

@@ -221,10 +221,11 @@ def named_size(encoder: str) -> tuple[int, int] | None:
     if match is None:
         return None
     layers, width = int(match[1]), int(match[2])
-    if layers < 1 or width < 2 or width % heads_of(width):
+    parts = heads_of(width) * (2 if encoder.startswith("modern") else 1)  # its positions turn pairs of a head's values
+    if layers < 1 or width < 2 or width % parts:
         raise ValueError(
-            f"encoder {encoder}: needs at least one layer and a width that is divisible by its {heads_of(width)} "
-            "heads (one per 64). Use a multiple of 64, like bert-2x128 or bert-12x768."
+            f"encoder {encoder}: needs at least one layer and a width that is divisible by {parts} "
+            f"({heads_of(width)} heads, one per 64). Use a multiple of 64, like bert-2x128 or bert-12x768."
         )
     return layers, width
 

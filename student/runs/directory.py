@@ -164,11 +164,18 @@ class Run:
             )
 
     def result(self) -> dict | None:
-        """The summary of a finished run; None if it is not finished or the summary cannot be read."""
+        """The summary of a finished run; None if it is not finished, the summary cannot be read, or the export is gone
+        and the last checkpoint can make it again.
+        """
         result = read_or_none(self.result_file, _is_result)
         if result is None and self.result_file.exists():
             logger.warning("%s is damaged; it is written again from the last checkpoint", self.result_file)
-        return result
+        if result is None or self.export_directory.is_dir():
+            return result
+        if Checkpoints(self.checkpoint_directory, []).whole(result["steps"]) is None:
+            return result
+        logger.warning("%s is gone; it is written again from the last checkpoint", self.export_directory)
+        return None
 
     def finish(self, result: dict) -> None:
         """Write the summary: from now on the run is finished."""

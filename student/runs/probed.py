@@ -75,7 +75,13 @@ def export_of(source: str | Path) -> str | Path:
     if (path / "export").is_dir():
         return path / "export"
     if (path / "checkpoints").is_dir() or (path / "log.jsonl").is_file():
-        raise RunError(f"{source} is unfinished; finish it, or:  {program()} export-student {shell_quote(source)}")
+        what = (
+            "has no export; run its command again" if (path / "result.json").is_file() else "is unfinished; finish it"
+        )
+        raise RunError(
+            f"{source} {what}, or pass the directory that this writes:  {program()} export-student"
+            f" {shell_quote(source)}"
+        )
     if path.is_dir():
         return source
     has_hub_form = re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", str(source)) is not None  # NAME or SOMEONE/NAME

@@ -94,6 +94,10 @@ def test_unreadable_corpora(tmp_path):
     latin.write_bytes("first line\nd\xe9j\xe0\n".encode("latin1"))
     with pytest.raises(CorpusError, match="latin.txt: not UTF-8 at byte 12"):
         list(TextFile(latin).pieces())
+    for content, remedy in (("text".encode("utf-16"), "iconv -f utf-16 -t utf-8"), (b"%PDF-1.4 \xe2\xe3", "pdftotext")):
+        latin.write_bytes(content)
+        with pytest.raises(CorpusError, match=remedy):
+            list(TextFile(latin).pieces())
     broken = tmp_path / "a.txt.gz"
     broken.write_bytes(b"not gzip")
     with pytest.raises(CorpusError, match="a.txt.gz"):

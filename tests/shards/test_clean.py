@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from unittest import mock
 
 import pytest
 from make_store import make_store
 
 from mlsm.common.disk import temporary_name
+from mlsm.common.errors import RequestError
 from mlsm.common.workplaces import LOCK, MARK, workplace
 from shards import clean as module
 from shards.clean import clean
@@ -216,5 +218,8 @@ def test_what_is_not_recognised_is_not_touched(store, dead_pid, monkeypatch, tmp
     later(monkeypatch)
     report = clean(runs, everything=True)
     assert report["removed"] == [] and all(path.exists() for path in [*others, kept])
-    with pytest.raises(FileNotFoundError):
+    for place in ("/", Path.home()):
+        with pytest.raises(RequestError, match="holds more than outputs of this package"):
+            clean(place, dry_run=True)
+    with pytest.raises(RequestError, match="no such directory to clean"):
         clean(tmp_path / "nothing")

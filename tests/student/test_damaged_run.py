@@ -16,6 +16,7 @@ from student.config import StudentConfig
 from student.runs import tracking
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
+from student.runs.probed import export_of
 from student.train import train
 
 pytestmark = [
@@ -106,6 +107,22 @@ def test_a_damaged_summary_is_written_anew_from_the_last_checkpoint(run, begun, 
     again = train(run)
     assert again | {"seconds_to_first_step": 0} == before | {"seconds_to_first_step": 0}
     assert log_of(run.run_dir) == steps and "written again from the last checkpoint" in caplog.text
+    assert train(run)["finished_before"]
+
+
+def test_an_export_that_was_removed_is_written_anew_from_the_last_checkpoint(run, begun, caplog):
+    assert_finished(run, begun)
+    before = {path.name: path.read_bytes() for path in (run.run_dir / "export").iterdir()}
+    shutil.rmtree(run.run_dir / "export")
+    with pytest.raises(RunError, match="has no export; run its command again, or pass the directory"):
+        export_of(run.run_dir)
+    train(run)
+    after = {path.name: path.read_bytes() for path in (run.run_dir / "export").iterdir()}
+    after["README.md"] = before["README.md"]  # the order of its figures may differ
+    assert after == before
+    assert "export is gone; it is written again" in caplog.text
+    for name in ("export", "checkpoints"):  # a student whose weights were deleted is not trained again
+        shutil.rmtree(run.run_dir / name)
     assert train(run)["finished_before"]
 
 

@@ -99,13 +99,15 @@ def test_a_finished_run_that_was_moved_says_where_it_is(ids_store, settings, tmp
     assert result["finished_before"] and result["export"] == str(moved / "export")
 
 
-def test_a_grown_store_names_the_plan_with_which_the_run_goes_on(settings, tmp_path):
+def test_a_grown_store_names_the_plan_with_which_the_run_goes_on(settings, tmp_path, caplog):
+    caplog.set_level("INFO")
     store = write_store(tmp_path / "store", k=0)
     train(StudentConfig(store=store.path, objective="mlm", **settings))
     write_store(tmp_path / "store", k=0, train_windows=160)
     with pytest.raises(RunError, match="The store has grown since: the run continues with --store (.*json)") as caught:
         train(StudentConfig(store=store.path, objective="mlm", **settings))
     plan = str(caught.value).rpartition(" ")[2]
+    assert caplog.text.count("the text of the newest of its 2 plans is read") == 1
     assert train(StudentConfig(store=plan, objective="mlm", **settings))["finished_before"]
 
 

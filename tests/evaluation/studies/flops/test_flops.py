@@ -161,6 +161,7 @@ def test_the_student_as_trained_skips_most_of_its_last_layer():
         ({"teacher": "bert-tiny"}, "bert-tiny has 2 layers, no layer 10"),
         ({"encoder": "no/such-model"}, "no configuration found"),
         ({"encoder": "bert-2x200"}, "multiple of 64"),
+        ({"encoder": "modernbert-2x130"}, "divisible by 4"),
     ],
 )
 def test_what_cannot_be_counted_says_so(settings, message):

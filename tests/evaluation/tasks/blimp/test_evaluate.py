@@ -281,7 +281,10 @@ def test_probes_are_scored_from_their_runs(probe_input, mlsm_export, store, conf
 def test_an_unfinished_run_is_said_to_be_so(run, config, tmp_path):
     unfinished = shutil.copytree(run, tmp_path / "unfinished")
     shutil.rmtree(unfinished / "export")
-    with pytest.raises(RunError, match="is unfinished; finish it, or:  mlsm export-student"):
+    (unfinished / "result.json").unlink()
+    with pytest.raises(
+        RunError, match="is unfinished; finish it, or pass the directory that this writes:  mlsm export-student"
+    ):
         evaluate_blimp(replace(config, models=(str(unfinished),)))
 
 
