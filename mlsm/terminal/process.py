@@ -4,6 +4,7 @@ Not handled here: standard output and error, which survive the loss of the termi
 """
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -146,11 +147,18 @@ def complain(message: object, code: int) -> int:
     return code
 
 
+_ADVICE = dict.fromkeys((errno.EACCES, errno.EPERM), "Check its permissions, or name another place")
+_ADVICE |= dict.fromkeys((errno.EROFS, errno.ENOTDIR), "Name another place")
+_ADVICE |= dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room, and run the same command: finished work is kept")
+
+
 def one_line(error: Exception) -> str:
     """Put an error on one line. If it is not due to bad input, add its class and how to get the traceback."""
     text = " ".join(str(error).split())
     if isinstance(error, ValueError):
         return text
+    if isinstance(error, OSError) and (advice := _ADVICE.get(error.errno or 0)):
+        text = f"{error.filename}: {error.strerror}. {advice}" if error.filename else f"{error.strerror}. {advice}"
     return f"{type(error).__name__}: {text} (run again with --debug for the traceback)"
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 from preloaded import ROOT, Preloaded, run_python
 
-from mlsm.terminal.process import Terminated, end_on_signals, passing_on_notes
+from mlsm.terminal.process import Terminated, end_on_signals, one_line, passing_on_notes
 from mlsm.terminal.progress import Progress
 
 SLOW = """
@@ -115,3 +115,13 @@ def test_a_signal_while_nothing_is_shown_raises_at_once(monkeypatch):
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def test_an_error_of_the_file_system_says_what_to_do():
+    debug = " (run again with --debug for the traceback)"
+    refused = one_line(PermissionError(13, "Permission denied", "runs"))
+    assert refused == f"PermissionError: runs: Permission denied. Check its permissions, or name another place{debug}"
+    full = one_line(OSError(28, "No space left on device"))
+    assert (
+        full == f"OSError: No space left on device. Make room, and run the same command: finished work is kept{debug}"
+    )

@@ -268,10 +268,8 @@ def test_a_student_that_is_not_there_or_not_finished_is_said_to_be_so(probing, l
         LspModel.from_pretrained("someone/student")
     train(StudentConfig(store=lsp_store.path, **settings))
     (run / "export").rename(run.parent / "taken")
-    assert (
-        f"{run} has no export; run its command again, or pass the directory that this writes:  mlsm export-student {run}"
-        in refused(run)
-    )
+    writes = f"or pass the directory that this writes:  mlsm export-student {run}"
+    assert f"{run} has no export; run its command again, {writes}" in refused(run)
 
 
 def test_a_task_without_a_student_is_refused(lsp_store):
