@@ -55,7 +55,7 @@ def test_every_command_has_its_flags_on_a_page(site):
         page = html.unescape((site / "reference" / f"{name}.html").read_text(encoding="utf-8"))
         assert command.summary in page and "--json" in page
     page = (site / "reference" / "encode-lsp.html").read_text(encoding="utf-8")
-    assert 'id="layer"' in page and "each gets its own dictionary and store" in page
+    assert 'id="layer"' in page and "each gets its own dictionary and results" in page
     assert "hf://datasets/&lt;owner&gt;" in page, "placeholders are text and not HTML"
     assert 'href="reference/encode-lsp.html"' in (site / "commands.html").read_text(encoding="utf-8")
 
