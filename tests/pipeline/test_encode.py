@@ -283,7 +283,7 @@ def test_a_penalty_that_empties_most_codes_warns_with_the_share(place, tmp_path)
 def test_settings_refuse_contradictions():
     for change, message in [
         ({"top_n": 256}, "between 1 and 255"),
-        ({"lam": 1.5}, "between 0 and 1"),
+        ({"lam": 1.5}, "above 0 and below 1"),
         ({"max_length": 4}, "too short"),
         ({"tolerance": 0.05}, "between 0 and --lam 0.05"),
         ({"layer": ()}, "--layer needs at least one number"),
