@@ -180,10 +180,15 @@ def refuse_what_is_in_the_way() -> Iterator[None]:
         ) from error
 
 
+REMEDIES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "Make room")
+REMEDIES |= dict.fromkeys((errno.EACCES, errno.EPERM), "Check its permissions, or name another place")
+REMEDIES |= dict.fromkeys((errno.EROFS, errno.ENOTDIR), "Name another place")
+"""what a user can do about an error of the file system, by its number"""
+
+
 def remedy_for(error: Exception) -> str:
     """What a user can do about a failed write. A library's error without a number is that of a full disk."""
-    number = getattr(error, "errno", None)
-    return "Make room" if number in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "Mend that"
+    return REMEDIES.get(getattr(error, "errno", None) or errno.ENOSPC, "Mend that")
 
 
 def make_directories(path: Path) -> None:

@@ -4,7 +4,6 @@ Not handled here: standard output and error, which survive the loss of the termi
 """
 
 import contextlib
-import errno
 import logging
 import os
 import signal
@@ -14,6 +13,7 @@ import time
 import warnings
 from collections.abc import Iterator
 
+from mlsm.common.durable import REMEDIES, remedy_for
 from mlsm.common.errors import EXIT_INPUT, EXIT_STORE, PeerError
 from mlsm.common.text import printable, redacted
 from mlsm.terminal.progress import Progress
@@ -147,18 +147,14 @@ def complain(message: object, code: int) -> int:
     return code
 
 
-_ADVICE = dict.fromkeys((errno.EACCES, errno.EPERM), "Check its permissions, or name another place")
-_ADVICE |= dict.fromkeys((errno.EROFS, errno.ENOTDIR), "Name another place")
-_ADVICE |= dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room, and run the same command: finished work is kept")
-
-
 def one_line(error: Exception) -> str:
     """Put an error on one line. If it is not due to bad input, add its class and how to get the traceback."""
     text = " ".join(str(error).split())
     if isinstance(error, ValueError):
         return text
-    if isinstance(error, OSError) and (advice := _ADVICE.get(error.errno or 0)):
-        text = f"{error.filename}: {error.strerror}. {advice}" if error.filename else f"{error.strerror}. {advice}"
+    if isinstance(error, OSError) and error.errno in REMEDIES:
+        place = f"{error.filename}: " if error.filename else ""
+        text = f"{place}{error.strerror}. {remedy_for(error)}, and run the same command: finished work is kept"
     return f"{type(error).__name__}: {text} (run again with --debug for the traceback)"
 
 

@@ -144,6 +144,11 @@ def positions_learned(lineage: dict) -> str:
 OTHER_OUTPUT = "Nothing was changed. Give another --output."
 
 
+def is_export_file(name: str) -> bool:
+    """Whether an export has files of this name, relative to its directory."""
+    return "/" not in name and any(fnmatch(name, pattern) for pattern in EXPORT_FILES)
+
+
 def check_export_place(directory: Path, remedy: str = OTHER_OUTPUT) -> None:
     """Raises RunError, ending with the remedy, if an export written there would replace anything but an export."""
     if not directory.exists():
@@ -151,7 +156,7 @@ def check_export_place(directory: Path, remedy: str = OTHER_OUTPUT) -> None:
     names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
     if (names or not directory.is_dir()) and not (directory / LINEAGE_FILE).is_file():
         raise RunError(f"{directory} is in use and holds no export. {remedy}")
-    if foreign := [name for name in names if not any(fnmatch(name, pattern) for pattern in EXPORT_FILES)]:
+    if foreign := [name for name in names if not is_export_file(name)]:
         raise RunError(f"{directory} holds what no export writes: {', '.join(foreign)}. {remedy}")
 
 

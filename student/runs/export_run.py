@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -41,12 +40,12 @@ from student.runs.checkpoint import Checkpoints, load_weights
 from student.runs.export import (
     AUTO_MAP,
     CODE_FILE,
-    EXPORT_FILES,
     KNOWN_CODE,
     LINEAGE_FILE,
     OTHER_OUTPUT,
     check_export_place,
     export_student,
+    is_export_file,
 )
 from student.runs.export_config import ExportConfig
 from student.runs.hub import Revision, push
@@ -229,7 +228,7 @@ def _exported_files(path: Path, state: dict) -> dict[str, bytes]:
     """
     contents = {}
     for name, expected in state["files"].items():
-        if any(fnmatch(name, pattern) for pattern in EXPORT_FILES) and "/" not in name:
+        if is_export_file(name):
             contents[name] = read_file(path / name)
             if hashlib.sha256(contents[name]).hexdigest() != expected:
                 raise RunError(f"{path / name} changed while it was read. Run the same command again.")

@@ -1,8 +1,8 @@
 """Directories of a run as revisions of a Hub repository.
 
 Branches are pushed first and main last: after an interrupted push main is as before, and the same command continues.
-Files of an export that a revision holds and the new one lacks are removed there, such as the LSP head of an earlier
-student. All other files stay.
+Files of an earlier export that the new one lacks, such as an LSP head, are removed. All other files stay.
+
 Only the last part of local paths in lineage.json is pushed, as on the model card. The file itself keeps whole paths,
 because evaluations use them to find teachers and stores on this machine. Not handled here: what is in the directories
 (export.py), which directories are pushed (export_run.py).
@@ -22,7 +22,7 @@ from mlsm.common.errors import RunError
 from mlsm.common.json_checks import parse_json
 from mlsm.common.paths import utf8
 from mlsm.common.text import without_directories
-from student.runs.export import EXPORT_FILES, LINEAGE_FILE
+from student.runs.export import LINEAGE_FILE, is_export_file
 
 PRIVATE_FILES = ["resume/*", "state.json"]  # files of a checkpoint that only resuming needs
 _REFUSED = (401, 403)
@@ -81,17 +81,13 @@ def push(
                 api.create_branch(repository, branch=revision.branch, exist_ok=True)
             files = [CommitOperationAdd(name, content) for name, content in contents[number].items()]
             there = api.list_repo_files(repository, revision=revision.branch)
-            stale = [name for name in there if name not in contents[number] and _is_of_an_export(name)]
+            stale = [name for name in there if name not in contents[number] and is_export_file(name)]
             changes = [*files, *map(CommitOperationDelete, stale)]
             api.create_commit(repository, changes, commit_message=revision.message, revision=revision.branch)
     except (_HttpError, OSError, ValueError) as error:  # includes huggingface_hub's own errors
         raise RunError(f"not pushed to {repository}: {_reason(error)} Then the same command pushes again.") from error
     progress("push", len(revisions), len(revisions), unit="revisions")
     return address
-
-
-def _is_of_an_export(name: str) -> bool:
-    return "/" not in name and any(fnmatch(name, pattern) for pattern in EXPORT_FILES)
 
 
 def _reason(error: Exception) -> str:

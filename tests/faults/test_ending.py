@@ -118,10 +118,8 @@ def test_a_signal_while_nothing_is_shown_raises_at_once(monkeypatch):
 
 
 def test_an_error_of_the_file_system_says_what_to_do():
-    debug = " (run again with --debug for the traceback)"
+    end = ", and run the same command: finished work is kept (run again with --debug for the traceback)"
     refused = one_line(PermissionError(13, "Permission denied", "runs"))
-    assert refused == f"PermissionError: runs: Permission denied. Check its permissions, or name another place{debug}"
+    assert refused == f"PermissionError: runs: Permission denied. Check its permissions, or name another place{end}"
     full = one_line(OSError(28, "No space left on device"))
-    assert (
-        full == f"OSError: No space left on device. Make room, and run the same command: finished work is kept{debug}"
-    )
+    assert full == f"OSError: No space left on device. Make room{end}"

@@ -119,7 +119,7 @@ def _acquire(lock: BinaryIO) -> bool:
 
 
 def _acquire_shared(lock: BinaryIO) -> bool:
-    """Whether nobody works on the part, as far as the file system can tell."""
+    """Whether the part is free; always on a file system without locks."""
     try:
         return locks.acquire(lock, shared=True)
     except OSError:
