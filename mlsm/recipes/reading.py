@@ -127,7 +127,7 @@ def recipe_to_keep(recipe: str | None) -> str | None:
     return DEMONSTRATION if asks_for_the_demonstration(_sections(path)) else None
 
 
-def asks_for_the_demonstration(command):
+def asks_for_the_demonstration(command: dict[str, Any]) -> bool:
     """Whether {verb: settings} names the bundled text and the bundled teacher or tokenizer."""
     made = next(iter(command.values()), None)
     if not isinstance(made, dict):
