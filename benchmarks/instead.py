@@ -4,9 +4,10 @@ r"""Alternatives to a student: its teacher cut after two layers, and a static em
     python -m benchmarks.instead score TEACHER --work DIR --output docs/studies/second/instead
     taskset -c 0 python -m benchmarks.instead time TEACHER --work DIR --models EXPORT ... | tail -1 > RECORD.json
 
-`score` makes both, in DIR/models, and writes their records of `finetune --frozen` into OUTPUT/evaluations; models that
-have records there are not scored again. `time` needs an otherwise idle machine. It measures how long the table takes to
-make. For all models and the teacher it measures, in turns, sentences per second on one core from text to vector.
+`score` makes both, in DIR/models. It writes their records of `finetune --frozen` into OUTPUT/evaluations and fine-tunes
+all but the table with the settings of the recipe study-2; what has a record there is not scored again. `time` needs an
+otherwise idle machine. It measures how long the table takes to make. For all models and the teacher it measures, in
+turns, sentences per second on one core from text to vector.
 
 teacher-2-layers  the embeddings and first two layers of the teacher, loadable with any tool
 static-table      Model2Vec's way (MinishLab, the real package): the teacher reads every token of the vocabulary on its
@@ -44,6 +45,7 @@ from benchmarks.data import conditions, require
 from mlsm.common.durable import publish_directory
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
+from mlsm.evaluation.studies.protocol.description import read_study
 from mlsm.evaluation.tasks.finetuning.config import FROZEN_EXAMPLES, FROZEN_LENGTH, FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.data import load_task
 from mlsm.evaluation.tasks.finetuning.suite import finetune
@@ -80,10 +82,14 @@ def main():
         if given.output is None:
             parser.error("score writes records: --output DIRECTORY")
         common = {"frozen": True, "tasks": MEASURES, "data_dir": data_directory(), "output": given.output}
-        finetune(FinetuneConfig(models=(str(cut), *map(str, given.models)), device="cpu", **common))
+        encoders = {"models": (str(cut), *map(str, given.models)), "device": "cpu"}
+        finetune(FinetuneConfig(**encoders, **common))
         score_table(
             StaticTable(open_table(table), given.teacher), table, FinetuneConfig(models=(str(table),), **common)
         )
+        study = read_study("study-2")
+        alike = {"max_length": study.window, "segments": "never", "data_dir": data_directory(), "output": given.output}
+        finetune(FinetuneConfig(**encoders, **alike, **study.common["finetune"]))
         places = [cut, table, *given.models]
         found = {records.shown_name(place): {"parameters": count(place, table)} for place in places}
     else:

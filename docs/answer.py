@@ -21,6 +21,7 @@ import json
 import os
 import re
 import sys
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -47,6 +48,8 @@ MEASURES = {
     "conll2003/chunks": "chunks",
     "wsd/f1": "word senses",
     "stsb/cosine": "STS-B without training",
+    "tuned conll2003": "entities, fine-tuned",
+    "tuned sst2": "sentiment, fine-tuned",
 }
 ROWS = {  # arm or model -> what it is
     TEACHER: "the teacher, MiniLM 6 × 384",
@@ -73,8 +76,8 @@ PILOT = ("mlsm-l4-lr0.008", "regress-mse-lr0.008")
 def answer(second: Path = SECOND) -> dict:
     """Everything that the tables show.
 
-    Returns  study; found (of `compose`); hidden (arms); models (name -> seeds, composites, measures, tuned: task ->
-             score, all in points); contrasts (label, dictionaries, and of `compose`)
+    Returns  study; found (of `compose`); hidden (arms); models (name -> seeds, composites, measures, all in
+             points); contrasts (label, dictionaries, and of `compose`)
     """
     study = read("study-2")
     found = compose(study, second / "main")
@@ -107,7 +110,7 @@ def read_json(file: Path) -> dict:
 
 
 def read_scores(second: Path) -> dict[str, dict[str, float]]:
-    """Model -> measure -> points, of frozen records; on dev if a task has no test set. And "tuned TASK" of fine-tuning.
+    """Model -> measure -> points, of frozen records; on dev if a task has no test set. And "tuned TASK", on dev.
 
     The teacher's are those of the main part if it has them.
     """
@@ -143,7 +146,7 @@ def describe(name: str, study: Study, scores: dict, found: dict) -> dict | None:
         students = [one for one in both if one]
     if not students:
         return None
-    measures = {key: fmean(one[key] for one in students if key in one) for key in students[0]}
+    measures = {key: fmean(one[key] for one in students if key in one) for key in {*chain(*students)}}
     anchors = found["anchors"]
     composites = []
     if anchors["untrained_seeds"] == len(study.arms["mlm"].seeds) and anchors["teacher"] is not None:
@@ -190,9 +193,8 @@ def front_table(told: dict, short: bool) -> str:
 
     short  without the measures by which a reader decides least
     """
-    tasks = sorted({key for model in told["models"].values() for key in model["measures"] if key.startswith("tuned ")})
-    head = ["", "seeds", "composite", *MEASURES.values(), *(f"fine-tuned, {task[6:]}" for task in tasks)]
-    rows = [[*head, "sentences/s", "MB", "hours to make", "bytes per token stored"]]
+    costs_head = ("sentences/s", "MB", "hours to make", "bytes per token stored")
+    rows = [["", "seeds", "composite", *MEASURES.values(), *costs_head]]
     # Of any student, as all are of one architecture.
     students_times: dict = next((facts for name, facts in told["times"].items() if name not in ROWS), {})
     for name, what in ROWS.items():
@@ -211,7 +213,7 @@ def front_table(told: dict, short: bool) -> str:
                 f"{what}" + (f" (`{name}`)" if name in told["study"].arms else ""),
                 str(model["seeds"] or "–"),
                 f"{number(fmean(composites), 1)}{spread}" if composites else "–",
-                *(number(model["measures"].get(key), 1) for key in (*MEASURES, *tasks)),
+                *(number(model["measures"].get(key), 1) for key in MEASURES),
                 number(times.get("sentences_per_second", {}).get("median"), 0),
                 number(times.get("megabytes"), 0),
                 number(hours, 1),

@@ -109,7 +109,7 @@ def whole(tmp_path_factory, places):
             made += frozen(f"{arm.name}-seed{seed}{ending}", between(shares(arm.name, seed)))
     for seed in range(8):
         made += frozen(f"mlm-seed{seed}-step-00000000", between((seed - 3.5) / 100))
-        made.append(a_record(f"mlm-seed{seed}-step-00008350", "rte", 0, [0.6]))
+        made.append(a_record(f"mlm-seed{seed}-step-00008350", "sst2", 0, [0.6]))
     store(second / "main", made)
     store(second / "instead", frozen("teacher-2-layers", between(0.9)) + frozen("static-table", between(0.1)))
     of_one = {"parameters": 4_000_000, "megabytes": 16.0, "sentences_per_second": {"median": 1234.0}}
@@ -135,8 +135,8 @@ def test_a_whole_study_fills_every_cell(whole):
     assert regress["composite"] == f"{fmean(composites):.1f} ± {stdev(composites):.1f}" and regress["seeds"] == "8"
     assert regress["entities"] == f"{20 + 0.5 * fmean(composites):.1f}" and regress["STS-B without training"] == "48.2"
     assert regress["sentences/s"] == "1,234" and regress["MB"] == "16" and regress["hours to make"] == "1.2"
-    assert regress["bytes per token stored"] == "390" and regress["fine-tuned, rte"] == "–"
-    assert front[f"{ROWS['mlm']} (`mlm`)"]["fine-tuned, rte"] == "60.0"
+    assert regress["bytes per token stored"] == "390" and regress["sentiment, fine-tuned"] == "–"
+    assert front[f"{ROWS['mlm']} (`mlm`)"]["sentiment, fine-tuned"] == "60.0"
     assert front[ROWS["untrained"]]["composite"].startswith("0.0 ±")
     assert front[ROWS["all-minilm-l6-v2"]]["composite"] == "100.0"
     assert front[ROWS["teacher-2-layers"]]["composite"] == "90.0"
