@@ -273,7 +273,7 @@ def _load_config(encoder: str, store: Store) -> PretrainedConfig:
         hf_config = open_config(encoder)
     except Exception as error:  # of a config.json that is damaged, transformers raises many classes
         raise RunError(
-            f"encoder {encoder}: no Hugging Face config found there ({describe(error)}). {_suggestion(encoder)}"
+            f"encoder {encoder}: no Hugging Face config found there. {_suggestion(encoder)} Cause: {describe(error)}"
         ) from None
     decodes = hf_config.is_encoder_decoder or getattr(hf_config, "is_decoder", False)
     if type(hf_config) not in MODEL_FOR_MASKED_LM_MAPPING or decodes:
@@ -291,8 +291,10 @@ def _load_config(encoder: str, store: Store) -> PretrainedConfig:
 
 
 def _suggestion(encoder: str) -> str:
-    close = difflib.get_close_matches(encoder.lower(), NAMED_ENCODERS, n=2)
-    meant = f"Did you mean {' or '.join(close)}? " if close else ""
+    _, _, size = encoder.partition("-")
+    sized = [f"{family}-{size}" for family in ("bert", "modernbert")] if re.fullmatch(r"\d+x\d+", size) else []
+    close = difflib.get_close_matches(encoder.lower(), [*NAMED_ENCODERS, *sized], n=1)
+    meant = f"Did you mean {close[0]}? " if close else ""
     return (
         f"{meant}There are {', '.join(NAMED_ENCODERS)}, bert-<layers>x<width> and modernbert-<layers>x<width>; or give"
         f" a directory with config.json, or a Hub id (network or cache)."

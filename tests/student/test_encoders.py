@@ -117,7 +117,10 @@ def test_every_family_trains_in_bfloat16(family, ids_store):
     assert all(weight.grad is None or weight.grad.isfinite().all() for weight in encoder.parameters())
 
 
-@pytest.mark.parametrize(("wrong", "meant"), [("bert-bse", "bert-base"), ("DeBERTa-base", "deberta-base")])
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("bert-bse", "bert-base"), ("DeBERTa-base", "deberta-base"), ("modernbret-2x96", "modernbert-2x96")],
+)
 def test_a_typing_error_gets_a_suggestion(wrong, meant, ids_store):
     with pytest.raises(RunError, match=f"no Hugging Face config.*Did you mean {meant}") as caught:
         config_of(wrong, ids_store)
