@@ -14,7 +14,8 @@ class StudyConfig:
 
     recipe: str = "study-demo"
     """Recipe of the study: study-demo, study-layers, study-k, study-cpu, study-cpu-pilot, study-2, study-2-pilot,
-    study-masks, paper-objectives, paper-layers, paper-k, paper-kappa, or a YAML file of your own (mlsm docs study)."""
+    study-2-screen, study-masks, paper-objectives, paper-layers, paper-k, paper-kappa, or a YAML file of your own
+    (mlsm docs study)."""
     output: Path | None = None
     """Directory of everything that the study makes; unset: runs/studies/<recipe>."""
     data_dir: Path | None = None
