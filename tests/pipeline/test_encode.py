@@ -1,5 +1,6 @@
 """Stage A end to end on real English with a tiny random teacher, against slow independent computations."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from preloaded import Preloaded, run_python
 
 from mlsm.commands import load
-from mlsm.common.errors import CorpusError, EncodeError, StoreError, TeacherError
+from mlsm.common.errors import CorpusError, EncodeError, ShardError, StoreError, TeacherError
 from mlsm.common.progress import silent
 from pipeline import encode as encoding
 from pipeline import plan as planning
@@ -128,6 +129,19 @@ def test_special_tokens_have_no_rows_and_all_others_are_coded(report):
 def test_running_again_finds_it_finished(place, report):
     again = encode_lsp(place)[0]
     assert again["finished_before"] and again["store"] == report["store"] and again["new_tokens"] == 0
+
+
+@pytest.mark.parametrize("length", [None, 4096])
+def test_a_store_with_a_lost_or_cut_shard_is_not_finished(place, report, tmp_path, length):
+    shutil.copytree(place.output, tmp_path / "runs")
+    store = Store.open(tmp_path / "runs" / "stores" / Path(report["store"]).name)
+    shard = store.files.units / next(iter(store.iter_records())).file
+    if length is None:
+        shard.unlink()
+    else:
+        os.truncate(shard, length)
+    with pytest.raises(ShardError, match=rf"{shard.name} (is missing|has 4,096 bytes); its record says .* --repair"):
+        encode_lsp(replace(place, output=tmp_path / "runs"))
 
 
 def test_other_settings_are_another_store(place, report):
