@@ -65,6 +65,7 @@ ROWS = {  # arm or model -> what it is
     "static-table": "instead: static table of the teacher (Model2Vec)",
     "from-teacher": "instead: the two layers, trained on the hidden states",
 }
+LIKE = {"from-teacher": "teacher-2-layers"}  # of one architecture, so as fast and as large
 SHORT_WITHOUT = ("parts of speech", "chunks", "word senses")
 UNTIL = "all seeds of both arms and of the untrained students are scored"
 PILOT = ("mlsm-l4-lr0.008", "regress-mse-lr0.008")
@@ -202,10 +203,11 @@ def front_table(told: dict, short: bool) -> str:
         if model is None:
             continue
         is_student = name in (*told["study"].arms, "untrained")
-        times = students_times if is_student else told["times"].get(name, {})
+        own = told["times"].get(name, {})
+        times = students_times if is_student else own or told["times"].get(LIKE.get(name), {})
         costs = told["rates"].get("arms", {})
         cost = costs.get(name, {})
-        hours = cost.get("hours", times["making_seconds"] / 3600 if "making_seconds" in times else None)
+        hours = cost.get("hours", own["making_seconds"] / 3600 if "making_seconds" in own else None)
         composites = model["composites"]
         spread = f" ± {stdev(composites):.1f}" if len(composites) > 1 else ""
         rows.append(
