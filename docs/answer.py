@@ -35,6 +35,7 @@ from mlsm.evaluation.comparison.figures import (  # noqa: E402
     draw_contrasts,
     explain_contrasts,
 )
+from mlsm.evaluation.comparison.significance import interval as t_interval  # noqa: E402
 from mlsm.evaluation.plots import save_figure, write_caption  # noqa: E402
 from mlsm.evaluation.studies.protocol.composite import compose  # noqa: E402
 from mlsm.evaluation.studies.protocol.description import Study, read_study  # noqa: E402
@@ -47,7 +48,7 @@ MEASURES = {
     "conll2003/pos": "parts of speech",
     "conll2003/chunks": "chunks",
     "wsd/f1": "word senses",
-    "stsb/cosine": "STS-B without training",
+    "stsb/cosine": "sentence similarity",
     "tuned conll2003": "entities, fine-tuned",
     "tuned sst2": "sentiment, fine-tuned",
 }
@@ -78,7 +79,7 @@ def answer(second: Path = SECOND) -> dict:
     """Everything that the tables show.
 
     Returns  study; found (of `compose`); hidden (arms); models (name -> seeds, composites, measures, all in
-             points); contrasts (label, dictionaries, and of `compose`)
+             points); students (arm -> seed -> measure -> points); contrasts (label, dictionaries, and of `compose`)
     """
     study = read("study-2")
     found = compose(study, second / "main")
@@ -90,6 +91,7 @@ def answer(second: Path = SECOND) -> dict:
         "found": found,
         "hidden": sorted(hidden),
         "models": models,
+        "students": {name: students_of(name, study, scores) for name in study.arms if name not in hidden},
         "contrasts": [*main_contrasts(study, found, hidden), *pilot_contrast(second)],
         "times": read_json(second / "instead" / "times.json").get("models", {}),
         "rates": read_json(second / "instead" / "rates.json"),
@@ -135,16 +137,21 @@ def read_scores(second: Path) -> dict[str, dict[str, float]]:
     return found
 
 
-def describe(name: str, study: Study, scores: dict, found: dict) -> dict | None:
-    """A row of the front table: means over the seeds that are scored, None if no seed is."""
+def students_of(name: str, study: Study, scores: dict) -> dict[int, dict[str, float]]:
+    """The scores of an arm's students, or of the untrained ones, by seed; {} for what is not an arm."""
     arm = study.arms.get("mlm" if name == "untrained" else name)
     if arm is None:
-        students = [scores[name]] if name in scores else []
-    else:
-        step = 0 if name == "untrained" else arm.settings["max_steps"]
-        names = [(f"{arm.name}-seed{seed}", f"{arm.name}-seed{seed}-step-{step:08}") for seed in arm.seeds]
-        both = [(scores.get(plain) if step else None) or scores.get(stepped) for plain, stepped in names]
-        students = [one for one in both if one]
+        return {}
+    step = 0 if name == "untrained" else arm.settings["max_steps"]
+    names = {seed: (f"{arm.name}-seed{seed}", f"{arm.name}-seed{seed}-step-{step:08}") for seed in arm.seeds}
+    both = {seed: (scores.get(plain) if step else None) or scores.get(full) for seed, (plain, full) in names.items()}
+    return {seed: one for seed, one in both.items() if one}
+
+
+def describe(name: str, study: Study, scores: dict, found: dict) -> dict | None:
+    """A row of the front table: means over the seeds that are scored, None if no seed is."""
+    is_student = name == "untrained" or name in study.arms
+    students = [*students_of(name, study, scores).values()] if is_student else [scores[name]] if name in scores else []
     if not students:
         return None
     measures = {key: fmean(one[key] for one in students if key in one) for key in {*chain(*students)}}
@@ -157,7 +164,7 @@ def describe(name: str, study: Study, scores: dict, found: dict) -> dict | None:
             for one in students
             if ends.keys() <= one.keys()
         ]
-    return {"seeds": 0 if arm is None else len(students), "composites": composites, "measures": measures}
+    return {"seeds": len(students) if is_student else 0, "composites": composites, "measures": measures}
 
 
 def main_contrasts(study: Study, found: dict, hidden: set[str]) -> list[dict]:
@@ -269,6 +276,23 @@ def contrasts_table(told: dict) -> str:
     return "\n".join(lines)
 
 
+def by_measure_table(told: dict) -> str:
+    """The same contrasts in each frozen measure's own points, those outside of the composite included."""
+    measures = [key for key in MEASURES if not key.startswith("tuned ")]
+    rows = [["contrast", "seeds", *(MEASURES[key] for key in measures)]]
+    for one in told["contrasts"]:
+        if "pair" not in one or not all(name in told["students"] for name in one["pair"]):
+            continue  # of the pilot
+        first, second = (told["students"][name] for name in one["pair"])
+        row = [one["label"], str(len(one["seeds"]))]
+        for key in measures:
+            found = t_interval([first[seed][key] - second[seed][key] for seed in one["seeds"]])
+            bounds = interval({"low": found.low, "high": found.high})
+            row.append(f"{number(found.mean, 1, sign=True)} ({bounds})")
+        rows.append(row)
+    return markdown(rows)
+
+
 def verdict(told: dict) -> str:
     """Each planned contrast that may be shown in a sentence, the primary one first."""
     first, second = told["study"].primary
@@ -287,7 +311,7 @@ def sentence(row: dict) -> str:
     found += f" ({facts}, {len(row['seeds'])} pairs)"
     if margin := row.get("equivalence"):
         verb = "are" if margin["equivalent"] else "are not shown to be"
-        found += f": the two {verb} equivalent within {margin['margin']:g} points"
+        found += f": the two {verb} equivalent within {margin['margin']:g} points (90 % interval {interval(margin)})"
     return f"- {found}."
 
 
@@ -357,6 +381,7 @@ def blocks(told: dict, page: str) -> dict[str, str]:
         "verdict": verdict(told),
         "front": front_table(told, short=page == "README.md"),
         "contrasts": contrasts_table(told),
+        "measures": by_measure_table(told),
         "figure": figure_line(told, link),
         "rates": rates_table(told),
     }

@@ -152,7 +152,7 @@ def test_a_whole_study_fills_every_cell(whole):
     regress = front[f"{ROWS['regress']} (`regress`)"]
     composites = [100 * shares("regress", seed) for seed in range(8)]
     assert regress["composite"] == f"{fmean(composites):.1f} ± {stdev(composites):.1f}" and regress["seeds"] == "8"
-    assert regress["entities"] == f"{20 + 0.5 * fmean(composites):.1f}" and regress["STS-B without training"] == "48.2"
+    assert regress["entities"] == f"{20 + 0.5 * fmean(composites):.1f}" and regress["sentence similarity"] == "48.2"
     assert regress["sentences/s"] == "1,234" and regress["MB"] == "16" and regress["hours to make"] == "1.2"
     assert regress["bytes per token stored"] == "390" and regress["sentiment, fine-tuned"] == "–"
     assert front[f"{ROWS['mlm']} (`mlm`)"]["sentiment, fine-tuned"] == "60.0"
@@ -173,6 +173,10 @@ def test_the_contrasts_are_scipys(whole):
     row = table["mlsm − regress"]
     assert row["planned"] == "primary" and row["seeds"] == row["dictionaries"] == "8"
     assert (row["difference"], row["95 % interval, paired"]) == (difference, f"{low} to {high}")
+    halves = stats.ttest_rel(*([value / 2 for value in values] for values in (one, other))).confidence_interval()
+    bounds = " to ".join(f"{value:+.1f}".replace("-", "−") for value in (halves.low, halves.high))
+    half = f"{fmean(one) / 2 - fmean(other) / 2:+.1f}".replace("-", "−")
+    assert cells(made["measures"])["mlsm − regress"]["entities"] == f"{half} ({bounds})"
     sentences = made["verdict"].splitlines()
     assert f"{difference} points of the composite** (95 % interval {low} to {high}" in sentences[0]
     assert [one.partition(":")[0] for one in sentences] == [
