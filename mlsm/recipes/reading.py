@@ -69,6 +69,8 @@ def convert_section(section: dict[str, Any], verb: str, settings_class: type, pa
         raise ValueError(
             f"recipe {path}: {verb} has no setting {', '.join(unknown)}. It has: {', '.join(sorted(known))}"
         )
+    if twice := [key for key in section if "-" in str(key) and _field(key) in section]:
+        raise ValueError(f"recipe {path}, {verb}: {twice[0]} is given twice, also as {_field(twice[0])}. Remove one")
     try:
         return {_field(key): convert_field(known[_field(key)], value, text=True) for key, value in section.items()}
     except ValueError as error:
@@ -147,8 +149,20 @@ def _sections(path):
 def _read(path):
     import yaml  # here, so that --help is fast
 
+    class Loader(yaml.SafeLoader):
+        """Refuses one key twice in a mapping, of which YAML would take the last without a word."""
+
+        def construct_mapping(self, node, deep=False):
+            seen = set()
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                if key.value in seen:
+                    line = key.start_mark.line + 1
+                    raise yaml.YAMLError(f"{key.value} is given twice, again in line {line}. Remove one")
+                seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
     try:
-        values = yaml.safe_load(read_file(path).decode("utf-8")) or {}
+        values = yaml.load(read_file(path).decode("utf-8"), Loader) or {}
     except RecursionError:
         raise ValueError(
             f"recipe {path}: nested too deep. A recipe has settings under the name of a command."
