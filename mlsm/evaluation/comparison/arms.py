@@ -271,14 +271,9 @@ class Arms:
 def find_arms(models: Sequence[Model], study: StudyFacts | None = None) -> Arms:
     """Sort models into a study's arms, or into arms by their settings; floor and ceiling are kept separate."""
     named: Runs = study.arms if study else {}
-    floor_name, ceiling_name = (study.floor, study.ceiling) if study else (None, None)
     teachers = {model.facts["teacher"] for model in models} - {None}
-
-    def is_end(model: Model, name: str | None, otherwise: bool) -> bool:
-        return otherwise if name is None else any(_is_run(model, run) for run in (name, *named.get(name, ())))
-
-    floor = [model for model in models if is_end(model, floor_name, model.facts["step"] == 0)]
-    ceiling = [model for model in models if is_end(model, ceiling_name, _is_teacher(model, teachers))]
+    floor = [model for model in models if model.facts["step"] == 0]
+    ceiling = [model for model in models if _is_teacher(model, teachers)]
     apart = {model.label for model in (*floor, *ceiling)}
     between = [model for model in models if model.label not in apart]
     arms = _sort_by_name(between, named) if named else sort_into_arms(between, PRETRAINING, with_probes=True)

@@ -69,12 +69,8 @@ class StudyFacts:
     tasks: tuple[str, ...] = ()
     """the fine-tuning tasks whose mean is tested, chosen in the pilot; empty: all that both arms have"""
     learned_by: str | None = None
-    """name of an arm: only those tasks are tested in which it is above the floor by more than two standard errors
-    over two or more seeds; None: all tasks"""
-    floor: str | None = None
-    """name of the untrained encoder, an arm or a model; None: models of step 0"""
-    ceiling: str | None = None
-    """name of the teacher, an arm or a model; None: the model that the others name as their teacher"""
+    """name of an arm: only those tasks are tested in which it is above the untrained encoder by more than two standard
+    errors over two or more seeds; None: all tasks"""
     parts: tuple[Spent, ...] = ()
     accounts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """name of an arm -> what else its training needed, as "encoding" or "the teacher's training", in one order for all
@@ -84,8 +80,6 @@ class StudyFacts:
     """a sentence above the conclusion that says why the scores mean nothing; empty if they mean something"""
     not_run: tuple[str, ...] = ()
     """sentences on what was planned and not run, and why"""
-    lsp_pages: tuple[Path, ...] = ()
-    """directories of `show-lsp --html`"""
     composite: Mapping[str, Any] | None = None
     """the result of `compose` (mlsm/evaluation/studies/protocol/composite.py), which the hypotheses are then about:
     comparisons of fine-tuning scores are exploratory. None: the hypotheses are about the mean fine-tuning score"""

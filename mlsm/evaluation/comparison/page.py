@@ -18,7 +18,6 @@ from xml.etree import ElementTree
 from mlsm.common.durable import replace_bytes
 from mlsm.common.text import printable
 from mlsm.evaluation.comparison.conclusion import Conclusion, conclude_contrasts, exploratory_contrasts
-from mlsm.evaluation.comparison.config import StudyFacts
 from mlsm.evaluation.comparison.figures import PageFigure
 from mlsm.evaluation.comparison.result import Comparison
 from mlsm.evaluation.comparison.tables import Table
@@ -45,7 +44,7 @@ def write_page(
         figures=figures,
         unknown=result.arms_differ.unknown,
         notes=_notes(result),
-        lsp_pages=_lsp_pages(directory, result.study),
+        lsp_pages=_lsp_pages(directory),
         sources=_sources(result),
         others=[*result.tables, *(file for figure in result.figures for file in figure.files)],
         link=lambda path: _link(path, directory),
@@ -118,15 +117,14 @@ def _missing_scores(result: Comparison) -> list[str]:
     return [f"{title}: {'; '.join(names)}." for title, names in lists if names]
 
 
-def _lsp_pages(directory: Path, study: StudyFacts | None) -> list[Path]:
-    """Views of show-lsp: the study's, and those next to the report's directory."""
-    beside = sorted(directory.absolute().parent.glob("*/view.json"))
-    places = [*(study.lsp_pages if study else ()), *(path.parent for path in beside)]
+def _lsp_pages(directory: Path) -> list[Path]:
+    """Views of show-lsp next to the report's directory."""
+    places = [path.parent for path in sorted(directory.absolute().parent.glob("*/view.json"))]
     if not places:
         return []
     from mlsm.evaluation.inspection.lsps.pages import is_view  # here, because it imports the code that reads stores
 
-    return list({place.absolute(): place / "index.html" for place in places if is_view(place)}.values())
+    return [place / "index.html" for place in places if is_view(place)]
 
 
 def _sources(result: Comparison) -> list[tuple[str, list]]:

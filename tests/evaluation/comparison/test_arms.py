@@ -42,14 +42,6 @@ def test_a_study_names_its_arms_in_its_order():
     assert labels(known.arms[1]) == ["mlsm-seed1-step-00000500", "mlsm-seed1"]
 
 
-def test_floor_and_ceiling_are_found_by_name():
-    records = arm("mlsm", SCORES) + arm("mlm", SCORES, "raw")
-    known = found(records, arms={"untrained": ("raw-seed1", "raw-seed2"), "a": ("mlsm-seed1",)}, floor="untrained")
-    assert labels(known.floor) == ["raw-seed1", "raw-seed2"] and known.ceiling is None
-    assert list(known.floor.at().by_seed) == [1, 2] and "untrained" not in [one.name for one in known.arms]
-    assert labels(found(records, ceiling="raw-seed2").ceiling) == ["raw-seed2"]
-
-
 def test_floor_and_ceiling_are_recognised():
     """An encoder of step 0; the model that the others name as their teacher."""
     facts = {"teacher": "bundled", "identity": None}

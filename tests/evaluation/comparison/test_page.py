@@ -4,7 +4,6 @@ import csv
 import json
 import re
 import sys
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean
@@ -42,8 +41,6 @@ STUDY = StudyFacts(
     secondary=(("mlsm at 50%", "mlm"), ("mlsm", "kd")),
     exploratory=("Held-out loss.",),
     seeds=(0, 1, 2, 3),
-    floor="floor",
-    ceiling="ceiling",
     parts=(Spent(name=HOSTILE, predicted_seconds=7200, measured_seconds=90, bytes=2_000_000),),
     accounts={"MLSM": {"encoding": 100.0, "the teacher's training": 1000.0}, "MLM": {}},
     not_run=(f"No {HOSTILE}.",),
@@ -77,10 +74,10 @@ def reported(tmp_path_factory):
     directory = tmp_path_factory.mktemp("study")
     found = pair(DIFFERENCES) + arm("mlsm", EARLY, fraction=0.5) + arm("mlm", EARLY, fraction=0.5)
     found = [record | {"path": str(directory / record["path"]), "model": record["model"]} for record in found]
-    for name, base in (("floor", 0.2), ("ceiling", 0.8)):
-        ends = arm("mlsm", {0: dict.fromkeys(("cola", "mrpc", "rte"), base)}, name=name)
-        ends = [record | {"model": name, "objective": None, "identity": None, "path": name} for record in ends]
-        found += ends
+    teacher = {"objective": None, "teacher": None, "model": found[0]["teacher"]}
+    for base, facts in ((0.2, {"step": 0, "fraction": 0.0, "model": "untrained"}), (0.8, teacher)):
+        ends = arm("mlsm", {0: dict.fromkeys(("cola", "mrpc", "rte"), base)}, name=facts["model"])
+        found += [record | {"identity": None, "path": facts["model"]} | facts for record in ends]
     mtl = arm("mtl", {9: {"rte": 0.4}}, name="other")
     found += [record | {"model": f"{HOSTILE}{record['model']}"} for record in mtl]
     for objective in ("mlsm", "mlm"):
@@ -365,15 +362,14 @@ def test_without_matplotlib_the_page_has_its_tables(tmp_path, monkeypatch):
     assert "svg" not in page.tags and "MLSM scores 1.58 points higher" in page.text
 
 
-def test_pages_of_lsps_are_linked_where_they_exist(reported, tmp_path):
+def test_pages_of_lsps_are_linked_where_they_exist(reported):
     view = reported[1] / "lsps"
     view.mkdir()
     (view / "view.json").write_text(json.dumps({"made_by": "mlsm show-lsp", "files": {}}))
     (view / "index.html").write_text("")
     (reported[1] / "foreign").mkdir()
     (reported[1] / "foreign/view.json").write_text("{}")
-    study = replace(STUDY, lsp_pages=(tmp_path / "nowhere",))
-    page = Page(Path(write(reported[1], study).report))
+    page = Page(Path(write(reported[1]).report))
     assert [a for a in page.addresses if a.endswith("index.html")] == ["../lsps/index.html"]
 
 
