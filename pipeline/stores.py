@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlsm.common.durable import publish_directory, replace_json
-from mlsm.common.errors import EncodeError, ShardError, StoreError
+from mlsm.common.errors import EncodeError, StoreError
 from pipeline.job import Job, named_by_content
 from shards import copies
 from shards.files import StoreFiles
@@ -128,16 +128,8 @@ class TargetStore(OpenStore):
             if record is None:
                 self.wanted.add(unit.id)
             else:
-                self._check_size(record)
+                self.files.check_size(record)
                 self.done += record.tokens
-
-    def _check_size(self, record):
-        """Raise ShardError if a finished unit's shard is missing or cut. Hashes are checked where it is read."""
-        shard = self.files.units / record.file
-        size = shard.stat().st_size if shard.exists() else None
-        if size != record.bytes:
-            found = "is missing" if size is None else f"has {size:,} bytes"
-            raise ShardError(f"{shard} {found}; its record says {record.bytes:,} bytes. {self.files.repair_hint()}")
 
     def note(self, unit: PlannedUnit, tokens: int, quarantined: Sequence[dict]) -> None:
         """Note that a unit was committed. Raises EncodeError when too many documents failed, since the process that

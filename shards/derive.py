@@ -70,6 +70,8 @@ def derive(
         if derived is None or derived.lacking > record.lacking or _is_of_other_bytes(derived, record):
             missing.append(record.unit)
             wanted += record.tokens
+        else:
+            files.check_size(derived)
     done = total - wanted
     for unit_id in missing:
         for tokens in _derive_unit(source, files, target, source.record(unit_id), top_n):

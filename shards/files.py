@@ -116,6 +116,14 @@ class StoreFiles:
         """The shard's size as a server states it, without reading the shard; None if it must be read."""
         return None
 
+    def check_size(self, record: UnitRecord) -> None:
+        """Raise ShardError if a finished unit's shard is missing or cut. Hashes are checked where it is read."""
+        shard = self.units / record.file
+        size = shard.stat().st_size if shard.exists() else None
+        if size != record.bytes:
+            found = "is missing" if size is None else f"has {size:,} bytes"
+            raise ShardError(f"{shard} {found}; its record says {record.bytes:,} bytes. {self.repair_hint()}")
+
     def publish_plan(self, plan: Plan) -> None:
         publish_json(self.plans / f"{plan.id}.json", plan.as_dict())
 

@@ -133,6 +133,13 @@ def test_running_again_finishes_what_is_missing_with_equal_bytes(source, tmp_pat
     assert derive(source.path, 8, tmp_path)["finished_before"]
 
 
+def test_a_store_with_a_lost_shard_is_not_finished(source, tmp_path):
+    made = Store.open(derive(source.path, 8, tmp_path)["store"])
+    (made.files.units / next(iter(made.iter_records())).file).unlink()
+    with pytest.raises(ShardError, match="is missing; its record says .* --repair"):
+        derive(source.path, 8, tmp_path)
+
+
 def test_what_cannot_be_derived_is_refused(source, tmp_path):
     for top_n in (32, 40):
         with pytest.raises(StoreError, match=f"keeps 32 entries .* --top-n {top_n} cannot be derived.*encode-lsp comm"):
