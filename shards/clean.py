@@ -63,7 +63,7 @@ def clean(path: str | Path, dry_run: bool = False, everything: bool = False) -> 
     everything  also those that changed within SAFE_SECONDS
     Returns     dict that JSON can hold: path, dry_run, bytes freed (or to be freed), and lists removed and kept, each
                 entry with path, kind, bytes and, when kept, the reason
-    Raises      RequestError when there is no such directory, or it is / or the home directory
+    Raises      RequestError when there is no such directory, and for `/` and the home directory
     """
     path = Path(path)
     if not path.is_dir():
