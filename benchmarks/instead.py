@@ -21,8 +21,8 @@ and a student has. For word senses, every occurrence of a word has the same vect
 
 A student that begins with the teacher's own layers is made by our commands, and given as one of --models:
 
-    mlsm train-student --store HIDDEN --objective regress --regress-loss mse \
-        --continue-from DIR/models/teacher-2-layers --run-dir DIR/models/from-teacher
+    mlsm train-student --store HIDDEN --objective regress --regress-loss mse --positions all --max-steps 2000 \
+        --batch-windows 16 --continue-from DIR/models/teacher-2-layers --run-dir DIR/models/from-teacher
 
 Parameters are those of what encodes text (AutoModel without pooler; the table); megabytes are these in float32. Prints
 JSON as its last line.
