@@ -10,6 +10,7 @@ arms would not have the same batches and masks. Not handled here: the descriptio
 (parts.py), the page (mlsm/evaluation/comparison).
 """
 
+import difflib
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
@@ -137,10 +138,13 @@ def _compose(described: Study, directory: Path) -> dict | None:
 def choose_parts(parts: list[Part], only: tuple[str, ...]) -> list[Part]:
     """The parts whose names match some pattern; all if there is none. Raises StudyError if a pattern matches
     nothing."""
+    names = [part.name for part in parts]
     for pattern in only:
-        if not any(fnmatch(part.name, pattern) for part in parts):
+        if not any(fnmatch(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0)
             raise StudyError(
-                f"--only {pattern}: no part has this name. The parts are: {', '.join(part.name for part in parts)}"
+                f"--only {pattern}: no part has this name. The nearest of {len(names)} are: {', '.join(near)}. "
+                "--dry-run lists them all."
             )
     return [part for part in parts if not only or any(fnmatch(part.name, pattern) for pattern in only)]
 
