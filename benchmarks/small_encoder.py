@@ -2,11 +2,11 @@
 
     taskset -c 0 python -m benchmarks.small_encoder TEACHER TEXT ... | tail -1 > docs/studies/second/instead/rates.json
 
-Needs a machine that does nothing else, and about five minutes. Encoding is what `--dry-run` of each command measures on
+Needs an idle machine, and about eleven minutes. Encoding is what `--dry-run` of each command measures on
 the text (its dictionary, if one is learned, counts as fixed seconds); training is the median of the later half of STEPS
 steps on a small store. Settings are the recipe's, but for objective and store: `regress` on hidden states as int8,
-`mlsm` on LSPs, `mlm` on ids; `-visible` is the objective of the same store with `--positions all`. Hours of a text of N
-tokens, read once:
+`regress-pq64` on the same in 64 bytes, `mlsm` and `type` on LSPs, `mlm` on ids; `-visible` is the objective of the same
+store with `--positions all`. Hours of a text of N tokens, read once:
 
     N / encoding_tokens_per_second + N / training_tokens_per_second + fixed_seconds
 
@@ -30,6 +30,21 @@ from pipeline.config import EncodeConfig, EncodeHiddenConfig, EncodeIdsConfig
 from student.config import StudentConfig
 from student.train import train
 
+STORES = {  # arm -> the command that encodes its store, what differs from the recipe
+    "regress": (encode_hidden, EncodeHiddenConfig, {}),
+    "regress-pq64": (encode_hidden, EncodeHiddenConfig, {"quantise": "pq"}),
+    "mlsm": (encode_lsp, EncodeConfig, {}),
+    "mlm": (encode_ids, EncodeIdsConfig, {}),
+}
+STUDENTS = {  # arm -> its store, objective, positions
+    "regress": ("regress", "regress", "masked"),
+    "regress-visible": ("regress", "regress", "all"),
+    "regress-pq64": ("regress-pq64", "regress", "masked"),
+    "mlsm": ("mlsm", "mlsm", "masked"),
+    "mlsm-visible": ("mlsm", "mlsm", "all"),
+    "type": ("mlsm", "type", "masked"),
+    "mlm": ("mlm", "mlm", "masked"),
+}
 RECIPE, STUDY_TOKENS = "small-encoder", 17_300_000
 TOKENS, STEPS, SAMPLE = 300_000, 120, 20_000  # of the small stores; the sample of their dictionary
 
@@ -41,23 +56,26 @@ def main():
     given = parser.parse_args()
     arms = {}
     with tempfile.TemporaryDirectory() as place:
-        for name, (verb, encode, settings) in {
-            "regress": ("encode-hidden", encode_hidden, EncodeHiddenConfig),
-            "mlsm": ("encode-lsp", encode_lsp, EncodeConfig),
-            "mlm": (None, encode_ids, EncodeIdsConfig),
-        }.items():
-            values = {} if verb is None else recipe_settings(RECIPE, verb, settings, True)
-            values |= {"corpus": tuple(given.text), "output": Path(place) / name}
-            values |= {"tokenizer": given.teacher} if verb is None else {"teacher": given.teacher, "device": "cpu"}
-            whole = encode(settings(**values, dry_run=True, max_tokens=STUDY_TOKENS))[0]
-            small = {"dictionary_tokens": SAMPLE} if name == "mlsm" else {}
-            store = encode(settings(**values | small, max_tokens=TOKENS))[0]["store"]
-            for suffix, positions in {"": "masked", "-visible": "all"}.items():
-                if positions == "masked" or name != "mlm":
-                    arms[name + suffix] = measure(name, positions, whole, store, Path(place) / f"run-{name}{suffix}")
-                    print(name + suffix, arms[name + suffix])
+        encoded = {name: encode_store(name, given, Path(place) / name) for name in STORES}
+        for name, (store, objective, positions) in STUDENTS.items():
+            arms[name] = measure(objective, positions, *encoded[store], Path(place) / f"run-{name}")
+            print(name, arms[name])
     threads = {"threads": torch.get_num_threads()}
     print(json.dumps({"benchmark": "small_encoder", "arms": arms, **threads, **conditions()}))
+
+
+def encode_store(name, given, output):
+    """What --dry-run measures for the study's text, and a small store."""
+    encode, settings, changes = STORES[name]
+    if name == "mlm":
+        values = {"tokenizer": given.teacher}
+    else:
+        values = recipe_settings(RECIPE, encode.__name__.replace("_", "-"), settings, True)
+        values |= {"teacher": given.teacher, "device": "cpu"}
+    values |= {"corpus": tuple(given.text), "output": output, **changes}
+    whole = encode(settings(**values, dry_run=True, max_tokens=STUDY_TOKENS))[0]
+    small = {"dictionary_tokens": SAMPLE} if name == "mlsm" else {}
+    return whole, encode(settings(**values | small, max_tokens=TOKENS))[0]["store"]
 
 
 def measure(objective, positions, whole, store, run):
