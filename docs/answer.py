@@ -1,6 +1,6 @@
 """Make the tables and the figure on the quality of students, from the committed records of the second study.
 
-    python docs/answer.py       # writes them into README.md, docs/results.md and docs/small-encoder.md, and the figure
+    python docs/answer.py       # writes them into the PAGES, and draws the figure
 
 A table stands in a page between `<!-- made by docs/answer.py: NAME -->` and `<!-- end -->`. tests/test_answer.py
 compares the pages with the records, and tries the same functions on a made-up complete study. The primary arms are in
@@ -9,6 +9,7 @@ a line says so. After that, the same command fills the cells.
 
     docs/studies/second/main      the students and their teacher
     docs/studies/second/pilot     the teacher, while main has no record of it; the pilot's five pairs
+    docs/studies/second/screen    students of each layer's LSPs, and the layers' word senses (of choose-layer)
     docs/studies/second/instead   what one could take instead (python -m benchmarks.instead), in records of the same
                                   measures; times.json and rates.json of a quiet machine. Without a file, its columns
                                   are left off
@@ -26,6 +27,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -37,12 +40,14 @@ from mlsm.evaluation.comparison.figures import (  # noqa: E402
 )
 from mlsm.evaluation.comparison.significance import interval as t_interval  # noqa: E402
 from mlsm.evaluation.plots import save_figure, write_caption  # noqa: E402
+from mlsm.evaluation.similarity.zero_shot import correlation  # noqa: E402
 from mlsm.evaluation.studies.protocol.composite import compose  # noqa: E402
+from mlsm.evaluation.studies.protocol.composite import read_scores as read_composed  # noqa: E402
 from mlsm.evaluation.studies.protocol.description import Study, read_study  # noqa: E402
 
 SECOND = ROOT / "docs" / "studies" / "second"
 TEACHER = "all-minilm-l6-v2"
-PAGES = ("README.md", "docs/results.md", "docs/small-encoder.md")
+PAGES = ("README.md", "docs/results.md", "docs/small-encoder.md", "docs/word-senses.md")
 MEASURES = {
     "conll2003/entities": "entities",
     "conll2003/pos": "parts of speech",
@@ -67,8 +72,15 @@ ROWS = {  # arm or model -> what it is
     "from-teacher": "instead: the two layers, trained on the hidden states",
 }
 LIKE = {"from-teacher": "teacher-2-layers"}  # of one architecture, so as fast and as large
-SHORT_WITHOUT = ("parts of speech", "chunks", "word senses")
+SHORT_WITHOUT = ("parts of speech", "chunks", "word senses", "type")
 UNTIL = "all seeds of both arms and of the untrained students are scored"
+VARIANTS = {  # arm of the screen -> k, n
+    "k384": (384, 32),
+    "k1536": (1_536, 32),
+    "k6144": (6_144, 32),
+    "n8": (1_536, 8),
+    "n4": (1_536, 4),
+}
 PILOT = ("mlsm-l4-lr0.008", "regress-mse-lr0.008")
 
 
@@ -93,6 +105,7 @@ def answer(second: Path = SECOND) -> dict:
         "models": models,
         "students": {name: students_of(name, study, scores) for name in study.arms if name not in hidden},
         "contrasts": [*main_contrasts(study, found, hidden), *pilot_contrast(second)],
+        "screen": screen(second),
         "times": read_json(second / "instead" / "times.json").get("models", {}),
         "rates": read_json(second / "instead" / "rates.json"),
     }
@@ -159,11 +172,7 @@ def describe(name: str, study: Study, scores: dict, found: dict) -> dict | None:
     composites = []
     if anchors["untrained_seeds"] == len(study.arms["mlm"].seeds) and anchors["teacher"] is not None:
         ends = {key: (low, anchors["teacher"][key]) for key, low in anchors["untrained"].items()}
-        composites = [
-            fmean(100 * (one[key] - low) / (high - low) for key, (low, high) in ends.items())
-            for one in students
-            if ends.keys() <= one.keys()
-        ]
+        composites = [composite_of(one, ends) for one in students if ends.keys() <= one.keys()]
     return {"seeds": len(students) if is_student else 0, "composites": composites, "measures": measures}
 
 
@@ -193,21 +202,43 @@ def pilot_contrast(second: Path) -> list[dict]:
     ]
 
 
+def screen(second: Path) -> dict:
+    """The students of the screen.
+
+    Returns  composites (arm -> those of its scored seeds), f1 (layer -> word-sense F1 of its LSPs), in points
+    """
+    study = read("study-2-screen")
+    scored = read_composed(study, second / "screen")
+    diagnosed = [read_json(file) for file in sorted((second / "screen").glob("diagnostics/*/result.json"))]
+    f1 = {layer["layer"]: 100 * layer["f1"] for result in diagnosed for layer in result["layers"]}
+    if scored.teacher is None or len(scored.untrained) < len(study.seeds):
+        return {"composites": {}, "f1": f1}
+    ends = {key: (fmean(one[key] for one in scored.untrained.values()), scored.teacher[key]) for key in scored.teacher}
+    composites = {arm: [composite_of(one, ends) for one in of.values()] for arm, of in scored.students.items() if of}
+    return {"composites": composites, "f1": f1}
+
+
+def composite_of(scores: dict[str, float], ends: dict[str, tuple[float, float]]) -> float:
+    """The composite of a model, between the scores that 0 and 100 points stand for."""
+    return fmean(100 * (scores[key] - low) / (high - low) for key, (low, high) in ends.items())
+
+
 # -- tables ---------------------------------------------------------------------------------------------------
 
 
 def front_table(told: dict, short: bool) -> str:
     """One row for each way to get an encoder.
 
-    short  without the measures by which a reader decides least
+    short  without the measures and the arm by which a reader decides least
     """
+    left_out = SHORT_WITHOUT if short else ()
     costs_head = ("sentences/s", "MB", "hours to make", "bytes per token stored")
     rows = [["", "seeds", "composite", *MEASURES.values(), *costs_head]]
     # Of any student, as all are of one architecture.
     students_times: dict = next((facts for name, facts in told["times"].items() if name not in ROWS), {})
     for name, what in ROWS.items():
         model = told["models"].get(name)
-        if model is None:
+        if model is None or name in left_out:
             continue
         is_student = name in (*told["study"].arms, "untrained")
         own = told["times"].get(name, {})
@@ -215,13 +246,11 @@ def front_table(told: dict, short: bool) -> str:
         costs = told["rates"].get("arms", {})
         cost = costs.get(name, {})
         hours = cost.get("hours", own["making_seconds"] / 3600 if "making_seconds" in own else None)
-        composites = model["composites"]
-        spread = f" ± {stdev(composites):.1f}" if len(composites) > 1 else ""
         rows.append(
             [
                 f"{what}" + (f" (`{name}`)" if name in told["study"].arms else ""),
                 str(model["seeds"] or "–"),
-                f"{number(fmean(composites), 1)}{spread}" if composites else "–",
+                mean(model["composites"]),
                 *(number(model["measures"].get(key), 1) for key in MEASURES),
                 number(times.get("sentences_per_second", {}).get("median"), 0),
                 number(times.get("megabytes"), 0),
@@ -229,7 +258,6 @@ def front_table(told: dict, short: bool) -> str:
                 number(cost.get("bytes_per_token"), 0),
             ]
         )
-    left_out = SHORT_WITHOUT if short else ()
     filled = [
         column
         for column, title in enumerate(rows[0])
@@ -330,6 +358,40 @@ def rates_table(told: dict) -> str:
     return f"{markdown(rows)}\n\nMeasured rates: {cpu}, {threads} thread(s), {date}."
 
 
+def layers_table(told: dict) -> str:
+    """Word-sense F1 of each layer's LSPs, and the composite of the students that learn them."""
+    f1, composites = told["screen"]["f1"], told["screen"]["composites"]
+    both = {layer: composites[f"mlsm-l{layer}"] for layer in sorted(f1) if f"mlsm-l{layer}" in composites}
+    if not both:
+        return "The students of the layers are not trained yet."
+    rows = [["layer", "F1 of word senses", "composite of students", "seeds"]]
+    rows += [[str(layer), number(f1[layer], 1), mean(of), str(len(of))] for layer, of in both.items()]
+    if len(both) < 4:
+        return markdown(rows)
+    found = correlation([f1[layer] for layer in both], np.array([fmean(of) for of in both.values()]))
+    bounds = f"{number(found['low'], 2, sign=True)} to {number(found['high'], 2, sign=True)}"
+    return (
+        f"{markdown(rows)}\n\nSpearman's correlation over the {len(both)} layers: "
+        f"{number(found['spearman'], 2, sign=True)} (95 % interval {bounds})."
+    )
+
+
+def variants_table(told: dict) -> str:
+    """Students of layer 4 with other k and n."""
+    composites = told["screen"]["composites"]
+    rows = [["k", "n", "composite of students", "seeds"]]
+    for arm, (k, n) in VARIANTS.items():
+        if arm in composites:
+            rows.append([f"{k:,}", str(n), mean(composites[arm]), str(len(composites[arm]))])
+    return markdown(rows) if len(rows) > 1 else "These students are not trained yet."
+
+
+def mean(values: list[float]) -> str:
+    """Mean and standard deviation, as pages write them."""
+    spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{number(fmean(values), 1)}{spread}" if values else "–"
+
+
 def markdown(rows: list[list[str]]) -> str:
     """A table."""
     return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]])
@@ -384,6 +446,8 @@ def blocks(told: dict, page: str) -> dict[str, str]:
         "measures": by_measure_table(told),
         "figure": figure_line(told, link),
         "rates": rates_table(told),
+        "layers": layers_table(told),
+        "variants": variants_table(told),
     }
 
 

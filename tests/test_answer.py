@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import random
 import re
 import shutil
@@ -17,6 +18,8 @@ from mlsm.evaluation.studies.protocol.description import read_study
 UNTRAINED = {"conll2003/entities": 20.0, "conll2003/pos": 60.0, "conll2003/chunks": 50.0}
 TEACHER = {"conll2003/entities": 70.0, "conll2003/pos": 90.0, "conll2003/chunks": 80.0}
 OTHERS = {"wsd/f1": 62.5, "stsb/cosine": 48.25}
+F1 = {1: 66.4, 2: 67.8, 3: 68.9, 4: 69.3, 5: 69.0, 6: 69.2}  # as choose-layer found with another sample
+SCREENED = {f"mlsm-l{n}": share for n, share in enumerate((0.70, 0.72, 0.76, 0.75, 0.77, 0.73), 1)} | {"k384": 0.6}
 METRICS = {"conll2003": ("entities", "pos", "chunks"), "stsb": ("cosine",), "wsd": ("f1",)}
 
 
@@ -101,15 +104,15 @@ def between(share):
     return {key: low + share * (TEACHER[key] - low) for key, low in UNTRAINED.items()} | OTHERS
 
 
-def frozen(name, scores):
+def frozen(name, scores, counts="test"):
     """The frozen records of a model, in which other parts than the one that counts are misleading."""
     made = []
     for task, metrics in METRICS.items():
-        part = "dev" if task == "stsb" else "test"
+        part = "dev" if task == "stsb" else counts
         figures = [
             {"metric": f"{metric}_{one}", "value": scores[f"{task}/{metric}"] / 100 if one == part else 0.01, "n": 9}
             for metric in metrics
-            for one in ("tuning", part)
+            for one in (part, "test" if part == "tuning" else "tuning")
         ]
         fields = {"suite": "frozen", "task": task, "seed": None, "figures": figures, "settings": {"frozen": True}}
         made.append(a_record(name, "cola", 0, [0.0]) | fields | {"weights": digest(name), "chosen": {}})
@@ -131,6 +134,15 @@ def whole(tmp_path_factory, places):
         made.append(a_record(f"mlm-seed{seed}-step-00008350", "sst2", 0, [0.6]))
     store(second / "main", made)
     store(second / "instead", frozen("teacher-2-layers", between(0.9)) + frozen("static-table", between(0.1)))
+    made = frozen("all-minilm-l6-v2", TEACHER | OTHERS, "tuning")
+    for seed in range(100, 104):
+        made += frozen(f"mlm-lr0.004-seed{seed}-step-00000000", between(0.0), "tuning")
+        for arm, share in SCREENED.items():
+            made += frozen(f"{arm}-seed{seed}", between(share + (seed - 101.5) / 1_000), "tuning")
+    store(second / "screen", made)
+    (second / "screen" / "diagnostics" / "minilm").mkdir(parents=True)
+    layers = [{"layer": layer, "f1": f1 / 100} for layer, f1 in F1.items()]
+    (second / "screen" / "diagnostics" / "minilm" / "result.json").write_text(json.dumps({"layers": layers}))
     of_one = {"parameters": 4_000_000, "megabytes": 16.0, "sentences_per_second": {"median": 1234.0}}
     times = dict.fromkeys(("mlm-seed0", "all-minilm-l6-v2", "teacher-2-layers"), of_one)
     times["static-table"] = of_one | {"making_seconds": 720.0, "megabytes": 30.2}
@@ -188,6 +200,27 @@ def test_the_contrasts_are_scipys(whole):
     assert table["mlsm − type"]["seeds"] == "4" and table["mlm-untied − mlm"]["dictionaries"] == "–"
     pilot = table["mlsm − regress, pilot: 4.1 M tokens"]  # as docs/studies/second/protocol.md has it
     assert pilot["planned"] == "no" and pilot["difference"] == "−1.3"
+
+
+def test_the_screen_relates_word_senses_to_students(whole):
+    made = blocks(answer(whole), "docs/word-senses.md")
+    layers = cells(made["layers"])
+    assert layers["2"] == {"F1 of word senses": "67.8", "composite of students": "72.0 ± 0.1", "seeds": "4"}
+    assert list(layers) == [str(layer) for layer in F1]
+    rho = stats.spearmanr([*F1.values()], [SCREENED[f"mlsm-l{layer}"] for layer in F1]).statistic
+    half = 1.959963984540054 * math.sqrt((1 + rho**2 / 2) / 3)
+    low, high = (math.tanh(math.atanh(rho) + side * half) for side in (-1, 1))
+    said = f"over the 6 layers: {rho:+.2f} (95 % interval {low:+.2f} to {high:+.2f})".replace("-", "−")
+    assert made["layers"].endswith(said + ".") and 0 < rho < 1
+    variants = cells(made["variants"])
+    assert variants == {"384": {"n": "32", "composite of students": "60.0 ± 0.1", "seeds": "4"}}
+
+
+def test_a_screen_without_students_says_so(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "second")
+    shutil.rmtree(tmp_path / "second" / "screen")
+    made = blocks(answer(tmp_path / "second"), "docs/word-senses.md")
+    assert "not trained yet" in made["layers"] and "not trained yet" in made["variants"]
 
 
 def test_the_rates_give_the_hours_of_a_text(whole):
