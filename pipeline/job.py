@@ -62,6 +62,10 @@ class Job:
     libraries: Mapping[str, str] | None = None
     stored: StoredHidden | None = None
 
+    def __post_init__(self) -> None:
+        # Of load_tokenizer. Pickling loses it, and a worker would read "[MASK]" in a text as the special token.
+        self.tokenizer.backend_tokenizer.encode_special_tokens = True
+
     def __reduce__(self) -> tuple:
         fields = (self.config, self.tokenizer, self.special_ids, self.rules, self.plan, self.sources, self.stamps)
         return Job, (*fields, silent, None if self.libraries is None else dict(self.libraries), self.stored)

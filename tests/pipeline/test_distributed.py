@@ -134,6 +134,20 @@ def test_learning_alone_and_ids(alone, spread, tmp_path):
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
 
+def test_special_tokens_in_a_text_are_text_for_workers_too(alone, spread, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(
+        "\n\n".join(f"A [MASK] in text {number} [SEP] is no mask, [PAD] or [UNK]." for number in range(400))
+    )
+    ids = EncodeIdsConfig(tokenizer=alone.teacher, corpus=(str(text),), max_length=32, output=tmp_path / "a")
+    (report,) = encode_ids(ids)
+    encode_ids(replace(ids, scheduler=spread.scheduler, output=tmp_path / "b"))
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+    store = Store.open(report["store"])
+    found = set(store.split("train").read(range(8)).ids.ravel().tolist())
+    assert store.special_ids["mask"] not in found and store.special_ids["cls"] in found
+
+
 def test_relative_paths_are_the_drivers(alone, spread, reports, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_bytes(Path(alone.corpus[0]).read_bytes())
