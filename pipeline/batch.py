@@ -18,6 +18,7 @@ from pipeline.config import TeacherConfig
 from pipeline.corpus import Window, join_windows
 from pipeline.dictionary import Dictionary
 from pipeline.dictionary.centering import centred_unit_rows
+from pipeline.stored import StoredHidden
 from shards.segments import segment_ids
 
 if TYPE_CHECKING:
@@ -367,7 +368,9 @@ def center_on(device: torch.device | str, dictionary: Dictionary) -> torch.Tenso
 
 
 def not_finite(teacher: "Teacher", what: str) -> EncodeError:
-    """The error for values that are not finite; for float16 it says that the dtype cannot hold them."""
+    """The error for values that are not finite; for a teacher in float16 it says that the dtype cannot hold them."""
+    if isinstance(teacher, StoredHidden):
+        return EncodeError(f"{what} are not finite in {teacher.store.path}, or not stored for this window.")
     if teacher.dtype != torch.float16:
         return EncodeError(f"{what} are not finite. Try --dtype float32.")
     return PrecisionError(

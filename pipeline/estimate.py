@@ -159,7 +159,7 @@ def _learn_provisional(job, teacher, entry):
     centred = config.center != "none"
     size, wanted = config.tokens_at_once() // config.max_length, VECTORS_AN_ATOM * entry.k
     for unit in reversed(job.plan.units):
-        windows = job.windows(unit)
+        windows = _readable_windows(job, unit)
         while count < wanted and (chunk := list(islice(windows, size))):
             form = InputFormat.of(config, teacher)
             (found,), _ = hidden_rows(
@@ -180,6 +180,12 @@ def _learn_provisional(job, teacher, entry):
     settings = DictionarySettings(entry.k, config.lam, config.seed, atoms=config.atoms)
     found = learn_dictionary(hidden_Nd, settings, LearningSchedule(1, MOST_A_BATCH), device=config.device)
     return replace(found, center=center)
+
+
+def _readable_windows(job, unit):
+    """The windows of a unit, without those of a store of hidden states that have none."""
+    lacking = job.known_failures(unit)
+    return (window for number, window in enumerate(job.windows(unit)) if number not in lacking)
 
 
 def _no_windows(job):
@@ -217,9 +223,9 @@ def _measure(job, coder, targets):
     job.progress("measure", 0, None)
     room = getattr(coder, "most_windows", 1)
     count = -(-FEWEST_WINDOWS // room) * room  # full forward passes
-    warm_up = _encode_some(job, coder, targets, units[0], job.windows(units[0]), count)  # compiles
+    warm_up = _encode_some(job, coder, targets, units[0], _readable_windows(job, units[0]), count)  # compiles
     tokens, most, found = 0, 0, [warm_up]
-    unread = [(unit, job.windows(unit)) for unit in units]
+    unread = [(unit, _readable_windows(job, unit)) for unit in units]
     for _ in islice(unread[0][1], count):  # skip the windows of the warm-up
         pass
     while True:

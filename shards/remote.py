@@ -407,7 +407,7 @@ class RemoteFiles(StoreFiles):
         path = self.units.parent / name
         if _is_complete(name, (file.name for file in path.glob("*"))):
             return path
-        listed = [entry for entry in self.server.names(name) if _NAME.fullmatch(entry)]
+        listed = [entry for entry in self.server.names(name) if entry in _UNLISTED[name]]  # a page has other links too
         is_listed = _is_complete(name, listed)
         found: dict[str, bytes] = {}
         for entry in listed if is_listed else _UNLISTED[name]:

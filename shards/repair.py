@@ -40,17 +40,17 @@ def encoding_command(files: StoreFiles, target: Mapping, plan_id: str, sources: 
     output = ["--output", files.path.absolute().parent.parent]
     if "derived_from" in settings:
         found = sorted(files.path.absolute().parent.glob(f"*-{settings['derived_from'][:12]}"))
-        source = found[0] if found else f"<the store of target {settings['derived_from']}>"
+        source = _with_plan(found[0], plan_id) if found else f"<the store of target {settings['derived_from']}>"
         return _line("derive-shards", source, "--top-n", settings.get("top_n", "<n>"), *output)
     verb = f"encode-{kind_of(target)}"
+    recipe = files.plans / f"{plan_id}.yaml"
     if "hidden" in settings or kind_of(target) == "hidden":
-        output = _of_hidden(files, settings) + output
+        output = _of_hidden(files, settings, plan_id, recipe.is_file()) + output
     own = ["--layer", settings["layer"]] if "layer" in settings else []
     with suppress(StoreError):  # no advice with another dictionary: it would make another target
         if "dictionary" in settings and copies.read_dictionary(files):
             own += ["--dictionary", files.dictionary.absolute()]
     packing = settings.get("windowing", {}).get("packing")
-    recipe = files.plans / f"{plan_id}.yaml"
     if recipe.is_file():
         if "dtype" in settings:  # the recipe may have auto, which depends on the machine
             own += ["--dtype", settings["dtype"]]
@@ -69,19 +69,31 @@ def encoding_command(files: StoreFiles, target: Mapping, plan_id: str, sources: 
     return _line(verb, *given, *own, *output, *corpus)
 
 
-def _of_hidden(files, settings):
-    """Flags for the store of hidden states that a store was made from, and for the store's own quantisation."""
+def _of_hidden(files, settings, plan_id, has_recipe):
+    """Flags for the store of hidden states that a store was made from, and for the store's own quantisation.
+
+    has_recipe  whether the command names a recipe, which says where that store was
+    """
     flags = []
     if source := settings.get("hidden"):
         digits = source["target"][:12]
         found = sorted(files.path.absolute().parent.glob(f"*-{digits}"))
-        flags += ["--hidden", found[0] if found else f"<the store of target {source['target']}>"]
+        if found:
+            flags += ["--hidden", _with_plan(found[0], plan_id)]
+        elif not has_recipe:
+            flags += ["--hidden", f"<the store of target {source['target']}>"]
     if settings.get("kind") == "hidden" and settings["quantise"]["name"] == "pq":
         flags += ["--quantise", "pq", "--bytes", settings["quantise"]["bytes"]]
         with suppress(StoreError):  # no advice with another codebook: it would make another target
             copies.read_codebook(files)
             flags += ["--codebook", files.codebook.absolute()]
     return flags
+
+
+def _with_plan(source, plan_id):
+    """A store with the plan that it shares with what was made from it; the store alone if it lacks the plan."""
+    plan = source / "plans" / f"{plan_id}.json"
+    return plan if plan.is_file() else source
 
 
 def _line(*words):

@@ -244,10 +244,16 @@ class UnitWriter:
         while not publish_json(path, record.as_dict(), withdraw=True):
             if winner := self.files.record(record.unit):
                 better = self._retry and winner.lacking > record.lacking
-                if not better and (winner.sha256 != self._replaces or winner.sha256 == record.sha256):
+                if not better and (winner.sha256 != self._replaces or _same(winner, record)):
                     return winner
                 replace_json(path, record.as_dict())
         return record
+
+
+def _same(record, other):
+    """Whether two records of a unit name the same bytes, made of the same source (environment.source_sha256)."""
+    sources = [one.environment.get("source_sha256") for one in (record, other)]
+    return record.sha256 == other.sha256 and sources[0] == sources[1]
 
 
 def _tar_members(samples):

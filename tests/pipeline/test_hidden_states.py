@@ -514,6 +514,26 @@ def test_documents_in_quarantine_stay_there_until_they_are_tried_again(place, st
     assert shards(again["store"]) == shards(coded["store"]) and not again["quarantined"]
 
 
+def test_a_float16_store_with_windows_in_quarantine_is_learned_from(place, store, tmp_path, monkeypatch):
+    """They are left out of the sample, as in other precisions: nothing of a store can be read in another one."""
+    batch = store.split("train").read([3, 40])
+    keys, works = {np.ascontiguousarray(row, np.int64).tobytes() for row in batch.ids}, Teacher.__call__
+
+    def fails(teacher, ids_WL, *given, **how):
+        if any(row.tobytes() in keys for row in ids_WL.numpy()):
+            raise RuntimeError("this text is too much")
+        return works(teacher, ids_WL, *given, **how)
+
+    monkeypatch.setattr(Teacher, "__call__", fails)
+    (report,) = encode_hidden(replace(place, layer=2, dtype="float16", output=tmp_path))
+    assert report["quarantined"] >= 1
+    learned = {"dictionary": None, "k": 40, "dictionary_tokens": 100_000}  # all of them
+    codes = codes_of(place, **learned, hidden=report["store"], output=tmp_path)
+    assert encode_lsp(replace(codes, dry_run=True))[0]["tokens"] == report["tokens"]
+    (lsps,) = encode_lsp(codes)
+    assert lsps["quarantined"] == report["quarantined"]
+
+
 @pytest.mark.parametrize("verb", ["encode-hidden", "encode-lsp"])
 def test_a_killed_run_goes_on_to_the_same_bytes(place, store, coded, dictionary, tmp_path, verb):
     code = (
@@ -556,6 +576,13 @@ def test_damage_names_the_command_that_repairs_it(place, store, pq, coded, tmp_p
     shard.write_bytes(shard.read_bytes()[:-1])
     (command,) = verify(damaged, repair=True)["commands"]
     assert command.startswith("mlsm encode-lsp" if kind == "lsp" else "mlsm encode-hidden")
+    if kind == "lsp":
+        hidden = tmp_path / "runs" / "stores" / store.path.name
+        assert f"--hidden {hidden / 'plans' / store.plan_id}.json" in command
+        hidden.rename(tmp_path / "elsewhere")
+        (unknown,) = verify(damaged)["commands"]
+        assert ("--hidden" in unknown) != recipe, "a recipe says where it was"
+        (tmp_path / "elsewhere").rename(hidden)
     if not recipe and kind != "lsp":
         command += " --max-tokens 40000 --unit-tokens 10000"  # which it says are not known
     run = run_command([*shlex.split(command)[1:], "--batch-tokens", 2048], tmp_path)

@@ -1,6 +1,8 @@
 """A derived store equals one that was encoded with the smaller n, up to what 8 bits can tell."""
 
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -131,6 +133,25 @@ def test_running_again_finishes_what_is_missing_with_equal_bytes(source, tmp_pat
     assert again["new_units"] == 1 and again["new_tokens"] == victim.tokens
     assert {path.name: path.read_bytes() for path in files.units.iterdir()} == before
     assert derive(source.path, 8, tmp_path)["finished_before"]
+
+
+def test_a_source_that_changed_without_effect_is_derived_once(source, tmp_path):
+    """Its record then names the new source: otherwise every later command would derive the unit again."""
+    files = StoreFiles(derive(source.path, 8, tmp_path)["store"])
+    record = files.record(source.plan.units[1].id)
+    earlier = replace(record, environment=record.environment | {"source_sha256": "0" * 64})
+    files.record_file(record.unit).write_text(json.dumps(earlier.as_dict()))
+    assert derive(source.path, 8, tmp_path)["new_units"] == 1
+    assert derive(source.path, 8, tmp_path)["finished_before"] and not verify(files.path, full=True)["damaged"]
+
+
+def test_what_is_missing_is_derived_from_the_plan_that_lacks_it(source, tmp_path):
+    stores = tmp_path / "stores"
+    shutil.copytree(source.path, stores / f"lsp-{source.target_id[:12]}")
+    files = StoreFiles(derive(stores / f"lsp-{source.target_id[:12]}", 8, tmp_path)["store"])
+    files.record_file(source.plan.units[1].id).unlink()
+    (command,) = verify(files.path)["commands"]
+    assert f"{source.target_id[:12]}/plans/{source.plan_id}.json" in command
 
 
 def test_a_store_with_a_lost_shard_is_not_finished(source, tmp_path):

@@ -207,6 +207,14 @@ def test_a_listed_file_of_a_tokenizer_must_come(made, web, options, fault, error
 
 
 @pytest.mark.promise("a tokenizer or dictionary …")
+def test_other_links_of_a_listing_are_no_files_of_a_tokenizer(made, web, options, monkeypatch):
+    """Some servers name themselves, and their home page, at the foot of a listing."""
+    names = Server.names
+    monkeypatch.setattr(Server, "names", lambda server, directory: [*names(server, directory), "http-server"])
+    assert os.listdir(Store.open(f"{web.url}/lsp", remote=options).tokenizer_dir) == ["tokenizer.json"]
+
+
+@pytest.mark.promise("a tokenizer or dictionary …")
 def test_web_pages_are_not_kept_as_files(made, options):
     with serving(made[0].parent, lists=False, refusal=200) as web:
         store = Store.open(f"{web.url}/lsp/plans/{made[1].id}.json", remote=options)
