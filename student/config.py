@@ -266,7 +266,8 @@ class StudentConfig:
     """How many of the newest checkpoints to keep, in addition to those of --checkpoints."""
 
     eval_every: int | None = None
-    """Optimiser steps between evaluations on held-out windows; 0: only at kept checkpoints; unset: as --save-every."""
+    """Optimiser steps between evaluations on held-out windows; 0: only at kept checkpoints; unset: a twentieth of
+    the run, from 50 to 1,000."""
 
     eval_windows: int = 256
     """Held-out windows per evaluation, with fixed masks."""

@@ -221,7 +221,7 @@ def _prove(asked, settled, store, prepare, device, marginals):
         "class": _place_of(type(settled)),
         "prepare": _place_of(prepare),
         "config": {name: value for name, value in (settled.to_json() | changed).items() if name in free},
-        "store": str(store.path),
+        "store": str(settled.stores[0]),
         "marginals": marginals and str(marginals),
         "dtype": asked.dtype,
         "compile": asked.compile,

@@ -112,9 +112,10 @@ def without_rivals(values: dict, given: Mapping[str, Any], kind: str | None = No
     """A recipe's values, without those that do not go with what is given.
 
     Left out are its number of steps if epochs are set, and the other way round; its learning rate if another encoder or
-    optimiser is given; the loss of `regress` if another objective is learned; its positions if the objective learns
-    words, which must be masked, or if a setting of masks is given. If the store has no targets for its objective, the
-    usual one of such a store takes its place.
+    optimiser is given; encoder, optimiser, rate and dropout if weights that were trained before are; the loss of
+    `regress` if another objective is learned; its positions if the objective learns words, which must be masked, or if
+    a setting of masks is given. If the store has no targets for its objective, the usual one of such a store takes its
+    place.
 
     kind  of the store, if the recipe is the one that made it
     """
@@ -125,6 +126,8 @@ def without_rivals(values: dict, given: Mapping[str, Any], kind: str | None = No
         meant = values.get(name, getattr(StudentConfig, name))
         if given.get(name, meant) != meant:
             dropped = dropped | {"lr"}
+    if given.get("continue_from") is not None:
+        dropped = dropped | {"encoder", "optimizer", "lr", "dropout"}
     if kind and "objective" in values.keys() - given.keys() and kind not in OBJECTIVES[values["objective"]].kinds:
         objective = USUAL_OBJECTIVE[kind]
         values = values | {"objective": objective}
@@ -183,8 +186,8 @@ def _apply_recipe(config: StudentConfig, store: Store, found: dict[str, str]) ->
     if recipe is None:
         return config
     recipe_values = recipe_settings(recipe, verb_of(config), type(config), False)
-    own = {"optimizer": config.optimizer} | ({"encoder": config.encoder} if config.encoder else {})  # a probe has none
-    values = without_rivals(recipe_values, own | found)
+    own = {name: getattr(config, name) for name in ("optimizer", "encoder", "continue_from")}  # a probe has only one
+    values = without_rivals(recipe_values, {name: value for name, value in own.items() if value} | found)
     values = {name: value for name, value in values.items() if name in (*FOLLOWING, "epochs") and name not in found}
     found.update(dict.fromkeys(values, f"recipe {recipe}, which made the store"))
     return replace(config, **values)

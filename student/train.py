@@ -175,6 +175,8 @@ class Trainer:
                 self._log(**self._evaluate())
                 self._save()
             self._report()
+            if not first and self.state.figures and self.state.figures_step == self.state.steps:
+                self._evaluate()  # the baseline is that of today's --eval-windows
             for step, batch, waited in chain(first, batches):  # _load reads and masks one step ahead, in a thread
                 begun = time.perf_counter()
                 batch = ranks.whole(batch)  # its counts of tokens, over all processes

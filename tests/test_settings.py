@@ -176,6 +176,19 @@ def test_trained_weights_are_never_trained_by_the_demonstration(tmp_path):
     assert (config.max_steps, config.lr) == (2000, 1e-4)
 
 
+@pytest.mark.parametrize("named", [None, "small-encoder"])
+def test_a_recipes_rate_is_not_for_weights_that_were_trained_before(named, tmp_path):
+    """small-encoder has 0.008 for Muon and new weights: eighty times what trained ones get."""
+    store = keep_recipe(write_store(tmp_path / "store", k=24), "small-encoder")
+    parsed = parse(load("train-student"), ["--store", str(store.path), "--continue-from", "somewhere"], named)
+    python = StudentConfig(store=store.path, continue_from="somewhere", positions="all")
+    for config in (resolve(parsed.settings, store, parsed.origins).config, resolve(python, store).config):
+        assert (config.lr, config.optimizer, config.dropout) == (1e-4, "adamw", None)
+        assert (config.positions, config.batch_windows) == ("all", 16), "the rest is the recipe's"
+    new = parse(load("train-student"), ["--store", str(store.path)], named).settings
+    assert (new.lr, new.optimizer) == (0.008, "muon")
+
+
 def test_the_checkpoints_of_the_recipes_are_those_of_the_figures():
     def shares(recipe):
         return parse(load("train-student"), [], recipe)[0].checkpoints

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -283,6 +284,17 @@ def test_a_damaged_checkpoint_is_passed_over(ids_store, settings, unbroken, capl
     assert steps == [4, 5, 6, 7, 8]
     assert "optimizer.pt was cut or changed" in caplog.text
     assert_same_run(unbroken(ids_store, "mlm", settings), config.run_dir)
+
+
+def test_held_out_and_baseline_are_of_the_same_windows(ids_store, settings, tmp_path):
+    """Also if only the end of a run was lost, and the command is repeated with other --eval-windows."""
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
+    train(config)
+    (config.run_dir / "result.json").unlink()
+    again = train(replace(config, eval_windows=1))
+    other = train(replace(config, eval_windows=1, run_dir=tmp_path / "other"))
+    assert not again["finished_before"] and again["held_out"] == other["held_out"] != {}
+    assert again["baseline"] == other["baseline"] and again["improvement"] == other["improvement"]
 
 
 @pytest.mark.promise("22 no non-zero code …")
