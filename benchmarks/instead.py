@@ -54,7 +54,7 @@ from mlsm.evaluation.tasks.finetuning.trials import Candidate
 from mlsm.evaluation.tasks.frozen.features import FeatureExtractor, WordFeatures
 from mlsm.evaluation.tasks.frozen.measures import read_measure
 from mlsm.evaluation.tasks.frozen.suite import facts_of, record_scores
-from pipeline.teacher import load_tokenizer, read_config
+from pipeline.teacher import load_tokenizer, read_config, tokenizer_fingerprint
 from shards.copies import TOKENIZER_FILES, write_files
 from student.encoders.build import without_pooler
 
@@ -185,7 +185,8 @@ class Rows:
 
 def score_table(encoder, place, settings):
     """Write the records of the table that are missing, as `finetune --frozen` does those of encoders."""
-    candidate = Candidate(place, records.describe_model(place), None)
+    tokenizer = {"tokenizer": tokenizer_fingerprint(load_tokenizer(place))}
+    candidate = Candidate(place, records.describe_model(place) | tokenizer, None)
     for task in settings.chosen_tasks():
         if records.path_of(
             settings.output, candidate.facts | {"suite": "frozen", "task": task, "seed": None}

@@ -84,10 +84,13 @@ def _frozen(result):
 def _table(result):
     models = result["models"]
     rows = [["", *(model["model"] for model in models)]]
-    for name in models[0]["figures"]:
+    for name in dict.fromkeys(name for model in models for name in model["figures"]):
         row = [name]
         for model in models:
-            values = model["figures"][name]
+            values = model["figures"].get(name, [])
+            if not values:
+                row.append("–")
+                continue
             spread = f" ± {100 * stdev(values):.2f}" if len(values) > 1 else ""
             row.append(f"{100 * mean(values):.2f}{spread}")
         rows.append(row)

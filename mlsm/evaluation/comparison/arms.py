@@ -106,7 +106,14 @@ def _one_a_seed(models: Sequence[Model]) -> dict[Seed, Model]:
 
 def fraction_of(model: Model) -> float:
     """The fraction of pre-training that a model has completed; 1 if unknown, or if the model was never trained."""
-    return model.facts["fraction"] or 1.0
+    fraction = model.facts["fraction"]
+    return 1.0 if fraction is None or _is_untrained(model) else fraction
+
+
+def _is_untrained(model: Model) -> bool:
+    """Whether a model is the start of a run that did not continue from trained weights."""
+    settings = (model.facts["identity"] or {}).get("settings", {})
+    return model.facts["step"] == 0 and settings.get("continue_from") is None
 
 
 def is_probe(model: Model) -> bool:
@@ -272,13 +279,14 @@ def find_arms(models: Sequence[Model], study: StudyFacts | None = None) -> Arms:
     """Sort models into a study's arms, or into arms by their settings; floor and ceiling are kept separate."""
     named: Runs = study.arms if study else {}
     teachers = {model.facts["teacher"] for model in models} - {None}
-    floor = [model for model in models if model.facts["step"] == 0]
+    floor = [model for model in models if _is_untrained(model)]
     ceiling = [model for model in models if _is_teacher(model, teachers)]
     apart = {model.label for model in (*floor, *ceiling)}
     between = [model for model in models if model.label not in apart]
     arms = _sort_by_name(between, named) if named else sort_into_arms(between, PRETRAINING, with_probes=True)
     ends = [Arm(name, tuple(group)) if group else None for name, group in (("floor", floor), ("ceiling", ceiling))]
-    return Arms(arms, ends[0], ends[1], [note for arm in arms for note in _name_doubles(arm)])
+    known = [arm for arm in (ends[0], *arms) if arm is not None]
+    return Arms(arms, ends[0], ends[1], [note for arm in known for note in _name_doubles(arm)])
 
 
 def _sort_by_name(models: Sequence[Model], named: Runs) -> list[Arm]:

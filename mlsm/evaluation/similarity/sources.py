@@ -76,7 +76,7 @@ class TeacherSource:
     def read(self, texts: Sequence[str]) -> list[Tokens]:
         """The tokens of every text, in order. Raises InspectionError on a text without tokens."""
         read = [_tokenise(self._tokenizer, text, self.store.max_length - 2) for text in texts]
-        self.cut += sum(was_cut for _, _, was_cut in read)
+        self.cut += sum(end is not None for _, _, end in read)
         order = sorted(range(len(texts)), key=lambda number: len(read[number][0]))
         found: dict[int, Tokens] = {}
         for start in range(0, len(order), BATCH):
@@ -140,11 +140,11 @@ class StudentSource:
         special, room = self._model.facts["special_ids"], self._model.facts["max_length"] - 2
         found = []
         for text in texts:
-            ids, spans, was_cut = _tokenise(self._model.tokenizer, text, room)
-            self.cut += was_cut
-            while was_cut:  # one character may be several tokens: the cut must not separate them
-                text = text[: spans[-1][0]].rstrip()
-                ids, spans, was_cut = _tokenise(self._model.tokenizer, text, room)
+            ids, spans, end = _tokenise(self._model.tokenizer, text, room)
+            self.cut += end is not None
+            while end is not None:  # one character may be several tokens: the cut must not separate them
+                text = text[:end].rstrip()
+                ids, spans, end = _tokenise(self._model.tokenizer, text, room)
             (predicted,) = self._model.lsp([text])
             with torch.inference_mode():
                 ids_1L = torch.tensor([[special["cls"], *ids, special["sep"]]])
@@ -167,10 +167,12 @@ def open_source(source: str, teacher: str | None = None) -> "TeacherSource | Stu
     return StudentSource(source)
 
 
-def _tokenise(tokenizer, text: str, room: int) -> tuple[list[int], list[tuple[int, int]], bool]:
-    """A text's ids without special ones, their characters in the text, and whether it was cut to `room` tokens."""
+def _tokenise(tokenizer, text: str, room: int) -> tuple[list[int], list[tuple[int, int]], int | None]:
+    """A text's first `room` ids without special ones, their characters in the text, and the first character of the
+    token that is left out, None if there is none.
+    """
     read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids, spans = read["input_ids"], read["offset_mapping"]
     if not ids:
         raise InspectionError(f"the text {text[:60]!r} has no tokens. Pass another text.")
-    return ids[:room], spans[:room], len(ids) > room
+    return ids[:room], spans[:room], spans[room][0] if len(ids) > room else None

@@ -69,3 +69,19 @@ def test_two_models_of_one_arm_seed_and_step_are_told():
     known = found(records)
     assert known.arms[0].at().by_seed[1].label == "mlsm-seed1"
     assert known.notes == ["twin-seed1 has the same arm, seed and step as mlsm-seed1, which is shown instead."]
+
+
+def test_trained_weights_that_a_run_continues_are_no_floor():
+    records = arm("mlsm", {1: {"rte": 0.5}}, "new", fraction=0)
+    records += arm("mlsm", {1: {"rte": 0.7}}, "continued", fraction=0, of_identity={"continue_from": "1234"})
+    known = found(records)
+    assert labels(known.floor) == ["new-seed1-step-00000000"]
+    (continued,) = known.arms
+    assert continued.fractions == [0.0] and not continued.at().models, "its training has not begun"
+
+
+def test_two_untrained_models_of_one_seed_are_told():
+    records = arm("mlsm", {1: {"rte": 0.5}}, "small", fraction=0)
+    records += arm("mlsm", {1: {"rte": 0.6}}, "large", fraction=0, of_identity={"encoder": "bert-12x768"})
+    (note,) = found(records).notes
+    assert "has the same arm, seed and step as" in note

@@ -101,6 +101,7 @@ def test_long_texts_are_cut_and_counted(coded_store, export):
     for store in (coded_store.path, export):
         result = compare_texts(replace(config, store=str(store)))
         assert result["cut"] == 1 and "cut to a window: 1" in summary(result, config)
+        assert len(open_source(str(store)).read((long,))[0].names) == coded_store.max_length - 2
 
 
 def test_what_cannot_be_compared_is_said(coded_store, export):

@@ -56,10 +56,10 @@ class FinetuneConfig:
     epochs: int = 3
     """Passes over the training set."""
     lr: float | tuple[float, ...] = 2e-5
-    """Learning rate of the first step. If there are several, each training run uses the one that does best when trained
-    on nine tenths of its examples and scored on the other tenth (of equal ones the smallest), so no model is favoured
-    by a learning rate that suits it. N learning rates take about N + 1 times as long. A grid by factors of two, such as
-    1e-4 2e-4 4e-4 8e-4, rarely misses the best by much."""
+    """Peak learning rate, from which it falls linearly to zero. If there are several, each training run uses the one
+    that does best when trained on nine tenths of its examples and scored on the other tenth (of equal ones the
+    smallest), so no model is favoured by a learning rate that suits it. N learning rates take about N + 1 times as
+    long. A grid by factors of two, such as 1e-4 2e-4 4e-4 8e-4, rarely misses the best by much."""
     warmup: float = 0.06
     """Share of the optimiser steps in which the learning rate rises linearly from zero; 0: none, as in the paper."""
     grad_clip: float = 1.0
@@ -83,7 +83,8 @@ class FinetuneConfig:
     of --data-dir (conll2003, qqp); `train-tenth`, a tenth of the training examples, to choose a learning rate without
     the development sets. Records of the latter two are written to <output>/test and <output>/train-tenth."""
     limit_train: int | None = None
-    """Train on this many examples of a task, always the same ones; unset: all, with --frozen 4,000."""
+    """Train on this many examples of a task, always the same ones; unset: all, with --frozen 4,000. wsd always learns
+    from all of its examples."""
     max_steps: int | None = None
     """Stop a training run after this many optimiser steps, with its learning rate then at zero; unset: after
     --epochs."""

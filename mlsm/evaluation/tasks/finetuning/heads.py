@@ -96,10 +96,6 @@ class Backbone:
                 f" ({', '.join([*missing, *report.unexpected_keys][:3])}). It cannot be fine-tuned here."
             )
 
-    def room(self) -> int:
-        """The longest input in tokens."""
-        return int(min(max_positions(self.encoder), NO_LIMIT))
-
     def set_dropout(self, rate: float) -> None:
         """Set the dropout of models that `with_head` makes from now on; see `dropouts`."""
         for name, value in dropouts(self.config, rate).items():

@@ -35,10 +35,11 @@ from mlsm.evaluation.tasks.finetuning.trials import (
     Candidate,
     PreparedTrial,
     Trial,
+    check_length,
     load,
-    warn_of_untrained_positions,
 )
 from mlsm.evaluation.tasks.frozen.suite import measure_frozen
+from pipeline.teacher import load_tokenizer, tokenizer_fingerprint
 from student.memory import forget_peak
 
 logger = logging.getLogger(__name__)
@@ -100,8 +101,9 @@ def _data_dir(settings):
 def _find_candidates(settings):
     found: list[Candidate] = []
     for directory in directories(settings.models, settings.step):
-        facts = records.describe_model(directory)
-        if twice := [other.directory for other in found if other.facts["weights"] == facts["weights"]]:
+        facts = records.describe_model(directory) | {"tokenizer": tokenizer_fingerprint(load_tokenizer(directory))}
+        same = ("weights", "tokenizer")
+        if twice := [one.directory for one in found if all(one.facts[name] == facts[name] for name in same)]:
             if facts["step"] == 0:  # several runs may start with the same weights
                 logger.info("%s has the same weights as %s and is trained once", directory, twice[0])
                 continue
@@ -118,7 +120,7 @@ def settle(settings: FinetuneConfig, candidates: Sequence[Candidate]) -> Finetun
     model has them.
     """
     length = settings.max_length or min(candidate.trained_length for candidate in candidates)
-    warn_of_untrained_positions(candidates, length)
+    check_length(candidates, length)
     segments = settings.segments
     if segments == "auto":
         segments = "always" if all(candidate.has_trained_segments for candidate in candidates) else "never"

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
-from mlsm.common.errors import ModelError
+from mlsm.common.errors import ModelError, StudyError
 from mlsm.common.model_checks import describe_unfit_tokenizer
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
@@ -44,7 +44,7 @@ class Candidate(NamedTuple):
 
     directory: Path
     facts: dict
-    """its facts in records: records.describe_model"""
+    """its facts in records: records.describe_model, and the fingerprint of its tokenizer"""
     config: PretrainedConfig
 
     @property
@@ -61,8 +61,18 @@ class Candidate(NamedTuple):
         return (self.facts["identity"] or {}).get("settings", {}).get("segments", False) is True
 
 
-def warn_of_untrained_positions(candidates: Sequence[Candidate], length: int) -> None:
-    """Warn if inputs of so many tokens reach positions that a model's pre-training did not."""
+def check_length(candidates: Sequence[Candidate], length: int) -> None:
+    """Refuse inputs longer than a model has positions, since it would read less than the others. Warn of positions that
+    a model's pre-training did not reach.
+
+    Raises  StudyError
+    """
+    for candidate in candidates:
+        if length > (most := positions_of(candidate.config)):
+            raise StudyError(
+                f"{candidate.facts['model']} reads at most {most} tokens; found --max-length {length}. Take a smaller "
+                "one for all models."
+            )
     trained = [(candidate.facts["model"], candidate.trained_length) for candidate in candidates]
     if short := [f"{name} ({most})" for name, most in trained if most < length]:
         logger.warning(
@@ -97,6 +107,7 @@ class Trial(NamedTuple):
             more |= {"split": settings.split}
         return {
             "weights": self.candidate.facts["weights"],
+            "tokenizer": self.candidate.facts["tokenizer"],
             "data": self.data.facts() | {"order": order},
             "settings": settings.recipe() | more | (UNREAD_WORDS if self.task.labels_words else {}),
         }
@@ -151,7 +162,8 @@ class PreparedTrial:
         self.trial, self.settings = trial, settings
         self.backbone, tokenizer = load(trial.candidate.directory)
         self.backbone.set_dropout(settings.dropout)
-        room = self.backbone.room()
+        assert settings.max_length is not None, "of `settle`"
+        max_length = settings.max_length
 
         def read(data: TaskData) -> Examples:
             train, *evaluation = (
@@ -159,7 +171,7 @@ class PreparedTrial:
                     tokenizer,
                     examples,
                     trial.task.labels_words,
-                    max_length=min(settings.max_length or room, room),
+                    max_length=max_length,
                     takes_types=trial.gets_segments(settings.segments),
                 )
                 for examples in (data.train, *data.evaluation.values())

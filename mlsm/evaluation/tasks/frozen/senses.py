@@ -27,6 +27,7 @@ from mlsm.evaluation.studies.word_senses.framework import data_files
 from mlsm.evaluation.studies.word_senses.word_vectors import Readings, word_vectors
 from mlsm.evaluation.tasks.frozen.features import FeatureExtractor, kept
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
+from pipeline.dictionary.learning import ALGORITHM
 from pipeline.teacher import special_ids
 
 ATOMS = 1_536
@@ -74,7 +75,7 @@ class Senses:
         counts = {"n_train": self._data.training, "n_eval": self._questions}
         self.data: dict[str, Any] = {"name": "wsd, local", "files": digests} | counts
         self.settings: dict[str, Any] = {
-            "dictionary": {"k": ATOMS, "lam": LAM, "vectors": SAMPLE, "seed": 0},
+            "dictionary": {"k": ATOMS, "lam": LAM, "vectors": SAMPLE, "seed": 0, "algorithm": ALGORITHM},
             "variant": VARIANT,
             "tolerance": TOLERANCE,
         }

@@ -18,11 +18,9 @@ from mlsm.common.errors import StudyError
 from mlsm.common.workplaces import workplace
 from mlsm.evaluation import records
 from mlsm.evaluation.tasks.finetuning.config import FROZEN_EXAMPLES, FROZEN_LENGTH, FinetuneConfig
-from mlsm.evaluation.tasks.finetuning.heads import positions_of
-from mlsm.evaluation.tasks.finetuning.trials import warn_of_untrained_positions
+from mlsm.evaluation.tasks.finetuning.trials import check_length
 from mlsm.evaluation.tasks.frozen.features import FeatureExtractor
 from mlsm.evaluation.tasks.frozen.measures import Measure, read_measure
-from pipeline.teacher import tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from mlsm.evaluation.tasks.finetuning.trials import Candidate
@@ -41,10 +39,7 @@ def measure_frozen(
     Raises   as `finetune`; WsdDataError
     """
     length = settings.max_length or min(FROZEN_LENGTH, *(candidate.trained_length for candidate in candidates))
-    for candidate in candidates:
-        if length > (most := positions_of(candidate.config)):
-            raise StudyError(f"{candidate.facts['model']} reads at most {most} tokens; found --max-length {length}.")
-    warn_of_untrained_positions(candidates, length)
+    check_length(candidates, length)
     tally: dict[str, Any] = {"made": 0, "kept": 0, "differing": []}
     plan = []
     for name in settings.chosen_tasks():
@@ -73,6 +68,7 @@ def facts_of(candidate: "Candidate", measure: Measure, settings: FinetuneConfig,
     common = {"frozen": True, "max_length": length, "layers": _layers(settings)}
     return {
         "weights": candidate.facts["weights"],
+        "tokenizer": candidate.facts["tokenizer"],
         "data": measure.data,
         "settings": common | measure.settings,
     }
@@ -113,8 +109,7 @@ def record_scores(
     facts    from `facts_of`
     """
     began = time.monotonic()
-    request = facts | {"task": name, "tokenizer": tokenizer_fingerprint(encoder.tokenizer)}
-    digits = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+    digits = hashlib.sha256(json.dumps(facts | {"task": name}, sort_keys=True).encode()).hexdigest()
 
     def report(done):
         progress(f"frozen {name}", done, measure.total, unit="texts", model=candidate.facts["model"])

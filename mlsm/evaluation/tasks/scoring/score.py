@@ -19,19 +19,18 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from difflib import SequenceMatcher
 from pathlib import Path
 
 import numpy as np
 
-from mlsm.common import disk
 from mlsm.common.device import choose_device
-from mlsm.common.durable import make_directories, refuse_what_is_in_the_way, replace_bytes, replace_json
+from mlsm.common.durable import refuse_what_is_in_the_way, replace_bytes, replace_json
 from mlsm.common.errors import ScoringError
 from mlsm.common.invocation import program
 from mlsm.common.paths import utf8
 from mlsm.common.progress import silent
+from mlsm.common.workplaces import discard, workplace
 from mlsm.evaluation import records
 from mlsm.evaluation.models import directories
 from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig
@@ -81,17 +80,16 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
             finished = _read_finished(scores, commit)
             if finished is not None:
                 record, rows = finished
+                discard(base)  # of a command that was killed after its last write
             else:
                 scorer = scorer or Scorer(*load(directory, device), config.metric, config.batch_tokens)
                 clock = time.perf_counter()
-                rows = _score_in_parts(scorer, material, base, known["model"], progress)
-                with refuse_what_is_in_the_way():
+                with refuse_what_is_in_the_way(), workplace(base, ("*.jsonl",)):
+                    rows = _score_in_parts(scorer, material, base, known["model"], progress)
                     replace_bytes(scores, _json_lines(rows))
-                record |= figures_of(rows) | {"env": records.environment(device), "wall": time.perf_counter() - clock}
-                with refuse_what_is_in_the_way():
+                    took = {"env": records.environment(device), "wall": time.perf_counter() - clock}
+                    record |= figures_of(rows) | took
                     replace_json(commit, record)
-            with suppress(OSError):
-                disk.remove(base)  # also if a command was killed exactly here
             wrong = {"wrong": _furthest_wrong(rows)} if config.pairs else {}
             results.append(record | {"scores": str(scores), "finished_before": finished is not None} | wrong)
     return {"results": results}
@@ -128,14 +126,12 @@ def _furthest_wrong(rows: Sequence[dict]) -> list[dict]:
     return found
 
 
-@refuse_what_is_in_the_way()
 def _score_in_parts(
     scorer: Scorer, material: Material, place: Path, model: str, progress: Callable[..., None]
 ) -> list[dict]:
     """Score the rows of a file. Every CHUNK rows are written to a file, which is reused after an interruption."""
     for start in range(0, len(material.rows), CHUNK):  # so that a sentence that is too long is reported first
         scorer.encode([sentence for row in material.rows[start : start + CHUNK] for sentence in row])
-    make_directories(place)
     rows: list[dict] = []
     for start in range(0, len(material.rows), CHUNK):
         progress("score", start, len(material.rows), unit="rows", model=model)

@@ -101,9 +101,33 @@ def test_inputs_are_as_long_as_all_models_were_pre_trained_on(settings, teacher_
 
 def test_a_longer_input_by_flag_names_whose_positions_were_not_trained(settings, teacher_directory, tmp_path, caplog):
     model = copied(teacher_directory, tmp_path / "student", lineage=student_lineage(16))
-    finetune(replace(settings, models=(model,), max_length=512, limit_train=8))
-    assert "--max-length 512" in caplog.text and "student (16)" in caplog.text and "never trained" in caplog.text
-    assert recorded(settings)["student", "rte"]["settings"]["max_length"] == 512
+    finetune(replace(settings, models=(model,), max_length=64, limit_train=8))
+    assert "--max-length 64" in caplog.text and "student (16)" in caplog.text and "never trained" in caplog.text
+    assert recorded(settings)["student", "rte"]["settings"]["max_length"] == 64
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_input_that_one_model_cannot_read_is_refused(frozen, settings, other_directory):
+    """Otherwise that model would read less than the others, under the same settings in the record."""
+    settings = replace(settings, models=(*settings.models, str(other_directory)), max_length=512)
+    with pytest.raises(StudyError, match=r"reads at most 128 tokens; found --max-length 512"):
+        finetune(replace(settings, frozen=True, seeds=5, lr=2e-5, epochs=3) if frozen else settings)
+    assert not list(settings.output.rglob("*.json"))
+
+
+def test_a_record_is_of_one_tokenizer(settings, teacher_directory, tmp_path):
+    model = copied(teacher_directory, tmp_path / "model")
+    settings = replace(settings, models=(model,), limit_train=8)
+    finetune(settings)
+    assert finetune(settings)["finished_before"]
+    file = tmp_path / "model" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    words = [word for word in tokenizer["model"]["vocab"] if word.isalpha()][:2]
+    ids = [tokenizer["model"]["vocab"][word] for word in words]
+    tokenizer["model"]["vocab"] |= dict(zip(words, reversed(ids), strict=True))
+    file.write_text(json.dumps(tokenizer))
+    with pytest.raises(StudyError, match=r"rte-seed0.json was made with other settings: tokenizer \(there "):
+        finetune(settings)
 
 
 def test_of_models_of_one_name_the_shortest_decides(settings, teacher_directory, other_directory, tmp_path):

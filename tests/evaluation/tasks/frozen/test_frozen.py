@@ -446,3 +446,14 @@ def test_minilm_on_real_sentences(tmp_path):
         finetune(settings)
     found, _ = figures_of(settings, "stsb")
     assert found["cosine_dev"] == pytest.approx(0.867, abs=0.001)
+
+
+def test_a_test_set_that_one_model_was_not_scored_on_is_a_dash():
+    """As if the test file was removed between two models."""
+    first = {"model": "a", "figures": {"conll2003 pos_dev": 0.5, "conll2003 pos_test": 0.25}, "directory": "a"}
+    second = {"model": "b", "figures": {"conll2003 pos_dev": 0.75}, "directory": "b"}
+    result = {"settings": {"layers": "all", "max_length": 128}, "finished_before": True, "made": 0, "kept": 2}
+    for models in ([first, second], [second, first]):
+        said = summary(result | {"models": models, "differing": []}, FinetuneConfig(frozen=True))
+        values = next(line for line in said.splitlines() if "pos_test" in line).split()[2:]
+        assert values == (["25.00", "–"] if models[0] is first else ["–", "25.00"])

@@ -196,6 +196,22 @@ def test_a_killed_command_goes_on_behind_its_last_part(config, monkeypatch):
     assert rows_of(resumed) == rows_of(unbroken) and resumed["pll"] == unbroken["pll"]
 
 
+def test_two_commands_do_not_work_in_one_place(config, monkeypatch):
+    config = sentences_of(config)
+    again = []
+
+    def score_rows(*given):
+        with pytest.raises(ValueError, match="another process"):
+            score_text(config)
+        again.append(given)
+        return original(*given)
+
+    original = scoring.score_rows
+    monkeypatch.setattr(scoring, "score_rows", score_rows)
+    (result,) = score_text(config)["results"]
+    assert len(again) == 1 and rows_of(result)
+
+
 def test_sentences_that_cannot_be_scored_are_quoted(config, tmp_path):
     model = shutil.copytree(config.models[0], tmp_path / "cleaning")
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
