@@ -25,6 +25,7 @@ from pipeline.announcement import (
     warn_of_empty_codes,
 )
 from pipeline.config import (
+    FROM_STORE,
     HOW,
     EncodeConfig,
     EncodeHiddenConfig,
@@ -36,7 +37,6 @@ from pipeline.encode import encode
 from pipeline.estimate import estimate, estimate_lsp
 from pipeline.job import Job, check_teacher, load_teacher, open_job, scan_corpus
 from pipeline.learn import check_bytes, load_dictionary, provide_codebook, provide_dictionaries, wanted_dictionaries
-from pipeline.stored import FROM_STORE
 from pipeline.stores import TargetStore
 from pipeline.targets.hidden import HiddenStates, provisional_codebook
 from pipeline.targets.ids import Ids

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -197,6 +197,11 @@ class TeacherConfig(WorkersConfig):
     def tokens_at_once(self, device_type: str = "cpu") -> int:
         """What the teacher takes at once; "cuda" where a GPU encodes, as a batch that does not fit is halved there."""
         return self.batch_tokens or max(BATCH_TOKENS[device_type], self.max_length)
+
+
+# With --hidden all settings of text and teacher come from the store of hidden states, except these:
+_FREE = {"output", "workers", "scheduler", "device", "batch_tokens"}
+FROM_STORE = {field.name for field in fields(TeacherConfig)} - _FREE | {"layer", "center"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,16 +25,11 @@ import torch
 from mlsm.common.device import choose_device
 from mlsm.common.errors import RequestError
 from mlsm.common.invocation import program
-from pipeline.config import TeacherConfig
+from pipeline.config import FROM_STORE
 from pipeline.corpus import Window
 from shards.manifest import PlannedUnit
 from shards.reader import Store, is_url, plan_of
 from shards.windows import WindowReader
-
-# Settings of text and teacher that still apply with --hidden.
-FREE = {"output", "workers", "scheduler", "device", "batch_tokens"}
-# All other settings come from the store.
-FROM_STORE = {field.name for field in fields(TeacherConfig)} - FREE | {"layer", "center"}
 
 
 class _Records(NamedTuple):

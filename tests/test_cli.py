@@ -148,6 +148,7 @@ def test_a_printed_configuration_is_a_recipe(tmp_path, verb, flag):
         (["help", "clena"], 2, "Did you mean clean?"),
         (["xyz"], 2, "no command 'xyz'. There are: encode-lsp"),
         (["train-student", "--lr"], 2, "--lr needs a value."),
+        (["study", "--recipe", "study-demo", "--only"], 2, "--only needs a value."),
         (["train-student", "store"], 2, "unexpected word 'store'."),
         (["encode-lsp", "--recipe", "nope"], 2, "no recipe 'nope'. There are: paper, paper-k, paper-kappa"),
         (["encode-lsp", "--top-n", "300"], 2, "between 1 and 255"),

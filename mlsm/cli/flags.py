@@ -71,6 +71,9 @@ OTHER_NAMES = {
 }
 
 
+MAY_BE_EMPTY = {"checkpoints"}  # flags of lists where no value means none; elsewhere it is an empty $VARIABLE
+
+
 def read_flags(settings_class: type, argv: list[str]) -> dict:
     """Read the values of the settings that a command line names.
 
@@ -154,6 +157,8 @@ def _placeholder(hint):
 
 def _value(field, words):
     """Convert the words of a flag to a value. A single word may become a list of one; an unset setting is None."""
+    if words == [] and field.name not in MAY_BE_EMPTY:
+        raise ValueError(f"{flag_of(field)} needs a value.")
     if isinstance(words, list) and len(words) == 1:
         (words,) = words
     if words == "None" and type(None) in get_args(plain_hint(field.type)):

@@ -38,7 +38,6 @@ from pipeline.teacher import BUNDLED, load_tokenizer
 from shards.reader import Store
 from student.config import StudentConfig
 from student.objectives import LSP_OBJECTIVES, OVER_VOCABULARY
-from student.resolve import LEAST_PROBE_STEPS
 
 TIMED_STEPS = 3  # after one warm-up step
 EXAMPLES = 1000  # of a task, tokenised to count their tokens
@@ -202,8 +201,8 @@ def _training_cost(part: Part, parts: list[Part]) -> Cost:
     """The cost of training a student, or a probe: a third of the operations, since its student has no backward pass."""
     of = part if part.verb == "train-student" else _training_of(part.values["student"], parts)
     speed = _speed_of(of, parts)
-    steps = _steps_of(part, parts)
-    batch = part.values.get("batch_windows") or of.values["batch_windows"]
+    steps = _steps_of(part)
+    batch = part.values["batch_windows"]
     if part.verb == "train-probe":  # probes always read whole windows
         return Cost(part.name, steps * batch * speed.window_seconds, 0)
     seconds = steps * speed.window_seconds
@@ -277,15 +276,13 @@ def _checkpoints(part: Part, parts: list[Part]) -> int:
 
 def _kept_checkpoints(run: Part, parts: list[Part]) -> int:
     """The number of kept checkpoints of a student or a probe, including the last one."""
-    shares, steps = run.values.get("checkpoints", StudentConfig.checkpoints), _steps_of(run, parts)
+    shares, steps = run.values.get("checkpoints", StudentConfig.checkpoints), _steps_of(run)
     return len(StudentConfig(checkpoints=shares, max_steps=steps).checkpoint_steps(steps))
 
 
-def _steps_of(run: Part, parts: list[Part]) -> int:
-    """Optimiser steps of a student or a probe; by default a probe takes a tenth of a student's (student/resolve.py)."""
-    if steps := run.values.get("max_steps"):
-        return steps
-    return max(LEAST_PROBE_STEPS, _training_of(run.values["student"], parts).values["max_steps"] // 10)
+def _steps_of(run: Part) -> int:
+    """Optimiser steps of a student or a probe."""
+    return run.values["max_steps"]
 
 
 def _token_seconds(part: Part, parts: list[Part], over_vocabulary: bool) -> float:

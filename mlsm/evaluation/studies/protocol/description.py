@@ -32,13 +32,13 @@ from mlsm.evaluation.tasks.blimp.config import BlimpConfig
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.recipes.reading import convert_section, read_recipe
 from pipeline.config import (
+    FROM_STORE,
     CorpusConfig,
     DictionaryConfig,
     EncodeConfig,
     EncodeHiddenConfig,
     EncodeIdsConfig,
     EncodeLogitsConfig,
-    TeacherConfig,
 )
 from shards.config import DeriveConfig
 from student.config import ProbeConfig, StudentConfig
@@ -64,7 +64,10 @@ OF_STUDY = (
     *("title", "question", "primary", "planned", "secondary", "seeds", "learned-by", "curves", "models", "stores"),
     *("arms", "tuned", "composite", "explored"),
 )
-FIXED = ("max_steps", "batch_windows", "lr", "dropout")  # defaults would depend on store, recipe or encoder
+FIXED = {  # defaults would depend on store, recipe or encoder
+    "train-student": ("max_steps", "batch_windows", "lr", "dropout"),
+    "train-probe": ("max_steps", "batch_windows"),
+}
 # set by the study, which expects the records of finetune where they are without --smoke and --split
 CHOSEN_HERE = (
     *("store", "output", "run_dir", "models", "student", "data_dir", "step", "dry_run"),
@@ -72,8 +75,6 @@ CHOSEN_HERE = (
 )
 # Objective -> the command that makes its store, for objectives that learn more than words:
 NEEDED = {name: f"encode-{facts.kinds[0]}" for name, facts in OBJECTIVES.items() if len(facts.kinds) == 1}
-# Settings that stores made from a store of hidden states take from it: text, teacher, and how they are read.
-OF_TEXT = {field.name.replace("_", "-") for field in dataclasses.fields(TeacherConfig)} | {"layer"}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # of stores and arms; used in directories, patterns and makefiles
 
 
@@ -396,7 +397,9 @@ def _read_stores(path: Path, described: Mapping, common: Mapping) -> Iterator[tu
             )
         section = common.get(verb, {}) | own
         if hidden is not None:  # text and teacher come from that store
-            section = {key: value for key, value in section.items() if key in own or key not in OF_TEXT}
+            section = {
+                key: value for key, value in section.items() if key in own or key.replace("-", "_") not in FROM_STORE
+            }
         settings = _convert(path, verb, section)
         yield name, StoreRecipe(name, verb, settings, of, dictionary, hidden, each_seed)
 
@@ -435,11 +438,6 @@ def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> It
             raise StudyError(f"recipe {path}: arm {name}: store {store} is not among {', '.join(stores)}")
         for suffix, values in _variants(StudentConfig, described):
             settings = _convert(path, "train-student", common.get("train-student", {}) | values)
-            if open_ones := [field for field in FIXED if settings.get(field) is None]:
-                raise StudyError(
-                    f"recipe {path}: train-student lacks {', '.join(open_ones)}. A study must set them itself: "
-                    "otherwise they follow from the store or the encoder, and may differ between arms."
-                )
             objective, maker = settings.get("objective", StudentConfig.objective), _maker_of(stores, store)
             if NEEDED.get(objective, maker) != maker:
                 raise StudyError(
@@ -481,6 +479,11 @@ def _variants(settings_class: type, described: Mapping) -> Iterator[tuple[str, d
 def _convert(path: Path, verb: str, section: Mapping) -> dict[str, Any]:
     """The settings of a command by field, after a check together with the defaults of the others."""
     settings = convert_section(dict(section), verb, SECTIONS[verb], path)
+    if open_ones := [field for field in FIXED.get(verb, ()) if settings.get(field) is None]:
+        raise StudyError(
+            f"recipe {path}: {verb} lacks {', '.join(open_ones)}. A study must set them itself: otherwise they follow "
+            "from the store or the encoder, and may differ between arms."
+        )
     if "corpus" in settings:
         settings["corpus"] = tuple(map(os.path.expandvars, settings["corpus"]))  # $MLSM_DATA
     if settings.get("teacher") is not None:

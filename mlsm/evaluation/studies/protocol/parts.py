@@ -10,6 +10,7 @@ has no state of its own: its command finds finished work and continues from ther
 running it again. Not handled here: what parts cost (costs.py), printing them as command lines (printing.py).
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -122,7 +123,8 @@ def plan(study: Study, directory: Path, data: Path | None) -> StudyPlan:
     for arm in (*primary, *named, *study.arms.values()):
         for seed in arm.seeds:
             _add(parts, planner.later(arm, seed))
-    return StudyPlan(list(parts.values()), first, planner.left_out)
+    _add(parts, planner.models_later())
+    return StudyPlan(list(parts.values()), first, list(dict.fromkeys(planner.left_out)))
 
 
 def find_diagnostic(parts: Iterable[Part]) -> Path | None:
@@ -142,6 +144,15 @@ def _add(parts: dict[str, Part], more: Iterable[Part]) -> None:
                 f"two parts of the study are called {part.name}: the names of its arms and the directory names of its "
                 "models must differ. Rename an arm, or the directory of a model."
             )
+
+
+def _predicts_words(model: str) -> bool:
+    """Whether a model has a head over its vocabulary, by its config.json; True where there is none, as on the Hub."""
+    try:
+        architectures = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))["architectures"]
+        return any(name.endswith(("ForMaskedLM", "ForPreTraining", "LMHeadModel")) for name in architectures)
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
 
 
 def _place(value):
@@ -237,12 +248,21 @@ class _Planner:
                 yield from self._minimal_pairs(probe.name, probe, (part.name,), step)
 
     def models(self) -> Iterator[Part]:
-        """The evaluations of the models that are compared with the students."""
+        """The first evaluations of the models that are compared with the students: as of students."""
+        if self.frozen is None:
+            yield from self.models_later()
+        for model in self.study.models:
+            yield from self._frozen(Path(model).name, model, ())
+
+    def models_later(self) -> Iterator[Part]:
+        """Their other evaluations. A model that predicts no words is not scored on BLiMP."""
         for model in self.study.models:
             name = Path(model).name
-            yield from self._frozen(name, model, ())
             yield from self._fine_tuning(name, model, ())
-            yield from self._minimal_pairs(name, model, ())
+            if _predicts_words(model):
+                yield from self._minimal_pairs(name, model, ())
+            elif self.blimp is not None:
+                self.left_out.append(f"{name} is not scored on BLiMP: by its config.json it does not predict words.")
 
     def layers(self) -> Iterator[Part]:
         """The word-sense diagnostic of the teacher."""
@@ -284,11 +304,15 @@ class _Planner:
         return self.directory / "stores" / (f"{recipe.name}-seed{seed}" if recipe.each_seed else recipe.name)
 
     def _made_store(self, recipe: StoreRecipe, layer: int | None, k: int | None, seed: int | None = None) -> Made:
-        # the name may have more before the digits, such as the origin of the atoms
         which = "*"
-        if recipe.verb in ("encode-lsp", "encode-hidden") and (layer, k) != (None, None):
-            layer_k = f"-l{'*' if layer is None else layer}" + (f"-k{k}" if k is not None else "")
-            which = ("lsp" if k is not None else "hidden") + f"-*{layer_k}-*"
+        if recipe.verb == "encode-lsp" and (layer, k) != (None, None):
+            # the name may have more before the digits, such as the origin of the atoms
+            which = f"lsp-*-l{'*' if layer is None else layer}-k{k}-*"
+        elif recipe.verb == "encode-hidden" and layer is not None:
+            # all of what follows the layer: a teacher's name may have "-l6-", too
+            is_pq = recipe.settings.get("quantise") == "pq"
+            quantised = f"-pq{recipe.settings.get('bytes') or 64}" if is_pq else ""
+            which = f"hidden-*-l{layer}{quantised}-{'[0-9a-f]' * 12}"
         return Made(self._place(recipe, seed) / "stores" / which, name_of(recipe, seed))
 
 

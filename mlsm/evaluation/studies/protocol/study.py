@@ -18,6 +18,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from mlsm.common.errors import MlsmError, StudyError
 from mlsm.common.progress import silent
 from mlsm.evaluation.comparison.compare import compare, keep_withheld
@@ -32,8 +34,11 @@ from mlsm.evaluation.studies.protocol.facts import facts_of, keep_costs, kept_co
 from mlsm.evaluation.studies.protocol.parts import Part, StudyPlan, find_diagnostic, plan
 from mlsm.evaluation.studies.protocol.printing import as_make, as_slurm, compare_line
 from mlsm.evaluation.studies.protocol.students import write_students
+from pipeline.commands import select_settings
+from pipeline.config import PLACES
 from shards.reader import Store
 
+OF_THE_MACHINE = {*PLACES, "device", "batch_tokens"}  # settings of an encoding
 logger = logging.getLogger(__name__)
 
 
@@ -53,6 +58,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     planned = plan(described, settings.directory, settings.data)
     chosen = choose_parts(planned.parts, settings.only)
     if settings.print_commands is not None:
+        _judge(described, settings.directory)  # so that `compare` withholds what the study withholds
         lines = as_make if settings.print_commands == "make" else as_slurm
         return {"commands": lines(chosen, settings)}
     expected = list(costs(chosen, planned.parts, kept_costs(settings.directory), progress))
@@ -88,7 +94,10 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
         logger.info("part %d of %d: %s", number, len(chosen), part.name)
         if part.verb == "train-student":
             plan_id = _check_pairing(part, plan_id)
-        # A finished part is also run: its command checks whether it was made with these settings.
+        # A finished part is also run: its command checks whether it was made with these settings. One that encodes
+        # would make another store instead.
+        if is_made(part, planned.parts):
+            refuse_other_settings(part)
         with nullcontext() if is_finished(part, planned.parts) else at_work(settings.directory, part.name, commit):
             made = part.run(_name_stages(progress, part.name))
         if part.verb.startswith("encode-"):
@@ -110,6 +119,25 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
         "comparison": _compare(settings, described, planned, kept, composite, progress),
         "tables": None if is_withheld else compare_line(_comparison(settings, described, planned)),
     }
+
+
+def refuse_other_settings(part: Part) -> None:
+    """Raise StudyError if the stores of a part that encodes were made with other settings than its own.
+
+    Paths are not compared: a study may go on on another machine.
+    """
+    if not part.verb.startswith("encode-"):
+        return
+    own = select_settings(part.settings())
+    for file in sorted(Path(part.values["output"]).glob("stores/*/plans/*.yaml")):
+        made = yaml.safe_load(file.read_text(encoding="utf-8")).get(part.verb, {})
+        for name in sorted(own.keys() & made.keys() - OF_THE_MACHINE):
+            found, wanted = made[name], own[name]
+            if not (set(found) <= set(wanted) if name in ("layer", "k") else found == wanted):
+                raise StudyError(
+                    f"{part.name}: {file.parents[1]} was made with {name.replace('_', '-')} {found}, and the recipe "
+                    f"says {wanted}. Nothing was changed. Use the settings that it was made with, or another --output."
+                )
 
 
 def _is_kept_by_records(part: Part, parts: list[Part]) -> bool:

@@ -1,6 +1,7 @@
 """Arms and stores follow a study's recipe, and contradictions are reported before any work."""
 
 import copy
+import json
 import re
 from collections import Counter
 
@@ -128,10 +129,48 @@ def test_a_store_of_each_seed_is_coded_from_hidden_states_with_a_dictionary_of_t
         tmp_path / "stores/lsp-seed1/stores/lsp-*-l*-k64-*"
     )
     assert parts["train-student/mlsm-seed1"].needs == ("encode-lsp/lsp-seed1",)
-    assert parts["train-student/regress-seed2"].values["store"].pattern.name == "hidden-*-l4-*"
+    assert parts["train-student/regress-seed2"].values["store"].pattern.name == "hidden-*-l4-" + 12 * "[0-9a-f]"
     assert list(parts)[:4] == [
         "encode-hidden/hidden", "encode-lsp/lsp-seed1", "train-student/mlsm-seed1", "train-student/regress-seed1",
     ]  # fmt: skip
+
+
+def test_a_layer_in_the_name_of_a_teacher_is_not_that_of_the_store(read, tmp_path):
+    hidden = {"command": "encode-hidden", "corpus": ["a.txt"], "layer": [4, 6], "teacher": "all-minilm-l6-v2"}
+    stores = {"lsp": {"command": "encode-lsp"}, "hidden": hidden, "pq": hidden | {"layer": 6, "quantise": "pq"}}
+    arms = RECIPE["study"]["arms"] | {
+        "regress": {"store": "hidden", "objective": "regress"},
+        "small": {"store": "pq", "objective": "regress"},
+    }
+    parts = {p.name: p for p in plan(read({"study.stores": stores, "study.arms": arms}), tmp_path, None).parts}
+    for name in ("l4-ef70fa4e6f10", "l6-0123456789ab"):
+        (tmp_path / "stores/hidden/stores" / f"hidden-all-minilm-l6-v2-{name}").mkdir(parents=True)
+    (tmp_path / "stores/pq/stores/hidden-all-minilm-l6-v2-l6-pq64-0123456789ab").mkdir(parents=True)
+    for arm, ending in {
+        "regress-l4": "l4-ef70fa4e6f10",
+        "regress-l6": "v2-l6-0123456789ab",
+        "small": "pq64-0123456789ab",
+    }.items():
+        assert parts[f"train-student/{arm}-seed0"].values["store"].find().name.endswith(ending)
+
+
+def test_what_says_how_a_machine_works_is_for_stores_made_from_a_store_too(read):
+    hidden = {"command": "encode-hidden", "corpus": ["a.txt"], "layer": 4, "teacher": "bundled"}
+    changes = {"encode-lsp.device": "cpu", "encode-lsp.workers": 2, "encode-lsp.max_tokens": 9_000}
+    study = read({"study.stores": {"hidden": hidden, "lsp": {"command": "encode-lsp", "hidden": "hidden"}}} | changes)
+    assert study.stores["lsp"].settings == {"k": (64,), "device": "cpu", "workers": 2}
+
+
+def test_a_model_without_a_head_for_words_is_not_scored_on_them(read, tmp_path):
+    (tmp_path / "blimp").mkdir()
+    for name, architecture in {"words": "BertForMaskedLM", "none": "BertModel"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    models = [str(tmp_path / name) for name in ("words", "none")] + ["somebody/else"]
+    planned = plan(read({"study.models": models, "evaluate-blimp": {}}), tmp_path / "made", tmp_path)
+    scored = [part.name for part in planned.parts if part.verb == "evaluate-blimp" and not part.needs]
+    assert scored == ["evaluate-blimp/words", "evaluate-blimp/else"]
+    assert planned.left_out == ["none is not scored on BLiMP: by its config.json it does not predict words."]
 
 
 def test_the_diagnostic_of_layers_waits_for_a_store_of_each_seed_that_there_is(read, tmp_path):
@@ -150,12 +189,13 @@ def test_an_empty_k_or_teacher_is_one_that_is_not_given(read):
 
 
 def test_frozen_measures_come_with_the_student_and_all_else_at_the_end(read, tmp_path):
-    study = read({"frozen": {}, "finetune": {"tasks": ["cola"]}, "study.tuned": ["mlsm"]})
+    changes = {"frozen": {}, "finetune": {"tasks": ["cola"]}, "study.tuned": ["mlsm"], "study.models": ["bundled"]}
+    study = read(changes)
     names = [part.name for part in plan(study, tmp_path, tmp_path).parts]
     assert names == [
         "encode-lsp/lsp", "train-student/mlsm-seed1", "frozen/mlsm-seed1", "train-student/mlm-seed1",
-        "frozen/mlm-seed1", "train-student/mlsm-seed0", "frozen/mlsm-seed0", "train-student/mlm-seed2",
-        "frozen/mlm-seed2", "finetune/mlsm-seed0", "finetune/mlsm-seed1",
+        "frozen/mlm-seed1", "frozen/bundled", "train-student/mlsm-seed0", "frozen/mlsm-seed0",
+        "train-student/mlm-seed2", "frozen/mlm-seed2", "finetune/mlsm-seed0", "finetune/mlsm-seed1", "finetune/bundled",
     ]  # fmt: skip
     without = plan(study, tmp_path, None)
     assert not any(part.name.startswith("frozen/") for part in without.parts)
@@ -235,7 +275,8 @@ def test_the_corpus_may_be_named_by_an_environment_variable(read, monkeypatch):
         ),
         ({"study.arms.kd": {"store": "lsp", "objective": "kd"}}, "kd learns from a store of encode-logits, but lsp is"),
         ({"finetune": {"split": "test"}}, "the study itself sets split"),
-        ({"train-probe": {"seed": 1}}, "the study itself sets seed"),
+        ({"train-probe": {"seed": 1, "max-steps": 4, "batch-windows": 8}}, "the study itself sets seed"),
+        ({"train-probe": {"max-steps": 4}}, "train-probe lacks batch_windows. A study must set"),
         ({"compare": {"diagnostic": "result.json"}}, "the study itself sets diagnostic"),
         ({"compare": {"published": True}}, "compare has no setting published"),
         ({"frozen": {"frozen": True}}, "the study itself sets frozen"),

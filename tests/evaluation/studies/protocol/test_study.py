@@ -473,6 +473,17 @@ def test_one_part_alone(recipe, finished, tmp_path):
         study(StudyConfig(recipe=recipe, output=tmp_path, only=("encode/lsp",)))
 
 
+def test_a_store_of_other_settings_stops_the_study_and_changes_nothing(recipe, finished, tmp_path):
+    settings, _ = finished
+    changed = yaml.safe_load(Path(recipe).read_text())
+    changed["encode-lsp"]["lam"] = 0.2
+    (tmp_path / "changed.yaml").write_text(yaml.safe_dump(changed))
+    before = sorted(settings.directory.glob("stores/*/*/*"))
+    with pytest.raises(StudyError, match=r"made with lam 0.1, and the recipe says 0.2. Nothing was changed"):
+        study(StudyConfig(recipe=str(tmp_path / "changed.yaml"), output=settings.directory))
+    assert sorted(settings.directory.glob("stores/*/*/*")) == before
+
+
 def test_stores_of_controls_are_found_by_their_longer_names(recipe, tmp_path):
     described = yaml.safe_load(Path(recipe).read_text())
     controls = {"sampled": {"atoms": "sampled"}, "cluster": {"atoms": "clusters", "solver": "nearest"}}
