@@ -132,7 +132,8 @@ class LspDataset(IterableDataset):
         self._requests = _Requests()
 
     def __getstate__(self):
-        return self.__dict__ | {"_ranks": self._rank_and_size()}  # a spawned worker has no process group
+        # A spawned loader worker has no process group. Without a group here, the copy may still be of any rank.
+        return self.__dict__ | {"_ranks": self._rank_and_size() if _in_process_group() else self._ranks}
 
     def __len__(self):
         """Items of a whole epoch on this rank."""
@@ -208,9 +209,8 @@ class LspDataset(IterableDataset):
     def _rank_and_size(self):
         if self._ranks:
             return self._ranks
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            return distributed.get_rank(), distributed.get_world_size()
+        if _in_process_group():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
         return 0, 1
 
     # -- state ---------------------------------------------------------------------------------------------
@@ -283,6 +283,10 @@ class LspDataset(IterableDataset):
                 "pass this state to the loader."
             )
         return self._move(began, items * first["width"] * first["ranks"])
+
+
+def _in_process_group():
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 # -- by number ---------------------------------------------------------------------------------------------

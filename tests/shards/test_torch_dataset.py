@@ -188,11 +188,15 @@ def test_a_split_without_windows_is_an_empty_epoch(tmp_path):
 
 def test_rank_comes_from_torch_distributed_and_travels_to_spawned_workers(store):
     distributed = "torch.distributed."
+    earlier = pickle.dumps([LspDataset(store, shuffle=False), LspDataset(store, shuffle=False, rank=0, world_size=2)])
     with (
         mock.patch(distributed + "is_initialized", lambda: True),
         mock.patch(distributed + "get_rank", lambda: 1),
         mock.patch(distributed + "get_world_size", lambda: 3),
     ):
+        asks, knows = pickle.loads(earlier)  # as torch.multiprocessing.spawn does before the group exists
+        assert window_ids(asks) == list(range(1, TRAIN, 3))
+        assert window_ids(pickle.loads(pickle.dumps(knows))) == list(range(0, TRAIN, 2))
         dataset = LspDataset(store, shuffle=False)
         sent = pickle.dumps(dataset)
         assert window_ids(dataset) == list(range(1, TRAIN, 3))
