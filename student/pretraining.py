@@ -291,7 +291,6 @@ class LspForPreTraining(PreTrainedModel):
             return
         known = dict(lineage or {})
         unknown: dict[str, Any] = {"step": None, "tokens": None, "flops": None, "held_out": {}, "baseline": {}}
-        settings = {"objective": "mlsm", **self.config.settings, **known.pop("settings", {})}
         of = store or self.store or self.config.store
         of = of if isinstance(of, Store) else Store.open(of, self.config.plan)
         if (of.target_id, of.plan_id) != (self.config.target, self.config.plan):
@@ -299,6 +298,8 @@ class LspForPreTraining(PreTrainedModel):
                 f"{of.path} is not the store that this model learned from: its target and plan are {of.target_id} and"
                 f" {of.plan_id}, expected {self.config.target} and {self.config.plan}. Pass that store as store=."
             )
+        segments = {"segments": True} if self._has_segments and store_has_pairs(of) else {}
+        settings = {"objective": "mlsm", **self.config.settings, **segments, **known.pop("settings", {})}
 
         def write(place) -> None:
             export_student(self.student, place, Mlsm(of), of, {**unknown, **known, "settings": settings})

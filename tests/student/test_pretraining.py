@@ -451,6 +451,16 @@ def test_a_checkpoint_loads_and_exports_without_its_trainer(lsp_store, tmp_path)
     assert "7 optimiser steps. Settings:" in (tmp_path / "export" / "README.md").read_text()
 
 
+@pytest.mark.parametrize(("encoder", "told"), [("bert-2x32", True), ("modernbert-2x32", False)])
+def test_an_export_tells_whether_its_encoder_read_segments(lsp_store, tmp_path, encoder, told):
+    """As train-student's does: probes and fine-tuning follow it."""
+    pairs = write_store(tmp_path / "pairs", k=24, pairs=True)
+    for store, expected in [(pairs, told), (lsp_store, False)]:
+        LspForPreTraining.from_encoder(encoder, store).export(tmp_path / "export")
+        described = json.loads((tmp_path / "export" / "lineage.json").read_text())
+        assert described["settings"].get("segments", False) is expected
+
+
 def test_a_batch_without_targets_has_no_loss_and_no_gradient(lsp_store):
     """Trainer counts the labels itself, and divides by none."""
     dataset = LspWindows(lsp_store)
