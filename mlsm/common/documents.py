@@ -51,8 +51,9 @@ def attention_inputs(
                   and so on
     """
     if documents_WL is None:
-        asks_device = attention_WL is not None and attention_WL.is_cuda
-        return {"attention_mask": padding_mask(encoder, attention_WL) if asks_device else attention_WL}
+        if attention_WL is None or not attention_WL.is_cuda or encoder.config.model_type not in KEEP_APART:
+            return {"attention_mask": attention_WL}  # some families read no mask over pairs: ESM, Longformer, XLM
+        return {"attention_mask": padding_mask(encoder, attention_WL)}
     config = encoder.config
     same_WLL = documents_WL[:, :, None] == documents_WL[:, None, :]  # padding attends to padding, so no row is empty
     positions_WL = positions_in_documents(documents_WL)

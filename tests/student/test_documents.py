@@ -12,6 +12,7 @@ from transformers import (
     DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
+    EsmConfig,
     LongformerConfig,
     ModernBertConfig,
     MPNetConfig,
@@ -113,6 +114,9 @@ def test_on_a_gpu_the_mask_of_padding_is_ours():
     mask = attention_inputs(encoder, attention.as_subclass(OnGpu))["attention_mask"]
     assert mask.shape == (2, 1, 1, 24) and mask.dtype == torch.bool
     assert attention_inputs(encoder, None) == {"attention_mask": None}
+    other = build_encoder(EsmConfig(**SIZE), seed=0).eval()  # it multiplies embeddings by the mask
+    mask = attention_inputs(other, attention.as_subclass(OnGpu))["attention_mask"]
+    assert mask.shape == attention.shape
 
 
 @torch.no_grad()
