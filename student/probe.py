@@ -97,7 +97,7 @@ class ProbedStudent(nn.Module):
         with torch.no_grad():
             outputs_Mk = self.student(*args, **kwargs)
             if self.probe_input == "softmax":
-                outputs_Mk = outputs_Mk.float().softmax(dim=1)
+                outputs_Mk = outputs_Mk.float().softmax(dim=1).to(self.probe_Vk.dtype)  # it may be half precision
         return linear(outputs_Mk, self.probe_Vk, None, self.libraries)
 
     @torch.no_grad()

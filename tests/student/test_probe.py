@@ -111,6 +111,9 @@ def test_a_trained_probe_predicts_better_than_frequencies_and_its_export_scores_
     loader = ProbedLspModel if probe_input == "softmax" else AutoModelForMaskedLM
     theirs = loader.from_pretrained(export)(IDS, attention_mask=ATTENTION).logits
     real = ATTENTION.bool()
+    if probe_input == "softmax":
+        half = loader.from_pretrained(export).bfloat16()(IDS, attention_mask=ATTENTION).logits
+        assert torch.allclose(half[real].float(), ours[real], atol=0.1)
     assert torch.allclose(theirs[real], ours[real], atol=1e-4)
     assert torch.equal(theirs[real].argmax(dim=1), ours[real].argmax(dim=1))
     assert weights_fingerprint(LspModel.from_pretrained(export).student) == weights_fingerprint(source)
