@@ -6,7 +6,7 @@
                                      stores also has lsp_head_2.safetensors, lsp_config_2.json, ...
     modeling_mlsm.py                 if there are LSPs or a probe: code with which transformers alone loads them;
                                      config.json names it as auto_map
-    tokenizer ...                    the store's copy
+    tokenizer ...                    the store's copy, with the length of the windows as its model_max_length
     lineage.json                     its origin: settings, store, steps, held-out figures
     README.md                        model card: the same for people, and how to load the export
 
@@ -17,7 +17,7 @@ Shapes: V vocabulary, k LSPs, d width of the head's output.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
@@ -168,7 +168,7 @@ def write_card_and_lineage(
     other_stores  of the same plan, whose targets were learned together with those of `store`
     Raises  StoreError when the store's tokenizer is not the one that its text was encoded with
     """
-    write_files(directory, store.read_tokenizer())
+    write_files(directory, with_max_length(store.read_tokenizer(), store.max_length))
     write_code(directory)
     plan = {"windowing": store.plan.windowing, "corpus": store.plan.corpus}
     first, *others = [
@@ -179,6 +179,15 @@ def write_card_and_lineage(
     lineage = lineage | {"store": first | plan} | ({"other_stores": others} if others else {})
     (directory / LINEAGE_FILE).write_bytes(utf8(_json(lineage) + "\n"))
     (directory / "README.md").write_text(_card(text, lineage, (directory / CODE_FILE).is_file()), encoding="utf-8")
+
+
+def with_max_length(files: Mapping[str, bytes], length: int) -> dict[str, bytes]:
+    """A tokenizer's files, name to bytes, that cut texts to this many tokens if asked to cut: positions beyond the
+    windows of the training were never trained."""
+    if (name := "tokenizer_config.json") not in files:
+        return dict(files)
+    values = json.loads(files[name]) | {"model_max_length": length}
+    return {**files, name: utf8(json.dumps(values, indent=2, ensure_ascii=False) + "\n")}
 
 
 def write_code(directory: Path) -> None:

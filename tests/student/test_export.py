@@ -128,7 +128,11 @@ def test_every_export_of_a_run_loads_with_its_tokenizer(lsp_store, settings, cap
     with caplog.at_level(logging.ERROR):
         for directory in (*kept, config.run_dir / "export"):
             assert AutoModel.from_pretrained(directory).config.num_hidden_layers == 2
-            assert AutoTokenizer.from_pretrained(directory).vocab_size == lsp_store.vocab_size
+            tokenizer = AutoTokenizer.from_pretrained(directory)
+            assert tokenizer.vocab_size == lsp_store.vocab_size
+            read = tokenizer("w1 " * 1000, truncation=True)["input_ids"]  # SentenceTransformer asks for it, too
+            assert len(read) == tokenizer.model_max_length == lsp_store.max_length
+    assert lsp_store.load_tokenizer().model_max_length > 512  # the store's copy is as before
     last, export = (load_file(path / "model.safetensors") for path in (kept[-1], config.run_dir / "export"))
     assert all(torch.equal(last[name], export[name]) for name in export)
 

@@ -77,6 +77,7 @@ def test_a_checkpoint_is_split_into_words_and_lsps(family, tmp_path):
     assert (report["words"], report["lsps"], report["predicts_words"]) == (WORDS, K, True)
     assert_split(model, tmp_path / "export")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "export")
+    assert tokenizer.model_max_length == report["max_length"] == 32
     assert len(tokenizer) == WORDS and "MASK-" not in (tmp_path / "export" / "tokenizer_config.json").read_text()
     assert tokenizer("w1 w2")["input_ids"] == AutoTokenizer.from_pretrained(tmp_path / "official")("w1 w2")["input_ids"]
     assert load_scored(tmp_path / "export", torch.device("cpu"))[0].vocabulary == WORDS

@@ -207,7 +207,8 @@ class Scorer:
 
     def encode(self, sentences: list[str]) -> list[EncodedSentence]:
         """Tokenise sentences with the tokenizer's special tokens, or with [CLS] and [SEP] if it adds none."""
-        batch = self.tokenizer(sentences, return_special_tokens_mask=True, return_attention_mask=False)
+        wanted = {"return_special_tokens_mask": True, "return_attention_mask": False}
+        batch = self.tokenizer(sentences, **wanted, verbose=False)  # `room` says what is too long
         rows = zip(
             batch["input_ids"], batch["special_tokens_mask"], map(batch.word_ids, range(len(sentences))), strict=True
         )
