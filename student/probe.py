@@ -295,8 +295,8 @@ def _check_fits(config: ProbeConfig, store: Store, source: str | Path, student: 
         )
     if config.probe_input == "logits" and not has_known_head(student.encoder.config):
         raise RunError(
-            f"a logits probe of a {student.encoder.config.model_type} student cannot be exported: it is not known "
-            "where the masked language model of that family keeps its decoder. Use --probe-input softmax."
+            f"a logits probe of this {student.encoder.config.model_type} student cannot be exported: no masked language"
+            " model of that family is known here that computes the same. Use --probe-input softmax."
         )
 
 

@@ -10,12 +10,13 @@ from typing import NamedTuple, cast
 
 from torch import nn
 
+from mlsm.common.errors import RunError
 from shards.reader import Store
 from student.batches import store_has_pairs
 from student.config import StudentConfig
 from student.encoders.build import encoder_config, token_types
 from student.encoders.model import Student, build_student
-from student.encoders.stock import copy_head
+from student.encoders.stock import copy_head, ignores_activation
 from student.objectives.base import Objective
 from student.objectives.several_stores import build_objective, open_beside
 from student.runs.export import export_student
@@ -73,6 +74,12 @@ def student_task(config: StudentConfig, store: Store) -> TrainingTask:
         if config.documents_apart != one.settings.get("documents_apart", False):
             logger.info(_WHOLE_WINDOW_TARGETS if config.documents_apart else _APART_TARGETS)
     hf_config = encoder_config(config, store)
+    if objective.token_columns is not None and ignores_activation(hf_config):
+        raise RunError(
+            f"{config.encoder_source}: its hidden_act is {hf_config.hidden_act}, but transformers always computes gelu"
+            f" in the masked-LM head of a {hf_config.model_type}, so an export would not predict what the student does."
+            " Set hidden_act to gelu in its config.json, or use an encoder of another family, such as bert."
+        )
 
     def build() -> Student:
         student = build_student(config, store, objective)

@@ -33,9 +33,12 @@ HEAD_LAYOUTS = {
     "xlm-roberta": ("lm_head.dense", "lm_head.layer_norm"),
 }
 
+# Families whose masked-LM head computes gelu, whatever the config's hidden_act is.
+_ALWAYS_GELU = ("electra", "roberta", "xlm-roberta")
+
 
 def stock_model(model: Student, objective: Objective) -> PreTrainedModel | None:
-    """The student as its family's *ForMaskedLM; None if its outputs are not tokens, or the layout is not known.
+    """The student as its family's *ForMaskedLM; None if its outputs are not tokens, or there is no `has_known_head`.
 
     The weights are copies; the output matrix is tied to the embeddings if it is in the student.
     """
@@ -47,8 +50,15 @@ def stock_model(model: Student, objective: Objective) -> PreTrainedModel | None:
 
 
 def has_known_head(config: PretrainedConfig) -> bool:
-    """Whether the layout of the family's *ForMaskedLM is known. DeBERTa's newer head has no decoder of its own."""
-    return config.model_type in HEAD_LAYOUTS and getattr(config, "legacy", True)
+    """Whether the layout of the family's *ForMaskedLM is known, and its head computes what a student's does. DeBERTa's
+    newer head has no decoder of its own.
+    """
+    return config.model_type in HEAD_LAYOUTS and getattr(config, "legacy", True) and not ignores_activation(config)
+
+
+def ignores_activation(config: PretrainedConfig) -> bool:
+    """Whether the head of the family's *ForMaskedLM computes gelu, but that of a student another activation."""
+    return config.model_type in _ALWAYS_GELU and config.hidden_act != "gelu"
 
 
 def masked_lm(model: Student, matrix_Vd: Tensor | None, bias_V: Tensor) -> PreTrainedModel:
@@ -58,6 +68,8 @@ def masked_lm(model: Student, matrix_Vd: Tensor | None, bias_V: Tensor) -> PreTr
     """
     config = copy.deepcopy(model.encoder.config)
     config.tie_word_embeddings = matrix_Vd is None
+    if hasattr(config, "decoder_bias"):  # a ModernBERT may have none, but every student has
+        config.decoder_bias = True
     with torch.random.fork_rng(devices=[]):  # its random weights are all replaced
         stock = AutoModelForMaskedLM.from_config(config, dtype=torch.float32)
     dense, norm = (stock.get_submodule(name) for name in HEAD_LAYOUTS[config.model_type])
@@ -79,7 +91,7 @@ def copy_head(model: Student, directory: Path, token_columns: slice | None) -> N
     Raises         RunError if the model has no such head, or a head of another layout
     """
     config = model.encoder.config
-    problem = f"the layout of {config.model_type} heads in transformers is not supported"
+    problem = f"transformers' {config.model_type} head has another layout, or another activation"
     if has_known_head(config):
         try:
             with torch.random.fork_rng(devices=[]), quiet_transformers(), utf8_name(directory) as place:

@@ -251,7 +251,7 @@ def _loading(objective, stock: bool, config) -> str:
     if stock:
         parts.append("`AutoModel` loads only the encoder." + f" {POOLER}." * has_pooler)
     elif objective.token_columns is not None:
-        parts.append(f"The masked-LM head is not exported: the layout of {family} heads is not known here.")
+        parts.append(f"The masked-LM head is not exported: no {family} head is known here that computes the same.")
     if objective.lsp_columns is not None:
         parts.append(LSP_LOADING)
     if objective.other_stores:

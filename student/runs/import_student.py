@@ -55,7 +55,7 @@ from mlsm.common.text import code_span, markdown_text, printable
 from shards.copies import TOKENIZER_FILES, write_files
 from shards.manifest import MAX_WIDTH
 from student.encoders.modeling_mlsm import LspHead, save_head
-from student.encoders.stock import HEAD_LAYOUTS, has_known_head
+from student.encoders.stock import HEAD_LAYOUTS, has_known_head, ignores_activation
 from student.lsp_model import load_tensors
 from student.runs.export import (
     LINEAGE_FILE,
@@ -171,15 +171,15 @@ def _read_config(directory: Path) -> PretrainedConfig:
         raise ModelError(f"{directory}: {trouble}")
     if "ForPreTraining" in str(config.architectures):
         raise ModelError(f"{directory} was trained to find replaced tokens (--rtd): it has no LSPs. {_REMEDY}")
+    if ignores_activation(config):
+        raise ModelError(
+            f"{directory}: its hidden_act is {config.hidden_act}, and the head of a {config.model_type} always computes"
+            f" gelu, so its LSPs cannot be split off."
+        )
     if type(config) not in MODEL_FOR_MASKED_LM_MAPPING or not has_known_head(config):
         known = ", ".join(sorted(HEAD_LAYOUTS))
         raise ModelError(
             f"{directory} is a {config.model_type}, whose masked-LM head is not known here. Known are those of {known}."
-        )
-    if config.model_type in ("electra", "roberta", "xlm-roberta") and config.hidden_act != "gelu":
-        raise ModelError(
-            f"{directory}: its hidden_act is {config.hidden_act}, and the head of a {config.model_type} always computes"
-            f" gelu, so its LSPs cannot be split off."
         )
     config.output_hidden_states = False  # the official code sets it if a student is its own teacher
     return config

@@ -8,7 +8,14 @@ import torch
 from huggingface_hub import ModelCard, ModelCardData
 from safetensors.torch import load_file
 from tiny_exports import ATTENTION, IDS, LINEAGE, WHERE, exported
-from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    ElectraConfig,
+    ModernBertConfig,
+    RobertaConfig,
+)
 
 from mlsm.common.errors import RunError
 from student.config import StudentConfig
@@ -23,6 +30,8 @@ from student.objectives.supersense import Supersense
 from student.runs.export import export_student, loading_code
 from student.task import student_task
 from student.train import train
+
+SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 
 def as_kd(store, monkeypatch):
@@ -97,6 +106,27 @@ def test_an_untied_mtl_export_has_a_decoder_of_its_own_that_predicts_as_the_stud
     weights = load_file(export / "model.safetensors").values()
     biases = [weight for weight in weights if weight.shape == (lsp_store.vocab_size,)]
     assert biases and all(torch.equal(bias, biases[0]) for bias in biases)  # older releases tie them on loading
+
+
+def test_an_export_keeps_the_output_bias_of_a_modernbert_whose_config_has_none(ids_store, tmp_path):
+    ModernBertConfig(**SIZE, decoder_bias=False).save_pretrained(tmp_path / "encoder")
+    model, export = exported(tmp_path / "encoder", Mlm(ids_store), ids_store, tmp_path / "export")
+    theirs = AutoModelForMaskedLM.from_pretrained(export)(input_ids=IDS, attention_mask=ATTENTION).logits
+    assert model.output_bias_K.any()
+    assert torch.allclose(theirs.flatten(0, 1)[WHERE], model(IDS, ATTENTION, WHERE), atol=1e-5)
+
+
+@pytest.mark.parametrize("config_class", [ElectraConfig, RobertaConfig])
+def test_words_are_not_learned_by_a_head_that_transformers_would_compute_otherwise(
+    config_class, ids_store, lsp_store, tmp_path
+):
+    config_class(**SIZE, hidden_act="relu").save_pretrained(tmp_path)
+    config = StudentConfig(encoder=str(tmp_path), objective="mlm", lr=1e-3)
+    with pytest.raises(RunError, match="hidden_act is relu, but transformers always computes gelu.*Set hidden_act"):
+        student_task(config, ids_store)
+    student_task(StudentConfig(encoder=str(tmp_path), lr=1e-3), lsp_store).build()  # LSPs have a head of ours
+    _, export = exported(tmp_path, Mlm(ids_store), ids_store, tmp_path / "export")  # of an earlier run
+    assert "head is not exported" in (export / "README.md").read_text()
 
 
 @pytest.mark.parametrize("objective", [Mlsm, NaiveMlsm])
