@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -331,46 +332,59 @@ def test_ranks_share_every_window_once_and_learn_what_one_process_learns(lsp_sto
 
 
 def test_lightning_trains_as_a_plain_loop_does(lsp_store, tmp_path):
+    """Also after it was resumed, with the workers of the documentation's loader."""
     reason = "Lightning is not a dependency of this project: pip install lightning"
     lightning = pytest.importorskip("lightning.pytorch", reason=reason)
     file = tmp_path / "seen"
+    block = next(block for block in python_blocks() if "def on_train_epoch_start" in block)
 
-    class Module(lightning.LightningModule):
-        def __init__(self, model):
-            super().__init__()
-            self.model, self.losses = model, []
+    def loader(dataset, *, collate_fn, num_workers=0, **other):
+        return DataLoader(dataset, 50, num_workers=num_workers, collate_fn=collate_fn)
 
-        def training_step(self, batch, number):
-            loss = self.model(**batch).loss
-            self.losses.append(loss.item())
-            return loss
+    def trained(model, epochs, resumed=None):
+        names = {"DataLoader": loader, "train": LspWindows(lsp_store, seed=1)}
+        names["collator"] = Recording(LspCollator(lsp_store, seed=1), file)
 
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters(), lr=1e-3)
+        class Module(lightning.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.model, self.losses = model, []
 
-        exec(next(block for block in python_blocks() if "def on_train_epoch_start" in block))
+            def training_step(self, batch, number):
+                loss = self.model(**batch).loss
+                self.losses.append(loss.item())
+                return loss
 
-    def loader(collator):
-        return DataLoader(LspWindows(lsp_store, seed=1), 50, collate_fn=collator)
+            def configure_optimizers(self):
+                return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
-    module = Module(model_of(lsp_store, dropout=0.0))
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    lightning.Trainer(max_epochs=2, enable_checkpointing=False, default_root_dir=tmp_path, **quiet).fit(
-        module, loader(Recording(LspCollator(lsp_store, seed=1), file))
-    )
+            def on_train_start(self):
+                time.sleep(0.5)  # workers run by now, and read ahead
+
+            exec(block, names, locals())
+
+        module = Module()
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+        trainer = lightning.Trainer(max_epochs=epochs, enable_checkpointing=False, default_root_dir=tmp_path, **quiet)
+        trainer.fit(module, ckpt_path=resumed)
+        trainer.save_checkpoint(tmp_path / "checkpoint")
+        return module.losses
+
+    begun = trained(model_of(lsp_store, dropout=0.0), 1)
+    resumed = trained(model_of(lsp_store, dropout=0.0), 3, tmp_path / "checkpoint")
     seen = recorded(lsp_store, file, 1)
-    assert sorted(seen) == [0, 1] and all(sorted(numbers) == list(range(150)) for numbers in seen.values())
-    model, plain, losses = model_of(lsp_store, dropout=0.0).train(), loader(LspCollator(lsp_store, seed=1)), []
+    assert sorted(seen) == [0, 1, 2] and all(sorted(numbers) == list(range(150)) for numbers in seen.values())
+    dataset, model, losses = LspWindows(lsp_store, seed=1), model_of(lsp_store, dropout=0.0).train(), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for epoch in range(2):
-        plain.dataset.set_epoch(epoch)
-        for batch in plain:
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        for batch in loader(dataset, collate_fn=LspCollator(lsp_store, seed=1)):
             optimizer.zero_grad()
             loss = model(**batch).loss
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-    assert module.losses == pytest.approx(losses, rel=1e-5)
+    assert begun + resumed == pytest.approx(losses, rel=1e-5)
 
 
 def test_one_process_for_several_gpus_is_one_clear_line(lsp_store):
