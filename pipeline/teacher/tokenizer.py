@@ -53,6 +53,7 @@ def load_tokenizer(name_or_path: str | Path) -> "PreTrainedTokenizerBase":
             f"which may be that of a word. {_REPAIR}"
         )
     tokenizer.split_special_tokens = True  # tokenizer(text) sets the backend's switch again at each call
+    tokenizer.init_kwargs.pop("split_special_tokens", None)  # else save_pretrained would save it
     tokenizer.backend_tokenizer.encode_special_tokens = True  # for callers of the backend itself
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()

@@ -613,8 +613,12 @@ def saved(tokenizer, directory):
     return load_tokenizer(directory)
 
 
-def test_special_tokens_in_a_text_are_text(tmp_path):
-    tokenizer = saved(wordpiece(), tmp_path / "first")
+@pytest.mark.parametrize("given", [{}, {"split_special_tokens": False}, {"split_special_tokens": True}])
+def test_special_tokens_in_a_text_are_text(tmp_path, given):
+    wordpiece().save_pretrained(tmp_path / "first")
+    config = tmp_path / "first" / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | given))
+    tokenizer = load_tokenizer(tmp_path / "first")
     expected = [2, 5, 8, 7, 9, 6, 3]  # [CLS] the [ MASK ] bank [SEP]
     assert tokenizer("the [MASK] bank").input_ids == expected
     assert tokenizer.backend_tokenizer.encode("the [MASK] bank").ids == expected
