@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlsm.common.disk import open_to_read
+from mlsm.common.disk import is_of_the_file, open_to_read
 from mlsm.common.durable import appearing_whole, make_directories
 from mlsm.common.errors import describe
 
@@ -18,7 +18,8 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
     """All arrays of a .npz file, by name; objects are refused.
 
     Raises  FileNotFoundError if there is none; ValueError, in one line, if it is damaged: for such a file NumPy passes
-            on any error of zipfile, of zlib, or of Python's parser, which reads an array's header
+            on any error of zipfile, of zlib, or of Python's parser, which reads an array's header; OSError if it cannot
+            be read now and may be whole
     """
     try:
         with open_to_read(path) as file, np.load(BufferedReader(file), allow_pickle=False) as stored:
@@ -27,6 +28,8 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and not is_of_the_file(error):
+            raise
         raise ValueError(f"{path} cannot be read as arrays ({describe(error)})") from error
 
 

@@ -44,6 +44,7 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 _OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_OF_THE_FILE = {None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG}
 _TEMPORARY_NAME = re.compile(r"\.(?P<rest>.+\.(?P<pid>\d+)\.[0-9a-f]{6})(?P<check>[0-9a-f]{6})\.tmp")
 _DIRECTORY = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)  # O_PATH needs no permission to list
 _temporaries: set[tuple[int, Path]] = set()
@@ -188,6 +189,15 @@ def _refuse_irregular(status, path):
 def is_of_the_machine(error: Exception) -> bool:
     """Whether a failed read is not the file's fault: too many open files, no memory, no room on disk for a copy."""
     return isinstance(error, WriteError) or getattr(error, "errno", None) in _OF_THE_MACHINE
+
+
+def is_of_the_file(error: OSError) -> bool:
+    """Whether a failed read is the file's fault: it is missing, is not a file or cannot be unpacked.
+
+    Other errors (too many open files, an unreachable server, a disk's read error, missing permissions) may pass while
+    the file is whole.
+    """
+    return error.errno in _OF_THE_FILE
 
 
 def kind_of_file(status: os.stat_result) -> str:

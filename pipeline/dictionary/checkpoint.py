@@ -40,7 +40,10 @@ class Checkpoint:
         self._saved = time.monotonic()
 
     def load(self) -> State | None:
-        """The state that was saved last for this request, as (arrays by name, facts); None to start from scratch."""
+        """The state that was saved last for this request, as (arrays by name, facts); None to start from scratch.
+
+        Raises  OSError if the file cannot be read now: it may be whole
+        """
         try:
             found = read_npz(self.path)
             request, facts = str(found.pop("request")), json.loads(str(found.pop("facts")))

@@ -72,6 +72,7 @@ class Checkpoints:
         self.directory = directory
         self.kept_steps = set(kept_steps)
         self.keep_last = keep_last
+        self._damaged: set[Path] = set()  # checkpoints that newest_whole passed over
 
     def find(self) -> list[Path]:
         """Paths that have a checkpoint's name, in the order of the steps."""
@@ -129,24 +130,32 @@ class Checkpoints:
         return final
 
     def newest_whole(self) -> tuple[Path, dict] | None:
-        """Path and state of the newest checkpoint whose files are all unchanged; None if there is none."""
+        """Path and state of the newest checkpoint whose files are all unchanged; None if there is none.
+
+        Raises  RunError if a checkpoint cannot be read now: it may be whole
+        """
         for path in reversed(self.find()):
             problem, state = _inspect(path)
             if problem is None:
                 return path, state
+            self._damaged.add(path)
             logger.warning("%s is damaged (%s); looking for the checkpoint before it", path, problem)
         return None
 
     def whole(self, step: int) -> tuple[Path, dict] | None:
-        """Path and state of the checkpoint of one step; None if there is none, or its files have changed since."""
+        """Path and state of the checkpoint of one step; None if there is none, or its files have changed since.
+
+        Raises  RunError if it cannot be read now: it may be whole
+        """
         path = self.path(step)
         problem, state = _inspect(path)
         return None if problem else (path, state)
 
     def _prune(self, newest: int) -> None:
         found = [path for path in self.find() if path.is_dir() and not path.is_symlink()]
-        older = [path for path in found if path <= self.path(newest)]  # any later one is damaged and was passed over
-        keep = {self.path(step) for step in self.kept_steps} | set(older[-self.keep_last :])
+        older = [path for path in found if path <= self.path(newest)]
+        later = set(found).difference(older, self._damaged)  # the run did not start from them, but they may be whole
+        keep = {self.path(step) for step in self.kept_steps} | set(older[-self.keep_last :]) | later
         for path in found:
             exported = (path / "config.json").exists()  # kept under earlier settings
             if path not in keep and not exported:
@@ -251,7 +260,11 @@ def _new_file(path: Path):
 
 
 def _inspect(path: Path) -> tuple[str | None, dict]:
-    """What is wrong with a checkpoint (None: nothing), and its state."""
+    """What is wrong with a checkpoint (None: nothing), and its state.
+
+    Raises  RunError if a file cannot be read for a reason that may pass. If it counted as damaged, the run would start
+            again from an older checkpoint
+    """
     try:
         state = parse_json(disk.read_file(path / "state.json"), "state.json")
         if not isinstance(state, dict) or state.get("checksum") != _checksum(state):
@@ -266,6 +279,11 @@ def _inspect(path: Path) -> tuple[str | None, dict]:
             if file_sha256(path / name) != expected:
                 return f"{name} was cut or changed", {}
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and not disk.is_of_the_file(error):
+            raise RunError(
+                f"{path} cannot be read: {error}. Nothing was changed. Run the same command again; if this does not"
+                f" pass, move {path.name} elsewhere: the same command continues from the one before it."
+            ) from error
         return f"{type(error).__name__}: {error}", {}
     return None, state
 

@@ -1,8 +1,12 @@
 """A damaged .npz file gives the same arrays or one clear ValueError."""
 
+import errno
+import os
+
 import numpy as np
 import pytest
 
+from mlsm.common import arrays
 from mlsm.common.arrays import read_npz
 
 ARRAYS = {"rows": np.arange(6, dtype=np.float32).reshape(2, 3), "name": np.array("a name")}
@@ -34,6 +38,19 @@ def test_a_changed_byte_is_a_value_error_or_changes_nothing_that_is_read(tmp_pat
             continue
         assert all(np.array_equal(found[name], ARRAYS[name]) for name in found)
     assert damaged > len(whole) // 3
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_read_error_that_may_pass_is_no_damage(tmp_path, monkeypatch, number):
+    np.savez(tmp_path / "a.npz", **ARRAYS)
+
+    def fail(path):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(arrays, "open_to_read", fail)
+    with pytest.raises(OSError, match="a.npz") as caught:
+        read_npz(tmp_path / "a.npz")
+    assert caught.value.errno == number
 
 
 def test_objects_are_refused(tmp_path):

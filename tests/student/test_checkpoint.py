@@ -10,7 +10,8 @@ from safetensors import SafetensorError
 from tiny_store import CHECKPOINT_STATE
 from torch import nn
 
-from mlsm.common.errors import WriteError
+from mlsm.common import disk
+from mlsm.common.errors import RunError, WriteError
 from student.runs.checkpoint import Checkpoints, publish_directory, remove_leftovers, restore
 
 
@@ -80,8 +81,32 @@ def test_a_damaged_later_one_does_not_count_among_the_newest(tmp_path):
     """It was passed over on resume; the steps up to it are done again."""
     checkpoints = saved(tmp_path, 3, 4, 9, keep_last=2, kept=())
     damage_cut(tmp_path / "step-00000009" / "state.json")
+    assert checkpoints.newest_whole()[1]["step"] == 4
     checkpoints.save(5, *trained(), CHECKPOINT_STATE, export)
     assert names(tmp_path) == ["step-00000004", "step-00000005"]
+
+
+def test_a_later_one_that_was_not_seen_to_be_damaged_stays(tmp_path):
+    saved(tmp_path, 9, kept=())
+    saved(tmp_path, 4, 5, kept=())
+    assert names(tmp_path) == ["step-00000005", "step-00000009"]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_read_error_that_may_pass_is_no_damage(tmp_path, monkeypatch, number):
+    """Otherwise the run would start again from an older checkpoint, and later remove this one."""
+    checkpoints = saved(tmp_path, 2, 3)
+
+    def fail(path):
+        raise OSError(number, os.strerror(number), str(path))
+
+    for name in ("open_to_read", "read_file"):
+        with monkeypatch.context() as patched:
+            patched.setattr(disk, name, fail)
+            for find in (checkpoints.newest_whole, lambda: checkpoints.whole(3)):
+                with pytest.raises(RunError, match="step-00000003 cannot be read.*Nothing was changed"):
+                    find()
+    assert checkpoints.newest_whole()[1]["step"] == 3
 
 
 def damage_cut(path):
