@@ -61,6 +61,7 @@ from shards.manifest import Plan, PlannedUnit, UnitRecord, fingerprint, parse_ta
 _AT_ONCE = 16  # small files to fetch in parallel
 _SMALL, _WIDEST, _MOST_ATOMS = 64 << 20, 4 * 8192, 1 << 30  # most bytes: of a small file, of one atom, of all atoms
 _PLAN = re.compile(r"([0-9a-f]{32})\.json")
+_CACHED_STORE = re.compile(r"[0-9a-f]{12}-[0-9a-f]{8}")  # a store's directory in the cache
 _NAME = re.compile(r"\w[\w.-]*")  # names from a server become paths in the cache
 _PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)  # some servers send a page if there is no file
 _LINK = re.compile(r"""href=["']?[^"'?#>\s]*?([^"'?#>\s/]+)["'?#>\s]""", re.IGNORECASE)
@@ -495,6 +496,9 @@ class RemoteFiles(StoreFiles):
             return
         kept = []  # (time of last use, bytes, path)
         for path in self.units.parent.parent.glob("*/units/*.tar"):
+            store = path.parent.parent
+            if not _CACHED_STORE.fullmatch(store.name) or (store / "target.json").exists():
+                continue  # a store of the user, whose output directory is also MLSM_CACHE
             with suppress(FileNotFoundError):
                 status = path.stat()
                 kept.append((status.st_atime_ns, status.st_size, path))
@@ -502,7 +506,8 @@ class RemoteFiles(StoreFiles):
         for _, length, path in sorted(kept):
             if excess <= 0:
                 return
-            path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                disk.unlink(path)
             excess -= length
 
     @contextmanager

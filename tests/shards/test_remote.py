@@ -542,7 +542,7 @@ def test_a_limited_cache_keeps_to_it_and_what_is_mapped_stays_readable(made, web
 
 
 def test_the_least_recently_used_go_first(tmp_path):
-    units = tmp_path / "stores" / "x" / "units"
+    units = tmp_path / "stores" / "0123456789ab-01234567" / "units"
     units.mkdir(parents=True)
     for age, name in enumerate(("a.tar", "b.tar", "c.tar")):
         (units / name).write_bytes(bytes(100))
@@ -550,6 +550,17 @@ def test_the_least_recently_used_go_first(tmp_path):
     files = SimpleNamespace(options=Remote(cache=tmp_path, cache_gb=300e-9), units=units)
     RemoteFiles._make_room(files, 100)
     assert sorted(path.name for path in units.iterdir()) == ["a.tar", "b.tar"]
+
+
+def test_only_the_cache_s_own_stores_are_trimmed(made, web, options):
+    """MLSM_CACHE may be the user's output directory, whose stores are not copies of anything."""
+    own = {make_store(options.cache / "stores" / name, k=64)[0].units for name in ("lsp-own", "0123456789ab-01234567")}
+    before = {units: sorted(units.iterdir()) for units in own}
+    windows = Store.open(f"{web.url}/lsp", remote=replace(options, cache_gb=0)).split("train")
+    windows.read([0, len(windows) - 1])
+    (theirs,) = set((options.cache / "stores").glob("*/units")) - own
+    assert len(list(theirs.glob("*.tar"))) == 1, "the cache's own are trimmed"
+    assert {units: sorted(units.iterdir()) for units in own} == before
 
 
 def test_settings_come_from_the_environment(tmp_path, monkeypatch):
