@@ -14,14 +14,16 @@ mlsm/common/durable.py.
 import hashlib
 import io
 import json
+import os
 import platform
 import tarfile
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from mlsm.common import disk
+from mlsm.common import disk, locks
 from mlsm.common.durable import explain_link, publish_json, replace_json
 from mlsm.common.machine import cpu_model
 from mlsm.common.version import VERSION
@@ -238,16 +240,30 @@ class UnitWriter:
         """Commit, unless another process committed this unit first; a retry with fewer failed windows replaces it.
 
         A record that could not be made durable is withdrawn, so another process's record may be gone when it is read.
-        After a replacement the loop checks again, so that of two simultaneous retries the better one remains.
+        Between its comparison and its replacement no other process replaces it, so that of simultaneous retries the
+        best one remains. Where directories have no locks (NFS), the loop's check after a replacement makes that likely.
         """
         path = self.files.record_file(record.unit)
         while not publish_json(path, record.as_dict(), withdraw=True):
-            if winner := self.files.record(record.unit):
-                better = self._retry and winner.lacking > record.lacking
-                if not better and (winner.sha256 != self._replaces or _same(winner, record)):
-                    return winner
-                replace_json(path, record.as_dict())
+            with _alone(self.files.units):
+                if winner := self.files.record(record.unit):
+                    better = self._retry and winner.lacking > record.lacking
+                    if not better and (winner.sha256 != self._replaces or _same(winner, record)):
+                        return winner
+                    replace_json(path, record.as_dict())
         return record
+
+
+@contextmanager
+def _alone(directory):
+    """Exclude other processes that replace a record in this directory, if its file system has locks."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            locks.acquire(descriptor, wait=True)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _same(record, other):

@@ -13,8 +13,8 @@ class _Open(Protocol):
     def fileno(self) -> int: ...
 
 
-def acquire(file: _Open, *, shared: bool = False, wait: bool = False) -> bool:
-    """Lock an open file. Returns False if another process holds a lock that excludes this one.
+def acquire(file: _Open | int, *, shared: bool = False, wait: bool = False) -> bool:
+    """Lock an open file, or a descriptor. Returns False if another process holds a lock that excludes this one.
 
     shared  whether others may also hold a shared lock
     wait    whether to wait for the others instead of returning False
