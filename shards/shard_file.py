@@ -33,7 +33,7 @@ class ShardFile:
 
     def __init__(self, files: StoreFiles, record: UnitRecord):
         self.files, self.record = files, record
-        self._buffer = bytearray(max((group["length"] for group in record.groups), default=0))
+        self._buffer = bytearray()
 
     def __enter__(self):
         """Raises BlockError when the file is missing or of another size."""
@@ -49,6 +49,8 @@ class ShardFile:
         if size != self.record.bytes:
             self._file.close()
             raise BlockError(f"the shard has {size:,} bytes, its record says {self.record.bytes:,}")
+        # only now, because a stranger's record may claim any length
+        self._buffer = bytearray(max((group["length"] for group in self.record.groups), default=0))
         return self
 
     def __exit__(self, *_):

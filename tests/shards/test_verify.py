@@ -231,12 +231,18 @@ def forge(files, record, change):
     files.record_file(record.unit).write_text(json.dumps(values | {"checksum": fingerprint(values)}))
 
 
+def claim_a_petabyte(values):
+    values["groups"][-1]["length"] += 1 << 50
+    values["bytes"] += 1 << 50
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
         (lambda values: values.update(file=f"../../{values['file']}"), "names the shard"),
         (lambda values: values.update(target="0" * 32), "of target 000"),
         (lambda values: values["groups"][-1].update(length=8), "__stats__ of 8 bytes cannot hold the sums"),
+        (claim_a_petabyte, "its record says 1,125,899,9"),
         (lambda values: values["groups"].pop(1), "does not begin where"),
         (lambda values: values.update(tokens=values["tokens"] + 1), "its blocks hold"),
         (lambda values: values["statistics"].update(entries=7), "the record says 7"),
