@@ -225,7 +225,8 @@ def _check_state(optimizer: torch.optim.Optimizer) -> None:
 def remove_leftovers(directory: Path) -> None:
     """Remove temporaries that a killed process left in a run's directory."""
     for path in directory.glob(".*.tmp"):
-        disk.remove(path)
+        if disk.writer_of_temporary(path.name) is not None:  # others may be the user's
+            disk.remove(path)
 
 
 class _DiskFile:

@@ -272,8 +272,10 @@ def _operational(config: StudentConfig) -> dict:
 def _check_unused(directory: Path) -> None:
     if not directory.exists():
         return
-    leftover = re.compile(r"\..*\.tmp|mask_weights(-\d+)?\.npz")  # of a process killed before it wrote config.json
-    if not directory.is_dir() or not all(leftover.fullmatch(path.name) for path in directory.iterdir()):
+    table = re.compile(r"mask_weights(-\d+)?\.npz")  # as temporaries, of a process killed before it wrote config.json
+    if not directory.is_dir() or not all(
+        table.fullmatch(path.name) or disk.writer_of_temporary(path.name) is not None for path in directory.iterdir()
+    ):
         raise RunError(
             f"{directory} is in use and holds no student run (it has no config.json). Nothing was changed. "
             f"Give another --run-dir."

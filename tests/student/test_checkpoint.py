@@ -230,8 +230,9 @@ def test_files_are_on_disk_before_the_name_appears(tmp_path, monkeypatch):
 
 
 def test_leftovers_of_a_killed_process_are_removed(tmp_path):
-    (tmp_path / ".step-1.99.abc.tmp").mkdir()
-    (tmp_path / ".log.99.abc.tmp").write_text("x")
+    disk.temporary_name(tmp_path, "step-1").mkdir()
+    disk.temporary_name(tmp_path, "log").write_text("x")
     (tmp_path / "step-00000002").mkdir()
+    (tmp_path / ".mine.tmp").mkdir()  # the user's
     remove_leftovers(tmp_path)
-    assert names(tmp_path) == ["step-00000002"]
+    assert names(tmp_path) == [".mine.tmp", "step-00000002"]

@@ -7,6 +7,7 @@ import torch
 from faulty_disk import raising_at
 from tiny_store import write_store
 
+from mlsm.common.disk import temporary_name
 from mlsm.common.errors import RunError, StoreError, WriteError
 from student.config import StudentConfig
 from student.resolve import resolve_dtype
@@ -77,17 +78,18 @@ def test_an_encoder_of_another_tokenizer_is_refused_before_anything_is_written(l
     assert not settings["run_dir"].exists()
 
 
-def test_a_directory_of_something_else_is_refused_and_untouched(ids_store, settings):
+@pytest.mark.parametrize("name", ["thesis.tex", ".mine.tmp"])
+def test_a_directory_of_something_else_is_refused_and_untouched(ids_store, settings, name):
     settings["run_dir"].mkdir()
-    (settings["run_dir"] / "thesis.tex").write_text("mine")
+    (settings["run_dir"] / name).write_text("mine")
     with pytest.raises(RunError, match="holds no student run"):
         train(StudentConfig(store=ids_store.path, objective="mlm", **settings))
-    assert [path.name for path in settings["run_dir"].iterdir()] == ["thesis.tex"]
+    assert [path.name for path in settings["run_dir"].iterdir()] == [name]
 
 
 def test_a_run_killed_before_its_first_file_begins_anew(ids_store, settings):
     settings["run_dir"].mkdir()
-    (settings["run_dir"] / ".config.json.99.abc.tmp").write_text("{")
+    temporary_name(settings["run_dir"], "config.json").write_text("{")
     assert train(StudentConfig(store=ids_store.path, objective="mlm", **settings))["steps"] == 8
     assert not list(settings["run_dir"].glob(".*"))
 

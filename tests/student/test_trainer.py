@@ -16,6 +16,7 @@ from tiny_store import log_of, write_store
 from transformers import AutoModel, get_scheduler, get_wsd_schedule
 
 import student.train
+from mlsm.common.disk import temporary_name
 from mlsm.common.errors import DeviceError, Interrupted, RunError, TrainingError
 from mlsm.evaluation.lineage import lineage
 from mlsm.evaluation.models import directories
@@ -415,7 +416,7 @@ def test_a_second_start_of_a_run_leaves_the_first_alone(ids_store, settings, unb
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with Preloaded(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as first:
         assert first.stdout.readline() == "waiting\n"
-        begun = config.run_dir / "checkpoints" / ".step-00000009.tmp"  # a save under way
+        begun = temporary_name(config.run_dir / "checkpoints", "step-00000009")  # a save under way
         begun.mkdir(parents=True)
         with pytest.raises(RunError, match="another process is training.*Wait for it"):
             train(config)
