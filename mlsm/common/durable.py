@@ -117,11 +117,15 @@ def publish_directory(
 
     replace  whether an existing directory is replaced; otherwise it is kept, and that is no error
     carry    called as carry(old, new) before a directory is replaced, after it was moved aside: copies what should be
-             kept into the new one, without changing the old one, which is then removed
-    Raises   PlaceError if `final` exists and is not a directory; OSError
+             kept into the new one, without changing the old one, which is then removed. After a kill in between, the
+             old one is in .<name>.replaced, where no `clean` removes it, and the next call puts it back first
+    Raises   PlaceError if `final` exists and is not a directory, or next to a .<name>.replaced; OSError
     A failure changes nothing and leaves no temporary directory.
     """
     make_directories(final.parent)
+    if carry is not None and not os.path.lexists(final):
+        with suppress(FileNotFoundError):
+            disk.rename(_aside(final), final)
     with _temporary(final) as temporary:
         disk.mkdir(temporary)
         fill(temporary)
@@ -143,16 +147,28 @@ def publish_directory(
 
 def _replace_directory(temporary: Path, final: Path, carry: Callable[[Path, Path], object] | None) -> None:
     replaced = disk.temporary_name(final.parent, final.name)
+    aside = replaced if carry is None else _aside(final)
+    if carry is not None and os.path.lexists(aside):
+        raise PlaceError(
+            f"{aside} is left from a command that was killed while it replaced {final}, and may hold files of yours."
+            f" Nothing was changed. Move those that {final.name} lacks into it, and remove {aside}."
+        )
     try:
-        disk.rename(final, replaced)
+        disk.rename(final, aside)
         if carry is not None:
-            carry(replaced, temporary)
+            carry(aside, temporary)
         disk.rename(temporary, final)
     except BaseException:  # also on Ctrl-C: otherwise the old one would be removed with the other temporaries
-        if not final.exists() and replaced.exists():
-            disk.rename(replaced, final)
+        if not final.exists() and aside.exists():
+            disk.rename(aside, final)
         raise
+    if carry is not None:
+        disk.rename(aside, replaced)
     disk.discard(replaced)
+
+
+def _aside(final: Path) -> Path:
+    return final.with_name(f".{final.name}.replaced")
 
 
 @contextmanager

@@ -1,13 +1,17 @@
-"""A name that may not survive a power cut is withdrawn, unless another file has it by then."""
+"""A name that may not survive a power cut is withdrawn, unless another file has it by then; a directory that is
+replaced keeps its user's files."""
 
 import errno
 import json
 import os
 
 import pytest
+from faulty_disk import killed_at, recorded
 
 from mlsm.common import disk
-from mlsm.common.durable import publish_json
+from mlsm.common.durable import publish_directory, publish_json
+from mlsm.common.errors import PlaceError
+from shards.clean import clean
 
 
 @pytest.mark.parametrize(
@@ -40,3 +44,36 @@ def test_a_name_of_another_is_neither_replaced_nor_withdrawn(tmp_path, monkeypat
     with pytest.raises(OSError, match="broken"):
         publish_json(final, "ours", withdraw=True)
     assert json.loads(final.read_text()) == "theirs"
+
+
+def test_files_of_the_user_survive_a_kill_at_any_call_and_then_a_clean(tmp_path):
+    def publish(final):
+        def carry(old, new):
+            disk.rename(new, new)  # so that one of the kills is in the middle
+            os.link(old / "mine", new / "mine")
+
+        publish_directory(final, lambda new: (new / "page").write_text("ours"), carry=carry)
+
+    def old_view(name):
+        final = tmp_path / name / "view"
+        publish_directory(final, lambda new: (new / "page").write_text("old"))
+        (final / "mine").write_text("mine")
+        return final
+
+    final = old_view("counted")
+    calls = [name for name, _ in recorded(lambda: publish(final))]
+    assert calls.count("rename") == 5  # the attempt without replacing, aside, in `carry`, new, old
+    assert os.listdir(final.parent) == ["view"]
+    refused = 0
+    for number in range(len(calls)):
+        final = old_view(str(number))
+        killed_at(number, lambda final=final: publish(final))
+        try:
+            publish(final)
+        except PlaceError as error:  # the new one has come, and the old one is not yet a temporary
+            assert "left from a command that was killed" in str(error) and (final / "page").read_text() == "ours"
+            refused += 1
+        clean(final.parent, everything=True)
+        assert (final / "mine").read_text() == "mine", calls[number]
+        assert set(os.listdir(final.parent)) <= {"view", ".view.replaced"}
+    assert refused == 1

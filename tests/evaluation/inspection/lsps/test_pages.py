@@ -250,17 +250,18 @@ def test_the_older_view_comes_back_when_the_new_one_cannot_take_its_place(hostil
     assert (place / "old").is_file() and [path.name for path in tmp_path.iterdir()] == ["view"]
 
 
-def test_whatever_a_kill_leaves_is_known_to_clean(hostile_view, tmp_path, monkeypatch):
+def test_what_a_kill_leaves_is_known_to_clean_except_the_users_files(hostile_view, tmp_path, monkeypatch):
     place, rename, left = tmp_path / "view", disk.rename, []
 
     def looking(old, new):
         rename(old, new)
-        left.append([path for path in tmp_path.iterdir() if path != place and not clean._recognise(path)])
+        left.append([path.name for path in tmp_path.iterdir() if path != place and not clean._recognise(path)])
 
     text_pages.write(hostile_view, place)
     monkeypatch.setattr(disk, "rename", looking)
     text_pages.write(hostile_view, place)
-    assert left == [[], []]  # after the older view has gone, and after the new one has come
+    # after the older view has gone, after the new one has come, and once the older one is of no more use
+    assert left == [[".view.replaced"], [".view.replaced"], []]
 
 
 def test_a_link_to_a_view_stays_a_link(hostile_view, tmp_path, monkeypatch):
