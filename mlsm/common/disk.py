@@ -274,6 +274,12 @@ def remove(path: Path) -> None:
             os.unlink(name, dir_fd=parent)
 
 
+def rmdir(path: Path) -> None:
+    """Remove an empty directory."""
+    with _parent(path) as (parent, name), _named(path):
+        os.rmdir(name, dir_fd=parent)
+
+
 @contextmanager
 def _named(*paths):
     """Put the whole paths into the message of an OSError from a call with a descriptor."""

@@ -36,21 +36,24 @@ def workplace(directory: Path, files: Sequence[str]) -> Iterator[Path]:
     Raises  ValueError if another process works in it (on this machine, or on any machine if the file system shares
             locks)
     """
-    with _locked(directory) as (lock, is_locked):
-        with suppress(OSError):  # without a mark, only `clean` does not recognise it
-            if os.fstat(lock.fileno()).st_nlink == 1:  # else it may be a hard link to another file
-                lock.truncate(0)
-                lock.write("\n".join((MARK, *files, "")).encode())
-        for left in directory.glob(".*.tmp") if is_locked else ():  # left by a killed process; maybe gigabytes
-            if disk.writer_of_temporary(left.name) is not None:
-                disk.remove(left)
-        try:
-            yield directory
-        except BaseException:
-            if os.listdir(directory) == [LOCK]:
-                _remove(directory)
-            raise
-    _remove(directory)  # after closing the lock: NFS does not remove the directory of an open file
+    try:
+        with _locked(directory) as (lock, is_locked):
+            with suppress(OSError):  # without a mark, only `clean` does not recognise it
+                if os.fstat(lock.fileno()).st_nlink == 1:  # else it may be a hard link to another file
+                    lock.truncate(0)
+                    lock.write("\n".join((MARK, *files, "")).encode())
+            for left in directory.glob(".*.tmp") if is_locked else ():  # left by a killed process; maybe gigabytes
+                if disk.writer_of_temporary(left.name) is not None:
+                    disk.remove(left)
+            try:
+                yield directory
+            except BaseException:
+                if os.listdir(directory) == [LOCK]:
+                    _empty(directory)
+                raise
+            _empty(directory)
+    finally:
+        _remove_if_empty(directory)
 
 
 def discard(directory: Path) -> None:
@@ -58,14 +61,28 @@ def discard(directory: Path) -> None:
     if directory.is_dir():
         with suppress(OSError, ValueError):  # PlaceError is one
             with _locked(directory) as (_, is_locked):
-                pass
-            if is_locked:
-                disk.remove(directory)
+                if is_locked:
+                    _empty(directory)
+            _remove_if_empty(directory)
 
 
-def _remove(directory):
+def _empty(directory: Path) -> None:
+    """Remove everything in a working directory while its lock is held. Without its file, which goes last, the lock
+    excludes no other process.
+    """
     with suppress(OSError):
-        disk.remove(directory)
+        for name in os.listdir(directory):
+            if name != LOCK:
+                disk.remove(directory / name)
+        disk.unlink(directory / LOCK)
+
+
+def _remove_if_empty(directory: Path) -> None:
+    """Remove a working directory in which no other process has started. Call it after the lock was closed: NFS does not
+    remove the directory of an open file.
+    """
+    with suppress(OSError, PlaceError):
+        disk.rmdir(directory)
 
 
 def read_mark(directory: Path) -> list[str] | None:

@@ -5,9 +5,11 @@ import fcntl
 import logging
 import os
 import shutil
+from contextlib import ExitStack, suppress
 
 import pytest
 
+from mlsm.common import disk
 from mlsm.common.disk import temporary_name
 from mlsm.common.workplaces import LOCK, discard, is_part, lock_if_free, read_mark, workplace
 
@@ -77,6 +79,38 @@ def test_only_a_free_place_is_discarded(tmp_path):
         raise KeyError
     discard(place)
     discard(place)
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("call", ["remove", "unlink", "rmdir"])
+@pytest.mark.parametrize("way", ["done", "nothing kept", "discard"])
+def test_another_process_that_starts_while_a_place_is_removed_keeps_it(tmp_path, monkeypatch, call, way):
+    """It can start once the lock file has gone, ahead of `rmdir`."""
+    place, real, holders = tmp_path / "place", getattr(disk, call), []
+    with ExitStack() as started:
+
+        def start_before(path):
+            with suppress(ValueError):
+                holders.append(started.enter_context(workplace(place, FILES)))
+                (place / "part-1.npz").touch()
+            real(path)
+
+        with suppress(KeyError), workplace(place, FILES):
+            if way != "nothing kept":
+                (place / "something").touch()
+            if way == "discard":
+                raise KeyError
+            monkeypatch.setattr(disk, call, start_before)
+            if way == "nothing kept":
+                raise KeyError
+        monkeypatch.setattr(disk, call, start_before)
+        discard(place)
+        monkeypatch.undo()
+        assert len(holders) == (call == "rmdir")
+        for holder in holders:
+            assert (holder / "part-1.npz").exists()
+            with pytest.raises(ValueError, match="another process is working"), workplace(place, FILES):
+                pass
     assert not place.exists()
 
 

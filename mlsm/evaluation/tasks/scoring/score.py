@@ -79,17 +79,20 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
             scores, commit = (base.with_name(base.name + suffix) for suffix in (".jsonl", ".json"))
             finished = _read_finished(scores, commit)
             if finished is not None:
-                record, rows = finished
                 discard(base)  # of a command that was killed after its last write
             else:
                 scorer = scorer or Scorer(*load(directory, device), config.metric, config.batch_tokens)
                 clock = time.perf_counter()
                 with refuse_what_is_in_the_way(), workplace(base, ("*.jsonl",)):
-                    rows = _score_in_parts(scorer, material, base, known["model"], progress)
-                    replace_bytes(scores, _json_lines(rows))
-                    took = {"env": records.environment(device), "wall": time.perf_counter() - clock}
-                    record |= figures_of(rows) | took
-                    replace_json(commit, record)
+                    finished = _read_finished(scores, commit)  # by another command since
+                    if finished is None:
+                        rows = _score_in_parts(scorer, material, base, known["model"], progress)
+                        replace_bytes(scores, _json_lines(rows))
+                        took = {"env": records.environment(device), "wall": time.perf_counter() - clock}
+                        record |= figures_of(rows) | took
+                        replace_json(commit, record)
+            if finished is not None:
+                record, rows = finished
             wrong = {"wrong": _furthest_wrong(rows)} if config.pairs else {}
             results.append(record | {"scores": str(scores), "finished_before": finished is not None} | wrong)
     return {"results": results}

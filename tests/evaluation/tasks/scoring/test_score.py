@@ -212,6 +212,19 @@ def test_two_commands_do_not_work_in_one_place(config, monkeypatch):
     assert len(again) == 1 and rows_of(result)
 
 
+def test_a_file_that_another_command_scores_meanwhile_is_not_scored_again(config, monkeypatch):
+    others, load = [], scoring.load
+
+    def load_late(*given):
+        monkeypatch.setattr(scoring, "load", load)
+        others.extend(score_text(config)["results"])
+        return load(*given)
+
+    monkeypatch.setattr(scoring, "load", load_late)
+    (result,) = score_text(config)["results"]
+    assert others == [result | {"finished_before": False}] and result["finished_before"]
+
+
 def test_sentences_that_cannot_be_scored_are_quoted(config, tmp_path):
     model = shutil.copytree(config.models[0], tmp_path / "cleaning")
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
