@@ -179,8 +179,18 @@ def test_vectors_of_words_are_centred_by_the_positions_of_their_subtokens(made):
 # -- however it is made ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", ["sample", "center", "dictionary"])
-def test_interrupted_and_resumed_equals_unbroken(made, tmp_path, monkeypatch, stage):
+CENTRE_FILES = {"center.npy", "center.json", "lock"}
+
+
+@pytest.mark.parametrize(
+    ("stage", "vectors", "kept", "again"),
+    [
+        ("sample", 2_000, None, {"sample", "centre"}),  # half a sample is of no use: nothing stays
+        ("center", None, CENTRE_FILES | {"raw.npy"}, {"centre"}),
+        ("dictionary", 5_400, CENTRE_FILES | {"sample.npy", "learning.npz"}, set()),  # after the first evaluation
+    ],
+)
+def test_interrupted_and_resumed_equals_unbroken(made, tmp_path, monkeypatch, stage, vectors, kept, again):
     config, store, dictionary = made
     monkeypatch.setattr(learning_checkpoint, "SECONDS_BETWEEN", 0)
     given = replace(config, output=tmp_path)
@@ -189,7 +199,7 @@ def test_interrupted_and_resumed_equals_unbroken(made, tmp_path, monkeypatch, st
         raise KeyboardInterrupt
 
     def progress(name, done, total=None, **figures):
-        if name == stage and done > 2_000:
+        if name == stage and done > vectors:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
@@ -201,8 +211,11 @@ def test_interrupted_and_resumed_equals_unbroken(made, tmp_path, monkeypatch, st
             )
         encode_lsp(given, progress)
     left = list((tmp_path / "dictionaries").iterdir())
+    assert [{path.name for path in work.iterdir()} for work in left] == ([kept] if kept else [])
     assert all(is_part(path.name, read_mark(work)) for work in left for path in work.iterdir())
-    (report,) = encode_lsp(given)
+    stages = {}
+    (report,) = encode_lsp(given, lambda name, done, *_, **figures: stages.setdefault(name, done))
+    assert stages.keys() & {"sample", "centre"} == again and (stages["dictionary"] > 5_400) == (stage == "dictionary")
     assert Dictionary.load(report["dictionary"]).fingerprint == dictionary.fingerprint
     assert Store.open(report["store"]).target_id == store.target_id
     assert not list((tmp_path / "dictionaries").glob(".*"))
