@@ -124,7 +124,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
 def refuse_other_settings(part: Part) -> None:
     """Raise StudyError if the stores of a part that encodes were made with other settings than its own.
 
-    Paths are not compared: a study may go on on another machine.
+    Paths are not compared: a study may continue on another machine.
     """
     if not part.verb.startswith("encode-"):
         return
