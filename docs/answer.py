@@ -9,7 +9,8 @@ a line says so. After that, the same command fills the cells.
 
     docs/studies/second/main      the students and their teacher
     docs/studies/second/pilot     the teacher, while main has no record of it; the pilot's five pairs
-    docs/studies/second/screen    students of each layer's LSPs, and the layers' word senses (of choose-layer)
+    docs/studies/second/screen    students of each layer's LSPs, and the layers' word senses (of choose-layer); the
+                                  ends of their composite are in pilot
     docs/studies/second/instead   what one could take instead (python -m benchmarks.instead), in records of the same
                                   measures; times.json and rates.json of a quiet machine. Without a file, its columns
                                   are left off
@@ -208,13 +209,14 @@ def screen(second: Path) -> dict:
     Returns  composites (arm -> those of its scored seeds), f1 (layer -> word-sense F1 of its LSPs), in points
     """
     study = read("study-2-screen")
-    scored = read_composed(study, second / "screen")
+    anchors, students = (read_composed(study, second / part) for part in ("pilot", "screen"))
     diagnosed = [read_json(file) for file in sorted((second / "screen").glob("diagnostics/*/result.json"))]
     f1 = {layer["layer"]: 100 * layer["f1"] for result in diagnosed for layer in result["layers"]}
-    if scored.teacher is None or len(scored.untrained) < len(study.seeds):
-        return {"composites": {}, "f1": f1}
-    ends = {key: (fmean(one[key] for one in scored.untrained.values()), scored.teacher[key]) for key in scored.teacher}
-    composites = {arm: [composite_of(one, ends) for one in of.values()] for arm, of in scored.students.items() if of}
+    assert anchors.teacher is not None
+    ends = {
+        key: (fmean(one[key] for one in anchors.untrained.values()), anchors.teacher[key]) for key in anchors.teacher
+    }
+    composites = {arm: [composite_of(one, ends) for one in of.values()] for arm, of in students.students.items() if of}
     return {"composites": composites, "f1": f1}
 
 

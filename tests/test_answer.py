@@ -6,13 +6,14 @@ import math
 import random
 import re
 import shutil
+from itertools import product
 from statistics import fmean, stdev
 
 import pytest
 from scipy import stats
 from tiny_records import a_record, digest, store
 
-from docs.answer import MEASURES, PAGES, ROOT, ROWS, SECOND, answer, blocks, draw, make_page
+from docs.answer import MEASURES, PAGES, ROOT, ROWS, SECOND, answer, blocks, draw, make_page, read, read_composed
 from mlsm.evaluation.studies.protocol.description import read_study
 
 UNTRAINED = {"conll2003/entities": 20.0, "conll2003/pos": 60.0, "conll2003/chunks": 50.0}
@@ -134,11 +135,12 @@ def whole(tmp_path_factory, places):
         made.append(a_record(f"mlm-seed{seed}-step-00008350", "sst2", 0, [0.6]))
     store(second / "main", made)
     store(second / "instead", frozen("teacher-2-layers", between(0.9)) + frozen("static-table", between(0.1)))
-    made = frozen("all-minilm-l6-v2", TEACHER | OTHERS, "tuning")
-    for seed in range(100, 104):
-        made += frozen(f"mlm-lr0.004-seed{seed}-step-00000000", between(0.0), "tuning")
-        for arm, share in SCREENED.items():
-            made += frozen(f"{arm}-seed{seed}", between(share + (seed - 101.5) / 1_000), "tuning")
+    ends, made = read_composed(read("study-2-screen"), second / "pilot"), []
+    low = {key: fmean(one[key] for one in ends.untrained.values()) for key in ends.teacher}
+    for seed, (arm, share) in product(range(100, 104), SCREENED.items()):
+        way = share + (seed - 101.5) / 1_000
+        scores = {key: one + way * (ends.teacher[key] - one) for key, one in low.items()}
+        made += frozen(f"{arm}-seed{seed}", scores | OTHERS, "tuning")
     store(second / "screen", made)
     (second / "screen" / "diagnostics" / "minilm").mkdir(parents=True)
     layers = [{"layer": layer, "f1": f1 / 100} for layer, f1 in F1.items()]
