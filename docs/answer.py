@@ -75,13 +75,6 @@ ROWS = {  # arm or model -> what it is
 LIKE = {"from-teacher": "teacher-2-layers"}  # of one architecture, so as fast and as large
 SHORT_WITHOUT = ("parts of speech", "chunks", "word senses", "type")
 UNTIL = "all seeds of both arms and of the untrained students are scored"
-VARIANTS = {  # arm of the screen -> k, n
-    "k384": (384, 32),
-    "k1536": (1_536, 32),
-    "k6144": (6_144, 32),
-    "n8": (1_536, 8),
-    "n4": (1_536, 4),
-}
 PILOT = ("mlsm-l4-lr0.008", "regress-mse-lr0.008")
 
 
@@ -378,16 +371,6 @@ def layers_table(told: dict) -> str:
     )
 
 
-def variants_table(told: dict) -> str:
-    """Students of layer 4 with other k and n."""
-    composites = told["screen"]["composites"]
-    rows = [["k", "n", "composite of students", "seeds"]]
-    for arm, (k, n) in VARIANTS.items():
-        if arm in composites:
-            rows.append([f"{k:,}", str(n), mean(composites[arm]), str(len(composites[arm]))])
-    return markdown(rows) if len(rows) > 1 else "These students are not trained yet."
-
-
 def mean(values: list[float]) -> str:
     """Mean and standard deviation, as pages write them."""
     spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
@@ -449,7 +432,6 @@ def blocks(told: dict, page: str) -> dict[str, str]:
         "figure": figure_line(told, link),
         "rates": rates_table(told),
         "layers": layers_table(told),
-        "variants": variants_table(told),
     }
 
 

@@ -108,7 +108,7 @@ def wanted_dictionaries(job: Job, teacher: "Teacher") -> list[WantedOfLayer]:
 def _wanted(job, teacher, layer, k):
     config = job.config
     request: dict[str, Any] = {
-        "algorithm": learning_algorithm(),
+        "algorithm": _algorithm(),
         "teacher": teacher.fingerprint,
         "layer": layer,
         "plan": job.plan.id,
@@ -134,7 +134,7 @@ def _wanted(job, teacher, layer, k):
     )
 
 
-def learning_algorithm() -> int:
+def _algorithm():
     """The version of the learning algorithm."""
     from pipeline.dictionary.learning import ALGORITHM
 
@@ -183,7 +183,7 @@ def _provide_from_file(config, hidden, progress):
     batch, reports = minibatch_size(len(hidden_Nd)), []
     for k in config.k:
         request = {
-            "algorithm": learning_algorithm(),
+            "algorithm": _algorithm(),
             "content": content,
             "k": k,
             "lam": config.lam,

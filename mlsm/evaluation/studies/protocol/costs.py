@@ -201,7 +201,7 @@ def _training_cost(part: Part, parts: list[Part]) -> Cost:
     """The cost of training a student, or a probe: a third of the operations, since its student has no backward pass."""
     of = part if part.verb == "train-student" else _training_of(part.values["student"], parts)
     speed = _speed_of(of, parts)
-    steps = _steps_of(part)
+    steps = part.values["max_steps"]
     batch = part.values["batch_windows"]
     if part.verb == "train-probe":  # probes always read whole windows
         return Cost(part.name, steps * batch * speed.window_seconds, 0)
@@ -211,7 +211,7 @@ def _training_cost(part: Part, parts: list[Part]) -> Cost:
         short = StudentConfig(short_windows=piece, short_share=share).short_steps(steps)
         in_pieces = _maker_of(part, parts).window / piece * _speed_of(part, parts, piece).window_seconds
         seconds += short * (in_pieces - speed.window_seconds)
-    size = (_kept_checkpoints(of, parts) + 1 + STATE) * WEIGHT_BYTES * speed.parameters
+    size = (_kept_checkpoints(of) + 1 + STATE) * WEIGHT_BYTES * speed.parameters
     return Cost(part.name, 3 * batch * seconds, size)
 
 
@@ -271,18 +271,13 @@ def _checkpoints(part: Part, parts: list[Part]) -> int:
     if part.values.get("step") != "all":
         return 1
     run = _run_of(part.values["models"][0], parts)
-    return 1 if run is None else _kept_checkpoints(run, parts)
+    return 1 if run is None else _kept_checkpoints(run)
 
 
-def _kept_checkpoints(run: Part, parts: list[Part]) -> int:
+def _kept_checkpoints(run: Part) -> int:
     """The number of kept checkpoints of a student or a probe, including the last one."""
-    shares, steps = run.values.get("checkpoints", StudentConfig.checkpoints), _steps_of(run)
+    shares, steps = run.values.get("checkpoints", StudentConfig.checkpoints), run.values["max_steps"]
     return len(StudentConfig(checkpoints=shares, max_steps=steps).checkpoint_steps(steps))
-
-
-def _steps_of(run: Part) -> int:
-    """Optimiser steps of a student or a probe."""
-    return run.values["max_steps"]
 
 
 def _token_seconds(part: Part, parts: list[Part], over_vocabulary: bool) -> float:

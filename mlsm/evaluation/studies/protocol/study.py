@@ -96,8 +96,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
             plan_id = _check_pairing(part, plan_id)
         # A finished part is also run: its command checks whether it was made with these settings. One that encodes
         # would make another store instead.
-        if is_made(part, planned.parts):
-            refuse_other_settings(part)
+        _refuse_other_settings(part)
         with nullcontext() if is_finished(part, planned.parts) else at_work(settings.directory, part.name, commit):
             made = part.run(_name_stages(progress, part.name))
         if part.verb.startswith("encode-"):
@@ -121,7 +120,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     }
 
 
-def refuse_other_settings(part: Part) -> None:
+def _refuse_other_settings(part: Part) -> None:
     """Raise StudyError if the stores of a part that encodes were made with other settings than its own.
 
     Paths are not compared: a study may continue on another machine.

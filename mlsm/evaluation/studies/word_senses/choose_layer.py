@@ -42,14 +42,9 @@ from mlsm.evaluation.studies.word_senses.word_vectors import Centers, Readings, 
 from pipeline.announcement import announcement
 from pipeline.batch import center_on
 from pipeline.dictionary import Dictionary
+from pipeline.dictionary.learning import ALGORITHM
 from pipeline.job import Job, load_teacher, named_by_content, teacher_job
-from pipeline.learn import (
-    batch_key,
-    learning_algorithm,
-    minibatch_of_sample,
-    provide_dictionaries,
-    wanted_dictionaries,
-)
+from pipeline.learn import batch_key, minibatch_of_sample, provide_dictionaries, wanted_dictionaries
 from pipeline.solvers import nonneg_lasso, proof
 from pipeline.workers import open_executor
 from shards.manifest import fingerprint
@@ -121,7 +116,7 @@ def _directory(job, teacher, data_digits):
     config = job.config
     request = {
         "format": FORMAT,
-        "algorithm": learning_algorithm(),
+        "algorithm": ALGORITHM,
         "teacher": teacher.fingerprint,
         "dtype": str(teacher.dtype).removeprefix("torch."),
         "plan": job.plan.id,
