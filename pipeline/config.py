@@ -363,9 +363,9 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
     solver: Literal["cd", "fista", "nearest"] = "cd"
     """How to code tokens: `cd` is coordinate descent to the optimum of equation 2, within --tolerance. `fista` is what
     the official code does: a fixed number of FISTA steps, whose codes are not optimal but smoother, with more non-zeros
-    (mlsm docs sparse-coding); there is no evidence that they train better students (mlsm docs results). `nearest` is a
-    control without sparse coding: the one atom with the largest correlation, with weight 1, whatever --lam and --top-n.
-    Each makes its own store; the dictionary is the same."""
+    and no evidence that they train better students (mlsm docs sparse-coding). `nearest` is a control without sparse
+    coding: the one atom with the largest correlation, with weight 1, whatever --lam and --top-n. Each makes its own
+    store; the dictionary is the same."""
     solver_steps: int = 100
     """With --solver fista: number of steps; the official code does 100."""
     solver_backend: Literal["auto", "torch"] = "auto"
@@ -378,8 +378,8 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
     top_n: int | Literal["all"] | None = None
     """Keep this many of the largest entries of each token's distribution; unset: 32, or more if these keep less than 98
     % of the mass of the dictionary's held-out vectors on average; there is no evidence that more train better students
-    (mlsm docs results). `all` keeps every non-zero, up to the 255 that the shard format can store; if a token has more,
-    the mass of the others is kept as one number and the store's records count such tokens."""
+    (mlsm docs sparse-coding). `all` keeps every non-zero, up to the 255 that the shard format can store; if a token has
+    more, the mass of the others is kept as one number and the store's records count such tokens."""
 
     def __post_init__(self):
         if self.k is None and self.dictionary is None:

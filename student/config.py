@@ -211,7 +211,7 @@ class StudentConfig:
     for one that is made of this store with that command's defaults (pmi masks collocations as one); or `adaptive`, the
     student's own loss on each token so far. Several, which may include `uniform`, take turns at --mask-weight-steps.
     Unset, or only uniform: all tokens have the same weight, as held-out windows always do; there is no evidence that
-    other weights are better (mlsm docs results)."""
+    other weights are better (mlsm docs masks)."""
 
     mask_weight_steps: tuple[float, ...] = (0.5,)
     """With several --mask-weights: shares of the steps at which the second, the third and so on take over."""
