@@ -11,9 +11,10 @@ configuration names a run.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, get_args
 
 from mlsm.common.settings import check, require
 from student.masks.config import ADAPTIVE, UNIFORM, corruption_shares
@@ -279,6 +280,10 @@ class StudentConfig:
     run_dir: Path | None = None
     """Directory of this run; unset: runs/students/<objective>-<encoder>-seed<seed>-<fingerprint>."""
 
+    # Class attributes, not settings:
+    root = "runs/students"  # the default directory of runs
+    origins: ClassVar[Mapping[str, str] | None] = None  # setting to "flag" or its recipe; None: no recipe was applied
+
     def __post_init__(self):
         check(self)
         if self.epochs is not None and self.max_steps is not None:
@@ -405,8 +410,6 @@ class StudentConfig:
             settings[name] = None if settings[name] is None else str(settings[name])
         lists = [name for name, value in settings.items() if isinstance(value, tuple)]
         return settings | {name: list(settings[name]) for name in lists}
-
-    root = "runs/students"  # the default directory of runs; not a setting, as it has no annotation
 
     @property
     def word_weight(self) -> float:

@@ -6,12 +6,12 @@ unset settings get their values (resolve.py), what the directory holds (runs/).
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mlsm.common.errors import RunError
 from mlsm.common.invocation import program
+from mlsm.common.settings import revise
 from shards.reader import Store
 from student import proof
 from student.config import StudentConfig
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_run(
-    config: StudentConfig, ranks: Ranks, prepare: Callable[[Any, Store], TrainingTask], origins: dict[str, str] | None
+    config: StudentConfig, ranks: Ranks, prepare: Callable[[Any, Store], TrainingTask]
 ) -> tuple[Resolved, Store, TrainingTask, Run]:
     """Settings with all values filled in, store, task and directory of the run. Raises RunError if they do not belong
     together."""
@@ -39,7 +39,7 @@ def open_run(
     store = Store.open(config.stores[0])
     store.read_tokenizer()  # refuses a wrong tokenizer now, not only at the export, which gets these bytes
     dtype, compiled = resolve_dtype(config.dtype, ranks.device), resolve_compile(config.compile, ranks.device)
-    resolved = resolve(replace(config, dtype=dtype, compile=compiled), store, origins)
+    resolved = resolve(revise(config, dtype=dtype, compile=compiled), store)
     ranks.share(resolved.config.batch_windows)  # refuses more processes than windows
     task = prepare(resolved.config, store)
     tables = mask_tables(resolved.config, store)

@@ -199,16 +199,13 @@ def load_probe(source: str | Path, revision: str | None = None) -> tuple[ProbedS
     return probed, LspModel(student, load_tokenizer(source, student, revision), facts)
 
 
-def train_probe(
-    config: ProbeConfig, progress: Callable[..., None] = silent, origins: dict[str, str] | None = None
-) -> dict:
+def train_probe(config: ProbeConfig, progress: Callable[..., None] = silent) -> dict:
     """Train, evaluate and export a probe; resume an interrupted run with the same settings.
 
-    origins  see `train`
     Returns  the summary of `train`, of the probe
     Raises   as `train`; RunError if there is no student, or student and store do not belong together
     """
-    return train(with_student_and_store(config), progress, prepare=probe_task, origins=origins)
+    return train(with_student_and_store(config), progress, prepare=probe_task)
 
 
 def probe_task(config: ProbeConfig, store: Store) -> TrainingTask:

@@ -54,20 +54,21 @@ class Resolved(NamedTuple):
     """setting -> where its value comes from, in words; missing settings have their defaults"""
 
 
-def resolve(config: StudentConfig, store: Store, origins: dict[str, str] | None = None) -> Resolved:
+def resolve(config: StudentConfig, store: Store) -> Resolved:
     """Fill in the unset settings for training on a store.
 
-    origins  where each set value comes from; the command line passes it, and has applied a recipe already. None: the
-             settings are from Python. The recipe that made the store then fills in those that are unset. (On the
-             command line the recipe also sets the encoder, the optimiser and whatever else it names.)
-    Raises   RunError if the encoder has no config, the store has no training windows, or these cannot be cut as
-             `short_windows` says
+    If the settings have no origins, they are from Python and no recipe was named. The recipe that made the store then
+    fills in those that are unset. (On the command line it also sets the encoder, the optimiser and whatever else it
+    names.)
+
+    Raises  RunError if the encoder has no config, the store has no training windows, or these cannot be cut as
+            `short_windows` says
     """
-    if origins is None:
-        found = {name: "given" for name in (*FOLLOWING, "epochs") if getattr(config, name) is not None}
+    found = {name: "given" for name in (*FOLLOWING, "epochs") if getattr(config, name) is not None}
+    if config.origins is None:
         config = _apply_recipe(config, store, found)
     else:
-        found = dict(origins)
+        found |= config.origins
     _check_short_windows(config, store)
     if config.batch_windows is None or config.max_steps is None:
         config = _choose_batch_and_steps(config, len(training_windows(store)), found)

@@ -70,7 +70,6 @@ def train(
     config: StudentConfig,
     progress: Callable[..., None] = silent,
     prepare: Callable[[Any, Store], TrainingTask] = student_task,
-    origins: dict[str, str] | None = None,
 ) -> dict:
     """Train, evaluate and export a student; resume an interrupted run with the same settings.
 
@@ -79,7 +78,6 @@ def train(
     and all get the result.
 
     prepare   (config, store) -> what is trained; probe.py passes its own
-    origins   setting -> where its value comes from, for the announcement, if a recipe has been applied already
     progress  called as progress(stage, done, total, unit="tokens", **figures) after every step
     Returns   the summary that result.json holds, with run, export, store, other_stores (if there are any) and
               plan: steps, tokens (real ones), tokens_per_second, flops (nominal floating-point operations),
@@ -97,7 +95,7 @@ def train(
     """
     started = time.perf_counter()
     with join(choose_device(config.device)) as ranks, ExitStack() as held:
-        resolved, store, task, run = ranks.first_then_all(lambda: open_run(config, ranks, prepare, origins))
+        resolved, store, task, run = ranks.first_then_all(lambda: open_run(config, ranks, prepare))
         places = run.places() | {"store": str(store.path), "plan": store.plan_id}
         if others := task.objective.other_stores:
             places["other_stores"] = [str(store.path) for store in others]

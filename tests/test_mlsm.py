@@ -132,7 +132,7 @@ def test_encode_and_train(tmp_path, monkeypatch, caplog):
 
 def test_a_recipe_stands_behind_the_arguments(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("student.train.train", lambda config, progress, origins: seen.append(config) or {})
+    monkeypatch.setattr("student.train.train", lambda config, progress: seen.append(config) or {})
     mlsm.train_student(recipe="paper", store="s", lr=3e-4)
     mlsm.train_student(recipe="paper", store="s", epochs=2)
     (by_steps, by_epochs) = seen

@@ -19,6 +19,7 @@ from mlsm.cli.settings import parse
 from mlsm.commands import load
 from mlsm.commands.learn_dictionary import show as dictionaries
 from mlsm.commands.train_student import show as training
+from mlsm.common.errors import RunError
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.recipes.reading import recipe_of_store, recipe_to_keep
 from mlsm.terminal.encoding import encoding
@@ -170,6 +171,29 @@ def test_what_a_named_recipe_leaves_open_is_printed_too(own, tmp_path, capsys):
     assert shown == given and shown["max_steps"] == 47
 
 
+@pytest.mark.parametrize("names_the_store", [True, False])
+def test_the_stores_recipe_does_not_fill_in_what_a_named_recipe_leaves_open(names_the_store, tmp_path, monkeypatch):
+    """Neither on the command line nor in Python, also if the store is the newest one."""
+    store = keep_recipe(write_store(tmp_path / "runs" / "stores" / "lsp-tiny", k=24), "paper")
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("train-student: {encoder: bert-2x128, epochs: 20}\n")
+    seen = []
+
+    def stop(*arguments):
+        seen.append(resolve(*arguments))
+        raise RunError("seen enough")
+
+    monkeypatch.setattr("student.opening.resolve", stop)
+    named = {"store": str(store.path)} if names_the_store else {}
+    with pytest.raises(RunError, match="seen enough"):
+        cli.run(["train-student", "--recipe", "mine.yaml", *(f"--{name}={value}" for name, value in named.items())])
+    with pytest.raises(RunError, match="seen enough"):
+        mlsm.train_student(recipe="mine.yaml", **named)
+    by_flags, by_python = seen
+    assert by_flags.config == by_python.config and by_python.config.batch_windows == 64, "not the paper's 1,024"
+    assert by_flags.origins["max_steps"] == by_python.origins["max_steps"] == "20 epochs, recipe mine.yaml"
+
+
 def test_trained_weights_are_never_trained_by_the_demonstration(tmp_path):
     store = keep_recipe(write_store(tmp_path / "store", k=24), "quickstart")
     config, _ = resolve(StudentConfig(store=store.path, continue_from="somewhere"), store)
@@ -182,7 +206,7 @@ def test_a_recipes_rate_is_not_for_weights_that_were_trained_before(named, tmp_p
     store = keep_recipe(write_store(tmp_path / "store", k=24), "small-encoder")
     parsed = parse(load("train-student"), ["--store", str(store.path), "--continue-from", "somewhere"], named)
     python = StudentConfig(store=store.path, continue_from="somewhere", positions="all")
-    for config in (resolve(parsed.settings, store, parsed.origins).config, resolve(python, store).config):
+    for config in (resolve(parsed.settings, store).config, resolve(python, store).config):
         assert (config.lr, config.optimizer, config.dropout) == (1e-4, "adamw", None)
         assert (config.positions, config.batch_windows) == ("all", 16), "the rest is the recipe's"
     new = parse(load("train-student"), ["--store", str(store.path)], named).settings

@@ -38,8 +38,7 @@ def run_command(command: Command, argv: list[str]) -> int:
         if command.trains:
             progress("prepare training", 0, None)
         with passing_on_notes(progress):
-            more = {"origins": parsed.origins} if command.trains else {}
-            report = report_of(command.run(settings, progress, **more))
+            report = report_of(command.run(settings, progress))
     if not is_follower():
         show(command, report, settings, as_json)
     return command.exit_code(report) if command.exit_code else 0

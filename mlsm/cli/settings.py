@@ -1,7 +1,8 @@
 """Make a command's settings from a recipe and flags; flags override the recipe.
 
     parsed = parse(load("train-student"), ["--lr", "3e-4"])
-    parsed.settings.lr, parsed.why, parsed.origins["lr"]    # 0.0003, "recipe paper, which made the store", "flag"
+    parsed.settings.lr, parsed.settings.origins["lr"]    # 0.0003, "flag"
+    parsed.why                                           # "recipe paper, which made the store"
 
 A recipe that the user names applies. Otherwise training uses the recipe that made its store. Encoding uses the
 demonstration's recipe, `quickstart`, unless --corpus, --teacher, --tokenizer, --dictionary or --hidden is passed: the
@@ -35,8 +36,6 @@ class Parsed(NamedTuple):
     """the recipe that has a section for the command"""
     why: str
     """that recipe and the reason why it applies, for people; empty without a recipe"""
-    origins: dict
-    """setting -> "flag" or the recipe that it comes from; settings not listed have their defaults"""
     store: "Store | None" = None
     """the open store that is trained on, if it was found"""
     choice: str | None = None
@@ -85,11 +84,10 @@ def parse(command: Command, argv: list[str], recipe: str | None = None) -> Parse
     settings = settings_class(**values | given | chosen)
     if command.recipes and hasattr(settings_class, "recipe"):
         object.__setattr__(settings, "recipe", recipe_to_keep(recipe))
-    origins = dict.fromkeys(values, why) | dict.fromkeys(given, "flag")
     if hasattr(settings_class, "origins"):
-        short = dict.fromkeys(values, f"recipe {recipe}") | dict.fromkeys(given, "flag")
-        object.__setattr__(settings, "origins", short)
-    return Parsed(settings, recipe, why, origins, store, choice)
+        of_recipe = why if command.trains else f"recipe {recipe}"
+        object.__setattr__(settings, "origins", dict.fromkeys(values, of_recipe) | dict.fromkeys(given, "flag"))
+    return Parsed(settings, recipe, why, store, choice)
 
 
 def _recipe_of(name: str, store: "Store | None", given: dict) -> str | None:
@@ -120,7 +118,7 @@ def _settle(command: Command, parsed: Parsed) -> Any:
     from student.encoders.build import own_dropout, unfitted_config
     from student.resolve import resolve
 
-    settings = resolve(settings, store, parsed.origins).config
+    settings = resolve(settings, store).config
     if "dropout" in names_of(settings) and settings.dropout is None:
         settings = dataclasses.replace(settings, dropout=own_dropout(unfitted_config(settings, store)))
     return settings

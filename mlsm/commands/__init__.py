@@ -24,7 +24,7 @@ class Command(NamedTuple):
     summary: str
     settings: type
     run: Callable[..., Any]
-    """(settings, progress) -> result; a command that trains also takes origins=, where its settings come from"""
+    """(settings, progress) -> result"""
     show: Callable[[Any, Any], str]
     recipes: bool
     """RECIPES: whether its settings also come from recipes"""

@@ -7,11 +7,11 @@ function takes the settings and returns the candidates, newest first. It raises 
 none.
 """
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlsm.commands import Command
+from mlsm.common.settings import revise
 
 if TYPE_CHECKING:
     from shards.reader import Store
@@ -30,7 +30,7 @@ def choose_newest(command: Command, settings: Any) -> tuple[Any, str | None]:
         else f"the newest {which} of {len(found)}; name another one to use it instead"
     )
     # The field's annotation says whether the setting is a path or a string; check() converts it.
-    return dataclasses.replace(settings, **{command.works_on: found[0]}), f"{command.works_on} {found[0]} ({why})"
+    return revise(settings, **{command.works_on: found[0]}), f"{command.works_on} {found[0]} ({why})"
 
 
 def stores(settings: object) -> list[Path]:

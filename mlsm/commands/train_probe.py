@@ -23,11 +23,11 @@ def complete(settings: Settings) -> Settings:
     return with_student_and_store(settings)
 
 
-def run(settings: Settings, progress: Progress = silent, origins: dict[str, str] | None = None) -> TrainedStudent:
+def run(settings: Settings, progress: Progress = silent) -> TrainedStudent:
     """Train a linear probe that predicts words from the LSPs of a frozen student."""
     from student.probe import train_probe
 
-    return TrainedStudent.of(train_probe(settings, progress, origins=origins))
+    return TrainedStudent.of(train_probe(settings, progress))
 
 
 def show(result: dict, settings: Settings) -> str:

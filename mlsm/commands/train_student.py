@@ -16,14 +16,14 @@ DOWNLOADS = False
 newest = stores_for_the_objective
 
 
-def run(settings: Settings, progress: Progress = silent, origins: dict[str, str] | None = None) -> TrainedStudent:
+def run(settings: Settings, progress: Progress = silent) -> TrainedStudent:
     """Train an encoder from shards; continue where an interrupted run of the same settings stopped.
 
     mlsm.train_student(store=store, encoder="bert-6x256")    # steps, batch size and learning rate follow from the store
     """
     from student.train import train
 
-    return TrainedStudent.of(train(settings, progress, origins=origins))
+    return TrainedStudent.of(train(settings, progress))
 
 
 def show(result: dict, settings: Settings) -> str:

@@ -51,6 +51,14 @@ def check(settings: Any) -> None:
             follow_no_links_below(place)
 
 
+def revise(settings: _Value, **values: Any) -> _Value:
+    """`dataclasses.replace` that keeps what is no setting: the recipe and the origins of a settings object."""
+    revised = dataclasses.replace(settings, **values)  # type: ignore[type-var]
+    for name in vars(settings).keys() & {"recipe", "origins"}:
+        object.__setattr__(revised, name, getattr(settings, name))
+    return revised
+
+
 def convert_field(field: dataclasses.Field, value: object, text: bool = False) -> Any:
     """Convert a value to the type of a dataclass field. See `convert` for arguments; errors name the flag."""
     parts: list | tuple = value if isinstance(value, list | tuple) else (value,)

@@ -7,11 +7,11 @@ Not handled here: the probe (student/probe.py), loading a student (student/lsp_m
 
 import logging
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from mlsm.common.errors import RunError
 from mlsm.common.invocation import program
+from mlsm.common.settings import revise
 from mlsm.common.text import shell_quote
 from shards.reader import is_url
 from student.config import ProbeConfig, StudentConfig
@@ -35,7 +35,7 @@ def with_student_and_store(config: ProbeConfig) -> ProbeConfig:
     if store is None:
         store = _store_of(Path(student))
         logger.info("store %s (the student's own)", store)
-    return replace(config, student=student, store=store)
+    return revise(config, student=student, store=store)
 
 
 def finished_students() -> list[Path]:

@@ -218,7 +218,7 @@ def test_a_probe_is_tried_with_the_settings_that_it_has(run, monkeypatch):
 
 def test_an_answer_is_of_all_that_changes_what_is_compiled(tmp_path):
     store, cpu = Store.open(write_store(tmp_path / "store", k=24).path), torch.device("cpu")
-    plain = resolve(StudentConfig(store=store.path, encoder="bert-1x32", micro_batch=3), store, {}).config
+    plain = resolve(StudentConfig(store=store.path, encoder="bert-1x32", micro_batch=3), store).config
     task = student_task(plain, store)
     keys = {proof.key_of(plain, replace(plain, **one), store, task, cpu) for one in ({}, {"lr": 0.5}, {"seed": 7})}
     assert len(keys) == 1

@@ -93,8 +93,9 @@ def test_a_student_beats_the_marginal_baseline_and_says_so(lsp_store, settings):
 
 def test_what_a_run_says_first_are_values_as_one_writes_them(lsp_store, settings, caplog):
     config = StudentConfig(**settings | {"store": lsp_store.path, "max_steps": 1, "checkpoints": (0.5, 1.0)})
+    object.__setattr__(config, "origins", {"checkpoints": "flag"})  # as the command line does
     with caplog.at_level("INFO", "student"):
-        train(config, origins={"checkpoints": "flag"})
+        train(config)
     assert "also           checkpoints 0.5 1.0 (flag)" in caplog.text
 
 

@@ -32,6 +32,7 @@ from mlsm.common.durable import appearing_whole, publish_directory
 from mlsm.common.errors import WsdDataError
 from mlsm.common.invocation import program
 from mlsm.common.progress import silent
+from mlsm.common.settings import revise
 from mlsm.common.workplaces import workplace
 from mlsm.evaluation.studies.word_senses.conclusions import summarise_layers, write_report
 from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
@@ -106,9 +107,7 @@ def _number_layers(config):
     if config.layer != "all":
         return config
     depth = read_config(locate(config.teacher), config.teacher).num_hidden_layers
-    numbered = dataclasses.replace(config, layer=tuple(range(1, depth + 1)))
-    object.__setattr__(numbered, "origins", config.origins)
-    return numbered
+    return revise(config, layer=tuple(range(1, depth + 1)))
 
 
 def _directory(job, teacher, data_digits):
