@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from masked_half import read_half
 from tiny_store import log_of
 
 from mlsm.commands.train_student import show as training
 from shards.codec import SparseRows
-from student.batches import Loader
 from student.config import StudentConfig
-from student.masks.masking import Masking
 from student.objectives.hard_mlsm import HardMlsm
 from student.objectives.mlsm import Mlsm
 from student.objectives.sparse_rows import temper
@@ -21,17 +20,9 @@ from student.train import train
 LSPS = 24
 
 
-def read_all(store, objective):
-    """Targets of half the held-out tokens."""
-    windows = store.split("held_out")
-    reader = Loader(windows, Masking(store.special_ids, store.vocab_size, 0.5), objective.read_targets, micro_batch=999)
-    (micro,) = reader.load(np.arange(len(windows)), np.zeros(len(windows), np.int64), 0, 0.5).micro
-    return micro.targets
-
-
 def stored_rows(store):
     """The dense distributions of these tokens, float64, as mlsm reads them."""
-    targets = read_all(store, Mlsm(store))
+    targets = read_half(store, Mlsm(store))
     dense_Mk = torch.zeros(len(targets.coded_M), LSPS, dtype=torch.float64)
     dense_Mk.view(-1)[targets.entries_E] = targets.weights_E.double()
     return dense_Mk
@@ -39,7 +30,7 @@ def stored_rows(store):
 
 def test_loss_gradient_and_figures_are_cross_entropy_to_the_arg_max(lsp_store):
     hard, p_Mk = HardMlsm(lsp_store), stored_rows(lsp_store)
-    targets, coded_M = read_all(lsp_store, hard), p_Mk.sum(dim=1) > 0
+    targets, coded_M = read_half(lsp_store, hard), p_Mk.sum(dim=1) > 0
     labels_C = torch.from_numpy(p_Mk.numpy().argmax(axis=1))[coded_M]
     assert 0 < coded_M.sum() < len(coded_M) and targets.counts == (int(coded_M.sum()),)
     logits = (2 * torch.randn(p_Mk.shape, generator=torch.Generator().manual_seed(0))).requires_grad_()
@@ -62,7 +53,7 @@ def test_loss_gradient_and_figures_are_cross_entropy_to_the_arg_max(lsp_store):
     mlsm = Mlsm(lsp_store)
     assert (
         figures["kl_untempered"]
-        == mlsm.figures(mlsm.measure(logits, read := read_all(lsp_store, mlsm)), read.counts)["loss"]
+        == mlsm.figures(mlsm.measure(logits, read := read_half(lsp_store, mlsm)), read.counts)["loss"]
     )
 
 
@@ -83,12 +74,12 @@ def test_the_baseline_is_the_frequencies_of_largest_lsps(lsp_store):
             counts_k[rows.indices[start + rows.weights[start:stop].argmax()]] += 1
     p_Mk = stored_rows(lsp_store).numpy()
     labels_C = p_Mk.argmax(axis=1)[p_Mk.sum(axis=1) > 0]
-    found = hard.baseline(windows, [read_all(lsp_store, hard)])
+    found = hard.baseline(windows, [read_half(lsp_store, hard)])
     assert found["loss"] == pytest.approx(-np.log(counts_k / counts_k.sum())[labels_C].mean())
     assert found["perplexity"] == pytest.approx(np.exp(found["loss"]))
     assert found["accuracy"] == pytest.approx((labels_C == counts_k.argmax()).mean())
     mlsm = Mlsm(lsp_store)
-    usual = mlsm.baseline(windows, [read_all(lsp_store, mlsm)])
+    usual = mlsm.baseline(windows, [read_half(lsp_store, mlsm)])
     assert found["kl_untempered"] == usual["loss"] and found["kl_untempered_by_position"] == usual["loss_by_position"]
 
 

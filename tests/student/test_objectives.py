@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from masked_half import read_half
 from tiny_store import teacher_says, write_store
 
 from mlsm.common.errors import RunError
@@ -113,15 +114,6 @@ def test_any_store_will_do_for_mlm(ids_store, lsp_store, logits_store):
     assert {Mlm(store).outputs for store in (ids_store, lsp_store, logits_store)} == {65}
 
 
-def read_all(store, objective, split="held_out", rate=0.5):
-    """Targets of half the tokens of a split, in one micro-batch."""
-    windows = store.split(split)
-    masks = Masking(store.special_ids, store.vocab_size, rate)
-    reader = Loader(windows, masks, objective.read_targets, micro_batch=999)
-    (micro,) = reader.load(np.arange(len(windows)), np.zeros(len(windows), np.int64), 0, rate).micro
-    return micro.targets
-
-
 def random_logits(objective, targets, dtype=torch.float32, seed=0):
     per_token = {"mtl": "tokens.labels_M", "mlm": "labels_M"}.get(objective.name, "coded_M")
     tokens = len(attrgetter(per_token)(targets))
@@ -208,7 +200,7 @@ def test_kd_of_a_teacher_that_stores_everything_has_no_bucket():
 
 def test_kd_reads_a_store_of_logits(logits_store):
     kd = Kd(logits_store)
-    targets, tokens = (read_all(logits_store, objective) for objective in (kd, Mlm(logits_store)))
+    targets, tokens = (read_half(logits_store, objective) for objective in (kd, Mlm(logits_store)))
     assert torch.equal(targets.labels_M, tokens.labels_M) and targets.counts == tokens.counts
     found = torch.zeros(len(targets.tail_M), 65)
     found.view(-1)[targets.entries_E] = targets.weights_E
@@ -239,7 +231,7 @@ def test_mtl_equals_its_two_dense_formulas_each_with_its_own_mean(lsp_store):
         1.0,
         StudentConfig(objective="mtl").word_weight,
     ) == (1, 1)
-    targets, rows = read_all(lsp_store, mtl), read_all(lsp_store, Mlsm(lsp_store))
+    targets, rows = read_half(lsp_store, mtl), read_half(lsp_store, Mlsm(lsp_store))
     coded, tokens = targets.counts
     assert 0 < coded < tokens == len(targets.tokens.labels_M)
     logits = random_logits(mtl, targets)
@@ -262,7 +254,7 @@ def test_mtl_equals_its_two_dense_formulas_each_with_its_own_mean(lsp_store):
 
 def test_naive_mlsm_is_mlsm_on_a_slice_and_leaves_the_other_columns_alone(lsp_store):
     naive, mlsm = NaiveMlsm(lsp_store), Mlsm(lsp_store)
-    ours, theirs = read_all(lsp_store, naive), read_all(lsp_store, mlsm)
+    ours, theirs = read_half(lsp_store, naive), read_half(lsp_store, mlsm)
     logits = random_logits(naive, ours)
     slice_MK = logits.detach()[:, 65:].clone().requires_grad_()
     losses = naive.loss_sums(logits, ours), mlsm.loss_sums(slice_MK, theirs)
@@ -277,7 +269,7 @@ def test_naive_mlsm_is_mlsm_on_a_slice_and_leaves_the_other_columns_alone(lsp_st
 @pytest.mark.parametrize("name", NAMES)
 def test_half_precision_logits_are_widened_before_the_arithmetic(store_for, needed_by, name):
     objective = OBJECTIVES[name](store_for(name), **needed_by(name))
-    targets = read_all(store_for(name), objective)
+    targets = read_half(store_for(name), objective)
     half = random_logits(objective, targets, torch.bfloat16)
     wide = half.detach().float().requires_grad_()
     losses = [objective.loss_sums(logits, targets) for logits in (half, wide)]
@@ -315,7 +307,7 @@ def test_the_average_of_a_teacher_has_a_bucket_too():
 
 def test_cross_entropy_equals_torchs_with_its_gradient(ids_store):
     mlm = Mlm(ids_store)
-    targets = read_all(ids_store, mlm)
+    targets = read_half(ids_store, mlm)
     logits = random_logits(mlm, targets)
     (loss,) = mlm.loss_sums(logits, targets)
     expected = F.cross_entropy(logits.double(), targets.labels_M, reduction="sum")
@@ -329,7 +321,7 @@ def test_cross_entropy_equals_torchs_with_its_gradient(ids_store):
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_of_any_size_have_finite_losses_and_gradients(store_for, needed_by, name):
     objective = OBJECTIVES[name](store_for(name), **needed_by(name))
-    targets = read_all(store_for(name), objective)
+    targets = read_half(store_for(name), objective)
     logits = random_logits(objective, targets)
     huge = (logits.detach() * 1e4).requires_grad_()
     loss = objective.loss_sums(huge, targets).sum()

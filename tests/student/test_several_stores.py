@@ -8,9 +8,9 @@ import signal
 import textwrap
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
+from masked_half import read_half
 from preloaded import run_python
 from safetensors.torch import load_file
 from tiny_store import log_of, write_store
@@ -21,11 +21,11 @@ from mlsm.common.errors import Interrupted, RunError, StoreError
 from mlsm.evaluation.lineage import lineage
 from shards.manifest import Plan
 from shards.reader import Store
-from student.batches import Loader, to_device
+from student.batches import to_device
 from student.config import ProbeConfig, StudentConfig
 from student.held_out import HeldOut
 from student.lsp_model import LspModel
-from student.masks.masking import Masking, build_masking
+from student.masks.masking import build_masking
 from student.objectives import OBJECTIVES
 from student.objectives.mlsm import Mlsm
 from student.objectives.several_stores import build_objective, open_beside
@@ -50,17 +50,9 @@ def both(stores, settings):
     return settings | {"store": tuple(str(store.path) for store in stores), "store_weights": WEIGHTS}
 
 
-def read_all(objective, store):
-    """Targets of half the held-out tokens, in one micro-batch."""
-    windows = store.split("held_out")
-    reader = Loader(windows, Masking(store.special_ids, store.vocab_size, 0.5), objective.read_targets, micro_batch=999)
-    (micro,) = reader.load(np.arange(len(windows)), np.zeros(len(windows), np.int64), 0, 0.5).micro
-    return micro.targets
-
-
 def dense_loss(name, store, logits_Mk):
     """Mean over coded tokens of KL, or of the cross-entropy to the largest entry, by the definition in float64."""
-    targets = read_all(Mlsm(store), store)
+    targets = read_half(store, Mlsm(store))
     p_Mk = torch.zeros(logits_Mk.shape, dtype=torch.float64)
     p_Mk.view(-1)[targets.entries_E] = targets.weights_E.double()
     coded_M = p_Mk.sum(dim=1) > 0
@@ -73,7 +65,7 @@ def dense_loss(name, store, logits_Mk):
 @pytest.mark.parametrize("name", ["mlsm", "hard-mlsm"])
 def test_loss_gradient_and_figures_are_the_weighted_sum_of_the_dense_formulas(name, stores):
     objective = build_objective(name, stores, WEIGHTS)
-    targets = read_all(objective, stores[0])
+    targets = read_half(stores[0], objective)
     tokens = len(targets.of_stores[0].coded_M)
     assert objective.outputs == sum(WIDTHS) and len(set(targets.counts)) == 2, "other tokens have no code"
     logits = (2 * torch.randn(tokens, sum(WIDTHS), generator=torch.Generator().manual_seed(0))).requires_grad_()
@@ -89,7 +81,7 @@ def test_loss_gradient_and_figures_are_the_weighted_sum_of_the_dense_formulas(na
     assert figures["loss"] == pytest.approx(expected.item(), rel=1e-5)
     for number, (store, block) in enumerate(zip(stores, logits.detach().split(WIDTHS, dim=1), strict=True), 1):
         alone = OBJECTIVES[name](store)
-        of_store = read_all(alone, store)
+        of_store = read_half(store, alone)
         own = {
             f"{key}_{number}": value
             for key, value in alone.figures(alone.measure(block, of_store), of_store.counts).items()
@@ -359,7 +351,7 @@ def test_a_step_costs_the_outputs_of_all_stores_and_one_encoder(both, stores):
 
 
 def test_targets_of_all_stores_travel_to_the_device(stores):
-    targets = read_all(build_objective("mlsm", stores, WEIGHTS), stores[0])
+    targets = read_half(stores[0], build_objective("mlsm", stores, WEIGHTS))
     moved = to_device(targets, torch.device("meta"))
     assert moved.counts == targets.counts
     assert all(of_store.entries_E.device.type == "meta" for of_store in moved.of_stores)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from data import data_path
+from masked_half import mask_half
 from tiny_store import log_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModel, PreTrainedTokenizerFast
@@ -17,9 +18,7 @@ from transformers import AutoModel, PreTrainedTokenizerFast
 from mlsm.commands.train_student import show as training
 from mlsm.common.errors import RunError, WsdDataError
 from mlsm.common.wordnet import LEXNAMES, WordNet
-from student.batches import Loader
 from student.config import StudentConfig
-from student.masks.masking import Masking
 from student.objectives import OBJECTIVES
 from student.objectives.supersense import Supersense, supersense_table
 from student.runs.identity import read_json
@@ -127,18 +126,10 @@ def test_the_real_wordnet_line_by_line():
     assert not found["the"] and found["in"]
 
 
-def read_all(store, objective):
-    """Targets of half the held-out tokens, and their ids."""
-    windows = store.split("held_out")
-    masking = Masking(store.special_ids, store.vocab_size, 0.5)
-    reader = Loader(windows, masking, objective.read_targets, micro_batch=999, by_token=True)
-    (micro,) = reader.load(np.arange(len(windows)), np.zeros(len(windows), np.int64), 0, 0.5).micro
-    return micro.targets, micro.ids_M
-
-
 def test_loss_and_gradient_are_those_of_the_dense_formula_over_tokens_with_a_row(ids_store, needed_by):
     objective = Supersense(ids_store, **needed_by("supersense"))
-    targets, ids_M = read_all(ids_store, objective)
+    micro = mask_half(ids_store, objective)
+    targets, ids_M = micro.targets, micro.ids_M
     lines = objective.wordnet.read_text().splitlines()
     logits = (3 * torch.randn((len(ids_M), 45), generator=torch.Generator().manual_seed(0))).requires_grad_()
     log_q_MS = F.log_softmax(logits.double(), dim=1)
@@ -170,7 +161,8 @@ def test_the_baseline_is_the_average_row_of_the_text(ids_store, needed_by):
         for name, share in shares.items():
             sums[name] += share
     log_q = {name: math.log((sums[name] + 1 / 45) / (with_row + 1)) for name in LEXNAMES}
-    targets, ids_M = read_all(ids_store, objective)
+    micro = mask_half(ids_store, objective)
+    targets, ids_M = micro.targets, micro.ids_M
     rows = [shares_by_hand(tokenizer.convert_ids_to_tokens(id), lines) for id in ids_M.tolist()]
     expected = sum(share * (math.log(share) - log_q[name]) for row in rows for name, share in row.items())
     found = objective.baseline(windows, [targets])

@@ -5,13 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from masked_half import read_half
 from tiny_store import log_of
 
 from shards.codec import SparseRows
 from shards.schema import LSP_OCTAVES
-from student.batches import Loader
 from student.config import LOWEST_TEMPERATURE, StudentConfig
-from student.masks.masking import Masking
 from student.objectives import OBJECTIVES
 from student.objectives.mlsm import Mlsm
 from student.objectives.sparse_rows import temper
@@ -20,13 +19,6 @@ from student.train import train
 
 LSPS = 24
 TEMPERATURES = (0.5, 3.0)
-
-
-def read_all(store, objective, split="held_out"):
-    windows = store.split(split)
-    reader = Loader(windows, Masking(store.special_ids, store.vocab_size, 0.5), objective.read_targets, micro_batch=999)
-    (micro,) = reader.load(np.arange(len(windows)), np.zeros(len(windows), np.int64), 0, 0.5).micro
-    return micro.targets
 
 
 def dense(entries_E, weights_E, tokens):
@@ -53,7 +45,7 @@ def lsps_of(targets):
 @pytest.mark.parametrize("name", ["mlsm", "naive-mlsm", "mtl"])
 def test_loss_gradient_and_figures_are_those_of_the_dense_formula(name, temperature, lsp_store):
     plain, tempered = OBJECTIVES[name](lsp_store), OBJECTIVES[name](lsp_store, target_temperature=temperature)
-    stored, targets = lsps_of(read_all(lsp_store, plain)), read_all(lsp_store, tempered)
+    stored, targets = lsps_of(read_half(lsp_store, plain)), read_half(lsp_store, tempered)
     tokens = len(stored.coded_M)
     p = dense(stored.entries_E, stored.weights_E, tokens)
     expected_p = dense_tempered(p, temperature)
@@ -79,7 +71,7 @@ def test_loss_gradient_and_figures_are_those_of_the_dense_formula(name, temperat
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_a_perfect_student_of_tempered_targets_takes_the_temperature_back(temperature, lsp_store):
     mlsm = Mlsm(lsp_store, target_temperature=temperature)
-    targets = read_all(lsp_store, mlsm)
+    targets = read_half(lsp_store, mlsm)
     logits = dense(targets.entries_E, targets.weights_E, len(targets.coded_M)).clamp(min=1e-30).log().float()
     figures = mlsm.figures(mlsm.measure(logits, targets), targets.counts)
     assert figures["loss"] == pytest.approx(0, abs=1e-5) and figures["kl_untempered_back"] == pytest.approx(0, abs=1e-4)
@@ -90,7 +82,7 @@ def test_a_perfect_student_of_tempered_targets_takes_the_temperature_back(temper
 def test_the_baseline_is_the_average_of_the_tempered_targets(temperature, lsp_store):
     train_windows = lsp_store.split("train")
     plain, mlsm = Mlsm(lsp_store), Mlsm(lsp_store, target_temperature=temperature)
-    held_out = read_all(lsp_store, mlsm)
+    held_out = read_half(lsp_store, mlsm)
     found = mlsm.baseline(train_windows, [held_out])
     read = train_windows.read(np.arange(len(train_windows)))
     rows = train_windows.targets(read, *np.nonzero(read.documents >= 0))
@@ -103,7 +95,7 @@ def test_the_baseline_is_the_average_of_the_tempered_targets(temperature, lsp_st
     logits = torch.from_numpy(np.log(mean / mean.sum())).expand(len(held_out.coded_M), LSPS)
     p = dense(held_out.entries_E, held_out.weights_E, len(held_out.coded_M))
     assert found["loss"] == pytest.approx(dense_kl(p, logits).item() / held_out.counts[0], rel=1e-5)
-    usual = plain.baseline(train_windows, [read_all(lsp_store, plain)])["loss"]
+    usual = plain.baseline(train_windows, [read_half(lsp_store, plain)])["loss"]
     assert found["kl_untempered"] == found["kl_untempered_back"] == usual != found["loss"]
 
 
@@ -154,7 +146,7 @@ def test_temperatures_that_float32_cannot_bear_are_refused_with_the_limit(lsp_st
         assert "\n" not in str(caught.value)
     for temperature in (1e-4, 1e9):
         mlsm = Mlsm(lsp_store, target_temperature=StudentConfig(target_temperature=temperature).target_temperature)
-        targets = read_all(lsp_store, mlsm)
+        targets = read_half(lsp_store, mlsm)
         logits = torch.randn(len(targets.coded_M), mlsm.outputs, requires_grad=True)
         figures = mlsm.measure(logits, targets)
         figures["loss"].sum().backward()

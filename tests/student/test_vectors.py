@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from masked_half import mask_half
 from tiny_store import WIDTH, log_of
 from transformers import AutoModel
 
 from mlsm.common.errors import RunError, StoreError
-from student.batches import Loader
 from student.config import StudentConfig
-from student.masks.masking import Masking
 from student.objectives import OBJECTIVES
 from student.objectives.recon import Recon
 from student.objectives.regress import Regress
@@ -20,12 +19,9 @@ from student.objectives.vectors import mean_vectors
 from student.train import train
 
 
-def read_all(store, objective, split="held_out"):
-    """Targets of half the tokens of a split, with what they were read from."""
-    windows = store.split(split)
-    masking = Masking(store.special_ids, store.vocab_size, 0.5)
-    loader = Loader(windows, masking, objective.read_targets, micro_batch=999, by_token=True)
-    (micro,) = loader.load(np.arange(len(windows)), np.zeros(len(windows), np.int64), 0, 0.5).micro
+def read_all(store, objective):
+    """The masked tokens, with what they were read from."""
+    micro, windows = mask_half(store, objective), store.split("held_out")
     read = windows.read(np.arange(len(windows)))
     return micro, read, np.divmod(micro.where_M.numpy(), read.ids.shape[1])
 
