@@ -110,16 +110,21 @@ class Python(subprocess.Popen):
         super().__init__([sys.executable, *map(os.fspath, map(_text, arguments))], **options)
 
 
-def run_command(arguments, cwd=ROOT, largest_file=None) -> subprocess.CompletedProcess:
+def run_command(arguments, cwd=ROOT, largest_file=None, code=None) -> subprocess.CompletedProcess:
     """Run a command of the command line to its end; what it printed is in the result.
 
     largest_file  bytes beyond which it can write no file, as where the disk is full
+    code          the exit code that it must have, without a traceback
     """
-    if largest_file is None:
-        return run_python([ROOT / "cli.py", *arguments], cwd=cwd)
-    code = "import resource, sys; from mlsm.__main__ import main; size = int(sys.argv.pop(1))\n"
-    code += "resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)); main()"
-    return run_python(["-c", code, largest_file, *arguments], cwd=cwd)
+    words = [ROOT / "cli.py", *arguments]
+    if largest_file is not None:
+        program = "import resource, sys; from mlsm.__main__ import main; size = int(sys.argv.pop(1))\n"
+        program += "resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)); main()"
+        words = ["-c", program, largest_file, *arguments]
+    run = run_python(words, cwd=cwd)
+    if code is not None:
+        assert run.returncode == code and "Traceback" not in run.stderr, run.stdout + run.stderr
+    return run
 
 
 def run_python(arguments, process=Preloaded, timeout=None, **options) -> subprocess.CompletedProcess:

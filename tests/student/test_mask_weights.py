@@ -405,13 +405,11 @@ def test_a_killed_run_with_weights_and_a_schedule_goes_on_bit_for_bit(lsp_store,
 
 def test_from_the_command_line(tmp_path):
     write_store(tmp_path / "runs" / "stores" / "ids-tiny", k=0)
-    table = run_command(["make-mask-weights", "--kind", "frequency", "--json"], cwd=tmp_path)
-    assert table.returncode == 0, table.stderr
+    table = run_command(["make-mask-weights", "--kind", "frequency", "--json"], cwd=tmp_path, code=0)
     found = json.loads(table.stdout)
     words = ["--objective", "mlm", "--encoder", "bert-1x32", "--max-steps", "2", "--batch-windows", "8", "--json"]
     for named in (found["mask_weights"], "frequency"):
-        run = run_command(["train-student", *words, "--mask-weights", named], cwd=tmp_path)
-        assert run.returncode == 0, run.stderr
+        run = run_command(["train-student", *words, "--mask-weights", named], cwd=tmp_path, code=0)
     assert json.loads(run.stdout)["finished_before"]  # both ways name one table
     assert (
         Store.open(tmp_path / "runs" / "stores" / "ids-tiny").plan_id

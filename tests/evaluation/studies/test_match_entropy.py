@@ -90,8 +90,7 @@ def test_an_entropy_that_cannot_be_reached_is_said(exact, fista):
 
 
 def test_the_command(exact, fista):
-    run = run_command(["match-entropy", exact, "--against", fista, "--samples", 500, "--json"])
-    assert run.returncode == 0, run.stderr
+    run = run_command(["match-entropy", exact, "--against", fista, "--samples", 500, "--json"], code=0)
     assert json.loads(run.stdout)["tokens"] < 600
     run = run_command(["match-entropy", exact])
     assert run.returncode == 2 and "Pass either --against STORE or --entropy NATS" in run.stderr

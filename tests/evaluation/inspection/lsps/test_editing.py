@@ -120,8 +120,7 @@ def test_the_view_names_the_lsps_and_takes_the_newest_probe(coded_store, probe, 
     of_hidden_states = tmp_path / "runs/probes/newest/export"  # has no LSPs
     of_hidden_states.mkdir(parents=True)
     shutil.copy(probe / "export" / "probe.safetensors", of_hidden_states)
-    run = run_command([*arguments, "--scale", "3=0", "11=0", "5=2.5", "7=0.5"], cwd=tmp_path)
-    assert run.returncode == 0, run.stderr
+    run = run_command([*arguments, "--scale", "3=0", "11=0", "5=2.5", "7=0.5"], cwd=tmp_path, code=0)
     edited = "3 taken out, 11 taken out, 5 × 2.5, 7 × 0.5"
     for words in ("runs/probes/newer", edited, "[MASK]", "gain", "Typical words"):
         assert words in run.stdout

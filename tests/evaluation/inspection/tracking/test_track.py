@@ -85,8 +85,7 @@ def test_settings_that_say_nothing_are_refused():
 
 
 def test_the_command(places, tmp_path):
-    run = run_command(["track", *places[:2], "--matching", "mutual-best", "--json"], cwd=tmp_path)
-    assert run.returncode == 0, run.stderr
+    run = run_command(["track", *places[:2], "--matching", "mutual-best", "--json"], cwd=tmp_path, code=0)
     found = json.loads(run.stdout)
     assert found["matching"] == "mutual-best" and (tmp_path / "runs" / "tracking" / "tracking.svg").is_file()
     assert 0 <= found["steps"][0]["chance"]["largest"] < 1 and np.isfinite(found["steps"][0]["median_correlation"])

@@ -377,8 +377,7 @@ def test_a_model_of_the_hub_brings_its_lineage(settings, monkeypatch, tmp_path):
 
 def test_smoke_runs_all_tasks_as_a_command(teacher_directory, tmp_path):
     started = time.monotonic()
-    run = run_command(["finetune", teacher_directory, "--smoke", "--json", "--output", tmp_path])
-    assert run.returncode == 0, run.stderr
+    run = run_command(["finetune", teacher_directory, "--smoke", "--json", "--output", tmp_path], code=0)
     assert time.monotonic() - started < 60 * max(1, os.getloadavg()[0] / os.cpu_count())
     result = json.loads(run.stdout)
     assert result["made"] == 10 and len(result["models"][0]["figures"]) == 14

@@ -423,8 +423,7 @@ def test_data_that_is_not_there_is_named_before_anything_is_measured(settings, t
 
 
 def test_smoke_measures_all_tasks_as_a_command(teacher_directory, tmp_path):
-    run = run_command(["finetune", teacher_directory, "--frozen", "--smoke", "--json", "--output", tmp_path])
-    assert run.returncode == 0, run.stderr
+    run = run_command(["finetune", teacher_directory, "--frozen", "--smoke", "--json", "--output", tmp_path], code=0)
     result = json.loads(run.stdout)
     assert result["made"] == 10 and len(result["models"][0]["chosen"]) == 10
 
