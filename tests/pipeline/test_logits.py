@@ -18,8 +18,8 @@ from tiny_families import LAYERS, edit_weights, tiny_model, windows
 from transformers import AutoModelForMaskedLM
 
 from mlsm.common.errors import EncodeError, RunError, TeacherError
-from pipeline.commands import encode_ids, encode_logits
-from pipeline.config import EncodeIdsConfig, EncodeLogitsConfig
+from pipeline.commands import encode_logits
+from pipeline.config import EncodeLogitsConfig
 from pipeline.encode import LAYOUTS
 from pipeline.targets import logits as logits_module
 from pipeline.targets.logits import PASSES, assign_passes, most_probable
@@ -293,16 +293,6 @@ def test_the_target_says_what_it_is(place, report):
     assert report["head_seconds"] > 0 and report["teacher_seconds"] > 0 and not report["solver_seconds"]
     assert verify(store.path, full=True)["damaged"] == []
     assert encode_logits(place)[0]["finished_before"]
-
-
-def test_an_ids_store_of_the_same_corpus_pairs(place, report):
-    fields = ("corpus", "max_length", "max_tokens", "unit_tokens", "output")
-    ids = encode_ids(EncodeIdsConfig(tokenizer=place.teacher, **{name: getattr(place, name) for name in fields}))[0]
-    assert ids["plan"] == report["plan"]
-    one, other = (Store.open(r["store"]).split("train") for r in (ids, report))
-    order = one.order(1, 0, 0, len(one))
-    assert np.array_equal(order, other.order(1, 0, 0, len(other)))
-    assert np.array_equal(one.read(order).ids, other.read(order).ids)
 
 
 def test_chunks_and_layouts_do_not_show_in_the_bytes(place, report, tmp_path, monkeypatch):
