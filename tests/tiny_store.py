@@ -181,3 +181,9 @@ def log_of(run):
     """Lines of training steps in a run's log, by step."""
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     return {line["step"]: line for line in lines if "loss" in line}
+
+
+def curve(run):
+    """What must not depend on interruptions in a run's log, by step; times do."""
+    names = ("loss", "grad_norm", "lr", "tokens", "batch", "held_out")
+    return {step: {name: line.get(name) for name in names} for step, line in log_of(run).items()}

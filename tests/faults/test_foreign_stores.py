@@ -19,6 +19,7 @@ import pytest
 import tiny_store
 import webdataset as wds
 from faulty_disk import forked
+from tiny_teacher import random_dictionary
 from transformers import AutoTokenizer
 
 from mlsm.common import disk
@@ -62,7 +63,7 @@ def named_store(path, scale=1.0):
     """
     files = StoreFiles(path)
     tiny_store.write_tokenizer(files.tokenizer, WORDS)
-    dictionary = random_dictionary(0)
+    dictionary = random_dictionary(K)
     files.path.mkdir(exist_ok=True)
     dictionary.save(files.dictionary)
     found = copies.tokenizer_fingerprint(AutoTokenizer.from_pretrained(files.tokenizer))
@@ -92,11 +93,6 @@ def named_store(path, scale=1.0):
     units = tuple(PlannedUnit(unit, split, "made up", 0, windows) for unit, (split, windows) in UNITS.items())
     files.publish_plan(Plan(windowing, units))
     return files
-
-
-def random_dictionary(seed):
-    atoms_Kd = np.random.default_rng(seed).normal(size=(K, 32)).astype(np.float32)
-    return Dictionary(atoms_Kd / np.linalg.norm(atoms_Kd, axis=1, keepdims=True), [], "enough", {"k": K})
 
 
 def write_unit(files, unit, windows, seed, scale=1.0):

@@ -9,7 +9,7 @@ import torch
 from preloaded import run_python
 from safetensors.torch import load_file
 from tiny_exports import ATTENTION, IDS, WHERE, exported
-from tiny_store import log_of, write_store
+from tiny_store import curve, log_of, write_store
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from mlsm.cli.settings import parse
@@ -28,12 +28,6 @@ from student.probe import ProbedLspModel, ProbedStudent, merge, probe_task, trai
 from student.resolve import rate_for_probe
 from student.runs.identity import read_json
 from student.train import train
-
-CURVE = ("loss", "grad_norm", "lr", "tokens", "batch", "held_out")
-
-
-def curve(run):
-    return {step: {name: line.get(name) for name in CURVE} for step, line in log_of(run).items()}
 
 
 @pytest.fixture

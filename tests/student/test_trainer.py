@@ -12,7 +12,7 @@ import torch
 from http_store import serving
 from preloaded import Preloaded, run_python
 from safetensors.torch import load_file
-from tiny_store import log_of, write_store
+from tiny_store import curve, log_of, write_store
 from transformers import AutoModel, get_scheduler, get_wsd_schedule
 
 import student.train
@@ -27,13 +27,6 @@ from student.objectives import OBJECTIVES
 from student.objectives.mlm import Mlm
 from student.optimizer import build_optimizer, learning_rate
 from student.train import train
-
-# What must not depend on interruptions; times do.
-CURVE = ("loss", "grad_norm", "lr", "tokens", "batch", "held_out")
-
-
-def curve(run):
-    return {step: {name: line.get(name) for name in CURVE} for step, line in log_of(run).items()}
 
 
 def weights(run):

@@ -13,7 +13,6 @@ import pytest
 import torch
 from preloaded import run_python
 from tiny_exports import exported
-from tiny_families import tiny_model
 from tiny_store import write_store, write_tokenizer
 from transformers import AutoModel, AutoModelForMaskedLM
 
@@ -45,15 +44,6 @@ def data(tmp_path_factory):
             pairs[3][1] = pairs[3][0]
         lines = [json.dumps({"sentence_good": good, "sentence_bad": bad}) for good, bad in pairs]
         (directory / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    return directory
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A random BERT of 64 tokens."""
-    directory = tmp_path_factory.mktemp("models") / "tiny-bert"
-    tiny_model("bert", "masked-lm", num_hidden_layers=2).save_pretrained(directory)
-    write_tokenizer(directory, 59)
     return directory
 
 

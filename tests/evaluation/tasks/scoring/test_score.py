@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from preloaded import run_python
-from tiny_families import tiny_model
 from tiny_store import write_tokenizer
 from tokenizers import Tokenizer
 from tokenizers.normalizers import BertNormalizer
@@ -30,15 +29,6 @@ from mlsm.evaluation.tasks.scoring.scorer import Scorer
 RECORDED = json.loads(Path(__file__).with_name("minicons_scores.json").read_text(encoding="utf-8"))
 PAIRS = [("w1 w2 w3", "w1 w9 w3"), ("w4 w5 w6 w7", "w4 w7 w6"), ("w8 w8", "w8 w8"), ("w9", "w3 w9 w3"), ("w2", "w1")]
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A random BERT whose words are w0, w1, ..."""
-    directory = tmp_path_factory.mktemp("models") / "tiny-bert"
-    tiny_model("bert", "masked-lm", num_hidden_layers=2).save_pretrained(directory)
-    write_tokenizer(directory, 59)
-    return directory
 
 
 @pytest.fixture
