@@ -38,7 +38,7 @@ from msgspec import Meta
 from mlsm.common import disk
 from mlsm.common.disk import file_sha256
 from mlsm.common.durable import make_directories, refuse_what_is_in_the_way, replace_json
-from mlsm.common.errors import LineageError, RecordError
+from mlsm.common.errors import LineageError, RecordError, StudyError
 from mlsm.common.invocation import program
 from mlsm.common.json_checks import Count, Digest, Number, Text, find_problem, object_of, one_of, optional
 from mlsm.evaluation.lineage import TAIL, lineage
@@ -261,13 +261,33 @@ _RECORD = object_of(
 )
 
 
-def describe_differences(record: Mapping, facts: Mapping, prefix: str = "") -> str:
+def is_kept(file: Path, facts: Mapping, overwrite: str, tally: dict[str, Any]) -> bool:
+    """Whether a record exists and stays, which is counted in `tally`: as kept, or as made with other settings.
+
+    facts   of a record that would be made now
+    Raises  StudyError on other settings if `overwrite` is "missing"
+    """
+    if overwrite == "always" or not file.is_file():
+        return False
+    if not (differing := _describe_differences(read_file(file), facts)):
+        tally["kept"] += 1
+    elif overwrite == "missing":
+        raise StudyError(
+            f"{file} was made with other settings: {differing}. Nothing was changed. Use the settings that it was made "
+            "with, another --output, --overwrite always to replace it, or --overwrite never to keep it and continue."
+        )
+    else:
+        tally["differing"].append(str(file))
+    return True
+
+
+def _describe_differences(record: Mapping, facts: Mapping, prefix: str = "") -> str:
     """The differences between a record and the facts of one made now, as text; empty if they agree."""
     said = []
     for name in {**facts, **(record if prefix else {})}:  # a record has other fields, but not other settings
         found, value, full_name = record.get(name), facts.get(name), f"{prefix}{name}"
         if isinstance(value, dict) and isinstance(found, dict):
-            said.append(describe_differences(found, value, f"{full_name} "))
+            said.append(_describe_differences(found, value, f"{full_name} "))
         elif found != value:
             said.append(f"{full_name} (there {found}, now {value})")
     return ", ".join(filter(None, said))

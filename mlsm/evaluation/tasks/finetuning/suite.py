@@ -170,25 +170,9 @@ def _run_task(task, wanted, data_dir, settings, device, progress, tally):
 
 def _find_missing(trial, settings, tally):
     """The seeds without a record, or all if records are to be made again; others are counted in `tally`."""
-    if settings.overwrite == "always":
-        return list(range(settings.seeds))
-    missing, facts = [], trial.facts(settings)
-    for seed in range(settings.seeds):
-        file = records.path_of(settings.output, trial.key(seed))
-        if not file.is_file():
-            missing.append(seed)
-            continue
-        if differing := records.describe_differences(records.read_file(file), facts):
-            if settings.overwrite == "missing":
-                raise StudyError(
-                    f"{file} was made with other settings: {differing}. Nothing was changed. Use the settings that it "
-                    "was made with, another --output, --overwrite always to replace it, or --overwrite never to keep "
-                    "it and continue."
-                )
-            tally["differing"].append(str(file))
-            continue
-        tally["kept"] += 1
-    return missing
+    facts = trial.facts(settings)
+    files = [records.path_of(settings.output, trial.key(seed)) for seed in range(settings.seeds)]
+    return [seed for seed, file in enumerate(files) if not records.is_kept(file, facts, settings.overwrite, tally)]
 
 
 def _report(candidate, settings):

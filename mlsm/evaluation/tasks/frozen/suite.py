@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mlsm.common.errors import StudyError
 from mlsm.common.workplaces import workplace
 from mlsm.evaluation import records
 from mlsm.evaluation.tasks.finetuning.config import FROZEN_EXAMPLES, FROZEN_LENGTH, FinetuneConfig
@@ -78,20 +77,9 @@ def _key(candidate, name):
     return candidate.facts | {"suite": "frozen", "task": name, "seed": None}
 
 
-def _is_missing(candidate, facts, name, settings, tally) -> bool:
+def _is_missing(candidate, facts, name, settings, tally):
     file = records.path_of(settings.output, _key(candidate, name))
-    if settings.overwrite == "always" or not file.is_file():
-        return True
-    if differing := records.describe_differences(records.read_file(file), facts):
-        if settings.overwrite == "missing":
-            raise StudyError(
-                f"{file} was made with other settings: {differing}. Nothing was changed. Use the settings that it was "
-                "made with, another --output, --overwrite always to replace it, or --overwrite never to keep it."
-            )
-        tally["differing"].append(str(file))
-    else:
-        tally["kept"] += 1
-    return False
+    return not records.is_kept(file, facts, settings.overwrite, tally)
 
 
 def record_scores(
