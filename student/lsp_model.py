@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import MODEL_MAPPING, AutoModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from mlsm.common.disk import open_to_read, read_file
@@ -37,18 +37,16 @@ from mlsm.common.invocation import program
 from mlsm.common.json_checks import Count, find_problem, object_of, one_of, optional, within
 from mlsm.common.model_checks import (
     catch_panics,
-    check_size,
     describe_special_tokens,
     describe_unfit_tokenizer,
     max_positions,
     open_config,
     open_tokenizer,
-    quiet_transformers,
 )
 from mlsm.common.paths import utf8_name
 from shards.manifest import MAX_WIDTH
 from shards.reader import Store
-from student.encoders.build import without_pooler
+from student.encoders.build import load_weights
 from student.encoders.model import Student
 from student.encoders.modeling_mlsm import head_files
 from student.runs.probed import export_of
@@ -276,18 +274,7 @@ def load_tokenizer(source: str | Path, student: Student, revision: str | None = 
 def load_encoder(source: str | Path, revision: str | None = None) -> nn.Module:
     """The encoder of an export without a pooler, float32. Code and pickles in the export are not run."""
     hf_config = open_config(source, revision=revision)
-    check_size(MODEL_MAPPING[type(hf_config)], hf_config, source, **without_pooler(hf_config))
-    with quiet_transformers(), torch.random.fork_rng(devices=[]), utf8_name(source) as place:
-        encoder, report = AutoModel.from_pretrained(
-            place,
-            revision=revision,
-            config=hf_config,
-            dtype=torch.float32,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            **without_pooler(hf_config),
-        )
+    encoder, report = load_weights(source, hf_config, revision)
     if missing := sorted(report["missing_keys"]):  # transformers would initialise them at random
         raise RunError(
             f"{source}: model.safetensors lacks weights of the encoder: {', '.join(missing[:3])}. {_export_again()}"

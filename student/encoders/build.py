@@ -74,12 +74,11 @@ def build_encoder(hf_config: PretrainedConfig, seed: int, continue_from: Path | 
     continue_from  directory whose weights to take
     Raises         RunError if these weights do not cover the encoder or do not fit it
     """
-    no_pooler = without_pooler(hf_config)
     if continue_from is not None:
-        return _load_weights(continue_from, hf_config, no_pooler)
+        return _continue(continue_from, hf_config)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return AutoModel.from_config(hf_config, dtype=torch.float32, **no_pooler)
+        return AutoModel.from_config(hf_config, dtype=torch.float32, **without_pooler(hf_config))
 
 
 def without_pooler(hf_config: PretrainedConfig) -> dict:
@@ -87,6 +86,28 @@ def without_pooler(hf_config: PretrainedConfig) -> dict:
     model_class = MODEL_MAPPING[type(hf_config)]
     takes_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
     return {"add_pooling_layer": False} if takes_pooler else {}
+
+
+def load_weights(
+    source: str | Path, hf_config: PretrainedConfig, revision: str | None = None
+) -> tuple[nn.Module, dict]:
+    """An encoder without pooler from safetensors, float32, and transformers' report on its weights.
+
+    Code and pickles in the source are not run. Raises many classes, those of safetensors and transformers.
+    """
+    no_pooler = without_pooler(hf_config)
+    check_size(MODEL_MAPPING[type(hf_config)], hf_config, source, **no_pooler)
+    with torch.random.fork_rng(devices=[]), quiet_transformers(), utf8_name(source) as place:
+        return AutoModel.from_pretrained(
+            place,
+            revision=revision,
+            config=hf_config,
+            dtype=torch.float32,
+            output_loading_info=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            **no_pooler,
+        )
 
 
 def token_types(hf_config: PretrainedConfig) -> int:
@@ -170,19 +191,9 @@ def weights_fingerprint(module: nn.Module) -> str:
     return state.hexdigest()[:16]
 
 
-def _load_weights(directory: Path, hf_config: PretrainedConfig, no_pooler: dict) -> nn.Module:
+def _continue(directory: Path, hf_config: PretrainedConfig) -> nn.Module:
     try:
-        check_size(MODEL_MAPPING[type(hf_config)], hf_config, directory, **no_pooler)
-        with torch.random.fork_rng(devices=[]), quiet_transformers(), utf8_name(directory) as place:
-            encoder, report = AutoModel.from_pretrained(
-                place,
-                config=hf_config,
-                dtype=torch.float32,
-                output_loading_info=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-                **no_pooler,
-            )
+        encoder, report = load_weights(directory, hf_config)
     except Exception as error:  # safetensors and transformers raise many classes, Exception itself included
         raise RunError(
             f"--continue-from {directory}: its weights cannot be used ({describe(error)}). Pass an export or a kept "
