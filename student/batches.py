@@ -14,6 +14,7 @@ import hashlib
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -87,6 +88,7 @@ def store_has_pairs(store: Store) -> bool:
     return store.plan.windowing.get("packing") == "pairs"
 
 
+@dataclass(eq=False)
 class Loader:
     """Reads and masks batches of a split for one objective.
 
@@ -100,32 +102,18 @@ class Loader:
     pieces           into how many pieces of equal length the first `short_steps` steps cut each window
     """
 
-    def __init__(
-        self,
-        windows: WindowReader,
-        masking: Masking,
-        read_targets: Callable[[MaskedTokens], Any],
-        *,
-        micro_batch: int,
-        documents_apart: bool = False,
-        segments: bool = False,
-        mask_later: bool = False,
-        by_token: bool = False,
-        few_shapes: bool = False,
-        pieces: int = 1,
-        short_steps: int = 0,
-    ):
-        self.windows = windows
-        self.masking = masking
-        self.read_targets = read_targets
-        self.micro_batch = micro_batch
-        self.documents_apart = documents_apart
-        self.segments = segments
-        self.mask_later = mask_later
-        self.by_token = by_token
-        self.few_shapes = few_shapes
-        self.pieces = pieces
-        self.short_steps = short_steps
+    windows: WindowReader
+    masking: Masking
+    read_targets: Callable[[MaskedTokens], Any]
+    _: KW_ONLY
+    micro_batch: int
+    documents_apart: bool = False
+    segments: bool = False
+    mask_later: bool = False
+    by_token: bool = False
+    few_shapes: bool = False
+    pieces: int = 1
+    short_steps: int = 0
 
     def step(self, seed: int, step: int, batch_windows: int, share: tuple[int, int] | None = None) -> Batch:
         """The batch of one optimiser step, counted from 0.

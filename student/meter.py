@@ -3,6 +3,8 @@
 Not handled here: how operations are counted (flops.py), what a step computes (train.py).
 """
 
+from dataclasses import KW_ONLY, dataclass
+
 import torch
 from torch import nn
 
@@ -11,6 +13,7 @@ from student.encoders.flops import peak_flops, step_flops
 from student.memory import peak_memory
 
 
+@dataclass(eq=False)
 class Meter:
     """Computes throughput, FLOPs and memory from the time of a step.
 
@@ -21,17 +24,12 @@ class Meter:
     short_flops  operations of one of these
     """
 
-    def __init__(
-        self,
-        step_flops: int,
-        peak_flops: float | None,
-        device: torch.device,
-        *,
-        short_steps: int = 0,
-        short_flops: int = 0,
-    ):
-        self.step_flops, self.peak_flops, self.device = step_flops, peak_flops, device
-        self.short_steps, self.short_flops = short_steps, short_flops
+    step_flops: int
+    peak_flops: float | None
+    device: torch.device
+    _: KW_ONLY
+    short_steps: int = 0
+    short_flops: int = 0
 
     @classmethod
     def of_run(
