@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mlsm.common.disk import file_sha256
 from mlsm.common.errors import DictionaryError
 from mlsm.common.invocation import program
 from mlsm.common.progress import silent
@@ -49,7 +50,7 @@ def import_dictionary(config: ImportConfig, progress: Callable[..., None] = sile
     import numpy as np
 
     from pipeline.dictionary import Dictionary
-    from pipeline.dictionary.vectors import FLOATS, file_digest, open_vectors
+    from pipeline.dictionary.vectors import FLOATS, open_vectors
     from pipeline.job import named_by_content, refuse_foreign_output
 
     assert config.file is not None  # the settings refuse it
@@ -81,7 +82,7 @@ def import_dictionary(config: ImportConfig, progress: Callable[..., None] = sile
             "most 1, because the penalty is defined for such atoms. Use the other --orientation, or divide the atoms "
             "by their norms."
         )
-    source = {"file": config.file.name, "sha256": file_digest(config.file), "orientation": orientation}
+    source = {"file": config.file.name, "sha256": file_sha256(config.file), "orientation": orientation}
     dictionary = Dictionary(
         np.ascontiguousarray(atoms_Kd, np.float32), [], "imported, not learned here", {"imported": source}
     )

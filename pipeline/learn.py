@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mlsm.common.disk import file_sha256
 from mlsm.common.durable import publish_directory
 from mlsm.common.errors import EncodeError
 from mlsm.common.invocation import program
@@ -163,7 +164,7 @@ def _provide_from_file(config, hidden, progress):
     reports."""
     from mlsm.common.device import choose_device
     from pipeline.dictionary import minibatch_size
-    from pipeline.dictionary.vectors import file_digest, file_stamp, open_vectors, refuse_unusable
+    from pipeline.dictionary.vectors import file_stamp, open_vectors, refuse_unusable
 
     refuse_foreign_output(config.output)
     _refuse_settings_of_text(config)
@@ -179,7 +180,7 @@ def _provide_from_file(config, hidden, progress):
 
     hidden_Nd = open_vectors(hidden)
     refuse_unusable(hidden_Nd, hidden)
-    content = file_digest(hidden)
+    content = file_sha256(hidden)
     batch, reports = minibatch_size(len(hidden_Nd)), []
     for k in config.k:
         request = {

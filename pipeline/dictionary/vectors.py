@@ -36,12 +36,6 @@ def open_vectors(path: str | os.PathLike) -> np.ndarray:
         raise ValueError(f"{path} cannot be read as numbers ({describe(error)}). {advice}") from error
 
 
-def file_digest(path: Path) -> str:
-    """sha256 of a file's content, hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def file_stamp(path: Path) -> tuple[int, int, int] | None:
     """Size, time and inode of a file, which identify its content; None if it does not exist."""
     try:

@@ -10,13 +10,13 @@ import torch
 from planted import planted
 
 from mlsm.common import workplaces
+from mlsm.common.disk import file_sha256
 from mlsm.common.errors import DeviceError, EncodeError
 from mlsm.common.workplaces import is_part, read_mark
 from pipeline.config import EncodeConfig, LearnConfig
 from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule, minibatch_size
 from pipeline.dictionary import checkpoint as learning_checkpoint
 from pipeline.dictionary import learn_dictionary as learn
-from pipeline.dictionary import vectors as training_vectors
 from pipeline.dictionary.learning import ALGORITHM
 from pipeline.learn import learn_dictionary
 from shards.manifest import fingerprint
@@ -154,7 +154,7 @@ def test_a_file_that_changes_while_it_is_learned_from(tmp_path):
     ],
 )
 def test_a_device_that_is_not_there_is_refused_before_the_file_is_read(tmp_path, device, monkeypatch):
-    monkeypatch.setattr(training_vectors, "file_digest", None)
+    monkeypatch.setattr("pipeline.learn.file_sha256", None)
     np.save(tmp_path / "a.npy", planted(500)[0])
     with pytest.raises(DeviceError, match="auto"):
         learn_dictionary(LearnConfig(hidden=tmp_path / "a.npy", device=device, output=tmp_path))
@@ -201,7 +201,7 @@ def test_the_minibatch_follows_from_the_size_of_the_sample():
 def test_a_minibatch_that_always_was_keeps_the_name_and_another_gets_its_own(tmp_path, monkeypatch):
     np.save(tmp_path / "a.npy", planted(3000)[0])
     config = LearnConfig(hidden=tmp_path / "a.npy", k=10, lam=0.1, dictionary_epochs=0.5, output=tmp_path / "runs")
-    request = {"content": training_vectors.file_digest(config.hidden), "k": 10, "lam": 0.1, "epochs": 0.5, "seed": 42}
+    request = {"content": file_sha256(config.hidden), "k": 10, "lam": 0.1, "epochs": 0.5, "seed": 42}
     request["algorithm"] = ALGORITHM
     made = {}
     for batch in (None, 400, 500, 2048):
