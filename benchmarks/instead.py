@@ -54,8 +54,8 @@ from mlsm.evaluation.tasks.finetuning.trials import Candidate
 from mlsm.evaluation.tasks.frozen.features import FeatureExtractor, WordFeatures
 from mlsm.evaluation.tasks.frozen.measures import read_measure
 from mlsm.evaluation.tasks.frozen.suite import facts_of, record_scores
-from pipeline.teacher import load_tokenizer, read_config, tokenizer_fingerprint
-from shards.copies import TOKENIZER_FILES, write_files
+from pipeline.teacher import load_tokenizer, read_config
+from shards.copies import TOKENIZER_FILES, tokenizer_fingerprint, write_files
 from student.encoders.build import without_pooler
 
 CUT, TABLE = "teacher-2-layers", "static-table"

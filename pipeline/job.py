@@ -21,6 +21,7 @@ from pipeline.corpus.documents import Selection
 from pipeline.corpus.source import Source
 from pipeline.corpus.windows import drops_white_space
 from pipeline.stored import StoredHidden
+from shards.copies import tokenizer_fingerprint
 from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.schema import LSP_OCTAVES
 
@@ -162,7 +163,7 @@ def scan_corpus(config: CorpusConfig, tokenizer: "PreTrainedTokenizerFast", prog
 
     Raises  CorpusError, StoreError
     """
-    from pipeline.teacher import special_ids, tokenizer_fingerprint
+    from pipeline.teacher import special_ids
 
     refuse_foreign_output(config.output)
     specials = special_ids(tokenizer)

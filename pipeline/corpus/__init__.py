@@ -29,7 +29,6 @@ BUNDLED_TEXT = Path(__file__).parents[1] / "bundled_text" / "wikipedia-en-2014.t
 
 __all__ = [
     "BUNDLED_TEXT",
-    "CorpusError",
     "JsonLines",
     "Parquet",
     "TextFile",

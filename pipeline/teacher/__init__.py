@@ -14,7 +14,6 @@ five words).
 Not handled here: tokenizing text (corpus/), unit length and dropping specials (batch.py).
 """
 
-from mlsm.common.model_checks import max_positions
 from pipeline.teacher.cut import (
     FAMILIES,
     FINAL_NORM,
@@ -30,7 +29,7 @@ from pipeline.teacher.cut import (
     read_config,
 )
 from pipeline.teacher.location import BUNDLED, locate, teacher_fingerprint
-from pipeline.teacher.tokenizer import load_tokenizer, special_ids, tokenizer_fingerprint
+from pipeline.teacher.tokenizer import load_tokenizer, special_ids
 
 __all__ = [
     "BUNDLED",
@@ -47,9 +46,7 @@ __all__ = [
     "load_tokenizer",
     "load_weights",
     "locate",
-    "max_positions",
     "read_config",
     "special_ids",
     "teacher_fingerprint",
-    "tokenizer_fingerprint",
 ]

@@ -22,7 +22,7 @@ from mlsm.common.errors import TeacherError
 from mlsm.common.invocation import program
 from mlsm.common.matrix_products import Shape
 from pipeline.teacher.cut import Teacher, check_report, cut_config, load_weights, read_config, torch_dtype
-from pipeline.teacher.location import locate, teacher_fingerprint
+from pipeline.teacher.location import fingerprint, locate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,7 +58,7 @@ class MaskedLm(Teacher):
         model, report = load_weights(model_class, directory, whole, torch_dtype(dtype, device), name_or_path)
         _require_head(report, model.base_model_prefix, name_or_path)
         check_report(report, model, name_or_path)
-        return cls(str(name_or_path), model.to(device), teacher_fingerprint(name_or_path))
+        return cls(str(name_or_path), model.to(device), fingerprint(directory, name_or_path))
 
     def in_float32(self) -> "MaskedLm":
         """See Teacher."""

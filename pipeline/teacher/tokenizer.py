@@ -8,7 +8,6 @@ from mlsm.common.disk import read_file
 from mlsm.common.errors import TeacherError, describe
 from mlsm.common.model_checks import describe_special_tokens, open_tokenizer, quiet_transformers, special_tokens
 from pipeline.teacher.location import TOKENIZER_FILES, find, locate
-from shards.copies import tokenizer_fingerprint  # noqa: F401 (stores compare with it, and so define it)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

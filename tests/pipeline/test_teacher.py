@@ -22,8 +22,8 @@ from pipeline.teacher import (
     locate,
     special_ids,
     teacher_fingerprint,
-    tokenizer_fingerprint,
 )
+from shards.copies import tokenizer_fingerprint
 
 pytestmark = pytest.mark.promise(
     "a checkpoint of which transformers would compute different model (relative positions that it dropped, code "

@@ -39,7 +39,8 @@ from mlsm.evaluation.tasks.finetuning.trials import (
     load,
 )
 from mlsm.evaluation.tasks.frozen.suite import measure_frozen
-from pipeline.teacher import load_tokenizer, tokenizer_fingerprint
+from pipeline.teacher import load_tokenizer
+from shards.copies import tokenizer_fingerprint
 from student.memory import forget_peak
 
 logger = logging.getLogger(__name__)

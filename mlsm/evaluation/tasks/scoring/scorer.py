@@ -28,8 +28,9 @@ import torch
 from torch import Tensor
 
 from mlsm.common.errors import ScoringError
+from mlsm.common.model_checks import max_positions
 from pipeline.solvers.onednn import one_thread
-from pipeline.teacher import max_positions, special_ids
+from pipeline.teacher import special_ids
 from student.encoders.deberta import adapt_deberta
 from student.encoders.last_layer import LastLayer
 from student.encoders.linear import use_fast_linear
