@@ -42,7 +42,7 @@ from mlsm.evaluation.comparison.figures import (  # noqa: E402
 from mlsm.evaluation.comparison.significance import interval as t_interval  # noqa: E402
 from mlsm.evaluation.plots import save_figure, write_caption  # noqa: E402
 from mlsm.evaluation.similarity.zero_shot import correlation  # noqa: E402
-from mlsm.evaluation.studies.protocol.composite import compose  # noqa: E402
+from mlsm.evaluation.studies.protocol.composite import compose, composite_of  # noqa: E402
 from mlsm.evaluation.studies.protocol.composite import read_scores as read_composed  # noqa: E402
 from mlsm.evaluation.studies.protocol.description import Study, read_study  # noqa: E402
 
@@ -211,11 +211,6 @@ def screen(second: Path) -> dict:
     }
     composites = {arm: [composite_of(one, ends) for one in of.values()] for arm, of in students.students.items() if of}
     return {"composites": composites, "f1": f1}
-
-
-def composite_of(scores: dict[str, float], ends: dict[str, tuple[float, float]]) -> float:
-    """The composite of a model, between the scores that 0 and 100 points stand for."""
-    return fmean(100 * (scores[key] - low) / (high - low) for key, (low, high) in ends.items())
 
 
 # -- tables ---------------------------------------------------------------------------------------------------

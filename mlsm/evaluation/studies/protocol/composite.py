@@ -71,7 +71,7 @@ def compose(study: Study, directory: Path) -> dict:
         return found
     ends = _ends(found["anchors"])
     values = {
-        arm: {seed: _composite(scores, ends) for seed, scores in by_seed.items()}
+        arm: {seed: composite_of(scores, ends) for seed, scores in by_seed.items()}
         for arm, by_seed in scored.students.items()
     }
     for name, by_seed in values.items():
@@ -202,7 +202,8 @@ def _ends(anchors: dict) -> dict[str, tuple[float, float]]:
     return ends
 
 
-def _composite(scores: Scores, ends: dict[str, tuple[float, float]]) -> float:
+def composite_of(scores: Scores, ends: dict[str, tuple[float, float]]) -> float:
+    """The composite of a model, between the scores that correspond to 0 and 100 points."""
     return fmean(100 * (scores[measure] - low) / (high - low) for measure, (low, high) in ends.items())
 
 
