@@ -29,6 +29,13 @@ def sparse_cross_entropy(
     return _SparseCrossEntropy.apply(logits_MK.float(), entries_E, weights_E, mass_M, tail_M)
 
 
+def label_cross_entropy(logits_MK: Tensor, labels_M: Tensor) -> Tensor:
+    """`sparse_cross_entropy` to targets of one output each, int64 labels_M."""
+    entries_M = labels_M + logits_MK.shape[1] * torch.arange(len(labels_M), device=labels_M.device)
+    ones_M = torch.ones(len(labels_M), device=labels_M.device)
+    return sparse_cross_entropy(logits_MK, entries_M, ones_M, ones_M)
+
+
 def divergence_by_token(
     logits_MK: Tensor, entries_E: Tensor, weights_E: Tensor, tail_M: Tensor | None = None
 ) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from shards.reader import Store
 from shards.windows import WindowReader
 from student.objectives.base import MaskedTokens, Objective, with_perplexity
-from student.objectives.losses import sparse_cross_entropy
+from student.objectives.losses import label_cross_entropy
 
 
 class TokenTargets(NamedTuple):
@@ -42,10 +42,7 @@ class Mlm(Objective):
         return TokenTargets(counts=(len(labels_M),), labels_M=torch.from_numpy(labels_M))
 
     def loss_sums(self, logits_MK: Tensor, targets: TokenTargets) -> Tensor:
-        labels_M = targets.labels_M
-        entries_M = labels_M + self.outputs * torch.arange(len(labels_M), device=labels_M.device)
-        ones_M = torch.ones(len(labels_M), device=labels_M.device)
-        return sparse_cross_entropy(logits_MK, entries_M, ones_M, ones_M)[None]
+        return label_cross_entropy(logits_MK, targets.labels_M)[None]
 
     def token_losses(self, logits_MK: Tensor, targets: TokenTargets) -> tuple[Tensor, Tensor]:
         losses_M = F.cross_entropy(logits_MK.float(), targets.labels_M, reduction="none")

@@ -14,7 +14,7 @@ from torch import Tensor
 from shards.reader import Store
 from shards.windows import WindowReader
 from student.objectives.base import MaskedTokens, with_perplexity
-from student.objectives.losses import sparse_cross_entropy
+from student.objectives.losses import label_cross_entropy
 from student.objectives.mlm import TokenTargets, unigram_figures
 from student.objectives.vectors import Vectors, VectorTargets
 
@@ -58,10 +58,8 @@ class Regress(Vectors):
         found = super().loss_sums(logits_MK, targets)
         if self.token_columns is None:
             return found
-        logits_MV, labels_M = logits_MK[:, self.token_columns], targets.labels_M
-        entries_M = labels_M + logits_MV.shape[1] * torch.arange(len(labels_M), device=labels_M.device)
-        ones_M = torch.ones(len(labels_M), device=labels_M.device)
-        return torch.cat((found, sparse_cross_entropy(logits_MV, entries_M, ones_M, ones_M)[None]))
+        of_words = label_cross_entropy(logits_MK[:, self.token_columns], targets.labels_M)
+        return torch.cat((found, of_words[None]))
 
     @torch.no_grad()
     def token_losses(self, logits_MK: Tensor, targets: VectorTargets) -> tuple[Tensor, Tensor]:

@@ -108,20 +108,20 @@ class SeveralStores(Objective):
         return SeveralTargets(sum((targets.counts for targets in found), ()), tuple(found))
 
     def loss_sums(self, logits_MK: Tensor, targets: SeveralTargets) -> Tensor:
-        blocks = logits_MK.split([part.outputs for part in self.parts], dim=1)
-        found = zip(self.parts, blocks, targets.of_stores, strict=True)
-        return torch.cat([part.loss_sums(block, of_store) for part, block, of_store in found])
+        return torch.cat([part.loss_sums(*read) for part, *read in self._of_stores(logits_MK, targets)])
 
     def token_losses(self, logits_MK: Tensor, targets: SeveralTargets) -> tuple[Tensor, Tensor]:
-        blocks = logits_MK.split([part.outputs for part in self.parts], dim=1)
-        found = zip(self.parts, blocks, targets.of_stores, strict=True)
-        losses, carries = zip(*(part.token_losses(block, of_store) for part, block, of_store in found), strict=True)
+        found = [part.token_losses(*read) for part, *read in self._of_stores(logits_MK, targets)]
+        losses, carries = zip(*found, strict=True)
         return torch.cat(losses), torch.cat(carries)
 
     def measure(self, logits_MK: Tensor, targets: SeveralTargets) -> dict:
+        return _join([part.measure(*read) for part, *read in self._of_stores(logits_MK, targets)])
+
+    def _of_stores(self, logits_MK, targets):
+        """The objective, the block of outputs and the targets of every store."""
         blocks = logits_MK.split([part.outputs for part in self.parts], dim=1)
-        found = zip(self.parts, blocks, targets.of_stores, strict=True)
-        return _join([part.measure(block, of_store) for part, block, of_store in found])
+        return zip(self.parts, blocks, targets.of_stores, strict=True)
 
     def figures(self, sums: dict, counts: tuple) -> dict:
         means = []
