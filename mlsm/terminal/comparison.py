@@ -16,6 +16,7 @@ from mlsm.evaluation.comparison.figures import p_text
 from mlsm.evaluation.comparison.models import PARADIGMS, SEEDS, SUITE, out_of
 from mlsm.evaluation.comparison.result import BlimpMean, Comparison, FrozenScore, Summary
 from mlsm.evaluation.records import METRICS
+from mlsm.terminal.tables import long_list
 
 _FACTS = ("objective", "encoder", "layer", "k", "lambda", "kappa", "mass kept", "intruder AUC", "checkpoint")
 _MOST_LINES = 20
@@ -267,10 +268,7 @@ def _one_line(text: object) -> str:
 
 
 def _list(title: str, lines: Sequence[str]) -> list[str]:
-    if not lines:
-        return []
-    more = [f"  ... and {len(lines) - _MOST_LINES:,} more (--json lists all)"] if len(lines) > _MOST_LINES else []
-    return [f"\n{title}:", *(f"  {_one_line(line)}" for line in lines[:_MOST_LINES]), *more]
+    return long_list(title, [_one_line(line) for line in lines], _MOST_LINES)
 
 
 def _grid(header: list, rows: list[list], fixed: int = 1) -> str:

@@ -20,12 +20,12 @@ def columns(names: Sequence[object] | None, rows: Iterable[Sequence[object]]) ->
     ]
 
 
-def long_list(title: str, entries: Sequence[str]) -> list[str]:
-    """List entries under a title, shortened if there are many; nothing if there are none. Returns lines."""
+def long_list(title: str, entries: Sequence[str], most: int = LONGEST_LIST) -> list[str]:
+    """List entries under a title, shortened if there are more than `most`; nothing if there are none. Returns lines."""
     if not entries:
         return []
-    more = [f"... and {len(entries) - LONGEST_LIST:,} more (--json lists all)"] if len(entries) > LONGEST_LIST else []
-    return [f"\n{title}:", *(f"  {entry}" for entry in [*entries[:LONGEST_LIST], *more])]
+    more = [f"... and {len(entries) - most:,} more (--json lists all)"] if len(entries) > most else []
+    return [f"\n{title}:", *(f"  {entry}" for entry in [*entries[:most], *more])]
 
 
 def paths(made: Iterable[object], settings: object) -> str:
