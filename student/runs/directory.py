@@ -214,8 +214,14 @@ class Run:
 
     def log(self, line: dict) -> None:
         """Append a line to the log."""
-        with _writing(self.log_file), disk.append(self.log_file) as file:
-            disk.write(file, (json.dumps(line) + "\n").encode())
+        try:
+            with disk.append(self.log_file) as file:
+                disk.write(file, (json.dumps(line) + "\n").encode())
+        except OSError as error:
+            raise WriteError(
+                f"{self.log_file} could not be written: {error}. Checkpoints were not touched. {remedy_for(error)}, and"
+                " run the same command: it continues from the newest."
+            ) from error
 
     def drop_log_after(self, step: int) -> None:
         """Remove log lines of later steps, which will be done again, and a line cut off by a kill.
@@ -316,14 +322,3 @@ def _unknown_run(directory: Path, file: Path) -> str:
         f" or repeat the run's own settings; the weights of a kept checkpoint can be trained further with"
         f" --continue-from <it> and another --run-dir."
     )
-
-
-@contextmanager
-def _writing(file: Path):
-    try:
-        yield
-    except OSError as error:
-        raise WriteError(
-            f"{file} could not be written: {error}. Checkpoints were not touched. {remedy_for(error)}, and run the"
-            f" same command: it continues from the newest."
-        ) from error
