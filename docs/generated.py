@@ -20,10 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import mlsm  # noqa: E402
-from mlsm.cli.flags import settable  # noqa: E402
 from mlsm.cli.help import COMMON, RECIPES, flags_of  # noqa: E402
 from mlsm.commands import Command, load, names  # noqa: E402
-from mlsm.common.settings import flag_of  # noqa: E402
+from mlsm.common.settings import flag_of, settable  # noqa: E402
 from mlsm.evaluation.inspection.pages import text_of, title_of  # noqa: E402
 from mlsm.recipes.reading import read_recipe, recipe_settings  # noqa: E402
 
@@ -82,7 +81,7 @@ def command_page(command: Command):
     """Describe one command: what --help says, with the values that recipes give."""
     name, settings = command.name, command.settings
     parser = flags_of(command, {}, "")
-    formatter, fields = parser._get_formatter(), {field.name: field for field in settable(settings)}
+    formatter, fields = parser._get_formatter(), settable(settings)
     recipes = dict(_recipes_with(name, settings)) if command.recipes else {}
     lines = [f"# {name}", "", (parser.description or "").partition("\n")[0], "", f"    {parser.usage}", ""]
     lines += [as_markdown(settings.__doc__), ""]

@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from mlsm.cli.flags import meant_by, settable
+from mlsm.cli.flags import meant_by
 from mlsm.commands import Command, load
 from mlsm.commands._newest import choose_newest
 from mlsm.common.extras import name_extras
 from mlsm.common.progress import silent
-from mlsm.common.settings import plain_hint
+from mlsm.common.settings import plain_hint, settable
 from mlsm.recipes.reading import recipe_settings, recipe_to_keep
 
 logger = logging.getLogger("mlsm")
@@ -49,8 +49,8 @@ def function_of(name: str) -> Callable[..., Any]:
 def _signature(command: Command) -> inspect.Signature:
     """The signature shown by help() and notebook editors: the settings with their types and defaults."""
     kind = inspect.Parameter
-    defaults = {field.name: field.default for field in settable(command.settings)}
-    types = {field.name: plain_hint(field.type) for field in settable(command.settings)}
+    defaults = {name: field.default for name, field in settable(command.settings).items()}
+    types = {name: plain_hint(field.type) for name, field in settable(command.settings).items()}
     more = ["recipe", "progress"] if command.recipes else ["progress"]
     parameters = [kind("config", kind.POSITIONAL_ONLY, default=None, annotation=command.settings | None)]
     if command.by_position:
@@ -83,7 +83,7 @@ def _run(command: Command, given: tuple[Any, ...], settings: dict[str, Any]) -> 
 
 def _configure(command: Command, settings: dict[str, Any], recipe: Any) -> Any:
     """Make the settings object from a recipe's values, overridden by keyword arguments."""
-    fields = {field.name: field for field in settable(command.settings)}
+    fields = settable(command.settings)
     for unknown in settings.keys() - fields.keys():
         meant = meant_by(unknown, fields)
         hint = f" Did you mean {meant}?" if meant else f" It has: {', '.join(fields)}."

@@ -14,7 +14,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +24,7 @@ import torch
 from mlsm.common import proofs
 from mlsm.common.durable import appearing_whole
 from mlsm.common.errors import RunError
+from mlsm.common.settings import settable
 from shards.manifest import fingerprint
 from shards.reader import Store
 from student.config import ResolvedConfig, StudentConfig
@@ -216,7 +217,7 @@ def key_of(
 def _prove(asked, settled, store, prepare, device, marginals):
     windows = min(WINDOWS, settled.batch_windows, settled.micro_batch)
     changed = {"batch_windows": windows, "micro_batch": windows, "dropout": 0.0, "device": str(device)}
-    free = {field.name for field in fields(settled) if field.init}  # a probe's dropout, among others, is fixed
+    free = settable(settled)  # a probe's dropout, among others, is fixed
     task = {
         "class": _place_of(type(settled)),
         "prepare": _place_of(prepare),

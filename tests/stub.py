@@ -18,9 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import mlsm  # noqa: E402
-from mlsm.cli.flags import settable  # noqa: E402
 from mlsm.commands import Command, load_all  # noqa: E402
-from mlsm.common.settings import plain_hint  # noqa: E402
+from mlsm.common.settings import plain_hint, settable  # noqa: E402
 
 HEAD = '''\
 # Written by tests/stub.py from mlsm/commands/: change those files, and run it again.
@@ -58,7 +57,7 @@ def stub() -> str:
 
 
 def _function(command: Command) -> str:
-    fields = {field.name: field for field in settable(command.settings)}
+    fields = settable(command.settings)
     ours = command.settings.__name__
     if command.by_position:
         first, *others = (_parameter(fields[name]) for name in command.by_position)

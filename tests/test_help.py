@@ -13,11 +13,11 @@ import pytest
 from tiny_store import write_store
 
 from mlsm import __main__ as cli
-from mlsm.cli.flags import read_flags, settable
+from mlsm.cli.flags import read_flags
 from mlsm.cli.help import GROUPS, TITLES
 from mlsm.cli.settings import parse
 from mlsm.commands import load, names
-from mlsm.common.settings import flag_of
+from mlsm.common.settings import flag_of, settable
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -84,7 +84,7 @@ def show(report: dict, settings: Settings) -> str:
 @pytest.mark.parametrize("name", names())
 def test_what_a_command_works_on_is_a_setting_of_it(name):
     command = load(name)
-    assert command.newest is None or command.works_on in {field.name for field in settable(command.settings)}
+    assert command.newest is None or command.works_on in settable(command.settings)
 
 
 HUGGING_FACE = {
@@ -200,7 +200,7 @@ def test_help_shows_the_defaults_in_force(capsys, tmp_path, monkeypatch):
 def test_every_setting_is_described(verb, capsys):
     settings = load(verb).settings
     shown = help_of(capsys, verb)
-    for field in settable(settings):
+    for field in settable(settings).values():
         if field.type is not bool:
             assert flag_of(field) in shown
     assert dataclasses.is_dataclass(settings)

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from mlsm.common.settings import convert_field, flag_of, is_word, plain_hint
+from mlsm.common.settings import convert_field, flag_of, is_word, plain_hint, settable
 
 # Names that transformers, sentence-transformers and others use for our settings. If a command has several of the
 # settings, the first one is suggested. A second word is the value of our setting that equals their switch.
@@ -80,7 +80,7 @@ def read_flags(settings_class: type, argv: list[str]) -> dict:
     Raises  ValueError of one sentence: an unknown flag, a flag that is given twice or without its value, or a value of
             the wrong kind
     """
-    fields = {field.name: field for field in settable(settings_class)}
+    fields = settable(settings_class)
     parser = Parser()
     for field in fields.values():
         add_flag(parser, field)
@@ -120,11 +120,6 @@ class Parser(argparse.ArgumentParser):
         """Raise a ValueError that says what the user did wrong."""
         lacking = re.fullmatch(r"argument (--[\w-]+).*: expected one argument", message)
         raise ValueError(f"{lacking[1]} needs a value." if lacking else f"{message.removeprefix('argument ')}.")
-
-
-def settable(settings_class: type) -> list[dataclasses.Field]:
-    """List the fields that can be set. Some of a probe's are fixed."""
-    return [field for field in dataclasses.fields(settings_class) if field.init]
 
 
 def takes_several(field: dataclasses.Field) -> bool:

@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from mlsm.cli.flags import Parser, add_flag, settable, takes_several
+from mlsm.cli.flags import Parser, add_flag, takes_several
 from mlsm.commands import STAGES, Command
 from mlsm.common.invocation import program
-from mlsm.common.settings import flag_of, is_word
+from mlsm.common.settings import flag_of, is_word, settable
 
 COMMON = """\
   --json               print the result as JSON
@@ -95,7 +95,7 @@ def flags_of(command: Command, values: dict, why: str, brief: bool = False) -> P
     Returns  a parser with the flags in groups, whose format_help() is the text
     """
     settings_class = command.settings
-    fields = {field.name: field for field in settable(settings_class)}
+    fields = settable(settings_class)
     docs = _docs(settings_class)
     words = " ".join(
         f"[{field.name.upper()}{' ...' if takes_several(field) else ''}]" for field in fields.values() if is_word(field)

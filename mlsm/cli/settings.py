@@ -19,8 +19,8 @@ from mlsm.cli.help import flags_of
 from mlsm.commands import Command
 from mlsm.commands._newest import store_to_train_on
 from mlsm.common.invocation import program
-from mlsm.common.settings import plain
-from mlsm.recipes.reading import DEMONSTRATION, OWN_MATERIAL, names_of, recipe_settings, recipe_to_keep
+from mlsm.common.settings import plain, settable
+from mlsm.recipes.reading import DEMONSTRATION, OWN_MATERIAL, recipe_settings, recipe_to_keep
 
 if TYPE_CHECKING:
     from shards.reader import Store
@@ -106,7 +106,7 @@ def as_yaml(command: Command, parsed: Parsed) -> str:
 
     settings = _settle(command, parsed)
     values = plain(settings)
-    shown = {key: values[key] for key in values if key in names_of(settings)}
+    shown = {key: values[key] for key in values if key in settable(settings)}
     return yaml.safe_dump({command.name: shown}, sort_keys=False)
 
 
@@ -119,6 +119,6 @@ def _settle(command: Command, parsed: Parsed) -> Any:
     from student.resolve import resolve
 
     settings = resolve(settings, store).config
-    if "dropout" in names_of(settings) and settings.dropout is None:
+    if "dropout" in settable(settings) and settings.dropout is None:
         settings = dataclasses.replace(settings, dropout=own_dropout(unfitted_config(settings, store)))
     return settings

@@ -39,9 +39,7 @@ def check(settings: Any) -> None:
 
     Raises  ValueError naming the flag, what it takes and what was found
     """
-    for field in dataclasses.fields(settings):
-        if not field.init:
-            continue
+    for field in settable(settings).values():
         value = getattr(settings, field.name)
         converted = convert_field(field, value)
         if converted is not value:
@@ -49,6 +47,11 @@ def check(settings: Any) -> None:
     for name in ("output", "run_dir"):
         if (place := getattr(settings, name, None)) is not None:
             follow_no_links_below(place)
+
+
+def settable(settings: Any) -> dict[str, dataclasses.Field]:
+    """The fields of a settings dataclass that can be set, by name. Some of a probe's are fixed."""
+    return {field.name: field for field in dataclasses.fields(settings) if field.init}
 
 
 def revise(settings: _Value, **values: Any) -> _Value:

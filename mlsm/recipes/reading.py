@@ -8,13 +8,12 @@ made it, and training on the store uses that recipe. Not handled here: flags, an
 (mlsm/cli/settings.py).
 """
 
-import dataclasses
 import logging
 from pathlib import Path
 from typing import Any
 
 from mlsm.common.disk import read_file
-from mlsm.common.settings import convert_field
+from mlsm.common.settings import convert_field, settable
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +38,11 @@ def recipe_settings(recipe: str, verb: str, settings_class: type, is_asked_for: 
     if not is_asked_for:  # a store's recipe must not decide where its user's files are written
         section = {key: value for key, value in section.items() if _field(key) not in ("output", "run_dir")}
     if verb == "learn-dictionary":  # uses the section of encode-lsp
-        known = {field.name for field in dataclasses.fields(settings_class) if field.init}
+        known = settable(settings_class)
         shared = sections.get("encode-lsp") or {}
         section = {key: value for key, value in shared.items() if _field(key) in known} | section
     if path.parent.name == "plans":  # a store's settings: they may have one that the command does not have
-        known = {field.name for field in dataclasses.fields(settings_class) if field.init}
+        known = settable(settings_class)
         section = {key: value for key, value in section.items() if _field(key) in known}
     return convert_section(section, verb, settings_class, path)
 
@@ -63,7 +62,7 @@ def convert_section(section: dict[str, Any], verb: str, settings_class: type, pa
     path    the recipe, for errors
     Raises  ValueError for an unknown setting or an invalid value
     """
-    known = {field.name: field for field in dataclasses.fields(settings_class) if field.init}
+    known = settable(settings_class)
     unknown = sorted(str(key) for key in section if _field(key) not in known)
     if unknown:
         raise ValueError(
@@ -196,8 +195,3 @@ def _recipe_file(recipe):
         )
         raise ValueError(f"no recipe {recipe!r}. There are: {', '.join(known)}; or give a YAML file")
     return path
-
-
-def names_of(settings: Any) -> list[str]:
-    """Names of the fields of a settings dataclass that can be set; the others are fixed."""
-    return [field.name for field in dataclasses.fields(settings) if field.init]

@@ -10,7 +10,6 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,6 +26,7 @@ from mlsm.common.json_checks import is_number, parse_json
 from mlsm.common.json_lines import damage, read_json_lines
 from mlsm.common.model_checks import check_counts, check_size
 from mlsm.common.progress import silent
+from mlsm.common.settings import settable
 from shards.copies import write_files
 from shards.reader import Store
 from student.config import ProbeConfig, StudentConfig
@@ -297,7 +297,7 @@ def _task(run: Path, description: dict, stores: list[Store], path: Path) -> Trai
 def _probe_task(run: Path, description: dict, store) -> TrainingTask:
     settings = description["settings"] | {"student": description["operational"]["student"]}
     settings["segments"] = "auto" if "segments" in settings else "never"
-    known = {field.name for field in fields(ProbeConfig) if field.init}
+    known = settable(ProbeConfig)
     config = ProbeConfig(**{name: value for name, value in settings.items() if name in known})
     task = probe_task(config, store)
     if task.architecture != description["architecture"]:

@@ -8,14 +8,13 @@ expands. The last command is the study itself, which finds all parts finished an
 set a job's resources (partition, time, GPUs): Slurm takes them from environment variables such as SBATCH_PARTITION.
 """
 
-import dataclasses
 import re
 import shlex
 from typing import Any
 
 from mlsm.common.errors import EXIT_QUARANTINE
 from mlsm.common.invocation import program
-from mlsm.common.settings import is_word
+from mlsm.common.settings import is_word, settable
 from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.studies.protocol.config import StudyConfig
 from mlsm.evaluation.studies.protocol.description import SETTINGS
@@ -28,7 +27,7 @@ TRAININGS = ("train-student", "train-probe")
 
 def command_line(part: Part) -> str:
     """The command of a part, as typed in a shell."""
-    fields = {field.name: field for field in dataclasses.fields(SETTINGS[part.verb]) if field.init}
+    fields = settable(SETTINGS[part.verb])
     values = part.values
     if part.verb in TRAININGS:  # all settings that matter; otherwise some would come from the store's recipe
         values = {name: field.default for name, field in fields.items() if name not in OPERATIONAL} | values
