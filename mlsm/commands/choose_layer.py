@@ -4,7 +4,7 @@ from mlsm.common.progress import Progress, silent
 from mlsm.evaluation.studies.word_senses.config import DEVELOPMENT, EXPECTED, HEADLINE, LEAST_COVERAGE
 from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig as Settings
 from mlsm.results import Report
-from mlsm.terminal.tables import duration, table
+from mlsm.terminal.tables import columns, duration, table
 
 RECIPES = True
 
@@ -58,7 +58,7 @@ def show(result: dict, settings: Settings) -> str:
 
 def _lines(result):
     header = ("layer", "k", "F1 ALL", DEVELOPMENT, "back-off", "best on " + DEVELOPMENT, "F1 ALL", "non-zeros", "cost")
-    rows = [header]
+    rows = []
     for entry in result["layers"]:
         scores, best = entry["scores"][HEADLINE], entry["best_on_development"]
         rows.append(
@@ -74,5 +74,4 @@ def _lines(result):
                 f"{entry['costs']['relative_encoding']:.2f}",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return columns(header, rows, align=">")

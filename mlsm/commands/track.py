@@ -3,7 +3,7 @@
 from mlsm.common.progress import Progress, silent
 from mlsm.evaluation.inspection.tracking.config import TrackConfig as Settings
 from mlsm.results import Report
-from mlsm.terminal.tables import table
+from mlsm.terminal.tables import columns, table
 
 
 def run(settings: Settings, progress: Progress = silent) -> Report:
@@ -27,8 +27,8 @@ def show(result: dict, settings: Settings) -> str:
     lines = ["", table(rows), ""]
     from mlsm.evaluation.inspection.tracking.matching import BEFORE
 
-    header: tuple[str, ...] = ("stores", *BEFORE, "appeared", "median r", "by chance")
-    cells = [header]
+    header = ("stores", *BEFORE, "appeared", "median r", "by chance")
+    cells = []
     for number, step in enumerate(result["steps"]):
         median, chance = step["median_correlation"], step["chance"]
         cells.append(
@@ -40,8 +40,7 @@ def show(result: dict, settings: Settings) -> str:
                 f"{chance['lsps']:,} (largest {chance['largest']:.3f})",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines += ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+    lines += columns(header, cells, align=">")
     left = ", ".join(f"{count:,}" for count in result["surviving"])
     lines.append(f"\nLSPs of store 0 still found in each store: {left}")
     return "\n".join([*lines, "\nWritten:", *(f"  {path}" for path in result["files"])])

@@ -11,12 +11,13 @@ def table(rows: Sequence[tuple[str, object]]) -> str:
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
 
 
-def columns(names: Sequence[object] | None, rows: Iterable[Sequence[object]]) -> list[str]:
-    """Align rows of cells in columns, under their names if they have any. Returns lines."""
+def columns(names: Sequence[object] | None, rows: Iterable[Sequence[object]], align: str = "<") -> list[str]:
+    """Align rows of cells in columns, to the right with ">", under their names if they have any. Returns lines."""
     cells = [[str(cell) for cell in row] for row in ([names] if names else []) + list(rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
-        "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+        "  " + "  ".join(f"{cell:{align}{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
     ]
 
 
