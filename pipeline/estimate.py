@@ -61,7 +61,7 @@ def estimate(job: Job, teacher: Any, targets: Sequence[Any]) -> dict:
     Raises   CorpusError if no window can be cut from the text
     """
     coder = make_coder(teacher, targets, job)
-    contents = [job.target(*target.record(job)[1:]) for target in targets]
+    contents = [job.target(target.record(job)) for target in targets]
     parts = _measure(job, coder, contents)
     total, measured = tokens_by_sample(job), sum(records[0].tokens for records, _ in parts)
     if not measured:

@@ -1,7 +1,7 @@
 """The job of one stage A command: settings, tokenizer, plan and sources.
 
     job = teacher_job(config, progress)
-    job.plan.units, job.windows(unit), job.target(settings, lineage, k)
+    job.plan.units, job.windows(unit), job.target(record)
 
 A Job is immutable and can be sent to other processes. A command makes one by `scan_corpus` or `teacher_job`.
 Not handled here: dictionaries (learn.py), encoding (encode.py), who does the work (workers.py).
@@ -23,11 +23,11 @@ from pipeline.corpus.windows import drops_white_space
 from pipeline.stored import StoredHidden
 from shards.copies import tokenizer_fingerprint
 from shards.manifest import Plan, PlannedUnit, fingerprint
-from shards.schema import LSP_OCTAVES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from pipeline.stores import Record
     from pipeline.teacher import Teacher
 
 COUNTED = ("documents", "held_out_documents", "duplicates", "too_short", "invalid")  # of the scan, for summaries
@@ -120,16 +120,16 @@ class Job:
         estimate = self.plan.corpus["bytes"] // planning.BYTES_PER_TOKEN
         return min(estimate, self.config.max_tokens or estimate)
 
-    def target(self, settings: dict, lineage: dict, k: int, octaves: int = LSP_OCTAVES) -> dict:
-        """The content of target.json; arguments as the fields of stores.Record."""
+    def target(self, record: "Record") -> dict:
+        """The content of target.json."""
         return {
-            "target": fingerprint(settings),
-            "settings": settings,
-            "lineage": lineage,
-            "k": k,
+            "target": fingerprint(record.settings),
+            "settings": record.settings,
+            "lineage": record.lineage,
+            "k": record.k,
             "vocab_size": max(self.tokenizer.get_vocab().values()) + 1,
             "max_length": self.config.max_length,
-            "weight_octaves": octaves,
+            "weight_octaves": record.octaves,
             "special_ids": self.special_ids,
         }
 

@@ -106,9 +106,9 @@ class TargetStore(OpenStore):
     """
 
     def __init__(self, job: Job, target: Any, command: dict):
-        name, *described = target.record(job)
-        content = job.target(*described)
-        files = StoreFiles(named_by_content(job.config.output / "stores", name, content["target"]))
+        record = target.record(job)
+        content = job.target(record)
+        files = StoreFiles(named_by_content(job.config.output / "stores", record.name, content["target"]))
         files.create(content)
         super().__init__(job, files.path)
         keep_copy(
