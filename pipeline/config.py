@@ -198,6 +198,10 @@ class TeacherConfig(WorkersConfig):
         """What the teacher takes at once; "cuda" where a GPU encodes, as a batch that does not fit is halved there."""
         return self.batch_tokens or max(BATCH_TOKENS[device_type], self.max_length)
 
+    def windows_at_once(self, device_type: str = "cpu") -> int:
+        """The same in windows."""
+        return self.tokens_at_once(device_type) // self.max_length
+
 
 # With --hidden all settings of text and teacher come from the store of hidden states, except these:
 _FREE = {"output", "workers", "scheduler", "device", "batch_tokens"}

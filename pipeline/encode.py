@@ -385,7 +385,7 @@ class Coder:
             self.environment |= target.environment
         self._streams = {stage: open_stream(teacher.device) for stage in ("teach", "code", "finish")}
         self._teaching, self._coding = threading.Lock(), threading.Lock()  # `retry` does both in its own thread
-        self.most_windows = config.tokens_at_once(teacher.device.type) // config.max_length
+        self.most_windows = config.windows_at_once(teacher.device.type)
         self._comparison = PrecisionCheck(self)
 
     def stages(self) -> tuple:

@@ -157,7 +157,7 @@ def _learn_provisional(job, teacher, entry):
     config, parts, count = job.config, [], 0
     job.progress("try dictionary", 0, None)
     centred = config.center != "none"
-    size, wanted = config.tokens_at_once() // config.max_length, VECTORS_AN_ATOM * entry.k
+    size, wanted = config.windows_at_once(), VECTORS_AN_ATOM * entry.k
     for unit in reversed(job.plan.units):
         windows = _readable_windows(job, unit)
         while count < wanted and (chunk := list(islice(windows, size))):

@@ -155,7 +155,7 @@ def sample_windows(executor: Executor, tokens: int, seed: int) -> list[Window]:
 def _write_samples(path_of, executor, teacher, windows, count):
     """Write the sample of every layer in one pass of the teacher."""
     job, layers = executor.job, tuple(path_of)
-    batch, dtype = job.config.tokens_at_once() // job.config.max_length, sample_dtype(job, teacher)
+    batch, dtype = job.config.windows_at_once(), sample_dtype(job, teacher)
     batches = [windows[i : i + batch] for i in range(0, len(windows), batch)]
     with ExitStack() as files:
         shape = (count, *dtype.shape)
@@ -284,7 +284,7 @@ def read_batch(job: Job, teacher: "Teacher", layers: Sequence[int], windows: lis
     Returns  list of (n, d) float32, one for a layer; with --center list of (n) records as `sample_dtype` has them
     Raises   EncodeError when the teacher fails at most of the windows
     """
-    batch, found = job.config.tokens_at_once() // job.config.max_length, []
+    batch, found = job.config.windows_at_once(), []
     if not windows:
         return [_no_rows(job, teacher)] * len(layers)
     for layer, (rows_nd, failing) in zip(layers, _read_usable(job, teacher, layers, windows, batch), strict=True):
