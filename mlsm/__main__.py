@@ -13,6 +13,7 @@ mlsm/terminal/.
 
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             complain(str(stop) or kept, code)
     except Exception as error:
         if debug:
-            raise
+            traceback.print_exc()
         code = exit_code(error)
         if not is_reported_by_another(error, code):
             complain(one_line(error), code)
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def run(argv: list[str]) -> int:
     """Parse, run, show. Returns the exit code; raises what the command raises."""
     if argv[:1] == ["help"] and len(argv) > 1:  # mlsm help COMMAND
-        argv = [argv[1], "--help-all"]
+        argv = [*argv[1:], "--help-all"]
     if not argv:
         print(greeting())
         return 0

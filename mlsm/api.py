@@ -92,8 +92,9 @@ def _configure(command: Command, settings: dict[str, Any], recipe: Any) -> Any:
     if settings.get("dictionary") is not None:
         values.pop("k", None)  # a recipe's k is for a dictionary that is still to be learned
     if command.trains:
-        from student.resolve import without_rivals
+        from student.resolve import given_values, without_rivals
 
+        settings = given_values(settings)
         values = without_rivals(values, settings)
     config = command.settings(**values | settings)
     if recipe is not None and hasattr(command.settings, "recipe"):

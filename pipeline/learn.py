@@ -349,9 +349,10 @@ def _warn_of_other_origin(config, dictionary, teacher):
     """Warn if a dictionary was learned from another teacher or layer; vectors of a file have none."""
     (layer,), learned = config.layer, dictionary.settings
     if learned.get("layer", layer) != layer:
+        wanted = f"--layer {learned['layer']}" if config.hidden is None else "a --hidden store of that layer"
         warnings.warn(
             f"the dictionary was learned from layer {learned['layer']}, but codes hidden states of layer {layer}. If "
-            f"that is not what you want, pass --layer {learned['layer']}",
+            f"that is not what you want, pass {wanted}",
             stacklevel=3,
         )
     elif learned.get("teacher", teacher.fingerprint) != teacher.fingerprint:

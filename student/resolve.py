@@ -109,6 +109,11 @@ def verb_of(config: StudentConfig) -> str:
     return "train-probe" if isinstance(config, ProbeConfig) else "train-student"
 
 
+def given_values(given: Mapping[str, Any]) -> dict:
+    """What is given, without None, which leaves a setting open. (A dropout of None is the encoder's own.)"""
+    return {name: value for name, value in given.items() if value is not None or name == "dropout"}
+
+
 def without_rivals(values: dict, given: Mapping[str, Any], kind: str | None = None) -> dict:
     """A recipe's values, without those that do not go with what is given.
 

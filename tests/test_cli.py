@@ -148,6 +148,8 @@ def test_a_printed_configuration_is_a_recipe(tmp_path, verb, flag):
         (["help", "clena"], 2, "Did you mean clean?"),
         (["xyz"], 2, "no command 'xyz'. There are: encode-lsp"),
         (["train-student", "--lr"], 2, "--lr needs a value."),
+        (["encode-lsp", "--recipe"], 2, "--recipe needs a value."),
+        (["train-probe", "--student", "nosuch"], 2, "there is no nosuch."),
         (["study", "--recipe", "study-demo", "--only"], 2, "--only needs a value."),
         (["train-student", "store"], 2, "unexpected word 'store'."),
         (["encode-lsp", "--recipe", "nope"], 2, "no recipe 'nope'. There are: paper, paper-k, paper-kappa"),
@@ -230,7 +232,11 @@ def test_an_unknown_flag_is_a_usage_error():
 
 def test_debug_shows_the_traceback():
     run = mlsm("encode-lsp", "--corpus", "/nowhere/x.txt", "--teacher", "bundled", "--debug")
-    assert run.returncode != 0 and "Traceback" in run.stderr and "CorpusError" in run.stderr
+    assert run.returncode == 2 and "Traceback" in run.stderr and "CorpusError" in run.stderr
+
+
+def test_help_of_a_command_shows_the_defaults_of_a_recipe():
+    assert "(paper: 3072)" in mlsm("help", "encode-lsp", "--recipe", "paper").stdout
 
 
 def changed(command, *others):

@@ -25,6 +25,14 @@ def test_text_on_a_terminal_is_never_markup(monkeypatch):
     assert stream.getvalue().count(HOSTILE) >= 3
 
 
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    with Progress(stream) as progress:
+        progress("train", 1, 2, unit="steps")
+        assert stream.getvalue() == "train: 1 of 2 steps\n"
+
+
 def test_a_slow_stage_does_not_say_zero_a_second():
     stream = io.StringIO()
     with Progress(stream) as progress:

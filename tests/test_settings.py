@@ -15,6 +15,7 @@ from tiny_store import write_store
 
 import mlsm
 from mlsm import __main__ as cli
+from mlsm.api import _configure
 from mlsm.cli.settings import parse
 from mlsm.commands import load
 from mlsm.commands.learn_dictionary import show as dictionaries
@@ -87,6 +88,16 @@ def test_python_and_flags_mean_the_same(own, capsys):
     assert origins["max_steps"] == "store: 4 epochs would be 10 steps, fewer than 2,000"
     assert origins["lr"] == "default for adamw and width 128"
     assert origins["batch_windows"] == "store: the smallest, as 4 epochs are 10 steps even so"
+
+
+@pytest.mark.parametrize(
+    "name", ["kappa", "mask_weights", "mask_rate_end", "max_steps", "epochs", "lr", "batch_windows"]
+)
+def test_none_leaves_a_setting_to_the_named_recipe(name, own, capsys):
+    command, recipe = load("train-student"), "small-encoder"
+    assert _configure(command, {name: None}, recipe) == _configure(command, {}, recipe)
+    flags = ["train-student", "--recipe", recipe, "--store", own.path]
+    assert printed(capsys, *flags, f"--{name.replace('_', '-')}", "None") == printed(capsys, *flags)
 
 
 def test_epochs_and_steps_are_one_thing(own):

@@ -56,7 +56,7 @@ OTHER_NAMES = {
     "alpha": ["lam", "power"],
     "n_components": ["k"],
     "tol": ["tolerance"],
-    "fp16": ["dtype float16"],
+    "fp16": ["dtype"],
     "bf16": ["dtype bfloat16"],
     "torch_dtype": ["dtype"],
     "save_steps": ["save_every"],
@@ -192,7 +192,9 @@ def take_value(argv: list[str], flag: str) -> str | None:
     if sum(arg.partition("=")[0] == flag for arg in argv) > 1:
         raise ValueError(f"{flag} is given twice.")
     for i, arg in enumerate(argv):
-        if arg == flag and i + 1 < len(argv):
+        if arg == flag:
+            if i + 1 == len(argv):
+                raise ValueError(f"{flag} needs a value.")
             value = argv[i + 1]
             del argv[i : i + 2]
             return value

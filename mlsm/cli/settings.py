@@ -73,8 +73,9 @@ def parse(command: Command, argv: list[str], recipe: str | None = None) -> Parse
     if "dictionary" in given:
         values.pop("k", None)  # a recipe's k is for a dictionary that is still to be learned
     if command.trains:
-        from student.resolve import without_rivals
+        from student.resolve import given_values, without_rivals
 
+        given = given_values(given)
         values = without_rivals(values, given, None if store is None or is_asked_for else store.kind)
     if not (values or is_asked_for):
         recipe, why = None, ""

@@ -306,7 +306,8 @@ def _student(result):
         ("dictionary", result["dictionary"]),
         ("trained from", result["trained_from"]),
     ]
-    hint = f'\nNext:  {program()} show-lsp {shell_quote(result["student"])} --text "The [MASK] raised its rates."'
+    word = "bank" if result["positions"] == "all" else result["mask_token"]
+    hint = f'\nNext:  {program()} show-lsp {shell_quote(result["student"])} --text "The {word} raised its rates."'
     return "\n".join(["", table(rows + _geometry(result)), *_closest(result), *map(_atom, result["lsps"]), hint])
 
 

@@ -61,7 +61,8 @@ def show(result: dict, settings: Settings) -> str:
         ]
     if result["objective"] in LSP_OBJECTIVES:
         pages = shell_join(["show-lsp", result["store"], "--html", "lsps"])
-        sentence = f"In {'[MASK] ' if masks else ''}1995 his brother moved to London."
+        word = f"{store.load_tokenizer().mask_token} " if masks else ""
+        sentence = f"In {word}1995 his brother moved to London."
         text = f'{shell_join(["show-lsp", result["run"]])} --text "{sentence}"'
         lines.append(
             f"\nTo see what its LSPs represent, and what it predicts:\n  {program()} {pages}\n  {program()} {text}"

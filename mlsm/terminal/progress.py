@@ -38,7 +38,7 @@ class Progress:
         self._is_over = threading.Event()
         self._watch = threading.Thread(target=self._break_silence, name="progress", daemon=True)
         if stream is not None and stream.isatty():
-            self._bars = _rich_bars(stream)
+            self._bars = _rich_bars(stream)  # None on a terminal that cannot move its cursor
 
     def __enter__(self):
         if self._bars:
@@ -143,6 +143,9 @@ def _rich_bars(stream):
         TimeRemainingColumn,
     )
 
+    console = Console(file=stream)
+    if console.is_dumb_terminal:
+        return None
     return Progress(
         TextColumn("{task.description:>10}", markup=False),
         BarColumn(bar_width=30),
@@ -150,5 +153,5 @@ def _rich_bars(stream):
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[facts]}", markup=False),
-        console=Console(file=stream),
+        console=console,
     )

@@ -63,6 +63,9 @@ class MaskWeightsConfig:
             )
         if self.kind != "domain" and (self.against is not None or self.words is not None):
             raise ValueError(f"--against and --words are for --kind domain, found {self.kind}. Omit them.")
+        for name, kind in (("power", "frequency"), ("weight", "common")):
+            if self.kind != kind and getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"--{name} is for --kind {kind}, found {self.kind}. Omit it.")
         if not (self.power >= 0 and math.isfinite(self.power)):
             raise ValueError(f"--power must be 0 or a positive number, found {self.power}.")
         require(self, "weight", lambda value: 0 <= value < 1e30, "a number from 0")  # as a float32 it stays finite

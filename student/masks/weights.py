@@ -234,4 +234,6 @@ def _listed(path, store):
         # In byte-level vocabularies a word after a space has other tokens.
         ids = bare + (spaced if len(spaced) <= len(bare) else [])
         found_V[ids] = np.maximum(found_V[ids], float(weight))
+    if (found_V < 0).all():
+        raise RunError(f"--words: {path} lists no word. Expected a word and a weight per line.")
     return np.where(found_V < 0, 1.0, found_V)

@@ -371,7 +371,7 @@ def _metadata(text: CardText, lineage: dict) -> ModelCardData:
     results = [
         EvalResult(
             task_type=task,
-            task_name="prediction of masked tokens",
+            task_name=f"prediction of {positions_learned(lineage)} tokens",
             dataset_type=datasets[0] if datasets else "text",
             dataset_name="held-out documents of the corpus",
             dataset_split="held_out",

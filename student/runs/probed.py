@@ -56,6 +56,8 @@ def _store_of(student: Path) -> str:
         store = (find_description(directory) or {}).get("operational", {}).get("store")
         if store:
             return recorded_store(directory, store)
+    if not student.exists():
+        raise RunError(f"there is no {student}. Pass the directory of a student's run")
     raise RunError(f"{student} is not inside a run that names its store. Name a store with its tokenizer: --store")
 
 

@@ -73,6 +73,20 @@ def test_domain_weights_follow_the_ratio_of_frequencies(ids_store, tmp_path):
     assert len(np.unique(same.weights_V)) == 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "flag"), [({"kind": "frequency", "weight": 2}, "weight"), ({"kind": "common", "power": 0.2}, "power")]
+)
+def test_a_setting_of_another_kind_is_refused(settings, flag):
+    with pytest.raises(ValueError, match=f"--{flag} is for --kind "):
+        MaskWeightsConfig(**settings)
+
+
+def test_a_list_without_a_word_is_refused(ids_store, tmp_path):
+    (tmp_path / "words.txt").write_text("\n")
+    with pytest.raises(RunError, match="lists no word"):
+        made(ids_store, tmp_path, kind="domain", words=tmp_path / "words.txt")
+
+
 def test_a_list_of_words_gives_its_weights_to_their_tokens(ids_store, tmp_path):
     (tmp_path / "words.txt").write_text("w3\t5\nw7 w3 2\n\nw9 0\n")
     table, _ = made(ids_store, tmp_path, kind="domain", words=tmp_path / "words.txt")

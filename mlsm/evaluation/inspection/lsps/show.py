@@ -270,6 +270,8 @@ def _student(settings, progress):
         "width": outputs_Kd.shape[1],
         "dictionary": model.facts.get("dictionary"),
         "trained_from": model.facts.get("store"),
+        "positions": model.facts["positions"],
+        "mask_token": model.tokenizer.mask_token,
         **_atoms(near, norms_K),
         "lsps": [_atom(lsp, near, norms_K, None) for lsp in settings.lsp],
     }

@@ -140,6 +140,8 @@ def test_a_student_alone(coded_store, tmp_path):
     _, export = exported("bert-1x32", Mlsm(coded_store), coded_store, tmp_path / "export")
     result, text = shown(store=str(export))
     assert result["k"] == 48 and result["dictionary"] == coded_store.settings["dictionary"] and "Closest pairs" in text
+    mask = coded_store.load_tokenizer().mask_token
+    assert result["mask_token"] == mask and f'"The {mask} raised its rates."' in text
     assert "Nearest atoms" in shown(store=str(export), lsp=(1,))[1]
     with pytest.raises(InspectionError, match="is a student, which --html cannot be used with"):
         shown(store=str(export), html=tmp_path / "pages")
