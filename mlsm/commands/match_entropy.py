@@ -2,12 +2,13 @@
 
 from mlsm.commands._newest import lsp_stores
 from mlsm.common.progress import Progress, silent
+from mlsm.common.text import shell_join
 from mlsm.evaluation.studies.targets.config import MatchEntropyConfig as Settings
 from mlsm.results import Report
 from mlsm.terminal.tables import table
 
 _NAMES = {"temperature": "--target-temperature", "lam": "--lam"}
-_COMMANDS = {"temperature": "train-student on this store", "lam": "encode-lsp, all else as this store has it"}
+_COMMANDS = {"temperature": "train-student on this store", "lam": "encode-lsp, see below"}
 
 newest = lsp_stores
 
@@ -32,4 +33,11 @@ def show(result: dict, settings: Settings) -> str:
             rows.append((flag, f"none: {result['unreachable'][name]}"))
         else:
             rows.append((flag, f"{result[name]:.4g} gives {result[f'{name}_nats']:.4f} nats ({_COMMANDS[name]})"))
-    return "\n".join(["", table(rows)])
+    lines = ["", table(rows)]
+    if "lam_flags" in result:
+        lines.append(
+            "\nTo encode with that penalty, run the store's encode-lsp command with these flags, and without those "
+            "that say how a dictionary is learned:"
+        )
+        lines.append(f"  {shell_join(result['lam_flags'])}")
+    return "\n".join(lines)

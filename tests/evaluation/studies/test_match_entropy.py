@@ -1,12 +1,15 @@
 """match-entropy: the entropies of its results are computed again, densely, and on a store with that penalty."""
 
 import json
+import shlex
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from preloaded import run_command
 
+from mlsm.cli.settings import parse
+from mlsm.commands import load
 from mlsm.commands.match_entropy import show as entropies
 from mlsm.evaluation.studies.targets.config import MatchEntropyConfig
 from mlsm.evaluation.studies.targets.entropy import match_entropy
@@ -72,9 +75,14 @@ def test_tempered_targets_have_the_entropy_of_the_others(exact, fista, found):
     assert not found["unreachable"]
 
 
-def test_a_store_of_the_penalty_has_the_entropy_of_the_others(place, found, fista):
+def test_a_store_of_the_printed_flags_has_the_entropy_of_the_others(place, exact, fista, found):
     assert 0 < found["lam"] < place.lam
-    matched = encode_lsp(replace(place, lam=found["lam"], dictionary=Store.open(fista).files.dictionary))[0]["store"]
+    printed = entropies(found, MatchEntropyConfig(store=exact, against=fista)).splitlines()[-1]
+    words = ["--teacher", place.teacher, "--layer", "2", "--corpus", *place.corpus]
+    for name in ("center", "max_length", "max_tokens", "unit_tokens", "batch_tokens", "device", "output"):
+        words += [f"--{name.replace('_', '-')}", str(getattr(place, name))]
+    matched = encode_lsp(parse(load("encode-lsp"), [*words, *shlex.split(printed)]).settings)[0]["store"]
+    assert Store.open(matched).settings["dictionary"] == Store.open(exact).settings["dictionary"]
     assert dense_entropy(matched) == pytest.approx(found["wanted_nats"], abs=0.005)
 
 

@@ -1,7 +1,7 @@
 """The command match-entropy: find the temperature and the penalty that give a store's targets a wanted entropy.
 
     found = match_entropy(MatchEntropyConfig(store="runs/stores/lsp-...", against="runs/stores/lsp-...-fista"))
-    found["temperature"], found["lam"]
+    found["temperature"], found["lam"], found["lam_flags"]
 
 Exact codes are sharper than those of the official code's 100 FISTA steps (docs/sparse-coding.md). Does a student gain
 from flat targets or from their values? To test this, two other kinds of targets get the same mean entropy: exact codes
@@ -9,8 +9,10 @@ with a temperature (train-student --target-temperature), and exact codes with a 
 
 The entropy is that of the distribution that a student learns: a token's stored entries, renormalised to one. Tokens
 without entries are ignored, and all entropies are for the same sample of tokens. To find the penalty, the sample's
-hidden states are coded again, which needs the teacher and the store's dictionary. This module does not encode a store
-with that penalty (encode-lsp does), and does not say which targets train best.
+hidden states are coded again, which needs the teacher and the store's dictionary. The penalty is for that dictionary
+and that number of entries, so a store with it needs the flags `lam_flags`: encode-lsp would learn another dictionary
+for another penalty. This module does not encode that store (encode-lsp does), and does not say which targets train
+best.
 
 Shapes: N tokens with a code, d hidden width.
 """
@@ -49,7 +51,8 @@ def match_entropy(config: MatchEntropyConfig, progress: Callable[..., None] = si
     progress  called as progress(stage, done, total, unit=..., **figures)
     Returns   dict for JSON: store, against (None if a number was given), tokens (sampled, with a code), entropy_nats
               of the store's targets, wanted_nats; temperature and lam (if one is None, `unreachable`, name -> sentence,
-              says why), with temperature_nats and lam_nats, their entropies
+              says why), with temperature_nats and lam_nats, their entropies; lam_flags, the flags of encode-lsp that
+              make a store of that entropy, if all others are those of the store
     Raises    InspectionError, TeacherError, StoreError, ShardError
     """
     assert config.store is not None, "the command line or Python has chosen one"
@@ -83,6 +86,9 @@ def match_entropy(config: MatchEntropyConfig, progress: Callable[..., None] = si
     for name, answer in found.items():
         value, nats = (None, None) if isinstance(answer, str) else answer
         result |= {name: value, f"{name}_nats": nats}
+    if result["lam"] is not None:
+        flags = ("--dictionary", store.files.dictionary, "--lam", f"{result['lam']:.4g}")
+        result["lam_flags"] = [str(word) for word in (*flags, "--top-n", store.settings["top_n"])]
     return result | {"unreachable": {name: answer for name, answer in found.items() if isinstance(answer, str)}}
 
 
