@@ -308,7 +308,8 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teac
     if getattr(config, "dictionary", None) is not None:
         _refuse_settings_of_learning(config)
         _warn_of_other_origin(config, dictionary, teacher)
-    if config.center not in ("none", dictionary.centering):
+    is_given = config.center != "none" or config.origins.get("center") == "flag"
+    if is_given and config.center != dictionary.centering:
         raise EncodeError(
             f"--center {config.center}, but {source} was learned with --center {dictionary.centering}, and hidden "
             "states must be centred for coding as they were for learning. Omit --center, or learn another dictionary."

@@ -10,6 +10,8 @@ import pytest
 from sklearn.linear_model import Lasso
 from tiny_families import tiny_model
 
+from mlsm.cli.settings import parse
+from mlsm.commands import load
 from mlsm.common.errors import CenteringError, DictionaryError, EncodeError, TeacherError
 from mlsm.common.workplaces import is_part, read_mark
 from mlsm.evaluation.inspection.lsps.texts import teacher_lsps
@@ -273,6 +275,10 @@ def test_a_given_dictionary_brings_its_centring_and_another_is_refused(made, tmp
     other = "mean" if config.center == "position" else "position"
     with pytest.raises(EncodeError, match=f"--center {other}, but .* was learned with --center {config.center}"):
         encode_lsp(replace(given, center=other, output=tmp_path / "other"))
+    words = ["--teacher", config.teacher, "--layer", "2", "--corpus", *config.corpus, "--max-length", "32"]
+    words += ["--dictionary", str(given.dictionary), "--center", "none", "--output", str(tmp_path / "other")]
+    with pytest.raises(EncodeError, match=f"--center none, but .* was learned with --center {config.center}"):
+        encode_lsp(parse(load("encode-lsp"), words).settings)
     plain = replace(dictionary, center=None)
     plain.save(tmp_path / "plain")
     with pytest.raises(EncodeError, match="was learned with --center none"):
