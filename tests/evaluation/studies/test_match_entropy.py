@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from preloaded import run_command
 
 from mlsm.cli.settings import parse
@@ -15,6 +16,7 @@ from mlsm.evaluation.studies.targets.config import MatchEntropyConfig
 from mlsm.evaluation.studies.targets.entropy import match_entropy
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
+from pipeline.teacher import Teacher
 from shards.reader import Store
 
 
@@ -95,6 +97,26 @@ def test_an_entropy_that_cannot_be_reached_is_said(exact, fista):
     assert lower["temperature"] < 1 and lower["lam"] > 0.1 and lower["lam_nats"] == pytest.approx(0.5, abs=0.02)
     of_fista = match_entropy(MatchEntropyConfig(store=fista, against=exact))
     assert "the store's solver is fista" in of_fista["unreachable"]["lam"] and of_fista["temperature"] < 1
+
+
+def test_windows_without_codes_are_left_out(place, exact, tmp_path, monkeypatch):
+    """A teacher gives NaN for a word: the windows with it are in quarantine, and are not read for the penalty."""
+    whole = Store.open(exact)
+    ids_WL = whole.split("train").read(np.arange(len(whole.split("train")))).ids
+    word = next(word for word in range(300, 600) if 0 < (ids_WL == word).any(1).sum() < 4)
+    works = Teacher.__call__
+
+    def teaches(teacher, ids_WL, real_WL, tokens_N, **more):
+        hidden = works(teacher, ids_WL, real_WL, tokens_N, **more).clone()
+        hidden[(ids_WL == word).any(1)[tokens_N // ids_WL.shape[1]]] = torch.nan
+        return hidden
+
+    monkeypatch.setattr(Teacher, "__call__", teaches)
+    (report,) = encode_lsp(replace(place, dictionary=whole.files.dictionary, output=tmp_path))
+    assert report["quarantined"]
+    found = match_entropy(MatchEntropyConfig(store=report["store"], entropy=dense_entropy(exact) + 0.2))
+    assert not found["unreachable"] and found["lam"] < place.lam
+    assert found["lam_nats"] == pytest.approx(found["wanted_nats"], abs=0.01)
 
 
 def test_the_command(exact, fista):

@@ -14,7 +14,7 @@ and that number of entries, so a store with it needs the flags `lam_flags`: enco
 for another penalty. This module does not encode that store (encode-lsp does), and does not say which targets train
 best.
 
-Shapes: N tokens with a code, d hidden width.
+Shapes: N tokens, d hidden width, W windows.
 """
 
 import math
@@ -28,7 +28,7 @@ from scipy.optimize import brentq
 
 from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
-from mlsm.evaluation.inspection.lsps.sample import SEED, WINDOWS_AT_ONCE, sample_tokens
+from mlsm.evaluation.inspection.lsps.sample import WINDOWS_AT_ONCE, sample_tokens
 from mlsm.evaluation.inspection.lsps.texts import load_store_teacher
 from mlsm.evaluation.studies.targets.config import MatchEntropyConfig
 from pipeline.batch import center_on, centred_rows, make_batch
@@ -53,14 +53,14 @@ def match_entropy(config: MatchEntropyConfig, progress: Callable[..., None] = si
               of the store's targets, wanted_nats; temperature and lam (if one is None, `unreachable`, name -> sentence,
               says why), with temperature_nats and lam_nats, their entropies; lam_flags, the flags of encode-lsp that
               make a store of that entropy, if all others are those of the store
-    Raises    InspectionError, TeacherError, StoreError, ShardError
+    Raises    InspectionError, TeacherError, StoreError, ShardError; EncodeError on a hidden state that is not finite
     """
     assert config.store is not None, "the command line or Python has chosen one"
     store = Store.open(config.store)
-    rows = _sample(store, config, progress)
+    rows, coded_W = _sample(store, config, progress)
     wanted = config.entropy
     if config.against is not None:
-        wanted = entropy(_sample(Store.open(config.against), config, progress))
+        wanted = entropy(_sample(Store.open(config.against), config, progress)[0])
     assert wanted is not None, "one of the two is given"
     result: dict[str, Any] = {
         "store": str(store.path),
@@ -81,7 +81,7 @@ def match_entropy(config: MatchEntropyConfig, progress: Callable[..., None] = si
         )
     else:
         progress("load teacher", 0, None)
-        recode = _recode(store, config, progress)
+        recode = _recode(store, coded_W, config, progress)
         found["lam"] = _solve(recode, store.settings["lam"], PENALTIES, wanted, rises=False)
     for name, answer in found.items():
         value, nats = (None, None) if isinstance(answer, str) else answer
@@ -123,17 +123,20 @@ def entropy(rows: SparseRows) -> float:
 
 
 def _sample(store, config, progress):
+    """Targets of a sample of the store's tokens, and the numbers of the windows that have any: not those in quarantine,
+    at which the teacher fails."""
     found = sample_tokens(store, config.samples, progress)
     if not found.coded:
         raise InspectionError(f"{store.path}: none of {len(found):,} sampled tokens has a code. Increase --samples.")
-    return SparseRows(found.indptr, found.lsps_E, found.weights_E, np.zeros(len(found), np.float32))
+    rows = SparseRows(found.indptr, found.lsps_E, found.weights_E, np.zeros(len(found), np.float32))
+    return rows, np.unique(found.window_N[np.diff(found.indptr) > 0])
 
 
-def _recode(store, config, progress):
-    """Make a function from the penalty to the mean entropy of the sample's codes, with the store's other settings."""
+def _recode(store, windows_W, config, progress):
+    """Make a function from the penalty to the mean entropy of these windows' codes, with the store's other settings."""
     dictionary = Dictionary.load(store.files.dictionary)
     check_dictionary(store.files, dictionary.fingerprint)
-    hidden_Nd = _hidden_states(store, dictionary, config, progress)
+    hidden_Nd = _hidden_states(store, dictionary, windows_W, config, progress)
     atoms_Kd = dictionary.atoms_Kd
     gram_KK, codings = prepare(atoms_Kd, atoms_Kd @ atoms_Kd.T), count(1)
 
@@ -149,15 +152,13 @@ def _recode(store, config, progress):
     return measure
 
 
-def _hidden_states(store, dictionary, config, progress):
-    """Unit-length hidden states (N, d) of the sampled tokens, computed from the store's ids."""
+def _hidden_states(store, dictionary, windows_W, config, progress):
+    """Unit-length hidden states (N, d) of the tokens in these windows, computed from the store's ids."""
     settings, teacher = store.settings, load_store_teacher(store, config.teacher)
-    reader = store.split("train")
-    total = min(len(reader), -(-config.samples * len(reader) // reader.tokens))  # the same windows as `sample_tokens`
-    chosen, parts = np.sort(reader.order(SEED, 0, 0, total)), []
+    reader, parts = store.split("train"), []
     size = min(WINDOWS_AT_ONCE, max(1, 8192 // store.max_length))
-    for start in range(0, total, size):
-        windows = reader.read(chosen[start : start + size])
+    for start in range(0, len(windows_W), size):
+        windows = reader.read(windows_W[start : start + size])
         real_WL = windows.documents >= 0
         batch = make_batch(
             windows.ids[real_WL],
@@ -169,6 +170,7 @@ def _hidden_states(store, dictionary, config, progress):
             segments=settings.get("segments", False),
         )
         (hidden,) = centred_rows(teacher, batch, [(settings["layer"], center_on(teacher.device, dictionary))])
+        hidden.check(teacher)
         parts.append(hidden.rows_Nd.float().numpy())
-        progress("teacher", min(start + size, total), total, unit="windows")
+        progress("teacher", min(start + size, len(windows_W)), len(windows_W), unit="windows")
     return np.concatenate(parts)
