@@ -13,7 +13,7 @@ from mlsm.cli.settings import parse
 from mlsm.commands import load
 from mlsm.commands.match_entropy import show as entropies
 from mlsm.evaluation.studies.targets.config import MatchEntropyConfig
-from mlsm.evaluation.studies.targets.entropy import match_entropy
+from mlsm.evaluation.studies.targets.entropy import _solve, match_entropy
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
 from pipeline.teacher import Teacher
@@ -97,6 +97,17 @@ def test_an_entropy_that_cannot_be_reached_is_said(exact, fista):
     assert lower["temperature"] < 1 and lower["lam"] > 0.1 and lower["lam_nats"] == pytest.approx(0.5, abs=0.02)
     of_fista = match_entropy(MatchEntropyConfig(store=fista, against=exact))
     assert "the store's solver is fista" in of_fista["unreachable"]["lam"] and of_fista["temperature"] < 1
+
+
+def test_the_limits_of_the_search_are_tried():
+    """The measure is the argument itself, or its inverse."""
+    for start, wanted in [(1.0, 30.0), (1.0, 1 / 31), (0.5, 0.89), (0.0018, 0.00105)]:
+        limits = (1 / 32, 32.0) if start == 1.0 else (1e-3, 0.9)
+        assert _solve(float, start, limits, wanted, rises=True) == pytest.approx((wanted, wanted), rel=2e-3)
+        falling = _solve(lambda value: 1 / value, start, limits, 1 / wanted, rises=False)
+        assert falling == pytest.approx((wanted, 1 / wanted), rel=2e-3)
+    assert _solve(float, 0.5, (1e-3, 0.9), 0.91, rises=True).startswith("at 0.9 the mean entropy is 0.900 nats")
+    assert _solve(float, 0.95, (1e-3, 0.9), 0.97, rises=True).startswith("at 0.95 the mean")
 
 
 def test_windows_without_codes_are_left_out(place, exact, tmp_path, monkeypatch):

@@ -98,14 +98,14 @@ def _solve(
     """Find the argument at which `measure` is the wanted entropy. Returns it and the value, or a sentence if none is
     found.
 
-    start  start of the search, which proceeds by factors of two
+    start  start of the search, which proceeds by factors of two, and at last to the limit
     rises  whether the measure rises with its argument
     """
     value, found = start, measure(start)
     factor = 2.0 if (wanted > found) == rises else 0.5
     while True:
-        beyond = value * factor
-        if not limits[0] <= beyond <= limits[1]:
+        beyond = min(max(value * factor, limits[0]), limits[1])
+        if (beyond - value) * (factor - 1) <= 0:  # at the limit already
             return f"at {value:g} the mean entropy is {found:.3f} nats, not counting entries that are not stored"
         reached = measure(beyond)
         if (found - wanted) * (reached - wanted) <= 0:
