@@ -14,8 +14,8 @@ from mlsm.commands import load
 from mlsm.commands.match_entropy import show as entropies
 from mlsm.evaluation.studies.targets.config import MatchEntropyConfig
 from mlsm.evaluation.studies.targets.entropy import _solve, match_entropy
-from pipeline.commands import encode_lsp
-from pipeline.config import EncodeConfig
+from pipeline.commands import encode_hidden, encode_lsp
+from pipeline.config import EncodeConfig, EncodeHiddenConfig
 from pipeline.teacher import Teacher
 from shards.reader import Store
 
@@ -97,6 +97,17 @@ def test_an_entropy_that_cannot_be_reached_is_said(exact, fista):
     assert lower["temperature"] < 1 and lower["lam"] > 0.1 and lower["lam_nats"] == pytest.approx(0.5, abs=0.02)
     of_fista = match_entropy(MatchEntropyConfig(store=fista, against=exact))
     assert "the store's solver is fista" in of_fista["unreachable"]["lam"] and of_fista["temperature"] < 1
+
+
+def test_of_stored_hidden_states_only_the_temperature_is_found(place, tmp_path):
+    """The store's codes are of pq's states, and would be compared with codes of the teacher's own."""
+    text = {name: getattr(place, name) for name in ("teacher", "corpus", "layer", "max_length", "max_tokens")}
+    states = EncodeHiddenConfig(**text, quantise="pq", bytes=16, device="cpu", output=tmp_path)
+    config = EncodeConfig(hidden=encode_hidden(states)[0]["store"], k=64, lam=0.1, device="cpu", output=tmp_path)
+    store = encode_lsp(replace(config, dictionary_tokens=3_000))[0]["store"]
+    found = match_entropy(MatchEntropyConfig(store=store, entropy=dense_entropy(store) - 0.2))
+    assert found["temperature"] < 1 and found["lam"] is None
+    assert "codes are of quantised hidden states" in found["unreachable"]["lam"]
 
 
 def test_the_limits_of_the_search_are_tried():

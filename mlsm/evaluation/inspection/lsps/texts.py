@@ -44,7 +44,9 @@ class TextRows(NamedTuple):
 
 
 def teacher_lsps(store: Store, dictionary: Dictionary, text: str, teacher: str | None = None) -> TextRows:
-    """The LSPs of every token of a text, as a store of these settings would hold them.
+    """The LSPs of every token of a text, by the store's teacher, dictionary and solver.
+
+    Hidden states are those of the teacher also if the store's were quantised (--hidden), so its LSPs may differ.
 
     teacher  where it lies now; by default where the store says
     Returns  TextRows

@@ -79,6 +79,10 @@ def match_entropy(config: MatchEntropyConfig, progress: Callable[..., None] = si
         found["lam"] = (
             f"the store's solver is {name}; a penalty can only be searched for with exact codes (--solver cd)"
         )
+    elif "hidden" in store.settings:
+        found["lam"] = (
+            "the store's codes are of quantised hidden states (--hidden), but this command codes those of the teacher"
+        )
     else:
         progress("load teacher", 0, None)
         recode = _recode(store, coded_W, config, progress)
