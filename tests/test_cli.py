@@ -214,6 +214,7 @@ def test_a_dictionary_of_a_file_of_vectors(vector_files):
     for words in ("is finished", "runs/dictionaries/few-k20-", "20 of width 8", "held out", "non-zeros", "stopped"):
         assert words in run.stdout
     assert "encode-lsp --dictionary runs/dictionaries/few-k20-" in run.stdout and "recipe" not in run.stderr
+    assert " --lam 0.1 --teacher ..." in run.stdout, "encode-lsp's own penalty is another"
     assert "was finished already" in mlsm(*command, cwd=vector_files, check=0).stdout
     paper = mlsm(*command, "--recipe", "paper", cwd=vector_files, check=0)  # its teacher and corpus are not looked at
     assert "was finished already" in paper.stdout

@@ -5,6 +5,7 @@ from mlsm.common.progress import Progress, silent
 from mlsm.common.text import shell_join, shell_quote
 from mlsm.results import LearnedDictionary
 from mlsm.terminal.tables import table
+from pipeline.config import OF_LEARNING, EncodeConfig
 from pipeline.config import LearnConfig as Settings
 
 RECIPES = True
@@ -29,7 +30,8 @@ def show(reports: list[dict], settings: Settings) -> str:
             f"\nTo encode text with it, name the model and the layer that these vectors of width {report['width']} "
             "are from:"
         )
-        given = f"encode-lsp --dictionary {shell_quote(report['dictionary'])}"
+        lam = [] if settings.lam == EncodeConfig.lam else ["--lam", settings.lam]
+        given = shell_join(["encode-lsp", "--dictionary", report["dictionary"], *lam])
         lines.append(f"  {program()} {given} --teacher ... --layer ... --corpus ...")
         shown = f"show-lsp {shell_quote(report['dictionary'])} --vectors {shell_quote(str(settings.hidden))}"
         lines.append(f"\nTo see on which of the vectors its LSPs are heaviest:\n  {program()} {shown} --html lsps")
@@ -42,7 +44,6 @@ def _encoding_with(report: dict, settings: Settings) -> str:
     """Write the command that encodes the same corpus with this dictionary and with the same settings."""
     from mlsm.common.settings import plain
     from mlsm.recipes.reading import recipe_settings
-    from pipeline.config import OF_LEARNING, EncodeConfig
 
     of_recipe: dict = recipe_settings(settings.recipe, "encode-lsp", EncodeConfig, False) if settings.recipe else {}
     usual = plain(EncodeConfig(**of_recipe))
