@@ -228,10 +228,21 @@ class _Learning:
         due = self.done * self.evaluations >= self.total * (len(self.evaluation.history) + 1)
         if due:
             replaced = self.learner.replace_near(hidden_nd)
+            is_short = len(hidden_nd) < self.settings["batch"]
+            if is_short:  # the last minibatch of an epoch may have too few vectors, even one
+                replaced += self.learner.replace_near(self._recent())
             self.evaluation.add(self.learner, self.done, self.done / len(self.vectors), replaced)
+            if is_short and (self.learner.uses_K == 0).sum() > len(hidden_nd):
+                hidden_nd = self._recent()
             self.learner.replace_unused(hidden_nd)
         self.progress("dictionary", self.done, self.total, unit="vectors", **self.evaluation.figures())
         return due
+
+    def _recent(self):
+        """The last vectors of this epoch, as many as a full minibatch has, or all of the epoch so far."""
+        epoch = (self.done - 1) // len(self.vectors)
+        start = max(epoch * len(self.vectors), self.done - self.settings["batch"])
+        return self.vectors.minibatch(start, self.done - start)
 
     def _state(self):
         """Arrays and facts that _restore continues from."""

@@ -13,7 +13,7 @@ from planted import planted, unit_rows
 
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig, LearnConfig
-from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule, learn_dictionary, learning
+from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule, learn_dictionary, learning, near
 from pipeline.dictionary import checkpoint as learning_checkpoint
 from pipeline.dictionary.cpu import CpuLearner, kept_share
 from pipeline.dictionary.near import NEAR, count_near, far_rows, near_atoms
@@ -210,6 +210,49 @@ def test_atoms_that_are_near_later_are_replaced_and_interruptions_change_nothing
         learn_dictionary(hidden, SETTINGS, SCHEDULE, checkpoint=tmp_path, progress=interrupt)
     again = learn_dictionary(hidden, SETTINGS, SCHEDULE, checkpoint=tmp_path)
     assert again.fingerprint == unbroken.fingerprint and again.history == unbroken.history
+
+
+@pytest.fixture(params=["cpu", "cpu:0"], ids=["numba", "torch"])
+def device(request, monkeypatch):
+    """A device for each learner; both compute on this CPU."""
+    monkeypatch.setattr(learning, "_device", lambda device: device)
+    return request.param
+
+
+@pytest.mark.parametrize("tail", [1, 12])
+def test_the_last_minibatch_of_an_epoch_may_have_too_few_vectors(device, tail, tmp_path, monkeypatch):
+    """It has `tail`, and more atoms than that are nearly equal, or there are not as many of its vectors that fit."""
+    monkeypatch.setattr(learning_checkpoint, "SECONDS_BETWEEN", 0)
+    rng = np.random.default_rng(0)
+    centres = unit_rows(rng.normal(size=(100, 64)))
+    hidden = unit_rows(centres[rng.integers(0, 100, 4300)] + 0.025 * rng.normal(size=(4300, 64)))
+    settings, schedule = DictionarySettings(150, 0.3, seed=0), LearningSchedule(2, 400)
+    how = {"held_out_Hd": hidden[4000 + tail :], "device": device}
+    found = learn_dictionary(hidden[: 4000 + tail], settings, schedule, **how)
+    assert count_near(found.atoms_Kd)[0] == 0 and found.history[0]["near_atoms"] > 3
+
+    def interrupt(stage, done, total, **figures):
+        if done > 5000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn_dictionary(hidden[: 4000 + tail], settings, schedule, checkpoint=tmp_path, progress=interrupt, **how)
+    again = learn_dictionary(hidden[: 4000 + tail], settings, schedule, checkpoint=tmp_path, **how)
+    assert again.fingerprint == found.fingerprint and again.history == found.history
+
+
+@pytest.mark.parametrize("unused", [11, 12, 13])
+def test_unused_atoms_are_replaced_from_enough_vectors(device, unused, monkeypatch):
+    """With 12 vectors in an epoch's last minibatch, 12 unused atoms are replaced from these, 13 from the last 400."""
+    seen = []
+    hidden, atoms = planted(812)
+    monkeypatch.setattr(learning, "_initial_atoms", lambda *_: np.pad(atoms, ((0, unused), (0, 0))))
+    monkeypatch.setattr(near.Replacing, "replace_unused", lambda learner, hidden_nd: seen.append(hidden_nd))
+    how = {"held_out_Hd": hidden[:9], "device": device}
+    learn_dictionary(hidden, DictionarySettings(40 + unused, 0.3, seed=0), LearningSchedule(1, 400), **how)
+    order = np.random.default_rng([0, 1, 0]).permutation(812)
+    expected = hidden[np.sort(order[-400 if unused > 12 else -12 :])]
+    assert len(seen) == 1 and np.allclose(seen[0], expected, atol=1e-6)
 
 
 def test_both_learners_replace_as_many(monkeypatch):
