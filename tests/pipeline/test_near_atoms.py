@@ -255,12 +255,13 @@ def test_unused_atoms_are_replaced_from_enough_vectors(device, unused, monkeypat
     assert len(seen) == 1 and np.allclose(seen[0], expected, atol=1e-6)
 
 
-def test_both_learners_replace_as_many(monkeypatch):
+def test_both_learners_replace_about_as_many(monkeypatch):
     start_with_near_atoms(monkeypatch)
+    monkeypatch.setattr(learning, "_device", lambda device: device)  # otherwise "cpu:0" would be CpuLearner, too
     hidden = with_a_frequent_token()
     found = [learn_dictionary(hidden, SETTINGS, SCHEDULE, device=device) for device in ("cpu", "cpu:0")]
     first, second = (one.history[0]["near_atoms"] for one in found)
-    assert first == second > 0
+    assert min(first, second) > 5 and abs(first - second) <= 3  # codes are within a tolerance, so some cosines differ
     assert all(largest_cosine(one.atoms_Kd) <= NEAR for one in found)
     objectives = [one.report()["objective"] for one in found]
     assert objectives[0] == pytest.approx(objectives[1], rel=0.02)
