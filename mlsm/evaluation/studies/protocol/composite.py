@@ -93,9 +93,9 @@ def compose(study: Study, directory: Path) -> dict:
         contrasts.append(_contrast(pair, seeds, values, scored.students) | {"role": role})
     if contrasts[0].get("paired") and study.composite.margin is not None:
         contrasts[0]["equivalence"] = _equivalence(contrasts[0], study.composite.margin)
-    # A hypothesis without a result yet is counted too, with p = 1.
+    # A hypothesis without a p, that is without a result yet or with a single seed, is counted too, with p = 1.
     secondary = [one for one in contrasts if one["role"] == "secondary"]
-    adjusted = holm([1.0 if "withheld" in one else one.get("paired", {}).get("p") for one in secondary])
+    adjusted = holm([one.get("paired", {}).get("p", 1.0) for one in secondary])
     for one, p in zip(secondary, adjusted, strict=True):
         if "paired" in one:
             one["paired"]["p_adjusted"] = p

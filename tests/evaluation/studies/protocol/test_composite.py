@@ -210,6 +210,19 @@ def test_a_hypothesis_that_waits_counts_among_those_that_are_adjusted(described,
     assert tested["paired"]["p_adjusted"] == pytest.approx(2 * tested["paired"]["p"])
 
 
+def test_a_hypothesis_with_one_seed_counts_before_and_after_it_is_scored(described, tmp_path):
+    described = described._replace(secondary=(("regress", "mlm"), ("few", "mlm")))
+    few = described.arms["mlm"]._replace(name="few", seeds=(0,))
+    described = described._replace(arms=described.arms | {"few": few})
+    fill(tmp_path)
+    waiting = compose(described, tmp_path)["contrasts"]
+    score(tmp_path, "few-seed0", between(0.4))
+    scored = compose(described, tmp_path)["contrasts"]
+    assert "withheld" in waiting[2] and "withheld" not in scored[2] and "paired" not in scored[2]
+    assert scored[1]["paired"]["p_adjusted"] == waiting[1]["paired"]["p_adjusted"]
+    assert scored[1]["paired"]["p_adjusted"] == pytest.approx(2 * scored[1]["paired"]["p"])
+
+
 def test_arms_without_any_difference_are_no_evidence(described, tmp_path):
     """A t test divides nothing by nothing; what is no number would adjust the other hypotheses to 1."""
     same = (0.5, 0.52, 0.58)
