@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
+from mlsm.common.model_checks import special_tokens
 from mlsm.evaluation.tasks.finetuning.formats import Example
 from shards.counter import permutation
 
@@ -106,7 +108,8 @@ def tokenise(
     max_length: int,
     takes_types: bool,
 ) -> EncodedExamples:
-    """Tokenise examples, cutting pairs at the longer sentence.
+    """Tokenise examples, cutting pairs at the longer sentence; with [CLS] and [SEP] if the tokenizer adds no special
+    tokens, as the texts of stores have them.
 
     tokenizer    a fast tokenizer, as from pipeline.teacher.load_tokenizer
     takes_types  whether the model sees which sentence of a pair a token belongs to
@@ -115,6 +118,9 @@ def tokenise(
     inner = tokenizer.backend_tokenizer
     inner.no_padding()
     inner.enable_truncation(max_length, strategy="longest_first")
+    own_processor = inner.post_processor
+    if not any(inner.encode("a").special_tokens_mask):
+        inner.post_processor = _frame(tokenizer) or own_processor
     lengths_N, ids, types, words_N, cut = [], [], [], [], 0
     try:
         for begin in range(0, len(examples), _TOKENIZED_AT_ONCE):
@@ -127,6 +133,7 @@ def tokenise(
             if labels_words:
                 words_N += [_first_tokens(e, example.first) for e, example in zip(encodings, part, strict=True)]
     finally:
+        inner.post_processor = own_processor
         inner.no_truncation()
     return EncodedExamples(
         lengths_N,
@@ -168,6 +175,16 @@ def batches_by_length(encoded: EncodedExamples, size: int) -> list[np.ndarray]:
     """Rows of evaluation batches, longest examples first: if memory does not suffice, this shows at once."""
     rows_N = np.argsort(-encoded.lengths_N, kind="stable")
     return [rows_N[begin : begin + size] for begin in range(0, len(rows_N), size)]
+
+
+def _frame(tokenizer):
+    """[CLS] text [SEP], [CLS] first [SEP] second [SEP]; None if there are no such tokens."""
+    tokens = special_tokens(tokenizer)
+    if not {"cls", "sep"} <= tokens.keys():
+        return None
+    cls, sep = tokens["cls"], tokens["sep"]
+    ids = [(token, tokenizer.convert_tokens_to_ids(token)) for token in dict.fromkeys((cls, sep))]
+    return TemplateProcessing([cls, "$A", sep], [cls, "$A", sep, "$B:1", f"{sep}:1"], special_tokens=ids)
 
 
 def _join(lists):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from mlsm.evaluation.tasks.finetuning.batches import IGNORED, batches_by_length, order, order_digest, tokenise
@@ -49,6 +50,23 @@ def test_a_model_without_sentence_types_gets_none(tokenizer, miniatures):
     examples = load_task(TASKS["stsb"], miniatures).train
     inputs, labels = tokenise(tokenizer, examples, False, max_length=64, takes_types=False).batch(np.arange(4))
     assert inputs.keys() == {"input_ids", "attention_mask"} and labels.dtype == torch.float32
+
+
+@pytest.mark.parametrize("processor", [None, TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])])
+@pytest.mark.parametrize("task", ["conll2003", "cola", "mrpc"])
+def test_a_tokenizer_that_adds_no_special_tokens_gets_them(task, processor, tokenizer, teacher_directory, miniatures):
+    """As the scorer, choose-layer and stores frame its texts."""
+    bare = load_tokenizer(teacher_directory)
+    bare.backend_tokenizer.post_processor = processor
+    examples, labels_words = load_task(TASKS[task], miniatures).train, TASKS[task].labels_words
+    found, expected = (
+        tokenise(one, examples, labels_words, max_length=8, takes_types=True) for one in (bare, tokenizer)
+    )
+    assert found.ids_T.tolist() == expected.ids_T.tolist() and found.types_T.tolist() == expected.types_T.tolist()
+    assert found.starts.tolist() == expected.starts.tolist() and found.cut == expected.cut > 0
+    if labels_words:
+        assert [places.tolist() for places in found.words_N] == [places.tolist() for places in expected.words_N]
+    assert not any(bare.backend_tokenizer.encode("a").special_tokens_mask), "the tokenizer is left as it was"
 
 
 def test_first_tokens_are_those_of_word_ids(tokenizer, teacher_directory, miniatures):
