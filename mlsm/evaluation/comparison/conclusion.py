@@ -218,8 +218,8 @@ def _beside(effect, planned, beyond, unplanned):
     failed, tunings = effect.failed
     if failed:
         yield (
-            f"{failed} of the {tunings} fine-tuning runs compared diverged or predict one class for all examples; "
-            "they are included."
+            f"{failed} of the {tunings} fine-tuning runs compared diverged, or scored hardly better than always giving "
+            "one answer; they are included."
         )
     if effect.incomplete:
         seeds = ", ".join(map(str, effect.incomplete))
