@@ -43,7 +43,7 @@ def _rows(record):
         rows += [
             ("sentences", f"{sentences} of {quantity(record['tokens'], 'token')}, scored by {record['metric']}"),
             ("PLL", f"{record['pll']:,.3f} nats, {record['pll'] / record['tokens']:.4f} per token"),
-            ("PPPL", f"{record['pppl']:,.4g}"),
+            ("PPPL", "too large for a number" if record["pppl"] is None else f"{record['pppl']:,.4g}"),
         ]
     time = "scored already" if record["finished_before"] else f"{record['wall']:.1f} s"
     return [*rows, ("time", time), ("scores", record["scores"])]

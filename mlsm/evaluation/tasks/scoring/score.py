@@ -99,13 +99,21 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
 
 
 def figures_of(rows: Sequence[dict]) -> dict:
-    """The results of a file. For sentences: their number, tokens, PLL in nats and PPPL. For pairs: those of `_judge`,
-    for all tokens and for the tokens that both sentences share.
+    """The results of a file. For sentences: their number, tokens, PLL in nats and PPPL (None: too large). For pairs:
+    those of `_judge`, for all tokens and for the tokens that both sentences share.
     """
     if "shared_pll" in rows[0]:
         return _judge([row["pll"] for row in rows]) | {"shared": _judge([row["shared_pll"] for row in rows])}
     tokens, pll = sum(len(row["tokens"]) for row in rows), math.fsum(row["pll"] for row in rows)
-    return {"n": len(rows), "tokens": tokens, "pll": pll, "pppl": math.exp(-pll / tokens)}
+    return {"n": len(rows), "tokens": tokens, "pll": pll, "pppl": _pseudo_perplexity(pll, tokens)}
+
+
+def _pseudo_perplexity(pll: float, tokens: int) -> float | None:
+    """exp(-pll / tokens); None if it is too large for a number, from about 709 nats per token on."""
+    try:
+        return math.exp(-pll / tokens)
+    except OverflowError:
+        return None
 
 
 def _judge(scores: Sequence[Sequence[float]]) -> dict:
@@ -153,8 +161,9 @@ def score_rows(scorer: Scorer, rows: Sequence[tuple[str, ...]], columns: tuple[s
     """Score sentences, (sentence,), or minimal pairs, (good, bad).
 
     columns  names of the two sentences of a pair
-    Returns  for a sentence: {"sentence", "tokens": [[token, ln p], ...], "pll": nats, "pppl"}; for a pair its sentences
-             under their columns, and two values each of "tokens" (their number), "pll" and "shared_pll"
+    Returns  for a sentence: {"sentence", "tokens": [[token, ln p], ...], "pll": nats, "pppl" (None: too large)}; for a
+             pair its sentences under their columns, and two values each of "tokens" (their number), "pll" and
+             "shared_pll"
     Raises   ScoringError on a sentence without tokens or longer than the model reads, and on scores that are not finite
     """
     sentences = [sentence for row in rows for sentence in row]
@@ -172,7 +181,7 @@ def score_rows(scorer: Scorer, rows: Sequence[tuple[str, ...]], columns: tuple[s
         for sentence, code, values, pll in zip(sentences, encoded, scores, plls, strict=True):
             tokens = scorer.tokenizer.convert_ids_to_tokens([code.ids[place] for place in code.places])
             each = [[token, float(value)] for token, value in zip(tokens, values, strict=True)]
-            found.append({"sentence": sentence, "tokens": each, "pll": pll, "pppl": math.exp(-pll / len(each))})
+            found.append({"sentence": sentence, "tokens": each, "pll": pll, "pppl": _pseudo_perplexity(pll, len(each))})
         return found
     found_pairs = []
     for first, pair in zip(range(0, len(sentences), 2), rows, strict=True):

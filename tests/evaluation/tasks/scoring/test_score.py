@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from preloaded import run_python
 from tiny_store import write_tokenizer
 from tokenizers import Tokenizer
 from tokenizers.normalizers import BertNormalizer
+from transformers import AutoModelForMaskedLM
 
 from mlsm import __main__ as cli
 from mlsm.cli import run as command_line
@@ -76,6 +78,22 @@ def test_sentences_score_as_minicons_recorded_them(metric, tmp_path):
     tokens = [score for entry in entries for score in entry["tokens"]]
     assert result["tokens"] == len(tokens) and result["n"] == len(entries)
     assert result["pppl"] == pytest.approx(math.exp(-sum(tokens) / len(tokens)), rel=1e-4)
+
+
+def test_a_pppl_beyond_all_numbers_is_null(config, model, tmp_path):
+    """A model that is certain of one word: its ln p are finite, of less than -709 nats."""
+    certain, directory = AutoModelForMaskedLM.from_pretrained(model), tmp_path / "certain"
+    with torch.no_grad():
+        certain.cls.predictions.bias[7] = 1e4
+    certain.save_pretrained(directory)
+    write_tokenizer(directory, 59)
+    config = replace(sentences_of(config), models=(str(directory),))
+    (result,) = score_text(config)["results"]
+    assert result["pppl"] is None and -2e4 < result["pll"] / result["tokens"] < -5e3
+    rows = rows_of(result)
+    assert all(math.isfinite(row["pll"]) for row in rows)
+    assert {row["sentence"] for row in rows if row["pppl"] is not None} == {"w2"}  # the word
+    assert "too large for a number" in summary(score_text(config), config)
 
 
 def crows_pairs_score(scorer, first, second):
