@@ -1,7 +1,8 @@
 """Compute a task's scores from labels and predictions.
 
-The metrics are from scikit-learn, SciPy and seqeval. If all predictions are equal, a correlation is undefined and
-counts as 0. Not handled here: predicting (training.py). Which metrics a task has is in records.METRICS.
+The metrics are from scikit-learn, SciPy and seqeval. If all predictions are equal, or there is only one, a correlation
+is undefined and counts as 0. Not handled here: predicting (training.py). Which metrics a task has is in
+records.METRICS.
 """
 
 import math
@@ -117,7 +118,7 @@ def spearman(gold: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def _correlation(function, gold, predicted):
-    if not np.all(np.isfinite(predicted)):
+    if len(predicted) < 2 or not np.all(np.isfinite(predicted)):
         return 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns for constant input

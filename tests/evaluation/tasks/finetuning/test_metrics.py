@@ -28,6 +28,10 @@ def test_by_hand():
     assert values("stsb", *scores) == pytest.approx(expected)
 
 
+def test_one_example_has_no_correlation():
+    assert values("stsb", np.array([2.5]), np.array([3.0])) == {"pearson": 0.0, "spearman": 0.0}
+
+
 def test_mnli_is_scored_on_both_sets():
     gold = {"validation_matched": GOLD, "validation_mismatched": SAID}
     said = {"validation_matched": SAID, "validation_mismatched": SAID}

@@ -428,6 +428,15 @@ def test_smoke_measures_all_tasks_as_a_command(teacher_directory, tmp_path):
     assert result["made"] == 10 and len(result["models"][0]["chosen"]) == 10
 
 
+@pytest.mark.parametrize("how", [{"frozen": True}, {"frozen": False, "lr": (1e-3, 1e-4), "seeds": 1, "max_steps": 2}])
+def test_ten_examples_of_stsb_leave_one_to_choose_by(how, settings):
+    """Correlations need two."""
+    finetune(replace(settings, tasks=("stsb",), limit_train=10, **how))
+    _, record = figures_of(settings, "stsb", "frozen" if how["frozen"] else "finetune")
+    tried = record["chosen"]["stsb"]["tried"] if how["frozen"] else record["lr_choice"]["tried"]
+    assert {value["score"] if isinstance(value, dict) else value[1] for value in tried} == {0.0}
+
+
 def test_minilm_on_real_sentences(tmp_path):
     """The figures of the study's first trial, on as many sentences: 86.7 without training, 89.0 for parts of speech."""
     settings = FinetuneConfig(
