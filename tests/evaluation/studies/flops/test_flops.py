@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from data import data_path
+from data import ROOT, data_path
 from preloaded import run_command
 from transformers import BertConfig, DebertaConfig, DistilBertConfig, ElectraConfig, ModernBertConfig, RobertaConfig
 
@@ -191,7 +191,7 @@ def test_the_command_counts_tells_and_draws(tmp_path):
     assert last.startswith("100,")
 
 
-def test_json_and_the_papers_words(tmp_path):
+def test_json_the_papers_words_and_the_page(tmp_path):
     result = json.loads(run_command(["count-flops", "--json"], cwd=tmp_path).stdout)
     assert result["percent_of_mlm"] == pytest.approx(
         {"kd": 131.2, "naive-mlsm": 133.3, "mlsm-12": 107.3, "mlsm-10": 103.2}, abs=0.05
@@ -199,6 +199,9 @@ def test_json_and_the_papers_words(tmp_path):
     assert (tmp_path / result["figure"][0]).is_file() and "1.49e13 (131.9 %)" in summary(result, CountFlopsConfig())
     saving = 1 - result["table3"]["mlsm-10"]["total"] / result["table3"]["naive-mlsm"]["total"]
     assert round(saving, 3) == 0.226
+    shown = summary(result | {"figure": []}, CountFlopsConfig()).strip("\n").split("\n")
+    page = (ROOT / "docs/flops.md").read_text(encoding="utf-8")
+    assert "\n".join(["    $ mlsm count-flops", *(f"    {line}".rstrip() for line in shown)]) in page
 
 
 def test_small_counts_are_not_rounded_to_nothing():
