@@ -278,9 +278,9 @@ class Arms:
 def find_arms(models: Sequence[Model], study: StudyFacts | None = None) -> Arms:
     """Sort models into a study's arms, or into arms by their settings; floor and ceiling are kept separate."""
     named: Runs = study.arms if study else {}
-    teachers = {model.facts["teacher"] for model in models} - {None}
+    teachers = _find_teachers(models, {model.facts["teacher"] for model in models} - {None})
     floor = [model for model in models if _is_untrained(model)]
-    ceiling = [model for model in models if _is_teacher(model, teachers)]
+    ceiling = [model for model in models if model.label in teachers]
     apart = {model.label for model in (*floor, *ceiling)}
     between = [model for model in models if model.label not in apart]
     arms = _sort_by_name(between, named) if named else sort_into_arms(between, PRETRAINING, with_probes=True)
@@ -303,12 +303,29 @@ def _is_run(model, run):
     return model.label == run or model.label.startswith((f"{run}-step-", f"{run} ("))
 
 
-def _is_teacher(model, teachers):
-    if model.facts["objective"] is not None:
-        return False
+def _find_teachers(models, names):
+    """Labels of the models that others name as their teacher: by their path or label or, since a teacher may be
+    elsewhere by now, by the last part of it, if only one model has that.
+    """
+    stock = [model for model in models if model.facts["objective"] is None]
+    found = set()
+    for name in names:
+        known = [model for model in stock if _is_called(model, name)]
+        alike = [model for model in stock if _may_be(model, name)]
+        found |= {model.label for model in known or (alike if len(alike) == 1 else ())}
+    return found
+
+
+def _is_called(model, name):
     path = Path(model.facts["path"])
     names = {model.label, model.label.rpartition("/")[2], str(path), {"bundled_teacher": "bundled"}.get(path.name)}
-    return bool(names & teachers)
+    return name in names or path.resolve() == Path(name).resolve()
+
+
+def _may_be(model, name):
+    if "/" in model.label and name.count("/") == 1:  # two ids of the Hub that differ
+        return False
+    return Path(name).name in {model.label.rpartition("/")[2], Path(model.facts["path"]).name}
 
 
 def _name_doubles(arm):

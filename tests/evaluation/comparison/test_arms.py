@@ -1,5 +1,6 @@
 """Models sorted into arms by their settings or by a study, with floor and ceiling apart."""
 
+import pytest
 from tiny_records import digest
 from tiny_study import arm
 
@@ -54,6 +55,39 @@ def test_floor_and_ceiling_are_recognised():
     assert labels(known.floor) == ["raw-seed2-step-00000000"] and labels(known.ceiling) == ["x-seed3"]
     assert [labels(one) for one in known.arms] == [["mlsm-seed1"], ["y-seed3"]]
     assert labels(known.floor.at()) == ["raw-seed2-step-00000000"]
+
+
+def stock(name, path):
+    """Records of a model without a lineage."""
+    facts = dict.fromkeys(("run_seed", "step", "fraction", "identity", "teacher", "objective"))
+    return [record | facts | {"model": name, "path": path} for record in arm("mlsm", {3: {"rte": 0.5}}, name + path)]
+
+
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "paths", "expected"),
+    [
+        ("/data/models/minilm", ["models/minilm"], "models/minilm"),
+        (MINILM, ["models/all-MiniLM-L6-v2"], "models/all-MiniLM-L6-v2"),
+        ("models/minilm", ["/data/models/minilm"], "/data/models/minilm"),
+        ("/data/models/minilm", ["a/minilm", "b/minilm"], None),
+        ("a/minilm", ["./a/../a/minilm", "b/minilm"], "./a/../a/minilm"),
+        ("/data/models/minilm", ["models/minilm-v2"], None),
+    ],
+)
+def test_a_teacher_is_recognised_under_another_path(recorded, paths, expected):
+    records = arm("mlsm", {1: {"rte": 0.5}}, teacher=recorded)
+    records += [record for path in paths for record in stock(path.rpartition("/")[2], path)]
+    ceiling = found(records).ceiling
+    assert [model.facts["path"] for model in ceiling.models] == [expected] if expected else ceiling is None
+
+
+def test_models_of_the_hub_with_other_owners_are_other_models():
+    snapshot = "hub/models--nreimers--all-MiniLM-L6-v2/snapshots/0123"
+    records = arm("mlsm", {1: {"rte": 0.5}}, teacher=MINILM) + stock("nreimers/all-MiniLM-L6-v2", snapshot)
+    assert found(records).ceiling is None
 
 
 def test_runs_of_different_targets_may_start_with_the_same_weights():
