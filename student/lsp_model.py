@@ -19,6 +19,7 @@ Shapes: W windows, L positions, M chosen positions, T tokens of a text without s
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from os import PathLike, fspath
@@ -244,6 +245,11 @@ def explain_damaged_export(source: str | Path) -> Iterator[None]:
     except RunError:
         raise
     except Exception as error:  # the libraries raise many classes of errors
+        if closed := [path for path in Path(source).glob("*") if path.exists() and not os.access(path, os.R_OK)]:
+            raise RunError(
+                f"{source} cannot be loaded: its {min(closed).name} may not be read by this user. Ask its owner to"
+                f" allow that (chmod a+r)."
+            ) from error
         problem = " ".join(str(error).split())[:300]
         raise RunError(
             f"{source} cannot be loaded: one of its files is damaged, or its files do not belong together "

@@ -265,6 +265,21 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def allow(path: Path, permissions: int) -> None:
+    """Add the permissions that a regular file lacks. Does nothing to a link, or if the disk refuses."""
+    with _parent(path) as (parent, name), _named(path):
+        if not stat.S_ISREG(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            return
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        if permissions & ~mode:
+            with suppress(PermissionError):  # of a disk that has no permissions
+                os.fchmod(descriptor, mode | permissions)
+    finally:
+        os.close(descriptor)
+
+
 def remove(path: Path) -> None:
     """Remove a file, a link, or a directory with all that is in it. FileNotFoundError if there is none."""
     with _parent(path) as (parent, name), _named(path):

@@ -114,6 +114,7 @@ def publish_directory(
     carry: Callable[[Path, Path], object] | None = None,
 ) -> None:
     """Create a directory in one step: `fill(path)` fills it under a temporary name, then it is fsynced and renamed.
+    Its files may be read and written by those whom the umask allows, also if a library made them for their owner only.
 
     replace  whether an existing directory is replaced; otherwise it is kept, and that is no error
     carry    called as carry(old, new) before a directory is replaced, after it was moved aside: copies what should be
@@ -128,8 +129,10 @@ def publish_directory(
             disk.rename(_aside(final), final)
     with _temporary(final) as temporary:
         disk.mkdir(temporary)
+        usual = os.stat(temporary).st_mode & 0o666  # what the umask leaves of a file's permissions
         fill(temporary)
         for path in temporary.rglob("*"):
+            disk.allow(path, usual)  # safetensors allows its files to their owner only
             disk.fsync_path(path)
         disk.fsync_path(temporary)
         try:

@@ -1,6 +1,8 @@
 import json
 import logging
+import os
 import re
+import stat
 from dataclasses import replace
 
 import pytest
@@ -83,6 +85,20 @@ def test_to_continue_from_a_masked_language_model_is_no_news(keep, ids_store, tm
     config = StudentConfig(objective="mlm", continue_from=export, continue_head=keep, lr=1e-3)
     student_task(config, ids_store).build()
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("umask", "expected"), [(0o022, 0o644), (0o027, 0o640)])
+def test_files_may_be_read_by_those_whom_the_umask_allows(umask, expected, lsp_store, settings):
+    """safetensors allows its files to their owner only."""
+    before = os.umask(umask)
+    try:
+        train(StudentConfig(store=lsp_store.path, **settings))
+    finally:
+        os.umask(before)
+    run = settings["run_dir"]
+    files = [path for place in ("export", "checkpoints") for path in (run / place).rglob("*") if path.is_file()]
+    assert {path.name for path in files} > {"model.safetensors", "lsp_head.safetensors", "student.safetensors"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {expected}
 
 
 def test_a_continued_head_must_be_there(lsp_store, tmp_path):

@@ -1,5 +1,8 @@
 import json
+import os
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -106,6 +109,24 @@ def test_what_has_no_lsps_is_one_clear_line(ids_store, tmp_path):
         with pytest.raises(RunError, match=f"{message}.*Expected") as caught:
             LspModel.from_pretrained(source)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["lsp_head.safetensors", "model.safetensors", "config.json"])
+def test_an_export_that_may_not_be_read_is_not_called_damaged(name, lsp_store):
+    """Of model.safetensors the libraries say that it does not exist. Root may read everything, so it is nobody here."""
+    with tempfile.TemporaryDirectory() as place:  # not pytest's, which other users cannot enter
+        Path(place).chmod(0o755)
+        _, export = exported("bert-2x32", Mlsm(lsp_store), lsp_store, Path(place) / "export")
+        for file in export.iterdir():
+            file.chmod(0 if file.name == name else 0o644)
+        user = os.getuid()
+        os.setresuid(user or 65534, user or 65534, user)
+        try:
+            with pytest.raises(RunError, match=f"its {name} may not be read by this user.*chmod") as caught:
+                LspModel.from_pretrained(export)
+        finally:
+            os.setresuid(user, user, user)
+        assert "damaged" not in str(caught.value)
 
 
 def test_an_export_whose_mask_token_is_a_word_is_refused(lsp_store, tmp_path):
