@@ -77,6 +77,8 @@ def _draw(shape, level: int):
 
 def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if (queries_per_key := query.shape[1] // key.shape[1]) > 1:  # several heads of queries share one of keys and values
+        key, value = (states.repeat_interleave(queries_per_key, dim=1) for states in (key, value))
     return attend(query, key, value, attention_mask, dropout, scale).transpose(1, 2).contiguous(), None
 
 

@@ -1,22 +1,25 @@
 """How many floating-point operations a step takes, and how many a device could do.
 
-They are counted by running the student's own forward pass on tensors without content. So whatever this pass skips (the
-head at positions that are not masked) is not counted either. Only matrix products are counted, a multiplication and an
-addition as two operations. A training step counts as three forward passes, as the backward pass has two products for
-each one. Recomputed activations are not counted: they save memory and are not work on the model. Not handled here: time
-(meter.py).
+They are counted by running the student's own forward pass on tensors without content, or on zeros if the pass asks for
+values. So whatever this pass skips (the head at positions that are not masked) is not counted either. Only matrix
+products are counted, a multiplication and an addition as two operations. A training step counts as three forward
+passes, as the backward pass has two products for each one. Recomputed activations are not counted: they save memory and
+are not work on the model. Not handled here: time (meter.py).
 
 Shapes: W windows, L positions, M masked tokens.
 """
 
 import re
+from collections.abc import Callable
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from student.config import ResolvedConfig
@@ -52,22 +55,32 @@ def forward_flops(model: nn.Module, windows: int, length: int, masked: int) -> i
 
 
 def count_operations(module: nn.Module, **inputs: Any) -> int:
-    """Operations of a forward pass of any module, without computing it.
+    """Operations of a forward pass of any module, without computing it if that is possible.
 
     inputs  keyword arguments; a tuple is the shape of an int64 tensor
     """
     # On `meta`, because there attention falls apart into products that the counter knows; the CPU's fused one it
     # does not. As fake tensors, because transformers looks for padding in real ones.
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return _count(module, inputs, partial(torch.empty, device="meta"))
+    except DataDependentOutputException:  # the forward pass asks for a value, as Longformer's does
+        with torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):  # this one the counter knows
+            return _count(module, inputs, partial(torch.zeros, device="cpu"))
+
+
+def _count(module: nn.Module, inputs: dict, make: Callable[..., torch.Tensor]) -> int:
+    """Operations of a forward pass with weights and inputs that are made of a shape and a type."""
     # Not compiled: torch.compile would give up on the forward pass here, and leave it alone from then on.
     eager = torch.compiler.set_stance("force_eager")
-    with eager, FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with eager, torch.no_grad(), FlopCounterMode(display=False) as counter:
         tensors = [*module.named_parameters(), *module.named_buffers()]
-        state = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors}
-        fakes = {
-            name: torch.empty(value, dtype=torch.int64, device="meta") if isinstance(value, tuple) else value
+        state = {name: make(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors}
+        given = {
+            name: make(value, dtype=torch.int64) if isinstance(value, tuple) else value
             for name, value in inputs.items()
         }
-        functional_call(module, state, (), fakes)
+        functional_call(module, state, (), given)
     return counter.get_total_flops()
 
 

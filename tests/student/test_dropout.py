@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy import stats
-from transformers import AutoConfig, BertConfig
+from transformers import AutoConfig, BertConfig, EuroBertConfig
 
 from mlsm.common.documents import attention_inputs
 from student.encoders.build import build_encoder
@@ -89,6 +89,19 @@ def test_documents_are_kept_apart_by_a_boolean_mask_as_with_torchs_sdpa():
     apart = attention_inputs(encoder, None, documents)
     assert apart["attention_mask"].dtype == torch.bool
     assert torch.allclose(encoder(ids, **apart).last_hidden_state, before, atol=1e-6)
+
+
+def test_queries_that_share_keys_and_values_attend_as_in_transformers():
+    """EuroBERT's larger ones do."""
+    size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 65, "pad_token_id": 0}
+    config = EuroBertConfig(**size, num_attention_heads=4, num_key_value_heads=2, attention_dropout=0.2)
+    encoder, ids = build_encoder(config, 1).eval(), torch.arange(5, 29).view(2, 12)
+    padding = torch.tensor([[1] * 12, [1] * 8 + [0] * 4])
+    before = encoder(ids, attention_mask=padding).last_hidden_state
+    use_fast_dropout(encoder)
+    assert torch.allclose(encoder(ids, attention_mask=padding).last_hidden_state[:, :8], before[:, :8], atol=1e-6)
+    states = encoder.train()(ids, attention_mask=padding).last_hidden_state
+    assert states.isfinite().all() and not torch.allclose(states[:, :8], before[:, :8], atol=1e-3)
 
 
 def test_an_encoder_drops_out_this_way_in_training_only(family):

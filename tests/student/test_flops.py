@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_store import log_of
-from transformers import AutoModel, ModernBertConfig
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from transformers import AutoModel, FlaubertConfig, IBertConfig, LongformerConfig, ModernBertConfig, XLMConfig
 
+import student.encoders.flops
 from student.config import StudentConfig
 from student.encoders.build import build_encoder, encoder_config
 from student.encoders.deberta import adapt_deberta
@@ -17,6 +19,7 @@ from student.meter import Meter, share_of_baseline
 from student.train import train
 
 W, L = 8, 16
+SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 
 
 def encoder(name, store):
@@ -54,11 +57,41 @@ def test_bert_is_counted_with_its_attention(ids_store, windows):
 
 def test_local_attention_counts_as_it_is_computed(ids_store, tmp_path):
     """With a mask, and so over all pairs; the fused kernel of the CPU would have been counted as nothing."""
-    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-    ModernBertConfig(**size).save_pretrained(tmp_path)
+    ModernBertConfig(**SIZE).save_pretrained(tmp_path)
     a_position = 2 * (4 * 32**2 + 3 * 32 * 48) + 2 * 2 * L * 32
     found = count_operations(encoder(tmp_path, ids_store), input_ids=(W, L))
     assert found == pytest.approx(2 * W * L * a_position, rel=2e-4)  # 5.17: the rotation too
+
+
+LOOKING = {  # families that look at values in their forward pass, which tensors without content refuse
+    "longformer": LongformerConfig(**SIZE, attention_window=8, max_position_embeddings=40),
+    "xlm": XLMConfig(emb_dim=32, n_layers=2, n_heads=2, max_position_embeddings=40),
+    "flaubert": FlaubertConfig(emb_dim=32, n_layers=2, n_heads=2, max_position_embeddings=40),
+    "ibert": IBertConfig(**SIZE, max_position_embeddings=40),
+}
+
+
+@pytest.mark.parametrize("name", LOOKING)
+def test_encoders_that_look_at_values_train_and_are_counted(name, ids_store, settings, tmp_path):
+    LOOKING[name].save_pretrained(tmp_path / name)
+    own = {"objective": "mlm", "encoder": str(tmp_path / name), "max_steps": 2, "dropout": 0.0}
+    result = train(StudentConfig(store=ids_store.path, **settings | own))
+    assert Path(result["export"]).is_dir()
+    random = torch.get_rng_state()
+    found = count_operations(encoder(tmp_path / name, ids_store), input_ids=(W, L))
+    assert torch.equal(torch.get_rng_state(), random)
+    whole = bert_formula(2, 32, W, L)  # of which the feed-forward part is narrower here, and Longformer's window is 16
+    assert whole / 2 < found < 2 * whole
+
+
+def test_an_encoder_that_is_computed_counts_as_one_that_is_not(ids_store, monkeypatch):
+    bert = encoder("bert-3x64", ids_store)
+
+    def refuse(**how):
+        raise DataDependentOutputException(None)
+
+    monkeypatch.setattr(student.encoders.flops, "FakeTensorMode", refuse)
+    assert count_operations(bert, input_ids=(W, L)) == bert_formula(3, 64, W, L)
 
 
 def test_head_and_output_matrix_count_where_something_is_masked(ids_store):
