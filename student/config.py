@@ -302,6 +302,11 @@ class StudentConfig:
             require(self, "kappa", lambda value: 0 <= value < math.inf, "0 or more")
         else:
             require(self, "kappa", lambda value: 0 < value < math.inf, "a positive number")
+        if self.kappa is not None and facts.kappa is None:
+            raise ValueError(
+                f"--kappa {self.kappa:g} is only for objectives that learn words in addition to another target"
+                f" ({_names('kappa')}), found {self.objective}. Omit it."
+            )
         if self.regress_loss != "cosine" and self.objective != "regress":
             raise ValueError(
                 f"--regress-loss {self.regress_loss} is only for --objective regress, found {self.objective}. Omit it."
@@ -611,7 +616,9 @@ def _rise(shares: tuple[float, ...]) -> bool:
 
 
 def _names(fact: str) -> str:
-    return ", ".join(name for name, facts in OBJECTIVES.items() if getattr(facts, fact))
+    """The objectives of which a fact is true, or has a value."""
+    found = {name: getattr(facts, fact) for name, facts in OBJECTIVES.items()}
+    return ", ".join(name for name, value in found.items() if value is not None and value is not False)
 
 
 class ResolvedConfig(StudentConfig):

@@ -119,9 +119,9 @@ def without_rivals(values: dict, given: Mapping[str, Any], kind: str | None = No
 
     Left out are its number of steps if epochs are set, and the other way round; its learning rate if another encoder or
     optimiser is given; encoder, optimiser, rate and dropout if weights that were trained before are; the loss of
-    `regress` if another objective is learned; its positions if the objective learns words, which must be masked, or if
-    a setting of masks is given. If the store has no targets for its objective, the usual one of such a store takes its
-    place.
+    `regress` and the weight of words if an objective without them is learned; its positions if the objective learns
+    words, which must be masked, or if a setting of masks is given. If the store has no targets for its objective, the
+    usual one of such a store takes its place.
 
     kind  of the store, if the recipe is the one that made it
     """
@@ -139,6 +139,8 @@ def without_rivals(values: dict, given: Mapping[str, Any], kind: str | None = No
         values = values | {"objective": objective}
     if objective != "regress":
         dropped = dropped | {"regress_loss"}
+    if OBJECTIVES[objective or StudentConfig.objective].kappa is None:
+        dropped = dropped | {"kappa"}
     masks = {"kappa", *OF_MASKS} & given.keys()
     if masks or (objective and not OBJECTIVES[objective].all_positions):
         dropped = dropped | {"positions"}

@@ -301,7 +301,9 @@ def test_python_is_checked_as_flags_are(make, message):
 def test_python_may_give_one_for_a_list_and_text_for_a_path():
     config = EncodeConfig(corpus="wiki.txt", teacher="bundled", layer=7, k=[5, 6], output="there")
     assert (config.corpus, config.layer, config.k, config.output) == (("wiki.txt",), (7,), (5, 6), Path("there"))
-    student = StudentConfig(store=Path("store"), checkpoints=0.5, track="wandb", max_steps=1e3, kappa=2)
+    student = StudentConfig(
+        store=Path("store"), checkpoints=0.5, track="wandb", max_steps=1e3, objective="mtl", kappa=2
+    )
     assert (student.store, student.checkpoints, student.track) == ("store", (0.5,), ("wandb",))
     assert student.max_steps == 1000 and type(student.max_steps) is int
     assert type(student.kappa) is int  # as given: its JSON names runs of before the check

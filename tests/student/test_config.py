@@ -10,6 +10,7 @@ import student.objectives
 from student.config import StudentConfig
 from student.encoders.build import named_size
 from student.objectives import OBJECTIVES
+from student.resolve import without_rivals
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,18 @@ def test_contradictions_are_refused_in_one_line(wrong):
     with pytest.raises(ValueError, match=f"^{flag}") as caught:
         StudentConfig(**wrong)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_weight_of_words_is_refused_where_it_would_do_nothing(name, needed_by):
+    given = {"objective": name, "kappa": 0.5} | needed_by(name)
+    if OBJECTIVES[name].kappa is not None:
+        assert StudentConfig(**given).word_weight == 0.5
+        assert without_rivals({"objective": name, "kappa": 0.5}, {}) == {"objective": name, "kappa": 0.5}
+        return
+    with pytest.raises(ValueError, match=rf"^--kappa 0.5 is only for .* \(mtl, regress\), found {name}. Omit it."):
+        StudentConfig(**given)
+    assert "kappa" not in without_rivals({"objective": "mtl", "kappa": 0.5}, {"objective": name})
 
 
 def test_named_sizes():
