@@ -112,7 +112,8 @@ class StudentConfig:
 
     continue_head: bool = False
     """Also use the prediction head of the masked language model in --continue-from: its dense layer and norm and, for
-    objectives that predict tokens, the biases of the vocabulary. By default the head is initialised from scratch."""
+    objectives that predict tokens, the biases of the vocabulary and, with --untied, its output matrix. By default the
+    head is initialised from scratch."""
 
     documents_apart: bool = False
     """Keep the documents of a packed window apart: each token sees only its own document, and positions start again

@@ -42,7 +42,7 @@ from student.encoders.model import Student, build_student
 from student.held_out import MASK_SEED
 from student.masks.masking import build_masking
 from student.objectives.mlsm import Mlsm
-from student.runs.export import check_export_place, export_student
+from student.runs.export import check_export_place, export_student, writing
 
 NO_TARGET = -100  # a label that carries no loss, as everywhere in transformers: Trainer counts the others
 
@@ -285,7 +285,8 @@ class LspForPreTraining(PreTrainedModel):
         store      where the store is now, if it is no longer where it was
         lineage    what the model card and comparisons should report about the run: step (optimiser steps), tokens,
                    flops, held_out and baseline (figures by name), settings (added to the model's own)
-        Raises     RunError if the directory has other files, or the store is not the one of this model
+        Raises     RunError if the directory has other files, or the store is not the one of this model; WriteError if
+                   the files cannot be written
         """
         if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_rank():
             return
@@ -305,7 +306,8 @@ class LspForPreTraining(PreTrainedModel):
             export_student(self.student, place, Mlsm(of), of, {**unknown, **known, "settings": settings})
 
         check_export_place(Path(directory), "Nothing was changed. Choose another directory.")
-        publish_directory(Path(directory), write)
+        with writing(Path(directory)):
+            publish_directory(Path(directory), write)
 
     def get_input_embeddings(self) -> torch.nn.Module:
         """The token embeddings of the encoder."""

@@ -56,6 +56,7 @@ from student.ranks import Ranks, join
 from student.resolve import Resolved, resolve_dtype, training_windows
 from student.runs.checkpoint import Checkpoints, restore
 from student.runs.directory import Run
+from student.runs.export import writing
 from student.runs.state import RunState
 from student.runs.tracking import Trackers, start_trackers
 from student.signals import StopSignals
@@ -393,7 +394,8 @@ class Trainer:
         self._check_weights()
         if self.adaptive is not None and (table := self.adaptive.table_at(self.state.steps)) is not None:
             self.run.keep_table(self.run.table_file, table)
-        publish_directory(self.run.export_directory, self._export)
+        with writing(self.run.export_directory):
+            publish_directory(self.run.export_directory, self._export)
         parameters = sum(weight.numel() for weight in self.model.parameters())
         result = self.state.summary(self.run, self.config, parameters)
         self.run.finish(result)

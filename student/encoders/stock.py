@@ -87,8 +87,10 @@ def masked_lm(model: Student, matrix_Vd: Tensor | None, bias_V: Tensor) -> PreTr
 def copy_head(model: Student, directory: Path, token_columns: slice | None) -> None:
     """Give a student whose encoder is that of a directory's model the prediction head of that model, too.
 
-    token_columns  the outputs that are the vocabulary, which get the model's biases; None: there are none
-    Raises         RunError if the model has no such head, or a head of another layout
+    token_columns  the outputs that are the vocabulary, which get the model's biases and, if the student is not tied,
+                   its decoder; None: there are none
+    Raises         RunError if the model has no such head, a head of another layout, or a decoder for which a tied
+                   student has no place
     """
     config = model.encoder.config
     problem = f"transformers' {config.model_type} head has another layout, or another activation"
@@ -110,10 +112,19 @@ def copy_head(model: Student, directory: Path, token_columns: slice | None) -> N
     dense, norm = (stock.get_submodule(name) for name in HEAD_LAYOUTS[config.model_type])
     model.head.dense.load_state_dict(dense.state_dict())
     model.head.norm.load_state_dict(norm.state_dict())
-    bias_V = stock.get_output_embeddings().bias
-    if token_columns is not None and bias_V is not None:  # a ModernBERT may have no bias
-        with torch.no_grad():
-            model.output_bias_K[token_columns] = bias_V
+    if token_columns is None:
+        return
+    decoder = stock.get_output_embeddings()
+    if model.tied and not torch.equal(decoder.weight, stock.get_input_embeddings().weight):
+        raise RunError(
+            f"--continue-head: the output matrix of {directory} is not its token embedding, as that of the student is."
+            " Pass --untied, which gives mlm, kd and mtl a matrix of their own, or omit --continue-head."
+        )
+    with torch.no_grad():
+        if not model.tied:
+            model.output_matrix[token_columns] = decoder.weight
+        if decoder.bias is not None:  # a ModernBERT may have none
+            model.output_bias_K[token_columns] = decoder.bias
 
 
 def _decoder_biases(stock, vocabulary: int):

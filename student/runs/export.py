@@ -17,15 +17,18 @@ Shapes: V vocabulary, k LSPs, d width of the head's output.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from huggingface_hub import EvalResult, ModelCardData, try_to_load_from_cache
+from safetensors import SafetensorError
 
-from mlsm.common.errors import RunError
+from mlsm.common.durable import refuse_what_is_in_the_way, remedy_for
+from mlsm.common.errors import PlaceError, RunError, WriteError
 from mlsm.common.model_checks import EXPORTED, quiet_transformers
 from mlsm.common.paths import utf8
 from mlsm.common.text import code_span, hub_id, markdown_text, printable, without_directories
@@ -158,6 +161,21 @@ def check_export_place(directory: Path, remedy: str = OTHER_OUTPUT) -> None:
         raise RunError(f"{directory} is in use and holds no export. {remedy}")
     if foreign := [name for name in names if not is_export_file(name)]:
         raise RunError(f"{directory} holds what no export writes: {', '.join(foreign)}. {remedy}")
+
+
+@contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Turn any library's error about writing, such as that of a full disk, into a WriteError or PlaceError."""
+    try:
+        with refuse_what_is_in_the_way():
+            yield
+    except PlaceError:
+        raise
+    except (OSError, SafetensorError) as error:  # save_pretrained raises SafetensorError on a full disk
+        raise WriteError(
+            f"{directory} could not be written: {error}. Nothing was changed. {remedy_for(error)}, and run the same"
+            f" command."
+        ) from error
 
 
 def write_card_and_lineage(

@@ -8,19 +8,18 @@ an export (export.py, probe.py), the Hub (hub.py).
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from transformers import MODEL_MAPPING, AutoConfig
 
 from mlsm.common.disk import read_file
-from mlsm.common.durable import publish_directory, refuse_what_is_in_the_way, remedy_for
-from mlsm.common.errors import PlaceError, RunError, ShardError, StoreError, WriteError, describe
+from mlsm.common.durable import publish_directory
+from mlsm.common.errors import RunError, ShardError, StoreError, describe
 from mlsm.common.invocation import program
 from mlsm.common.json_checks import is_number, parse_json
 from mlsm.common.json_lines import damage, read_json_lines
@@ -46,6 +45,7 @@ from student.runs.export import (
     check_export_place,
     export_student,
     is_export_file,
+    writing,
 )
 from student.runs.export_config import ExportConfig
 from student.runs.hub import Revision, push
@@ -156,21 +156,6 @@ def _reading(checkpoint: Path):
         if checkpoint.exists():
             raise
         raise RunError(f"the run replaced {checkpoint} while it was read. Run the same command again.") from None
-
-
-@contextmanager
-def writing(directory: Path) -> Iterator[None]:
-    """Turn any library's error about writing, such as that of a full disk, into a WriteError or PlaceError."""
-    try:
-        with refuse_what_is_in_the_way():
-            yield
-    except PlaceError:
-        raise
-    except (OSError, SafetensorError) as error:  # save_pretrained raises SafetensorError on a full disk
-        raise WriteError(
-            f"{directory} could not be written: {error}. Nothing was changed. {remedy_for(error)}, and run the same"
-            f" command."
-        ) from error
 
 
 def _publish(output: Path, write) -> None:

@@ -65,8 +65,9 @@ from student.runs.export import (
     lsps_in_transformers,
     with_max_length,
     write_code,
+    writing,
 )
-from student.runs.export_run import EXPORTS, writing
+from student.runs.export_run import EXPORTS
 from student.runs.import_config import ImportStudentConfig
 
 _HUB_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*", *TOKENIZER_FILES]

@@ -77,6 +77,23 @@ def test_a_continued_head_predicts_what_the_model_it_comes_from_does(family, ids
     assert not torch.allclose(anew(IDS, ATTENTION, WHERE), expected, atol=1e-1)
 
 
+@pytest.mark.parametrize("untied", [True, False])
+@pytest.mark.parametrize("name", ["mlm", "mtl"])
+def test_a_continued_head_has_the_output_matrix_too(untied, name, family, lsp_store, tmp_path):
+    model, export = exported(family, Mlm(lsp_store, untied=untied), lsp_store, tmp_path / "export")
+    settings = {"objective": name, "continue_from": export, "continue_head": True, "lr": 1e-3}
+    task = student_task(StudentConfig(**settings, untied=True), lsp_store)
+    logits = task.build().eval()(IDS, ATTENTION, WHERE)[:, task.objective.token_columns]
+    assert torch.allclose(logits, model(IDS, ATTENTION, WHERE), atol=1e-5)
+    tied = student_task(StudentConfig(**settings), lsp_store)
+    if untied:
+        with pytest.raises(RunError, match="--continue-head: the output matrix of .* is not its token.*Pass --untied"):
+            tied.build()
+    else:
+        logits = tied.build().eval()(IDS, ATTENTION, WHERE)[:, tied.objective.token_columns]
+        assert torch.allclose(logits, model(IDS, ATTENTION, WHERE), atol=1e-5)
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_to_continue_from_a_masked_language_model_is_no_news(keep, ids_store, tmp_path, capfd):
     """transformers would draw a bar, and print a table of the head's weights as unexpected, those taken included."""

@@ -11,12 +11,13 @@ import pytest
 import torch
 from preloaded import start_ranks
 from pretrain import BATCH, Losses, digests
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tiny_store import log_of, write_store
 from torch.utils.data import DataLoader
 from transformers import AutoModel, Trainer, TrainingArguments
 
-from mlsm.common.errors import RunError
+from mlsm.common.errors import RunError, WriteError
 from mlsm.evaluation.lineage import lineage
 from shards.torch_dataset import LspDataset, LspWindows
 from student.batches import Loader
@@ -437,6 +438,16 @@ def test_activation_checkpointing_changes_no_gradient(lsp_store, encoder):
 
 
 # -- saving ----------------------------------------------------------------------------------------------------
+
+
+def test_an_export_that_cannot_be_written_is_a_write_error(lsp_store, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("student.pretraining.export_student", full)
+    with pytest.raises(WriteError, match="export could not be written: .*No space left.*Make room"):
+        model_of(lsp_store).export(tmp_path / "export")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_checkpoint_loads_and_exports_without_its_trainer(lsp_store, tmp_path):

@@ -113,6 +113,23 @@ def test_a_full_disk_stops_cleanly_and_the_run_goes_on_when_there_is_room(ids_st
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.promise("7 full disk, file …")
+def test_a_full_disk_at_the_last_export_is_one_clear_line_too(ids_store, settings):
+    config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"dropout": 0.1})
+    train(config)
+    weights = load_file(config.run_dir / "export" / "model.safetensors")
+    shutil.rmtree(config.run_dir / "export")  # as if the disk had been full then
+    (config.run_dir / "result.json").unlink()
+    said, code = under_limit(config, 64_000)
+    assert code == 74, said
+    assert said.count("mlsm: error:") == 1 and f"{config.run_dir / 'export'} could not be written" in said
+    assert "Make room" in said and "Traceback" not in said
+    assert not (config.run_dir / "export").exists() and not list(config.run_dir.rglob(".*.tmp"))
+    train(config)
+    found = load_file(config.run_dir / "export" / "model.safetensors")
+    assert found.keys() == weights.keys() and all(torch.equal(found[name], weights[name]) for name in found)
+
+
 def under_limit(config, most_bytes):
     """Run the command where no file may grow beyond a size; returns what it said and its exit code."""
     given = ("store", "objective", "dropout", "encoder", "max_steps", "batch_windows", "micro_batch", "lr", "seed")
