@@ -178,7 +178,7 @@ def _writer(run: Path, description: dict, path: Path, state: dict, places: Seque
         model = task.build()
         load_weights(path, model)
     lineage = {name: state[name] for name in ("step", "tokens", "flops", "held_out", "held_out_step")}
-    lineage |= {"settings": description["settings"], "baseline": _baseline(run)}
+    lineage |= {"settings": description["settings"], "baseline": _baseline(run, state["held_out_step"])}
     lineage |= libraries_record(recorded_libraries(description))
     if (start := description["operational"].get("continued_from")) is not None:
         lineage["continued_from"] = start
@@ -307,13 +307,18 @@ def _open_stores(run: Path, description: dict, places: Sequence[str] | None) -> 
     return stores
 
 
-def _baseline(run: Path) -> dict:
-    """Held-out figures of the constant prediction, from the newest start entry of the run's log; empty without one."""
+def _baseline(run: Path, evaluated: int) -> dict:
+    """Held-out figures of the constant prediction; empty if the run's log does not have them.
+
+    evaluated  the step after which the student's figures were measured. Those of the newest process that started before
+               it are returned: they are of the same windows, and a later process may have other --eval-windows
+    """
     log = run / "log.jsonl"
     lines, damaged = read_json_lines(log) if log.is_file() else ([], {})
     if damaged:
         logger.warning(damage(log, damaged))
-    found = [line.get("baseline") for line in lines]
+    before = [line for line in lines if is_number(line.get("step")) and line["step"] <= max(0, evaluated - 1)]
+    found = [line.get("baseline") for line in before]
     starts = [figures for figures in found if isinstance(figures, dict) and all(map(is_number, figures.values()))]
     return starts[-1] if starts else {}
 

@@ -332,6 +332,29 @@ def test_a_full_disk_while_a_kept_checkpoint_is_copied_has_one_reason(finished, 
         export_run(ExportConfig(run=finished, output=tmp_path / "out"))
 
 
+def test_the_baseline_is_of_the_windows_that_the_student_was_measured_on(lsp_store, settings, tmp_path):
+    """Resumed with other --eval-windows, a run logs another baseline before it evaluates again."""
+    config = StudentConfig(store=lsp_store.path, **settings)
+    with pytest.raises(Stopped):
+        train(config, stop_after(3))  # measured at step 2, saved at 3
+    found = []
+    for windows in (None, 3, 5):
+        if windows is not None:
+            with pytest.raises(Stopped):
+                train(replace(config, eval_windows=windows), stop_after(3))
+        export_run(ExportConfig(run=config.run_dir, output=tmp_path / "out"))
+        found.append(json.loads((tmp_path / "out" / "lineage.json").read_text()))
+    kept = json.loads((config.run_dir / "checkpoints" / "step-00000002" / "lineage.json").read_text())
+    assert [(one["step"], one["held_out_step"]) for one in found] == [(3, 2)] * 3
+    assert [one["baseline"] for one in found] == [kept["baseline"]] * 3 and kept["baseline"]
+    logged = [
+        line["baseline"]
+        for line in map(json.loads, (config.run_dir / "log.jsonl").read_text().splitlines())
+        if "baseline" in line
+    ]
+    assert logged[0] == kept["baseline"] != logged[-1]
+
+
 def test_without_a_log_there_is_no_baseline(unfinished, tmp_path):
     (unfinished / "log.jsonl").unlink()
     assert export_run(ExportConfig(run=unfinished, output=tmp_path / "out"))["step"] == 3
