@@ -31,6 +31,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import MaskedLMOutput
 
 from mlsm.common.disk import read_file
+from mlsm.common.documents import why_not_apart
 from mlsm.common.errors import RunError
 from mlsm.common.json_checks import find_problem, object_of, optional
 from mlsm.common.matrix_products import USUAL
@@ -290,6 +291,8 @@ def _check_fits(config: ProbeConfig, store: Store, source: str | Path, student: 
             f"{store.path} has windows of {store.max_length} tokens, the student {source} was trained on at most "
             f"{facts['max_length']}. Pass a --store with such windows."
         )
+    if config.documents_apart and (reason := why_not_apart(student.encoder.config)) is not None:
+        raise RunError(f"--documents-apart: {reason}")
     if config.probe_input == "logits" and not has_known_head(student.encoder.config):
         raise RunError(
             f"a logits probe of this {student.encoder.config.model_type} student cannot be exported: no masked language"

@@ -1,9 +1,11 @@
 """Documents of a packed window, kept apart: each is read as if it were alone."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
+from tiny_exports import exported
 from tiny_store import log_of
 from transformers import (
     BertConfig,
@@ -23,12 +25,13 @@ from transformers import (
 from mlsm.common.documents import attention_inputs, padding_mask
 from mlsm.common.errors import RunError
 from student.batches import Loader
-from student.config import StudentConfig
+from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import build_encoder, encoder_config
 from student.encoders.deberta import adapt_deberta
 from student.held_out import HeldOut
 from student.masks.masking import Masking
 from student.objectives.mlm import Mlm
+from student.probe import probe_task
 from student.train import train
 
 VOCABULARY, LENGTH = 60, 24
@@ -168,6 +171,11 @@ def test_where_it_cannot_be_done_right_it_is_refused(hf_config, reason, ids_stor
     encoder_config(StudentConfig(encoder=str(tmp_path)), ids_store)
     with pytest.raises(RunError, match=reason):
         encoder_config(StudentConfig(encoder=str(tmp_path), documents_apart=True), ids_store)
+    _, export = exported(tmp_path, Mlm(ids_store), ids_store, tmp_path / "export")
+    probe = ProbeConfig(student=str(export), probe_input="hidden")
+    probe_task(probe, ids_store)
+    with pytest.raises(RunError, match=f"--documents-apart: .*{reason}"):
+        probe_task(replace(probe, documents_apart=True), ids_store)
 
 
 def test_a_batch_says_which_documents_it_holds_if_asked(packed_store):
