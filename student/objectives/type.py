@@ -56,13 +56,20 @@ def average_by_token(windows: WindowReader, directory: Path | None = None) -> sp
     shape = (store.vocab_size, store.k)
     if path and (kept := _load(path, shape)) is not None:
         return kept
-    sums_VK, tokens_V = sparse.csr_array(shape), np.zeros(shape[0])
-    for start in range(0, len(windows), WINDOWS_AT_ONCE):
+    # As in a binary counter, sums of equally many blocks are added, so few additions are to one as large as the table.
+    sums: list[sparse.csr_array] = []
+    tokens_V = np.zeros(shape[0])
+    for block, start in enumerate(range(0, len(windows), WINDOWS_AT_ONCE), 1):
         read = windows.read(np.arange(start, min(start + WINDOWS_AT_ONCE, len(windows))))
         window_N, position_N = np.nonzero(read.documents >= 0)
         rows = windows.targets(read, window_N, position_N)
         found = mass_by_group(read.ids[window_N, position_N], rows.indptr, rows.indices, rows.weights, *shape)
-        sums_VK, tokens_V = sums_VK + found.mass_GK, tokens_V + found.tokens_G
+        sums.append(found.mass_GK)
+        tokens_V += found.tokens_G
+        while block % 2 == 0:
+            sums[-2:] = [sums[-2] + sums[-1]]
+            block //= 2
+    sums_VK = sum(reversed(sums), start=sparse.csr_array(shape))
     table_VK = (sparse.diags_array(1 / np.maximum(tokens_V, 1)) @ sums_VK).tocsr().astype(np.float32)
     if path:
         parts = {"data": table_VK.data, "indices": table_VK.indices, "indptr": table_VK.indptr}
