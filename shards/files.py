@@ -224,7 +224,7 @@ def read_small(path: Path, remedy: str) -> bytes:
         gone = isinstance(error, FileNotFoundError) and not path.is_symlink()
         if gone or disk.is_of_the_machine(error):
             raise
-        raise ShardError(f"{path}: cannot be read, {error.strerror}{remedy}") from None
+        raise ShardError(f"{path}: cannot be read, {error.strerror}{remedy}") from error
 
 
 def describe_no_store(path: object, lacking: str) -> str:

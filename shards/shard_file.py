@@ -44,7 +44,7 @@ class ShardFile:
         except OSError as error:
             if disk.is_of_the_machine(error):
                 raise
-            raise BlockError(f"it cannot be read: {error.strerror}") from None
+            raise BlockError(f"it cannot be read: {error.strerror}") from error
         size = self._file.seek(0, io.SEEK_END)
         if size != self.record.bytes:
             self._file.close()

@@ -63,8 +63,8 @@ def verify(
     threads   number of threads; default: one per core
     progress  called with ("verify", bytes done, bytes in all, unit="bytes")
     Returns   dict that JSON can hold: store, full, units, bytes, seconds, and lists: plans, damaged (each with unit,
-              file, block, offset, length, problem), missing, stray, repaired, commands (what encodes the damaged and
-              missing units)
+              file, block, offset, length, problem, unread: whether only a read failed, so that the file may be whole),
+              missing, stray, repaired, commands (what encodes the damaged and missing units)
     Raises    StoreError when this is no store, ShardError when its target is damaged or of another format,
               RemoteError when a URL cannot be read
     """
@@ -115,7 +115,7 @@ def _verify(files, full, repair, threads, progress):
             for unit in missing.values()
         ],
         "stray": survey.stray,
-        "repaired": _remove(files, survey, damaged) if repair else [],
+        "repaired": _remove(files, target, survey, damaged) if repair else [],
         "commands": commands,
     }
 
@@ -185,7 +185,9 @@ def _try(found, path, unit, read):
         return
     except ShardError as error:
         problem = str(error).removeprefix(f"{path}: ")
-        found.damaged.append(_damage(unit, f"{path.parent.name}/{path.name}", problem))
+        found.damaged.append(
+            _damage(unit, f"{path.parent.name}/{path.name}", problem, unread=_may_be_whole(error.__cause__))
+        )
 
 
 def _refuse_irregular(path):
@@ -267,8 +269,14 @@ def _stray(files, path):
     return [{"file": str(path.relative_to(files.path)), "bytes": size, "kind": kind}]
 
 
-def _damage(unit, file, problem, block=None, offset=0, length=0):
-    return {"unit": unit, "file": file, "block": block, "offset": offset, "length": length, "problem": problem}
+def _may_be_whole(fault):
+    """Whether a fault is a failed read that says nothing about the file: of a disk or its server, or of our rights."""
+    return isinstance(fault, OSError) and not disk.is_of_the_file(fault)
+
+
+def _damage(unit, file, problem, block=None, offset=0, length=0, unread=False):
+    place = {"unit": unit, "file": file, "block": block, "offset": offset, "length": length}
+    return place | {"problem": problem, "unread": unread}
 
 
 # -- shards -----------------------------------------------------------------------------------------------
@@ -319,6 +327,7 @@ def _damage_in(files, target, record, full, count):
             check()
         except BlockError as error:
             place = {"block": error.block, "offset": error.offset, "length": error.length}
+            place["unread"] = _may_be_whole(error.__cause__)
             damaged.append(_damage(record.unit, f"units/{record.file}", str(error), **place))
         except (ShardError, ValueError, KeyError) as error:
             place = {"block": group["name"], "offset": group["offset"], "length": group["length"]} if group else {}
@@ -326,7 +335,8 @@ def _damage_in(files, target, record, full, count):
         except OSError as error:
             if disk.is_of_the_machine(error):
                 raise
-            damaged.append(_damage(record.unit, f"units/{record.file}", f"the disk cannot read it ({error})"))
+            problem, unread = f"the disk cannot read it ({error})", _may_be_whole(error)
+            damaged.append(_damage(record.unit, f"units/{record.file}", problem, unread=unread))
 
     def check():
         if not full and (size := files.stated_size(record)) is not None:
@@ -381,10 +391,11 @@ def _check_group(shard, group, meta, record, entries):
 # -- repair -----------------------------------------------------------------------------------------------
 
 
-def _remove(files, survey, damaged):
+def _remove(files, target, survey, damaged):
     """Remove records and shards of damaged units, and damaged plans. A record, which is the commit, goes first.
 
-    A unit that another process has encoded again since the check keeps its record and its shard. If `units` or `plans`
+    Each is checked once more first, and stays if it is whole now or only a read failed, as such an error may pass. A
+    unit that another process has encoded again since the check keeps its record and its shard. If `units` or `plans`
     is a link out of the store, the files there also stay.
     """
     gone, root = [], os.path.realpath(files.path)
@@ -398,11 +409,28 @@ def _remove(files, survey, damaged):
                     gone.append(str(name.relative_to(files.path)))
 
     for unit in sorted({entry["unit"] for entry in damaged} - {None}):
-        remove(files.record_file(unit), *(files.units / name for name in survey.shards.get(unit, ())))
+        if _is_damaged(_check_unit_again(files, target, unit)):
+            remove(files.record_file(unit), *(files.units / name for name in survey.shards.get(unit, ())))
     for entry in damaged:
         if entry["file"].startswith("plans/"):
-            remove(files.path / entry["file"])
+            path, again = files.path / entry["file"], _Survey()
+            _try(again, path, None, lambda path=path: _read_plan(path, target))
+            if _is_damaged(again.damaged):
+                remove(path)
     for directory in (files.units, files.plans):
         if directory.is_dir() and not directory.is_symlink():
             disk.fsync_path(directory)
     return gone
+
+
+def _check_unit_again(files, target, unit):
+    """Damage of one unit, its record included."""
+    path, again = files.record_file(unit), _Survey()
+    _try(again, path, unit, lambda: again.records.append(_read_record(path, target)))
+    for record in again.records:
+        again.damaged += _check_shard(files, target, record, True, _Count())
+    return again.damaged
+
+
+def _is_damaged(damaged):
+    return not all(entry["unread"] for entry in damaged)

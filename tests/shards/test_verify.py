@@ -1,5 +1,6 @@
 """verify finds every kind of damage, names it, and its repair lets the same encoding make the store whole."""
 
+import errno
 import json
 import shutil
 import time
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_store import make_store
 
+from mlsm.common import disk
 from mlsm.common.errors import ShardError, StoreError
 from shards import block_check, codec, tools, verify
 from shards.config import DeriveConfig, VerifyConfig
@@ -184,27 +186,39 @@ def test_stray_files_are_listed_beside_a_damaged_plan_too(store):
 def test_repair_leaves_what_was_encoded_anew_meanwhile(store, monkeypatch):
     record = record_of(store)
     path, shard = store.record_file(record.unit), store.units / record.file
-    whole, survey = shard.read_bytes(), verify._survey
+    whole, check = shard.read_bytes(), verify._check_unit_again
     shard.write_bytes(whole[:-1])
 
-    def encoded_anew(*args):
-        found = survey(*args)
-        checks = verify._check_shards
+    def encode_after(*args):
+        damaged = check(*args)
+        shard.write_bytes(whole)
+        path.write_text(json.dumps(json.loads(path.read_text())))  # the same record in other bytes
+        return damaged
 
-        def after(*args):
-            damaged = checks(*args)
-            shard.write_bytes(whole)
-            path.write_text(json.dumps(json.loads(path.read_text())))  # the same record in other bytes
-            return damaged
-
-        monkeypatch.setattr(verify, "_check_shards", after)
-        return found
-
-    monkeypatch.setattr(verify, "_survey", encoded_anew)
+    monkeypatch.setattr(verify, "_check_unit_again", encode_after)
     report = verify.verify(store.path, repair=True)
     assert report["damaged"] and report["repaired"] == [] and shard.exists() and path.exists()
     monkeypatch.undo()
     assert not verify.verify(store.path, full=True)["damaged"]
+
+
+@pytest.mark.parametrize("pattern", ["units/*.tar", "units/*.json", "plans/*.json"])
+@pytest.mark.parametrize("times", [1, 1000])
+def test_repair_leaves_what_could_not_be_read(store, monkeypatch, pattern, times):
+    """A read error of a disk or its server, whether it passes or lasts, does not show that the bytes are wrong."""
+    path, open_to_read, failures = next(store.path.glob(pattern)), disk.open_to_read, []
+
+    def fail(wanted):
+        if wanted == path and len(failures) < times:
+            failures.append(wanted)
+            raise OSError(errno.ESTALE, "Stale file handle", str(wanted))
+        return open_to_read(wanted)
+
+    before = {path: path.read_bytes() for path in store.path.rglob("*") if path.is_file()}
+    monkeypatch.setattr(disk, "open_to_read", fail)
+    report = verify.verify(store.path, repair=True)
+    assert failures and report["repaired"] == []
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_repair_leaves_a_whole_store_alone(store):
