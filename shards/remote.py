@@ -49,6 +49,7 @@ from mlsm.common.errors import (
     ShardError,
     StoreError,
     WriteError,
+    WrongAnswerError,
 )
 from mlsm.common.invocation import program
 from mlsm.common.json_checks import parse_json
@@ -71,6 +72,7 @@ _ESSENTIAL = {  # sets of names; one of each must exist
     "dictionary": ({"atoms.npy", "dictionary.json"},),
     "codebook": (set(CODEBOOK_FILES),),
 }
+_ABSENT = {404, 410}  # a server's answers if there is no file
 _MAY_PASS = {408, 425, 429}  # client errors worth a retry: time-outs, too many requests
 _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 _LOOK_AT_LOCK = 0.02  # seconds between two attempts to get the lock
@@ -184,14 +186,31 @@ class Server:
 
     def size(self, name: str) -> int | None:
         """How many bytes a file has; None if the protocol does not tell. Raises FileNotFoundError."""
-        information = self._repeat(name, lambda filesystem, path: filesystem.info(path, **self._time(filesystem)))
+        information = self._repeat(name, self._information)
         if information is None:
             raise FileNotFoundError(f"{self.url}/{name}")
         return information.get("size")
 
     def changed(self, name: str) -> datetime | None:
         """When a file was written; None if the protocol does not say."""
-        return self._repeat(name, _time_of_change)
+        return self._repeat(name, self._time_of_change)
+
+    def _information(self, filesystem, path):
+        """fsspec's `info`. Over http that calls every failure a missing file; here only the server can say so."""
+        try:
+            return filesystem.info(path, **self._time(filesystem))
+        except FileNotFoundError as error:
+            cause = error.__cause__
+            if self._is_http and cause is not None and getattr(cause, "status", None) not in _ABSENT:
+                raise cause from None
+            raise
+
+    def _time_of_change(self, filesystem, path):
+        try:
+            return filesystem.modified(path)
+        except NotImplementedError:  # http
+            date = self._information(filesystem, path).get("Last-Modified")
+            return date and parsedate_to_datetime(date)
 
     @property
     def _is_http(self):
@@ -246,7 +265,8 @@ class Server:
                 fault = error.with_traceback(None)
                 if not _may_pass(error):
                     raise RefusedError(self._describe(name, fault, number + 1, began)) from None
-        raise RemoteError(self._describe(name, fault, self.options.attempts, began))
+        kind = WrongAnswerError if isinstance(fault, ShardError | AnswerError) else RemoteError
+        raise kind(self._describe(name, fault, self.options.attempts, began))
 
     def _describe(self, name, fault, attempts, began):
         """The error message for a failed request."""
@@ -669,14 +689,6 @@ def _without_and_with_credentials(url):
     if shown != url:
         _origins[origin] = url[: len(url) - len(rest)]
     return shown, _origins.get(origin, origin) + rest
-
-
-def _time_of_change(filesystem, path):
-    try:
-        return filesystem.modified(path)
-    except NotImplementedError:  # http
-        date = filesystem.info(path).get("Last-Modified")
-        return date and parsedate_to_datetime(date)
 
 
 def _may_pass(fault):

@@ -31,7 +31,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from mlsm.common import disk
-from mlsm.common.errors import BlockError, ShardError, StoreError
+from mlsm.common.errors import BlockError, RemoteError, ShardError, StoreError, WrongAnswerError
 from mlsm.common.progress import silent
 from mlsm.common.text import redacted
 from shards import copies
@@ -301,7 +301,9 @@ def _check_shards(files, target, records, full, threads, progress):
         jobs = [pool.submit(_check_shard, files, target, record, full, count) for record in records]
         left = set(jobs)
         while left:
-            left = wait(left, _SECONDS_BETWEEN_PROGRESS).not_done
+            done, left = wait(left, _SECONDS_BETWEEN_PROGRESS)
+            for job in done:
+                job.result()  # an error ends the check now, not after all other units
             if count.bytes:
                 progress("verify", count.bytes, total, unit="bytes")
         return [entry for job in jobs for entry in job.result()]
@@ -330,6 +332,8 @@ def _damage_in(files, target, record, full, count):
             place["unread"] = _may_be_whole(error.__cause__)
             damaged.append(_damage(record.unit, f"units/{record.file}", str(error), **place))
         except (ShardError, ValueError, KeyError) as error:
+            if isinstance(error, RemoteError) and not isinstance(error, WrongAnswerError):
+                raise  # a server that does not answer is not damage
             place = {"block": group["name"], "offset": group["offset"], "length": group["length"]} if group else {}
             damaged.append(_damage(record.unit, f"units/{record.file}", str(error), **place))
         except OSError as error:

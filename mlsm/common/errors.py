@@ -90,6 +90,10 @@ class RefusedError(RemoteError):
     """A server's refusal that would not change on a retry, such as missing access rights."""
 
 
+class WrongAnswerError(RemoteError):
+    """A server's file that is not as expected, too long or too slow, however often it is fetched."""
+
+
 class AnswerError(MlsmError, OSError):
     """A server's answer that is too long or too slow; the rest of it was not read."""
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 
 HOSTILE = ("redirect to a file", "slow header", "bomb", "long", "endless", "a byte a time")
+STATUSES = ("403", "500", "503")
 STALL = 1.5  # seconds; longer than the tests' time limit
 PAGE = b'<!DOCTYPE html><html><a href="about.html">nothing here</a></html>\n'
 
@@ -30,20 +31,14 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
     def do_GET(self):
         self.server.requests.append(self.path)
-        with self.server.lock:
-            wanted = [entry for entry in self.server.faults if re.search(entry[0], self.path)]
-            fault = wanted[0][1] if wanted else None
-            if wanted and not wanted[0][2]:
-                self.server.faults.remove(wanted[0])
+        fault = self._fault()
         if self.server.user and self.headers.get("Authorization") != _basic(self.server.user):
             return self.send_error(401)
         path = self.translate_path(self.path)
         if fault in HOSTILE:
             return self._be_hostile(fault)
-        if fault == "500":
-            return self.send_error(500)
-        if fault == "403":
-            return self.send_error(403)
+        if fault in STATUSES:
+            return self.send_error(int(fault))
         if fault == "drop":
             return self._drop()
         if os.path.isdir(path):
@@ -53,6 +48,13 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         with open(path, "rb") as file:
             raw = file.read()
         self._answer(raw, fault)
+
+    def _fault(self):
+        with self.server.lock:
+            wanted = [entry for entry in self.server.faults if re.search(entry[0], self.path)]
+            if wanted and not wanted[0][2]:
+                self.server.faults.remove(wanted[0])
+        return wanted[0][1] if wanted else None
 
     def _refuse(self):
         if self.server.refusal != 200:
@@ -90,6 +92,11 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     def do_HEAD(self):
         if self.server.user and self.headers.get("Authorization") != _basic(self.server.user):
             return self.send_error(401)
+        fault = self._fault()
+        if fault in STATUSES:
+            return self.send_error(int(fault))
+        if fault == "drop":
+            return self._drop()
         return super().do_HEAD()
 
     def _be_hostile(self, fault):

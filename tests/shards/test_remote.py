@@ -615,6 +615,28 @@ def test_verification_names_what_is_damaged_there(tmp_path, options, monkeypatch
     assert {entry["unit"] for entry in quick["damaged"]} == {record.unit for record in records[1:]}
 
 
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("fault", ["503", "drop"])
+def test_verification_does_not_call_a_server_that_does_not_answer_damaged(made, web, monkeypatch, full, fault):
+    monkeypatch.setattr("shards.remote.Remote", lambda **cache: Remote(attempts=3, delay=0.01, timeout=0.3, **cache))
+    url = f"{web.url}/lsp"
+    for record in Store.open(made[0]).iter_records():
+        web.faults += [(record.file, fault, False)] * 2
+    assert verify(url, full=full)["damaged"] == [] and not web.faults
+    web.faults.append((r"\.tar", fault, True))
+    with pytest.raises(RemoteError, match="asked 3 times"):
+        verify(url, full=full)
+
+
+def test_the_newest_plan_is_not_guessed_if_a_server_does_not_answer(made, web, options):
+    server, plan = Server(f"{web.url}/lsp", options), f"plans/{made[1].id}.json"
+    web.faults += [("plans/", "503", False)] * 2
+    assert server.changed(plan) is not None and server.changed("plans/other.json") is None
+    web.faults.append(("plans/", "503", True))
+    with pytest.raises(RemoteError, match="503"):
+        server.changed(plan)
+
+
 def test_a_tokenizer_of_other_files_is_fetched_once(made, options, tmp_path):
     """As tokenizers without tokenizer.json are stored: a word list and their settings."""
     tokenizer = shutil.copytree(made[0], tmp_path / "lsp") / "tokenizer"
