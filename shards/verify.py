@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -64,7 +64,8 @@ def verify(
     progress  called with ("verify", bytes done, bytes in all, unit="bytes")
     Returns   dict that JSON can hold: store, full, units, bytes, seconds, and lists: plans, damaged (each with unit,
               file, block, offset, length, problem, unread: whether only a read failed, so that the file may be whole),
-              missing, stray, repaired, commands (what encodes the damaged and missing units)
+              missing, stray, repaired, not_repaired (damaged files that stay, each with file, reason), commands (what
+              encodes the damaged and missing units, without those that stay)
     Raises    StoreError when this is no store, ShardError when its target is damaged or of another format,
               RemoteError when a URL cannot be read
     """
@@ -97,7 +98,9 @@ def _verify(files, full, repair, threads, progress):
     survey = _survey(files, target)
     damaged = survey.damaged + _check_shards(files, target, survey.records, full or repair, threads, progress)
     missing = {unit.id: unit for plan in survey.plans for unit in files.missing_units(plan)}
-    commands = repair_commands(files, target, survey.plans, damaged) if files.is_encoded_here() else []
+    repaired, kept = _remove(files, target, survey, damaged) if repair else ([], {})
+    to_encode = [entry for entry in damaged if _committed(entry) not in kept]
+    commands = repair_commands(files, target, survey.plans, to_encode) if files.is_encoded_here() else []
     return {
         "store": str(files.path),
         "target": target["target"],
@@ -115,7 +118,8 @@ def _verify(files, full, repair, threads, progress):
             for unit in missing.values()
         ],
         "stray": survey.stray,
-        "repaired": _remove(files, target, survey, damaged) if repair else [],
+        "repaired": repaired,
+        "not_repaired": [{"file": file, "reason": reason} for file, reason in kept.items()],
         "commands": commands,
     }
 
@@ -400,31 +404,62 @@ def _remove(files, target, survey, damaged):
 
     Each is checked once more first, and stays if it is whole now or only a read failed, as such an error may pass. A
     unit that another process has encoded again since the check keeps its record and its shard. If `units` or `plans`
-    is a link out of the store, the files there also stay.
-    """
-    gone, root = [], os.path.realpath(files.path)
+    is a link out of the store, the files there also stay. So does a directory, which is not ours.
 
-    def remove(path, *others):
-        inside = os.path.realpath(path.parent) == os.path.join(root, path.parent.name)
-        if inside and _identity(path) == survey.seen.get(path.name):
-            for name in (path, *others):
-                with suppress(FileNotFoundError, IsADirectoryError, PermissionError):  # a directory is not ours
-                    disk.unlink(name)
-                    gone.append(str(name.relative_to(files.path)))
+    Returns  (names of removed files, {name of a file that stays: reason})
+    """
+    gone, kept, root = [], {}, os.path.realpath(files.path)
+
+    def reason_to_keep(path, again):
+        if not again:
+            return "it was whole when it was checked again"
+        if all(entry["unread"] for entry in again):
+            return "only reading it failed, so it may be whole: run the same command again"
+        if os.path.realpath(path.parent) != os.path.join(root, path.parent.name):
+            return f"{path.parent.name} is a link out of the store"
+        return None if _identity(path) == survey.seen.get(path.name) else "it was written again since it was checked"
+
+    def keep(path, reason):
+        kept[str(path.relative_to(files.path))] = reason
+
+    def unlink(path):
+        """Remove a file. Returns whether it no longer exists."""
+        try:
+            disk.unlink(path)
+            gone.append(str(path.relative_to(files.path)))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            keep(path, "it is a directory" if path.is_dir() else error.strerror)
+            return False
+        return True
+
+    def remove(path, again, *shards):
+        if not os.path.lexists(path):
+            return
+        if reason := reason_to_keep(path, again):
+            keep(path, reason)
+        elif unlink(path):
+            for shard in shards:
+                unlink(shard)
 
     for unit in sorted({entry["unit"] for entry in damaged} - {None}):
-        if _is_damaged(_check_unit_again(files, target, unit)):
-            remove(files.record_file(unit), *(files.units / name for name in survey.shards.get(unit, ())))
+        shards = (files.units / name for name in survey.shards.get(unit, ()))
+        remove(files.record_file(unit), _check_unit_again(files, target, unit), *shards)
     for entry in damaged:
         if entry["file"].startswith("plans/"):
             path, again = files.path / entry["file"], _Survey()
             _try(again, path, None, lambda path=path: _read_plan(path, target))
-            if _is_damaged(again.damaged):
-                remove(path)
+            remove(path, again.damaged)
     for directory in (files.units, files.plans):
         if directory.is_dir() and not directory.is_symlink():
             disk.fsync_path(directory)
-    return gone
+    return gone, kept
+
+
+def _committed(entry):
+    """The name of the record of a damaged unit, else of the damaged file itself."""
+    return f"units/{entry['unit']}.json" if entry["unit"] else entry["file"]
 
 
 def _check_unit_again(files, target, unit):
@@ -434,7 +469,3 @@ def _check_unit_again(files, target, unit):
     for record in again.records:
         again.damaged += _check_shard(files, target, record, True, _Count())
     return again.damaged
-
-
-def _is_damaged(damaged):
-    return not all(entry["unread"] for entry in damaged)

@@ -47,6 +47,7 @@ def show(report: dict, settings: Settings) -> str:
     stray = [f"{entry['file']}  {entry['kind']}, {entry['bytes']:,} bytes" for entry in report["stray"]]
     lines += long_list(f"Stray, and ignored by readers ({program()} clean removes left-overs)", stray)
     lines += long_list("Removed", report["repaired"])
+    lines += long_list("Not removed", [f"{entry['file']}: {entry['reason']}" for entry in report["not_repaired"]])
     if damaged and "://" in report["store"]:
         lines.append(
             "\nNext, where the store was made:\n"

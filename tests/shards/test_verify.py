@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_store import make_store
 
+from mlsm.commands.verify_shards import show
 from mlsm.common import disk
 from mlsm.common.errors import ShardError, StoreError
 from shards import block_check, codec, tools, verify
@@ -202,8 +203,11 @@ def test_repair_leaves_what_was_encoded_anew_meanwhile(store, monkeypatch):
     assert not verify.verify(store.path, full=True)["damaged"]
 
 
-@pytest.mark.parametrize("pattern", ["units/*.tar", "units/*.json", "plans/*.json"])
-@pytest.mark.parametrize("times", [1, 1000])
+@pytest.mark.parametrize(
+    ("pattern", "times"),  # a record or a plan is read twice before it is called damaged
+    [("units/*.tar", 1), ("units/*.json", 2), ("plans/*.json", 2)]
+    + [(pattern, 1000) for pattern in ("units/*.tar", "units/*.json", "plans/*.json")],
+)
 def test_repair_leaves_what_could_not_be_read(store, monkeypatch, pattern, times):
     """A read error of a disk or its server, whether it passes or lasts, does not show that the bytes are wrong."""
     path, open_to_read, failures = next(store.path.glob(pattern)), disk.open_to_read, []
@@ -217,8 +221,50 @@ def test_repair_leaves_what_could_not_be_read(store, monkeypatch, pattern, times
     before = {path: path.read_bytes() for path in store.path.rglob("*") if path.is_file()}
     monkeypatch.setattr(disk, "open_to_read", fail)
     report = verify.verify(store.path, repair=True)
-    assert failures and report["repaired"] == []
+    assert failures and report["repaired"] == report["commands"] == []
+    (kept,) = report["not_repaired"]
+    assert ("was whole" if times < 3 else "may be whole") in kept["reason"]
     assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("pattern", ["units/*.json", "units/*.tar", "plans/*.json"])
+def test_repair_names_what_it_may_not_remove(store, monkeypatch, pattern):
+    """A record that stays keeps its shard; a shard that stays is of a unit that must be encoded again."""
+    path, unlink = min(store.path.glob(pattern)), disk.unlink
+    path.write_bytes(path.read_bytes()[:-20])
+
+    def refuse(wanted):
+        if wanted == path:
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(wanted))
+        unlink(wanted)
+
+    monkeypatch.setattr(disk, "unlink", refuse)
+    report = verify.verify(store.path, repair=True)
+    name = str(path.relative_to(store.path))
+    assert report["not_repaired"] == [{"file": name, "reason": "Operation not permitted"}] and path.exists()
+    is_shard = path.suffix == ".tar"
+    assert len(report["repaired"]) == len(report["commands"]) == is_shard
+    assert len(list(store.units.glob("*.tar"))) == 3
+    shown = show(report, VerifyConfig(repair=True))
+    assert f"{name}: Operation not permitted" in shown and ("Next:" in shown) == is_shard
+
+
+def test_repair_does_not_remove_through_a_link(store, tmp_path):
+    lose_the_end(store, record_of(store))
+    store.units.rename(tmp_path / "elsewhere")
+    store.units.symlink_to(tmp_path / "elsewhere")
+    report = verify.verify(store.path, repair=True)
+    (kept,) = report["not_repaired"]
+    assert kept["reason"] == "units is a link out of the store" and report["repaired"] == report["commands"] == []
+
+
+def test_repair_names_a_directory_with_the_name_of_a_record(store):
+    path = store.record_file(record_of(store).unit)
+    path.unlink()
+    path.mkdir()
+    assert verify.verify(store.path, repair=True)["not_repaired"] == [
+        {"file": f"units/{path.name}", "reason": "it is a directory"}
+    ]
 
 
 def test_repair_leaves_a_whole_store_alone(store):
