@@ -143,6 +143,7 @@ class Server:
             try:
                 with _writing(place):
                     disk.create(temporary).close()
+                with _writing(place, _OF_THE_DISK):  # others may be of the network
                     filesystem.get_file(path, str(temporary), callback=limits, **self._time(filesystem, most))
                 check(temporary)
                 with _writing(place):
@@ -477,10 +478,12 @@ class RemoteFiles(StoreFiles):
                 opened = disk.open_to_read(path)
                 status = os.fstat(opened.fileno())
                 if status.st_size == record.bytes:
-                    os.utime(opened.fileno(), ns=(time.time_ns(), status.st_mtime_ns))  # readers watch the mtime
+                    with suppress(OSError):  # the time of use only: the cache may be another user's, or read-only
+                        os.utime(opened.fileno(), ns=(time.time_ns(), status.st_mtime_ns))  # readers watch the mtime
                     return opened
                 opened.close()
-                path.unlink()
+                with _writing(path):
+                    path.unlink(missing_ok=True)
             if fetched < self.options.attempts:
                 self._fetch_shard(record, path)
         raise RemoteError(f"{path} is removed again and again. Use a larger MLSM_CACHE_GB.")
@@ -526,7 +529,7 @@ class RemoteFiles(StoreFiles):
         for _, length, path in sorted(kept):
             if excess <= 0:
                 return
-            with suppress(FileNotFoundError):
+            with _writing(path), suppress(FileNotFoundError):
                 disk.unlink(path)
             excess -= length
 
@@ -536,7 +539,10 @@ class RemoteFiles(StoreFiles):
 
         Yields a function to call whenever bytes arrive: waiting processes treat a holder without progress as dead.
         """
-        with open(self.units.parent / "lock", "a") as file:
+        lock = self.units.parent / "lock"
+        with _writing(lock):
+            file = disk.append(lock)
+        with file:
             held = self._wait_for_lock(file)
             try:
                 yield lambda: os.utime(file.fileno()) if held else None
@@ -655,15 +661,18 @@ class _Limits(fsspec.Callback):
 
 
 @contextmanager
-def _writing(place):
-    """Add to an error of this machine's disk which setting chooses another disk."""
+def _writing(place, errors=None):
+    """Add to an error of this machine's disk which setting chooses another disk.
+
+    errors  numbers of the errors that are the disk's; None: all
+    """
     try:
         yield
     except OSError as error:
-        if error.errno not in _OF_THE_DISK:
+        if disk.is_of_the_machine(error) or errors is not None and error.errno not in errors:
             raise
         raise WriteError(
-            f"{place} could not be written: {os.strerror(error.errno)}. MLSM_CACHE moves the cache of remote stores "
+            f"{place} could not be written: {error.strerror}. MLSM_CACHE moves the cache of remote stores "
             "to another directory, MLSM_CACHE_GB limits its size."
         ) from None
 

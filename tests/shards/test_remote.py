@@ -1,5 +1,6 @@
 """Stores behind a URL: the same bytes as on disk, whatever the network does, or an error in bounded time."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -26,8 +27,8 @@ from make_store import make_store
 from torch.utils.data import DataLoader
 from webdataset.gopen import gopen_schemes
 
-from mlsm.common.disk import writer_of_temporary
-from mlsm.common.errors import RemoteError, ShardError, StoreError
+from mlsm.common import disk
+from mlsm.common.errors import RemoteError, ShardError, StoreError, WriteError
 from shards.clean import clean
 from shards.codec import block_windows
 from shards.derive import derive
@@ -380,7 +381,7 @@ def test_a_download_that_is_killed_leaves_no_shard_and_is_made_again(made, web, 
         time.sleep(0.01)
     process.kill()
     process.join()
-    assert not cached_shards(options) and writer_of_temporary(halves[0].name) == process.pid
+    assert not cached_shards(options) and disk.writer_of_temporary(halves[0].name) == process.pid
     began = time.monotonic()
     read_once(f"{web.url}/lsp", replace(options, timeout=20))
     assert time.monotonic() - began < 10, "the lock ended with its holder"
@@ -522,6 +523,35 @@ def test_a_stopped_process_that_holds_the_lock_is_waited_for_once(made, web, opt
         windows.read([len(windows) - 1])
         assert time.monotonic() - began < wait
     assert_cache_is_sound(options, made[0])
+
+
+def test_a_cache_of_another_user_is_read(made, web, options, monkeypatch):
+    read_once(f"{web.url}/lsp", options)
+    utime = os.utime
+
+    def refuse(file, times=None, *, ns=None):
+        if ns:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        utime(file, times)
+
+    monkeypatch.setattr(os, "utime", refuse)
+    asked = len(web.requests)
+    read_once(f"{web.url}/lsp", options)
+    assert not [path for path in web.requests[asked:] if path.endswith(".tar")]
+
+
+def test_a_cache_that_cannot_be_written_is_not_called_a_damaged_store(made, web, options, monkeypatch):
+    windows = Store.open(f"{web.url}/lsp", remote=options).split("train")
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    for call, name in (("append", "lock"), ("create", r"\.tar")):
+        with monkeypatch.context() as patch, pytest.raises(WriteError) as caught:
+            patch.setattr(disk, call, refuse)
+            windows.read([0])
+        assert re.search(name + " could not be written: Permission denied. MLSM_CACHE moves", str(caught.value))
+    assert len(windows.read([0]).ids) == 1
 
 
 # -- the cache's limit ------------------------------------------------------------------------------------
