@@ -142,12 +142,17 @@ class Server:
             limits, temporary = _Limits(most, self.options, alive), disk.temporary_name(place.parent, place.name)
             try:
                 with _writing(place):
+                    make_directories(place.parent)  # the cache may be removed at any time
                     disk.create(temporary).close()
                 with _writing(place, _OF_THE_DISK):  # others may be of the network
                     filesystem.get_file(path, str(temporary), callback=limits, **self._time(filesystem, most))
                 check(temporary)
                 with _writing(place):
                     disk.rename(temporary, place)
+            except FileNotFoundError:
+                if place.parent.is_dir():
+                    raise
+                raise _removed(place) from None
             finally:
                 disk.discard(temporary)
             return True
@@ -541,6 +546,7 @@ class RemoteFiles(StoreFiles):
         """
         lock = self.units.parent / "lock"
         with _writing(lock):
+            make_directories(lock.parent)
             file = disk.append(lock)
         with file:
             held = self._wait_for_lock(file)
@@ -665,16 +671,26 @@ def _writing(place, errors=None):
     """Add to an error of this machine's disk which setting chooses another disk.
 
     errors  numbers of the errors that are the disk's; None: all
+    Raises  WriteError; OSError without a number if the directory was removed meanwhile
     """
     try:
         yield
     except OSError as error:
         if disk.is_of_the_machine(error) or errors is not None and error.errno not in errors:
             raise
+        if isinstance(error, FileNotFoundError):
+            raise _removed(place) from None
         raise WriteError(
             f"{place} could not be written: {error.strerror}. MLSM_CACHE moves the cache of remote stores "
             "to another directory, MLSM_CACHE_GB limits its size."
         ) from None
+
+
+def _removed(place):
+    """The error if a directory of the cache is removed during a download. FileNotFoundError is for the server's files;
+    this one is tried again.
+    """
+    return OSError(f"{place.parent} was removed meanwhile")
 
 
 def _copy_again():

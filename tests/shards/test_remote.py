@@ -554,6 +554,35 @@ def test_a_cache_that_cannot_be_written_is_not_called_a_damaged_store(made, web,
     assert len(windows.read([0]).ids) == 1
 
 
+def test_the_cache_may_be_removed_while_it_is_read(made, web, options, monkeypatch):
+    local, store = Store.open(made[0]), Store.open(f"{web.url}/lsp", remote=options)
+    windows, theirs = store.split("train"), local.split("train")
+    windows.read([0])
+    shutil.rmtree(options.directory)
+    assert np.array_equal(windows.read([len(windows) - 1]).ids, theirs.read([len(windows) - 1]).ids)
+    shutil.rmtree(options.directory)
+    assert (store.tokenizer_dir / "tokenizer.json").exists() and store.report() == local.report()
+    assert_cache_is_sound(options, made[0])
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_the_cache_may_be_removed_during_a_download(made, web, options, monkeypatch, times):
+    windows, sha256, removed = Store.open(f"{web.url}/lsp", remote=options).split("train"), disk.file_sha256, []
+
+    def remove(path):
+        if len(removed) < times:
+            removed.append(path)
+            shutil.rmtree(options.directory)
+        return sha256(path)
+
+    monkeypatch.setattr(disk, "file_sha256", remove)
+    if times == 1:
+        assert len(windows.read([0]).ids) == 1
+    else:
+        with pytest.raises(RemoteError, match="units was removed meanwhile; asked 3 times"):
+            windows.read([0])
+
+
 # -- the cache's limit ------------------------------------------------------------------------------------
 
 
