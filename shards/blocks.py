@@ -13,9 +13,11 @@ Shapes: B blocks, U units.
 import hashlib
 import mmap
 import os
+import resource
 from array import array
 from collections.abc import Iterable
-from functools import lru_cache
+from contextlib import suppress
+from functools import cache, lru_cache
 from io import FileIO
 from pathlib import Path
 
@@ -28,6 +30,9 @@ from shards.manifest import UnitRecord
 
 Group = tuple[str, int, int, bytes]  # name, offset in the shard, length, SHA-256
 KEPT = 128  # shards or blocks that stay mapped: those of two shuffle windows
+
+
+_MOST_OPEN = 1 << 16  # files; a limit beyond that slows programs down that go through all numbers
 
 
 class BlockTable:
@@ -104,6 +109,18 @@ def _identity(status):
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
+@cache  # once per process
+def _allow_more_open_files():
+    """Raise this process's limit of open files, often 1,024, as far as it may: each mapping keeps its file open, and
+    several readers, each with `KEPT` mappings or more, may be in use.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_OPEN if hard == resource.RLIM_INFINITY else min(hard, _MOST_OPEN)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # some systems have a lower limit of their own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 class Blocks:
     """The bytes of the member groups in a BlockTable, mapped from the shards of a store. Units are given by number,
     groups as `BlockTable.group` returns them.
@@ -112,6 +129,7 @@ class Blocks:
     """
 
     def __init__(self, files: StoreFiles, table: BlockTable):
+        _allow_more_open_files()
         self._files, self._table = files, table
         self._shard = lru_cache(maxsize=KEPT)(self._map_shard)
 

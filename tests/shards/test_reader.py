@@ -2,6 +2,8 @@
 
 import errno
 import pickle
+import subprocess
+import sys
 import tracemalloc
 from unittest import mock
 
@@ -102,6 +104,20 @@ def test_an_error_of_the_machine_is_not_called_a_damaged_shard(tmp_path, monkeyp
     else:
         with pytest.raises(raised):
             verify(files.path, full=True)
+
+
+def test_several_large_stores_are_read_below_a_low_limit_of_open_files(tmp_path):
+    """As in a run of several stores: two readers here map 128 shards each, where a process may open 256 files."""
+    files, *_ = make_store(tmp_path / "s", k=0, blocks=1, max_length=16, units=("train",) * 140)
+    code = """if True:
+        import resource, sys
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        from shards.reader import Store
+        readers = [Store.open(sys.argv[1]).split("train") for _ in range(2)]
+        for reader in readers:
+            assert len(reader.read(range(0, len(reader))).ids) == len(reader)
+        """
+    subprocess.run([sys.executable, "-c", code, files.path], check=True)
 
 
 def test_a_reader_travels_to_another_process(windows):
