@@ -59,6 +59,7 @@ from shards.copies import CODEBOOK_FILES, DICTIONARY_FILES, TOKENIZER_FILES, wri
 from shards.files import StoreFiles, describe_no_store
 from shards.manifest import Plan, PlannedUnit, UnitRecord, fingerprint, parse_target
 
+TEMPORARY = "mlsm-fetch-"  # the beginning of the names of temporary directories outside of the cache
 _AT_ONCE = 16  # small files to fetch in parallel
 _SMALL, _WIDEST, _MOST_ATOMS = 64 << 20, 4 * 8192, 1 << 30  # most bytes: of a small file, of one atom, of all atoms
 _PLAN = re.compile(r"([0-9a-f]{32})\.json")
@@ -177,7 +178,7 @@ class Server:
 
     def read(self, name: str, most: int, check: Callable[[bytes], object] = lambda raw: None) -> bytes | None:
         """The bytes of a file; None if there is none. Raises the errors of `fetch`."""
-        with TemporaryDirectory(prefix="mlsm-fetch-") as directory:
+        with TemporaryDirectory(prefix=TEMPORARY) as directory:
             place = Path(directory) / "file"
             return place.read_bytes() if self.fetch(name, place, most, lambda path: check(path.read_bytes())) else None
 
@@ -639,7 +640,7 @@ def gopen(url: str, mode: str = "rb", bufsize: int = -1, **options: object) -> F
         if disk.file_sha256(path) != records[-1].sha256:
             raise ShardError("it does not match the hash in its record")
 
-    with TemporaryDirectory(prefix="mlsm-fetch-") as directory:
+    with TemporaryDirectory(prefix=TEMPORARY) as directory:
         place = Path(directory) / "shard"
         is_there = server.read(f"{unit}.json", _SMALL, keep) is not None
         if not is_there or not server.fetch(file, place, records[-1].bytes, check):
@@ -680,10 +681,10 @@ def _writing(place, errors=None):
             raise
         if isinstance(error, FileNotFoundError):
             raise _removed(place) from None
-        raise WriteError(
-            f"{place} could not be written: {error.strerror}. MLSM_CACHE moves the cache of remote stores "
-            "to another directory, MLSM_CACHE_GB limits its size."
-        ) from None
+        remedy = "MLSM_CACHE moves the cache of remote stores to another directory, MLSM_CACHE_GB limits its size."
+        if any(part.startswith(TEMPORARY) for part in place.parts):
+            remedy = "TMPDIR names another directory for temporary files."
+        raise WriteError(f"{place} could not be written: {error.strerror}. {remedy}") from None
 
 
 def _removed(place):

@@ -81,9 +81,9 @@ def _open(path: str | Path) -> Iterator[StoreFiles]:
     if not is_url(path):
         yield StoreFiles(path)
         return
-    from shards.remote import Remote, VerifiedFiles  # only here: fsspec takes a while to import
+    from shards.remote import TEMPORARY, Remote, VerifiedFiles  # only here: fsspec takes a while to import
 
-    with TemporaryDirectory(prefix="mlsm-verify-") as nowhere:
+    with TemporaryDirectory(prefix=TEMPORARY) as nowhere:
         url, plan_id = plan_of(path)
         files = VerifiedFiles(str(url), Remote(cache=Path(nowhere)))
         files.copy_small_files(plan_id)

@@ -364,6 +364,25 @@ def test_a_full_disk_leaves_nothing_half_written(made, web, options):
     Store.open(f"{web.url}/lsp", remote=options).split("train").read([0])
 
 
+def test_a_full_directory_of_temporary_files_is_not_called_the_cache(made, web, options, monkeypatch):
+    """target.json, shards for plain WebDataset and those of a verification are not fetched into the cache."""
+    create = disk.create
+
+    def refuse(path):
+        if path.is_relative_to(options.directory):
+            return create(path)
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    shard = Store.open(f"{web.url}/lsp", remote=options).urls()[0]
+    monkeypatch.setattr(disk, "create", refuse)
+    for use in (lambda: read_once(f"{web.url}/lsp", options), lambda: gopen(shard), lambda: verify(f"{web.url}/lsp")):
+        with pytest.raises(WriteError, match=r"No space left on device. TMPDIR names another directory") as caught:
+            use()
+        assert "MLSM_CACHE" not in str(caught.value)
+    monkeypatch.undo()
+    read_once(f"{web.url}/lsp", options)
+
+
 def read_once(url, options):
     Store.open(url, remote=options).split("train").read([0])
 
