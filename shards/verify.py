@@ -55,7 +55,7 @@ def verify(
     threads: int | None = None,
     progress: Callable[..., None] = silent,
 ) -> dict:
-    """Check a store: a directory, or the URL of a store or of one of its plans.
+    """Check a store, or the units of one of its plans: a directory or a URL, or its `plans/<plan>.json`.
 
     full      read and check every byte
     repair    implies full; remove records and shards of damaged units, and damaged plans, so that the encoding
@@ -71,12 +71,13 @@ def verify(
     """
     if repair and is_url(path):
         raise StoreError(f"{redacted(path)} cannot be repaired from here: repair the store that it was copied from.")
-    with _open(path) as files:
-        return _verify(files, full, repair, threads, progress)
+    path, plan_id = plan_of(path)
+    with _open(path, plan_id) as files:
+        return _verify(files, plan_id, full, repair, threads, progress)
 
 
 @contextmanager
-def _open(path: str | Path) -> Iterator[StoreFiles]:
+def _open(path: str | Path, plan_id: str | None) -> Iterator[StoreFiles]:
     """The store's files: its directory, or a fresh copy of its small files that bypasses the cache."""
     if not is_url(path):
         yield StoreFiles(path)
@@ -84,18 +85,19 @@ def _open(path: str | Path) -> Iterator[StoreFiles]:
     from shards.remote import TEMPORARY, Remote, VerifiedFiles  # only here: fsspec takes a while to import
 
     with TemporaryDirectory(prefix=TEMPORARY) as nowhere:
-        url, plan_id = plan_of(path)
-        files = VerifiedFiles(str(url), Remote(cache=Path(nowhere)))
+        files = VerifiedFiles(str(path), Remote(cache=Path(nowhere)))
         files.copy_small_files(plan_id)
         yield files
 
 
-def _verify(files, full, repair, threads, progress):
+def _verify(files, plan_id, full, repair, threads, progress):
     started = time.perf_counter()
     target = files.target()
     if repair:
         disk.follow_no_links_below(files.path)
     survey = _survey(files, target)
+    if plan_id is not None:
+        survey.keep_only(plan_id)
     damaged = survey.damaged + _check_shards(files, target, survey.records, full or repair, threads, progress)
     missing = {unit.id: unit for plan in survey.plans for unit in files.missing_units(plan)}
     repaired, kept = _remove(files, target, survey, damaged) if repair else ([], {})
@@ -139,6 +141,18 @@ class _Survey:
     """File name -> identity (`_identity`) of every record and plan."""
     shards: dict = field(default_factory=dict)
     """Names of the shards of every unit, whether a record names them or not."""
+
+    def keep_only(self, plan_id):
+        """Forget other plans, their units and the damage in either. What is stray depends on all plans and stays."""
+        self.plans = [plan for plan in self.plans if plan.id == plan_id]
+        units = {unit.id for plan in self.plans for unit in plan.units}
+        self.records = [record for record in self.records if record.unit in units]
+        this = f"plans/{plan_id}.json"
+        self.damaged = [
+            entry
+            for entry in self.damaged
+            if entry["unit"] in units | {None} and (entry["file"] == this or not entry["file"].startswith("plans/"))
+        ]
 
 
 def _survey(files, target):

@@ -1,5 +1,6 @@
 """verify finds every kind of damage, names it, and its repair lets the same encoding make the store whole."""
 
+import dataclasses
 import errno
 import json
 import shutil
@@ -175,6 +176,25 @@ def test_what_is_missing_and_what_is_stray(store):
         "notes.txt": "not of a store",
         "*.json": "not of a store",
     }
+
+
+def test_one_plan_is_checked_alone(store):
+    """As every message advises for a store of several plans."""
+    plan = Store.open(store.path).plan
+    other = dataclasses.replace(plan, units=(*plan.units[:-1], dataclasses.replace(plan.units[-1], id="f" * 32)))
+    store.publish_plan(other)
+    lose(store, record_of(store, -1))
+    of_one, of_other, of_both = (
+        verify.verify(path) for path in (*(store.plans / f"{plan.id}.json" for plan in (plan, other)), store.path)
+    )
+    assert of_one["store"] == of_other["store"] == str(store.path) and not of_both["stray"]
+    for report, lacking, units, damaged in ((of_one, 0, 3, 1), (of_other, 1, 2, 0), (of_both, 1, 3, 1)):
+        assert (len(report["missing"]), report["units"], len(report["damaged"])) == (lacking, units, damaged)
+        assert not report["stray"]
+    assert [entry["plan"] for entry in of_other["plans"]] == [other.id]
+    (store.plans / f"{other.id}.json").write_text("{}")
+    assert not any("plans" in entry["file"] for entry in verify.verify(store.plans / f"{plan.id}.json")["damaged"])
+    assert "plans" in verify.verify(store.plans / f"{other.id}.json")["damaged"][0]["file"]
 
 
 def test_stray_files_are_listed_beside_a_damaged_plan_too(store):
