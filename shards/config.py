@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mlsm.common.settings import Positional, check
 
@@ -96,3 +96,10 @@ class CleanConfig:
 
     def __post_init__(self):
         check(self)
+
+
+def store_of(settings: Any) -> str | Path:
+    """The store that the settings name; callers fill in the newest one if the settings name none."""
+    if settings.store is None:
+        raise ValueError("STORE is missing: name the directory or the URL of a store")
+    return settings.store

@@ -29,6 +29,7 @@ from mlsm.common.errors import RequestError, StoreError
 from mlsm.common.invocation import program
 from mlsm.common.progress import silent
 from shards import codec, copies
+from shards.config import DeriveConfig, store_of
 from shards.files import StoreFiles
 from shards.manifest import fingerprint
 from shards.reader import Store, is_url
@@ -37,6 +38,12 @@ from shards.shard_file import blocks, naming
 from shards.writer import UnitWriter
 
 _LARGEST_TAIL = 2 ** (-1 / (4 * TAIL_STEPS_PER_OCTAVE))  # the middle, in octaves, of the tails that are rounded to 1
+
+
+def derive_shards(settings: DeriveConfig, progress: Callable[..., None] = silent) -> list[dict]:
+    """Make a store with a smaller n. Returns a list with its report, like an encoding command; raises derive's
+    errors."""
+    return [derive(store_of(settings), settings.top_n, settings.output, progress)]
 
 
 def derive(

@@ -8,9 +8,9 @@ from shards.config import CleanConfig as Settings
 
 def run(settings: Settings, progress: Progress = silent) -> Report:
     """Remove what killed processes left behind."""
-    from shards.tools import clean
+    from shards.clean import clean
 
-    return Report.of(clean(settings, progress))
+    return Report.of(clean(settings.path, settings.dry_run, settings.all))
 
 
 def show(report: dict, settings: Settings) -> str:

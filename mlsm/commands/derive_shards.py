@@ -16,6 +16,6 @@ def show(report: dict, settings: Settings) -> str:
 
 def run(settings: Settings, progress: Progress = silent) -> EncodedStore:
     """Make a store with fewer entries per token from a stored one, without the teacher."""
-    from shards.tools import derive_shards
+    from shards.derive import derive_shards
 
     return EncodedStore.of(derive_shards(settings, progress)[0])

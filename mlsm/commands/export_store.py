@@ -5,6 +5,7 @@ from mlsm.common.progress import Progress, silent
 from mlsm.results import Report
 from mlsm.terminal.tables import quantity, size, table
 from shards.config import ExportStoreConfig as Settings
+from shards.config import store_of
 
 DOWNLOADS = False
 newest = stores
@@ -12,9 +13,9 @@ newest = stores
 
 def run(settings: Settings, progress: Progress = silent) -> Report:
     """Write a store as Parquet files with a dataset card: datasets.load_dataset(exported["output"]) reads them."""
-    from shards.tools import export_store
+    from shards.export import export
 
-    return Report.of(export_store(settings, progress))
+    return Report.of(export(store_of(settings), settings.output, progress))
 
 
 def show(report: dict, settings: Settings) -> str:

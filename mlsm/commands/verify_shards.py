@@ -10,15 +10,16 @@ from mlsm.common.text import shell_quote
 from mlsm.results import Verified
 from mlsm.terminal.tables import long_list, quantity, table
 from shards.config import VerifyConfig as Settings
+from shards.config import store_of
 
 newest = stores
 
 
 def run(settings: Settings, progress: Progress = silent) -> Verified:
     """Check that a store is whole; with full=True every byte of it."""
-    from shards.tools import verify_shards
+    from shards.verify import verify
 
-    return Verified.of(verify_shards(settings, progress))
+    return Verified.of(verify(store_of(settings), settings.full, settings.repair, progress=progress))
 
 
 def show(report: dict, settings: Settings) -> str:

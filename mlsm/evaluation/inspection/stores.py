@@ -20,12 +20,11 @@ import numpy as np
 from mlsm.common.disk import read_file
 from mlsm.common.errors import RequestError, ShardError
 from shards import codec
-from shards.config import ShowConfig
+from shards.config import ShowConfig, store_of
 from shards.copies import foreign_errors, parse_dictionary
 from shards.reader import Store
 from shards.schema import ShardMeta
 from shards.shard_file import blocks, naming
-from shards.tools import store_of
 
 TOP_ATOMS = 10
 _DICTIONARY_FIGURES = ("objective", "explained_variance", "nnz", "dead_atoms", "largest_cosine", "epoch")

@@ -21,7 +21,7 @@ from mlsm.evaluation.similarity.measures import best_pairs, overlap
 from mlsm.evaluation.similarity.scores import mean_distribution, text_scores
 from mlsm.evaluation.similarity.sources import TeacherSource, Tokens, open_source
 from mlsm.evaluation.similarity.zero_shot import evaluate_table
-from shards.tools import store_of
+from shards.config import store_of
 
 MOST_SHARED = 8
 

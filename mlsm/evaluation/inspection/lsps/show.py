@@ -25,9 +25,9 @@ from mlsm.evaluation.inspection.lsps.vectors import VectorView
 from mlsm.evaluation.inspection.lsps.view import NEIGHBOURS, StoreView
 from mlsm.evaluation.records import shown_name
 from pipeline.dictionary import Dictionary
+from shards.config import store_of
 from shards.copies import check_dictionary
 from shards.reader import Store, finished_stores, is_url
-from shards.tools import store_of
 
 OVERVIEW_ROWS = 16
 NAMED_BY = 300_000  # tokens that are read to name the LSPs of a text

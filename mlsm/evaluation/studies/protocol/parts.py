@@ -23,7 +23,7 @@ from mlsm.evaluation.studies.word_senses.choose_layer import choose_layer
 from mlsm.evaluation.tasks.blimp.evaluate import evaluate_blimp
 from mlsm.evaluation.tasks.finetuning.suite import finetune
 from pipeline.commands import encode_hidden, encode_ids, encode_logits, encode_lsp
-from shards.tools import derive_shards
+from shards.derive import derive_shards
 from student.config import StudentConfig
 from student.objectives import LSP_OBJECTIVES, WITHOUT_WORDS
 from student.probe import train_probe
