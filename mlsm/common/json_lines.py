@@ -6,12 +6,11 @@ A log only accompanies the work, so damage to it must never stop the work. This 
 words the warning.
 """
 
-import errno
 import json
-import os
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from mlsm.common import disk
 
 
 def read_json_lines(path: str | Path, needed: Sequence[str] = ("step",)) -> tuple[list[dict], dict[int, bytes]]:
@@ -22,9 +21,7 @@ def read_json_lines(path: str | Path, needed: Sequence[str] = ("step",)) -> tupl
     Returns  (dicts in order, {number of a damaged line, from 1: its bytes}); a last line without a newline, as a killed
              process leaves it, is in neither
     """
-    with open(path, "rb", opener=_open_regular) as file:
-        raw = file.read()
-    lines, damaged = [], {}
+    raw, lines, damaged = disk.read_file(path), [], {}
     for number, line in enumerate(raw[: raw.rfind(b"\n") + 1].splitlines(), start=1):
         try:
             values = json.loads(line)
@@ -41,11 +38,3 @@ def damage(path: str | Path, damaged: Mapping[int, bytes]) -> str:
     """A message about damaged lines: how many, and the first one."""
     first = ", ".join(map(str, list(damaged)[:5])) + (", ..." if len(damaged) > 5 else "")
     return f"{path}: {len(damaged)} damaged lines are passed over (line {first})"
-
-
-def _open_regular(path, flags):
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no file", str(path))
-    return descriptor
