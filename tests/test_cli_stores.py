@@ -15,7 +15,8 @@ from mlsm.cli.settings import parse
 from mlsm.commands import load
 from mlsm.common.disk import temporary_name
 from mlsm.common.errors import EXIT_INPUT, EXIT_STORE
-from mlsm.evaluation.inspection.stores import show
+from mlsm.evaluation.inspection.stores import show_shards
+from shards.config import ShowConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -118,7 +119,7 @@ def test_what_is_not_there_is_bad_input(place, monkeypatch, arguments):
 def test_a_store_that_lost_its_target_is_damaged(place):
     (place / "runs" / "stores" / "lsp-tiny" / "target.json").unlink()
     with pytest.raises(ValueError, match="no target.json") as caught:
-        show(place / "runs" / "stores" / "lsp-tiny")
+        show_shards(ShowConfig(store=str(place / "runs" / "stores" / "lsp-tiny")))
     assert cli.exit_code(caught.value) == EXIT_STORE
 
 
@@ -128,7 +129,9 @@ def test_a_store_behind_a_url(place, monkeypatch):
         url = f"{web.url}/lsp-tiny"
         assert "The store is whole" in mlsm(place, "verify-shards", url, "--full").stdout
         shown = json.loads(mlsm(place, "show-shards", url, "--json").stdout)
-        assert shown == json.loads(json.dumps(show(place / "runs" / "stores" / "lsp-tiny"))) | {"store": url}
+        assert shown == json.loads(
+            json.dumps(show_shards(ShowConfig(store=str(place / "runs" / "stores" / "lsp-tiny"))))
+        ) | {"store": url}
         shard = next((place / "runs" / "stores" / "lsp-tiny" / "units").glob("*.tar"))
         shard.write_bytes(shard.read_bytes()[:-600])
         run = mlsm(place, "verify-shards", url, code=3)

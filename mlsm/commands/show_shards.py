@@ -35,7 +35,7 @@ def run(settings: Settings, progress: Progress = silent) -> Report:
     """What a store holds: statistics, or one document or window with its targets."""
     from mlsm.evaluation.inspection.stores import show_shards
 
-    return Report.of(show_shards(settings, progress))
+    return Report.of(show_shards(settings))
 
 
 def show(shown: dict, settings: Settings) -> str:

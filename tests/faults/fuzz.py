@@ -89,7 +89,7 @@ from mlsm.evaluation.comparison import compare as comparison_report
 from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.inspection.lsps import show as lsps_show
 from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
-from mlsm.evaluation.inspection.stores import show as show_shards
+from mlsm.evaluation.inspection.stores import show_shards
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.suite import finetune
 from mlsm.evaluation.tasks.finetuning.trials import load as suite_load
@@ -101,6 +101,7 @@ from pipeline.dictionary import Dictionary
 from pipeline.imported import ImportConfig, import_dictionary
 from pipeline.teacher import load_tokenizer, read_config
 from shards.clean import clean
+from shards.config import ShowConfig
 from shards.derive import derive
 from shards.reader import Store, finished_stores
 from shards.remote import Remote
@@ -252,8 +253,8 @@ def derive_store(place):
 
 
 def show_store(place):
-    for asked in ({}, {"document": 0}, {"window": 1}, {"against": place.healthy}):
-        json.dumps(shown := show_shards(place.subject, **asked))
+    for asked in ({}, {"document": 0}, {"window": 1}, {"against": str(place.healthy)}):
+        json.dumps(shown := show_shards(ShowConfig(store=str(place.subject), **asked)))
         view(shown, None)
 
 

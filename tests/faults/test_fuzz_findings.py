@@ -36,7 +36,7 @@ from mlsm.common.progress import silent
 from mlsm.evaluation import models, records
 from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.show import show as show_lsps
-from mlsm.evaluation.inspection.stores import document_tokens, show
+from mlsm.evaluation.inspection.stores import document_tokens, show_shards
 from mlsm.evaluation.studies.flops.encoders import EncoderShape
 from mlsm.evaluation.tasks.finetuning import trials
 from mlsm.evaluation.tasks.finetuning.heads import Backbone
@@ -44,6 +44,7 @@ from mlsm.evaluation.tasks.scoring import models as masked_lms
 from mlsm.recipes.reading import read_recipe
 from pipeline.dictionary import Dictionary
 from pipeline.teacher import load_tokenizer
+from shards.config import ShowConfig
 from shards.derive import derive
 from shards.files import StoreFiles
 from shards.reader import Store
@@ -128,7 +129,7 @@ def test_verify_and_the_reader_agree_on_statistics_that_a_record_must_have(files
     del record["statistics"]["entropy_nats"]
     write_sealed(files.path, path, record)
     with pytest.raises(ShardError, match="statistics.entropy_nats is missing"):
-        show(files.path)
+        show_shards(ShowConfig(store=str(files.path)))
     [damage] = verify(files.path)["damaged"]
     assert "field statistics.entropy_nats is missing" in damage["problem"]
 
@@ -277,7 +278,10 @@ CHANGES = {
 def test_an_error_of_a_crafted_shard_names_it_wherever_it_is_read(files, tmp_path, change):
     craft(files, "train-0", CHANGES[change])
     shard = files.record("train-0").file
-    for use in (lambda: derive(files.path, 2, output=tmp_path / "out"), lambda: show(files.path, document=0)):
+    for use in (
+        lambda: derive(files.path, 2, output=tmp_path / "out"),
+        lambda: show_shards(ShowConfig(store=str(files.path), document=0)),
+    ):
         with pytest.raises(ShardError, match=f"{shard}: block 000000: .*--repair"):
             use()
 
@@ -301,7 +305,7 @@ def test_statistics_that_are_no_numbers(files, statistics):
     record["statistics"] |= statistics
     write_sealed(files.path, files.record_file("train-0"), record)
     with pytest.raises(ShardError, match="train-0.json: field statistics"):
-        show(files.path)
+        show_shards(ShowConfig(store=str(files.path)))
 
 
 @pytest.mark.promise("statistics, documents …")
@@ -325,7 +329,7 @@ def test_a_dictionary_that_has_no_end_is_not_read(files):
     (files.dictionary / "dictionary.json").unlink()
     (files.dictionary / "dictionary.json").symlink_to("/dev/zero")
     with within_seconds(20):
-        assert "a device, not a file" in show(files.path)["dictionary"]["problem"]
+        assert "a device, not a file" in show_shards(ShowConfig(store=str(files.path)))["dictionary"]["problem"]
 
 
 def test_a_tokenizer_that_no_target_names_may_be_anything(subjects):
@@ -333,7 +337,10 @@ def test_a_tokenizer_that_no_target_names_may_be_anything(subjects):
     kept = json.loads(path.read_text())
     kept["model"]["vocab"]["w29"] = 1e308
     path.write_text(json.dumps(kept))
-    for use in (lambda: show(subjects / "ids", window=0), lambda: Store.open(subjects / "ids").load_tokenizer()):
+    for use in (
+        lambda: show_shards(ShowConfig(store=str(subjects / "ids"), window=0)),
+        lambda: Store.open(subjects / "ids").load_tokenizer(),
+    ):
         with pytest.raises(StoreError, match="tokenizer cannot be loaded"):
             use()
 

@@ -11,8 +11,6 @@ Shapes: T tokens, K atoms.
 """
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,30 +28,18 @@ TOP_ATOMS = 10
 _DICTIONARY_FIGURES = ("objective", "explained_variance", "nnz", "dead_atoms", "largest_cosine", "epoch")
 
 
-def show_shards(settings: ShowConfig, progress: Callable[..., None] | None = None) -> dict:
-    """The view that a ShowConfig asks for. Raises RequestError if the store does not hold it."""
-    asked_for = {name: getattr(settings, name) for name in ("document", "window", "split", "against")}
-    return show(store_of(settings), top=settings.top_n, tokens=settings.max_tokens, **asked_for)
+def show_shards(settings: ShowConfig) -> dict:
+    """The view that the settings ask for: a difference, a window, a document, or the statistics.
 
-
-def show(
-    path: str | Path,
-    *,
-    document: int | None = None,
-    window: int | None = None,
-    split: str = "train",
-    top: int = 5,
-    tokens: int = 512,
-    against: str | Path | None = None,
-) -> dict:
-    """The view that `mlsm show-shards` was asked for: a difference, a window, a document, or the statistics."""
-    store = Store.open(path)
-    if against is not None:
-        return difference(store, Store.open(against))
-    if window is not None:
-        return window_tokens(store, split, window, top)
-    if document is not None:
-        return document_tokens(store, split, document, top, tokens)
+    Raises  RequestError if the store does not hold it
+    """
+    store = Store.open(store_of(settings))
+    if settings.against is not None:
+        return difference(store, Store.open(settings.against))
+    if settings.window is not None:
+        return window_tokens(store, settings.split, settings.window, settings.top_n)
+    if settings.document is not None:
+        return document_tokens(store, settings.split, settings.document, settings.top_n, settings.max_tokens)
     return statistics(store)
 
 

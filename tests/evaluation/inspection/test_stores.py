@@ -11,6 +11,7 @@ from tiny_store import write_store
 from mlsm.commands import show_shards as stores
 from mlsm.common.errors import StoreError
 from mlsm.evaluation.inspection import stores as inspection
+from shards.config import ShowConfig
 from shards.files import StoreFiles
 from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.reader import Store
@@ -156,7 +157,7 @@ def test_documents_across_windows_and_blocks(tmp_path, k):
 
 def test_tokens_are_written_by_the_stores_tokenizer(tmp_path):
     store = write_store(tmp_path / "s", k=24)
-    shown = inspection.show(store.path, window=0, split="held_out")
+    shown = inspection.show_shards(ShowConfig(store=str(store.path), window=0, split="held_out"))
     words = [token["text"] for token in shown["tokens"]]
     assert words[0] == "[CLS]" and words[-1] == "[SEP]" and all(re.fullmatch(r"w\d+", word) for word in words[1:-1])
     assert shown["tokens"][1]["id"] == int(words[1][1:]) + 5
@@ -164,10 +165,10 @@ def test_tokens_are_written_by_the_stores_tokenizer(tmp_path):
 
 def test_the_settings_in_which_two_stores_differ(tmp_path):
     lsp, other, ids = (write_store(tmp_path / name, k=k) for name, k in (("a", 24), ("b", 30), ("c", 0)))
-    shown = inspection.show(lsp.path, against=other.path)
+    shown = inspection.show_shards(ShowConfig(store=str(lsp.path), against=str(other.path)))
     assert shown["differing"] == {"k": [24, 30]} and shown["same_plan"] and not shown["same_target"]
     assert "24  |  30" in stores.show(shown, None)
-    assert inspection.show(ids.path, against=ids.path)["differing"] == {}
+    assert inspection.show_shards(ShowConfig(store=str(ids.path), against=str(ids.path)))["differing"] == {}
 
 
 def test_histogram_bars():
