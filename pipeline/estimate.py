@@ -124,7 +124,7 @@ def _extrapolate_bytes(records, tokens, units):
     return round(tokens * (per_token + once_a_block / BLOCK_TOKENS) + units * once_a_unit)
 
 
-def estimate_lsp(job: Job, teacher: "Teacher", given: "Dictionary | None" = None) -> dict:
+def estimate_lsp(job: Job, teacher: "Teacher", given: "Dictionary | None") -> dict:
     """`estimate` for the LSP stores of the settings. The result also has the number of `lacking` dictionaries and the
     `learning_seconds` for them.
 

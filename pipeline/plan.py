@@ -254,7 +254,7 @@ def _files_held_out(contents):
     return {content for content in contents if _split(int(content[:16], 16)) == "held_out"} or {min(contents)}
 
 
-def _spans(source, unit_bytes, selection, seen, counts, split_of_all=None):
+def _spans(source, unit_bytes, selection, seen, counts, split_of_all):
     """Record ranges of a source that contain documents, a dict each, in the order in which they get full.
 
     split_of_all  the split of all its documents; None if each document's content decides

@@ -220,7 +220,7 @@ def decode_hidden(
 
 
 def gather_hidden_of_blocks(
-    layout: HiddenLayout, parts: list[tuple[Columns, np.ndarray]], codebook: np.ndarray | None = None
+    layout: HiddenLayout, parts: list[tuple[Columns, np.ndarray]], codebook: np.ndarray | None
 ) -> HiddenRows:
     """Decode the hidden states of chosen tokens of several blocks, in the order of the parts.
 

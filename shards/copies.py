@@ -203,8 +203,8 @@ def read_dictionary(files: StoreFiles) -> dict[str, bytes]:
             _require_files(contents, directory, ("center.npy",))
             entry = record["center"]  # any value: its kind is part of the fingerprint
             kind = entry.get("kind") if isinstance(entry, dict) else None
-            center = kind, read_array(directory / "center.npy", contents["center.npy"], "<f4", 2)
-        found = dictionary_fingerprint(read_array(directory / "atoms.npy", contents["atoms.npy"], "<f4", 2), center)
+            center = kind, read_array(directory / "center.npy", contents["center.npy"], 2)
+        found = dictionary_fingerprint(read_array(directory / "atoms.npy", contents["atoms.npy"], 2), center)
     except ShardError as error:
         raise StoreError(f"{error}. {files.restore_hint()}") from None
     check_dictionary(files, found)
@@ -220,7 +220,7 @@ def read_atoms(files: StoreFiles) -> np.ndarray:
     contents = read_dictionary(files)
     if "atoms.npy" not in contents:
         raise StoreError(f"{files.path} has no dictionary: its target names none. Use a store that encode-lsp made.")
-    return read_array(files.dictionary / "atoms.npy", contents["atoms.npy"], "<f4", 2)
+    return read_array(files.dictionary / "atoms.npy", contents["atoms.npy"], 2)
 
 
 def _require_files(contents, directory, names):
@@ -272,7 +272,7 @@ def _centroids(files, contents):
     """The array of a codebook, which must be of the shape that the target states."""
     settings, path = files.target()["settings"], files.codebook / "centroids.npy"
     pieces = settings["quantise"]["bytes"]
-    found = read_array(path, contents["centroids.npy"], "<f4", 3)
+    found = read_array(path, contents["centroids.npy"], 3)
     if found.shape != (pieces, 256, settings["width"] // pieces):
         raise ShardError(f"{path} holds centroids of shape {found.shape}, other than the stored hidden states need")
     return found

@@ -89,11 +89,11 @@ def decode_block(sample: Mapping) -> dict:
     return block
 
 
-def read_array(path: str | Path, raw: bytes, dtype: str, dimensions: int) -> np.ndarray:
-    """The array of a whole `.npy` file, a view of its bytes.
+def read_array(path: str | Path, raw: bytes, dimensions: int) -> np.ndarray:
+    """The float32 array of a whole `.npy` file, a view of its bytes.
 
-    dtype, dimensions  expected type and number of dimensions
-    Raises  ShardError if it is anything else, or if its shape does not match its bytes
+    dimensions  their expected number
+    Raises      ShardError if it is anything else, or if its shape does not match its bytes
     """
     file = io.BytesIO(raw[:16_384])
     try:
@@ -102,8 +102,8 @@ def read_array(path: str | Path, raw: bytes, dtype: str, dimensions: int) -> np.
         shape, by_column, found = read(file)
     except Exception as error:  # NumPy passes the header to Python's parser, which raises many classes
         raise ShardError(f"{path} is not an array ({describe(error)})") from None
-    if found != np.dtype(dtype) or len(shape) != dimensions or not all(type(n) is int and n >= 0 for n in shape):
-        raise ShardError(f"{path} holds {found} of shape {shape}, expected {dtype} of {dimensions} dimensions")
+    if found != np.dtype("<f4") or len(shape) != dimensions or not all(type(n) is int and n >= 0 for n in shape):
+        raise ShardError(f"{path} holds {found} of shape {shape}, expected <f4 of {dimensions} dimensions")
     if len(raw) - file.tell() != prod(shape) * found.itemsize:
         raise ShardError(
             f"{path} holds {len(raw) - file.tell():,} bytes, its shape {shape} needs {prod(shape) * found.itemsize:,}"

@@ -160,7 +160,7 @@ def is_url(path: object) -> bool:
     return isinstance(path, str) and "://" in path
 
 
-def open_files(path: str | PathLike[str], remote: "Remote | None" = None) -> StoreFiles:
+def open_files(path: str | PathLike[str], remote: "Remote | None") -> StoreFiles:
     """StoreFiles of a directory, RemoteFiles of a URL."""
     path = fspath(path)
     if not is_url(path):

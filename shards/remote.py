@@ -387,7 +387,7 @@ class RemoteFiles(StoreFiles):
             problem = "lists no plans; over http this requires a server that lists directories"
         raise StoreError(f"{self.path} {problem}. Pass the address of a plan: {self.path}/plans/<plan>.json")
 
-    def copy_small_files(self, plan_id: str | None = None) -> None:
+    def copy_small_files(self, plan_id: str | None) -> None:
         """For a verification, fetch plans (all listed ones, or one) and their units' records, damaged or not.
 
         Raises  StoreError when the server lists no plan

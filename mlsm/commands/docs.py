@@ -20,7 +20,7 @@ def run(settings: Settings, progress: Progress = silent) -> Report:
     """Find a page of the documentation: docs(page="corpora")["file"]; all of them: docs()["pages"]."""
     from mlsm.evaluation.inspection.pages import list_or_read
 
-    return Report.of(list_or_read(settings, progress))
+    return Report.of(list_or_read(settings))
 
 
 def show(report: dict, settings: Settings) -> str:

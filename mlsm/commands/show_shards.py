@@ -8,6 +8,7 @@ from mlsm.results import Report
 from mlsm.terminal.tables import entries_name, quantity, store_rows, table
 from shards.config import ShowConfig as Settings
 
+_BARS, _WIDTH = 10, 40  # of a histogram: at most so many lines, and characters of the longest
 _LINEAGE = (
     "teacher_name",
     "tokenizer_name",
@@ -117,15 +118,15 @@ def _write_value(value):
     return "yes" if value is True else value
 
 
-def histogram(counts: Sequence[int], bins: int = 10, width: int = 40) -> str:
+def histogram(counts: Sequence[int]) -> str:
     """Draw how many tokens have how many non-zeros, as lines with bars; counts[n] tokens have n."""
     most = max((n for n, count in enumerate(counts) if count), default=0)
-    step = max(1, -(-(most + 1) // bins))
+    step = max(1, -(-(most + 1) // _BARS))
     sums = [(first, sum(counts[first : first + step])) for first in range(0, most + 1, step)]
     largest, total = max(1, max(count for _, count in sums)), max(1, sum(counts))
     lines = []
     for first, count in sums:
         last = min(first + step - 1, most)
         span = str(first) if first == last else f"{first} to {last}"
-        lines.append(f"  {span:>9}  {count / total:6.1%}  {'#' * round(width * count / largest)}".rstrip())
+        lines.append(f"  {span:>9}  {count / total:6.1%}  {'#' * round(_WIDTH * count / largest)}".rstrip())
     return "\n".join(lines)

@@ -22,6 +22,7 @@ from mlsm.common.errors import PlaceError
 
 LOCK = "lock"
 MARK = "A working directory of mlsm for files with these names; files with other names are not part of its work."
+_ATTEMPTS = 2  # to lock a directory that another process may remove at that moment
 _LONGEST_MARK = 4096  # bytes; another program's file of that name may have any size
 logger = logging.getLogger(__name__)
 
@@ -126,19 +127,19 @@ def lock_if_free(directory: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def _locked(directory: Path, attempts: int = 2) -> Iterator[tuple[FileIO, bool]]:
+def _locked(directory: Path) -> Iterator[tuple[FileIO, bool]]:
     """Make a directory and hold its lock. Gives the open lock file, and whether the file system has locks."""
-    for attempt in range(1, attempts + 1):
+    for attempt in range(1, _ATTEMPTS + 1):
         make_directories(directory)
         try:
             lock = disk.append(directory / LOCK)
         except FileNotFoundError:  # the process that finished there has just removed the directory
-            if attempt == attempts:
+            if attempt == _ATTEMPTS:
                 raise
             continue
         with lock:
             is_locked = _lock(lock, directory)
-            if attempt < attempts and not _is_at(lock, directory / LOCK):
+            if attempt < _ATTEMPTS and not _is_at(lock, directory / LOCK):
                 continue  # removed after it was opened, so no other process sees this lock
             yield lock, is_locked
         return

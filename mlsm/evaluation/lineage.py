@@ -183,7 +183,7 @@ def identity(known: dict) -> dict:
     return found
 
 
-def flops_until(known: dict, probing: float = 0.0) -> dict[str, float | None]:
+def flops_until(known: dict, probing: float) -> dict[str, float | None]:
     """Floating-point operations spent up to a checkpoint.
 
     known    its lineage.json
@@ -246,7 +246,7 @@ def _find_teacher(name: str | None, fingerprint: str) -> Path | None:
     return None
 
 
-def _window_flops(directory, layer, length, passes=1):
+def _window_flops(directory, layer, length, passes):
     """Operations of a teacher, cut after a layer, on one window. If the layer is None: of the whole teacher with its
     head, which reads every token once, even if the encoder makes several passes.
     """

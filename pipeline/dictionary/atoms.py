@@ -120,7 +120,7 @@ class Dictionary:
         directory = Path(directory)
         try:
             record = parse_dictionary(read_file(directory / "dictionary.json"), "dictionary.json")
-            atoms_Kd = read_array("atoms.npy", read_file(directory / "atoms.npy"), "<f4", 2).copy(order="K")
+            atoms_Kd = read_array("atoms.npy", read_file(directory / "atoms.npy"), 2).copy(order="K")
             center = Center.load(directory, record["center"]) if "center" in record else None
             dictionary = cls(atoms_Kd, record["history"], record["stopped"], record["settings"], center)
             found, expected = dictionary.fingerprint, record["fingerprint"]

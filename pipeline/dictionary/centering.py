@@ -71,7 +71,7 @@ class Center:
     @classmethod
     def load(cls, directory: Path, record: dict | None = None) -> Self:
         """Read center.npy, and center.json unless the record is given. Raises OSError or ValueError if that fails."""
-        rows_Pd = read_array("center.npy", read_file(Path(directory) / "center.npy"), "<f4", 2).copy()
+        rows_Pd = read_array("center.npy", read_file(Path(directory) / "center.npy"), 2).copy()
         record = record or json.loads(read_file(Path(directory) / "center.json"))
         if not isinstance(record, dict) or record.get("kind") not in ("mean", "position"):
             raise ValueError("the record of its centre names neither mean nor position")

@@ -79,7 +79,7 @@ class Codebook:
         """Load a codebook. Raises EncodeError when the directory has none."""
         path = directory / "centroids.npy"
         try:
-            return cls(read_array(path, read_file(path), "<f4", 3).copy())
+            return cls(read_array(path, read_file(path), 3).copy())
         except (OSError, ValueError) as error:
             raise EncodeError(f"{directory} is not a codebook of product quantisation ({describe(error)})") from None
 

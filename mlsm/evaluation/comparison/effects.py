@@ -295,9 +295,7 @@ def judge_hypothesis(
     return find_effect(better, than, planned_tasks, planned_seeds)
 
 
-def find_effect(
-    better: Arm, than: Arm, planned_tasks: Collection[str] = (), planned_seeds: Collection[int] = ()
-) -> Effect:
+def find_effect(better: Arm, than: Arm, planned_tasks: Collection[str], planned_seeds: Collection[int] = ()) -> Effect:
     """Pair two arms by pre-training seed; each has one model per seed.
 
     planned_tasks  the tasks whose mean is tested; a seed without all of them is excluded. Empty: the tasks that all

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlsm.common.progress import silent
 from mlsm.common.settings import Positional, check
 
 PAGES = Path(__file__).resolve().parents[2] / "pages"
@@ -31,7 +30,7 @@ class DocsConfig:
         check(self)
 
 
-def list_or_read(settings: DocsConfig, progress: Callable[..., None] = silent) -> dict:
+def list_or_read(settings: DocsConfig) -> dict:
     """Find a page.
 
     Returns  page (its name), title and file; without a name `pages`, a list of such dicts

@@ -140,7 +140,7 @@ def read_scores(study: Study, directory: Path) -> Scored:
     return Scored(students, untrained, teacher)
 
 
-def gate(study: Study, scored: Scored, hidden: Collection[str] = ()) -> list[dict]:
+def gate(study: Study, scored: Scored, hidden: Collection[str]) -> list[dict]:
     """Check that each measure separates a trained student from the teacher and from an untrained student. The students
     are those of the lower anchor's arm. A measure passes if the teacher is 5 standard errors and 3 points above the
     arm, and the arm is 2 standard errors above the untrained students. Values are in points; None if there are fewer
