@@ -348,6 +348,13 @@ def discard(temporary: Path) -> None:
     _temporaries.discard((os.getpid(), temporary))
 
 
+def remove_leftovers(directory: Path) -> None:
+    """Remove temporaries, files and directories, that a killed process left in a directory."""
+    for path in directory.glob(".*.tmp"):
+        if writer_of_temporary(path.name) is not None:  # others may be the user's
+            remove(path)
+
+
 @atexit.register
 def discard_all() -> None:
     """Remove the temporary files of this process: when it ends, or when its output is no longer wanted."""

@@ -43,9 +43,8 @@ def workplace(directory: Path, files: Sequence[str]) -> Iterator[Path]:
                 if os.fstat(lock.fileno()).st_nlink == 1:  # else it may be a hard link to another file
                     lock.truncate(0)
                     lock.write("\n".join((MARK, *files, "")).encode())
-            for left in directory.glob(".*.tmp") if is_locked else ():  # left by a killed process; maybe gigabytes
-                if disk.writer_of_temporary(left.name) is not None:
-                    disk.remove(left)
+            if is_locked:
+                disk.remove_leftovers(directory)  # maybe gigabytes
             try:
                 yield directory
             except BaseException:

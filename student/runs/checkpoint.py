@@ -222,13 +222,6 @@ def _check_state(optimizer: torch.optim.Optimizer) -> None:
                 raise ValueError(f"the optimiser's state counts {moments['step'].item():g} steps")
 
 
-def remove_leftovers(directory: Path) -> None:
-    """Remove temporaries that a killed process left in a run's directory."""
-    for path in directory.glob(".*.tmp"):
-        if disk.writer_of_temporary(path.name) is not None:  # others may be the user's
-            disk.remove(path)
-
-
 class _DiskFile:
     """A file for torch.save that is written through mlsm/common/disk.py, whose calls tests can make fail."""
 

@@ -39,7 +39,7 @@ from shards.reader import Store
 from student.config import StudentConfig
 from student.encoders.libraries import libraries_record, recorded_libraries
 from student.masks.table import MaskTable, holds_table, write_table
-from student.runs.checkpoint import Checkpoints, are_figures, remove_leftovers
+from student.runs.checkpoint import Checkpoints, are_figures
 from student.runs.identity import (
     check_same_run,
     default_directory,
@@ -210,7 +210,7 @@ class Run:
     def clean(self) -> None:
         """Remove temporaries of a killed process."""
         for directory in (self.directory, self.checkpoint_directory):
-            remove_leftovers(directory)
+            disk.remove_leftovers(directory)
 
     def log(self, line: dict) -> None:
         """Append a line to the log."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from mlsm.common import disk
 from mlsm.common.errors import RunError, WriteError
-from student.runs.checkpoint import Checkpoints, publish_directory, remove_leftovers, restore
+from student.runs.checkpoint import Checkpoints, publish_directory, restore
 
 
 class Model(nn.Module):
@@ -185,7 +185,7 @@ def test_killed_at_every_call_of_a_save_the_newest_whole_one_is_the_old_or_the_n
         restore(path, *trained(steps=1))
         assert state["tokens"] == 10 * state["step"]
         found.add(state["step"])
-        remove_leftovers(directory)
+        disk.remove_leftovers(directory)
         assert not list(directory.glob(".*"))
         save_second(directory)
         assert names(directory) == ["step-00000003"]
@@ -234,5 +234,5 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     disk.temporary_name(tmp_path, "log").write_text("x")
     (tmp_path / "step-00000002").mkdir()
     (tmp_path / ".mine.tmp").mkdir()  # the user's
-    remove_leftovers(tmp_path)
+    disk.remove_leftovers(tmp_path)
     assert names(tmp_path) == [".mine.tmp", "step-00000002"]
