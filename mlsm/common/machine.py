@@ -1,8 +1,12 @@
-"""The name of this machine, and the path of its user's cache."""
+"""The name of this machine, its user's cache, and the JSON files of answers in it."""
 
+import json
 import os
 import platform
 from pathlib import Path
+
+from mlsm.common import disk
+from mlsm.common.durable import make_directories, replace_json
 
 
 def cpu_model() -> str:
@@ -29,3 +33,24 @@ def cache_directory() -> Path:
     """The directory for files that can be computed or downloaded again: $MLSM_CACHE, else mlsm in the user's cache."""
     user = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mlsm")
     return Path(os.environ.get("MLSM_CACHE") or user).expanduser()
+
+
+def make_cache() -> None:
+    """Make the directory. Raises OSError, PlaceError; RuntimeError if the home directory is unknown."""
+    disk.follow_no_links_below(cache_directory())  # it may be inside an --output, or reached through links in it
+    make_directories(cache_directory())
+
+
+def read_cache(name: str) -> dict:
+    """The JSON object in a file of the cache; empty if there is none or it cannot be read."""
+    try:
+        known = json.loads(disk.read_file(cache_directory() / name))
+    except (OSError, ValueError, RecursionError, RuntimeError):  # RuntimeError: the home directory is unknown
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def write_cache(name: str, known: dict) -> None:
+    """Replace such a file. Raises the errors of `make_cache`."""
+    make_cache()
+    replace_json(cache_directory() / name, known, allow_nan=True)

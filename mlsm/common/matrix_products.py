@@ -17,7 +17,6 @@ units). Not handled here: the layers themselves (student/encoders/linear.py, pip
 Shapes: N rows, d inputs, K outputs.
 """
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -27,11 +26,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mlsm.common import disk
-from mlsm.common.durable import make_directories, replace_json
-from mlsm.common.machine import cache_directory, processor
+from mlsm.common.machine import processor, read_cache, write_cache
 from mlsm.common.onednn import available, multiply
 
+_FILE = "products.json"  # in the user's cache
 logger = logging.getLogger(__name__)
 
 Shape = tuple[int, int, int]  # N, d, K
@@ -159,24 +157,14 @@ def _machine() -> str:
     return f"{processor()}, {capability}, torch {torch.__version__}, precision {precision}"
 
 
-def _cache_file():
-    return cache_directory() / "products.json"
-
-
 def _read_cache() -> dict[str, dict[str, str]]:
-    try:
-        known = json.loads(_cache_file().read_bytes())
-    except (OSError, ValueError, RecursionError, RuntimeError):  # RuntimeError: the home directory is unknown
-        return {}
-    if not isinstance(known, dict):
-        return {}
     return {
         machine: {
             name: way
             for name, way in ways.items()
             if isinstance(way, str) and way in WAYS.get(name.partition(" ")[0], ())
         }
-        for machine, ways in known.items()
+        for machine, ways in read_cache(_FILE).items()
         if isinstance(ways, dict)
     }
 
@@ -184,8 +172,6 @@ def _read_cache() -> dict[str, dict[str, str]]:
 def _write_cache(known: dict) -> None:
     """Save the measurements; if they cannot be written, they are made again next time."""
     try:
-        disk.follow_no_links_below(_cache_file().parent)  # it may be inside an --output, or reached through links in it
-        make_directories(_cache_file().parent)
-        replace_json(_cache_file(), known)
+        write_cache(_FILE, known)
     except (OSError, RuntimeError) as error:
         logger.debug("the measurements cannot be saved: %s", error)

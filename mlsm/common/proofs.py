@@ -29,12 +29,12 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from mlsm.common import disk, locks
-from mlsm.common.durable import make_directories, replace_json
 from mlsm.common.errors import describe
 from mlsm.common.json_lines import read_json_lines
-from mlsm.common.machine import cache_directory, cpu_model
+from mlsm.common.machine import cache_directory, cpu_model, make_cache, read_cache, write_cache
 from mlsm.common.paths import utf8
 
+_FILE = "gpu-proofs.json"  # in the cache
 REPORT, SAID = "report.jsonl", "said.txt"  # files in a child's directory: its results, its output
 LIBRARIES = (  # besides torch
     "mlsm-pretrain",
@@ -173,7 +173,7 @@ def alone() -> Iterator[None]:
     """Let only one process of this user run a trial at a time, if the cache can be written and locked."""
     with ExitStack() as held:
         try:
-            _make_cache()
+            make_cache()
             file = held.enter_context(disk.append(cache_directory() / "gpu-proofs.lock"))
             locks.acquire(file, wait=True)
         except (OSError, ValueError, RuntimeError) as error:
@@ -197,39 +197,21 @@ def known_or_proven(
 
 def recall(key: str) -> dict | None:
     """The result stored under a key; None if there is none or if it cannot be read."""
-    found = _read_all().get(key)
+    found = read_cache(_FILE).get(key)
     return found if isinstance(found, dict) else None
 
 
 def keep(key: str, answer: dict) -> None:
     """Store a result; if it cannot be written, it is computed again next time."""
     try:
-        _make_cache()
-        replace_json(_file(), _read_all() | {key: answer}, allow_nan=True)
+        write_cache(_FILE, read_cache(_FILE) | {key: answer})
     except (OSError, RuntimeError) as error:
         logger.debug("the results of the trial cannot be saved: %s", error)
 
 
 def forget(device: torch.device) -> None:
     """Delete every result for this GPU with its present driver and libraries."""
-    known, of_device = _read_all(), f"{key_of(device)}, "
+    known, of_device = read_cache(_FILE), f"{key_of(device)}, "
     others = {key: answer for key, answer in known.items() if not key.startswith(of_device)}
     if len(others) < len(known):
-        replace_json(_file(), others, allow_nan=True)
-
-
-def _file():
-    return cache_directory() / "gpu-proofs.json"
-
-
-def _make_cache():
-    disk.follow_no_links_below(cache_directory())
-    make_directories(cache_directory())
-
-
-def _read_all():
-    try:
-        known = json.loads(disk.read_file(_file()))
-    except (OSError, ValueError, RecursionError, RuntimeError):  # RuntimeError: the home directory is unknown
-        return {}
-    return known if isinstance(known, dict) else {}
+        write_cache(_FILE, others)

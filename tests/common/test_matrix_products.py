@@ -155,7 +155,7 @@ def test_where_nobody_has_a_home_it_is_measured_again(timed, monkeypatch):
     def homeless():
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(mlsm.common.matrix_products, "cache_directory", homeless)
+    monkeypatch.setattr(mlsm.common.machine, "cache_directory", homeless)
     measure_libraries([WIDE])
     measure_libraries([WIDE])
     assert len(timed) == 6
