@@ -118,6 +118,8 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
 def _find_images(patterns):
     found: list[Path] = []
     for pattern in patterns:
+        if not pattern:  # Path("") is the working directory
+            raise EncodeError("IMAGES: one of its names is empty. Expected a file, a glob or a directory of images.")
         paths = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
         files = [path for path in map(Path, paths) if path.is_file()]
         for directory in (path for path in map(Path, paths) if path.is_dir()):

@@ -52,11 +52,16 @@ def open_corpus(
                   files in it, as their names say, or if there is none, those whose names have no suffix, as
                   WikiExtractor writes them
     invalid_utf8  "strict", or anything else to read on (Source)
-    Raises        CorpusError when something matches nothing, or the Hub cannot be reached
+    Raises        CorpusError when a name is empty or matches nothing, or the Hub cannot be reached
     """
     local: list[Path] = []
     remote: list[HubFile] = []
     for pattern in corpus:
+        if not pattern:  # Path("") is the working directory
+            raise CorpusError(
+                "--corpus: one of its names is empty, as that of a shell variable without a value is. Name a file, a "
+                "directory or a glob."
+            )
         if pattern.startswith(PREFIX):
             remote += hub_files(pattern)
             continue
@@ -97,12 +102,16 @@ def _normal(path):
 
 def _expand(pattern):
     path = Path(pattern).expanduser()
-    if path.is_dir():
-        found = [file for file in path.rglob("*") if file.is_file() and not is_hidden(file.relative_to(path))]
-        return [file for file in found if suffix_of(file) in SUFFIXES] or [file for file in found if not file.suffix]
-    if path.is_file():
-        return [path]
-    return [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
+    matched = [path] if path.exists() else map(Path, glob.glob(str(path), recursive=True))
+    return [file for match in matched for file in _files_of(match)]
+
+
+def _files_of(path):
+    """The file itself, or the files of a directory that are read."""
+    if not path.is_dir():
+        return [path] if path.is_file() else []
+    found = [file for file in path.rglob("*") if file.is_file() and not is_hidden(file.relative_to(path))]
+    return [file for file in found if suffix_of(file) in SUFFIXES] or [file for file in found if not file.suffix]
 
 
 def _open(path, text_field, boundary, invalid_utf8):

@@ -148,6 +148,26 @@ def test_globs_and_directories_are_sorted_without_repeats(tmp_path):
     assert [type(source) for source in sources] == [JsonLines, TextFile, TextFile]
 
 
+def test_a_glob_reads_the_directories_that_it_matches_as_the_shell_would_pass_them(tmp_path, monkeypatch):
+    for name in ("AA/wiki_00", "AA/wiki_01", "AB/wiki_00", "c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{name}\n")
+    monkeypatch.chdir(tmp_path)
+    by_the_shell = [source.name for source in open_corpus(("AA", "AB", "c.txt"))]
+    for pattern in ("*", "**", "[Ac]*"):
+        assert [source.name for source in open_corpus((pattern,))] == by_the_shell, pattern
+    assert [source.name for source in open_corpus(("A*",))] == ["AA/wiki_00", "AA/wiki_01", "AB/wiki_00"]
+
+
+def test_an_empty_name_is_not_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    for corpus in (("",), ("a.txt", "")):
+        with pytest.raises(CorpusError, match="--corpus: one of its names is empty"):
+            open_corpus(corpus)
+    assert len(open_corpus((".",))) == 1
+
+
 def test_the_order_does_not_depend_on_how_paths_are_written(tmp_path, monkeypatch):
     paths = [tmp_path / "alpha" / "x.txt", tmp_path / "zeta" / "a.txt"]
     for path in paths:

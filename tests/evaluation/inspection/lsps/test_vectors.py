@@ -348,6 +348,7 @@ def test_what_cannot_be_encoded_is_refused(pictures, vit, tmp_path, monkeypatch)
     for change, error, message in (
         ({"layer": 4}, TeacherError, "layers 1 to 3"),
         ({"images": ("nothing/*.png",)}, EncodeError, "no image found"),
+        ({"images": ("",)}, EncodeError, "IMAGES: one of its names is empty"),
         ({"images": (str(tmp_path / "broken.png"),)}, EncodeError, "cannot be read as an image"),
         ({"images": (str(tmp_path / "script.png"),)}, EncodeError, "cannot be read as an image"),
         ({"teacher": str(tmp_path)}, TeacherError, "cannot be loaded"),
