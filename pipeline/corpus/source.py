@@ -31,6 +31,7 @@ COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 JSON_LINES = (".jsonl", ".json", ".ndjson", ".jsonlines")
 SUFFIXES = (".txt", ".parquet", *JSON_LINES)  # of files used in a directory; others must be named
 _BUFFER = 1 << 18  # bytes read at once
+_STORED_AT_ONCE = 1 << 15  # bytes of an .xz or .bz2 file; those after a stream's end are copied for each of its streams
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -204,8 +205,44 @@ def _uncompressed(stored: BinaryIO, path: StoredFile) -> BinaryIO:
         except ImportError:
             raise needs_pyarrow(path) from None
         return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(stored, "r"), "zstd"), _BUFFER)
-    openers: dict[str, Callable] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-    return io.BufferedReader(openers[suffix](stored), _BUFFER) if suffix in openers else stored
+    if suffix == ".gz":
+        return io.BufferedReader(gzip.open(stored), _BUFFER)
+    decompressors: dict[str, Callable] = {".xz": lzma.LZMADecompressor, ".bz2": bz2.BZ2Decompressor}
+    return io.BufferedReader(_Streams(stored, decompressors[suffix]), _BUFFER) if suffix in decompressors else stored
+
+
+class _Streams(io.RawIOBase):
+    """The text of an .xz or .bz2 file of one or more streams, with or without zero bytes between them.
+
+    lzma.open and bz2.open would take everything after such padding, or from a damaged stream header on, for garbage and
+    end there without an error.
+    """
+
+    def __init__(self, stored, new_decompressor):
+        self._stored, self._new = stored, new_decompressor
+        self._decompressor = new_decompressor()
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        data = b""
+        while not data:
+            raw = b""
+            if self._decompressor.eof:
+                raw = self._decompressor.unused_data.lstrip(b"\0")
+                while not raw and (block := self._stored.read(_STORED_AT_ONCE)):
+                    raw = block.lstrip(b"\0")
+                if not raw:
+                    return 0
+                self._decompressor = self._new()
+            elif self._decompressor.needs_input:
+                raw = self._stored.read(_STORED_AT_ONCE)
+                if not raw:
+                    raise EOFError("the file ends before its last stream does")
+            data = self._decompressor.decompress(raw, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def stored_hash(path: StoredFile, how: str) -> str:

@@ -106,6 +106,20 @@ def test_files_of_several_compressed_parts(tmp_path, suffix):
     assert [text.strip() for text in documents(opened(path)).values()] == TEXTS
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2"])
+def test_nothing_behind_padding_or_a_damaged_header_is_lost_in_silence(tmp_path, suffix):
+    """Python's lzma.open and bz2.open take everything behind either for garbage and end the text there."""
+    first, second = (COMPRESS[suffix](text) for text in (b"one\n\n", b"two\n\n"))
+    path = tmp_path / f"a.txt{suffix}"
+    for padding in (b"\0" * 4, b"\0" * (1 << 20)):
+        path.write_bytes(first + padding + second + padding)
+        assert documents(opened(path)) == {0: "one\n", 1: "two\n"}
+    for damaged in (b"?" + second[1:], second[:2] + b"?" + second[3:], second[:5]):
+        path.write_bytes(first + damaged)
+        with pytest.raises(CorpusError, match=rf"a\.txt\{suffix}: cannot be read"):
+            documents(opened(path))
+
+
 @pytest.mark.promise("a compressed file or Parquet file that was cut", cases="7 kinds × 4")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if Path(kind).suffix in (*COMPRESS, ".parquet")])
 def test_a_file_that_was_cut_is_one_clear_error(tmp_path, kind):
