@@ -122,7 +122,8 @@ def _join_errors(errors):
     places = "; ".join(error.place for error in errors[:NAMED_FILES])
     more = f"; and {len(errors) - NAMED_FILES} more" if len(errors) > NAMED_FILES else ""
     remedies = {error.remedy.replace("Convert it", "Convert them") for error in errors}
-    remedy = remedies.pop() if len(remedies) == 1 else "Convert each from its encoding, for example with iconv"
+    several = "Convert each from its encoding, for example with iconv, or extract its text if it is a PDF or an archive"
+    remedy = remedies.pop() if len(remedies) == 1 else several
     return NotUtf8Error(f"{len(errors)} files: {places}{more}", remedy)
 
 

@@ -21,7 +21,7 @@ from pipeline.config import TextConfig
 from pipeline.corpus.hub import PREFIX, HubFile, hub_files
 from pipeline.corpus.json_lines import JsonLines
 from pipeline.corpus.parquet import Parquet
-from pipeline.corpus.source import COMPRESSED, JSON_LINES, SUFFIXES, Source, is_hidden, suffix_of
+from pipeline.corpus.source import ARCHIVES, COMPRESSED, JSON_LINES, SUFFIXES, Source, is_hidden, suffix_of
 from pipeline.corpus.text import TextFile
 from pipeline.corpus.windows import Window, join_windows
 
@@ -116,6 +116,8 @@ def _files_of(path):
 
 def _open(path, text_field, boundary, invalid_utf8):
     kind = suffix_of(path)
+    if kind in ARCHIVES:
+        raise CorpusError(f"{path}: an archive, not a text. Unpack it and name the files that were in it.")
     if kind == ".parquet":
         if path.suffix in COMPRESSED:
             raise CorpusError(f"{path}: Parquet compresses itself and is not read inside {path.suffix}. Unpack it.")

@@ -13,6 +13,8 @@ from functools import cached_property
 from mlsm.common.errors import CorpusError
 from pipeline.corpus.source import Piece, Source, parts, reading, stored_hash
 
+_OF_AN_ARRAY = "Expected one object per line, which this makes of an array:  jq -c '.[]'"
+
 
 @dataclass(frozen=True)
 class JsonLines(Source):
@@ -42,7 +44,10 @@ class JsonLines(Source):
         try:
             value = json.loads(line, parse_int=float)  # float, as int() refuses more than 4,300 digits
         except (ValueError, RecursionError) as error:
-            raise CorpusError(f"{self.path}, {where}: not JSON ({error}). Expected one object per line.") from None
+            hint = _OF_AN_ARRAY if line.startswith("[") else "Expected one object per line."
+            raise CorpusError(f"{self.path}, {where}: not JSON ({error}). {hint}") from None
+        if isinstance(value, list):
+            raise CorpusError(f"{self.path}, {where}: an array. {_OF_AN_ARRAY}")
         text = value.get(self.field, value) if isinstance(value, dict) else value
         if text is None:
             return "", replaced

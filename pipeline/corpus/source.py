@@ -29,9 +29,18 @@ from mlsm.common.errors import CorpusError, NotUtf8Error
 PIECE_CHARACTERS = 65_536
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 JSON_LINES = (".jsonl", ".json", ".ndjson", ".jsonlines")
+ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".zip", ".7z", ".rar")
 SUFFIXES = (".txt", ".parquet", *JSON_LINES)  # of files used in a directory; others must be named
 _BUFFER = 1 << 18  # bytes read at once
 _STORED_AT_ONCE = 1 << 15  # bytes of an .xz or .bz2 file; those after a stream's end are copied for each of its streams
+_OTHER_FORMATS = {  # first bytes: remedy
+    b"%PDF": "A PDF: extract its text first, for example with pdftotext",
+    b"PK\x03\x04": "A zip archive, such as .zip, .docx, .epub or .odt: extract its text first",
+    b"PAR1": "A Parquet file: its name must end in .parquet",
+    b"\x1f\x8b": "Compressed with gzip: its name must end in .gz",
+    b"\xfd7zXZ": "Compressed with xz: its name must end in .xz",
+    b"\x28\xb5\x2f\xfd": "Compressed with zstd: its name must end in .zst",
+}
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -143,8 +152,12 @@ class Source:
         except UnicodeDecodeError as error:
             if self.invalid_utf8 == "strict":
                 place = f"{self.path}: not UTF-8 at byte {position + error.start}"
-                raise NotUtf8Error(place, _remedy(raw if position == 0 else b"")) from None
+                raise NotUtf8Error(place, _remedy(raw if position == 0 else self._start())) from None
         return raw.decode(encoding, "replace"), True
+
+    def _start(self):
+        with reading(self.path) as file:
+            return file.read(8)
 
     def without_surrogates(self, text: str, where: str) -> tuple[str, bool]:
         """Pair (text, whether a lone surrogate was replaced) of a text; UTF-8 has no surrogates."""
@@ -291,8 +304,9 @@ def suffix_of(path: StoredFile | PurePath) -> str:
 
 
 def _remedy(start: bytes) -> str:
-    """What to do about a file that is not UTF-8, by its first bytes; empty if they are not known."""
-    if start.startswith(b"%PDF"):
-        return "It is a PDF. Extract its text first, for example with pdftotext"
+    """What to do about a file that is not UTF-8, by its first bytes."""
+    for first, remedy in _OTHER_FORMATS.items():
+        if start.startswith(first):
+            return remedy
     encoding = "utf-16" if start.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
     return f"Convert it, for example with: iconv -f {encoding} -t utf-8"

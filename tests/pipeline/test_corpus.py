@@ -76,7 +76,8 @@ def test_json_lines(tmp_path):
     [
         ("{bad", "line 1: not JSON"),
         ('{"a": 1}', r"no text under 'text' \(found \['a'\]\).*--text-field"),
-        ("[1]", "found list"),
+        ("[1]", "line 1: an array. Expected one object per line"),
+        ("1", "found float"),
         (r'{"text": "bad \ud800 here"}', "line 1: .* lone surrogate"),
     ],
 )

@@ -208,6 +208,39 @@ def test_text_that_is_not_utf8(tmp_path, kind):
         assert texts[1] == "caf\ufffd \U0001f600", "a pair of surrogates is one character"
 
 
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.TGZ", "a.tar.xz", "a.zip", "a.zip.zst", "a.7z"])
+def test_archives_are_not_read_as_text(tmp_path, name):
+    (tmp_path / name).write_bytes(b"a.txt\0\0\0 plain text in a tar\n")
+    with pytest.raises(CorpusError, match=f"{name}: an archive, not a text. Unpack it"):
+        open_corpus((str(tmp_path / name),))
+
+
+BINARY = {
+    "a.pdf": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n", "A PDF: .*pdftotext"),
+    "b.pdf.gz": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n", "A PDF: .*pdftotext"),
+    "a.docx": (b"PK\x03\x04\x14\0\x06\0\n\n\x08\0\xe2\xe3", "A zip archive.*: extract its text"),
+    "a.txt.GZ": (gzip.compress(b"text"), r"Compressed with gzip: its name must end in \.gz"),
+    "a.XZ": (COMPRESS[".xz"](b"text"), r"Compressed with xz: its name must end in \.xz"),
+    "parquet.txt": (b"PAR1\x15\0\n\x15\xe2\xe3", r"A Parquet file: its name must end in \.parquet"),
+    "latin.txt": (b"PARis\n\ncaf\xe9\n", "iconv -f latin1"),
+}
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_files_of_other_formats_are_recognised_wherever_their_first_bad_byte_is(tmp_path, name):
+    content, remedy = BINARY[name]
+    with pytest.raises(CorpusError, match=f"{name}: not UTF-8 at byte .*{remedy}"):
+        documents(opened(write_bytes(tmp_path / name, content)))
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_json_array_is_not_json_lines(tmp_path, indent):
+    (tmp_path / "a.json").write_text(json.dumps([{"text": "one"}, {"text": "two"}], indent=indent))
+    with pytest.raises(CorpusError, match=r"a\.json, line 1: .*one object per line.*jq -c '\.\[\]'") as caught:
+        documents(opened(tmp_path / "a.json"))
+    assert "--text-field" not in str(caught.value)
+
+
 @pytest.mark.parametrize("kind", LINES_AS_RECORDS)
 def test_blank_records_keep_their_number(tmp_path, kind):
     texts = documents(opened(write(tmp_path, kind, ["one", "", " \n ", "two", None, "three"])))
