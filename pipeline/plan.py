@@ -80,9 +80,28 @@ def scan(
     selection     which documents are left out
     progress      called with (stage, done bytes, None, unit)
     Raises        CorpusError when there is no document, or no training document, or whole files are to be held out and
-                  there is only one
+                  only one has documents
     """
     files_held_out = _files_held_out({source.content_hash for source in sources}) if _is_by_file(rules) else None
+    units, hashes, counts = _cut(sources, rules, unit_tokens, selection, files_held_out, progress)
+    if files_held_out and counts["documents"] and not counts["held_out_documents"]:  # the files to hold out have none
+        with_text = {hashes[name] for name, found in counts["files"].items() if found["documents"]}
+        units, hashes, counts = _cut(sources, rules, unit_tokens, selection, _files_held_out(with_text), progress)
+    if not any(unit.split == "train" for unit in units):
+        raise CorpusError(
+            f"the corpus has no training text: {len(sources)} files, {counts['documents']} documents, "
+            f"{counts['bytes']:,} bytes of text{_left_out(counts)}. Check --corpus and the document boundaries."
+        )
+    if max_tokens is not None:
+        units = _limit(units, {s.name: s for s in sources}, hashes, tokenizer, special_ids, rules, max_tokens)
+    return Plan(rules, tuple(units), counts)
+
+
+def _cut(sources, rules, unit_tokens, selection, files_held_out, progress):
+    """Read all sources once. Returns their units, the content hash of each source by its name, and the counts.
+
+    files_held_out  content hashes of the files that are held out; None if documents are
+    """
     counts = {"sources": len(sources), "repeated_sources": 0, **_no_documents(), "files": {}}
     units, hashes, known, seen, faulty = [], {}, set(), Seen(), []
     for source in sources:
@@ -105,14 +124,7 @@ def scan(
         progress("scan", counts["bytes"], None, unit="bytes", documents=counts["documents"])
     if faulty:
         raise _join_errors(faulty)
-    if not any(unit.split == "train" for unit in units):
-        raise CorpusError(
-            f"the corpus has no training text: {len(sources)} files, {counts['documents']} documents, "
-            f"{counts['bytes']:,} bytes of text{_left_out(counts)}. Check --corpus and the document boundaries."
-        )
-    if max_tokens is not None:
-        units = _limit(units, {s.name: s for s in sources}, hashes, tokenizer, special_ids, rules, max_tokens)
-    return Plan(rules, tuple(units), counts)
+    return units, hashes, counts
 
 
 def _join_errors(errors):
@@ -249,8 +261,8 @@ def _files_held_out(contents):
     """
     if len(contents) < 2:
         raise CorpusError(
-            "--held-out-by file needs two files or more, one to hold out and one to train on, but the corpus has "
-            "one. Add files, or keep --held-out-by document."
+            "--held-out-by file needs two files or more with text, one to hold out and one to train on, but the corpus "
+            "has one. Add files, or keep --held-out-by document."
         )
     return {content for content in contents if _split(int(content[:16], 16)) == "held_out"} or {min(contents)}
 

@@ -221,6 +221,25 @@ def test_holding_out_files_makes_another_plan_and_leaves_the_other_one_as_it_was
         planning.scan(sources[:1] * 2, WordTokenizer(), SPECIAL, BY_FILE, unit_tokens=1000)
 
 
+def test_a_file_is_held_out_even_if_one_without_documents_has_the_lowest_hash(tmp_path):
+    empty = TextFile(tmp_path / "empty.txt")
+    empty.path.write_text("\n\n")
+    found = [book for book in books(tmp_path, 20, paragraphs=12) if book.content_hash > empty.content_hash][:5]
+    copy = text_file(tmp_path / "copy.jsonl", [])  # the documents of found[0] again: none of them is kept
+    copy.path.write_text("".join(json.dumps({"text": t}) + "\n" for t in found[0].path.read_text().split("\n\n")))
+    sources = [*found, JsonLines(copy.path), empty]
+    plan = planning.scan(sources, WordTokenizer(), SPECIAL, BY_FILE, unit_tokens=50)
+    lowest, *others = sorted(found, key=lambda book: book.content_hash)
+    assert {unit.source for unit in plan.units if unit.split == "held_out"} == {lowest.name}
+    assert {unit.source for unit in plan.units if unit.split == "train"} == {book.name for book in others}
+    assert (plan.corpus["documents"], plan.corpus["held_out_documents"]) == (60, 12)
+    assert planning.scan(sources[::-1], None, None, BY_FILE, unit_tokens=50).corpus["held_out_documents"] == 12
+    with pytest.raises(CorpusError, match="two files or more"):
+        planning.scan([found[0], empty], WordTokenizer(), SPECIAL, BY_FILE, unit_tokens=50)
+    with pytest.raises(CorpusError, match="no training text"):
+        planning.scan([empty, text_file(tmp_path / "none.txt", [])], None, None, BY_FILE, unit_tokens=50)
+
+
 # -- addresses that must not change ------------------------------------------------------------------------
 
 
