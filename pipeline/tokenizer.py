@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 RECORD = "training.json"  # next to the files of the tokenizer: what it was trained from, and the hash of the result
 MAX_LENGTH = 512  # tokens of an input, as the tokenizer states
-MOST_CHARACTERS = 1000  # most characters with their own pieces; words with others are unknown
-_VERSION = 1  # raise it when equal words give another tokenizer
+COMMON_CHARACTERS = 1000  # the most frequent characters, which always have their own pieces
+COVERAGE = 0.9995  # share of the text's characters: up to it further ones get pieces, in half of the entries at most
+_VERSION = 2  # raise it when equal words give another tokenizer
 _CHUNK = 10_000  # words that the trainer gets as one string
 
 
@@ -123,12 +124,9 @@ def _learn_vocabulary(words: Counter, vocab_size: int) -> list[str]:
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    characters: Counter = Counter()
-    for word, count in words.items():
-        for character in word:
-            characters[character] += count
-    kept = {c for c, _ in sorted(characters.items(), key=lambda found: (-found[1], found[0]))[:MOST_CHARACTERS]}
-    continuing = sorted({f"##{character}" for word in words for character in word[1:] if character in kept})
+    continue_words = {character for word in words for character in word[1:]}
+    kept = _choose_characters(words, continue_words, vocab_size)
+    continuing = sorted(f"##{character}" for character in continue_words & kept)
     if (least := len(SPECIAL_TOKENS) + len(kept) + len(continuing)) > vocab_size:
         raise ValueError(
             f"--vocab-size {vocab_size} has no room for the {least:,} special tokens and characters of this text. Give "
@@ -149,6 +147,26 @@ def _learn_vocabulary(words: Counter, vocab_size: int) -> list[str]:
     first = [*SPECIAL_TOKENS, *sorted(kept), *continuing]
     known = set(first)
     return first + [token for token, _ in learned if token not in known]
+
+
+def _choose_characters(words, continue_words, vocab_size):
+    """The set of characters that get pieces; words with others are unknown.
+
+    They are the common ones, which suffice for an alphabet, and as many others as a text in Chinese or Korean needs.
+    """
+    characters: Counter = Counter()
+    for word, count in words.items():
+        for character in word:
+            characters[character] += count
+    kept: set[str] = set()
+    total, covered, entries = characters.total(), 0, len(SPECIAL_TOKENS)
+    for character, count in sorted(characters.items(), key=lambda found: (-found[1], found[0])):
+        entries += 2 if character in continue_words else 1
+        if len(kept) >= COMMON_CHARACTERS and (covered >= COVERAGE * total or entries > vocab_size // 2):
+            break
+        kept.add(character)
+        covered += count
+    return kept
 
 
 def _repeat(words: Counter) -> Iterator[str]:

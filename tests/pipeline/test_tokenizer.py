@@ -101,6 +101,27 @@ def test_merges_are_those_of_the_tokenizers_library(tmp_path):
     assert ours.encode("klmn hijab").tokens == ["[CLS]", *plain.encode("klmn hijab").tokens, "[SEP]"]
 
 
+@pytest.mark.parametrize(
+    ("first", "words", "vocab_size", "unknown"),
+    [
+        (0x4E00, False, 8000, 0.01),  # Chinese: each character is a word
+        (0xAC00, True, 16_000, 0.02),  # Korean: most characters also continue words, so they need two entries
+        (0xAC00, True, 6000, 1.0),  # not all fit: half of the entries is left to merges
+    ],
+)
+def test_an_alphabet_of_thousands_of_characters_is_known_if_the_vocabulary_has_room(first, words, vocab_size, unknown):
+    dice, characters = random.Random(0), [chr(first + number) for number in range(3000)]
+    text = " ".join("".join(dice.sample(characters, 3)) if words else dice.choice(characters) for _ in range(30_000))
+    made = tokenizer.train_tokenizer([text], vocab_size=vocab_size)
+    ids = made(text, add_special_tokens=False)["input_ids"]
+    assert ids.count(made.unk_token_id) / len(ids) < unknown and len(made) <= vocab_size
+
+
+def test_characters_that_are_rare_take_no_room_from_words():
+    text = "plain words " * 100_000 + " ".join(chr(0x4E00 + number) for number in range(1500))
+    assert len(tokenizer.train_tokenizer([text], vocab_size=8000).get_vocab().keys() - {"plain", "words"}) < 1050
+
+
 def test_another_corpus_or_setting_is_another_tokenizer_and_the_same_is_found(tmp_path, monkeypatch):
     first = tmp_path / "a.txt"
     first.write_text("one document of some words here\n\nsome other document of words\n")
