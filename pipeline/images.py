@@ -85,18 +85,21 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
     weights = hashlib.sha256()
     for name, tensor in encoder.state_dict().items():
         weights.update(f"{name} {tuple(tensor.shape)}\n".encode() + tensor.numpy().tobytes())
-    turned = []
+    turned, of_16_bits = [], []
     progress("read images", 0, None)
     for number, file in enumerate(files):
         # a file that is not an image is reported when its pixels are read
         with suppress(Exception), Image.open(file, formats=FORMATS) as image:
             turned += [number] * (image.getexif().get(ORIENTATION, 1) != 1)
+            of_16_bits += [number] * _is_of_16_bits(image)
     request = {
         "encoder": weights.hexdigest(),
         "processor": processor.to_dict(),
         "layer": config.layer,
         "images": [file_sha256(file) for file in files],
-    } | ({"turned": turned} if turned else {})  # only if any, so that vectors keep their names
+    }
+    # images that were once read otherwise; only if any, so that other vectors keep their names
+    request |= {name: found for name, found in (("turned", turned), ("of_16_bits", of_16_bits)) if found}
     name = f"{Path(str(config.teacher)).name}-l{config.layer}"
     place = named_by_content(config.output / "vectors", name, fingerprint(request))
     finished_before = place.is_dir()
@@ -230,11 +233,27 @@ def _pixels(processor, file):
 
     try:
         with Image.open(file, formats=FORMATS) as image:
-            upright = ImageOps.exif_transpose(image).convert("RGB")  # a camera held on its side says so in EXIF
+            deep = _is_of_16_bits(image)
+            if image.mode in ("I", "F") and not deep:
+                raise EncodeError(
+                    f"{file}: its pixels are 32-bit numbers, and which of them is white is unknown. Save it with 8 or "
+                    "16 bits, or remove it."
+                )
+            upright = ImageOps.exif_transpose(image)  # a camera held on its side says so in EXIF
+            if deep:  # convert would make everything from 255 on white
+                upright = Image.fromarray((np.asarray(upright) / 257).round().astype(np.uint8))
+            upright = upright.convert("RGB")
             (pixels,) = processor(upright, return_tensors="np")["pixel_values"]
+    except EncodeError:
+        raise
     except Exception as error:  # of Pillow, of the processor, with classes of their own
         raise EncodeError(f"{file} cannot be read as an image ({describe(error)}). Remove it.") from error
     return np.ascontiguousarray(pixels, np.float32)
+
+
+def _is_of_16_bits(image):
+    """Whether a grey image has levels from 0 to 65,535. Older versions of Pillow open such a PNG in mode I."""
+    return image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG")
 
 
 def _picture(processor, pixels):

@@ -20,7 +20,7 @@ from mlsm.evaluation.inspection.lsps.show import show
 from mlsm.evaluation.inspection.lsps.vectors import VectorView
 from pipeline.dictionary import Dictionary
 from pipeline.dictionary.centering import Center
-from pipeline.images import ImagesConfig, encode_images
+from pipeline.images import ImagesConfig, _pixels, encode_images
 
 Image = pytest.importorskip("PIL.Image")
 EpsImagePlugin = pytest.importorskip("PIL.EpsImagePlugin")
@@ -112,6 +112,34 @@ def test_a_photograph_is_turned_as_its_camera_was_held(pictures, vit, tmp_path):
     ]
     vectors, of_held = (np.load(report["vectors"]) for report in found)
     assert np.array_equal(vectors, of_held)
+
+
+@pytest.mark.parametrize("ending", ["png", "tif"])
+def test_an_image_of_16_bits_is_read_as_one_of_8_bits(tmp_path, ending):
+    gradient = np.linspace(0, 1, 32 * 48).reshape(32, 48)
+    processor = transformers.ViTImageProcessorPil(size={"height": 32, "width": 48})
+    found = []
+    for kind, is_turned in ((np.uint8, False), (np.uint16, False), (np.uint16, True)):
+        levels, exif = (gradient * np.iinfo(kind).max).round().astype(kind), Image.Exif()
+        if is_turned:
+            levels, exif[0x0112] = levels[::-1, ::-1].copy(), 3  # by 180 degrees
+        file = tmp_path / f"{np.iinfo(kind).bits}-{is_turned}.{ending}"
+        Image.fromarray(levels).save(file, exif=exif)
+        found.append(_pixels(processor, file))
+    for of_16_bits in found[1:]:
+        assert np.abs(of_16_bits - found[0]).max() <= 1.001 * 2 / 255, "the processor's range is -1 to 1"
+
+
+def test_vectors_of_a_16_bit_image_that_was_read_as_white_are_not_found_again(pictures, vit, tmp_path):
+    file = tmp_path / "deep.png"
+    Image.fromarray(np.asarray(Image.open(pictures / "digit-03.png")).astype(np.uint16) * 257).save(file)
+    settings = ImagesConfig(images=(str(file),), teacher=str(vit), layer=1, device="cpu", output=tmp_path / "runs")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("pipeline.images._is_of_16_bits", lambda image: False)  # as before
+        before = encode_images(settings)
+    after = encode_images(settings)
+    assert not after["finished_before"] and after["vectors"] != before["vectors"]
+    assert not np.array_equal(np.load(after["vectors"]), np.load(before["vectors"]))
 
 
 def test_other_encoders(pictures, tmp_path):
@@ -342,6 +370,8 @@ def test_what_cannot_be_encoded_is_refused(pictures, vit, tmp_path, monkeypatch)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    for kind in (np.int32, np.float32):
+        Image.fromarray(np.zeros((32, 48), kind)).save(tmp_path / f"{kind.__name__}.tif")
     (tmp_path / "script.png").write_bytes(
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
     )
@@ -351,6 +381,8 @@ def test_what_cannot_be_encoded_is_refused(pictures, vit, tmp_path, monkeypatch)
         ({"images": ("",)}, EncodeError, "IMAGES: one of its names is empty"),
         ({"images": (str(tmp_path / "broken.png"),)}, EncodeError, "cannot be read as an image"),
         ({"images": (str(tmp_path / "script.png"),)}, EncodeError, "cannot be read as an image"),
+        ({"images": (str(tmp_path / "int32.tif"),)}, EncodeError, "int32.tif: .* 8 or 16 bits"),
+        ({"images": (str(tmp_path / "float32.tif"),)}, EncodeError, "float32.tif: .* 8 or 16 bits"),
         ({"teacher": str(tmp_path)}, TeacherError, "cannot be loaded"),
     ):
         with pytest.raises(error, match=message):
