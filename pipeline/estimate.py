@@ -23,7 +23,8 @@ import numpy as np
 
 from mlsm.common.errors import CorpusError
 from pipeline.batch import InputFormat, hidden_rows
-from pipeline.corpus.windows import packed_tokens
+from pipeline.corpus import windows as packing
+from pipeline.corpus.source import Piece
 from pipeline.dictionary.centering import HiddenSums
 from pipeline.encode import make_coder, write_units
 from pipeline.job import Job
@@ -43,6 +44,7 @@ SECONDS = 10  # a measurement lasts at least this long, if there is enough text
 PLACES = 4  # most places of the plan to measure: the speed differs between texts, and over time
 FEWEST_WINDOWS = 64  # fewest windows per place, and for warming up
 PROBED_UNITS, PROBED_BYTES = 4, 1 << 18  # text that is tokenised to estimate the tokens per byte
+MOST_PROBED_BYTES = 1 << 20  # per unit, if a document is longer than PROBED_BYTES
 LEARNING_COST = 5  # learning from a vector takes as long as coding 5 tokens (k = 3072, d = 384, two cores)
 VECTORS_AN_ATOM = 4  # vectors per atom for a provisional dictionary
 SIZES = np.linspace(0.9, 1.1, 21)  # sizes of units relative to their mean
@@ -200,16 +202,17 @@ def tokens_by_sample(job: Job) -> int:
     train = [unit for unit in job.plan.units if unit.split == "train"]
     tokens = size = 0
     for unit in train[:: max(1, len(train) // PROBED_UNITS)][:PROBED_UNITS]:
-        pieces, taken = [], 0
+        pieces: list[Piece] = []
+        taken = 0
         for piece in job.sources[unit.source].pieces(unit.start, unit.offset):
+            # pairs that a cut inside a document would lose are few in a long one
+            if taken >= PROBED_BYTES and (piece.record != pieces[-1].record or taken >= MOST_PROBED_BYTES):
+                break
             pieces.append(piece)
             taken += len(piece.text.encode("utf-8", "surrogatepass"))
-            if taken >= PROBED_BYTES:
-                break
         size += taken
-        tokens += sum(len(ids) for _, ids in packed_tokens(pieces, job.tokenizer, job.rules))
-    specials = job.config.max_length / (job.config.max_length - 2)
-    found = round(job.plan.corpus["bytes"] * specials * tokens / max(1, size))
+        tokens += sum(len(w.ids) for w in packing.windows(pieces, job.tokenizer, job.special_ids, job.rules))
+    found = round(job.plan.corpus["bytes"] * tokens / max(1, size))
     return min(found, job.config.max_tokens or found)
 
 

@@ -86,6 +86,20 @@ def test_a_small_disk_is_said_before_the_encoding(common, teacher_directory, mon
         assert encode_ids(config)[0]["finished_before"], "nothing is left to be written"
 
 
+@pytest.mark.parametrize("words", [8, 150], ids=["short lines", "lines that are cut"])
+@pytest.mark.parametrize("lines", [3, 20_000], ids=["short documents", "one long document"])
+def test_pairs_of_sentences(common, teacher_directory, english_text, tmp_path, words, lines):
+    """They are cut at the end of a window, and a document's third line is dropped."""
+    found = english_text.read_text().split()
+    cut = [" ".join(found[start : start + words]) for start in range(0, len(found), words)]
+    documents = ["\n".join(cut[start : start + lines]) for start in range(0, len(cut), lines)]
+    (tmp_path / "pairs.txt").write_text("\n\n".join(documents))
+    common["corpus"] = (str(tmp_path / "pairs.txt"),)
+    config = EncodeIdsConfig(tokenizer=str(teacher_directory), packing="pairs", **common)
+    guess, made = (encode_ids(replace(config, dry_run=run))[0] for run in (True, False))
+    assert guess["tokens"] == pytest.approx(made["tokens"], rel=0.15)
+
+
 def test_the_text_is_counted_by_file(common, teacher_directory, tmp_path):
     """In the dry run and in the summary; of many files the largest are named."""
     books = tmp_path / "books"
