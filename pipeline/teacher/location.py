@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -16,6 +17,7 @@ BUNDLED = Path(__file__).parents[1] / "bundled_teacher"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+INSTALL_SENTENCEPIECE = "pip install sentencepiece protobuf"
 HUB_FILES = [
     "config.json",
     WEIGHTS,
@@ -90,7 +92,13 @@ def require_weight_files(directory: Path, name: str | Path) -> list[Path]:
         "A pickled checkpoint (.bin, .pt) can run code when it is read, so it is not loaded. If you trust it, "
         """convert it: python -c "from transformers import AutoModel as M, AutoTokenizer as T; """
         f"""[C.from_pretrained('{name}').save_pretrained('converted') for C in (M, T)]", and use converted"""
+        f"{f' (after {INSTALL_SENTENCEPIECE})' if needs_sentencepiece(directory) else ''}"
     )
+
+
+def needs_sentencepiece(directory: Path) -> bool:
+    """Whether a tokenizer is only there as SentencePiece's model, as DeBERTa-v3's is, and that library is missing."""
+    return {path.suffix for path in find(directory, TOKENIZER_FILES)} == {".model"} and not find_spec("sentencepiece")
 
 
 def teacher_fingerprint(name_or_path: str | Path) -> str:

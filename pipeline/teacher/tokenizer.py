@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mlsm.common.disk import read_file
 from mlsm.common.errors import TeacherError, describe
 from mlsm.common.model_checks import describe_special_tokens, open_tokenizer, quiet_transformers, special_tokens
-from pipeline.teacher.location import TOKENIZER_FILES, find, locate
+from pipeline.teacher.location import INSTALL_SENTENCEPIECE, TOKENIZER_FILES, find, locate, needs_sentencepiece
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,13 +24,19 @@ def load_tokenizer(name_or_path: str | Path) -> "PreTrainedTokenizerBase":
     It reads whole documents: a saved truncation or padding (as in sentence-transformers) is switched off. A special
     token that is written in a text ("[MASK]") is read as text; only the tokenizer itself adds special tokens. This is a
     state of the object, so a saved copy behaves as usual again.
-    Raises  TeacherError if there is no vocabulary or no fast tokenizer for it, or if it lacks a special token
+    Raises  TeacherError if there is no vocabulary or no fast tokenizer for it, if it lacks a special token, or if
+            sentencepiece is needed and missing
     """
     directory = locate(name_or_path)
     if not any(find(directory, TOKENIZER_FILES)):  # transformers would make one up
         raise TeacherError(
             f"{name_or_path}: no tokenizer in {directory} (expected one of {', '.join(TOKENIZER_FILES)}). "
             "Copy the files of the tokenizer that this model was trained with into that directory."
+        )
+    if needs_sentencepiece(directory):  # transformers would ask for tiktoken, or make a vocabulary up
+        (model, *_) = sorted(path.name for path in find(directory, TOKENIZER_FILES))
+        raise TeacherError(
+            f"{name_or_path}: the tokenizer in {directory} ({model}) needs sentencepiece:  {INSTALL_SENTENCEPIECE}"
         )
     try:
         with quiet_transformers():

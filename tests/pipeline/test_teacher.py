@@ -748,6 +748,22 @@ def test_damaged_tokenizer(bert_dir):
         load_tokenizer(bert_dir)
 
 
+def test_a_sentencepiece_model_alone_needs_its_library(bert_dir, monkeypatch):
+    """DeBERTa-v2 and v3 come so; transformers would ask for tiktoken, and of a BERT make a vocabulary up."""
+    (bert_dir / "spm.model").write_bytes(b"no model")
+    monkeypatch.setattr("pipeline.teacher.location.find_spec", lambda name: None)
+    with pytest.raises(TeacherError, match=r"\(spm\.model\) needs .*pip install sentencepiece protobuf"):
+        load_tokenizer(bert_dir)
+    (bert_dir / "model.safetensors").rename(bert_dir / "pytorch_model.bin")
+    with pytest.raises(TeacherError, match=r"use converted \(after pip install sentencepiece protobuf\)"):
+        Teacher.load(bert_dir, 1)
+    (bert_dir / "tokenizer.json").write_text("{")
+    with pytest.raises(TeacherError, match="cannot be read"):
+        load_tokenizer(bert_dir)
+    with pytest.raises(TeacherError, match="use converted$"):
+        Teacher.load(bert_dir, 1)
+
+
 def test_tokenizer_of_another_teacher(bert_dir):
     teacher = Teacher.load(bert_dir, 1)
     teacher.check_tokenizer(wordpiece())
