@@ -10,7 +10,7 @@ Not handled here: dictionaries (learn.py), encoding (encode.py), who does the wo
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from mlsm.common.errors import EncodeError, StoreError
 from mlsm.common.progress import silent
@@ -23,11 +23,11 @@ from pipeline.corpus.windows import drops_white_space
 from pipeline.stored import StoredHidden
 from shards.copies import tokenizer_fingerprint
 from shards.manifest import Plan, PlannedUnit, fingerprint
+from shards.schema import LSP_OCTAVES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from pipeline.stores import Record
     from pipeline.teacher import Teacher
 
 COUNTED = ("documents", "held_out_documents", "duplicates", "too_short", "invalid")  # of the scan, for summaries
@@ -35,6 +35,23 @@ LISTED_FILES = 5
 PARAGRAPHS = 50  # with more documents per text file on average, they may be paragraphs
 
 _scanned: dict[tuple, Plan] = {}  # the last scan of this process, as all stores of a study have one plan
+
+
+class Record(NamedTuple):
+    """The facts that distinguish a store.
+
+    name      first part of its directory's name
+    settings  the settings that name it: stores with different settings differ in content
+    lineage   the other entries of its target.json
+    k         entries of a distribution; 0 if there is none
+    octaves   range of the stored weights, in octaves
+    """
+
+    name: str
+    settings: dict
+    lineage: dict
+    k: int
+    octaves: int = LSP_OCTAVES
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +137,7 @@ class Job:
         estimate = self.plan.corpus["bytes"] // planning.BYTES_PER_TOKEN
         return min(estimate, self.config.max_tokens or estimate)
 
-    def target(self, record: "Record") -> dict:
+    def target(self, record: Record) -> dict:
         """The content of target.json."""
         return {
             "target": fingerprint(record.settings),

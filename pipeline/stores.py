@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mlsm.common.durable import publish_directory, replace_json
 from mlsm.common.errors import EncodeError, StoreError
@@ -22,7 +22,7 @@ from shards import copies
 from shards.files import StoreFiles
 from shards.manifest import PlannedUnit, UnitRecord
 from shards.reader import Store
-from shards.schema import LSP_OCTAVES, HiddenLayout, ShardMeta, ids_dtype, index_bits
+from shards.schema import HiddenLayout, ShardMeta, ids_dtype, index_bits
 from shards.writer import UnitWriter
 
 logger = logging.getLogger(__name__)
@@ -30,23 +30,6 @@ QUARANTINE_SHARE = 0.01  # if a larger share of documents fails, they are not th
 QUARANTINE_LEAST = 10  # so many documents may fail even in a small plan
 USUAL_ENTRIES = 30  # per token for any n: more than real codes have at the usual penalty
 FISTA_ENTRIES = 75  # the same for 100 FISTA steps
-
-
-class Record(NamedTuple):
-    """The facts that distinguish a store.
-
-    name      first part of its directory's name
-    settings  the settings that name it: stores with different settings differ in content
-    lineage   the other entries of its target.json
-    k         entries of a distribution; 0 if there is none
-    octaves   range of the stored weights, in octaves
-    """
-
-    name: str
-    settings: dict
-    lineage: dict
-    k: int
-    octaves: int = LSP_OCTAVES
 
 
 class OpenStore:

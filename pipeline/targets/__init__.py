@@ -21,8 +21,7 @@ import numpy as np
 import torch
 
 from pipeline.batch import Hidden, TeacherBatch
-from pipeline.job import Job
-from pipeline.stores import Record
+from pipeline.job import Job, Record
 from shards.files import StoreFiles
 
 

@@ -19,8 +19,8 @@ from mlsm.common.disk import read_file
 from mlsm.common.errors import EncodeError, describe
 from pipeline.batch import Hidden, InputFormat, TeacherBatch, add_amounts, centred_rows
 from pipeline.config import EncodeHiddenConfig
-from pipeline.job import Job, load_teacher, name_of_dtype
-from pipeline.stores import Record, keep_copy
+from pipeline.job import Job, Record, load_teacher, name_of_dtype
+from pipeline.stores import keep_copy
 from shards import codec, copies
 from shards.files import StoreFiles
 from shards.members import read_array

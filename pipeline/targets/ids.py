@@ -3,8 +3,7 @@
 from typing import Self
 
 from pipeline.config import EncodeIdsConfig
-from pipeline.job import Job
-from pipeline.stores import Record
+from pipeline.job import Job, Record
 from shards.files import StoreFiles
 from shards.schema import FORMAT_VERSION
 

@@ -35,8 +35,7 @@ import torch
 from mlsm.common.errors import EncodeError
 from pipeline.batch import Hidden, InputFormat, TeacherBatch, not_finite
 from pipeline.config import EncodeLogitsConfig
-from pipeline.job import Job, check_teacher, name_of_dtype
-from pipeline.stores import Record
+from pipeline.job import Job, Record, check_teacher, name_of_dtype
 from pipeline.targets.distributions import MOST_ENTRIES, Distributions, columns_of
 from pipeline.teacher.masked_lm import HEAD_ROWS, MaskedLm
 from shards.counter import permutation

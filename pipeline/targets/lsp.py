@@ -24,13 +24,13 @@ from mlsm.common.errors import EncodeError, ShardError, StoreError
 from pipeline.batch import Hidden, InputFormat, TeacherBatch, add_amounts, center_on, centred_rows
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
-from pipeline.job import Job, load_teacher, name_of_dtype
+from pipeline.job import Job, Record, load_teacher, name_of_dtype
 from pipeline.precision import total_variation
 from pipeline.solvers import nonneg_lasso, onednn, prepare, proof
 from pipeline.solvers.nearest import nearest_atoms
 from pipeline.solvers.parallel import one_blas_thread
 from pipeline.solvers.problem import Codes
-from pipeline.stores import Record, keep_copy
+from pipeline.stores import keep_copy
 from pipeline.targets.distributions import columns_of, distributions
 from shards import copies
 from shards.files import StoreFiles
