@@ -149,7 +149,7 @@ def test_a_printed_configuration_is_a_recipe(tmp_path, verb, flag):
         (["xyz"], 2, "no command 'xyz'. There are: encode-lsp"),
         (["train-student", "--lr"], 2, "--lr needs a value."),
         (["encode-lsp", "--recipe"], 2, "--recipe needs a value."),
-        (["train-probe", "--student", "nosuch"], 2, "there is no nosuch."),
+        (["train-probe", "--student", "nosuch"], 2, "there is no nosuch here"),
         (["study", "--recipe", "study-demo", "--only"], 2, "--only needs a value."),
         (["train-student", "store"], 2, "unexpected word 'store'."),
         (["encode-lsp", "--recipe", "nope"], 2, "no recipe 'nope'. There are: paper, paper-k, paper-kappa"),

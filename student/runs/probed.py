@@ -57,7 +57,10 @@ def _store_of(student: Path) -> str:
         if store:
             return recorded_store(directory, store)
     if not student.exists():
-        raise RunError(f"there is no {student}. Pass the directory of a student's run")
+        raise RunError(
+            f"there is no {student} here: pass the directory of a student's run. If it is a student on the Hub, name a"
+            " store with its tokenizer: --store"
+        )
     raise RunError(f"{student} is not inside a run that names its store. Name a store with its tokenizer: --store")
 
 

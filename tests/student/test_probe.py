@@ -260,7 +260,7 @@ def test_a_student_that_is_not_there_or_not_finished_is_said_to_be_so(probing, l
     for mistyped in (run / "nothing", "./nothing", "runs/students/nothing", "export/nothing", "nothing/"):
         assert f"no such directory: {mistyped}" in refused(mistyped)
     for on_the_hub in ("someone/student", "student"):
-        assert "Name a store with its tokenizer" in refused(on_the_hub)
+        assert "name a store with its tokenizer" in refused(on_the_hub)
     with pytest.raises(RunError, match="is not a directory, and not a repository"):
         LspModel.from_pretrained("someone/student")
     train(StudentConfig(store=lsp_store.path, **settings))

@@ -233,7 +233,7 @@ def test_an_answer_is_of_all_that_changes_what_is_compiled(tmp_path):
         mtl = student_task(replace(plain, objective="mtl", untied=untied), store)
         keys.add(proof.key_of(plain, plain, store, mtl, cpu))
     assert len(keys) == 13
-    probes = [resolve(ProbeConfig(probe_input=read), store, {}).config for read in ("logits", "softmax")]
+    probes = [resolve(ProbeConfig(probe_input=read), store).config for read in ("logits", "softmax")]
     assert len({proof.key_of(one, one, store, task, cpu) for one in probes}) == 2
 
 
