@@ -30,8 +30,6 @@ from shards.manifest import UnitRecord
 
 Group = tuple[str, int, int, bytes]  # name, offset in the shard, length, SHA-256
 KEPT = 128  # shards or blocks that stay mapped: those of two shuffle windows
-
-
 _MOST_OPEN = 1 << 16  # files; a limit beyond that slows programs down that go through all numbers
 
 

@@ -55,7 +55,7 @@ def settable(settings: Any) -> dict[str, dataclasses.Field]:
 
 
 def revise(settings: _Value, **values: Any) -> _Value:
-    """`dataclasses.replace` that keeps what is no setting: the recipe and the origins of a settings object."""
+    """As `dataclasses.replace`, but the recipe and the origins, which are no settings, are kept."""
     revised = dataclasses.replace(settings, **values)  # type: ignore[type-var]
     for name in vars(settings).keys() & {"recipe", "origins"}:
         object.__setattr__(revised, name, getattr(settings, name))
