@@ -42,9 +42,11 @@ from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.blimp import data_directory
 from benchmarks.data import conditions, require
+from mlsm.common.disk import file_sha256
 from mlsm.common.durable import publish_directory
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
+from mlsm.evaluation.lineage import lineage
 from mlsm.evaluation.studies.protocol.description import read_study
 from mlsm.evaluation.tasks.finetuning.config import FROZEN_EXAMPLES, FROZEN_LENGTH, FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.data import load_task
@@ -185,8 +187,12 @@ class Rows:
 
 def score_table(encoder, place, settings):
     """Write the records of the table that are missing, as `finetune --frozen` does those of encoders."""
-    tokenizer = {"tokenizer": tokenizer_fingerprint(load_tokenizer(place))}
-    candidate = Candidate(place, records.describe_model(place) | tokenizer, None)
+    content = {
+        "weights": records.weights_sha256(place),
+        "config": file_sha256(place / "config.json"),  # of a package's own, which transformers cannot read
+        "tokenizer": tokenizer_fingerprint(load_tokenizer(place)),
+    }
+    candidate = Candidate(place, {"model": TABLE, "path": str(place)} | content | lineage(place), None)
     for task in settings.chosen_tasks():
         if records.path_of(
             settings.output, candidate.facts | {"suite": "frozen", "task": task, "seed": None}

@@ -6,8 +6,8 @@
      "diverged": false, or a sentence where the loss was not finite,
      "collapsed": false, or a sentence if all predictions are the same, or the score is near the most frequent answer's,
      "figures": [{"metric": "accuracy", "value": 0.86, "n": 408}, {"metric": "f1", "value": 0.9, "n": 408}],
-     "model": "mlsm-bert-mini", "path": ..., "weights": sha256, "head": sha256 or null, "objective": "mlsm",
-     "kappa", "run_seed", "step", "fraction", "layer", "k", "lambda", "dictionary", "encoder", "teacher": its lineage,
+     "model": "mlsm-bert-mini", "path": ..., "weights": sha256, "config": sha256, "tokenizer": sha256,
+     "head": sha256 or null, "objective": "mlsm", "kappa", "run_seed", "step", "fraction", "layer", "k", "lambda", "dictionary", "encoder", "teacher": its lineage,
      null where unknown,
      "identity": all that decided its pre-training (lineage.identity), null where unknown,
      "flops": {"pretraining": 4.3e12, "teacher": 1.1e12}, "data": {"name", "files", "n_train", "n_eval"},
@@ -38,9 +38,10 @@ from msgspec import Meta
 from mlsm.common import disk
 from mlsm.common.disk import file_sha256
 from mlsm.common.durable import make_directories, refuse_what_is_in_the_way, replace_json
-from mlsm.common.errors import LineageError, RecordError, StudyError
+from mlsm.common.errors import LineageError, RecordError, StudyError, describe
 from mlsm.common.invocation import program
 from mlsm.common.json_checks import Count, Digest, Number, Text, find_problem, object_of, one_of, optional
+from mlsm.common.model_checks import open_config
 from mlsm.evaluation.lineage import TAIL, lineage
 from shards.manifest import canonical_json
 
@@ -48,6 +49,15 @@ if TYPE_CHECKING:
     import torch
 
 SCHEMA = "mlsm-record-2"
+
+# The fields that decide what a model computes from a text; old records have only the first.
+CONTENT = ("weights", "config", "tokenizer")
+
+# Settings of a config.json that change no output: evaluations read weights as float32, and make heads of their own.
+_WITHOUT_EFFECT = frozenset(
+    ("_name_or_path", "architectures", "auto_map", "dtype", "id2label", "initializer_range", "label2id")
+    + ("problem_type", "torch_dtype", "transformers_version", "use_cache")
+)
 
 # The fourteen scores of the fine-tuning suite (MLSM paper, section 4.2): task -> metrics, in a record's order.
 METRICS = {
@@ -73,17 +83,25 @@ PARTS = ("tuning", "dev", "test")
 
 
 def describe_model(path: Path | str) -> dict:
-    """The facts about a model in a record: model, path, weights and its lineage.
+    """The facts about a model in a record: model, path, CONTENT and its lineage.
 
     path  directory of an export, a kept checkpoint or any stock model
-    Raises  RecordError if its weights or its lineage cannot be read
+    Raises  RecordError if its weights, configuration or lineage cannot be read, TeacherError if its tokenizer cannot
     """
+    from pipeline.teacher import load_tokenizer
+    from shards.copies import tokenizer_fingerprint
+
     path = Path(path)
     try:
         known = lineage(path)
     except LineageError as error:
         raise RecordError(str(error)) from None
-    return {"model": shown_name(path), "path": str(path), "weights": weights_sha256(path)} | known
+    content = {
+        "weights": weights_sha256(path),
+        "config": config_sha256(path),
+        "tokenizer": tokenizer_fingerprint(load_tokenizer(path)),
+    }
+    return {"model": shown_name(path), "path": str(path)} | content | known
 
 
 def weights_sha256(directory: Path | str) -> str:
@@ -99,6 +117,22 @@ def weights_sha256(directory: Path | str) -> str:
     except OSError as error:
         raise RecordError(f"{error.filename} cannot be read: {error.strerror}. Export the model again.") from None
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+
+
+def config_sha256(directory: Path | str) -> str:
+    """SHA-256 of a model's configuration without the settings that change no output, hexadecimal.
+
+    Settings that a config.json leaves out count with transformers' defaults, so a model that is saved again keeps its hash.
+    Raises  RecordError if it cannot be read
+    """
+    try:
+        values = open_config(directory, local_files_only=True).to_diff_dict()
+    except Exception as error:  # transformers raises many classes for a damaged file
+        raise RecordError(
+            f"{directory}/config.json cannot be read: {describe(error)}. Export or download the model again."
+        ) from None
+    kept = {name: value for name, value in values.items() if name not in _WITHOUT_EFFECT}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def environment(device: "torch.device | str" = "cpu") -> dict[str, str | int]:
@@ -238,6 +272,8 @@ _RECORD = object_of(
         "model": Text,
         "path": Text,
         "weights": Digest,
+        "config": optional(Digest),
+        "tokenizer": optional(Digest),
         "objective": Text | None,
         "kappa": Number | None,
         "run_seed": Count | None,

@@ -203,9 +203,8 @@ def test_an_export_keeps_its_flops_when_it_is_moved(run, tmp_path):
 
 
 def test_of_a_stock_model_nothing_is_known(tmp_path):
-    (tmp_path / "models--bert--base" / "snapshots" / "abc").mkdir(parents=True)
     snapshot = tmp_path / "models--bert--base" / "snapshots" / "abc"
-    (snapshot / "model.safetensors").write_bytes(b"1")
+    shutil.copytree(tiny_teacher(tmp_path, standard_text(tmp_path, 50)), snapshot)
     said = records.describe_model(snapshot)
     assert said["model"] == "bert/base" and {name: said[name] for name in UNKNOWN} == UNKNOWN
 

@@ -37,6 +37,7 @@ from mlsm.evaluation import models, records
 from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.show import show as show_lsps
 from mlsm.evaluation.inspection.stores import document_tokens, show_shards
+from mlsm.evaluation.lineage import lineage
 from mlsm.evaluation.studies.flops.encoders import EncoderShape
 from mlsm.evaluation.tasks.finetuning import trials
 from mlsm.evaluation.tasks.finetuning.heads import Backbone
@@ -542,14 +543,16 @@ def test_a_damaged_lineage_is_an_error_that_names_it(subjects, text):
 
 @pytest.mark.parametrize("field", [{"auto_map": 3}, {"num_hidden_layers": "x" * 70_000}, {"layer_types": 1}])
 def test_a_configuration_that_transformers_cannot_read(subjects, field):
-    """It is asked for a dropout that the lineage leaves open, and for the operations of a model."""
+    """It is asked for a dropout that the lineage leaves open, for a record, and for the operations of a model."""
     export = subjects / "export"
     for file, changes in ((export / "config.json", field), (export / "lineage.json", {})):
         known = json.loads(file.read_text()) | changes
         known.get("settings", {}).pop("dropout", None)
         known.setdefault("settings", {})["dropout"] = None
         file.write_text(json.dumps(known))
-    records.describe_model(export)
+    lineage(export)
+    with pytest.raises(RecordError, match="config.json cannot be read"):
+        records.describe_model(export)
     with pytest.raises(FlopsError, match="no configuration found there"):
         EncoderShape.find(str(export))
     with pytest.raises(ModelError, match="config.json cannot be read") as caught:

@@ -3,7 +3,7 @@
     models = models_of(records.read(paths))
     trainings, left_out = match_trainings(models[0], models[1])
 
-A model is identified by the hash of its weights: a run's export and its last checkpoint are one model. Two scores are
+A model is identified by the hashes of its weights, configuration and tokenizer: a run's export and its last checkpoint are one model. Two scores are
 paired if they have the same task, metric and seed, and their head, data and fine-tuning settings agree. Runs of the
 same task and seed that do not agree are reported. Not handled here: in which settings of pre-training models differ
 (identity.py), which of them are checkpoints or seeds of one arm (arms.py), tests (effects.py).
@@ -20,7 +20,7 @@ from statistics import fmean
 from mlsm.common.errors import ComparisonError
 from mlsm.evaluation.comparison.identity import text
 from mlsm.evaluation.lineage import WITHOUT_TARGETS
-from mlsm.evaluation.records import FROZEN, METRICS, path_of
+from mlsm.evaluation.records import CONTENT, FROZEN, METRICS, path_of
 from student import objectives
 
 SEEDS = 5  # the paper's fine-tuning runs per task
@@ -50,9 +50,9 @@ class Model:
     """One model: what its records say about it, and the records by (task, seed); scores are read after all records are
     added.
 
-    label  its name, with digits of its weights' hash if two models share the name
+    label  its name, with digits of its hashes if two models share the name
     facts  of the pre-training (FACTS, dictionary, and its whole identity, None if unknown), and step, fraction,
-           flops, path, weights
+           flops, path, and the hashes of CONTENT, None in old records
     frozen records of `finetune --frozen` by task, which are never paired with those of fine-tuning
     blimp  its BLiMP record with the settings that most models of the comparison have
     """
@@ -172,21 +172,24 @@ def models_of(records: Iterable[dict]) -> tuple[list[Model], list[str]]:
     Raises   ComparisonError if two records of one model contradict each other, or some were scored on development sets
              and others on test sets or a tenth of train
     """
-    models: dict[str, Model] = {}
+    models: dict[tuple, Model] = {}
     notes: list[str] = []
     splits: dict[str, dict] = {}
     for record in records:
         _require_one_split(splits, record)
         facts = _facts(record)
-        model = models.setdefault(record["weights"], Model(record["model"], facts))
+        content = tuple(record.get(name) for name in CONTENT)
+        model = models.setdefault(content, Model(record["model"], facts))
         _require_same_facts(model, facts)
         notes += _add(model, record)
     notes = list(dict.fromkeys(notes))
     ordered = sorted(models.values(), key=sort_key)
-    names = [model.label for model in ordered]
-    for model in ordered:
-        if names.count(model.label) > 1:
-            model.label = f"{model.label} ({model.facts['weights'][:8]})"
+    for name in CONTENT:
+        labels = [model.label for model in ordered]
+        for model in ordered:
+            if labels.count(model.label) > 1:
+                digits = (model.facts[name] or "unknown")[:8]
+                model.label += f" ({digits})" if name == "weights" else f" ({name} {digits})"
     _choose_blimp(ordered)
     return ordered, notes
 
@@ -207,8 +210,8 @@ def _require_one_split(splits, record):
 
 
 def _facts(record):
-    names = (*FACTS, "dictionary", "identity", "step", "fraction", "flops", "weights", "path")
-    return {name: record[name] for name in names}
+    names = (*FACTS, "dictionary", "identity", "step", "fraction", "flops", "path")
+    return {name: record[name] for name in names} | {name: record.get(name) for name in CONTENT}
 
 
 def _require_same_facts(model, facts):
@@ -231,8 +234,7 @@ def _add(model, record):
     earlier = kept.setdefault(key, record)
     if record["model"] != earlier["model"]:
         return [
-            f"{record['model']} has the same weights as {model.label}: if both have a record, {earlier['model']}'s is "
-            "used."
+            f"{record['model']} is the same model as {model.label}: if both have a record, {earlier['model']}'s is used."
         ]
     if earlier is record:
         return []

@@ -115,7 +115,7 @@ def test_the_same_weights_under_two_names_are_one_model():
     records += [a_record("a-step-1000", "rte", seed, [0.6], weights=digest("a")) for seed in range(3)]
     (model,), notes = models_of(records)
     assert model.label == "a" and list(model.scores.values()) == [0.5, 0.5, 0.6]
-    assert notes == ["a-step-1000 has the same weights as a: if both have a record, a's is used."]
+    assert notes == ["a-step-1000 is the same model as a: if both have a record, a's is used."]
 
 
 def test_records_that_contradict_each_other_on_their_model():

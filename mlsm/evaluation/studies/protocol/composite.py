@@ -106,15 +106,16 @@ def read_scores(study: Study, directory: Path) -> Scored:
     """The scores of all students, from their records. Raises StudyError if two models have one name."""
     composite = study.composite
     assert composite is not None
-    by_name: dict[str, dict[str, Scores]] = {}
+    by_name: dict[str, dict[tuple, Scores]] = {}
     paths = sorted((directory / "evaluations").glob("*/frozen/*.json"))
     for record in records.read(paths) if paths else []:
         measured = {f"{record['task']}/{name}": value for name, value in _scores(record, composite.part).items()}
-        by_name.setdefault(record["model"], {}).setdefault(record["weights"], {}).update(measured)
-    for name, by_weights in by_name.items():
-        if len(by_weights) > 1:
+        content = tuple(record.get(name) for name in records.CONTENT)
+        by_name.setdefault(record["model"], {}).setdefault(content, {}).update(measured)
+    for name, by_content in by_name.items():
+        if len(by_content) > 1:
             raise StudyError(
-                f"{directory / 'evaluations'} has frozen records of {len(by_weights)} models called {name}. Move "
+                f"{directory / 'evaluations'} has frozen records of {len(by_content)} models called {name}. Move "
                 f"away the directories that the study should not read."
             )
 

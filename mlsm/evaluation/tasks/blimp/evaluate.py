@@ -9,8 +9,8 @@ paradigms' accuracies; a phenomenon's score is the mean over its paradigms.
 The scores of a paradigm are written to a file as soon as it is scored:
 <output>/evaluations/<model>/blimp/<task>-scores/<paradigm>.npz So an interrupted command continues after the last of
 them; the record is written at the end. The task is `blimp`; if only a part is scored, or in another way, it is
-`blimp-100`, `blimp-within-word-l2r`, `blimp-of-2-<digits>` and so on. Records also have the fingerprint of the model's
-tokenizer: with another tokenizer the same weights are scored again, and the record is replaced.
+`blimp-100`, `blimp-within-word-l2r`, `blimp-of-2-<digits>` and so on. With another tokenizer or configuration the same
+weights are scored again, and the record is replaced.
 """
 
 import math
@@ -34,8 +34,6 @@ from mlsm.evaluation.tasks.blimp.config import BlimpConfig
 from mlsm.evaluation.tasks.blimp.data import PHENOMENA, Paradigm, choose_paradigms, read, subset
 from mlsm.evaluation.tasks.scoring.models import check_family, load
 from mlsm.evaluation.tasks.scoring.scorer import Scorer
-from pipeline.teacher import load_tokenizer
-from shards.copies import tokenizer_fingerprint
 from shards.manifest import fingerprint
 
 if TYPE_CHECKING:
@@ -130,7 +128,6 @@ def _begin_record(directory: Path, config: BlimpConfig, paradigms: list[Paradigm
         "settings": settings,
         "task": task_of(config),
         "data": {"name": "blimp", "files": files, "n_train": 0, "n_eval": sum(len(p.pairs) for p in paradigms)},
-        "tokenizer": tokenizer_fingerprint(load_tokenizer(directory)),
     } | records.describe_model(directory)
 
 
@@ -140,7 +137,7 @@ def _find_finished(record: dict, config: BlimpConfig) -> tuple[Path, dict] | Non
     if not path.is_file():
         return None
     there = records.read_file(path)
-    same = all(there.get(name) == record[name] for name in ("weights", "settings", "data", "tokenizer"))
+    same = all(there.get(name) == record[name] for name in (*records.CONTENT, "settings", "data"))
     return (path, there) if same and "averages" in there else None
 
 
@@ -186,7 +183,8 @@ def _score(scorer: Scorer, paradigm: Paradigm, model: str) -> Scores:
 
 def _identity(record: dict, paradigm: Paradigm) -> str:
     """A key that is equal if two commands compute the same scores for a paradigm."""
-    return fingerprint([record["weights"], record["settings"]["metric"], paradigm.digest, record["tokenizer"]])
+    content = [record[name] for name in records.CONTENT]
+    return fingerprint([*content, record["settings"]["metric"], paradigm.digest])
 
 
 def _write(file: Path, identity: str, scores: Scores) -> None:

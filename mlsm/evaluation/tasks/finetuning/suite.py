@@ -39,8 +39,6 @@ from mlsm.evaluation.tasks.finetuning.trials import (
     load,
 )
 from mlsm.evaluation.tasks.frozen.suite import measure_frozen
-from pipeline.teacher import load_tokenizer
-from shards.copies import tokenizer_fingerprint
 from student.memory import forget_peak
 
 logger = logging.getLogger(__name__)
@@ -102,15 +100,27 @@ def _data_dir(settings):
 def _find_candidates(settings):
     found: list[Candidate] = []
     for directory in directories(settings.models, settings.step):
-        facts = records.describe_model(directory) | {"tokenizer": tokenizer_fingerprint(load_tokenizer(directory))}
-        same = ("weights", "tokenizer")
-        if twice := [one.directory for one in found if all(one.facts[name] == facts[name] for name in same)]:
+        facts = records.describe_model(directory)
+        if twice := [one.directory for one in found if _content(one.facts) == _content(facts)]:
             if facts["step"] == 0:  # several runs may start with the same weights
                 logger.info("%s has the same weights as %s and is trained once", directory, twice[0])
                 continue
-            raise StudyError(f"{twice[0]} and {directory} have the same weights. List the model only once.")
+            raise StudyError(f"{twice[0]} and {directory} are the same model. List it only once.")
+        if named := [one.directory for one in found if _place(settings, one.facts) == _place(settings, facts)]:
+            raise StudyError(
+                f"{named[0]} and {directory} have the same name and weights, so their records would be the same files. "
+                "Copy one of them into a directory of another name."
+            )
         found.append(Candidate(directory, facts, read_config(directory)))
     return found
+
+
+def _content(facts):
+    return [facts[name] for name in records.CONTENT]
+
+
+def _place(settings, facts):
+    return records.directory_of(settings.output, facts | {"suite": "finetune"})
 
 
 def settle(settings: FinetuneConfig, candidates: Sequence[Candidate]) -> FinetuneConfig:
@@ -200,7 +210,7 @@ def _report(candidate, settings):
     return {
         "model": candidate.facts["model"],
         "weights": candidate.facts["weights"],
-        "directory": str(records.directory_of(settings.output, candidate.facts | {"suite": "finetune"})),
+        "directory": str(_place(settings, candidate.facts)),
         "figures": figures,
         "average": sum(means) / len(means) if complete else None,
         "chosen_lr": chosen,

@@ -44,7 +44,7 @@ class Candidate(NamedTuple):
 
     directory: Path
     facts: dict
-    """its facts in records: records.describe_model, and the fingerprint of its tokenizer"""
+    """its facts in records, from records.describe_model"""
     config: PretrainedConfig
 
     @property
@@ -106,8 +106,7 @@ class Trial(NamedTuple):
         if settings.split != "validation":
             more |= {"split": settings.split}
         return {
-            "weights": self.candidate.facts["weights"],
-            "tokenizer": self.candidate.facts["tokenizer"],
+            **{name: self.candidate.facts[name] for name in records.CONTENT},
             "data": self.data.facts() | {"order": order},
             "settings": settings.recipe() | more | (UNREAD_WORDS if self.task.labels_words else {}),
         }

@@ -66,8 +66,7 @@ def facts_of(candidate: "Candidate", measure: Measure, settings: FinetuneConfig,
     """The fields of a record that identify the measurement."""
     common = {"frozen": True, "max_length": length, "layers": _layers(settings)}
     return {
-        "weights": candidate.facts["weights"],
-        "tokenizer": candidate.facts["tokenizer"],
+        **{name: candidate.facts[name] for name in records.CONTENT},
         "data": measure.data,
         "settings": common | measure.settings,
     }

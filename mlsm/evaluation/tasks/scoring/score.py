@@ -11,8 +11,8 @@ the PLL of only the tokens that both sentences share. Intervals are Wilson's, at
 For every model and file there is a file of JSON lines under <output>/scores, one line per sentence or pair. While
 scoring, every CHUNK of them are written to a separate file in the directory <name>, so an interrupted command continues
 after the last of these files. The record <name>.json, with the results and settings, is written last. The name ends in
-a hash of the model's weights, its tokenizer, the metric and the file's content, so a change of any of them gives
-another file.
+a hash of the model's weights, configuration and tokenizer, the metric and the file's content, so a change of any of
+them gives another file.
 """
 
 import json
@@ -37,8 +37,6 @@ from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig
 from mlsm.evaluation.tasks.scoring.files import Material, read
 from mlsm.evaluation.tasks.scoring.models import check_family, load
 from mlsm.evaluation.tasks.scoring.scorer import EncodedSentence, Scorer
-from pipeline.teacher import load_tokenizer
-from shards.copies import tokenizer_fingerprint
 from shards.manifest import fingerprint
 
 SCHEMA = "mlsm-scores-1"
@@ -67,14 +65,13 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
     results = []
     for directory in places:
         known = records.describe_model(directory)
-        tokenizer = tokenizer_fingerprint(load_tokenizer(directory))
+        content = [known[name] for name in records.CONTENT]
         scorer = None
         for path, material in zip(files, materials, strict=True):
             kind = {"pairs": bool(config.pairs), "metric": config.metric}
             record = {"schema": SCHEMA, **known, **kind, "file": str(path), "digest": material.digest}
-            record["tokenizer"] = tokenizer
             model = records.directory_of(config.output, known | {"suite": "scores"}).parent.name
-            digits = fingerprint([known["weights"], *kind.values(), material.digest, tokenizer])[:8]
+            digits = fingerprint([*content, *kind.values(), material.digest])[:8]
             base = config.output / "scores" / model / f"{path.name}-{config.metric}-{digits}"
             scores, commit = (base.with_name(base.name + suffix) for suffix in (".jsonl", ".json"))
             finished = _read_finished(scores, commit)

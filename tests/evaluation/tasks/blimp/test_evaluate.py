@@ -127,6 +127,15 @@ def test_another_tokenizer_on_the_same_weights_is_scored_again(config, model, tm
     assert evaluate_blimp(config)["finished_before"] == [True]
 
 
+def test_another_configuration_of_the_same_weights_is_scored_again(config, model, tmp_path):
+    first = evaluate_blimp(config)["records"][0]
+    other = shutil.copytree(model, tmp_path / "other" / model.name)
+    values = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(values | {"hidden_act": "relu"}))
+    second = evaluate_blimp(replace(config, models=(str(other),)))["records"][0]
+    assert second["weights"] == first["weights"] and second["figures"] != first["figures"]
+
+
 def test_another_metric_or_part_is_another_record(config):
     whole = evaluate_blimp(config)["records"][0]
     parts = [

@@ -12,6 +12,7 @@ from tiny_families import tiny_model
 from mlsm.commands.finetune import show as summary
 from mlsm.common.errors import StudyError
 from mlsm.evaluation import records
+from mlsm.evaluation.comparison.models import models_of
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.heads import Backbone, read_config
 from mlsm.evaluation.tasks.finetuning.suite import finetune, settle
@@ -128,6 +129,40 @@ def test_a_record_is_of_one_tokenizer(settings, teacher_directory, tmp_path):
     file.write_text(json.dumps(tokenizer))
     with pytest.raises(StudyError, match=r"rte-seed0.json was made with other settings: tokenizer \(there "):
         finetune(settings)
+
+
+def set_config(directory, **fields):
+    file = Path(directory) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_record_is_of_one_configuration(frozen, settings, teacher_directory, tmp_path):
+    """Weights and tokenizer stay the same, what the model computes does not."""
+    model = copied(teacher_directory, tmp_path / "model")
+    settings = replace(settings, models=(model,), limit_train=8)
+    if frozen:
+        settings = replace(settings, frozen=True, tasks=("stsb",), seeds=5, lr=2e-5, epochs=3, limit_train=None)
+    finetune(settings)
+    set_config(model, architectures=["BertForMaskedLM"], use_cache=False, transformers_version="4.0.0")
+    assert finetune(settings)["finished_before"]
+    set_config(model, hidden_act="relu")
+    with pytest.raises(StudyError, match=r"json was made with other settings: config \(there "):
+        finetune(settings)
+
+
+def test_a_model_cut_in_its_configuration_is_another_one(settings, teacher_directory, tmp_path):
+    whole, cut = (copied(teacher_directory, tmp_path / name) for name in ("whole", "cut"))
+    set_config(cut, num_hidden_layers=1)
+    finetune(replace(settings, models=(whole, cut), limit_train=8))
+    first, second = (recorded(settings)[name, "rte"] for name in ("whole", "cut"))
+    assert first["weights"] == second["weights"] and first["config"] != second["config"]
+    models, notes = models_of([first, second])
+    assert sorted(model.label for model in models) == ["cut", "whole"] and not notes
+    (tmp_path / "other").mkdir()
+    same_name = shutil.copytree(cut, tmp_path / "other" / "whole")
+    with pytest.raises(StudyError, match="have the same name and weights"):
+        finetune(replace(settings, models=(whole, str(same_name)), limit_train=8))
 
 
 def test_of_models_of_one_name_the_shortest_decides(settings, teacher_directory, other_directory, tmp_path):

@@ -324,7 +324,7 @@ def test_kept_checkpoints_of_a_run_are_candidates_the_last_of_them_its_export(se
     every = finetune(replace(settings, models=(str(run), *settings.models), step="all"))
     assert [model["model"] for model in every["models"]] == ["run-step-00000001", "run-step-00000002", "tiny"]
     assert finetune(replace(settings, models=(str(run),), step="2"))["finished_before"]
-    with pytest.raises(StudyError, match="run/export and .*/step-00000002 have the same weights"):
+    with pytest.raises(StudyError, match="run/export and .*/step-00000002 are the same model"):
         finetune(replace(settings, models=(str(run), str(run / "checkpoints/step-00000002"))))
 
 
@@ -343,7 +343,7 @@ def test_an_untrained_student_is_one_model_whatever_its_runs_learn(settings, tmp
     assert finetune(replace(settings, step="0", models=runs[1:]))["made"] == 1, "asked for by another run's name"
     models, notes = models_of(records.read([tmp_path / "out" / "evaluations"]))
     assert [model.facts["objective"] for model in models] == ["mlsm", "mlsm", "untrained"]
-    assert any("has the same weights" in note for note in notes)
+    assert any("is the same model" in note for note in notes)
     found = differences([model for model in models if model.label != "faster-step-00000001"])
     assert set(found.settings) == {"objective", "step"} and not found.unknown
 

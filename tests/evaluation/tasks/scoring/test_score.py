@@ -177,6 +177,15 @@ def test_another_tokenizer_on_the_same_weights_is_other_work(config, model, tmp_
     assert [result["finished_before"] for result in score_text(both)["results"]] == [True, True]
 
 
+def test_another_configuration_of_the_same_weights_is_other_work(config, model, tmp_path):
+    other = shutil.copytree(model, tmp_path / "other" / model.name)
+    values = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(values | {"hidden_act": "relu"}))
+    first, second = score_text(replace(config, models=(str(model), str(other))))["results"]
+    assert first["weights"] == second["weights"] and first["scores"] != second["scores"]
+    assert rows_of(first) != rows_of(second)
+
+
 def test_a_killed_command_goes_on_behind_its_last_part(config, monkeypatch):
     config = sentences_of(config)
     code = textwrap.dedent(f"""
