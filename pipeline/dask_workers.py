@@ -29,6 +29,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from multiprocessing import resource_tracker
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import dask
@@ -83,6 +84,7 @@ class WorkerPool(Executor):
         self._name = f"mlsm-{uuid.uuid4().hex}"
         self._client: Any = None
         self._cluster: Any = None  # only if this process started it
+        self._reports: SimpleQueue[Sequence[Any]] = SimpleQueue()
 
     def __enter__(self) -> Self:
         self._opened = ExitStack()
@@ -98,7 +100,8 @@ class WorkerPool(Executor):
     def map(
         self, function: Function, items: Iterable[Any], *, trials: int = 2, report: Callable[..., None] = silent
     ) -> Results:
-        """See Executor. Results come in the order in which workers finish; progress reports of functions are lost."""
+        """See Executor. Results come in the order in which workers finish."""
+        self._report = report
         try:
             yield from self._map_as_they_end(function, iter(items), trials)
         except (CancelledError, CommClosedError) as error:
@@ -149,7 +152,8 @@ class WorkerPool(Executor):
             self._client = self._connect()
             if self._cluster is None:
                 _check_workers(self._client, Path(self.job.config.output))
-            self._client.register_plugin(Work(self.job), name=self._name)
+            self._client.subscribe_topic(self._name, lambda event: self._reports.put(event[1]))
+            self._client.register_plugin(Work(self.job, self._name), name=self._name)
             logger.info("workers at %s, dashboard %s", self._client.scheduler.address, self._client.dashboard_link)
             if not self._client.nthreads():
                 logger.warning("no worker is connected to %s yet: waiting for one", self._client.scheduler.address)
@@ -170,8 +174,12 @@ class WorkerPool(Executor):
             ) from error
 
     def _next(self, ended):
-        """The next future that ends. Raises ChildProcessError if no worker is left."""
+        """The next future that ends; meanwhile workers' reports are passed on. Raises ChildProcessError if no worker is
+        left.
+        """
         while not ended.has_ready():
+            while not self._reports.empty():
+                self._report(*self._reports.get())
             if self._cluster and is_lost(self._cluster):
                 raise ChildProcessError("no worker is left and none can be started; finished units are kept")
             time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -380,15 +388,19 @@ def perform(name: str, function: Function, item: Any) -> tuple[list[Note], Any]:
 
 
 class Work(WorkerPlugin):
-    """A job for a worker. The driver makes it, and relative paths start in the driver's working directory."""
+    """A job for a worker. The driver makes it, and relative paths start in the driver's working directory.
 
-    def __init__(self, job: Any):
-        self._job, self._directory, self._code = job, os.getcwd(), CODE
+    topic  under which the driver receives reports
+    """
+
+    def __init__(self, job: Any, topic: str):
+        self._job, self._topic, self._directory, self._code = job, topic, os.getcwd(), CODE
         self._is_ours = job.config.scheduler is None  # the driver started this process for itself
 
     def setup(self, worker: Any) -> None:
         self._stopped = threading.Event()
         self._context = WorkerContext(self._job, self._stopped)
+        self._context.report = lambda *report: worker.log_event(self._topic, report)
 
     def teardown(self, worker: Any) -> None:
         """End the task in flight at its next window.

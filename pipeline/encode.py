@@ -78,22 +78,24 @@ def encode(executor: Executor, stores: Sequence[TargetStore], kind: type[Target]
     tasks = [(unit, wanting) for unit, wanting in tasks if wanting]
     shares = [likely_bytes(store.target) * len(store.wanted) / len(job.plan.units) for store in stores]
     warn_of_disk(job.config.output, sum(shares) * job.expected_tokens)
-    begun = [0] * len(stores)  # tokens of the current unit already shown by block
+    begun = {(unit.id, number): 0 for unit, wanting in tasks for number in wanting}  # tokens so far, by unit and store
 
-    def show(number, tokens, figures):
-        begun[number] += tokens
-        stores[number].done += tokens
-        done = sum(store.done for store in stores) // len(stores)
-        job.progress("encode", done, job.expected_tokens, **figures)
+    def show(figures):
+        done = sum(store.done for store in stores) + sum(begun.values())
+        job.progress("encode", done // len(stores), job.expected_tokens, **figures)
 
-    job.progress("encode", sum(store.done for store in stores) // len(stores), job.expected_tokens)
+    def note_block(unit, number, tokens, figures):
+        if tokens > begun.get((unit, number), tokens):  # a worker's report may come after its result
+            begun[unit, number] = tokens
+            show(figures)
+
+    show({})
     paths = [store.files.path for store in stores]
-    for unit, counts, figures in encode_missing(executor, tasks, paths, kind, show):
+    for unit, counts, figures in encode_missing(executor, tasks, paths, kind, note_block):
         for number, (tokens, quarantined) in counts.items():
             stores[number].note(unit, tokens, quarantined)
-            if tokens > begun[number]:
-                show(number, tokens - begun[number], figures)
-            begun[number] = 0
+            del begun[unit.id, number]
+        show(figures)
     return [store.report(time.perf_counter() - started) for store in stores]
 
 
@@ -107,7 +109,7 @@ def encode_missing(
     """Encode units, each for the stores that need it.
 
     stores  directories of the stores, valid in every process that encodes;  kind  see `encode`
-    report  called as report(output, tokens, figures) after each block that is written in this process
+    report  called as report(unit's id, output, its tokens so far, figures) after each block that is written
     Yields  a unit, its Counts and its figures of merit, when a unit ends
     Raises  as encode_lsp
     """
@@ -180,7 +182,7 @@ def encode_units(
 
     def note_block(block, writer):
         figures.update(_figures_of_merit(writer.statistics))
-        context.report(block.output, block.tokens, _figures_of_merit(writer.statistics))
+        context.report(writer.meta.unit, block.output, writer.tokens, dict(figures))
 
     written = write_units(
         [(units[number], outputs) for (number, *_), outputs in zip(items, lacking, strict=True) if outputs],

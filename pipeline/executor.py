@@ -32,7 +32,7 @@ class Context:
 
     job      the Job
     teacher  the teacher, if this process has loaded it already
-    report   functions call it with their progress on an item; only used in the command's own process
+    report   functions call it with their progress on an item
     """
 
     def __init__(self, job: Any, teacher: Any = None):
@@ -99,7 +99,7 @@ class Executor:
         """Pairs (item, result) as results arrive; the result is KILLED for an item at which `trials` processes died.
 
         items   the next one is taken when there is room for it
-        report  called with the function's progress, if it runs in this process
+        report  called in this process with what the function reports
         Raises  what the function raises; ConnectionError when the scheduler is lost, ChildProcessError when no worker
                 is left
         """

@@ -117,6 +117,7 @@ class TargetStore(OpenStore):
     def note(self, unit: PlannedUnit, tokens: int, quarantined: Sequence[dict]) -> None:
         """Note that a unit was committed. Raises EncodeError when too many documents failed, since the process that
         committed it could not know what other processes were about to commit."""
+        self.done += tokens
         self.new_tokens += tokens
         self.check_quarantine(unit, quarantined)
 

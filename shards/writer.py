@@ -116,6 +116,11 @@ class UnitWriter:
         """Windows written so far."""
         return self._windows
 
+    @property
+    def tokens(self) -> int:
+        """Tokens written so far."""
+        return self._tokens
+
     def write_block(self, **columns: np.ndarray) -> None:
         """Append one block; the columns are those of `codec.pack_block`."""
         key = f"{sum('windows' in group for group in self._groups):06d}"

@@ -7,8 +7,8 @@
      "collapsed": false, or a sentence if all predictions are the same, or the score is near the most frequent answer's,
      "figures": [{"metric": "accuracy", "value": 0.86, "n": 408}, {"metric": "f1", "value": 0.9, "n": 408}],
      "model": "mlsm-bert-mini", "path": ..., "weights": sha256, "config": sha256, "tokenizer": sha256,
-     "head": sha256 or null, "objective": "mlsm", "kappa", "run_seed", "step", "fraction", "layer", "k", "lambda", "dictionary", "encoder", "teacher": its lineage,
-     null where unknown,
+     "head": sha256 or null, "objective": "mlsm", "kappa", "run_seed", "step", "fraction", "layer", "k", "lambda",
+     "dictionary", "encoder", "teacher": its lineage, null where unknown,
      "identity": all that decided its pre-training (lineage.identity), null where unknown,
      "flops": {"pretraining": 4.3e12, "teacher": 1.1e12}, "data": {"name", "files", "n_train", "n_eval"},
      "settings": {...}, "env": {...},
@@ -122,7 +122,8 @@ def weights_sha256(directory: Path | str) -> str:
 def config_sha256(directory: Path | str) -> str:
     """SHA-256 of a model's configuration without the settings that change no output, hexadecimal.
 
-    Settings that a config.json leaves out count with transformers' defaults, so a model that is saved again keeps its hash.
+    Settings that a config.json leaves out count with transformers' defaults, so a model that is saved again keeps its
+    hash.
     Raises  RecordError if it cannot be read
     """
     try:

@@ -8,6 +8,7 @@ import shutil
 import pytest
 from tiny_store import write_store
 from tiny_teacher import standard_text, tiny_teacher
+from transformers import AutoModelForMaskedLM
 
 from mlsm.common.errors import RecordError
 from mlsm.evaluation import records
@@ -129,6 +130,15 @@ def test_weights_are_told_by_content_alone(tmp_path):
     assert digests["a"] == digests["b"] != digests["c"] and len(digests["a"]) == 64
     with pytest.raises(RecordError, match="no safetensors"):
         records.weights_sha256(tmp_path)
+
+
+def test_a_model_that_is_saved_again_keeps_the_hash_of_its_configuration(tmp_path):
+    directory = tiny_teacher(tmp_path, standard_text(tmp_path, 50))
+    AutoModelForMaskedLM.from_pretrained(directory).half().save_pretrained(tmp_path / "again")
+    assert records.config_sha256(tmp_path / "again") == records.config_sha256(directory)
+    again = tmp_path / "again" / "config.json"
+    again.write_text(json.dumps(json.loads(again.read_text()) | {"layer_norm_eps": 1e-5}))
+    assert records.config_sha256(tmp_path / "again") != records.config_sha256(directory)
 
 
 @pytest.fixture(scope="module")

@@ -113,6 +113,7 @@ def test_dictionaries_and_stores_are_the_same(alone, reports, spread):
         assert Dictionary.load(one["dictionary"]).fingerprint == Dictionary.load(two["dictionary"]).fingerprint
     assert len(stages["choose"]) > 1 and stages["encode"] == sorted(stages["encode"])
     assert stages["encode"][-1] == found[0]["tokens"]
+    assert len(stages["encode"]) > found[0]["units"] + 1  # workers report blocks
 
 
 def test_a_finished_store_needs_no_workers(spread, reports):

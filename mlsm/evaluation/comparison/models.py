@@ -3,10 +3,11 @@
     models = models_of(records.read(paths))
     trainings, left_out = match_trainings(models[0], models[1])
 
-A model is identified by the hashes of its weights, configuration and tokenizer: a run's export and its last checkpoint are one model. Two scores are
-paired if they have the same task, metric and seed, and their head, data and fine-tuning settings agree. Runs of the
-same task and seed that do not agree are reported. Not handled here: in which settings of pre-training models differ
-(identity.py), which of them are checkpoints or seeds of one arm (arms.py), tests (effects.py).
+A model is identified by the hashes of its weights, configuration and tokenizer: a run's export and its last checkpoint
+are one model. Two scores are paired if they have the same task, metric and seed, and their head, data and fine-tuning
+settings agree. Runs of the same task and seed that do not agree are reported. Not handled here: in which settings of
+pre-training models differ (identity.py), which of them are checkpoints or seeds of one arm (arms.py), tests
+(effects.py).
 
 A training is (task, seed). A figure of the suite is (task, metric); there are 14. A score is (task, metric, seed).
 """
@@ -234,7 +235,8 @@ def _add(model, record):
     earlier = kept.setdefault(key, record)
     if record["model"] != earlier["model"]:
         return [
-            f"{record['model']} is the same model as {model.label}: if both have a record, {earlier['model']}'s is used."
+            f"{record['model']} is the same model as {model.label}: if both have a record, {earlier['model']}'s is "
+            "used."
         ]
     if earlier is record:
         return []
