@@ -16,7 +16,6 @@ import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -65,8 +64,7 @@ def sample_rows(config, count, seed):
     """Unit-length hidden states of a uniform sample of training windows, float32."""
     job = teacher_job(replace(config, dictionary_tokens=count, seed=seed), lambda *_, **__: None)
     with tempfile.TemporaryDirectory() as place:
-        wanted = SimpleNamespace(layer=config.layer[0], k=0)
-        (rows_Nd,) = sample_hidden(Inline(job), load_teacher(job), [(wanted, Path(place))])
+        (rows_Nd,) = sample_hidden(Inline(job), load_teacher(job), [(config.layer[0], Path(place))])
         rows_Nd = np.array(rows_Nd, np.float32)
     return rows_Nd / np.linalg.norm(rows_Nd, axis=1, keepdims=True)
 

@@ -44,6 +44,7 @@ from benchmarks.blimp import data_directory
 from benchmarks.data import conditions, require
 from mlsm.common.disk import file_sha256
 from mlsm.common.durable import publish_directory
+from mlsm.common.model_checks import without_pooler
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
 from mlsm.evaluation.lineage import lineage
@@ -58,7 +59,6 @@ from mlsm.evaluation.tasks.frozen.measures import read_measure
 from mlsm.evaluation.tasks.frozen.suite import facts_of, record_scores
 from pipeline.teacher import load_tokenizer, read_config
 from shards.copies import TOKENIZER_FILES, tokenizer_fingerprint, write_files
-from student.encoders.build import without_pooler
 
 CUT, TABLE = "teacher-2-layers", "static-table"
 LAYERS, DIMENSIONS, SIF = 2, 256, 1e-4

@@ -10,11 +10,10 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlsm.common.text import redacted, settings_table
+from mlsm.common.text import also_row, redacted, settings_table, words_of
 from pipeline.config import DictionaryConfig
 from pipeline.job import Job, name_of_dtype
 from pipeline.targets.logits import PASSES
@@ -52,17 +51,12 @@ def announcement(
         depth, width = teacher.num_layers, teacher.hidden_size
         rows.append(("teacher", f"{teacher.name}: {depth} layers of width {width}", _origin(config, "teacher")))
     if hasattr(config, "layer"):
-        rows.append(("layer", _join(config.layer), _origin(config, "layer")))
+        rows.append(("layer", words_of(config.layer), _origin(config, "layer")))
     if hasattr(config, "lam"):
         rows += _dictionary_rows(config, dictionary, lacking)
     if hasattr(config, "top_n"):
         rows.append(_top_n_row(config, dictionary))
-    others = [
-        f"{field.name.replace('_', '-')} {_join(getattr(config, field.name))} ({config.origins[field.name]})"
-        for field in fields(config)
-        if field.name in config.origins and field.name not in _SHOWN
-    ]
-    return settings_table(command, [*rows, *([("also", ", ".join(others), None)] if others else [])])
+    return settings_table(command, rows + also_row(config, config.origins, _SHOWN))
 
 
 def _top_n_row(config, dictionary):
@@ -101,10 +95,6 @@ def _origin(config: Any, name: str) -> str:
         default = DictionaryConfig.k if name == "k" else "bundled"
     is_default = getattr(config, name) == default
     return "default" if is_default else "given"
-
-
-def _join(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 # -- notes and warnings ------------------------------------------------------------------------------------

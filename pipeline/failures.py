@@ -125,8 +125,7 @@ def _note_lack_of_memory(coder, batch):
     logger.warning(
         "the device has too little memory for %d windows at once: continuing with %d", size, coder.most_windows
     )
-    if coder.teacher.device.type == "cuda":
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # does nothing without a GPU
 
 
 def _divide(coder, batch):

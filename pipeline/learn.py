@@ -16,9 +16,8 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from mlsm.common.disk import file_sha256
 from mlsm.common.durable import publish_directory
@@ -96,7 +95,11 @@ def provide_dictionaries(executor: Executor, teacher: "Teacher") -> list[dict]:
     lacking = [entry for entry in wanted if not entry.directory.is_dir()]
     for entry in lacking:
         _announce(entry.directory)
-    sample = partial(sample_hidden, executor, teacher)
+
+    def sample(places):
+        layers = [(entry.layer, place) for entry, place in places]
+        return sample_hidden(executor, teacher, layers, max(entry.k for entry, _ in places))
+
     learned = _learn_together(lacking, job.config, minibatch_of_sample(job), job.progress, sample)
     return [_report(entry, learned) | {"layer": entry.layer} for entry in wanted]
 
@@ -367,13 +370,6 @@ def _warn_of_other_origin(config, dictionary, teacher):
 # -- codebooks ---------------------------------------------------------------------------------------------
 
 
-class _WantedStates(NamedTuple):
-    """A codebook to learn (see the protocol in sample.py); any number of vectors of a layer is enough."""
-
-    layer: int
-    k: int = 0
-
-
 def check_bytes(config: EncodeHiddenConfig, teacher: "Teacher") -> None:
     """Raise EncodeError if the teacher's hidden states cannot be cut into as many pieces as --bytes."""
     if config.quantise == "pq" and teacher.hidden_size % config.bytes:
@@ -410,7 +406,7 @@ def provide_codebook(executor: Executor, teacher: "Teacher", layer: int) -> Code
     if not directory.is_dir():
         with workplace(work, (SAMPLE, f"{PART}*.npy")) as place:
             if not directory.is_dir():  # another process may have finished while this one waited
-                (hidden_Nd,) = sample_hidden(executor, teacher, [(_WantedStates(layer), place)])
+                (hidden_Nd,) = sample_hidden(executor, teacher, [(layer, place)])
                 publish_directory(directory, Codebook.train(hidden_Nd, config.bytes, config.seed).save)
     discard(work)
     return Codebook.load(directory)

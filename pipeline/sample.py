@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,17 +37,8 @@ ROWS_AT_ONCE = 65_536
 logger = logging.getLogger(__name__)
 
 
-class SamplesFor(Protocol):
-    """The interface of what learn.py learns from a layer: dictionaries and codebooks."""
-
-    @property
-    def layer(self) -> int: ...
-    @property
-    def k(self) -> int: ...
-
-
 def sample_hidden(
-    executor: Executor, teacher: "Teacher", places: Sequence[tuple[SamplesFor, Path]]
+    executor: Executor, teacher: "Teacher", places: Sequence[tuple[int, Path]], k: int = 0
 ) -> list[np.ndarray]:
     """Unit-length hidden states of a uniform sample of training windows: one float16 (N, d) map for every place.
 
@@ -55,12 +46,12 @@ def sample_hidden(
     existing file is used. Places of one layer share its file. With --center, the teacher's raw hidden states go to
     raw.npy first, in float32 and with their positions. Then the means are computed, and sample.npy and center.npy made.
 
-    places  pairs (wanted dictionary, directory)
+    places  pairs (layer, directory)
+    k       the most atoms that are learned from a sample, which must have more vectors
     """
     job = executor.job
     centred = job.config.center != "none"
-    place_of = {entry.layer: place for entry, place in places}
-    place_of |= {entry.layer: place for entry, place in places if (place / SAMPLE).is_file()}
+    place_of = dict(places) | {layer: place for layer, place in places if (place / SAMPLE).is_file()}
     first = RAW_SAMPLE if centred else SAMPLE
     new = {
         layer: place / first
@@ -68,18 +59,18 @@ def sample_hidden(
         if not (place / SAMPLE).is_file() and not (place / first).is_file()
     }
     if new:
-        windows, count = choose_windows(executor, max(entry.k for entry, _ in places))
+        windows, count = choose_windows(executor, k)
         _write_samples(new, executor, teacher, windows, count)
     for place in place_of.values():
         if not (place / SAMPLE).is_file():
             job.progress("centre", 0, None)
             _center_sample(place, job.config.center)
     names = (SAMPLE, "center.npy", "center.json") if centred else (SAMPLE,)
-    for entry, place in places:
+    for layer, place in places:
         for name in names:
             if not (place / name).is_file():
                 try:
-                    (place / name).hardlink_to(place_of[entry.layer] / name)
+                    (place / name).hardlink_to(place_of[layer] / name)
                 except OSError as error:
                     raise explain_link(error, place / name) from error
     return [np.load(place / SAMPLE, mmap_mode="r") for _, place in places]

@@ -25,6 +25,7 @@ import torch
 from mlsm.common.device import choose_device
 from mlsm.common.errors import RequestError
 from mlsm.common.invocation import program
+from mlsm.common.text import words_of
 from pipeline.config import FROM_STORE
 from pipeline.corpus import Window
 from shards.manifest import PlannedUnit
@@ -129,9 +130,9 @@ class StoredHidden:
             if origin != "flag":  # it may not have been given at all
                 fitting.append(field.default)
             if value not in fitting:
-                found = f", whose {name.replace('_', '-')} is {_words(known[name])}" if name in known else ""
+                found = f", whose {name.replace('_', '-')} is {words_of(known[name])}" if name in known else ""
                 raise ValueError(
-                    f"--{name.replace('_', '-')} {_words(value)} applies only when a teacher reads text; --hidden "
+                    f"--{name.replace('_', '-')} {words_of(value)} applies only when a teacher reads text; --hidden "
                     f"takes windows and hidden states from {self._path}{found}. Omit it."
                 )
             object.__setattr__(settled, name, own.get(name, value))
@@ -178,7 +179,3 @@ class StoredHidden:
         """The states in a batch, copied to the device."""
         rows_Nd: torch.Tensor = extra["rows_Nd"]
         return rows_Nd.to(self.device, copy=True)
-
-
-def _words(value):
-    return " ".join(map(str, value)) if isinstance(value, tuple) else value

@@ -281,6 +281,12 @@ class WindowReader:
         """How often each token id occurs in the split, int64 (vocabulary,)."""
         return self._sum_over_units("token_counts", np.int64)
 
+    def ordinary_counts(self) -> np.ndarray:
+        """`token_counts` as float64, 0 for special tokens, which are never masked."""
+        counts_V = self.token_counts().astype(np.float64)
+        counts_V[self.store.special_ids["all"]] = 0
+        return counts_V
+
     def _by_block(self, window_ids):
         """Sort by block: the order, and a list of (number, block, window numbers inside it, slice of the order)."""
         if len(window_ids) and not (window_ids.min() >= 0 and window_ids.max() < len(self)):

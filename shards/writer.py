@@ -45,6 +45,7 @@ class UnitWriter:
     environment  extra facts for the record (device, libraries)
     retry        whether to replace this unit's record if it has more failed windows than ours
     replaces     SHA-256 of a shard whose record is always replaced
+    windows, tokens  written so far
     Raises       ValueError when a block has more tokens than the format allows
     """
 
@@ -79,7 +80,7 @@ class UnitWriter:
             self.sums = {name: np.zeros(meta.hidden.width) for name in ("hidden_sum", "hidden_squares")}
         self._token_counts = np.zeros(meta.vocab_size, np.int64)
         self._groups: list[Group] = []
-        self._windows, self._tokens, self._last_record = 0, 0, -1
+        self.windows, self.tokens, self._last_record = 0, 0, -1
         self._hash = hashlib.sha256()
 
     def __enter__(self):
@@ -111,16 +112,6 @@ class UnitWriter:
         self._is_open = False
         disk.close(self._file)
 
-    @property
-    def windows(self) -> int:
-        """Windows written so far."""
-        return self._windows
-
-    @property
-    def tokens(self) -> int:
-        """Tokens written so far."""
-        return self._tokens
-
     def write_block(self, **columns: np.ndarray) -> None:
         """Append one block; the columns are those of `codec.pack_block`."""
         key = f"{sum('windows' in group for group in self._groups):06d}"
@@ -130,9 +121,9 @@ class UnitWriter:
         if tokens > BLOCK_TOKENS:
             raise ValueError(f"a block of {tokens} tokens; the format's blocks have at most {BLOCK_TOKENS}")
         self._write_group(key, {key: members}, windows=windows, tokens=tokens)
-        self._windows += windows
+        self.windows += windows
         self._count(columns, block)
-        self._tokens += tokens
+        self.tokens += tokens
 
     def _count(self, columns, block):
         self._token_counts += np.bincount(columns["ids"], minlength=self.meta.vocab_size)
@@ -164,7 +155,7 @@ class UnitWriter:
 
     def _measure_fidelity(self, columns, block):
         """Compare every FIDELITY_STRIDE-th token of the unit, as a reader will decode it, with the given values."""
-        rows_T = np.arange(-self._tokens % FIDELITY_STRIDE, len(columns["ids"]), FIDELITY_STRIDE)
+        rows_T = np.arange(-self.tokens % FIDELITY_STRIDE, len(columns["ids"]), FIDELITY_STRIDE)
         ends = np.cumsum(columns["nnz"], dtype=np.int64)
         found = codec.fidelity(self.meta, columns, block, ends - columns["nnz"], rows_T)
         for name, amount in zip(FIDELITY, found, strict=True):
@@ -212,8 +203,8 @@ class UnitWriter:
                 name,
                 self._size,
                 digest,
-                self._windows,
-                self._tokens,
+                self.windows,
+                self.tokens,
                 tuple(self._groups),
                 self.statistics,
                 self.environment,

@@ -5,13 +5,12 @@ Not handled here: how the settings are chosen (resolve.py), what a step costs (m
 
 import functools
 import time
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
 
 from mlsm.common.onednn import multiplies_bfloat16
-from mlsm.common.text import settings_table
+from mlsm.common.text import also_row, settings_table
 from shards.reader import Store
 from student.batches import Loader
 from student.config import ResolvedConfig
@@ -96,18 +95,7 @@ def announcement(start: Start) -> str:
         *_precision_rows(start),
         ("time", f"about {_hours(_seconds_left(start))}, from the operations of a step", None),
     ]
-    others = [
-        f"{field.name.replace('_', '-')} {_write_value(getattr(config, field.name))} ({origins[field.name]})"
-        for field in fields(config)
-        if field.name in origins and field.name not in _SHOWN
-    ]
-    rows += [("also", ", ".join(others), None)] if others else []
-    return settings_table(f"{start.task.name} on {start.store.path}", rows)
-
-
-def _write_value(value: Any) -> str:
-    """The value of a setting as it is written after its flag on a command line."""
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return settings_table(f"{start.task.name} on {start.store.path}", rows + also_row(config, origins, _SHOWN))
 
 
 def _model_rows(start: Start, parameters: int) -> list:

@@ -27,24 +27,24 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from mlsm.common.disk import open_to_read, read_file
-from mlsm.common.errors import RunError
+from mlsm.common.disk import read_file
+from mlsm.common.errors import RunError, describe
 from mlsm.common.invocation import program
 from mlsm.common.json_checks import Count, find_problem, object_of, one_of, optional, within
 from mlsm.common.model_checks import (
     catch_panics,
     describe_special_tokens,
     describe_unfit_tokenizer,
+    load_tensors,
     max_positions,
     open_config,
     open_tokenizer,
 )
-from mlsm.common.paths import utf8_name
 from shards.manifest import MAX_WIDTH
 from shards.reader import Store
 from student.encoders.build import load_weights
@@ -250,19 +250,10 @@ def explain_damaged_export(source: str | Path) -> Iterator[None]:
                 f"{source} cannot be loaded: its {min(closed).name} may not be read by this user. Ask its owner to"
                 f" allow that (chmod a+r)."
             ) from error
-        problem = " ".join(str(error).split())[:300]
         raise RunError(
             f"{source} cannot be loaded: one of its files is damaged, or its files do not belong together "
-            f"({type(error).__name__}: {problem}). {_export_again()}"
+            f"({describe(error)}). {_export_again()}"
         ) from error
-
-
-def load_tensors(file: str | Path) -> dict:
-    """Tensors by name of a safetensors file."""
-    file = Path(file)
-    open_to_read(file).close()  # refuses a pipe, for which reading would wait
-    with utf8_name(file.parent) as place:
-        return load_file(place / file.name)
 
 
 def load_tokenizer(source: str | Path, student: Student, revision: str | None = None) -> PreTrainedTokenizerBase:

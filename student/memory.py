@@ -32,12 +32,6 @@ def forget_peak(device: torch.device) -> None:
             Path("/proc/self/clear_refs").write_text("5")  # 5 resets only the peak
 
 
-def free_unused(device: torch.device) -> None:
-    """Release the memory that torch caches on the GPU."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
 @contextmanager
 def name_lack_of_memory(place: object, length: int) -> Iterator[None]:
     """Turn torch's error for a CPU without memory, which has no class of its own, into a TrainingError.

@@ -31,13 +31,13 @@ from transformers.utils import ModelOutput
 
 from mlsm.common.durable import publish_directory
 from mlsm.common.errors import RunError
+from mlsm.common.model_checks import token_types, without_pooler
 from shards.codec import pad_rows
 from shards.reader import Store, open_store
 from shards.schema import MAX_ENTRIES
 from shards.torch_dataset import WindowTensors
 from student.batches import Loader, store_has_pairs
 from student.config import ResolvedConfig, StudentConfig
-from student.encoders.build import token_types, without_pooler
 from student.encoders.model import Student, build_student
 from student.held_out import MASK_SEED
 from student.masks.masking import build_masking

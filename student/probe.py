@@ -35,7 +35,7 @@ from mlsm.common.documents import why_not_apart
 from mlsm.common.errors import RunError
 from mlsm.common.json_checks import find_problem, object_of, optional
 from mlsm.common.matrix_products import USUAL
-from mlsm.common.model_checks import max_positions, quiet_transformers
+from mlsm.common.model_checks import load_tensors, max_positions, quiet_transformers
 from mlsm.common.progress import silent
 from shards.reader import Store
 from student.batches import store_has_pairs
@@ -53,7 +53,6 @@ from student.lsp_model import (
     find_file,
     load_encoder,
     load_student,
-    load_tensors,
     load_tokenizer,
     save_lsp_head,
 )

@@ -11,10 +11,11 @@ from typing import NamedTuple, cast
 from torch import nn
 
 from mlsm.common.errors import RunError
+from mlsm.common.model_checks import token_types
 from shards.reader import Store
 from student.batches import store_has_pairs
 from student.config import StudentConfig
-from student.encoders.build import encoder_config, token_types
+from student.encoders.build import encoder_config
 from student.encoders.model import Student, build_student
 from student.encoders.stock import copy_head, ignores_activation
 from student.objectives.base import Objective

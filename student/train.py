@@ -47,7 +47,7 @@ from student.held_out import HeldOut
 from student.masks.adaptive import AdaptiveWeights
 from student.masks.config import ADAPTIVE
 from student.masks.masking import build_masking, take_turns
-from student.memory import free_unused, name_lack_of_memory, what_fits
+from student.memory import name_lack_of_memory, what_fits
 from student.meter import Meter, closest_baseline
 from student.objectives.base import Objective
 from student.opening import open_run
@@ -490,7 +490,7 @@ class Stepper:
     def fits(self, micro: MicroBatch, counts: tuple) -> bool:
         """Whether memory suffices for a step on this micro-batch alone. It updates nothing and leaves no gradient."""
         self.optimizer.zero_grad(set_to_none=True)
-        free_unused(self.device)
+        torch.cuda.empty_cache()  # does nothing without a GPU
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         try:
             moments = [] if self.optimizer.state else [torch.empty_like(weight) for weight in 2 * weights]

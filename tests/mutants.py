@@ -117,7 +117,6 @@ TABLE = (  # area, modules, files of tests/ that mirror them, then their neighbo
     ("shards", "shards/clean.py", f"shards/test_clean.py {READING}"),
     ("shards", "shards/torch_dataset.py", f"shards/test_torch_dataset.py {READING}"),
     ("shards", "shards/position.py", f"shards/test_position.py shards/test_torch_dataset.py {READING}"),
-    ("shards", "shards/positions.py", "student/test_position_baseline.py"),
     ("shards", "shards/segments.py", "shards/test_segments.py student/test_segments.py"),
     ("shards", "shards/remote.py", f"shards/test_remote.py shards/test_hostile_server.py {READING}"),
     ("shards", "shards/copies.py", f"faults/test_foreign_stores.py {READING}"),

@@ -18,6 +18,7 @@ from mlsm.cli.flags import Parser, add_flag, takes_several
 from mlsm.commands import STAGES, Command
 from mlsm.common.invocation import program
 from mlsm.common.settings import flag_of, is_word, settable
+from mlsm.common.text import words_of
 
 COMMON = """\
   --json               print the result as JSON
@@ -171,7 +172,7 @@ def _plain(value):
         return ""
     if isinstance(value, bool):
         return ("off", "on")[value]
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return words_of(value)
 
 
 def _docs(settings_class):

@@ -6,6 +6,7 @@ not handled here: the loading report of transformers lists them.
 """
 
 import errno
+import inspect
 import json
 import math
 import re
@@ -30,6 +31,7 @@ TAKEN_OVER = {"eurobert": ("configuration_eurobert", "modeling_eurobert")}
 EXPORTED = "modeling_mlsm"  # the code in our own exports, which adds LSPs to what transformers computes
 # Buffers that older versions of transformers saved; every model recomputes them.
 BUFFERS = ("position_ids", "token_type_ids", "rotary_emb.inv_freq", "rotary_emb.original_inv_freq")
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 MOST_TOKEN_IDS = 1 << 24  # ten times the largest existing vocabulary
 MOST_LABELS = 100_000  # four times the classes of the largest published classifiers
 MOST_LAYERS = 1_024  # of a model whose weight files are small or elsewhere
@@ -246,6 +248,25 @@ def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[str, str]:
     return {role: str(token) for role, token in found.items() if token is not None}
 
 
+def without_pooler(config: "PretrainedConfig") -> dict:
+    """The argument that keeps AutoModel from adding a pooler, for families that have one."""
+    parameters = inspect.signature(_bare_class(config).__init__).parameters
+    return {"add_pooling_layer": False} if "add_pooling_layer" in parameters else {}
+
+
+def token_types(config: "PretrainedConfig") -> int:
+    """How many segments (token types) an encoder with this configuration can distinguish; 0 if it has none."""
+    forward = getattr(_bare_class(config), "forward", None)  # of a family of several models there is none
+    takes_them = forward is not None and "token_type_ids" in inspect.signature(forward).parameters
+    return getattr(config, "type_vocab_size", 0) if takes_them else 0
+
+
+def _bare_class(config):
+    from transformers import MODEL_MAPPING  # here, because the rest of this file is quick to import
+
+    return MODEL_MAPPING[type(config)]
+
+
 def max_positions(model: "PreTrainedModel") -> float:
     """The longest input of a transformers model, with or without a head: number of tokens including special ones."""
     table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
@@ -271,7 +292,7 @@ def check_size(
 
     directory = Path(directory)
     refuse_irregular(directory)
-    size = sum(file.stat().st_size for file in _weight_files(directory))
+    size = sum(file.stat().st_size for file in weight_files(directory))
     if not size:
         return
     build: Callable = model_class[0] if isinstance(model_class, tuple) else model_class  # the largest of several
@@ -282,22 +303,35 @@ def check_size(
         raise ValueError(f"config.json describes {parameters:,} parameters, and the weights have {size:,} bytes")
 
 
-def _weight_files(directory):
-    """The weight files that transformers or our code would load; empty if one of them is missing."""
+def weight_files(directory: Path, whole: Iterable[str] = (WEIGHTS, "student.safetensors")) -> list[Path]:
+    """The safetensors files that transformers or our code would load; empty if one of them is missing.
+
+    whole  names of files with all weights; if there is none, the parts that the index lists are taken
+    """
     try:
-        names = {name for name in ("model.safetensors", "student.safetensors") if (directory / name).is_file()}
+        names = {name for name in whole if (directory / name).is_file()}
         if not names:
-            names = set(json.loads(read_file(directory / "model.safetensors.index.json"))["weight_map"].values())
+            names = set(json.loads(read_file(directory / WEIGHTS_INDEX))["weight_map"].values())
         files = [directory / name for name in sorted(names)]
         return files if all(file.is_file() for file in files) else []
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return []
 
 
+def load_tensors(file: str | Path) -> dict:
+    """Tensors by name of a safetensors file."""
+    from safetensors.torch import load_file  # here, because the rest of this file is quick to import
+
+    file = Path(file)
+    open_to_read(file).close()  # refuses a pipe, for which reading would wait
+    with utf8_name(file.parent) as place:
+        return load_file(place / file.name)
+
+
 def _tensors(directory):
     """Count the tensors in a directory's weight files, from the files' headers."""
     count = 0
-    for file in _weight_files(directory):
+    for file in weight_files(directory):
         with open_to_read(file) as opened, suppress(ValueError, RecursionError):
             length = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(length)) if length < file.stat().st_size else {}

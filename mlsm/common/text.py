@@ -12,10 +12,11 @@ printed text goes through `printable`, text in Markdown through `code_span` or `
 through `redacted`. HTML is escaped by Jinja2, and JSON escapes by itself.
 """
 
+import dataclasses
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
 # C0 and C1 controls, marks that reverse the direction of text, invisible characters (except the joiners that some
@@ -162,6 +163,21 @@ def _without_credentials(match):
     if protocol in _USER_IS_SECRET:
         return f"{match['scheme']}:{match['slashes']}"
     return f"{match['scheme']}:{match['slashes']}{user}@" if password.startswith(":") else match[0]
+
+
+def words_of(value: object) -> str:
+    """The value of a setting as it is written after its flag on a command line."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def also_row(config: Any, origins: Mapping[str, str], shown: Container[str]) -> list[tuple[str, object, str | None]]:
+    """A row of `settings_table` for the settings that have an origin and are not shown in other rows; empty if none."""
+    others = [
+        f"{field.name.replace('_', '-')} {words_of(getattr(config, field.name))} ({origins[field.name]})"
+        for field in dataclasses.fields(config)
+        if field.name in origins and field.name not in shown
+    ]
+    return [("also", ", ".join(others), None)] if others else []
 
 
 def settings_table(title: str, rows: Iterable[tuple[str, object, str | None]]) -> str:

@@ -21,7 +21,7 @@ from mlsm.common.disk import read_file
 from mlsm.common.errors import LineageError
 from mlsm.common.json_checks import Count, Number, find_problem, object_of, optional
 from mlsm.common.json_lines import damage, read_json_lines
-from mlsm.common.model_checks import open_config
+from mlsm.common.model_checks import open_config, without_pooler
 from student import objectives
 
 logger = logging.getLogger(__name__)
@@ -254,7 +254,6 @@ def _window_flops(directory, layer, length, passes):
     from transformers import AutoModel, AutoModelForMaskedLM
 
     from pipeline.teacher import cut_config, read_config
-    from student.encoders.build import without_pooler
     from student.encoders.flops import count_operations
 
     config = read_config(directory, directory)

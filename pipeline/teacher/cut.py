@@ -9,7 +9,6 @@ Shapes: W windows, L ids per window, d hidden width. Layers count from 1; the fu
 """
 
 import copy
-import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +29,8 @@ from mlsm.common.model_checks import (
     max_positions,
     open_config,
     quiet_transformers,
+    token_types,
+    without_pooler,
 )
 from mlsm.common.paths import utf8_name
 from pipeline.teacher.location import fingerprint, locate, require_weight_files
@@ -80,8 +81,7 @@ class Teacher:
         self.hidden_size = model.config.hidden_size
         self.vocab_size = model.get_input_embeddings().num_embeddings
         self.max_positions = max_positions(model)
-        takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
-        self.segments = getattr(model.config, "type_vocab_size", 0) if takes_types else 0
+        self.segments = token_types(model.config)
         self.dtype, self.device = model.dtype, model.device
         self._model = model
         accept_pairwise_mask(model)
@@ -329,9 +329,8 @@ def cut_config(config: "PretrainedConfig", layer: int) -> "PretrainedConfig":
 def _load_cut(directory, config, layer, dtype, name):
     """The bare encoder with layers 1 ... layer, in eval mode on the CPU, every weight from the checkpoint."""
     model_class = MODEL_MAPPING[type(config)]
-    has_pooler = "add_pooling_layer" in inspect.signature(model_class).parameters
-    options = {"add_pooling_layer": False} if has_pooler else {}
-    model, report = load_weights(model_class, directory, cut_config(config, layer), dtype, name, **options)
+    cut = cut_config(config, layer)
+    model, report = load_weights(model_class, directory, cut, dtype, name, **without_pooler(config))
     check_report(report, model, name)
     if layer < config.num_hidden_layers and config.model_type in FINAL_NORM:
         setattr(model, FINAL_NORM[config.model_type], torch.nn.Identity())

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,11 +9,11 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from mlsm.common.disk import file_sha256, read_file
+from mlsm.common.disk import file_sha256
 from mlsm.common.errors import TeacherError, describe
+from mlsm.common.model_checks import WEIGHTS, WEIGHTS_INDEX, weight_files
 
 BUNDLED = Path(__file__).parents[1] / "bundled_teacher"
-WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 INSTALL_SENTENCEPIECE = "pip install sentencepiece protobuf"
@@ -56,7 +55,7 @@ def locate(name_or_path: str | Path) -> Path:
 def _from_hub(name):
     with contextlib.suppress(LocalEntryNotFoundError, ValueError):  # ValueError: not a Hub name, reported below
         cached = Path(snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=True))
-        if _weight_files(cached) and any(find(cached, TOKENIZER_FILES)):
+        if weight_files(cached, [WEIGHTS]) and any(find(cached, TOKENIZER_FILES)):
             return cached
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
@@ -69,22 +68,10 @@ def _from_hub(name):
         ) from error
 
 
-def _weight_files(directory):
-    """The safetensors files of a checkpoint, its index first; empty if there are none or one is missing."""
-    index = directory / WEIGHTS_INDEX
-    if (directory / WEIGHTS).exists():
-        return [directory / WEIGHTS]
-    if not index.exists():
-        return []
-    shards = sorted(set(json.loads(read_file(index))["weight_map"].values()))
-    files = [index, *(directory / shard for shard in shards)]
-    return files if all(file.exists() for file in files) else []
-
-
 def require_weight_files(directory: Path, name: str | Path) -> list[Path]:
     """The files of a checkpoint, its index first. Raises TeacherError if there are no safetensors files."""
-    if files := _weight_files(directory):
-        return files
+    if files := weight_files(directory, [WEIGHTS]):
+        return files if files[0].name == WEIGHTS else [directory / WEIGHTS_INDEX, *files]
     pickled = sorted(path.name for path in find(directory, PICKLED_WEIGHTS))
     found = f"only {', '.join(pickled)}" if pickled else "none of it"
     raise TeacherError(

@@ -6,7 +6,6 @@ Not handled here: head and output matrix (model.py), how documents of a window a
 
 import difflib
 import hashlib
-import inspect
 import logging
 import re
 from collections.abc import Mapping
@@ -33,6 +32,7 @@ from mlsm.common.model_checks import (
     open_config,
     open_tokenizer,
     quiet_transformers,
+    without_pooler,
 )
 from mlsm.common.paths import utf8_name
 from mlsm.common.text import shell_quote
@@ -81,13 +81,6 @@ def build_encoder(hf_config: PretrainedConfig, seed: int, continue_from: Path | 
         return AutoModel.from_config(hf_config, dtype=torch.float32, **without_pooler(hf_config))
 
 
-def without_pooler(hf_config: PretrainedConfig) -> dict:
-    """The argument that keeps AutoModel from adding a pooler, for families that have one."""
-    model_class = MODEL_MAPPING[type(hf_config)]
-    takes_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
-    return {"add_pooling_layer": False} if takes_pooler else {}
-
-
 def load_weights(
     source: str | Path, hf_config: PretrainedConfig, revision: str | None = None
 ) -> tuple[nn.Module, dict]:
@@ -108,13 +101,6 @@ def load_weights(
             trust_remote_code=False,
             **no_pooler,
         )
-
-
-def token_types(hf_config: PretrainedConfig) -> int:
-    """How many segments (token types) an encoder with this configuration can distinguish; 0 if it has none."""
-    forward = getattr(MODEL_MAPPING[type(hf_config)], "forward", None)  # of a family of several models there is none
-    takes_them = forward is not None and "token_type_ids" in inspect.signature(forward).parameters
-    return getattr(hf_config, "type_vocab_size", 0) if takes_them else 0
 
 
 def encoder_config(config: StudentConfig, store: Store) -> PretrainedConfig:

@@ -27,10 +27,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from mlsm.common.paths import utf8_name
+from mlsm.common.model_checks import load_tensors
 from shards.reader import Store
 from student.batches import MicroBatch
 from student.masks.table import LONGEST, MaskTable, vocabulary_fingerprint
@@ -91,8 +90,7 @@ class AdaptiveWeights:
 
     def restore(self, file: Path, steps: int) -> None:
         """Restore the state from a file. Raises ValueError if the file is from another step."""
-        with utf8_name(file.parent) as place:
-            state = {name: tensor.numpy() for name, tensor in load_file(place / file.name).items()}
+        state = {name: tensor.numpy() for name, tensor in load_tensors(file).items()}
         expected = dict.fromkeys(("earlier", "recent"), (self._earlier_2TV.shape, self._earlier_2TV.dtype))
         if (found := {name: (array.shape, array.dtype) for name, array in state.items()}) != expected:
             raise ValueError(f"{file.name} holds {found}, expected {expected}")

@@ -60,7 +60,7 @@ def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] =
     progress("count tokens", 0, None)
     store = Store.open(config.store)
     path, finished_before = _make(config, store, ROOT, progress)
-    table, counts_V, tokenizer = read_table(path), _ordinary_counts(store), store.load_tokenizer()
+    table, counts_V, tokenizer = read_table(path), store.split("train").ordinary_counts(), store.load_tokenizer()
     seen = np.flatnonzero(counts_V)
     orders = {name: np.lexsort((-counts_V[seen], sign * table.weights_V[seen])) for name, sign in _EXTREMES.items()}
     differ = len(np.unique(table.weights_V[seen])) > 1
@@ -151,7 +151,7 @@ def _make(config, store, directory, progress) -> tuple[Path, bool]:
     elif config.kind == "common":
         weights_V = np.where(_common(store), config.weight, 1.0)
     elif config.kind == "frequency":
-        counts_V = _ordinary_counts(store)
+        counts_V = store.split("train").ordinary_counts()
         weights_V = np.maximum(counts_V, LEAST_COUNT) ** -config.power
         average = (weights_V @ counts_V) / max(1, counts_V.sum())
         with np.errstate(over="ignore"):
@@ -164,7 +164,9 @@ def _make(config, store, directory, progress) -> tuple[Path, bool]:
     else:
         logger.info("counting the n-grams of %s", store.path)
         counts = count_ngrams(store.split("train"), progress)
-        found_C5 = collocations(counts, _ordinary_counts(store), least_count=LEAST_COUNT, coverage=COVERAGE)
+        found_C5 = collocations(
+            counts, store.split("train").ordinary_counts(), least_count=LEAST_COUNT, coverage=COVERAGE
+        )
         if counts.undercount:
             logger.warning(
                 "there are too many n-grams for the memory limit: counts are too low by at most %d, and collocations "
@@ -179,15 +181,8 @@ def _make(config, store, directory, progress) -> tuple[Path, bool]:
     return path, False
 
 
-def _ordinary_counts(store):
-    """How often each token occurs in the training split, float64 (V); 0 for special ones, which are never masked."""
-    counts_V = store.split("train").token_counts().astype(np.float64)
-    counts_V[store.special_ids["all"]] = 0
-    return counts_V
-
-
 def _frequencies(store):
-    counts_V = _ordinary_counts(store) + 1
+    counts_V = store.split("train").ordinary_counts() + 1
     return counts_V / counts_V.sum()
 
 
@@ -201,7 +196,7 @@ def _common(store):
             f"--kind common: cannot tell where words begin in the vocabulary of {store.path}, so it is unknown which "
             "words are frequent. Pass a list of words with weights (--kind domain --words FILE)."
         ) from None
-    counts_V, tokenizer = _ordinary_counts(store), store.load_tokenizer()
+    counts_V, tokenizer = store.split("train").ordinary_counts(), store.load_tokenizer()
     ids_of: dict[str, list[int]] = {}
     for id in np.flatnonzero(counts_V * ~continues_V).tolist():
         word = tokenizer.decode([id]).strip().casefold()

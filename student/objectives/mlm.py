@@ -65,8 +65,7 @@ class Mlm(Objective):
 
 def unigram_figures(train_windows: WindowReader, held_out: list[TokenTargets]) -> dict:
     """Cross-entropy of the training split's token frequencies, accuracy of its most frequent token."""
-    counts_V = np.asarray(train_windows.token_counts(), dtype=np.float64).copy()
-    counts_V[train_windows.store.special_ids["all"]] = 0
+    counts_V = train_windows.ordinary_counts()
     log_unigram_V = np.log((counts_V + 1) / (counts_V + 1).sum())
     labels = np.concatenate([targets.labels_M.numpy() for targets in held_out])
     count = max(len(labels), 1)

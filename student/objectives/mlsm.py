@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shards.positions import teacher_positions
 from shards.reader import Store
 from shards.windows import WindowReader
 from student.objectives.base import MaskedTokens, Objective, smoothed_mean
 from student.objectives.losses import divergence_by_token, sparse_cross_entropy
-from student.objectives.position_marginals import position_marginals, position_sums, shrink
+from student.objectives.position_marginals import position_marginals, position_sums, shrink, teacher_positions
 from student.objectives.sparse_rows import negative_entropy, row_of_entry, temper
 
 logger = logging.getLogger(__name__)

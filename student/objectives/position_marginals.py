@@ -8,18 +8,21 @@ shards: `<directory>/<12 digits>.npz`, named by target, plan, hash of the shards
 damaged or cannot be written, the tokens are read again. Not handled here: the loss of held-out rows under these
 averages (objectives/).
 
-Shapes: P positions, k LSPs.
+Shapes: W windows, L window length, P positions, k LSPs.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import torch
 from scipy import sparse
 
 from mlsm.common.arrays import keep_npz, read_npz
+from mlsm.common.documents import positions_in_documents
 from mlsm.common.gains import GroupMass, cross_fitted_gain, mass_by_group, shrunk_marginals
+from shards.codec import Windows
 from shards.manifest import fingerprint
-from shards.positions import teacher_positions
 from shards.windows import WindowReader
 from student.objectives.sparse_rows import temper
 
@@ -27,6 +30,18 @@ TOKENS = 10_000_000  # most training tokens that are read
 WINDOWS_AT_ONCE = 512
 
 Halves = list[GroupMass]  # summed distributions over every other window, and over the others
+
+
+def teacher_positions(batch: Windows, settings: Mapping) -> np.ndarray:
+    """Position of every token in its window, as the teacher counted it: int64 (W, L). Values at padding are
+    meaningless.
+
+    settings  of a store. If its teacher read the documents of a window apart, positions start again from 0 at each
+              document
+    """
+    if settings.get("documents_apart", False):
+        return positions_in_documents(torch.from_numpy(batch.documents)).numpy()
+    return np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape)
 
 
 def position_marginals(windows: WindowReader, directory: Path | None = None) -> np.ndarray:

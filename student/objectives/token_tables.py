@@ -57,8 +57,7 @@ class TokenTable(Objective):
 
     def baseline(self, train: WindowReader, held_out: list[TableTargets], directory: Path | None = None) -> dict:
         """KL of the held-out rows to the average row of the training split's tokens, smoothed by one uniform row."""
-        counts_V = np.asarray(train.token_counts(), dtype=np.float64)
-        counts_V[train.store.special_ids["all"]] = 0
+        counts_V = train.ordinary_counts()
         sums_K = torch.from_numpy(self.table_VK.T.astype(np.float64) @ counts_V)
         self.facts[self.coverage] = float(sums_K.sum() / max(1, counts_V.sum()))
         logits_K = (sums_K + 1 / self.outputs).log()  # log of the average up to a constant: its softmax is the average

@@ -21,16 +21,16 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
 from torch import nn
 
 from mlsm.common import disk
 from mlsm.common.disk import file_sha256
 from mlsm.common.durable import publish_directory, remedy_for
-from mlsm.common.errors import RunError, WriteError
+from mlsm.common.errors import RunError, WriteError, describe
 from mlsm.common.json_checks import Count, Number, find_problem, object_of, parse_json
-from mlsm.common.paths import utf8, utf8_name
+from mlsm.common.model_checks import load_tensors
+from mlsm.common.paths import utf8
 from shards.manifest import canonical_json
 
 logger = logging.getLogger(__name__)
@@ -170,8 +170,7 @@ def checkpoints_in(directory: Path) -> list[Path]:
 
 def load_weights(path: Path, model: nn.Module) -> None:
     """Load the weights of a whole checkpoint in place."""
-    with utf8_name(path / "resume") as place:
-        model.load_state_dict(load_file(place / "student.safetensors"), strict=True)
+    model.load_state_dict(load_tensors(path / "resume" / "student.safetensors"), strict=True)
 
 
 def restore(
@@ -198,10 +197,9 @@ def restore(
         if restore_statistics is not None:
             restore_statistics(path / "resume" / MASK_STATISTICS)
     except Exception as error:  # of torch, its unpickler and safetensors, of many classes
-        problem = " ".join(str(error).split())[:300]
         raise RunError(
-            f"{path} is as it was written, but does not fit this run ({type(error).__name__}: {problem}). Nothing was"
-            f" changed. Move it elsewhere: the same command continues from the one before it."
+            f"{path} is as it was written, but does not fit this run ({describe(error)}). Nothing was changed. Move it"
+            " elsewhere: the same command continues from the one before it."
         ) from error
 
 

@@ -29,13 +29,12 @@ from safetensors import SafetensorError
 
 from mlsm.common.durable import refuse_what_is_in_the_way, remedy_for
 from mlsm.common.errors import PlaceError, RunError, WriteError
-from mlsm.common.model_checks import EXPORTED, quiet_transformers
+from mlsm.common.model_checks import EXPORTED, quiet_transformers, without_pooler
 from mlsm.common.paths import utf8
 from mlsm.common.text import code_span, hub_id, markdown_text, printable, without_directories
 from shards.copies import TOKENIZER_FILES, without_code, write_files
 from shards.reader import Store
 from student.encoders import modeling_mlsm
-from student.encoders.build import without_pooler
 from student.encoders.mask_later import mask_later_of
 from student.encoders.model import Student
 from student.encoders.modeling_mlsm import CONFIG_FILE, HEAD_FILE, PROBE_FILE

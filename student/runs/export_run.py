@@ -23,13 +23,13 @@ from mlsm.common.errors import RunError, ShardError, StoreError, describe
 from mlsm.common.invocation import program
 from mlsm.common.json_checks import is_number, parse_json
 from mlsm.common.json_lines import damage, read_json_lines
-from mlsm.common.model_checks import check_counts, check_size
+from mlsm.common.model_checks import check_counts, check_size, without_pooler
 from mlsm.common.progress import silent
 from mlsm.common.settings import settable
 from shards.copies import write_files
 from shards.reader import Store
 from student.config import ProbeConfig, StudentConfig
-from student.encoders.build import build_encoder, without_pooler
+from student.encoders.build import build_encoder
 from student.encoders.libraries import libraries_record, recorded_libraries
 from student.encoders.model import Student
 from student.objectives import is_untied
@@ -253,10 +253,9 @@ def _belonging(run: Path, path: Path):
     except (RunError, StoreError, ShardError):
         raise
     except Exception as error:  # of transformers, safetensors and torch, of many classes
-        problem = " ".join(str(error).split())[:300]
         raise RunError(
-            f"{run / 'config.json'} and {path} do not belong together, or one is damaged ({type(error).__name__}:"
-            f" {problem}). Nothing was changed. Put back copies of them, or give the step of a kept checkpoint."
+            f"{run / 'config.json'} and {path} do not belong together, or one is damaged ({describe(error)}). Nothing"
+            " was changed. Put back copies of them, or give the step of a kept checkpoint."
         ) from error
 
 

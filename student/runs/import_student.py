@@ -42,6 +42,7 @@ from mlsm.common.model_checks import (
     describe_foreign_settings,
     describe_special_tokens,
     describe_unused_weights,
+    load_tensors,
     lsp_tokens,
     max_positions,
     open_config,
@@ -56,7 +57,6 @@ from shards.copies import TOKENIZER_FILES, write_files
 from shards.manifest import MAX_WIDTH
 from student.encoders.modeling_mlsm import LspHead, save_head
 from student.encoders.stock import HEAD_LAYOUTS, has_known_head, ignores_activation
-from student.lsp_model import load_tensors
 from student.runs.export import (
     LINEAGE_FILE,
     LSP_LOADING,

@@ -11,7 +11,6 @@ import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import faiss
 import numpy as np
@@ -372,7 +371,7 @@ def test_the_sample_is_the_stored_states_of_those_windows(place, store, tmp_path
         inside = np.flatnonzero(~np.isin(window.ids, store.special_ids["all"]))
         rows.append(reader.hidden_at(np.full(len(inside), window.number), inside).rows_Md)
     expected_Nd = np.concatenate(rows)[:5_000]
-    (found_Nd,) = sample_hidden(Inline(job), load_teacher(job), [(SimpleNamespace(layer=2, k=40), tmp_path)])
+    (found_Nd,) = sample_hidden(Inline(job), load_teacher(job), [(2, tmp_path)])
     expected_Nd = expected_Nd / np.linalg.norm(expected_Nd, axis=1, keepdims=True)
     np.testing.assert_allclose(found_Nd, expected_Nd, atol=1e-3)
     given = {"k": 40, "lam": LAM, "device": "cpu", "output": tmp_path}

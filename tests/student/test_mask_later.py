@@ -31,11 +31,12 @@ from transformers import (
 from mlsm.common.documents import first_position, positions_in_documents
 from mlsm.common.durable import replace_json
 from mlsm.common.errors import ModelError, RunError
+from mlsm.common.model_checks import without_pooler
 from mlsm.evaluation.tasks.scoring.models import check_family, load
 from mlsm.evaluation.tasks.scoring.scorer import Scorer
 from student.batches import Loader
 from student.config import ProbeConfig, StudentConfig
-from student.encoders.build import build_encoder, encoder_config, without_pooler
+from student.encoders.build import build_encoder, encoder_config
 from student.encoders.flops import step_flops
 from student.encoders.mask_later import set_mask_later
 from student.encoders.model import Student, build_student

@@ -10,7 +10,6 @@ from mlsm.commands.train_student import show as training
 from mlsm.common.gains import NO_GAIN, cross_fitted_gain, mass_by_group, shrunk_marginals
 from shards.files import StoreFiles
 from shards.manifest import Plan, PlannedUnit, fingerprint
-from shards.positions import teacher_positions
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta
 from shards.writer import UnitWriter
@@ -20,7 +19,7 @@ from student.masks.masking import build_masking
 from student.objectives import position_marginals as module
 from student.objectives.mlsm import Mlsm
 from student.objectives.mtl import Mtl
-from student.objectives.position_marginals import position_marginals
+from student.objectives.position_marginals import position_marginals, teacher_positions
 from student.train import train
 
 K = 8

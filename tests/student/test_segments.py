@@ -9,9 +9,10 @@ from tiny_exports import scrambled
 from tiny_store import SPECIAL, log_of, write_store
 from transformers import BertConfig, DebertaConfig, DebertaV2Config, ElectraConfig, RobertaConfig
 
+from mlsm.common.model_checks import token_types
 from student.batches import Loader
 from student.config import ProbeConfig, StudentConfig
-from student.encoders.build import encoder_config, token_types
+from student.encoders.build import encoder_config
 from student.encoders.model import build_student
 from student.encoders.stock import masked_lm
 from student.masks.masking import Masking

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mlsm.common.errors import FlopsError, describe
-from mlsm.common.model_checks import open_config
+from mlsm.common.model_checks import open_config, without_pooler
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -118,7 +118,6 @@ def measure_encoder(hf_config: "PretrainedConfig", windows: int, length: int) ->
     import torch
     from transformers import AutoModel
 
-    from student.encoders.build import without_pooler
     from student.encoders.flops import count_operations
 
     roomy = copy.deepcopy(hf_config)

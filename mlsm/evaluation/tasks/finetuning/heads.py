@@ -32,14 +32,13 @@ from mlsm.common.disk import read_file
 from mlsm.common.durable import make_directories, refuse_what_is_in_the_way, replace_bytes
 from mlsm.common.errors import ModelError, describe
 from mlsm.common.invocation import program
-from mlsm.common.model_checks import max_positions, open_config, quiet_transformers
+from mlsm.common.model_checks import max_positions, open_config, quiet_transformers, without_pooler
 from mlsm.evaluation.tasks.finetuning.batches import task_number
 from mlsm.evaluation.tasks.finetuning.tasks import Task
 from mlsm.evaluation.tasks.finetuning.vocabulary import PartialEmbedding, refuse_to_save
 from pipeline.teacher import check_report, check_settings, load_weights
 from shards.counter import hash_u64
 from shards.manifest import fingerprint
-from student.encoders.build import without_pooler
 from student.encoders.deberta import adapt_deberta
 from student.encoders.dropout import use_fast_dropout
 from student.encoders.linear import use_fast_linear
