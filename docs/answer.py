@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from mlsm.evaluation import records  # noqa: E402
+from mlsm.evaluation.comparison.conclusion import p_value  # noqa: E402
 from mlsm.evaluation.comparison.figures import (  # noqa: E402
     CONTRASTS_HEADER,
     draw_contrasts,
@@ -304,6 +305,9 @@ def by_measure_table(told: dict) -> str:
         first, second = (told["students"][name] for name in one["pair"])
         row = [one["label"], str(len(one["seeds"]))]
         for key in measures:
+            if not all(key in scores[seed] for scores in (first, second) for seed in one["seeds"]):
+                row.append("–")
+                continue
             found = t_interval([first[seed][key] - second[seed][key] for seed in one["seeds"]])
             bounds = interval({"low": found.low, "high": found.high})
             row.append(f"{number(found.mean, 1, sign=True)} ({bounds})")
@@ -380,11 +384,6 @@ def markdown(rows: list[list[str]]) -> str:
 def number(value: float | None, digits: int, sign: bool = False) -> str:
     """A number as pages write it, a dash for none."""
     return "–" if value is None else f"{value:{'+' if sign else ''}z,.{digits}f}".replace("-", "−")
-
-
-def p_value(p: float) -> str:
-    """A p-value with its relation."""
-    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
 
 
 def interval(of: dict) -> str:

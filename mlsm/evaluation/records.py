@@ -29,7 +29,7 @@ import json
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "mlsm-record-2"
 
-# The fields that decide what a model computes from a text; old records have only the first.
+# What decides what a model computes from a text. Old records have only the first field, and match any of the others.
 CONTENT = ("weights", "config", "tokenizer")
 
 # Settings of a config.json that change no output: evaluations read weights as float32, and make heads of their own.
@@ -306,7 +306,8 @@ def is_kept(file: Path, facts: Mapping, overwrite: str, tally: dict[str, Any]) -
     """
     if overwrite == "always" or not file.is_file():
         return False
-    if not (differing := _describe_differences(read_file(file), facts)):
+    record = read_file(file)
+    if not (differing := _describe_differences(record, _known_there(record, facts))):
         tally["kept"] += 1
     elif overwrite == "missing":
         raise StudyError(
@@ -316,6 +317,27 @@ def is_kept(file: Path, facts: Mapping, overwrite: str, tally: dict[str, Any]) -
     else:
         tally["differing"].append(str(file))
     return True
+
+
+def _known_there(record, facts):
+    """The facts without those of CONTENT that a record does not have."""
+    return {name: value for name, value in facts.items() if name in record or name not in CONTENT}
+
+
+def contents_of(found: Sequence[Mapping]) -> list[tuple[str | None, ...]]:
+    """The CONTENT of the model of each record. What a record lacks is taken from others with the same weights if they
+    agree, and is None otherwise.
+    """
+    known: dict[tuple[str, str], set[str]] = {}
+    for record in found:
+        for name in CONTENT:
+            known.setdefault((record["weights"], name), set()).update({record.get(name)} - {None})
+
+    def value(record, name):
+        others = known[record["weights"], name]
+        return record.get(name) or (next(iter(others)) if len(others) == 1 else None)
+
+    return [tuple(value(record, name) for name in CONTENT) for record in found]
 
 
 def _describe_differences(record: Mapping, facts: Mapping, prefix: str = "") -> str:

@@ -242,18 +242,23 @@ class Arms:
     """Everything that the report compares.
 
     floor, ceiling  None if there are no records of one
-    notes           sentences on models that the page replaces by another model
+    notes           sentences on models that the page replaces by another model or leaves out
+    planned         names of the study's arms, also of those without records
     """
 
     arms: list[Arm]
     floor: Arm | None
     ceiling: Arm | None
     notes: list[str]
+    planned: Collection[str] = ()
 
     def arm(self, name: str) -> Arm | None:
-        """The arm with this name, with all its checkpoints, or the only arm with an objective of this name."""
+        """The arm with this name, with all its checkpoints. If no arm of a study is called so, the only arm with an
+        objective of this name.
+        """
         named = [arm for arm in self.arms if arm.name == name]
-        named = named or [arm for arm in self.arms if arm.facts["objective"] == name]
+        if not named and name not in self.planned:
+            named = [arm for arm in self.arms if arm.facts["objective"] == name]
         return named[0] if len(named) == 1 else None
 
     def both(self, name: str, other: str) -> tuple[Arm, Arm] | None:
@@ -286,7 +291,8 @@ def find_arms(models: Sequence[Model], study: StudyFacts | None = None) -> Arms:
     arms = _sort_by_name(between, named) if named else sort_into_arms(between, PRETRAINING, with_probes=True)
     ends = [Arm(name, tuple(group)) if group else None for name, group in (("floor", floor), ("ceiling", ceiling))]
     known = [arm for arm in (ends[0], *arms) if arm is not None]
-    return Arms(arms, ends[0], ends[1], [note for arm in known for note in _name_doubles(arm)])
+    notes = [note for arm in known for note in (*_name_doubles(arm), *_name_unfinished(arm))]
+    return Arms(arms, ends[0], ends[1], notes, named.keys())
 
 
 def _sort_by_name(models: Sequence[Model], named: Runs) -> list[Arm]:
@@ -335,3 +341,13 @@ def _name_doubles(arm):
             first = used.get(model.facts["run_seed"])
             if model.trainings and isclose(fraction_of(model), fraction) and model is not first:
                 yield f"{model.label} has the same arm, seed and step as {first.label}, which is shown instead."
+
+
+def _name_unfinished(arm):
+    for seed in dict.fromkeys(model.facts["run_seed"] for model in arm.models):
+        reached = [fraction_of(model) for model in arm.models if model.trainings and model.facts["run_seed"] == seed]
+        if reached and (most := max(reached)) < 1 and not isclose(most, 1):
+            yield (
+                f"{arm.name}, pre-training seed {seed}, is fine-tuned only after {100 * most:.4g} % of its steps, so it is "
+                "not compared with finished students."
+            )

@@ -289,7 +289,11 @@ def judge_hypothesis(
     """The effect for a hypothesis (better, than); for the other arguments see `find_effect`."""
     better, than = (found.at(name) for name in hypothesis)
     named = zip(hypothesis, (better, than), strict=True)
-    absent = [name for name, arm in named if arm is None or not arm.models]
+    absent = [
+        f"{name} (only of unfinished checkpoints)" if (known := found.arm(name)) and known.fractions else name
+        for name, arm in named
+        if arm is None or not arm.models
+    ]
     if better is None or than is None or absent:
         return Effect(*hypothesis, lacks=f"there are no records of fine-tunings of {' and of '.join(absent)}")
     return find_effect(better, than, planned_tasks, planned_seeds)

@@ -21,7 +21,7 @@ from statistics import fmean
 from mlsm.common.errors import ComparisonError
 from mlsm.evaluation.comparison.identity import text
 from mlsm.evaluation.lineage import WITHOUT_TARGETS
-from mlsm.evaluation.records import CONTENT, FROZEN, METRICS, path_of
+from mlsm.evaluation.records import CONTENT, FROZEN, METRICS, contents_of, path_of
 from student import objectives
 
 SEEDS = 5  # the paper's fine-tuning runs per task
@@ -53,7 +53,7 @@ class Model:
 
     label  its name, with digits of its hashes if two models share the name
     facts  of the pre-training (FACTS, dictionary, and its whole identity, None if unknown), and step, fraction,
-           flops, path, and the hashes of CONTENT, None in old records
+           flops, path, and the hashes of CONTENT, None where unknown
     frozen records of `finetune --frozen` by task, which are never paired with those of fine-tuning
     blimp  its BLiMP record with the settings that most models of the comparison have
     """
@@ -176,10 +176,10 @@ def models_of(records: Iterable[dict]) -> tuple[list[Model], list[str]]:
     models: dict[tuple, Model] = {}
     notes: list[str] = []
     splits: dict[str, dict] = {}
-    for record in records:
+    records = list(records)
+    for record, content in zip(records, contents_of(records), strict=True):
         _require_one_split(splits, record)
-        facts = _facts(record)
-        content = tuple(record.get(name) for name in CONTENT)
+        facts = _facts(record) | dict(zip(CONTENT, content, strict=True))
         model = models.setdefault(content, Model(record["model"], facts))
         _require_same_facts(model, facts)
         notes += _add(model, record)
@@ -212,7 +212,7 @@ def _require_one_split(splits, record):
 
 def _facts(record):
     names = (*FACTS, "dictionary", "identity", "step", "fraction", "flops", "path")
-    return {name: record[name] for name in names} | {name: record.get(name) for name in CONTENT}
+    return {name: record[name] for name in names}
 
 
 def _require_same_facts(model, facts):

@@ -74,6 +74,12 @@ def _notes(result: Comparison) -> list[tuple[str, list[str]]]:
         for model in result.models
         for (task, seed), why in model.failed.items()
     ]
+    constant = [
+        f"{model.label}: {task}: {record['collapsed']}"
+        for model in result.models
+        for (task, _), record in model.frozen.items()
+        if record["collapsed"]
+    ]
     left_out = [
         f"{found.model} and {found.against}: {len(found.trainings)} fine-tuning runs are not paired: {found.why}"
         for found in result.left_out
@@ -97,6 +103,7 @@ def _notes(result: Comparison) -> list[tuple[str, list[str]]]:
         "Not scored yet": _missing_scores(result),
         "Not run": [*(study.not_run if study else ()), *missing],
         "Failed fine-tuning runs, which are included": failed,
+        "Frozen scores that say little": constant,
         "Excluded": left_out,
         "Notes": [*result.notes, *arms.notes],
     }

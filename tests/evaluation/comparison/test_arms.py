@@ -6,6 +6,7 @@ from tiny_study import arm
 
 from mlsm.evaluation.comparison.arms import find_arms
 from mlsm.evaluation.comparison.config import StudyFacts
+from mlsm.evaluation.comparison.effects import judge_hypothesis
 from mlsm.evaluation.comparison.models import models_of
 from pipeline.teacher import BUNDLED
 
@@ -41,6 +42,26 @@ def test_a_study_names_its_arms_in_its_order():
     known = found(records, arms=runs)
     assert [one.name for one in known.arms] == ["b", "a", "mlsm-seed2-step-00000500", "mlsm-seed2"]
     assert labels(known.arms[1]) == ["mlsm-seed1-step-00000500", "mlsm-seed1"]
+
+
+def test_another_arm_does_not_stand_for_one_without_records():
+    """An objective's name is also that of a planned arm, which has not been scored yet."""
+    records = arm("mlsm", SCORES, "deep") + arm("mlm", SCORES, "words")
+    known = found(
+        records, arms={"mlsm": (), "deep": ("deep-seed1", "deep-seed2"), "mlm": ("words-seed1", "words-seed2")}
+    )
+    assert known.arm("mlsm") is None and known.arm("deep").name == "deep"
+    assert judge_hypothesis(known, ("mlsm", "mlm")).lacks == "there are no records of fine-tunings of mlsm"
+    assert found(records).arm("mlsm").name == "MLSM"  # without a study, the only arm of this objective
+
+
+def test_a_run_that_died_is_told():
+    records = arm("mlsm", {1: {"rte": 0.5}}) + arm("mlsm", {2: {"rte": 0.6}}, fraction=0.8)
+    (note,) = found(records).notes
+    assert "pre-training seed 2, is fine-tuned only after 80 % of its steps" in note
+    dead = found(arm("mlsm", SCORES, fraction=0.8))
+    lacks = judge_hypothesis(dead, ("mlsm", "mlm")).lacks
+    assert lacks == "there are no records of fine-tunings of mlsm (only of unfinished checkpoints) and of mlm"
 
 
 def test_floor_and_ceiling_are_recognised():

@@ -118,6 +118,18 @@ def test_the_same_weights_under_two_names_are_one_model():
     assert notes == ["a-step-1000 is the same model as a: if both have a record, a's is used."]
 
 
+def test_a_record_without_configuration_is_of_the_only_model_with_its_weights():
+    old, new = a_record("a", "rte", 0, [0.5]), a_record("a", "wic", 0, [0.6], config=digest(1), tokenizer=digest(2))
+    for records in ([old, new], [new, old]):
+        (model,), notes = models_of(records)
+        assert model.label == "a" and len(model.trainings) == 2 and not notes
+        assert (model.facts["config"], model.facts["tokenizer"]) == (digest(1), digest(2))
+    other = a_record("a", "cola", 0, [0.7], config=digest(3), tokenizer=digest(2))
+    models, _ = models_of([old, new, other])
+    told = {f"a ({digest('a')[:8]}) (config {config})" for config in (digest(1)[:8], digest(3)[:8], "unknown")}
+    assert {model.label for model in models} == told
+
+
 def test_records_that_contradict_each_other_on_their_model():
     with pytest.raises(ComparisonError, match="layer is 10 in one and 9 in another"):
         models_of([a_record("a", "rte", 0, [0.5]), a_record("a", "rte", 1, [0.5], layer=9)])

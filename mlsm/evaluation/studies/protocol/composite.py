@@ -108,9 +108,9 @@ def read_scores(study: Study, directory: Path) -> Scored:
     assert composite is not None
     by_name: dict[str, dict[tuple, Scores]] = {}
     paths = sorted((directory / "evaluations").glob("*/frozen/*.json"))
-    for record in records.read(paths) if paths else []:
+    found = records.read(paths) if paths else []
+    for record, content in zip(found, records.contents_of(found), strict=True):
         measured = {f"{record['task']}/{name}": value for name, value in _scores(record, composite.part).items()}
-        content = tuple(record.get(name) for name in records.CONTENT)
         by_name.setdefault(record["model"], {}).setdefault(content, {}).update(measured)
     for name, by_content in by_name.items():
         if len(by_content) > 1:

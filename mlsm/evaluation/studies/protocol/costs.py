@@ -105,11 +105,12 @@ def is_made(part: Part, parts: list[Part]) -> bool:
         return _is_whole(part, output / "stores")
     if part.verb == "choose-layer":
         return any(output.glob("diagnostics/*/result.json"))
-    return _has_records(part, output, _checkpoints(part, parts))
+    return _has_records(part, output, parts)
 
 
-def _has_records(part: Part, output: Path, checkpoints: int) -> bool:
-    settings, model = part.settings(), name_in_records(part.values["models"][0])
+def _has_records(part: Part, output: Path, parts: list[Part]) -> bool:
+    settings, model = part.settings(), part.values["models"][0]
+    model = Path(model).name if _run_of(model, parts) else name_in_records(model)
     suite = "blimp" if part.verb == "evaluate-blimp" else "frozen" if settings.frozen else "finetune"
     if suite == "blimp":
         wanted = {f"{task_of(settings)}.json"}
@@ -122,7 +123,7 @@ def _has_records(part: Part, output: Path, checkpoints: int) -> bool:
     directory = records.directory_of(output, {"model": model, "weights": "", "suite": suite}).parent
     digits = "step-????????-????????" if part.values.get("step") == "all" else "????????"
     found = directory.parent.glob(f"{directory.name}{digits}/{suite}")
-    return sum(wanted <= {file.name for file in place.iterdir()} for place in found) >= checkpoints
+    return sum(wanted <= {file.name for file in place.iterdir()} for place in found) >= _checkpoints(part, parts)
 
 
 def name_in_records(model: str) -> str:
@@ -132,7 +133,7 @@ def name_in_records(model: str) -> str:
     path = Path(model).expanduser()
     if path.is_dir():
         return records.shown_name(path)
-    return model if model.count("/") == 1 else path.name  # a Hub id, or a future student
+    return model if model.count("/") == 1 else path.name  # a Hub id, or a directory that is elsewhere
 
 
 def _is_whole(part: Part, stores: Path) -> bool:

@@ -32,19 +32,22 @@ COLUMNS = ("arm", "seed", "layer", "k", "mass_kept", *_OF_RUN, "encoding_flops")
 def write_students(study: Study, parts: Iterable[Part], file: Path, hidden: Collection[str] = ()) -> list[dict]:
     """Write a table of the trained students.
 
-    hidden   names of withheld arms
+    hidden   names of withheld arms; their rows are written to a file of their own, withheld-<name>
     Returns  its rows by COLUMNS: mass_kept (mean probability of a coded token that top-n kept), held_out_loss and
              baseline_loss (nats), improvement (fraction by which the loss is below that of the constant prediction),
              flops of the training, and encoding_flops of the student's own store; None if unknown, or if not defined
              for the objective
     """
-    found = {(row["arm"], row["seed"]): row for row in _read(study, {part.name: part for part in parts}, hidden)}
-    found = _kept(file) | found
-    planned = [(arm.name, seed) for arm in study.arms.values() if arm.name not in hidden for seed in arm.seeds]
+    apart = file.with_name(f"withheld-{file.name}")
+    found = {(row["arm"], row["seed"]): row for row in _read(study, {part.name: part for part in parts})}
+    found = _kept(file) | _kept(apart) | found
+    planned = [(arm.name, seed) for arm in study.arms.values() for seed in arm.seeds]
     rows = [found[name] for name in planned if name in found]
-    if rows:
-        save_table(file, COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
-    return rows
+    shown = [row for row in rows if row["arm"] not in hidden]
+    for place, chosen in ((file, shown), (apart, [row for row in rows if row["arm"] in hidden])):
+        if chosen:
+            save_table(place, COLUMNS, [[row[name] for name in COLUMNS] for row in chosen])
+    return shown
 
 
 def _kept(file: Path) -> dict[tuple[str, int], dict]:
@@ -61,10 +64,10 @@ def _number(text: str) -> float | None:
     return None if not text else int(text) if text.isdecimal() else float(text)
 
 
-def _read(study: Study, by_name: dict[str, Part], hidden: Collection[str]) -> Iterator[dict]:
+def _read(study: Study, by_name: dict[str, Part]) -> Iterator[dict]:
     of_store = cache(_of_store)
     for arm in study.arms.values():
-        for seed in arm.seeds if arm.name not in hidden else ():
+        for seed in arm.seeds:
             values = by_name[f"train-student/{arm.name}-seed{seed}"].values
             found = read_or_none(Path(values["run_dir"]) / "result.json", lambda it: find_problem(it, _RESULT) is None)
             if found is None:

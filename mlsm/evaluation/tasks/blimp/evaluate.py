@@ -137,7 +137,7 @@ def _find_finished(record: dict, config: BlimpConfig) -> tuple[Path, dict] | Non
     if not path.is_file():
         return None
     there = records.read_file(path)
-    same = all(there.get(name) == record[name] for name in (*records.CONTENT, "settings", "data"))
+    same = all(there.get(name, record[name]) == record[name] for name in (*records.CONTENT, "settings", "data"))
     return (path, there) if same and "averages" in there else None
 
 

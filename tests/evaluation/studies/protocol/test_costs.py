@@ -1,5 +1,7 @@
 """Cost estimates of training, with a fake measurement in which a window's time is the square of its length."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -206,6 +208,19 @@ def test_an_arm_s_encoding_has_the_hidden_states_of_its_store_and_a_dictionary(t
     }
     facts = facts_of(study, plan(study, tmp_path / "made", None), kept)
     assert facts.accounts["half"] == {"encoding": 111.0}
+
+
+def test_a_deleted_student_in_a_directory_of_two_words_is_no_model_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.yaml").write_text(yaml.safe_dump(RECIPE | {"frozen": {"tasks": ["cola"]}}))
+    parts = plan(read_study("recipe.yaml"), Path("."), tmp_path).parts
+    (part,) = (part for part in parts if part.name == "frozen/half-seed0")
+    assert part.values["models"] == ("students/half-seed0",)
+    record = {"model": "half-seed0", "weights": "0" * 8, "suite": "frozen", "task": "cola", "seed": None}
+    file = records.path_of(tmp_path, record)
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    assert costs.is_finished(part, parts)
 
 
 def test_an_evaluation_is_finished_when_one_model_has_the_records_of_all_its_tasks(tmp_path):
