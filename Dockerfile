@@ -12,6 +12,9 @@ FROM python:3.11-slim
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ARG EXTRAS=cluster,corpora,eval
 
+# Triton, with which torch compiles for a GPU, needs a C compiler.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+
 WORKDIR /opt/mlsm
 COPY constraints.txt ./
 # torch alone: its index holds few versions of what torch requires, so that comes from PyPI with the rest
@@ -22,5 +25,7 @@ RUN pip install --no-cache-dir --constraint constraints.txt ".[$EXTRAS]"
 RUN useradd --create-home --uid 1000 mlsm && mkdir --parents /work/runs && chown --recursive mlsm /work
 USER mlsm
 WORKDIR /work
+# on the volume, so that a GPU is tried once and a teacher downloaded once
+ENV MLSM_CACHE=/work/runs/.cache/mlsm HF_HOME=/work/runs/.cache/huggingface
 ENTRYPOINT ["mlsm"]
 CMD ["doctor"]

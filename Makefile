@@ -92,7 +92,7 @@ release-check:
 	$(RELEASE)/build/bin/pip install --quiet --disable-pip-version-check build
 	$(RELEASE)/build/bin/python -m build --outdir $(RELEASE)/dist $(RELEASE)/source
 	tar -tzf $(RELEASE)/dist/mlsm_pretrain-*.tar.gz > $(RELEASE)/sdist.txt
-	for name in CHANGELOG.md LICENSE Makefile README.md constraints.txt docs/commands.md docs/tutorials/own-corpus.ipynb; do \
+	for name in CHANGELOG.md LICENSE Makefile README.md cli.py constraints.txt docs/commands.md docs/tutorials/own-corpus.ipynb; do \
 	  grep -q "^mlsm_pretrain-[^/]*/$$name$$" $(RELEASE)/sdist.txt || { echo "the sdist lacks $$name"; exit 1; }; done
 	$(PYTHON) -m venv $(RELEASE)/empty
 	cd $(RELEASE) && empty/bin/pip install --quiet --disable-pip-version-check --constraint source/constraints.txt torch

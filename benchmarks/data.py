@@ -67,14 +67,14 @@ def find_module(module, requirement=None):
 
 
 def conditions(*packages):
-    """Hardware, versions, date and command; `packages` are further distributions to name."""
+    """Hardware, versions, date and command; `packages` are further distributions to name if they are installed."""
     names = ("numpy", "numba", "torch", "transformers", *packages)
     return {
         "cpu": processor(),
         "cores": os.cpu_count(),
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in names},
+        **{found.name: found.version for name in names for found in importlib.metadata.distributions(name=name)},
         "date": time.strftime("%Y-%m-%d"),
         "command": f"python -m {_module()}",
     }

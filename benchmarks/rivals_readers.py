@@ -82,7 +82,7 @@ def main():
             rows[name]["after_kill"] = found
     result = {"benchmark": "rivals_readers", "readers": rows, "left_out": left_out, "batch": BATCH, "step": STEP}
     print(markdown(result))
-    print(json.dumps(result | conditions()))
+    print(json.dumps(result | conditions("mosaicml-streaming", "litdata", "datasets", "webdataset")))
 
 
 def available():

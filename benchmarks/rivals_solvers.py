@@ -47,6 +47,7 @@ import torch
 
 from benchmarks.data import conditions, data_file, find_module, has_bench_data
 from benchmarks.hidden_states import sample_rows
+from benchmarks.official_step import fista_by_onednn
 from benchmarks.sparse_coding import SPAMS_REQUIREMENT, spams_lasso
 from benchmarks.sparse_coding_scaling import unit_rows, vectors
 from pipeline.config import LearnConfig
@@ -89,7 +90,7 @@ def main():
             rows.append({"source": source, "d": train_Nd.shape[1], "k": k} | figures)
     result = {"benchmark": "rivals_solvers", "rows": rows, "left_out": left_out, "threads": thread_count()}
     print(markdown(result))
-    print(json.dumps(result | conditions()))
+    print(json.dumps(result | conditions("spams-bin", "scikit-learn", "skglm", "celer")))
 
 
 def sources(mpnet):
@@ -217,7 +218,10 @@ def rivals(problem, train_Nd, tight):
     fista = partial(code_with_fista, *(torch.from_numpy(x) for x in (problem.hidden_Nd, problem.atoms_Kd)), step)
     found = {
         "ours": [[(f"KKT {OURS:g}", ours)]],
-        "FISTA": [[(f"{STEPS} steps", partial(fista, STEPS))]],
+        "FISTA": [
+            [(f"{STEPS} steps, products by {library}", partial(fista, solve, STEPS))]
+            for library, solve in (("torch", fista_steps), ("oneDNN", fista_by_onednn))
+        ],
     }
     if find_module("spams"):
         found["SPAMS"] = spams_variants(problem, gram_KK)
@@ -242,8 +246,8 @@ def code_ours(problem, prepared, count):
 
 
 @torch.inference_mode()
-def code_with_fista(hidden_Nd, atoms_Kd, step, steps, count):
-    parts = [fista_steps(rows_nd, atoms_Kd, LAM, step, steps) for rows_nd in hidden_Nd[:count].split(FISTA_ROWS)]
+def code_with_fista(hidden_Nd, atoms_Kd, step, solve, steps, count):
+    parts = [solve(rows_nd, atoms_Kd, LAM, step, steps) for rows_nd in hidden_Nd[:count].split(FISTA_ROWS)]
     return torch.cat(parts).numpy()
 
 

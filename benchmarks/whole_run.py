@@ -9,10 +9,10 @@ of 128 tokens, k = 768, all in one process on a CPU. Timed, one after the other:
     mlsm        the steps of one epoch of `train_student` from that store; its start, checkpoints and export are counted
                 once for ours, and not for the others
     stock_mlm   one epoch of stock masked-LM training of the same encoder on the same windows: transformers' own
-                modules with logits at every position, as they are or with linear layers through oneDNN, whichever is
-                faster here
-    official    the official way online: teacher and 100 FISTA steps of the masked positions at every step; teacher and
-                student likewise with torch's own products or oneDNN's, FISTA with torch's
+                modules with logits at every position, as transformers does it, or at masked ones only, with torch's own
+                products or oneDNN's, whichever is fastest here
+    official    the official way online: teacher and 100 FISTA steps of the masked positions at every step, likewise
+                with torch's own products or oneDNN's
 
 A run of E epochs takes encode + begin and end + E x mlsm, E x stock_mlm or E x official: one epoch is measured and
 multiplied. Stock and official batches are read from the same store, with the same order and masks. The official
@@ -111,7 +111,11 @@ def encode(directory: Path, tokens: int) -> Store:
 
 def train_stock(config: StudentConfig, store, quick: bool) -> tuple[float, str]:
     """Seconds of an epoch of the faster kind of stock training, measured or by its median step; and which that is."""
-    steps = {name: stock_step(config, store, name == "stock_mlm_onednn") for name in ("stock_mlm", "stock_mlm_onednn")}
+    steps = {
+        f"stock_mlm{'_masked' * masked}{'_onednn' * onednn}": stock_step(config, store, onednn, masked)
+        for masked in (False, True)
+        for onednn in (False, True)
+    }
     race = {name: sum(sorted(timed(step, range(RACE_STEPS)))[: RACE_STEPS // 2]) for name, step in steps.items()}
     fastest = min(race, key=lambda name: race[name])
     if quick:
@@ -119,8 +123,10 @@ def train_stock(config: StudentConfig, store, quick: bool) -> tuple[float, str]:
     return sum(timed(steps[fastest], range(config.max_steps))), fastest
 
 
-def stock_step(config: StudentConfig, store, onednn: bool):
-    """A step of transformers' model by torch's AdamW, reading included."""
+def stock_step(config: StudentConfig, store, onednn: bool, masked: bool):
+    """A step of transformers' model by torch's AdamW, reading included; with `masked`, head and logits are computed at
+    masked positions only.
+    """
     model = BertForMaskedLM(encoder_config(config, store)).train()
     if onednn:
         use_fast_linear(model)
@@ -129,10 +135,14 @@ def stock_step(config: StudentConfig, store, onednn: bool):
 
     def step(number):
         (micro,) = loader.step(config.seed, number, config.batch_windows).micro
+        if masked:
+            read = model.bert(input_ids=micro.input_WL, attention_mask=micro.attention_WL)
+            hidden_Md = read.last_hidden_state.flatten(0, 1)[micro.where_M]
+            return update(model, optimizer, F.cross_entropy(model.cls(hidden_Md), micro.targets.labels_M))
         labels_WL = torch.full((micro.input_WL.numel(),), -100).index_copy(0, micro.where_M, micro.targets.labels_M)
         labels_WL = labels_WL.view_as(micro.input_WL)
         loss = model(input_ids=micro.input_WL, attention_mask=micro.attention_WL, labels=labels_WL).loss
-        update(model, optimizer, loss)
+        return update(model, optimizer, loss)
 
     return step
 
@@ -170,7 +180,7 @@ def official_step(
         with torch.no_grad():
             read = teacher(input_ids=ids_WL.view_as(micro.input_WL), attention_mask=micro.attention_WL)
             hidden_Md = read.last_hidden_state.flatten(0, 1)[micro.where_M]
-            target_MK = online_targets(hidden_Md, atoms_Kd, step_size)
+            target_MK = online_targets(hidden_Md, atoms_Kd, step_size, onednn)
         logits_MK = student(micro.input_WL, micro.where_M)
         update(student, optimizer, F.kl_div(F.log_softmax(logits_MK, dim=1), target_MK, reduction="batchmean"))
 

@@ -38,6 +38,7 @@ RESULTS = (
     "Exported",
     "ImportedStudent",
     "Verified",
+    "Compared",
 )
 FORMATS = {
     "Stores and shards": "shards.schema",

@@ -348,6 +348,6 @@ def _name_unfinished(arm):
         reached = [fraction_of(model) for model in arm.models if model.trainings and model.facts["run_seed"] == seed]
         if reached and (most := max(reached)) < 1 and not isclose(most, 1):
             yield (
-                f"{arm.name}, pre-training seed {seed}, is fine-tuned only after {100 * most:.4g} % of its steps, so it is "
-                "not compared with finished students."
+                f"{arm.name}, pre-training seed {seed}, is fine-tuned only after {100 * most:.4g} % of its steps, so "
+                "it is not compared with finished students."
             )
