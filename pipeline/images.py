@@ -79,9 +79,9 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
     device = choose_device(config.device)
     files = _find_images(config.images)
     progress("load encoder", 0, None)
-    processor, encoder, last_layer = _load(config)
-    from PIL import Image  # after the check that it is installed
+    from PIL import Image  # before transformers, which says in its own words that it is not installed
 
+    processor, encoder, last_layer = _load(config)
     weights = hashlib.sha256()
     for name, tensor in encoder.state_dict().items():
         weights.update(f"{name} {tuple(tensor.shape)}\n".encode() + tensor.numpy().tobytes())
@@ -136,10 +136,6 @@ def _find_images(patterns):
 
 def _load(config):
     """The image processor, and the encoder cut after the requested layer."""
-    try:
-        import PIL  # noqa: F401
-    except ImportError:
-        raise EncodeError('reading images needs Pillow:  pip install "mlsm-pretrain[vision]"') from None
     from transformers import MODEL_MAPPING, AutoImageProcessor, AutoModel
 
     from mlsm.common.model_checks import check_size, open_config, quiet_transformers

@@ -8,10 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
-from mlsm.common.errors import EncodeError
 from mlsm.common.progress import silent
 from pipeline.executor import Context, Executor, Function, Results
 
@@ -44,14 +42,12 @@ def open_executor(job: Any, teacher: Any = None) -> Executor:
     """The executor that the settings require, as a context manager.
 
     teacher  the job's teacher, if it is loaded already: workers use its libraries of matrix products
-    Raises   EncodeError if the work is for several processes and Dask is not installed
+    Raises   ImportError if the work is for several processes and Dask is not installed
     """
     if teacher is not None:
         job = replace(job, libraries=teacher.libraries)
     if job.config.workers == 1 and job.config.scheduler is None:
         return Inline(job, teacher)
-    if find_spec("distributed") is None:
-        raise EncodeError('--workers and --scheduler need Dask. Run:  pip install "mlsm-pretrain[cluster]"')
     from pipeline.dask_workers import WorkerPool  # takes half a second to import
 
     return WorkerPool(job)

@@ -61,10 +61,11 @@ def export(
     progress  called with ("export", tokens done, tokens in all)
     Returns   report: output, store, kind, plan, target, bytes, seconds, finished_before, and for each of `splits`
               files, windows, tokens and quarantined windows
-    Raises    RequestError if pyarrow is not installed, or the output holds anything but this export
+    Raises    RequestError if the output holds anything but this export, ImportError if pyarrow is not installed
               StoreError if the store is unfinished, ShardError if it is damaged, OSError if writing fails
     """
-    _require_pyarrow()
+    import pyarrow.parquet  # noqa: F401  before any work, whether it is installed
+
     started = time.perf_counter()
     store = Store.open(path)
     if output is None:
@@ -97,13 +98,6 @@ def export(
         "seconds": time.perf_counter() - started,
         "finished_before": finished_before,
     }
-
-
-def _require_pyarrow():
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError:
-        raise RequestError('Parquet files need pyarrow. Run:  pip install "mlsm-pretrain[corpora]"') from None
 
 
 def _facts(store):

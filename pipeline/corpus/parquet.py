@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mlsm.common.errors import CorpusError, NotUtf8Error
-from pipeline.corpus.source import Piece, Source, needs_pyarrow, parts, stored, stored_hash, unreadable
+from pipeline.corpus.source import Piece, Source, parts, stored, stored_hash, unreadable
 
 _ROWS, _BYTES = 256, 16 << 20  # most rows and bytes per batch; bytes from the row group's average
 _PAGE_BUFFER = 1 << 20  # bytes of a column that are read at once, however large the row group
@@ -47,11 +47,8 @@ class Parquet(Source):
 
     @contextmanager
     def _open(self):
-        try:
-            import pyarrow
-            from pyarrow.parquet import ParquetFile
-        except ImportError:
-            raise needs_pyarrow(self.path) from None
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
 
         with stored(self.path) as raw:
             try:

@@ -205,18 +205,11 @@ def unreadable(path: StoredFile, error: Exception) -> CorpusError:
     return CorpusError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}).")
 
 
-def needs_pyarrow(path: StoredFile) -> CorpusError:
-    """The CorpusError of a Parquet or .zst file if pyarrow is not installed."""
-    return CorpusError(f'{path}: reading this kind of file needs pyarrow. Run:  pip install "mlsm-pretrain[corpora]"')
-
-
 def _uncompressed(stored: BinaryIO, path: StoredFile) -> BinaryIO:
     suffix = path.suffix
     if suffix == ".zst":
-        try:
-            import pyarrow  # unlike zstandard's reader, it detects a truncated file
-        except ImportError:
-            raise needs_pyarrow(path) from None
+        import pyarrow  # unlike zstandard's reader, it detects a truncated file
+
         return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(stored, "r"), "zstd"), _BUFFER)
     if suffix == ".gz":
         return io.BufferedReader(gzip.open(stored), _BUFFER)
