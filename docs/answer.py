@@ -67,6 +67,7 @@ ROWS = {  # arm or model -> what it is
     "regress-pq64": "student, learns hidden states (64 bytes)",
     "type": "student, learns the average LSPs of the hidden word",
     "mlsm-visible": "student, learns LSPs of all tokens, none masked",
+    "mlsm-visible-l3": "the same from layer 3 of the teacher, not 4",
     "regress-visible": "student, learns hidden states of all tokens, none masked",
     "untrained": "student, untrained",
     "teacher-2-layers": "instead: the teacher cut after two layers",
