@@ -26,6 +26,6 @@ RUN useradd --create-home --uid 1000 mlsm && mkdir --parents /work/runs && chown
 USER mlsm
 WORKDIR /work
 # on the volume, so that a GPU is tried once and a teacher downloaded once
-ENV MLSM_CACHE=/work/runs/.cache/mlsm HF_HOME=/work/runs/.cache/huggingface
+ENV MLSM_CACHE=/work/runs/.cache/mlsm HF_HUB_CACHE=/work/runs/.cache/huggingface
 ENTRYPOINT ["mlsm"]
 CMD ["doctor"]

@@ -110,7 +110,7 @@ def encode(directory: Path, tokens: int) -> Store:
 
 
 def train_stock(config: StudentConfig, store, quick: bool) -> tuple[float, str]:
-    """Seconds of an epoch of the faster kind of stock training, measured or by its median step; and which that is."""
+    """Seconds of an epoch of the fastest kind of stock training, measured or by its median step; and which that is."""
     steps = {
         f"stock_mlm{'_masked' * masked}{'_onednn' * onednn}": stock_step(config, store, onednn, masked)
         for masked in (False, True)

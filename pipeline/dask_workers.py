@@ -42,6 +42,7 @@ from distributed.utils import LoopRunner
 from mlsm.common import disk
 from mlsm.common.durable import appearing_whole, make_directories
 from mlsm.common.errors import EncodeError, describe
+from mlsm.common.extras import name_extras
 from mlsm.common.progress import silent
 from mlsm.common.version import VERSION
 from pipeline.executor import KILLED, PART, Context, Executor, Function, Results
@@ -101,15 +102,14 @@ class WorkerPool(Executor):
         self, function: Function, items: Iterable[Any], *, trials: int = 2, report: Callable[..., None] = silent
     ) -> Results:
         """See Executor. Results come in the order in which workers finish."""
-        self._report = report
         try:
-            yield from self._map_as_they_end(function, iter(items), trials)
+            yield from self._map_as_they_end(function, iter(items), trials, report)
         except (CancelledError, CommClosedError) as error:
             raise ConnectionError(
                 "the scheduler has stopped; finished units are kept. Run the same command to resume"
             ) from error
 
-    def _map_as_they_end(self, function, items, trials):
+    def _map_as_they_end(self, function, items, trials, report):
         first = list(islice(items, 1))
         if not first:
             return  # without an item no worker is started
@@ -129,7 +129,7 @@ class WorkerPool(Executor):
         submit(*first)
         fill()
         while running:
-            future = self._next(ended)
+            future = self._next(ended, report)
             item, trial = running.pop(future)
             try:
                 notes, result = future.result()
@@ -173,13 +173,13 @@ class WorkerPool(Executor):
                 f"--scheduler {address}: no scheduler answers there ({error}). Start one with: dask scheduler"
             ) from error
 
-    def _next(self, ended):
+    def _next(self, ended, report):
         """The next future that ends; meanwhile workers' reports are passed on. Raises ChildProcessError if no worker is
         left.
         """
         while not ended.has_ready():
             while not self._reports.empty():
-                self._report(*self._reports.get())
+                report(*self._reports.get())
             if self._cluster and is_lost(self._cluster):
                 raise ChildProcessError("no worker is left and none can be started; finished units are kept")
             time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -416,7 +416,8 @@ class Work(WorkerPlugin):
         with _one_task, _collect_notes() as notes:
             try:
                 self._go_to_directory()
-                (result,) = function(self._context, iter([item]))
+                with name_extras(f"a worker on {socket.gethostname()}"):
+                    (result,) = function(self._context, iter([item]))
                 return notes, result
             except Exception as error:
                 vars(error)["worker_notes"] = notes

@@ -50,13 +50,14 @@ if TYPE_CHECKING:
 
 SCHEMA = "mlsm-record-2"
 
-# What decides what a model computes from a text. Old records have only the first field, and match any of the others.
+# What decides what a model computes from a text. Old records lack some of these, and match any value of those.
 CONTENT = ("weights", "config", "tokenizer")
 
 # Settings of a config.json that change no output: evaluations read weights as float32, and make heads of their own.
 _WITHOUT_EFFECT = frozenset(
-    ("_name_or_path", "architectures", "auto_map", "dtype", "id2label", "initializer_range", "label2id")
-    + ("problem_type", "torch_dtype", "transformers_version", "use_cache")
+    ("_name_or_path", "architectures", "auto_map", "dtype", "gradient_checkpointing", "id2label", "initializer_range")
+    + ("label2id", "output_attentions", "output_hidden_states", "problem_type", "return_dict", "tokenizer_class")
+    + ("torch_dtype", "torchscript", "transformers_version", "use_cache")
 )
 
 # The fourteen scores of the fine-tuning suite (MLSM paper, section 4.2): task -> metrics, in a record's order.
@@ -122,17 +123,22 @@ def weights_sha256(directory: Path | str) -> str:
 def config_sha256(directory: Path | str) -> str:
     """SHA-256 of a model's configuration without the settings that change no output, hexadecimal.
 
-    Settings that a config.json leaves out count with transformers' defaults, so a model that is saved again keeps its
-    hash.
+    Settings with transformers' defaults are left out, so a model keeps its hash if it is saved again, or if a newer
+    transformers has further settings.
     Raises  RecordError if it cannot be read
     """
     try:
-        values = open_config(directory, local_files_only=True).to_diff_dict()
+        config = open_config(directory, local_files_only=True)
+        usual = {"position_embedding_type": "absolute"} | type(config)().to_dict()  # transformers 4 wrote the former
     except Exception as error:  # transformers raises many classes for a damaged file
         raise RecordError(
             f"{directory}/config.json cannot be read: {describe(error)}. Export or download the model again."
         ) from None
-    kept = {name: value for name, value in values.items() if name not in _WITHOUT_EFFECT}
+    kept = {
+        name: value
+        for name, value in config.to_dict().items()
+        if name == "model_type" or (name not in _WITHOUT_EFFECT and (name not in usual or value != usual[name]))
+    }
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -331,7 +337,9 @@ def contents_of(found: Sequence[Mapping]) -> list[tuple[str | None, ...]]:
     known: dict[tuple[str, str], set[str]] = {}
     for record in found:
         for name in CONTENT:
-            known.setdefault((record["weights"], name), set()).update({record.get(name)} - {None})
+            values = known.setdefault((record["weights"], name), set())
+            if record.get(name) is not None:
+                values.add(record[name])
 
     def value(record, name):
         others = known[record["weights"], name]

@@ -253,8 +253,8 @@ class Arms:
     planned: Collection[str] = ()
 
     def arm(self, name: str) -> Arm | None:
-        """The arm with this name, with all its checkpoints. If no arm of a study is called so, the only arm with an
-        objective of this name.
+        """The arm with this name, with all its checkpoints. If the study plans no arm of this name, the only arm
+        with an objective of this name.
         """
         named = [arm for arm in self.arms if arm.name == name]
         if not named and name not in self.planned:

@@ -89,8 +89,7 @@ def choose_tasks(found: Arms, study: StudyFacts | None) -> tuple[StudyFacts | No
         said.append(f"Shown, but part of no mean: {', '.join(others)}.")
     known = {task for model in arm.models for task in tasks_of(model) if not study.tasks or task in study.tasks}
     if unjudged := [task for task in METRICS if task in known and task not in effect.tasks]:
-        pairs = f"every pair of {study.learned_by} and the untrained student"
-        said.append(f"Part of no mean either, because not {pairs} has it: {', '.join(unjudged)}.")
+        said.append(f"Also in no mean, because records of some seeds are missing: {', '.join(unjudged)}.")
     return replace(study, tasks=learned), said
 
 

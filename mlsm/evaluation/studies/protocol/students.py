@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from mlsm.common import disk
 from mlsm.common.errors import FlopsError, MlsmError
 from mlsm.common.json_checks import Number, find_problem, object_of
 from mlsm.evaluation.plots import save_table
@@ -40,13 +41,16 @@ def write_students(study: Study, parts: Iterable[Part], file: Path, hidden: Coll
     """
     apart = file.with_name(f"withheld-{file.name}")
     found = {(row["arm"], row["seed"]): row for row in _read(study, {part.name: part for part in parts})}
-    found = _kept(file) | _kept(apart) | found
+    found = _kept(apart) | _kept(file) | found
     planned = [(arm.name, seed) for arm in study.arms.values() for seed in arm.seeds]
     rows = [found[name] for name in planned if name in found]
     shown = [row for row in rows if row["arm"] not in hidden]
     for place, chosen in ((file, shown), (apart, [row for row in rows if row["arm"] in hidden])):
         if chosen:
             save_table(place, COLUMNS, [[row[name] for name in COLUMNS] for row in chosen])
+    if len(shown) == len(rows):
+        with suppress(OSError):
+            disk.unlink(apart)
     return shown
 
 

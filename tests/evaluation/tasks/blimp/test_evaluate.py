@@ -134,6 +134,8 @@ def test_another_configuration_of_the_same_weights_is_scored_again(config, model
     (other / "config.json").write_text(json.dumps(values | {"hidden_act": "relu"}))
     second = evaluate_blimp(replace(config, models=(str(other),)))["records"][0]
     assert second["weights"] == first["weights"] and second["figures"] != first["figures"]
+    with pytest.raises(BlimpError, match="same name and weights"):
+        evaluate_blimp(replace(config, models=(str(model), str(other))))
 
 
 def test_another_metric_or_part_is_another_record(config):
