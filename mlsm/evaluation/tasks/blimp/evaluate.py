@@ -70,14 +70,7 @@ def evaluate_blimp(config: BlimpConfig, progress: Callable[..., None] = silent) 
     if config.per_paradigm is not None:
         paradigms = [subset(paradigm, config.per_paradigm) for paradigm in paradigms]
     headings = [_begin_record(directory, config, paradigms, files) for directory in places]
-    by_path: dict[Path, dict] = {}
-    for heading in headings:
-        first = by_path.setdefault(records.path_of(config.output, heading), heading)
-        if any(first[name] != heading[name] for name in records.CONTENT):
-            raise BlimpError(
-                f"{first['path']} and {heading['path']} have the same name and weights, so their records would be the "
-                "same file. Copy one of them into a directory of another name."
-            )
+    records.refuse_shared_names(headings)
     known = [_find_finished(heading, config) for heading in headings]
     waiting = [heading for heading, there in zip(headings, known, strict=True) if there is None]
     if len(waiting) > 1:

@@ -106,21 +106,13 @@ def _find_candidates(settings):
                 logger.info("%s has the same weights as %s and is trained once", directory, twice[0])
                 continue
             raise StudyError(f"{twice[0]} and {directory} are the same model. List it only once.")
-        if named := [one.directory for one in found if _place(settings, one.facts) == _place(settings, facts)]:
-            raise StudyError(
-                f"{named[0]} and {directory} have the same name and weights, so their records would be the same files. "
-                "Copy one of them into a directory of another name."
-            )
         found.append(Candidate(directory, facts, read_config(directory)))
+    records.refuse_shared_names(candidate.facts for candidate in found)
     return found
 
 
 def _content(facts):
     return [facts[name] for name in records.CONTENT]
-
-
-def _place(settings, facts):
-    return records.directory_of(settings.output, facts | {"suite": "finetune"})
 
 
 def settle(settings: FinetuneConfig, candidates: Sequence[Candidate]) -> FinetuneConfig:
@@ -210,7 +202,7 @@ def _report(candidate, settings):
     return {
         "model": candidate.facts["model"],
         "weights": candidate.facts["weights"],
-        "directory": str(_place(settings, candidate.facts)),
+        "directory": str(records.directory_of(settings.output, candidate.facts | {"suite": "finetune"})),
         "figures": figures,
         "average": sum(means) / len(means) if complete else None,
         "chosen_lr": chosen,

@@ -19,7 +19,7 @@ from transformers import AutoModel, AutoModelForMaskedLM
 from mlsm import __main__ as cli
 from mlsm.cli import run as command_line
 from mlsm.commands.evaluate_blimp import show as blimp
-from mlsm.common.errors import BlimpError, ModelError, RunError
+from mlsm.common.errors import BlimpError, ModelError, RecordError, RunError
 from mlsm.evaluation import records
 from mlsm.evaluation.tasks.blimp import evaluate as evaluating
 from mlsm.evaluation.tasks.blimp.config import BlimpConfig
@@ -134,7 +134,7 @@ def test_another_configuration_of_the_same_weights_is_scored_again(config, model
     (other / "config.json").write_text(json.dumps(values | {"hidden_act": "relu"}))
     second = evaluate_blimp(replace(config, models=(str(other),)))["records"][0]
     assert second["weights"] == first["weights"] and second["figures"] != first["figures"]
-    with pytest.raises(BlimpError, match="same name and weights"):
+    with pytest.raises(RecordError, match="same name and weights"):
         evaluate_blimp(replace(config, models=(str(model), str(other))))
 
 

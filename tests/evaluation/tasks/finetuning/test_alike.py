@@ -10,7 +10,7 @@ import torch
 from tiny_families import tiny_model
 
 from mlsm.commands.finetune import show as summary
-from mlsm.common.errors import StudyError
+from mlsm.common.errors import RecordError, StudyError
 from mlsm.evaluation import records
 from mlsm.evaluation.comparison.models import models_of
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
@@ -161,7 +161,7 @@ def test_a_model_cut_in_its_configuration_is_another_one(settings, teacher_direc
     assert sorted(model.label for model in models) == ["cut", "whole"] and not notes
     (tmp_path / "other").mkdir()
     same_name = shutil.copytree(cut, tmp_path / "other" / "whole")
-    with pytest.raises(StudyError, match="have the same name and weights"):
+    with pytest.raises(RecordError, match="have the same name and weights"):
         finetune(replace(settings, models=(whole, str(same_name)), limit_train=8))
 
 
