@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from distributed import Client
 from hypothesis import given
@@ -226,7 +227,7 @@ def test_the_driver_is_stopped(alone, tmp_path, number):
     while len(units()) < 3:
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.005)
-    workers = children(process.pid)
+    workers = [worker.pid for worker in psutil.Process(process.pid).children(recursive=True)]
     os.kill(process.pid, number) if number == signal.SIGTERM else os.killpg(process.pid, number)
     began = time.monotonic()
     _, said = process.communicate(timeout=60)
@@ -260,10 +261,3 @@ def is_running(process):
         return bool(Path(f"/proc/{process}/cmdline").read_bytes())
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def children(process):
-    """Ids of the processes that a process and its children started."""
-    tasks = Path(f"/proc/{process}/task").iterdir()
-    found = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    return found + [grandchild for child in found for grandchild in children(child)]
