@@ -8,8 +8,8 @@ in every round, so that a busy machine slows all alike; ratios are taken within 
 - ours          nonneg_lasso to a KKT violation of 1e-3, float32; Gram matrix prepared, as when encoding
 - SPAMS         lasso (LARS, C++) in float32 with its Gram matrix given, which reaches the optimum to 1e-8, 1.5 times as
                 fast as float64; float32 with the dictionary given ends 7e-4 above it
-- FISTA         100 steps, as in the official code, on the first 1,024 tokens, with torch's products or oneDNN's, whichever
-                is faster in the round; its step size is given
+- FISTA         100 steps, as in the official code, on the first 1,024 tokens, its step size given, with products of
+                torch or oneDNN, whichever is faster in the round
 - plain torch   nonneg_lasso with backend "torch", made for GPUs that cannot run kernels, here on the CPU, on the same
                 tokens; its anchor is FISTA: `torch_solver_vs_fista100`
 - matmul bound  the correlations of all atoms alone by NumPy, 1,024-row chunks into a kept buffer

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from mlsm.common.settings import check
+from mlsm.common.settings import check, require, require_at_least
 
 PLACES = (
     "corpus",
@@ -57,10 +57,7 @@ class TextConfig:
 
     def __post_init__(self):
         check(self)
-        if self.min_characters < 0:
-            raise ValueError(f"--min-characters must not be negative, found {self.min_characters}.")
-        if (seed := getattr(self, "seed", 0)) < 0:
-            raise ValueError(f"--seed must not be negative, found {seed}.")
+        require_at_least(self, 0, "min_characters", *(("seed",) if hasattr(self, "seed") else ()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +70,7 @@ class TokenizerConfig(TextConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.vocab_size < 6:
-            raise ValueError(f"--vocab-size must be at least 6, found {self.vocab_size}: five entries are special.")
+        require(self, "vocab_size", lambda value: value >= 6, "at least 6, as five entries are special")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +94,8 @@ class CorpusConfig(TextConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.max_length < 8:
-            raise ValueError(f"--max-length {self.max_length} is too short for [CLS] text [SEP]. Use 8 or more.")
-        for name in ("max_tokens", "unit_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be positive, found {value}.")
+        require(self, "max_length", lambda value: value >= 8, "at least 8, for [CLS] text [SEP]")
+        require_at_least(self, 1, "max_tokens", "unit_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +111,7 @@ class WorkersConfig(CorpusConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.workers < 1:
-            raise ValueError(f"--workers must be positive, found {self.workers}. 1 is this process alone.")
+        require_at_least(self, 1, "workers")
         if self.scheduler is not None and self.workers > 1:
             raise ValueError(
                 f"--workers {self.workers} starts processes here, but --scheduler {self.scheduler} uses those of a "
@@ -258,8 +249,7 @@ class EncodeHiddenConfig(EncodingConfig, TeacherConfig):
         super().__post_init__()
         if self.quantise == "pq" and self.bytes is None:
             object.__setattr__(self, "bytes", 64)
-        if self.quantise == "pq" and self.bytes not in (16, 32, 64):
-            raise ValueError(f"--bytes must be 16, 32 or 64, found {self.bytes}.")
+        require(self, "bytes", lambda value: value in (16, 32, 64), "16, 32 or 64")
         for name in ("bytes", "codebook"):
             if self.quantise != "pq" and getattr(self, name) is not None:
                 raise ValueError(f"--{name} belongs to --quantise pq. Add --quantise pq, or omit --{name}.")
@@ -267,8 +257,7 @@ class EncodeHiddenConfig(EncodingConfig, TeacherConfig):
             raise ValueError(f"--layer needs different numbers, found {' '.join(map(str, self.layer)) or 'none'}.")
         if self.codebook is not None and len(self.layer) > 1:
             raise ValueError(f"--codebook fits one layer, but --layer names {len(self.layer)}. Encode one at a time.")
-        if self.dictionary_tokens < 1:
-            raise ValueError(f"--dictionary-tokens must be positive, found {self.dictionary_tokens}.")
+        require_at_least(self, 1, "dictionary_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,12 +308,9 @@ class DictionaryConfig(TeacherConfig):
                 f"--lam must be above 0 and below 1, found {self.lam}: hidden states have unit length, so no "
                 "correlation exceeds 1, and from 1 on every code would be empty. The usual value is 0.05."
             )
-        if self.k is not None and min(self.k) < 1:
-            raise ValueError(f"--k must be positive, found {min(self.k)}.")
-        if self.dictionary_tokens < 1:
-            raise ValueError(f"--dictionary-tokens must be positive, found {self.dictionary_tokens}.")
-        if not 0 < self.dictionary_epochs < math.inf:
-            raise ValueError(f"--dictionary-epochs must be positive and finite, found {self.dictionary_epochs}.")
+        require(self, "k", lambda value: min(value) >= 1, "at least 1")
+        require_at_least(self, 1, "dictionary_tokens")
+        require(self, "dictionary_epochs", lambda value: 0 < value < math.inf, "a positive number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,8 +403,7 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
             raise ValueError(
                 f"--tolerance {self.tolerance} belongs to --solver cd; {why[self.solver]}. Leave one of the two out."
             )
-        if self.solver_steps < 1:
-            raise ValueError(f"--solver-steps must be positive, found {self.solver_steps}. The official code has 100.")
+        require_at_least(self, 1, "solver_steps")
 
 
 def own_or_bundled(name: str, given: str | None, corpus: tuple[str, ...]) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mlsm.common.settings import Positional, check
+from mlsm.common.settings import Positional, check, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,7 @@ class ShowConfig:
             raise ValueError(
                 "--document, --window and --against are three different things to show. Pass only one of them"
             )
-        for name in ("top_n", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, found {getattr(self, name)}")
+        require_at_least(self, 1, "top_n", "max_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, get_args
 
-from mlsm.common.settings import check, require
+from mlsm.common.settings import check, require, require_at_least
 from student.masks.config import ADAPTIVE, UNIFORM, corruption_shares
 from student.objectives import OBJECTIVES
 
@@ -292,10 +292,8 @@ class StudentConfig:
                 f"--epochs {self.epochs:g} and --max-steps {self.max_steps} both set the length of the run. Pass only "
                 "one of them."
             )
-        for name in ("max_steps", "batch_windows", "micro_batch", "eval_windows", "keep_last"):
-            require(self, name, lambda value: value >= 1, "at least 1")
-        for name in ("save_every", "eval_every", "weight_decay", "seed", "mask_later"):
-            require(self, name, lambda value: value >= 0, "0 or more")
+        require_at_least(self, 1, "max_steps", "batch_windows", "micro_batch", "eval_windows", "keep_last")
+        require_at_least(self, 0, "save_every", "eval_every", "weight_decay", "seed", "mask_later")
         for name in ("lr", "grad_clip", "epochs", "target_temperature"):
             require(self, name, lambda value: value > 0 and math.isfinite(value), "a positive number")
         facts = OBJECTIVES[self.objective]
@@ -314,7 +312,7 @@ class StudentConfig:
             )
         require(self, "warmup", lambda value: 0 <= value < 1, "a share of the steps from 0 to below 1")
         require(self, "decay_share", lambda value: 0 < value <= 1, "a share of the steps above 0")
-        require(self, "short_windows", lambda value: value >= 2, "at least 2 tokens")
+        require_at_least(self, 2, "short_windows")
         require(self, "short_share", lambda value: 0 < value < 1, "a share of the steps between 0 and 1")
         if self.short_windows is not None and self.mask_later > 0:
             raise ValueError(
@@ -592,7 +590,7 @@ def _check_masks(config: "StudentConfig") -> None:
             "--mask-weights domain: these weights compare the store with a general one, or come from a list of "
             "words. Make the file first (make-mask-weights --kind domain), and pass its path."
         )
-    require(config, "mask_update_steps", lambda value: value >= 1, "at least 1")
+    require_at_least(config, 1, "mask_update_steps")
     if config.positions == "all":
         _check_unmasked(config)
     if config.mask_later > 0 and config.corruption != "mask":

@@ -83,6 +83,12 @@ def require(settings: Any, name: str, holds: Callable[[Any], bool], rule: str) -
         raise ValueError(f"--{name.replace('_', '-')} must be {rule}, found {value}")
 
 
+def require_at_least(settings: Any, least: int, *names: str) -> None:
+    """Raise ValueError if one of these settings is not None and below a number."""
+    for name in names:
+        require(settings, name, lambda value: value >= least, f"at least {least}")
+
+
 def flag_of(field: dataclasses.Field) -> str:
     """A field's name on the command line: --max-length, --from for the field from_, or STORE if it is positional."""
     return field.name.upper() if is_word(field) else f"--{field.name.rstrip('_').replace('_', '-')}"

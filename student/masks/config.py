@@ -66,6 +66,5 @@ class MaskWeightsConfig:
         for name, kind in (("power", "frequency"), ("weight", "common")):
             if self.kind != kind and getattr(self, name) != getattr(type(self), name):
                 raise ValueError(f"--{name} is for --kind {kind}, found {self.kind}. Omit it.")
-        if not (self.power >= 0 and math.isfinite(self.power)):
-            raise ValueError(f"--power must be 0 or a positive number, found {self.power}.")
+        require(self, "power", lambda value: 0 <= value < math.inf, "0 or a positive number")
         require(self, "weight", lambda value: 0 <= value < 1e30, "a number from 0")  # as a float32 it stays finite

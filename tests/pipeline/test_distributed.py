@@ -254,7 +254,7 @@ def test_bytes_do_not_depend_on_the_number_of_threads(english_text, tmp_path, mo
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"workers": 0}, "--workers must be positive"),
+        ({"workers": 0}, "--workers must be at least 1, found 0"),
         ({"workers": 2, "scheduler": "tcp://a:1"}, "Pass only one of them"),
         ({"scheduler": "localhost"}, "is not an address"),
         ({"workers": 2, "device": "cuda:1"}, "every worker has its own"),

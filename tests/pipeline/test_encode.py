@@ -301,7 +301,7 @@ def test_settings_refuse_contradictions():
     for change, message in [
         ({"top_n": 256}, "between 1 and 255"),
         ({"lam": 1.5}, "above 0 and below 1"),
-        ({"max_length": 4}, "too short"),
+        ({"max_length": 4}, "--max-length must be at least 8"),
         ({"tolerance": 0.05}, "between 0 and --lam 0.05"),
         ({"layer": ()}, "--layer needs at least one number"),
         ({"batch_tokens": 64}, "less than one window"),

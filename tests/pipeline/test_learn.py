@@ -237,11 +237,11 @@ def test_a_checkpoint_of_another_minibatch_is_not_gone_on_from(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"dictionary_epochs": 0}, "--dictionary-epochs must be positive and finite, found 0."),
+        ({"dictionary_epochs": 0}, "--dictionary-epochs must be a positive number, found 0"),
         ({"dictionary_epochs": float("inf")}, "--dictionary-epochs must be"),
         ({"dictionary_epochs": float("nan")}, "--dictionary-epochs must be"),
-        ({"dictionary_tokens": 0}, "--dictionary-tokens must be positive"),
-        ({"seed": -1}, "--seed must not be negative, found -1."),
+        ({"dictionary_tokens": 0}, "--dictionary-tokens must be at least 1, found 0"),
+        ({"seed": -1}, "--seed must be at least 0, found -1"),
         ({"lam": 5e-5}, r"found 0.0001: .* Give --tolerance as well, below --lam\."),
         ({"tolerance": 0.2}, r"found 0.2: .* The usual value is 0.0001\."),
     ],

@@ -123,7 +123,7 @@ def test_settings_take_one_number_or_several():
     for change, message in [
         ({"layer": (2, 2)}, "--layer names a number twice: 2 2"),
         ({"k": ()}, "--k needs at least one number"),
-        ({"k": (5, 0)}, "--k must be positive, found 0"),
+        ({"k": (5, 0)}, "--k must be at least 1, found"),
         ({"k": (5, 6), "dictionary": Path("x")}, "--dictionary fits one k, but --k names 2"),
     ]:
         with pytest.raises(ValueError, match=message):

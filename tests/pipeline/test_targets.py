@@ -268,7 +268,7 @@ def test_a_text_is_coded_as_the_store_was(place, fista):
     [
         ({"solver_steps": 50}, "--solver-steps 50 belongs to --solver fista"),
         ({"solver": "fista", "tolerance": 1e-5}, "--tolerance 1e-05 belongs to --solver cd"),
-        ({"solver": "fista", "solver_steps": 0}, "--solver-steps must be positive, found 0"),
+        ({"solver": "fista", "solver_steps": 0}, "--solver-steps must be at least 1, found 0"),
         ({"packing": "pairs", "documents_apart": True}, "with --packing pairs a window holds two sentences"),
         ({"top_n": 300}, "between 1 and 255, or be `all`, found 300"),
     ],

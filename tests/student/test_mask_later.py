@@ -450,7 +450,7 @@ def test_settings_that_do_not_go_together_are_refused():
     with pytest.raises(ValueError, match="--mask-later 2 is only for --corruption mask, found 80-10-10") as caught:
         StudentConfig(mask_later=2, corruption="80-10-10")
     assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match="--mask-later must be 0 or more, found -1"):
+    with pytest.raises(ValueError, match="--mask-later must be at least 0, found -1"):
         StudentConfig(mask_later=-1)
 
 

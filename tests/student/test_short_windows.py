@@ -188,7 +188,7 @@ def test_the_lines_before_the_first_step_say_what_is_read(ids_store, settings, c
     ("change", "reason"),
     [
         ({"short_share": 1.0}, "^--short-share must be a share of the steps between 0 and 1, found 1.0"),
-        ({"short_windows": 1}, "^--short-windows must be at least 2 tokens, found 1"),
+        ({"short_windows": 1}, "^--short-windows must be at least 2, found 1"),
         ({"mask_later": 1}, "^--short-windows 4 and --mask-later 1 cannot be combined"),
     ],
 )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mlsm.common.settings import Positional, check
+from mlsm.common.settings import Positional, check, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,5 +35,4 @@ class SimilarityConfig:
                 f"expected either --tasks, or as many --texts-a as --texts-b; found {len(self.tasks)} tasks, "
                 f"{len(self.texts_a)} and {len(self.texts_b)} texts"
             )
-        if self.samples < 0:
-            raise ValueError(f"--samples must be at least 0 tokens, found {self.samples}")
+        require_at_least(self, 0, "samples")

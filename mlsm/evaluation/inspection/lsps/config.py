@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlsm.common.settings import Positional, check
+from mlsm.common.settings import Positional, check, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +84,7 @@ class ShowLspConfig:
             raise ValueError("--against and --judge are only for judging LSPs. Add --intruders")
         if self.judge and self.teacher:
             raise ValueError("--judge replaces the teacher's embeddings. Pass either --judge or --teacher")
-        if self.samples < 1:
-            raise ValueError(f"--samples must be at least one, found {self.samples}")
+        require_at_least(self, 1, "samples")
 
     @property
     def factors(self) -> dict[int, float]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mlsm.common.settings import Positional, check
+from mlsm.common.settings import Positional, check, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,5 +27,4 @@ class TrackConfig:
         check(self)
         if len(self.stores) < 2:
             raise ValueError(f"STORES takes two stores or more, found {len(self.stores)}: name them in order.")
-        if self.samples < 2:
-            raise ValueError(f"--samples must be at least two tokens, found {self.samples}.")
+        require_at_least(self, 2, "samples")

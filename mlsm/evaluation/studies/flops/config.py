@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlsm.common.settings import check
+from mlsm.common.settings import check, require, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +38,7 @@ class CountFlopsConfig:
 
     def __post_init__(self):
         check(self)
-        for name in ("k", "layer", "max_steps", "batch_windows", "dictionary_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be positive, found {getattr(self, name)}.")
-        if self.vocab_size is not None and self.vocab_size < 1:
-            raise ValueError(f"--vocab-size must be positive, found {self.vocab_size}.")
-        if self.max_length < 3:
-            raise ValueError(f"--max-length must be 3 or more, found {self.max_length}: [CLS] text [SEP].")
-        if not 0 < self.mask_rate < 1:
-            raise ValueError(f"--mask-rate must be a share between 0 and 1, found {self.mask_rate}.")
-        if not 0 < self.dictionary_epochs < math.inf:
-            raise ValueError(f"--dictionary-epochs must be positive and finite, found {self.dictionary_epochs}.")
+        require_at_least(self, 1, "k", "layer", "max_steps", "batch_windows", "dictionary_tokens", "vocab_size")
+        require_at_least(self, 3, "max_length")  # [CLS] text [SEP]
+        require(self, "mask_rate", lambda value: 0 < value < 1, "a share between 0 and 1")
+        require(self, "dictionary_epochs", lambda value: 0 < value < math.inf, "a positive number")

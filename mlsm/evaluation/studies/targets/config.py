@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from mlsm.common.settings import Positional, check
+from mlsm.common.settings import Positional, check, require, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,5 @@ class MatchEntropyConfig:
         check(self)
         if (self.against is None) == (self.entropy is None):
             raise ValueError("Pass either --against STORE or --entropy NATS: the entropy that the targets should have.")
-        if self.entropy is not None and not (self.entropy > 0 and math.isfinite(self.entropy)):
-            raise ValueError(f"--entropy must be a positive number of nats, found {self.entropy}.")
-        if self.samples < 1:
-            raise ValueError(f"--samples must be at least one token, found {self.samples}.")
+        require(self, "entropy", lambda value: 0 < value < math.inf, "a positive number of nats")
+        require_at_least(self, 1, "samples")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mlsm.common.settings import require_at_least
 from pipeline.config import DictionaryConfig, refuse_tolerance
 
 HEADLINE, DEVELOPMENT = "raw-npmi0", "semeval2007"
@@ -35,5 +36,4 @@ class ChooseLayerConfig(DictionaryConfig):
         if every:
             object.__setattr__(self, "layer", "all")
         refuse_tolerance(self.tolerance, self.lam)
-        if self.limit_train is not None and self.limit_train < 1:
-            raise ValueError(f"--limit-train must be at least 1, found {self.limit_train}.")
+        require_at_least(self, 1, "limit_train")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mlsm.common.settings import Positional, check
+from mlsm.common.settings import Positional, check, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,4 @@ class BlimpConfig:
 
     def __post_init__(self):
         check(self)
-        for name in ("per_paradigm", "batch_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, found {value}")
+        require_at_least(self, 1, "per_paradigm", "batch_tokens")

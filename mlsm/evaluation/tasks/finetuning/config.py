@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from mlsm.common.invocation import program
-from mlsm.common.settings import Positional, check
+from mlsm.common.settings import Positional, check, require, require_at_least
 
 TaskName = Literal["cola", "conll2003", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wic"]
 TASKS: tuple[str, ...] = get_args(TaskName)
@@ -96,21 +96,15 @@ class FinetuneConfig:
 
     def __post_init__(self):
         check(self)
-        least = {"seeds": 1, "epochs": 1, "batch": 1, "max_length": 8, "limit_train": 1, "max_steps": 1}
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least {smallest}, found {value}")
+        require_at_least(self, 1, "seeds", "epochs", "batch", "limit_train", "max_steps")
+        require_at_least(self, 8, "max_length")
         if self.frozen:
             self._check_frozen()
         elif "wsd" in self.tasks or self.layer is not None:
             raise ValueError(f"{'--tasks wsd' if 'wsd' in self.tasks else '--layer'} is only for --frozen")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"--warmup must be a share of the steps from 0 to below 1, found {self.warmup}")
-        if not (self.grad_clip >= 0 and math.isfinite(self.grad_clip)):
-            raise ValueError(f"--grad-clip must be a norm of at least 0 (0: no clipping), found {self.grad_clip}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"--dropout must be a probability from 0 to below 1, found {self.dropout}")
+        require(self, "warmup", lambda value: 0 <= value < 1, "a share of the steps from 0 to below 1")
+        require(self, "grad_clip", lambda value: 0 <= value < math.inf, "a norm of at least 0 (0: no clipping)")
+        require(self, "dropout", lambda value: 0 <= value < 1, "a probability from 0 to below 1")
         rates = self.rates()
         if not rates or len(set(rates)) < len(rates) or not all(lr > 0 and math.isfinite(lr) for lr in rates):
             raise ValueError(f"--lr takes positive numbers, each once, found {' '.join(map(str, rates)) or 'none'}")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mlsm.common.settings import Positional, check
+from mlsm.common.settings import Positional, check, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,7 @@ class ScoreTextConfig:
 
     def __post_init__(self):
         check(self)
-        if self.batch_tokens is not None and self.batch_tokens < 1:
-            raise ValueError(f"--batch-tokens must be at least 1, found {self.batch_tokens}")
+        require_at_least(self, 1, "batch_tokens")
         if bool(self.sentences) == bool(self.pairs):
             given = "both were given" if self.pairs else "neither was given"
             raise ValueError(f"score-text reads files of either --sentences or --pairs; {given}. Pass one of them")

@@ -152,7 +152,7 @@ def test_a_student_alone(coded_store, tmp_path):
     [
         ({"word": "a", "lsp": (1,)}, "different things to show"),
         ({"student": "x"}, "are for a text"),
-        ({"samples": 0}, "--samples must be at least one"),
+        ({"samples": 0}, "--samples must be at least 1"),
     ],
 )
 def test_settings_that_contradict_each_other(settings, said):
