@@ -10,9 +10,7 @@ settings are part of a run's identity. So a resumed run keeps the values that it
 they no longer work. Values that the user sets are not tried.
 """
 
-import json
 import logging
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +20,6 @@ import numpy as np
 import torch
 
 from mlsm.common import proofs
-from mlsm.common.durable import appearing_whole
 from mlsm.common.errors import RunError
 from mlsm.common.settings import settable
 from shards.manifest import fingerprint
@@ -228,10 +225,7 @@ def _prove(asked, settled, store, prepare, device, marginals):
         "compile": asked.compile,
     }
     logger.info("trying bfloat16 and torch.compile on this GPU, for %.0f minutes at most", SECONDS / 60)
-    with tempfile.TemporaryDirectory(prefix="mlsm-proof-") as place:
-        with appearing_whole(Path(place, "task.json"), sync=False) as file:
-            file.write(json.dumps(task).encode())
-        child = proofs.run_child(TRIAL, Path(place), SECONDS)
+    child = proofs.run_child(TRIAL, task, SECONDS)
     return decide_arithmetic(child.found, child.trouble, asked.dtype, asked.compile, child.passing)
 
 

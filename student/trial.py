@@ -35,7 +35,7 @@ BATCHES, STEPS, TIMED = 3, 9, 3  # the last steps are timed: by then all shapes 
 
 def main(directory: Path) -> None:
     """Try the ways to train that the task allows, and report each one when it ends."""
-    task = json.loads((directory / "task.json").read_text())
+    task = json.loads((directory / proofs.TASK).read_text())
     config = find(task["class"])(**task["config"])
     store, device = Store.open(task["store"]), choose_device(config.device)
     asked, found = (task["dtype"], task["compile"]), {}

@@ -14,7 +14,6 @@ import importlib.util
 import json
 import logging
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +23,6 @@ import numpy as np
 import torch
 
 from mlsm.common import proofs
-from mlsm.common.durable import appearing_whole
 
 WORTH = 3 * 10**11  # multiplications; for fewer, a CPU takes a few seconds, as long as a GPU needs to initialise
 SECONDS = 60.0  # time limit of the child
@@ -82,10 +80,7 @@ def prove_faiss(device: torch.device, *, fresh: bool = False) -> FaissAnswer:
         return FaissAnswer(**kept) if kept is not None and kept.keys() == set(FaissAnswer._fields) else None
 
     def prove() -> FaissAnswer:
-        with tempfile.TemporaryDirectory(prefix="mlsm-proof-") as directory:
-            with appearing_whole(Path(directory, "task.json"), sync=False) as file:
-                file.write(json.dumps({"device": str(device)}).encode())
-            child = proofs.run_child(TRIAL, Path(directory), SECONDS)
+        child = proofs.run_child(TRIAL, {"device": str(device)}, SECONDS)
         answer = judge_faiss(child.found, child.trouble)
         gpu = child.found.get("gpu")  # {}: faiss also ends its process if memory runs out
         if gpu and not gpu.get("lacks_memory") and not child.passing:
@@ -117,7 +112,7 @@ def main(directory: Path) -> None:
     """Run k-means and a search on the CPU and on the GPU, and report each as it ends."""
     import faiss
 
-    device = torch.device(json.loads((directory / "task.json").read_text())["device"])
+    device = torch.device(json.loads((directory / proofs.TASK).read_text())["device"])
     torch.zeros(1, device=device)  # fails if only one process may use the GPU: then nothing is stored
     rows_Nd = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
     rows_Nd[:, : WIDTH // 4] *= 4  # so that some directions have more neighbours than others

@@ -3,7 +3,7 @@
     key = key_of(device, "kernels 1a2b3c", "d <= 1024, k <= 4096")
 
     def prove():
-        child = run_child("pipeline.solvers.trial", directory, seconds=120)
+        child = run_child("pipeline.solvers.trial", {"lam": 0.05}, 120, hidden_Nd=hidden_Nd)
         keep(key, {...})
 
     answer = known_or_proven(lambda: recall(key), prove)    # prove() in turn, if not stored
@@ -20,12 +20,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from mlsm.common import disk, locks
@@ -35,7 +37,8 @@ from mlsm.common.machine import cache_directory, cpu_model, make_cache, read_cac
 from mlsm.common.paths import utf8
 
 _FILE = "gpu-proofs.json"  # in the cache
-REPORT, SAID = "report.jsonl", "said.txt"  # files in a child's directory: its results, its output
+TASK, ARRAYS = "task.json", "task.npz"  # files in a child's directory: what it is to try
+REPORT, SAID = "report.jsonl", "said.txt"  # its results, its output
 LIBRARIES = (  # besides torch
     "mlsm-pretrain",
     "numba",
@@ -71,8 +74,20 @@ class Child(NamedTuple):
     passing: bool = False
 
 
-def run_child(module: str, directory: Path, seconds: float) -> Child:
-    """Run a module as `python -m MODULE DIRECTORY` in its own process, which is killed after some seconds."""
+def run_child(module: str, task: Mapping[str, Any], seconds: float, **arrays: np.ndarray) -> Child:
+    """Run a module as `python -m MODULE DIRECTORY` in its own process, which is killed after some seconds.
+
+    task, arrays  what the child finds in its directory, as task.json and task.npz
+    """
+    with tempfile.TemporaryDirectory(prefix="mlsm-proof-") as place:
+        directory = Path(place)
+        (directory / TASK).write_text(json.dumps(task))
+        if arrays:
+            np.savez(directory / ARRAYS, **arrays)
+        return _run_in(directory, module, seconds)
+
+
+def _run_in(directory, module, seconds):
     passing = False
     start = [sys.executable, "-c", _START, str(int(seconds + GRACE)), json.dumps(sys.path), module, str(directory)]
     with open(directory / SAID, "wb") as streams:

@@ -16,9 +16,7 @@ Shapes: N tokens, d hidden width, K atoms.
 
 import functools
 import hashlib
-import json
 import logging
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +25,6 @@ import numpy as np
 import torch
 
 from mlsm.common import proofs
-from mlsm.common.durable import appearing_whole
 from mlsm.common.invocation import program
 from pipeline.solvers.problem import Array
 
@@ -133,12 +130,7 @@ def prove_solvers(hidden_Nd: Array, atoms_Kd: Array, lam: float, device: torch.d
     hidden_Nd = np.resize(hidden_Nd, (ROWS, hidden_Nd.shape[1]))
     logger.info("trying the solvers of this GPU, for %.0f minutes at most", SECONDS / 60)
     task = {"lam": float(lam), "tol": TOLERANCE, "device": str(device)}
-    with tempfile.TemporaryDirectory(prefix="mlsm-proof-") as place:
-        with appearing_whole(Path(place, "task.npz"), sync=False) as file:
-            np.savez(file, hidden_Nd=hidden_Nd, atoms_Kd=atoms_Kd)
-        with appearing_whole(Path(place, "task.json"), sync=False) as file:
-            file.write(json.dumps(task).encode())
-        child = proofs.run_child(TRIAL, Path(place), SECONDS)
+    child = proofs.run_child(TRIAL, task, SECONDS, hidden_Nd=hidden_Nd, atoms_Kd=atoms_Kd)
     return decide_solver(child.found, child.trouble, lam, child.passing)
 
 

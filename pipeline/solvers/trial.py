@@ -26,7 +26,6 @@ from mlsm.common.device import choose_device
 from pipeline.solvers import nonneg_lasso, prepare
 from pipeline.solvers.problem import Codes, duality_gap, kkt_violation
 
-TASK, ARRAYS = "task.json", "task.npz"
 ROUNDS = 3  # that are timed, after one that compiles
 COMPARED_AT_ONCE = 512
 
@@ -48,10 +47,10 @@ SOLVERS = {backend: code_with(backend) for backend in ("cpu", "torch", "cuda")}
 def main(directory: Path) -> None:
     """Try every solver on the rows of the task, and report each as it ends."""
     warnings.simplefilter("ignore")  # of tokens above the tolerance: they are counted
-    task = json.loads((directory / TASK).read_text())
+    task = json.loads((directory / proofs.TASK).read_text())
     lam, tol, device = task["lam"], task["tol"], choose_device(task["device"])  # with its number
     torch.zeros(1, device=device)  # where only one process may use a GPU, this ends: nothing was tried, nothing is kept
-    with np.load(directory / ARRAYS) as arrays:
+    with np.load(directory / proofs.ARRAYS) as arrays:
         hidden_Nd, atoms_Kd = arrays["hidden_Nd"], arrays["atoms_Kd"]
     right = None
     for name, code in SOLVERS.items():

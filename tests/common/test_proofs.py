@@ -12,8 +12,8 @@ from preloaded import Preloaded
 
 from mlsm.common import proofs
 
-CODE = "import sys; from pathlib import Path; from mlsm.common import proofs; sys.path.append(sys.argv[1])\n"
-CODE += "proofs.run_child('sleeper', Path(sys.argv[1]), 60)"
+CODE = "import sys; from mlsm.common import proofs; sys.path.append(sys.argv[1])\n"
+CODE += "proofs.run_child('sleeper', {}, 60)"
 SLEEPER = "import os, time; from pathlib import Path; here = Path(__file__).parent\n"
 SLEEPER += "(here / 'part').write_text(str(os.getpid())); (here / 'part').rename(here / 'pid'); time.sleep(60)"
 
