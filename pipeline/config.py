@@ -1,5 +1,6 @@
 """Settings of stage A, frozen, with units. Imports nothing heavy, so that `--help` answers at once."""
 
+import glob
 import math
 import os
 from collections.abc import Mapping
@@ -94,7 +95,7 @@ class CorpusConfig(TextConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        require(self, "max_length", lambda value: value >= 8, "at least 8, for [CLS] text [SEP]")
+        require(self, "max_length", lambda value: 8 <= value <= 65_535, "from 8, for [CLS] text [SEP], to 65,535")
         require_at_least(self, 1, "max_tokens", "unit_tokens")
 
 
@@ -455,5 +456,6 @@ def _absolute(value):
     if not isinstance(value, str) or "://" in value or value == "bundled":
         return value
     path = os.path.expanduser(value)
-    is_path = any(c in path for c in "*?[") or os.path.exists(path)
-    return os.path.abspath(path) if is_path else value
+    if os.path.exists(path):
+        return os.path.abspath(path)
+    return os.path.normpath(os.path.join(glob.escape(os.getcwd()), path)) if glob.has_magic(path) else value

@@ -71,7 +71,8 @@ logger = logging.getLogger(__name__)
 def encode(executor: Executor, stores: Sequence[TargetStore], kind: type[Target]) -> list[dict]:
     """Encode every unit of the plan that a store lacks. Returns the stores' reports.
 
-    kind  the class of the targets of all these stores
+    kind    the class of the targets of all these stores
+    Raises  CorpusError if the text gives no window
     """
     job, started = executor.job, time.perf_counter()
     tasks = [(unit, [n for n, store in enumerate(stores) if unit.id in store.wanted]) for unit in job.plan.units]
@@ -96,6 +97,8 @@ def encode(executor: Executor, stores: Sequence[TargetStore], kind: type[Target]
             stores[number].note(unit, tokens, quarantined)
             del begun[unit.id, number]
         show(figures)
+    if not any(store.done for store in stores):
+        raise job.no_windows_error()
     return [store.report(time.perf_counter() - started) for store in stores]
 
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlsm.common.errors import CorpusError
 from pipeline.batch import InputFormat, hidden_rows
 from pipeline.corpus import windows as packing
 from pipeline.corpus.source import Piece
@@ -67,7 +66,7 @@ def estimate(job: Job, teacher: Any, targets: Sequence[Any]) -> dict:
     parts = _measure(job, coder, contents)
     total, measured = tokens_by_sample(job), sum(records[0].tokens for records, _ in parts)
     if not measured:
-        raise _no_windows(job)
+        raise job.no_windows_error()
     # A forward pass takes the same time for one window as for a full batch, and a unit's last batch is rarely full.
     room = getattr(coder, "most_windows", 1)
     passes = sum(-(-records[0].windows // room) for records, _ in parts)
@@ -170,7 +169,7 @@ def _learn_provisional(job, teacher, entry):
             parts.append(found)
             count += len(found.rows_Nd if centred else found)
     if not parts:
-        raise _no_windows(job)
+        raise job.no_windows_error()
     center = None
     if centred:
         rows_Nd, position_N = (np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -188,11 +187,6 @@ def _readable_windows(job, unit):
     """The windows of a unit, without those of a store of hidden states that have none."""
     lacking = job.known_failures(unit)
     return (window for number, window in enumerate(job.windows(unit)) if number not in lacking)
-
-
-def _no_windows(job):
-    advice = "A pair needs a document of two sentences" if job.config.packing == "pairs" else "Check --corpus"
-    return CorpusError(f"no window can be cut from {', '.join(job.config.corpus)}. {advice}.")
 
 
 def tokens_by_sample(job: Job) -> int:

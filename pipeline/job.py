@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from mlsm.common.errors import EncodeError, StoreError
+from mlsm.common.errors import CorpusError, EncodeError, StoreError
 from mlsm.common.progress import silent
 from pipeline import plan as planning
 from pipeline.config import CorpusConfig, DictionaryConfig
@@ -92,6 +92,11 @@ class Job:
         """Raise CorpusError if a source is no longer the file that was scanned."""
         for name in self.sources:
             self.check_unchanged(name)
+
+    def no_windows_error(self) -> CorpusError:
+        """The error to raise if the text gives no window."""
+        advice = "A pair needs a document of two sentences" if self.config.packing == "pairs" else "Check --corpus"
+        return CorpusError(f"no window can be cut from {', '.join(self.config.corpus)}. {advice}.")
 
     def check_unchanged(self, name: str) -> None:
         """The same for one source; for stored windows, every block is compared with its hash."""
@@ -272,11 +277,12 @@ def check_teacher(job: Job, teacher: "Teacher") -> None:
 
 
 def named_by_content(parent: Path, name: str, content: str) -> Path:
-    """`<parent>/<name>-<12 digits of content>`, or an existing directory with other names but these digits.
+    """`<parent>/<name>-<12 digits of content>`, or if there is none, a directory of another name with these digits.
 
     content  a fingerprint
     """
-    return next(iter(sorted(parent.glob(f"*-{content[:12]}"))), parent / f"{name}-{content[:12]}")
+    usual = parent / f"{name}-{content[:12]}"
+    return usual if usual.exists() else min(parent.glob(f"*-{content[:12]}"), default=usual)
 
 
 def refuse_foreign_output(output: str | Path) -> None:

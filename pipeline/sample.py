@@ -106,6 +106,8 @@ def choose_windows(executor: Executor, k: int) -> tuple[list[Window], int]:
     job, config = executor.job, executor.job.config
     windows = sample_windows(executor, config.dictionary_tokens, config.seed)
     job.check_sources()
+    if not windows:
+        raise job.no_windows_error()
     special = job.special_ids["all"]
     count = min(config.dictionary_tokens, sum(int((~np.isin(window.ids, special)).sum()) for window in windows))
     if count <= k:

@@ -10,8 +10,10 @@ Not handled here: what the bytes mean (manifest.py), arrays (members.py), stores
 
 import json
 import logging
+import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, cached_property
 from io import FileIO
 from pathlib import Path
@@ -125,7 +127,11 @@ class StoreFiles:
             raise ShardError(f"{shard} {found}; its record says {record.bytes:,} bytes. {self.repair_hint()}")
 
     def publish_plan(self, plan: Plan) -> None:
-        publish_json(self.plans / f"{plan.id}.json", plan.as_dict())
+        """Write a plan. If it exists, it becomes the newest one, as the last command's."""
+        path = self.plans / f"{plan.id}.json"
+        if not publish_json(path, plan.as_dict()):
+            with suppress(OSError):  # of a file of another user
+                os.utime(path)
 
     def load_plan(self, plan_id: str) -> Plan:
         path = self.plans / f"{plan_id}.json"

@@ -171,10 +171,10 @@ def open_files(path: str | PathLike[str], remote: "Remote | None") -> StoreFiles
 
 
 def finished_stores(root: str | Path = "runs/stores", kinds: Sequence[str] = ()) -> list[Path]:
-    """Paths of the finished stores under `root`, the one whose text was encoded last comes first.
+    """Paths of the finished stores under `root`, that of the last encoding command first.
 
-    They are sorted by the time at which their plan was published. Derived stores come last, since they add no text: so
-    making one does not change which store the next command uses.
+    They are sorted by the time at which a command last began to encode a plan. Derived stores come last, since they
+    add no text: so making one does not change which store the next command uses.
 
     kinds   of the stores to find; empty: all kinds
     Raises  StoreError when the only ones are unfinished or damaged, naming one; RequestError when there are none at all

@@ -12,7 +12,8 @@ cleaning (docs/corpora.md).
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from mlsm.common.errors import CorpusError
@@ -21,7 +22,7 @@ from pipeline.config import TextConfig
 from pipeline.corpus.hub import PREFIX, HubFile, hub_files
 from pipeline.corpus.json_lines import JsonLines
 from pipeline.corpus.parquet import Parquet
-from pipeline.corpus.source import ARCHIVES, COMPRESSED, JSON_LINES, SUFFIXES, Source, is_hidden, suffix_of
+from pipeline.corpus.source import ARCHIVES, COMPRESSED, JSON_LINES, SUFFIXES, Source, suffix_of
 from pipeline.corpus.text import TextFile
 from pipeline.corpus.windows import Window, join_windows
 
@@ -45,12 +46,14 @@ def open_corpus(
     text_field: str = "text",
     boundary: str = "blank-line",
     invalid_utf8: str = "strict",
+    output: Path | None = None,
 ) -> list[Source]:
     """Resolve paths and globs to sources, in sorted order without repeats.
 
     corpus        paths, globs (`**` allowed) or hf://datasets/...; a directory means the text, JSON lines and Parquet
                   files in it, as their names say, or if there is none, those whose names have no suffix, as
-                  WikiExtractor writes them
+                  WikiExtractor writes them. Linked directories are followed, hidden files left out
+    output        directory of results: its files are left out if it lies below a directory or a glob's fixed part
     invalid_utf8  "strict", or anything else to read on (Source)
     Raises        CorpusError when a name is empty or matches nothing, or the Hub cannot be reached
     """
@@ -65,7 +68,7 @@ def open_corpus(
         if pattern.startswith(PREFIX):
             remote += hub_files(pattern)
             continue
-        found = _expand(pattern)
+        found = _expand(pattern, output)
         if not found:
             raise CorpusError(
                 f"the corpus {pattern!r} matches no file. Pass a text, .jsonl or .parquet file, a glob in quotes, or "
@@ -92,6 +95,7 @@ def open_sources(config: TextConfig) -> list[Source]:
         text_field=config.text_field,
         boundary=config.document_boundary,
         invalid_utf8=config.invalid_utf8,
+        output=config.output,
     )
 
 
@@ -100,18 +104,38 @@ def _normal(path):
     return Path(os.path.abspath(path))
 
 
-def _expand(pattern):
+def _expand(pattern, output):
     path = Path(pattern).expanduser()
-    matched = [path] if path.exists() else map(Path, glob.glob(str(path), recursive=True))
-    return [file for match in matched for file in _files_of(match)]
+    if path.exists():
+        above, matched = path, [path]
+    else:
+        above = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
+        matched = [Path(name) for name in glob.glob(str(path), recursive=True)]
+    found = [file for match in matched for file in _files_of(match)]
+    if output is None or above.resolve() not in output.resolve().parents:
+        return found
+    return [file for file in found if output.resolve() not in file.resolve().parents]
 
 
 def _files_of(path):
     """The file itself, or the files of a directory that are read."""
     if not path.is_dir():
         return [path] if path.is_file() else []
-    found = [file for file in path.rglob("*") if file.is_file() and not is_hidden(file.relative_to(path))]
+    found = list(_walk(path))
     return [file for file in found if suffix_of(file) in SUFFIXES] or [file for file in found if not file.suffix]
+
+
+def _walk(directory, above=frozenset()) -> Iterator[Path]:
+    """The files below a directory that are not hidden. A link to a directory above it is not followed."""
+    if (place := directory.resolve()) in above:
+        return
+    for entry in directory.iterdir():
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _walk(entry, above | {place})
+        elif entry.is_file():
+            yield entry
 
 
 def _open(path, text_field, boundary, invalid_utf8):
@@ -119,7 +143,7 @@ def _open(path, text_field, boundary, invalid_utf8):
     if kind in ARCHIVES:
         raise CorpusError(f"{path}: an archive, not a text. Unpack it and name the files that were in it.")
     if kind == ".parquet":
-        if path.suffix in COMPRESSED:
+        if path.suffix.lower() in COMPRESSED:
             raise CorpusError(f"{path}: Parquet compresses itself and is not read inside {path.suffix}. Unpack it.")
         return Parquet(path, text_field, invalid_utf8=invalid_utf8)
     if kind in JSON_LINES:

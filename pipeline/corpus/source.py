@@ -139,7 +139,7 @@ class Source:
     @property
     def _reach(self) -> float:
         """The distance up to which reading ahead is cheaper than opening the file again."""
-        return float("inf") if self.path.suffix in COMPRESSED else 1 << 20
+        return float("inf") if self.path.suffix.lower() in COMPRESSED else 1 << 20
 
     def without_last_line_end(self, pieces: Iterable[Piece]) -> Iterable[Piece]:
         """The pieces unchanged; sources whose documents end with a line feed override this to drop it."""
@@ -187,7 +187,7 @@ atexit.register(_bookmarks.clear)
 def reading(path: StoredFile, offset: int = 0) -> Iterator[BinaryIO]:
     """The uncompressed bytes of a file from an offset on; any failure to read becomes a CorpusError."""
     try:
-        if path.suffix in COMPRESSED and not path.stat().st_size:
+        if path.suffix.lower() in COMPRESSED and not path.stat().st_size:
             raise EOFError("the file is empty")  # gzip and zstd would accept it as an empty text
         with path.open("rb") as stored, _uncompressed(stored, path) as file:
             if file.seekable():
@@ -206,7 +206,7 @@ def unreadable(path: StoredFile, error: Exception) -> CorpusError:
 
 
 def _uncompressed(stored: BinaryIO, path: StoredFile) -> BinaryIO:
-    suffix = path.suffix
+    suffix = path.suffix.lower()
     if suffix == ".zst":
         import pyarrow  # unlike zstandard's reader, it detects a truncated file
 
@@ -292,7 +292,7 @@ def is_hidden(path: PurePath) -> bool:
 
 def suffix_of(path: StoredFile | PurePath) -> str:
     """The suffix of a file's format in lower case: the last one that is not a compression's; "" if there is none."""
-    kinds = [suffix.lower() for suffix in path.suffixes if suffix not in COMPRESSED]
+    kinds = [kind for suffix in path.suffixes if (kind := suffix.lower()) not in COMPRESSED]
     return kinds[-1] if kinds else ""
 
 

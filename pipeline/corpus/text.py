@@ -65,10 +65,11 @@ class TextFile(Source):
 
 
 def _cut_at_space(line):
-    """Where to cut a long line: at the last space after a word, else before its last, perhaps incomplete, character."""
-    space = line.rfind(b" ")
-    if line[: max(0, space)].strip():
-        return space
+    """Where to cut a long line: at the last space, else the last tab, after a word; else before its last character,
+    which may be incomplete."""
+    for space in (line.rfind(b" "), line.rfind(b"\t")):
+        if line[: max(0, space)].strip():
+            return space
     cut = len(line) - 1
     while cut > 0 and line[cut] & 0xC0 == 0x80:
         cut -= 1

@@ -36,12 +36,13 @@ def test_blank_lines_end_documents(tmp_path):
 
 
 @pytest.mark.promise("20 50 MB on one line")
-def test_a_long_line_is_cut_at_spaces_only_and_in_bounded_memory(tmp_path):
+@pytest.mark.parametrize("space", [" ", "\t"])
+def test_a_long_line_is_cut_at_spaces_only_and_in_bounded_memory(tmp_path, space):
     path = tmp_path / "long.txt"
     words = 400_000
     with open(path, "w") as file:
         for n in range(words):
-            file.write(f"{n} ")
+            file.write(f"{n}{space}")
         file.write("\n\nnext\n")
     tracemalloc.start()
     begun, total, rest = [], 0, ""
@@ -246,6 +247,15 @@ def test_bundled_names_the_bundled_text_even_next_to_a_file_of_that_name(bundled
     both = open_sources(CorpusConfig(corpus=("own.txt", "bundled")))
     assert {source.name for source in both} == {str(BUNDLED_TEXT), "own.txt"}
     assert with_absolute_paths({"corpus": ["bundled"], "teacher": "bundled"})["corpus"] == ["bundled"]
+
+
+def test_a_stored_glob_finds_its_files_below_a_directory_with_brackets(tmp_path, monkeypatch):
+    (tmp_path / "data [v2]").mkdir()
+    monkeypatch.chdir(tmp_path / "data [v2]")
+    Path("a[1].txt").write_text("x")
+    for pattern in ("*.txt", "a[1].txt"):
+        (stored,) = with_absolute_paths({"corpus": [pattern]})["corpus"]
+        assert os.path.isabs(stored) and [Path(source.name).name for source in open_corpus((stored,))] == ["a[1].txt"]
 
 
 def test_one_article_in_a_hundred_of_the_bundled_text_is_held_out():

@@ -23,8 +23,9 @@ from pipeline.config import EncodeConfig, EncodeIdsConfig
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_missing
 from pipeline.executor import KILLED, Executor
+from pipeline.job import named_by_content
 from shards.manifest import Plan, PlannedUnit
-from shards.reader import Store
+from shards.reader import Store, finished_stores
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -301,7 +302,7 @@ def test_settings_refuse_contradictions():
     for change, message in [
         ({"top_n": 256}, "between 1 and 255"),
         ({"lam": 1.5}, "above 0 and below 1"),
-        ({"max_length": 4}, "--max-length must be at least 8"),
+        ({"max_length": 4}, "--max-length must be from 8"),
         ({"tolerance": 0.05}, "between 0 and --lam 0.05"),
         ({"layer": ()}, "--layer needs at least one number"),
         ({"batch_tokens": 64}, "less than one window"),
@@ -334,3 +335,27 @@ def test_two_stores_of_one_corpus_scan_it_once_and_a_changed_one_again(
         file.write("\n\nOne more document.\n")
     other = encode_ids(replace(config, output=tmp_path / "c"))[0]
     assert len(scans) == 3 and Store.open(other["store"]).plan.id != Store.open(first["store"]).plan.id
+
+
+def test_the_text_of_the_last_command_is_the_newest_also_if_it_was_encoded_before(
+    english_text, teacher_directory, tmp_path
+):
+    whole = EncodeIdsConfig(
+        tokenizer=str(teacher_directory), corpus=(str(english_text),), max_length=32, output=tmp_path, max_tokens=4000
+    )
+    trial = replace(whole, max_tokens=500)
+    kept = {}
+    for config in (whole, trial, whole):
+        (report,) = encode_ids(config)
+        kept[config.max_tokens] = report["plan"]
+        assert Store.open(report["store"]).plan.id == report["plan"]
+        assert finished_stores(tmp_path / "stores")[0] == Path(report["store"])
+    assert len(set(kept.values())) == 2 and report["finished_before"]
+
+
+def test_a_copy_beside_a_store_does_not_get_its_units(tmp_path):
+    content = "0123456789abcdef"
+    (tmp_path / "renamed-0123456789ab").mkdir()
+    assert named_by_content(tmp_path, "lsp", content).name == "renamed-0123456789ab"
+    (tmp_path / "lsp-0123456789ab").mkdir()
+    assert named_by_content(tmp_path, "lsp", content).name == "lsp-0123456789ab"

@@ -62,13 +62,14 @@ def test_a_store_of_ids(common, teacher_directory):
 def test_text_without_a_window_is_said(common, teacher_directory, tmp_path):
     """Pairs are of sentences of one document, and each document here is a line."""
     (tmp_path / "lines.txt").write_text("\n\n".join(f"Line {number} stands alone" for number in range(50)))
-    common = common | {"corpus": (str(tmp_path / "lines.txt"),), "packing": "pairs", "dry_run": True}
+    common = common | {"corpus": (str(tmp_path / "lines.txt"),), "packing": "pairs"}
     for encode, config in (
         (encode_ids, EncodeIdsConfig(tokenizer=str(teacher_directory), **common)),
         (encode_lsp, EncodeConfig(teacher=str(teacher_directory), layer=(1,), k=48, device="cpu", **common)),
     ):
-        with pytest.raises(CorpusError, match=r"no window can be cut from .*lines.txt. A pair needs"):
-            encode(config)
+        for dry_run in (True, False):
+            with pytest.raises(CorpusError, match=r"no window can be cut from .*lines.txt. A pair needs"):
+                encode(replace(config, dry_run=dry_run))
 
 
 def test_a_store_of_logits(common):

@@ -364,6 +364,30 @@ def test_a_directory_gives_its_texts_and_not_its_readme(tmp_path):
     assert [Path(source.name).name for source in open_corpus((str(tmp_path / "extracted"),))] == ["wiki_00"]
 
 
+def test_linked_directories_are_read_and_a_link_to_one_above_ends(tmp_path):
+    for name in ("texts/a.txt", "elsewhere/b.TXT.GZ"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(gzip.compress(b"x") if name.endswith("GZ") else b"x")
+    (tmp_path / "texts" / "linked").symlink_to("../elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to("../texts")
+    sources = open_corpus((str(tmp_path / "texts"),))
+    assert [Path(source.name).name for source in sources] == ["a.txt", "b.TXT.GZ"]
+    assert [piece.text for source in sources for piece in source.pieces()] == ["x", "x"]
+
+
+def test_results_below_the_corpus_are_not_read(tmp_path, monkeypatch):
+    for name in ("a.txt", "runs/stores/x/target.json", "runs/b.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    monkeypatch.chdir(tmp_path)
+    for pattern in (".", "*", "**/*", str(tmp_path)):
+        found = open_corpus((pattern,), output=Path("runs"))
+        assert [Path(source.name).name for source in found] == ["a.txt"], pattern
+    for pattern, output in (("runs/*.txt", "runs"), ("runs/b.txt", "runs"), ("runs/*.txt", ".")):
+        found = open_corpus((pattern,), output=Path(output))
+        assert [Path(source.name).name for source in found] == ["b.txt"], pattern
+
+
 def test_json_that_nests_too_deep_or_holds_no_text(tmp_path):
     for line, message in (("[" * 100_000, "not JSON"), ('{"text": [1]}', "found list"), ('{"a": 1}', r"found \['a'\]")):
         (tmp_path / "a.jsonl").write_text(line)
