@@ -137,7 +137,7 @@ class TrainedStudent(Result):
     parameters: int
     steps: int
     held_out_loss: float | None
-    """nats per masked token"""
+    """of the objective, per predicted token; in nats except for regress and recon"""
     improvement: float | None
     """fraction by which the loss is below that of a constant prediction"""
     finished_before: bool

@@ -33,6 +33,12 @@ _APART_TARGETS = (
 )
 
 
+_MASKED_TARGETS = (
+    "--positions all: the store was encoded with --masked, so the teacher saw each token hidden, while the student sees"
+    " all. Encode without --masked for targets of the text as the student sees it."
+)
+
+
 class TrainingTask(NamedTuple):
     """The parts of a run that depend on what is trained."""
 
@@ -74,6 +80,8 @@ def student_task(config: StudentConfig, store: Store) -> TrainingTask:
     for one in stores if "ids" not in objective.kinds else ():  # only stored targets have a teacher
         if config.documents_apart != one.settings.get("documents_apart", False):
             logger.info(_WHOLE_WINDOW_TARGETS if config.documents_apart else _APART_TARGETS)
+        if config.positions == "all" and one.settings.get("masked_passes"):
+            logger.info(_MASKED_TARGETS)
     hf_config = encoder_config(config, store)
     if objective.token_columns is not None and ignores_activation(hf_config):
         raise RunError(

@@ -83,10 +83,10 @@ def train(
     Returns   the summary that result.json holds, with run, export, store, other_stores (if there are any) and
               plan: steps, tokens (real ones), tokens_per_second, flops (nominal floating-point operations),
               seconds, seconds_to_first_step, held_out and baseline (dicts of figures), held_out_loss,
-              baseline_loss (nats per token), improvement (share by which the loss is below the baseline); for LSP
-              objectives baseline_loss_by_position and improvement_by_position, the same against the prediction that
-              is constant at each position; for regress and recon baseline_loss_by_type and improvement_by_type, against
-              the one that is constant for each token id;
+              baseline_loss (of the objective, per predicted token), improvement (share by which the loss is below the
+              baseline); for LSP objectives baseline_loss_by_position and improvement_by_position, the same against the
+              prediction that is constant at each position; for regress and recon baseline_loss_by_type and
+              improvement_by_type, against the one that is constant for each token id;
               and finished_before, true when there was nothing left to do
     Raises    RunError    store, settings and run directory do not belong together
               TrainingError    loss or gradient not finite, or too little memory; PeerError, which is one, in a
@@ -101,6 +101,8 @@ def train(
         if others := task.objective.other_stores:
             places["other_stores"] = [str(store.path) for store in others]
         if (result := ranks.ask_first(run.result)) is not None:
+            if ranks.is_first:
+                _warn_of_missed(run, resolved.config, result["steps"])
             return result | places | {"finished_before": True}
         ranks.first_then_all(lambda: held.enter_context(run.locked()) if ranks.is_first else None)
         if ranks.is_first:
@@ -111,6 +113,18 @@ def train(
         run.check_place()
         trainer = Trainer(resolved, store, task, run, ranks=ranks, progress=progress, signals=signals, started=started)
         return trainer.run_to_end() | places | {"finished_before": False}
+
+
+def _warn_of_missed(run: Run, config: ResolvedConfig, done: int) -> None:
+    """Name the steps whose checkpoint --checkpoints asks for and the run no longer passes."""
+    path_of = Checkpoints(run.checkpoint_directory, []).path
+    wanted = [step for step in config.checkpoint_steps(config.max_steps) if step < done]
+    if missed := [f"{step:,}" for step in wanted if not (path_of(step) / "config.json").exists()]:
+        logger.warning(
+            "--checkpoints: no model is kept of step %s, which the run has passed. Another --run-dir starts a run that"
+            " keeps it.",
+            ", ".join(missed),
+        )
 
 
 class Trainer:
@@ -372,6 +386,7 @@ class Trainer:
             restore(path, self.model, self.stepper.optimizer, counted)
             logger.info("continuing from %s", path)
         if self.ranks.is_first:
+            _warn_of_missed(self.run, self.config, self.state.steps)
             self.run.drop_log_after(self.state.steps)
             if state and state["shards"] != self.objective.digest(self.loader.windows):
                 self._log(event="other shards")

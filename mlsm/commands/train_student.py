@@ -42,7 +42,7 @@ def show(result: dict, settings: Settings) -> str:
                     "student",
                     f"{result['encoder']}, objective {result['objective']}, {result['parameters']:,} parameters",
                 ),
-                *trained_rows(result),
+                *trained_rows(result, settings.positions),
                 ("run", result["run"]),
                 ("student exported to", result["export"]),
             ]

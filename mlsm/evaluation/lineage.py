@@ -189,11 +189,12 @@ def flops_until(known: dict, probing: float) -> dict[str, float | None]:
     known    its lineage.json
     probing  those of the probe, if there is one
     Returns  pretraining: of the student, including its probe. teacher: of its forward passes over the tokens that the
-             student was trained on, as if they were encoded only for this student; 0 without a teacher. None if unknown
+             student was trained on, as if they were encoded only for this student; 0 without a teacher. None if
+             unknown, as the former is if the student continues another encoder, whose operations are not recorded
     """
-    flops = known.get("flops")
+    flops, continued = known.get("flops"), (known.get("settings") or {}).get("continue_from") is not None
     return {
-        "pretraining": None if flops is None else flops + probing,
+        "pretraining": None if flops is None or continued else flops + probing,
         "teacher": _count_teacher(known),
     }
 

@@ -18,8 +18,11 @@ def how_it_reads(positions: str) -> str:
     return "every token masked in turn" if positions == "masked" else "which reads the text as it is"
 
 
-def trained_rows(result: dict) -> list[tuple[str, str]]:
-    """List the duration of training and the results on held-out text."""
+def trained_rows(result: dict, positions: str = "masked") -> list[tuple[str, str]]:
+    """List the duration of training and the results on held-out text.
+
+    positions  the tokens that were predicted, masked or all
+    """
     first_step = result["seconds_to_first_step"]  # None if the last process had no steps left to do
     rows = [
         (
@@ -28,10 +31,10 @@ def trained_rows(result: dict) -> list[tuple[str, str]]:
             + (f", first step {first_step:.1f} s after loading" if first_step else ""),
         ),
     ]
-    return rows + _held_out_rows(result["objective"], result["held_out"], result["baseline"])
+    return rows + _held_out_rows(result["objective"], result["held_out"], result["baseline"], positions == "all")
 
 
-def _held_out_rows(objective, figures, baseline):
+def _held_out_rows(objective, figures, baseline, reads_words):
     if not figures:
         return [("held out", "nothing: the corpus has no held-out windows")]
     from student.meter import closest_baseline
@@ -39,14 +42,14 @@ def _held_out_rows(objective, figures, baseline):
     objective, loss = OBJECTIVES[objective].load(), figures["loss"]
     loss_name = f"{objective.loss_name}, weighted sum" if "loss_1" in figures else objective.loss_name
     plain = _side(loss, baseline["loss"], objective.reference)
-    closest = closest_baseline(baseline)
+    closest = closest_baseline(baseline, reads_words=reads_words)
     if closest == "loss":
         rows = [(loss_name, f"{loss:.4f} {objective.unit}, {plain}")]
     else:
         reference = getattr(objective, closest.replace("loss", "reference"))
         headline = _side(loss, baseline[closest], reference)
         rows = [(loss_name, f"{loss:.4f} {objective.unit}, {headline}"), ("", plain)]
-    if "loss_by_type" in baseline:
+    if "loss_by_type" in baseline and closest != "loss_by_type":
         rows.append(("", _side(loss, baseline["loss_by_type"], objective.reference_by_type)))
     number = 1
     while f"loss_{number}" in figures:  # one per store
@@ -55,7 +58,8 @@ def _held_out_rows(objective, figures, baseline):
         number += 1
     if "accuracy" in figures:
         guess = f" ({objective.guess}: {baseline['accuracy']:.1%})" if "accuracy" in baseline else ""
-        accuracy = f"{figures['accuracy']:.1%} of masked tokens{guess}, perplexity {figures['perplexity']:.1f}"
+        which = "all" if reads_words else "masked"
+        accuracy = f"{figures['accuracy']:.1%} of {which} tokens{guess}, perplexity {figures['perplexity']:.1f}"
         rows.append(("held-out accuracy", accuracy))
     return rows
 

@@ -206,6 +206,13 @@ def test_a_probe_adds_its_operations_to_those_of_its_student(run, tmp_path):
     assert (found["objective"], found["step"]) == ("mlsm", 8)
 
 
+def test_the_operations_of_a_student_that_continues_another_encoder_are_not_known(run, tmp_path):
+    known = json.loads((run[0] / "export" / "lineage.json").read_text())
+    known["settings"] |= {"continue_from": "1234"}
+    (tmp_path / "lineage.json").write_text(json.dumps(known))
+    assert lineage(tmp_path)["flops"]["pretraining"] is None
+
+
 def test_an_export_keeps_its_flops_when_it_is_moved(run, tmp_path):
     directory, result = run
     shutil.copytree(directory / "export", tmp_path / "moved")

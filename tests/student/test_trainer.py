@@ -122,6 +122,13 @@ def test_the_untrained_student_is_a_checkpoint_like_any_other(lsp_store, setting
     assert_same_run(config.run_dir, unbroken(lsp_store, "mlsm", settings, checkpoints=(1,)))
 
 
+def test_checkpoints_that_a_run_has_passed_are_named(lsp_store, settings, caplog):
+    config = StudentConfig(store=lsp_store.path, **settings)
+    train(config)
+    train(replace(config, checkpoints=(0, 0.4, 1)))
+    assert "no model is kept of step 0, 3, which the run has passed" in caplog.text
+
+
 def test_a_run_goes_on_from_the_untrained_student(lsp_store, settings, unbroken, monkeypatch):
     usual = unbroken(lsp_store, "mlsm", settings, checkpoints=(1,))
     config = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (0, 1)})

@@ -242,7 +242,7 @@ class Arms:
     """Everything that the report compares.
 
     floor, ceiling  None if there are no records of one
-    notes           sentences on models that the page replaces by another model or leaves out
+    notes           sentences on models that are replaced by another model or left out
     planned         names of the study's arms, also of those without records
     """
 
@@ -275,6 +275,12 @@ class Arms:
             return None
         return next((arm.at(fraction) for fraction in arm.fractions if percent == f"{100 * fraction:.4g}%"), None)
 
+    def floor_of(self, arm: Arm) -> Arm | None:
+        """The untrained models with an arm's encoder; None if there are none."""
+        models = () if self.floor is None else self.floor.models
+        same = tuple(model for model in models if model.facts["encoder"] == arm.facts["encoder"])
+        return Arm("floor", same) if same else None
+
     def with_ends(self) -> list[Arm]:
         """The arms between floor and ceiling."""
         return [arm for arm in (self.floor, *self.arms, self.ceiling) if arm is not None]
@@ -290,7 +296,9 @@ def find_arms(models: Sequence[Model], study: StudyFacts | None = None) -> Arms:
     between = [model for model in models if model.label not in apart]
     arms = _sort_by_name(between, named) if named else sort_into_arms(between, PRETRAINING, with_probes=True)
     ends = [Arm(name, tuple(group)) if group else None for name, group in (("floor", floor), ("ceiling", ceiling))]
-    known = [arm for arm in (ends[0], *arms) if arm is not None]
+    encoders = dict.fromkeys(model.facts["encoder"] for model in floor)
+    floors = [Arm("floor", tuple(model for model in floor if model.facts["encoder"] == one)) for one in encoders]
+    known = [*floors, *arms]
     notes = [note for arm in known for note in (*_name_doubles(arm), *_name_unfinished(arm))]
     return Arms(arms, ends[0], ends[1], notes, named.keys())
 

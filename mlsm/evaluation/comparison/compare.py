@@ -107,6 +107,7 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
         left_out=left_out,
         notes=[
             *notes,
+            *arms.notes,
             *_notes_on_fine_tuning(models),
             *(
                 f"The BLiMP scores of {label} cannot be compared with the others: {why}"

@@ -75,9 +75,10 @@ def choose_tasks(found: Arms, study: StudyFacts | None) -> tuple[StudyFacts | No
         return study, []
     rule = "above the untrained student by more than two standard errors"
     arm, unknown = found.at(study.learned_by), f"It is not yet known in which tasks {study.learned_by} is {rule}"
-    if arm is None or found.floor is None:
+    floor = None if arm is None else found.floor_of(arm)
+    if arm is None or floor is None:
         return study, [f"{unknown}, so all tasks are included for now."]
-    effect = find_effect(arm, found.floor.at(), study.tasks, study.seeds)
+    effect = find_effect(arm, floor.at(), study.tasks, study.seeds)
     if lacks := effect.lacks or ("it has one pre-training seed" if len(effect.seeds) == 1 else ""):
         return study, [f"{unknown} ({lacks}), so all tasks are included for now."]
     learned = learned_tasks(effect)

@@ -105,7 +105,7 @@ def _notes(result: Comparison) -> list[tuple[str, list[str]]]:
         "Failed fine-tuning runs, which are included": failed,
         "Frozen scores that say little": constant,
         "Excluded": left_out,
-        "Notes": [*result.notes, *arms.notes],
+        "Notes": list(result.notes),
     }
     return [(title, sentences) for title, sentences in notes.items() if sentences]
 

@@ -119,6 +119,18 @@ def test_runs_of_different_targets_may_start_with_the_same_weights():
     assert floor.facts["step"] == 0 and floor.label == "mlsm-seed1-step-00000000"
 
 
+def test_an_arm_is_compared_with_untrained_students_of_its_own_encoder():
+    records = []
+    for encoder in ("bert-1x64", "bert-2x64"):
+        for fraction in (0, 1):
+            name = f"{encoder}-{fraction}"
+            records += arm("mlsm", {1: {"rte": 0.5}}, name, fraction=fraction, encoder=encoder, identity=None)
+    known = found(records)
+    assert len(known.arms) == 2 and not known.notes
+    for one in known.arms:
+        assert labels(known.floor_of(one)) == [f"{one.facts['encoder']}-0-seed1-step-00000000"]
+
+
 def test_two_models_of_one_arm_seed_and_step_are_told():
     records = arm("mlsm", {1: {"rte": 0.5}}) + arm("mlsm", {1: {"rte": 0.6}}, "twin")
     known = found(records)

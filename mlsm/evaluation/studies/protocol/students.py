@@ -35,9 +35,9 @@ def write_students(study: Study, parts: Iterable[Part], file: Path, hidden: Coll
 
     hidden   names of withheld arms; their rows are written to a file of their own, withheld-<name>
     Returns  its rows by COLUMNS: mass_kept (mean probability of a coded token that top-n kept), held_out_loss and
-             baseline_loss (nats), improvement (fraction by which the loss is below that of the constant prediction),
-             flops of the training, and encoding_flops of the student's own store; None if unknown, or if not defined
-             for the objective
+             baseline_loss (of the objective), improvement (fraction by which the loss is below that of the constant
+             prediction), flops of the training, and encoding_flops of the student's own store; None if unknown, or if
+             not defined for the objective
     """
     apart = file.with_name(f"withheld-{file.name}")
     found = {(row["arm"], row["seed"]): row for row in _read(study, {part.name: part for part in parts})}
