@@ -2,11 +2,12 @@
 
     taskset -c 0 python -m benchmarks.small_encoder TEACHER TEXT ... | tail -1 > docs/studies/second/instead/rates.json
 
-Needs an idle machine, and about eleven minutes. Encoding is what `--dry-run` of each command measures on
-the text (its dictionary, if one is learned, counts as fixed seconds); training is the median of the later half of STEPS
-steps on a small store. Settings are the recipe's, but for objective and store: `regress` on hidden states as int8,
-`regress-pq64` on the same in 64 bytes, `mlsm` and `type` on LSPs, `mlm` on ids; `-visible` is the objective of the same
-store with `--positions all`. Hours of a text of N tokens, read once:
+Needs an idle machine, and about a quarter of an hour. Encoding is what `--dry-run` of each command measures on the
+text (its dictionary, if one is learned, counts as fixed seconds); training is the median of the later half of STEPS
+steps on a small store. Settings are the recipe's, but for objective, positions and store. These are those of the
+second study's arms: `regress` learns hidden states as int8, `regress-pq64` the same in 64 bytes, `mlsm` and `type`
+LSPs, all of layer 4, `mlm` ids; `-visible` is `--positions all`, `-l3` the recipe's layer 3. Hours of a text of N
+tokens, read once:
 
     N / encoding_tokens_per_second + N / training_tokens_per_second + fixed_seconds
 
@@ -31,17 +32,21 @@ from student.config import StudentConfig
 from student.train import train
 
 STORES = {  # arm -> the command that encodes its store, what differs from the recipe
-    "regress": (encode_hidden, EncodeHiddenConfig, {}),
-    "regress-pq64": (encode_hidden, EncodeHiddenConfig, {"quantise": "pq"}),
-    "mlsm": (encode_lsp, EncodeConfig, {}),
+    "regress": (encode_hidden, EncodeHiddenConfig, {"layer": (4,)}),
+    "regress-l3": (encode_hidden, EncodeHiddenConfig, {}),
+    "regress-pq64": (encode_hidden, EncodeHiddenConfig, {"layer": (4,), "quantise": "pq"}),
+    "mlsm": (encode_lsp, EncodeConfig, {"layer": (4,)}),
+    "mlsm-l3": (encode_lsp, EncodeConfig, {}),
     "mlm": (encode_ids, EncodeIdsConfig, {}),
 }
 STUDENTS = {  # arm -> its store, objective, positions
     "regress": ("regress", "regress", "masked"),
     "regress-visible": ("regress", "regress", "all"),
+    "regress-visible-l3": ("regress-l3", "regress", "all"),
     "regress-pq64": ("regress-pq64", "regress", "masked"),
     "mlsm": ("mlsm", "mlsm", "masked"),
     "mlsm-visible": ("mlsm", "mlsm", "all"),
+    "mlsm-visible-l3": ("mlsm-l3", "mlsm", "all"),
     "type": ("mlsm", "type", "masked"),
     "mlm": ("mlm", "mlm", "masked"),
 }
@@ -74,7 +79,7 @@ def encode_store(name, given, output):
         values |= {"teacher": given.teacher, "device": "cpu"}
     values |= {"corpus": tuple(given.text), "output": output, **changes}
     whole = encode(settings(**values, dry_run=True, max_tokens=STUDY_TOKENS))[0]
-    small = {"dictionary_tokens": SAMPLE} if name == "mlsm" else {}
+    small = {"dictionary_tokens": SAMPLE} if encode is encode_lsp else {}
     return whole, encode(settings(**values | small, max_tokens=TOKENS))[0]["store"]
 
 

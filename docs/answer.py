@@ -69,6 +69,7 @@ ROWS = {  # arm or model -> what it is
     "mlsm-visible": "student, learns LSPs of all tokens, none masked",
     "mlsm-visible-l3": "the same from layer 3 of the teacher, not 4",
     "regress-visible": "student, learns hidden states of all tokens, none masked",
+    "regress-visible-l3": "the same from layer 3 of the teacher, not 4",
     "untrained": "student, untrained",
     "teacher-2-layers": "instead: the teacher cut after two layers",
     "static-table": "instead: static table of the teacher (Model2Vec)",
