@@ -67,16 +67,20 @@ ROWS = {  # arm or model -> what it is
     "regress-pq64": "student, learns hidden states (64 bytes)",
     "type": "student, learns the average LSPs of the hidden word",
     "mlsm-visible": "student, learns LSPs of all tokens, none masked",
-    "mlsm-visible-l3": "the same from layer 3 of the teacher, not 4",
+    "mlsm-visible-l3": "the same, of the teacher's layer 3, not 4",
     "regress-visible": "student, learns hidden states of all tokens, none masked",
-    "regress-visible-l3": "the same from layer 3 of the teacher, not 4",
+    "regress-visible-l3": "the same, of the teacher's layer 3, not 4",
     "untrained": "student, untrained",
     "teacher-2-layers": "instead: the teacher cut after two layers",
     "static-table": "instead: static table of the teacher (Model2Vec)",
     "from-teacher": "instead: the two layers, trained on the hidden states",
 }
 LIKE = {"from-teacher": "teacher-2-layers"}  # of one architecture, so as fast and as large
-SHORT_WITHOUT = ("parts of speech", "chunks", "word senses", "type")
+SHORT_WITHOUT = ("parts of speech", "chunks", "word senses", "type", "mlsm-visible", "regress-visible")
+SHORT_ROWS = {  # their rows without those above them
+    "mlsm-visible-l3": "student, learns LSPs of all tokens, none masked, of layer 3",
+    "regress-visible-l3": "student, learns hidden states of all tokens, none masked, of layer 3",
+}
 UNTIL = "all seeds of both arms and of the untrained students are scored"
 PILOT = ("mlsm-l4-lr0.008", "regress-mse-lr0.008")
 
@@ -229,7 +233,7 @@ def front_table(told: dict, short: bool) -> str:
     rows = [["", "seeds", "composite", *MEASURES.values(), *costs_head]]
     # Of any student, as all are of one architecture.
     students_times: dict = next((facts for name, facts in told["times"].items() if name not in ROWS), {})
-    for name, what in ROWS.items():
+    for name, what in (ROWS | (SHORT_ROWS if short else {})).items():
         model = told["models"].get(name)
         if model is None or name in left_out:
             continue
