@@ -63,6 +63,7 @@ ROWS = {  # arm or model -> what it is
     TEACHER: "the teacher, MiniLM 6 × 384",
     "mlm": "student, learns words",
     "mlsm": "student, learns LSPs",
+    "mlsm-l3": "the same, of the teacher's layer 3, not 4",
     "regress": "student, learns hidden states (int8)",
     "regress-pq64": "student, learns hidden states (64 bytes)",
     "type": "student, learns the average LSPs of the hidden word",
@@ -76,11 +77,7 @@ ROWS = {  # arm or model -> what it is
     "from-teacher": "instead: the two layers, trained on the hidden states",
 }
 LIKE = {"from-teacher": "teacher-2-layers"}  # of one architecture, so as fast and as large
-SHORT_WITHOUT = ("parts of speech", "chunks", "word senses", "type", "mlsm-visible", "regress-visible")
-SHORT_ROWS = {  # their rows without those above them
-    "mlsm-visible-l3": "student, learns LSPs of all tokens, none masked, of layer 3",
-    "regress-visible-l3": "student, learns hidden states of all tokens, none masked, of layer 3",
-}
+SHORT_WITHOUT = ("parts of speech", "chunks", "word senses", "type", "mlsm-l3")
 UNTIL = "all seeds of both arms and of the untrained students are scored"
 PILOT = ("mlsm-l4-lr0.008", "regress-mse-lr0.008")
 
@@ -233,7 +230,7 @@ def front_table(told: dict, short: bool) -> str:
     rows = [["", "seeds", "composite", *MEASURES.values(), *costs_head]]
     # Of any student, as all are of one architecture.
     students_times: dict = next((facts for name, facts in told["times"].items() if name not in ROWS), {})
-    for name, what in (ROWS | (SHORT_ROWS if short else {})).items():
+    for name, what in ROWS.items():
         model = told["models"].get(name)
         if model is None or name in left_out:
             continue
