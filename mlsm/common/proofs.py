@@ -74,7 +74,7 @@ class Child(NamedTuple):
     passing: bool = False
 
 
-def run_child(module: str, task: Mapping[str, Any], seconds: float, **arrays: np.ndarray) -> Child:
+def run_child(module: str, task: Mapping[str, Any], seconds: float, **arrays: Any) -> Child:
     """Run a module as `python -m MODULE DIRECTORY` in its own process, which is killed after some seconds.
 
     task, arrays  what the child finds in its directory, as task.json and task.npz

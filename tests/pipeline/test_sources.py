@@ -219,8 +219,8 @@ BINARY = {
     "a.pdf": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n", "A PDF: .*pdftotext"),
     "b.pdf.gz": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n", "A PDF: .*pdftotext"),
     "a.docx": (b"PK\x03\x04\x14\0\x06\0\n\n\x08\0\xe2\xe3", "A zip archive.*: extract its text"),
-    "a.txt.GZ": (gzip.compress(b"text"), r"Compressed with gzip: its name must end in \.gz"),
-    "a.XZ": (COMPRESS[".xz"](b"text"), r"Compressed with xz: its name must end in \.xz"),
+    "gzip.txt": (gzip.compress(b"text"), r"Compressed with gzip: its name must end in \.gz"),
+    "xz.txt": (COMPRESS[".xz"](b"text"), r"Compressed with xz: its name must end in \.xz"),
     "parquet.txt": (b"PAR1\x15\0\n\x15\xe2\xe3", r"A Parquet file: its name must end in \.parquet"),
     "latin.txt": (b"PARis\n\ncaf\xe9\n", "iconv -f latin1"),
 }

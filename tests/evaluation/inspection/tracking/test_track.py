@@ -78,7 +78,7 @@ def test_other_windows_are_refused(places, tmp_path):
 def test_settings_that_say_nothing_are_refused():
     for given, said in (
         ({"stores": ("a",)}, "two stores or more, found 1"),
-        ({"samples": 1}, "two tokens"),
+        ({"samples": 1}, "--samples must be at least 2"),
     ):
         with pytest.raises(ValueError, match=said):
             TrackConfig(**{"stores": ("a", "b")} | given)
