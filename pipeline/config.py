@@ -58,7 +58,7 @@ class TextConfig:
 
     def __post_init__(self):
         check(self)
-        require_at_least(self, 0, "min_characters", *(("seed",) if hasattr(self, "seed") else ()))
+        require_at_least(self, 0, "min_characters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +259,7 @@ class EncodeHiddenConfig(EncodingConfig, TeacherConfig):
         if self.codebook is not None and len(self.layer) > 1:
             raise ValueError(f"--codebook fits one layer, but --layer names {len(self.layer)}. Encode one at a time.")
         require_at_least(self, 1, "dictionary_tokens")
+        require_at_least(self, 0, "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,6 +312,7 @@ class DictionaryConfig(TeacherConfig):
             )
         require(self, "k", lambda value: min(value) >= 1, "at least 1")
         require_at_least(self, 1, "dictionary_tokens")
+        require_at_least(self, 0, "seed")
         require(self, "dictionary_epochs", lambda value: 0 < value < math.inf, "a positive number")
 
 

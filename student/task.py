@@ -31,8 +31,6 @@ _APART_TARGETS = (
     "the store was encoded with --documents-apart, so the targets come from a teacher that saw each document alone,"
     " while the student sees the whole window. Give --documents-apart to let it see what the teacher saw."
 )
-
-
 _MASKED_TARGETS = (
     "--positions all: the store was encoded with --masked, so the teacher saw each token hidden, while the student sees"
     " all. Encode without --masked for targets of the text as the student sees it."

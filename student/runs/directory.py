@@ -15,8 +15,7 @@
 As long as the checkpoints are whole, the same command restores what else is lost or damaged. It removes the log's
 damaged lines, takes the summary from the last checkpoint, writes the export again if its whole directory is gone,
 copies the table again if its source still exists, and rewrites config.json if the checkpoints have the same settings.
-Not handled here: which commands belong to the same run
-(identity.py), what is trained (train.py).
+Not handled here: which commands belong to the same run (identity.py), what is trained (train.py).
 """
 
 import json

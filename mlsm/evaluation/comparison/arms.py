@@ -277,9 +277,8 @@ class Arms:
 
     def floor_of(self, arm: Arm) -> Arm | None:
         """The untrained models with an arm's encoder; None if there are none."""
-        models = () if self.floor is None else self.floor.models
-        same = tuple(model for model in models if model.facts["encoder"] == arm.facts["encoder"])
-        return Arm("floor", same) if same else None
+        floors = () if self.floor is None else _by_encoder(self.floor.models)
+        return next((floor for floor in floors if floor.facts["encoder"] == arm.facts["encoder"]), None)
 
     def with_ends(self) -> list[Arm]:
         """The arms between floor and ceiling."""
@@ -296,11 +295,14 @@ def find_arms(models: Sequence[Model], study: StudyFacts | None = None) -> Arms:
     between = [model for model in models if model.label not in apart]
     arms = _sort_by_name(between, named) if named else sort_into_arms(between, PRETRAINING, with_probes=True)
     ends = [Arm(name, tuple(group)) if group else None for name, group in (("floor", floor), ("ceiling", ceiling))]
-    encoders = dict.fromkeys(model.facts["encoder"] for model in floor)
-    floors = [Arm("floor", tuple(model for model in floor if model.facts["encoder"] == one)) for one in encoders]
-    known = [*floors, *arms]
-    notes = [note for arm in known for note in (*_name_doubles(arm), *_name_unfinished(arm))]
+    notes = [note for arm in (*_by_encoder(floor), *arms) for note in (*_name_doubles(arm), *_name_unfinished(arm))]
     return Arms(arms, ends[0], ends[1], notes, named.keys())
+
+
+def _by_encoder(floor: Sequence[Model]) -> list[Arm]:
+    """Untrained models as one arm for each encoder."""
+    encoders = dict.fromkeys(model.facts["encoder"] for model in floor)
+    return [Arm("floor", tuple(model for model in floor if model.facts["encoder"] == one)) for one in encoders]
 
 
 def _sort_by_name(models: Sequence[Model], named: Runs) -> list[Arm]:
