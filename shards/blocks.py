@@ -151,6 +151,10 @@ class Blocks:
             with self._files.open_shard(self._table.ids[unit], self._table.files[unit]) as file:
                 mapping = Mapping(file, path)
         except FileNotFoundError:
+            if not self._files.target_file.exists():
+                raise StoreError(
+                    f"{self._files.path} is no longer there. Was it moved, or its disk unmounted?"
+                ) from None
             self._refuse_replaced(unit)
             raise ShardError(f"{path} is missing although its record exists. " + self._files.repair_hint()) from None
         except OSError as error:

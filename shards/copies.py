@@ -16,7 +16,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +26,7 @@ import numpy as np
 from msgspec import Meta
 
 from mlsm.common import disk
-from mlsm.common.errors import ShardError, StoreError
+from mlsm.common.errors import ShardError, StoreError, WriteError
 from mlsm.common.json_checks import Count, Digest, Number, find_problem, parse_json
 from mlsm.common.model_checks import describe_special_tokens, open_tokenizer, special_tokens
 from mlsm.common.paths import utf8_name
@@ -170,13 +170,13 @@ def read_tokenizer(files: StoreFiles) -> dict[str, bytes]:
 
 @contextmanager
 def foreign_errors(files: StoreFiles) -> Iterator[None]:
-    """Turn any error in loading a store's tokenizer into a StoreError.
+    """Turn any error in loading a store's tokenizer into a StoreError, except those of this machine.
 
     The tokenizer's parser is written in Rust: a panic there raises something that is not an Exception.
     """
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, MemoryError, WriteError):
         raise
     except BaseException as error:
         problem = " ".join(str(error).split())[:200]
@@ -279,9 +279,19 @@ def _centroids(files, contents):
 
 
 def load_tokenizer(contents: Mapping[str, bytes]) -> "PreTrainedTokenizerBase":
-    """The tokenizer in these files (name to bytes), loaded by AutoTokenizer without running their code."""
-    with TemporaryDirectory(prefix="mlsm-tokenizer-") as directory:
-        write_files(Path(directory), contents)
+    """The tokenizer in these files (name to bytes), loaded by AutoTokenizer without running their code.
+
+    Raises  WriteError if there is no room for a temporary copy of them, and what AutoTokenizer raises
+    """
+    with ExitStack() as stack:
+        try:
+            directory = stack.enter_context(TemporaryDirectory(prefix="mlsm-tokenizer-"))
+            write_files(Path(directory), contents)
+        except OSError as error:
+            raise WriteError(
+                f"a temporary copy of the tokenizer could not be written: {error.strerror}. TMPDIR names another "
+                "directory for temporary files."
+            ) from None
         return open_tokenizer(directory, local_files_only=True)
 
 

@@ -28,6 +28,7 @@ from mlsm.common.durable import publish_directory, replace_json
 from mlsm.common.errors import RequestError, StoreError
 from mlsm.common.invocation import program
 from mlsm.common.progress import silent
+from mlsm.common.text import shell_quote
 from shards import codec, copies
 from shards.config import DeriveConfig, store_of
 from shards.files import StoreFiles
@@ -112,7 +113,7 @@ def _target(source, top_n):
     if source.kind == "hidden":
         raise RequestError(
             f"{source.path} contains hidden states, which have no entries to cut. For fewer bytes per token:  "
-            f"{program()} encode-hidden --hidden {source.path} --quantise pq --bytes 64"
+            f"{program()} encode-hidden --hidden {shell_quote(source.path)} --quantise pq --bytes 64"
         )
     if not source.k:
         raise RequestError(

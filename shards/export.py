@@ -86,7 +86,7 @@ def export(
             replace_json(directory / LINEAGE_FILE, lineage)
             replace_bytes(directory / "README.md", utf8(_card(store, splits)))
 
-        publish_directory(output, fill, replace=False)
+        publish_directory(output.resolve(), fill, replace=False)  # beside what a link leads to
     return {
         "output": str(output),
         "store": str(store.path),

@@ -36,10 +36,11 @@ _TARGET_REMEDY = (
 
 
 @cache  # once per process: a command may open a store several times
-def _tell_of_other_plans(plans: Path, newest: str, count: int) -> None:
+def _tell_of_other_plans(plans: Path, read: str, count: int, unfinished: str | None) -> None:
+    newer = f" Plan {unfinished} is newer, but unfinished: its command has to run again." if unfinished else ""
     logger.info(
-        "%s: the text of the newest of its %d plans is read, %s. For another pass %s/PLAN.json instead of the store",
-        plans.parent, count, newest, plans,
+        "%s has %d plans. The text of %s is read, the newest that is finished.%s To read another plan, pass "
+        "%s/PLAN.json instead of the store", plans.parent, count, read, newer, plans,
     )  # fmt: skip
 
 
@@ -162,7 +163,8 @@ class StoreFiles:
             raise StoreError(f"{self.path} has no plan yet. Run the encoding command again.")
         newest = self._first_finished(plans)
         if len(plans) > 1:
-            _tell_of_other_plans(self.plans, newest.id, len(plans))
+            unfinished = None if newest is plans[0] else plans[0].id
+            _tell_of_other_plans(self.plans, newest.id, len(plans), unfinished)
         return newest
 
     def _first_finished(self, plans: list[Plan]) -> Plan:

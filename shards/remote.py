@@ -121,6 +121,11 @@ class Server:
     def __init__(self, url: str, options: Remote):
         self.url, self._address = _without_and_with_credentials(url.rstrip("/"))
         self.options = options
+        if self._is_http and "?" in self.url:
+            raise StoreError(
+                f"{redacted(self.url)} has a query, which would go with none of a store's files. Pass the address "
+                "without it, and a user and password in ~/.netrc or in the address."
+            )
         self._open()  # refuses an unknown protocol at once
 
     def fetch(
@@ -359,7 +364,7 @@ class RemoteFiles(StoreFiles):
 
     def command(self, plan_id: str) -> dict:
         """See StoreFiles.command; also {} if the server does not answer, as the command is only informative."""
-        with suppress(RemoteError):
+        with suppress(RemoteError, WriteError):  # the latter: a cache that others filled may be read-only
             if not (self.plans / f"{plan_id}.yaml").is_file():
                 self._fetch_small([f"plans/{plan_id}.yaml"], None)
         return super().command(plan_id)
@@ -509,10 +514,11 @@ class RemoteFiles(StoreFiles):
                 raise self._changed(record.unit)
 
     def _changed(self, unit_id):
-        self.record_file(unit_id).unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only cache
+            self.record_file(unit_id).unlink(missing_ok=True)
         return RemoteError(
             f"{self.path}: the shard of unit {unit_id} is missing, or no longer the one named by the record in the "
-            "cache. That record is removed: run the same command again; if the shard is still missing then, "
+            "cache. That record is removed, if the cache can be written to: run the same command again; if the shard is still missing then, "
             f"{_copy_again()}"
         )
 
@@ -586,7 +592,13 @@ class RemoteFiles(StoreFiles):
 
     def discard(self, file: str) -> str:
         path = self.units / file
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            return (
+                f"Its copy in the cache ({path}) has changed since it was fetched, and cannot be removed "
+                f"({error.strerror}): remove it, or set MLSM_CACHE to another directory."
+            )
         return (
             f"Its copy in the cache ({path}) has changed since it was fetched, so it is removed: run the same command "
             "again to fetch it again. If this happens often, the disk is failing: set MLSM_CACHE to another one."

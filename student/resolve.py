@@ -21,7 +21,7 @@ The demonstration's recipe is not for weights that were trained before. Not hand
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from mlsm.common.errors import RunError
@@ -66,7 +66,9 @@ def resolve(config: StudentConfig, store: Store) -> Resolved:
     """
     found = {name: "given" for name in (*FOLLOWING, "epochs") if getattr(config, name) is not None}
     if config.origins is None:
+        changed = [field.name for field in fields(config) if getattr(config, field.name) != field.default]
         config = _apply_recipe(config, store, found)
+        found = dict.fromkeys(changed, "given") | found
     else:
         found |= config.origins
     _check_short_windows(config, store)

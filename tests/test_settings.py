@@ -87,6 +87,7 @@ def test_python_and_flags_mean_the_same(own, capsys):
     }
     assert origins["max_steps"] == "store: 4 epochs would be 10 steps, fewer than 2,000"
     assert origins["lr"] == "default for adamw and width 128"
+    assert origins["encoder"] == "given" and "objective" not in origins
     assert origins["batch_windows"] == "store: the smallest, as 4 epochs are 10 steps even so"
 
 

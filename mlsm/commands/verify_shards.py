@@ -80,8 +80,11 @@ def _verdict(report):
     if report["damaged"]:
         units = {entry["unit"] for entry in report["damaged"]} - {None}
         return f"The store is damaged: {quantity(len(report['damaged']), 'place')} in {quantity(len(units), 'unit')}."
-    if report["missing"] or not report["plans"]:
+    unfinished = [plan["plan"] for plan in report["plans"] if plan["missing"]]
+    if len(unfinished) == len(report["plans"]):
         return "Nothing is damaged, but the store is unfinished."
+    if unfinished:
+        return f"Nothing is damaged. Readers use the newest finished plan; unfinished: {', '.join(unfinished)}."
     return "The store is whole."
 
 

@@ -120,9 +120,14 @@ def publish_directory(
     carry    called as carry(old, new) before a directory is replaced, after it was moved aside: copies what should be
              kept into the new one, without changing the old one, which is then removed. After a kill in between, the
              old one is in .<name>.replaced, where no `clean` removes it, and the next call puts it back first
-    Raises   PlaceError if `final` exists and is not a directory, or next to a .<name>.replaced; OSError
+    Raises   PlaceError if `final` exists and is not a directory, is a mount point, is a link that may not be replaced,
+             or next to a .<name>.replaced; OSError
     A failure changes nothing and leaves no temporary directory.
     """
+    if os.path.ismount(final):
+        raise PlaceError(f"{final} is a mount point, whose place no finished directory can take. Name one inside it.")
+    if final.is_symlink() and not replace:
+        raise PlaceError(f"{final} is a link, and a directory is to be written there. Name the one that it leads to.")
     make_directories(final.parent)
     if carry is not None and not os.path.lexists(final):
         with suppress(FileNotFoundError):

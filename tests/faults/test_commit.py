@@ -306,6 +306,14 @@ def test_a_directory_takes_no_files_place(replace, tmp_path):
     assert (tmp_path / "notes").read_text() == "mine" and not temporaries(tmp_path)
 
 
+def test_a_directory_takes_no_place_of_a_disk(tmp_path):
+    """Refused before any work: a finished directory cannot replace a mount point, and must not be lost behind a link."""
+    (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+    for place, replace, message in ((Path("/proc"), True, "is a mount point"), (tmp_path / "link", False, "is a link")):
+        with pytest.raises(PlaceError, match=message):
+            publish_directory(place, lambda directory: pytest.fail("was filled"), replace)
+
+
 @pytest.mark.promise(
     "a full disk, a file size limit, a directory without permission: typed error, no temporary, resumable, "
     "exit code 74",

@@ -1,5 +1,6 @@
 """What the fuzzer (fuzz.py) found, each as the smallest thing that shows it."""
 
+import errno
 import hashlib
 import json
 import os
@@ -31,6 +32,7 @@ from mlsm.common.errors import (
     StoreError,
     TeacherError,
     TrainingError,
+    WriteError,
 )
 from mlsm.common.progress import silent
 from mlsm.evaluation import models, records
@@ -344,6 +346,15 @@ def test_a_tokenizer_that_no_target_names_may_be_anything(subjects):
     ):
         with pytest.raises(StoreError, match="tokenizer cannot be loaded"):
             use()
+
+
+def test_a_full_directory_of_temporary_files_is_no_damage(subjects, monkeypatch):
+    def refuse(path, raw):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(WriteError, match="No space left on device. TMPDIR names another"):
+        Store.open(subjects / "ids").load_tokenizer()
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"model": 1}', '{"model": {"vocab": [1], "type": "WordLevel"}}'])

@@ -302,8 +302,10 @@ def test_what_is_there_is_found_or_left_alone(exported, tmp_path):
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     with pytest.raises(RequestError, match="no export of a store"):
         export(other.path, tmp_path / "mine")
-    (tmp_path / "empty").mkdir()
-    assert not export(other.path, tmp_path / "empty")["finished_before"]
+    (tmp_path / "disk" / "empty").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "empty")
+    assert not export(other.path, tmp_path / "link")["finished_before"]
+    assert export(other.path, tmp_path / "disk" / "empty")["finished_before"] and (tmp_path / "link").is_symlink()
 
 
 def test_a_unit_without_windows(monkeypatch, tmp_path):

@@ -127,6 +127,14 @@ def test_a_reader_travels_to_another_process(windows):
     assert np.array_equal(again.order(1, 0, 5, 60), windows.order(1, 0, 5, 60))
 
 
+def test_a_store_that_was_moved_is_not_called_damaged(tmp_path):
+    files, *_ = make_store(tmp_path / "s", blocks=1, units=("train",))
+    windows = Store.open(files.path).split("train")
+    files.path.rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="is no longer there. Was it moved"):
+        windows.read([0])
+
+
 def test_a_record_of_another_target_or_unit_is_refused(tmp_path):
     files, plan, _ = make_store(tmp_path / "s", k=0, blocks=1, units=("train", "train"))
     other, *_ = make_store(tmp_path / "other", k=0, blocks=1, units=("train",), max_length=64)

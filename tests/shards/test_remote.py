@@ -14,6 +14,7 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -320,6 +321,9 @@ def test_no_store_no_server_no_protocol(web, options, tmp_path):
         Store.open("http://127.0.0.1:9/lsp", remote=options)
     with pytest.raises(StoreError, match="nonsense"):
         Store.open("nonsense://host/lsp", remote=options)
+    with pytest.raises(StoreError, match="has a query, which would go with none") as caught:
+        Store.open(f"{web.url}/lsp?sig=secret", remote=options)
+    assert "secret" not in str(caught.value)
 
 
 def test_what_a_server_names_never_becomes_a_path_elsewhere(tmp_path, options):
@@ -383,6 +387,10 @@ def test_a_full_directory_of_temporary_files_is_not_called_the_cache(made, web, 
     read_once(f"{web.url}/lsp", options)
 
 
+def read_only(path, *arguments, **others):
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+
 def read_once(url, options):
     Store.open(url, remote=options).split("train").read([0])
 
@@ -436,7 +444,7 @@ def test_the_newest_finished_plan_is_taken(tmp_path, options):
         Store.open(f"{web.url}/lsp", remote=options)
 
 
-def test_a_byte_that_changes_in_the_cache_is_found_and_the_next_run_heals(made, web, options):
+def test_a_byte_that_changes_in_the_cache_is_found_and_the_next_run_heals(made, web, options, monkeypatch):
     def read():
         return Store.open(f"{web.url}/lsp", remote=options).split("train").read([0])
 
@@ -445,6 +453,9 @@ def test_a_byte_that_changes_in_the_cache_is_found_and_the_next_run_heals(made, 
     raw = bytearray(path.read_bytes())
     raw[5000] ^= 1
     path.write_bytes(raw)
+    with monkeypatch.context() as patch, pytest.raises(ShardError, match="hash.*cannot be removed .Read-only file"):
+        patch.setattr(Path, "unlink", read_only)
+        read()
     with pytest.raises(ShardError, match="does not match its hash.*is removed: run the same command again"):
         read()
     assert np.array_equal(read().ids, whole)
@@ -570,6 +581,10 @@ def test_a_cache_that_cannot_be_written_is_not_called_a_damaged_store(made, web,
             patch.setattr(disk, call, refuse)
             windows.read([0])
         assert re.search(name + " could not be written: Permission denied. MLSM_CACHE moves", str(caught.value))
+    store = Store.open(f"{web.url}/lsp", remote=options)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "create", refuse)
+        assert store.command == {}  # it is not needed, and was not fetched
     assert len(windows.read([0]).ids) == 1
 
 

@@ -197,6 +197,17 @@ def test_one_plan_is_checked_alone(store):
     assert "plans" in verify.verify(store.plans / f"{other.id}.json")["damaged"][0]["file"]
 
 
+def test_an_unfinished_plan_beside_a_finished_one_is_named(store, caplog):
+    caplog.set_level("INFO")
+    plan = Store.open(store.path).plan
+    other = dataclasses.replace(plan, units=(*plan.units[:-1], dataclasses.replace(plan.units[-1], id="f" * 32)))
+    store.publish_plan(other)
+    assert Store.open(store.path).plan_id == plan.id
+    assert f"The text of {plan.id} is read" in caplog.text and f"Plan {other.id} is newer, but unfinished" in caplog.text
+    verdict = show(verify.verify(store.path), VerifyConfig(store=str(store.path)))
+    assert f"Readers use the newest finished plan; unfinished: {other.id}." in verdict
+
+
 def test_stray_files_are_listed_beside_a_damaged_plan_too(store):
     next(store.plans.glob("*.json")).write_text("{}")
     (store.units / "notes.txt").write_text("mine")

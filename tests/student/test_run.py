@@ -109,7 +109,7 @@ def test_a_grown_store_names_the_plan_with_which_the_run_goes_on(settings, tmp_p
     with pytest.raises(RunError, match="The store has grown since: the run continues with --store (.*json)") as caught:
         train(StudentConfig(store=store.path, objective="mlm", **settings))
     plan = str(caught.value).rpartition(" ")[2]
-    assert caplog.text.count("the text of the newest of its 2 plans is read") == 1
+    assert caplog.text.count("has 2 plans. The text of") == 1
     assert train(StudentConfig(store=plan, objective="mlm", **settings))["finished_before"]
 
 
