@@ -47,6 +47,7 @@ from pipeline.teacher.masked_lm import MaskedLm
 from pipeline.workers import open_executor
 from shards.reader import is_url
 
+ADDED_LATER = {"held_out_by": "document", "atoms": "learned", "masked": False}  # setting -> value of older stores
 logger = logging.getLogger(__name__)
 
 
@@ -165,8 +166,7 @@ def select_settings(config: Any) -> dict:
     left_out = {*HOW}
     of_others = {"cd": {"solver", "solver_steps"}, "fista": {"tolerance"}, "nearest": {"tolerance", "solver_steps"}}
     left_out |= of_others[config.solver] if hasattr(config, "solver") else set()
-    added_later = {"held_out_by": "document", "atoms": "learned", "masked": False}  # -> value in older stores
-    left_out |= {name for name, before in added_later.items() if getattr(config, name, before) == before}
+    left_out |= {name for name, before in ADDED_LATER.items() if getattr(config, name, before) == before}
     left_out |= {name for name in ("hidden", "bytes", "codebook") if getattr(config, name, None) is None}
     if getattr(config, "hidden", None) is not None:
         left_out |= FROM_STORE

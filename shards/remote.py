@@ -518,8 +518,8 @@ class RemoteFiles(StoreFiles):
             self.record_file(unit_id).unlink(missing_ok=True)
         return RemoteError(
             f"{self.path}: the shard of unit {unit_id} is missing, or no longer the one named by the record in the "
-            "cache. That record is removed, if the cache can be written to: run the same command again; if the shard is still missing then, "
-            f"{_copy_again()}"
+            "cache. That record is removed, if the cache can be written to: run the same command again; if the shard "
+            f"is still missing then, {_copy_again()}"
         )
 
     def _make_room(self, size):

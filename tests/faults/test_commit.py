@@ -307,7 +307,7 @@ def test_a_directory_takes_no_files_place(replace, tmp_path):
 
 
 def test_a_directory_takes_no_place_of_a_disk(tmp_path):
-    """Refused before any work: a finished directory cannot replace a mount point, and must not be lost behind a link."""
+    """Refused before any work: no directory can replace a mount point, or may be lost behind a link."""
     (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
     for place, replace, message in ((Path("/proc"), True, "is a mount point"), (tmp_path / "link", False, "is a link")):
         with pytest.raises(PlaceError, match=message):

@@ -203,7 +203,8 @@ def test_an_unfinished_plan_beside_a_finished_one_is_named(store, caplog):
     other = dataclasses.replace(plan, units=(*plan.units[:-1], dataclasses.replace(plan.units[-1], id="f" * 32)))
     store.publish_plan(other)
     assert Store.open(store.path).plan_id == plan.id
-    assert f"The text of {plan.id} is read" in caplog.text and f"Plan {other.id} is newer, but unfinished" in caplog.text
+    for told in (f"The text of {plan.id} is read", f"Plan {other.id} is newer, but unfinished"):
+        assert told in caplog.text
     verdict = show(verify.verify(store.path), VerifyConfig(store=str(store.path)))
     assert f"Readers use the newest finished plan; unfinished: {other.id}." in verdict
 

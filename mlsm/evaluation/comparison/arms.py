@@ -241,13 +241,14 @@ def roughly_alike(models: Iterable[Model], arm: Arm, fact: str) -> list[Model]:
 class Arms:
     """Everything that the report compares.
 
-    floor, ceiling  None if there are no records of one
-    notes           sentences on models that are replaced by another model or left out
-    planned         names of the study's arms, also of those without records
+    floors   the untrained models, an arm for each encoder
+    ceiling  the teacher; None if there are no records of one
+    notes    sentences on models that are replaced by another model or left out
+    planned  names of the study's arms, also of those without records
     """
 
     arms: list[Arm]
-    floor: Arm | None
+    floors: list[Arm]
     ceiling: Arm | None
     notes: list[str]
     planned: Collection[str] = ()
@@ -277,32 +278,33 @@ class Arms:
 
     def floor_of(self, arm: Arm) -> Arm | None:
         """The untrained models with an arm's encoder; None if there are none."""
-        floors = () if self.floor is None else _by_encoder(self.floor.models)
-        return next((floor for floor in floors if floor.facts["encoder"] == arm.facts["encoder"]), None)
+        return next((floor for floor in self.floors if floor.facts["encoder"] == arm.facts["encoder"]), None)
 
     def with_ends(self) -> list[Arm]:
-        """The arms between floor and ceiling."""
-        return [arm for arm in (self.floor, *self.arms, self.ceiling) if arm is not None]
+        """The arms between floors and ceiling."""
+        return [*self.floors, *self.arms, *([self.ceiling] if self.ceiling else [])]
 
 
 def find_arms(models: Sequence[Model], study: StudyFacts | None = None) -> Arms:
     """Sort models into a study's arms, or into arms by their settings; floor and ceiling are kept separate."""
     named: Runs = study.arms if study else {}
     teachers = _find_teachers(models, {model.facts["teacher"] for model in models} - {None})
-    floor = [model for model in models if _is_untrained(model)]
+    floors = _floors([model for model in models if _is_untrained(model)])
     ceiling = [model for model in models if model.label in teachers]
-    apart = {model.label for model in (*floor, *ceiling)}
+    apart = {model.label for end in (*floors, Arm("ceiling", tuple(ceiling))) for model in end.models}
     between = [model for model in models if model.label not in apart]
     arms = _sort_by_name(between, named) if named else sort_into_arms(between, PRETRAINING, with_probes=True)
-    ends = [Arm(name, tuple(group)) if group else None for name, group in (("floor", floor), ("ceiling", ceiling))]
-    notes = [note for arm in (*_by_encoder(floor), *arms) for note in (*_name_doubles(arm), *_name_unfinished(arm))]
-    return Arms(arms, ends[0], ends[1], notes, named.keys())
+    notes = [note for arm in (*floors, *arms) for note in (*_name_doubles(arm), *_name_unfinished(arm))]
+    return Arms(arms, floors, Arm("ceiling", tuple(ceiling)) if ceiling else None, notes, named.keys())
 
 
-def _by_encoder(floor: Sequence[Model]) -> list[Arm]:
+def _floors(untrained: Sequence[Model]) -> list[Arm]:
     """Untrained models as one arm for each encoder."""
-    encoders = dict.fromkeys(model.facts["encoder"] for model in floor)
-    return [Arm("floor", tuple(model for model in floor if model.facts["encoder"] == one)) for one in encoders]
+    by_encoder: dict[str, list[Model]] = {}
+    for model in untrained:
+        by_encoder.setdefault(model.facts["encoder"], []).append(model)
+    names = {encoder: "floor" if len(by_encoder) == 1 else f"floor, {encoder}" for encoder in by_encoder}
+    return [Arm(names[encoder], tuple(group)) for encoder, group in by_encoder.items()]
 
 
 def _sort_by_name(models: Sequence[Model], named: Runs) -> list[Arm]:

@@ -144,7 +144,7 @@ def _write(result: Comparison, settings: CompareConfig, progress: Callable[..., 
         with suppress(FileNotFoundError):
             disk.unlink(directory / name)
     tables = tables_of(result, directory)
-    write_tables(list(tables.values()), directory)
+    write_tables(tables, directory)
     page = write_page(result, tables, draw_page_figures(result, directory), directory)
     return replace(result, report=str(page))
 

@@ -231,7 +231,7 @@ def draw_losses(result: Comparison, directory: Path) -> list[PageFigure]:
 
 
 def draw_scores(result: Comparison, directory: Path) -> list[PageFigure]:
-    """Mean scores of checkpoints against every cost; floor and ceiling are horizontal lines."""
+    """Mean scores of checkpoints against every cost; floors and ceiling are horizontal lines."""
     lines = {
         axis: [
             (score.arm, score.seed, score.spent.steps, x, score.value)
@@ -240,7 +240,7 @@ def draw_scores(result: Comparison, directory: Path) -> list[PageFigure]:
         ]
         for axis in AXES
     }
-    ends = [end for end in (result.arms.floor, result.arms.ceiling) if end is not None]
+    ends = [end for end in result.arms.with_ends() if end not in result.arms.arms]
     levels = [(end.name, level) for end in ends if (level := end.average(result.tasks)) is not None]
     caption = f"Mean of {', '.join(TITLES[task] for task in result.tasks)}. Thin: single pre-training runs."
     words = "mean fine-tuning score"

@@ -12,11 +12,12 @@ pre-training models differ (identity.py), which of them are checkpoints or seeds
 A training is (task, seed). A figure of the suite is (task, metric); there are 14. A score is (task, metric, seed).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from mlsm.common.errors import ComparisonError
 from mlsm.evaluation.comparison.identity import text
@@ -241,7 +242,7 @@ def _add(model, record):
     if earlier is record:
         return []
     what = record["task"] if record["seed"] is None else f"{record['task']}, seed {record['seed']},"
-    if earlier["figures"] != record["figures"] or _find_disagreements(earlier, record):
+    if earlier["figures"] != record["figures"] or find_disagreements(earlier, record):
         raise ComparisonError(
             f"two different records of {what} of {model.label}: the files called {path_of(Path(), record)}. Pass only "
             "one of them."
@@ -259,9 +260,10 @@ def sort_key(model: Model) -> tuple:
 
 
 def _choose_blimp(models):
-    """For each model, the record with the data and settings that most models have; in a tie, the usual ones win."""
+    """For each model, the record with the data and settings that most models have; in a tie, the one of most pairs."""
     keys = [key for model in models for key in model.blimps]
-    ranked = sorted(set(keys), key=lambda key: (-keys.count(key), len(key[0]), key[0]))
+    pairs = {key: record["data"]["n_eval"] for model in models for key, record in model.blimps.items()}
+    ranked = sorted(set(keys), key=lambda key: (-keys.count(key), -pairs[key], len(key[0]), key[0]))
     for model in models:
         model.blimp = next((model.blimps[key] for key in ranked if key in model.blimps), None)
 
@@ -278,7 +280,7 @@ def match_trainings(model: Model, other: Model) -> tuple[list[Training], dict[st
     left_out: dict[str, list[Training]] = {}
     for key in sorted(model.trainings.keys() & other.trainings.keys()):
         mine, theirs = model.trainings[key], other.trainings[key]
-        why = _find_disagreements(mine, theirs)
+        why = find_disagreements(mine, theirs)
         if not why and not (mine["head"] and theirs["head"]):
             why = "head not recorded"
         if why:
@@ -288,8 +290,8 @@ def match_trainings(model: Model, other: Model) -> tuple[list[Training], dict[st
     return pairs, left_out
 
 
-def _find_disagreements(record, other):
-    """Why two records of one task and seed cannot be paired; empty if they can."""
+def find_disagreements(record: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Why two records of one task and seed cannot be paired, in words; empty if they can."""
     reasons = []
     if record["head"] != other["head"]:
         reasons.append("heads differ")
@@ -318,11 +320,13 @@ def scored_alike(models: Iterable[Model]) -> tuple[list[Model], dict[str, str]]:
 
     Returns  (models, {label of one left out: why})
     """
-    scored = [model for model in models if model.blimp]
-    sets = [[other for other in scored if not _find_disagreements(model.blimp, other.blimp)] for model in scored]
+    scored = [(model, model.blimp) for model in models if model.blimp]
+    sets = [[other for other in scored if not find_disagreements(record, other[1])] for _, record in scored]
     chosen = max(sets, key=len, default=[])
-    others = [model for model in scored if model not in chosen]
-    return chosen, {model.label: _find_disagreements(model.blimp, chosen[0].blimp) for model in others}
+    others = [one for one in scored if one not in chosen]
+    return [model for model, _ in chosen], {
+        model.label: find_disagreements(record, chosen[0][1]) for model, record in others
+    }
 
 
 def frozen_alike(models: Sequence[Model]) -> tuple[dict[str, list[Model]], list[str]]:
@@ -334,11 +338,11 @@ def frozen_alike(models: Sequence[Model]) -> tuple[dict[str, list[Model]], list[
     for task in FROZEN:
         key = task, None
         measured = [model for model in models if key in model.frozen]
-        sets = [[m for m in measured if not _find_disagreements(one.frozen[key], m.frozen[key])] for one in measured]
+        sets = [[m for m in measured if not find_disagreements(one.frozen[key], m.frozen[key])] for one in measured]
         alike[task] = max(sets, key=len, default=[])
         notes += [
             f"The frozen scores of {task} of {model.label} cannot be compared with the others:"
-            f" {_find_disagreements(model.frozen[key], alike[task][0].frozen[key])}"
+            f" {find_disagreements(model.frozen[key], alike[task][0].frozen[key])}"
             for model in measured
             if model not in alike[task]
         ]

@@ -92,10 +92,10 @@ def _notes(result: Comparison) -> list[tuple[str, list[str]]]:
     missing = [
         f"There are no records of {what}, so it is not shown."
         for what, end in (
-            ("a lower bound (an untrained encoder)", arms.floor),
+            ("a lower bound (an untrained encoder)", arms.floors),
             ("an upper bound (the teacher)", arms.ceiling),
         )
-        if end is None and not result.withheld
+        if not end and not result.withheld
     ]
     notes = {
         "Tasks of the mean": list(result.notes_on_tasks),

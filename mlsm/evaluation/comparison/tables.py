@@ -36,8 +36,8 @@ from mlsm.evaluation.comparison.result import Comparison, Summary
 from mlsm.evaluation.comparison.significance import Interval
 from mlsm.evaluation.plots import save_table
 
-TABLES = (  # of the page
-    *("contrasts", "explored", "composites", "gate"),
+TABLES = (  # of the page; their files are report-<name>.csv and .tex
+    *("composite-hypotheses", "composite-explored", "composites", "gate"),
     *("hypotheses", "scores", "wins", "checkpoints", "settings", "costs", "parts"),
 )
 
@@ -145,13 +145,11 @@ _LATEX = {
 class Table:
     """One table of the page.
 
-    stem          of its files
     columns       shown heads; the first column holds names
     rows          shown cells
     data          header and unrounded rows of the CSV
     """
 
-    stem: str
     title: str
     caption: str
     columns: Sequence[str]
@@ -159,12 +157,12 @@ class Table:
     data: tuple[Sequence[str], Sequence[Sequence[Any]]]
 
 
-def write_tables(tables: Sequence[Table], directory: Path) -> list[Path]:
-    """Write every table's CSV and LaTeX."""
+def write_tables(tables: Mapping[str, Table], directory: Path) -> list[Path]:
+    """Write the CSV and the LaTeX of every table, by name."""
     written = []
-    for table in tables:
-        written.append(save_table(directory / f"{table.stem}.csv", *table.data))
-        written.append(directory / f"{table.stem}.tex")
+    for name, table in tables.items():
+        written.append(save_table(directory / f"report-{name}.csv", *table.data))
+        written.append(directory / f"report-{name}.tex")
         with appearing_whole(written[-1]) as file:
             file.write(latex(table).encode())
     return written
@@ -231,8 +229,8 @@ def tables_of_composite(composite: Mapping[str, Any]) -> list[Table]:
     planned = _table_of_contrasts(tested, measures)
     others = _table_of_contrasts(explored, measures, without=("role", "p", "p (Holm)", "verdict"))
     return [
-        Table("report-composite-hypotheses", "Hypotheses on the composite", caption + on_tests, *planned),
-        Table("report-composite-explored", "Exploratory contrasts of the composite", caption + on_others, *others),
+        Table("Hypotheses on the composite", caption + on_tests, *planned),
+        Table("Exploratory contrasts of the composite", caption + on_others, *others),
         _table_of_composites(composite, measures),
         _table_of_gate(composite),
     ]
@@ -312,7 +310,7 @@ def _table_of_composites(composite: Mapping[str, Any], measures: Sequence[str]) 
     )
     header = ("arm", "seeds", "composite", "deviation", *measures)
     columns = ("arm", "seeds", "composite", *_short(measures))
-    return Table("report-composites", "Composites", caption, columns, rows, (header, data))
+    return Table("Composites", caption, columns, rows, (header, data))
 
 
 def _one_decimal(value: float | None) -> str:
@@ -339,7 +337,7 @@ def _table_of_gate(composite: Mapping[str, Any]) -> Table:
         f"{composite['rule']}. Scores in points, with the standard error over seeds below. The recipe fixes the "
         "measures: one that fails here is still part of the composite."
     )
-    return Table("report-gate", "Gate of the measures", caption, columns, rows, (header, data))
+    return Table("Gate of the measures", caption, columns, rows, (header, data))
 
 
 # -- hypotheses -------------------------------------------------------------------------------------------
@@ -382,7 +380,7 @@ def table_of_hypotheses(tests: Sequence[Test]) -> Table:
         "independent, but those of one pre-training run or of one task are correlated; it says nothing about another "
         "pre-training run."
     )
-    return Table("report-hypotheses", "Hypotheses", caption, columns, rows, (header, data))
+    return Table("Hypotheses", caption, columns, rows, (header, data))
 
 
 def _won(scores: ScoreTest) -> str:
@@ -430,7 +428,7 @@ def table_of_scores(scores: Sequence[ArmScores], tasks: Sequence[str]) -> Table:
             "If there are several probes, the first by name is shown; the files at the end of the page say which."
         )
     header = ("model", "score", "seeds", "mean", "low", "high")
-    return Table("report-scores", "Scores", caption, columns, rows, (header, data))
+    return Table("Scores", caption, columns, rows, (header, data))
 
 
 def _score(found: Interval | None) -> Cell:
@@ -475,7 +473,7 @@ def table_of_wins(result: Comparison) -> Table:
     header = ["model", "against", "pairs", "tasks", "difference", "low", "high", "p"]
     header += ["scores_tasks", "scores", "wins", "losses", "ties"]
     header += ["scores_p", "scores_two_sided", "blimp_pairs", "blimp_difference", "blimp_low", "blimp_high"]
-    return Table("report-wins", "Every arm against every other", caption, ["", *shown], rows, (header, data))
+    return Table("Every arm against every other", caption, ["", *shown], rows, (header, data))
 
 
 def table_of_checkpoints(result: Comparison) -> Table | None:
@@ -499,7 +497,7 @@ def table_of_checkpoints(result: Comparison) -> Table | None:
         f"pre-training seed). Exploratory."
     )
     header = ("progress", "progress_of_other", "pairs", "difference", "low", "high", "p")
-    return Table("report-checkpoints", "During pre-training", caption, columns, rows, (header, data))
+    return Table("During pre-training", caption, columns, rows, (header, data))
 
 
 # -- what differs -----------------------------------------------------------------------------------------
@@ -521,7 +519,7 @@ def table_of_settings(arms: Sequence[Arm], found: Differences) -> Table:
     )
     header = ("setting", "value", "arm")
     columns = ["setting", *(arm.name for arm in arms)]
-    return Table("report-settings", "What differs between the arms", caption, columns, rows, (header, data))
+    return Table("What differs between the arms", caption, columns, rows, (header, data))
 
 
 # -- costs ------------------------------------------------------------------------------------------------
@@ -572,7 +570,7 @@ def table_of_costs(
         + "Losses of different objectives, targets, positions, mask rates or temperatures cannot be compared."
     )
     header = ("arm", "pre-training seed", "model", *names, "log")
-    return Table("report-costs", "What training cost", caption, ["arm", *names], rows, (header, data))
+    return Table("What training cost", caption, ["arm", *names], rows, (header, data))
 
 
 def table_of_parts(parts: Sequence[Spent]) -> Table:
@@ -595,7 +593,7 @@ def table_of_parts(parts: Sequence[Spent]) -> Table:
         "a quiet machine. Sums over the seeds that were estimated or measured (–: none was). Parts with neither are "
         "not listed."
     )
-    return Table("report-parts", "What the study cost", caption, columns, rows, (header, data))
+    return Table("What the study cost", caption, columns, rows, (header, data))
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

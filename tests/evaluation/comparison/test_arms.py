@@ -73,9 +73,14 @@ def test_floor_and_ceiling_are_recognised():
         stock = {"run_seed": None, "step": None, "fraction": None, "identity": None, "teacher": None, "path": path}
         records += [record | stock | {"objective": None} for record in arm("mlsm", {3: {"rte": 0.5}}, name)]
     known = found(records)
-    assert labels(known.floor) == ["raw-seed2-step-00000000"] and labels(known.ceiling) == ["x-seed3"]
+    (floor,) = known.floors
+    assert labels(floor) == ["raw-seed2-step-00000000"] and labels(known.ceiling) == ["x-seed3"]
     assert [labels(one) for one in known.arms] == [["mlsm-seed1"], ["y-seed3"]]
-    assert labels(known.floor.at()) == ["raw-seed2-step-00000000"]
+    assert labels(floor.at()) == ["raw-seed2-step-00000000"]
+    records += arm("mlsm", {2: {"rte": 0.6}}, "large", fraction=0, **facts | {"encoder": "bert-4x256"})
+    known = found(records)
+    assert [one.name for one in known.floors] == [f"floor, {floor.facts['encoder']}", "floor, bert-4x256"]
+    assert [one.name for one in known.with_ends()] == [*(one.name for one in (*known.floors, *known.arms)), "ceiling"]
 
 
 def stock(name, path):
@@ -142,7 +147,7 @@ def test_trained_weights_that_a_run_continues_are_no_floor():
     records = arm("mlsm", {1: {"rte": 0.5}}, "new", fraction=0)
     records += arm("mlsm", {1: {"rte": 0.7}}, "continued", fraction=0, of_identity={"continue_from": "1234"})
     known = found(records)
-    assert labels(known.floor) == ["new-seed1-step-00000000"]
+    assert [labels(floor) for floor in known.floors] == [["new-seed1-step-00000000"]]
     (continued,) = known.arms
     assert continued.fractions == [0.0] and not continued.at().models, "its training has not begun"
 

@@ -157,6 +157,17 @@ def test_blimp_is_paired_by_seed_and_a_probe_belongs_to_its_student():
     assert blimp_effect(known.arms[0], known.arms[0]).mean == 0
 
 
+def test_of_several_scorings_on_blimp_that_of_most_pairs_is_shown():
+    records = []
+    for name in ("a", "b"):
+        for pairs, score in ((50, 0.9), (20, 0.5)):
+            few = a_blimp_record(name, {"x": score})
+            data, settings = few["data"] | {"n_eval": pairs}, {"per_paradigm": pairs}
+            records.append(few | {"task": f"blimp-{pairs}", "data": data, "settings": settings})
+    models, _ = models_of(records)
+    assert [model.accuracies for model in models] == [{"x": 0.9}] * 2
+
+
 def test_the_column_of_blimp_has_only_models_that_were_scored_alike():
     """A model of which one paradigm was scored, or a hundred pairs of each, changes no mean."""
     subset, records = {"task": "blimp-100", "settings": {"per_paradigm": 100}}, []

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from mlsm.common.errors import StudyError
 from mlsm.evaluation import records
+from mlsm.evaluation.comparison.models import find_disagreements
 from mlsm.evaluation.comparison.significance import LEVEL, holm
 from mlsm.evaluation.studies.protocol.costs import name_in_records
 from mlsm.evaluation.studies.protocol.description import PlannedArm, Study
@@ -103,15 +104,29 @@ def compose(study: Study, directory: Path) -> dict:
 
 
 def read_scores(study: Study, directory: Path) -> Scored:
-    """The scores of all students, from their records. Raises StudyError if two models have one name."""
+    """The scores of all students, from their records.
+
+    Raises  StudyError if two models have one name, or if records of one task differ in data or settings
+    """
     composite = study.composite
     assert composite is not None
     by_name: dict[str, dict[tuple, Scores]] = {}
+    used = {measure.partition("/")[0] for measure in composite.measures}  # tasks
+    of_task: dict[str, list[dict]] = {}
     paths = sorted((directory / "evaluations").glob("*/frozen/*.json"))
     found = records.read(paths) if paths else []
     for record, content in zip(found, records.contents_of(found), strict=True):
         measured = {f"{record['task']}/{name}": value for name, value in _scores(record, composite.part).items()}
         by_name.setdefault(record["model"], {}).setdefault(content, {}).update(measured)
+        if record["task"] in used:
+            of_task.setdefault(record["task"], []).append(record)
+    for task, alike in of_task.items():
+        for record in alike[1:]:
+            if why := find_disagreements(alike[0], record):
+                raise StudyError(
+                    f"the frozen records of {task} of {alike[0]['model']} and {record['model']} cannot be compared: "
+                    f"{why}. Move away those that the study should not read, and score these models again."
+                )
     for name, by_content in by_name.items():
         if len(by_content) > 1:
             raise StudyError(

@@ -17,6 +17,7 @@ from mlsm.evaluation.comparison.curves import quiet_step_seconds
 from mlsm.evaluation.studies.protocol.costs import Cost, is_finished
 from mlsm.evaluation.studies.protocol.description import NEEDED, PlannedArm, Study
 from mlsm.evaluation.studies.protocol.parts import Part, StudyPlan, name_of
+from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from student.config import StudentConfig
 from student.runs.identity import read_or_none
 
@@ -63,6 +64,8 @@ def facts_of(
         for name, arm in study.arms.items()
     }
     accounts = {name: _account(study, arm, kept) for name, arm in study.arms.items()}
+    tuning = (part.values for part in planned.parts if part.name.startswith("finetune/"))
+    tuned = [values for values in tuning if not values.get("smoke")][:1]  # all have the same tasks
     return StudyFacts(
         title=study.title,
         question=study.question,
@@ -72,6 +75,9 @@ def facts_of(
         exploratory=(f"Also planned, without a hypothesis: {', '.join(explored)}.",) if explored else (),
         arms=arms,
         seeds=study.seeds,
+        tasks=tuple(
+            task for values in tuned for task in FinetuneConfig(tasks=values.get("tasks", ("all",))).chosen_tasks()
+        ),
         learned_by=study.learned_by,
         seeds_of={pair: study.seeds_of(pair) for pair in study.secondary},
         parts=tuple(_spent(part, kept.get(part.name)) for part in planned.parts),

@@ -48,9 +48,9 @@ def write_students(study: Study, parts: Iterable[Part], file: Path, hidden: Coll
     for place, chosen in ((file, shown), (apart, [row for row in rows if row["arm"] in hidden])):
         if chosen:
             save_table(place, COLUMNS, [[row[name] for name in COLUMNS] for row in chosen])
-    if len(shown) == len(rows):
-        with suppress(OSError):
-            disk.unlink(apart)
+        else:
+            with suppress(OSError):
+                disk.unlink(place)
     return shown
 
 

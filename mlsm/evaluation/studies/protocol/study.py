@@ -11,9 +11,11 @@ arms would not have the same batches and masks. Not handled here: the descriptio
 """
 
 import difflib
+import glob
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
+from dataclasses import fields
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ import yaml
 
 from mlsm.common.errors import MlsmError, StudyError
 from mlsm.common.progress import silent
+from mlsm.evaluation import records
 from mlsm.evaluation.comparison.compare import compare, keep_withheld
 from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.comparison.intruders import read_judgements
@@ -34,11 +37,11 @@ from mlsm.evaluation.studies.protocol.facts import facts_of, keep_costs, kept_co
 from mlsm.evaluation.studies.protocol.parts import Part, StudyPlan, find_diagnostic, plan
 from mlsm.evaluation.studies.protocol.printing import as_make, as_slurm, compare_line
 from mlsm.evaluation.studies.protocol.students import write_students
-from pipeline.commands import select_settings
+from pipeline.commands import ADDED_LATER, select_settings
 from pipeline.config import PLACES
 from shards.reader import Store
 
-OF_THE_MACHINE = {*PLACES, "device", "batch_tokens"}  # settings of an encoding
+OF_THE_MACHINE = {"output", "device", "batch_tokens"}  # settings of an encoding
 logger = logging.getLogger(__name__)
 
 
@@ -83,7 +86,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     read_judgements(described.common.get("compare", {}).get("intruders", ()))  # raises errors now, not at the end
     _judge(described, settings.directory)
     last_of_primary = planned.parts[planned.first - 1]
-    plan_id, commit = _plan_of_primary(planned), this_commit()
+    plan_id, commit = _plan_of_students(planned, settings.evaluations), this_commit()
     quarantined: list[dict] = []
     for number, part in enumerate(chosen, 1):
         if _is_kept_by_records(part, planned.parts):
@@ -123,20 +126,33 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
 def _refuse_other_settings(part: Part) -> None:
     """Raise StudyError if the stores of a part that encodes were made with other settings than its own.
 
-    Paths are not compared: a study may continue on another machine.
+    Of paths only the last part is compared: a study may continue on another machine.
     """
     if not part.verb.startswith("encode-"):
         return
-    own = select_settings(part.settings())
+    settings = part.settings()
+    own = select_settings(settings)
     for file in sorted(Path(part.values["output"]).glob("stores/*/plans/*.yaml")):
-        made = yaml.safe_load(file.read_text(encoding="utf-8")).get(part.verb, {})
-        for name in sorted(own.keys() & made.keys() - OF_THE_MACHINE):
-            found, wanted = made[name], own[name]
+        made = yaml.safe_load(file.read_text(encoding="utf-8")).get(part.verb)
+        for name in sorted((own.keys() | made.keys()) - OF_THE_MACHINE) if made else ():
+            found, wanted = (_last_parts(_kept(kept, name, settings), name) for kept in (made, own))
             if not (set(found) <= set(wanted) if name in ("layer", "k") else found == wanted):
                 raise StudyError(
                     f"{part.name}: {file.parents[1]} was made with {name.replace('_', '-')} {found}, and the recipe "
                     f"says {wanted}. Nothing was changed. Use the settings that it was made with, or another --output."
                 )
+
+
+def _kept(kept: dict, name: str, settings: Any) -> Any:
+    """A setting that a store keeps; one that it leaves out has its default."""
+    default = next((field.default for field in fields(settings) if field.name == name), None)
+    return kept.get(name, ADDED_LATER.get(name, default))
+
+
+def _last_parts(value: Any, name: str) -> Any:
+    if name not in PLACES or value is None:
+        return value
+    return [Path(one).name for one in ((value,) if isinstance(value, str) else value)]
 
 
 def _is_kept_by_records(part: Part, parts: list[Part]) -> bool:
@@ -176,11 +192,15 @@ def choose_parts(parts: list[Part], only: tuple[str, ...]) -> list[Part]:
     return [part for part in parts if not only or any(fnmatch(part.name, pattern) for pattern in only)]
 
 
-def _plan_of_primary(planned: StudyPlan) -> str | None:
-    """The plan of the first student's store; None if the store does not exist yet."""
-    first = next(part for part in planned.parts if part.verb == "train-student")
+def _plan_of_students(planned: StudyPlan, evaluations: Path) -> str | None:
+    """The plan of the first student's store, or if that is gone of a scored student's; None if there is neither."""
+    students = [part for part in planned.parts if part.verb == "train-student"]
     with suppress(MlsmError):
-        return Store.open(first.settings().store).plan.id
+        return Store.open(students[0].settings().store).plan.id
+    for part in students:
+        for file in evaluations.glob(f"{glob.escape(part.name.partition('/')[2])}-*/*/*.json"):
+            if (identity := records.read_file(file)["identity"]) is not None and isinstance(identity["plan"], str):
+                return identity["plan"]
     return None
 
 

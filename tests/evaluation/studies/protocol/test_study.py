@@ -459,6 +459,10 @@ def test_what_was_not_run_is_what_can_be_run_next(recipe, tmp_path):
     (sentence,) = [text for text in facts.not_run if "Not run yet" in text]
     assert "encode-lsp/lsp" in sentence and "train-student" not in sentence
     assert int(re.search(r"and (\d+) parts that depend", sentence)[1]) >= 8
+    assert not facts.tasks  # the miniature tasks are those that there are
+    for folder in ("blimp/data", "wsd"):
+        (tmp_path / folder).mkdir(parents=True)
+    assert facts_of(described, plan(described, tmp_path, tmp_path), {}).tasks == ("mrpc",)
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -472,15 +476,37 @@ def test_one_part_alone(recipe, finished, tmp_path):
         study(StudyConfig(recipe=recipe, output=tmp_path, only=("encode/lsp",)))
 
 
-def test_a_store_of_other_settings_stops_the_study_and_changes_nothing(recipe, finished, tmp_path):
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"lam": 0.2}, "lam 0.1, and the recipe says 0.2"),
+        ({"solver": "fista"}, "solver cd, and the recipe says fista"),
+        ({"atoms": "sampled"}, "atoms learned, and the recipe says sampled"),
+        ({"corpus": ["another.txt"]}, r"corpus \['.*'\], and the recipe says \['another.txt'\]"),
+    ],
+)
+def test_a_store_of_other_settings_stops_the_study_and_changes_nothing(other, told, recipe, finished, tmp_path):
     settings, _ = finished
     changed = yaml.safe_load(Path(recipe).read_text())
-    changed["encode-lsp"]["lam"] = 0.2
+    changed["encode-lsp"] |= other
     (tmp_path / "changed.yaml").write_text(yaml.safe_dump(changed))
     before = sorted(settings.directory.glob("stores/*/*/*"))
-    with pytest.raises(StudyError, match=r"made with lam 0.1, and the recipe says 0.2. Nothing was changed"):
+    with pytest.raises(StudyError, match=rf"made with {told}. Nothing was changed"):
         study(StudyConfig(recipe=str(tmp_path / "changed.yaml"), output=settings.directory))
     assert sorted(settings.directory.glob("stores/*/*/*")) == before
+
+
+@pytest.mark.usefixtures("without_figures")
+def test_a_later_store_of_another_plan_is_refused_though_the_first_is_gone(recipe, finished, tmp_path):
+    there = finished[0]
+    shutil.copytree(there.evaluations, tmp_path / "made" / there.evaluations.relative_to(there.directory))
+    described = yaml.safe_load(Path(recipe).read_text())
+    described["study"]["stores"]["later"] = {"command": "encode-lsp", "max-tokens": 8_000}
+    described["study"]["arms"]["later"] = {"store": "later", "seeds": [0]}
+    (tmp_path / "more.yaml").write_text(yaml.safe_dump(described))
+    settings = StudyConfig(recipe=str(tmp_path / "more.yaml"), output=tmp_path / "made", only=("*/later*",))
+    with pytest.raises(StudyError, match="has another plan than the stores before it"):
+        study(settings)
 
 
 def test_stores_of_controls_are_found_by_their_longer_names(recipe, tmp_path):
