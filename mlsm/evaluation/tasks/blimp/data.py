@@ -82,19 +82,13 @@ class Paradigm(NamedTuple):
 
 
 def read(directory: Path | None) -> tuple[list[Paradigm], dict[str, str]]:
-    """All paradigms by name, and the files they were read from: file name -> hex SHA-256.
+    """All paradigms, and the digest of each one's pairs by its name.
 
-    directory  of the 67 files, or a checkout of github.com/alexwarstadt/blimp; None: from the Hub, and the digests are
-               those of the pairs
+    directory  of the 67 files, or a checkout of github.com/alexwarstadt/blimp; None: from the Hub
     Raises     BlimpError naming file, line and what was expected
     """
-    if directory is None:
-        paradigms = _from_hub()
-        return paradigms, {paradigm.name: paradigm.digest for paradigm in paradigms}
-    files = _files(directory)
-    contents = [read_file(file) for file in files]
-    paradigms = [_parse(*found) for found in zip(files, contents, strict=True)]
-    return paradigms, {file.name: hashlib.sha256(raw).hexdigest() for file, raw in zip(files, contents, strict=True)}
+    paradigms = _from_hub() if directory is None else [_parse(file, read_file(file)) for file in _files(directory)]
+    return paradigms, {paradigm.name: paradigm.digest for paradigm in paradigms}
 
 
 def choose_paradigms(names: tuple[str, ...]) -> list[str]:

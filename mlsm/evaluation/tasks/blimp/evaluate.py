@@ -13,6 +13,7 @@ them; the record is written at the end. The task is `blimp`; if only a part is s
 weights are scored again, and the record is replaced.
 """
 
+import logging
 import math
 import statistics
 import time
@@ -38,6 +39,9 @@ from shards.manifest import fingerprint
 
 if TYPE_CHECKING:
     import torch
+
+
+logger = logging.getLogger(__name__)
 
 
 class Scores(NamedTuple):
@@ -138,8 +142,12 @@ def _find_finished(record: dict, config: BlimpConfig) -> tuple[Path, dict] | Non
     if not path.is_file():
         return None
     there = records.read_file(path)
-    same = all(there.get(name, record[name]) == record[name] for name in (*records.CONTENT, "settings", "data"))
-    return (path, there) if same and "averages" in there else None
+    differing = [
+        name for name in (*records.CONTENT, "settings", "data") if there.get(name, record[name]) != record[name]
+    ]
+    if differing:
+        logger.warning("%s is made anew: its %s differ from those of now", path, ", ".join(differing))
+    return (path, there) if not differing and "averages" in there else None
 
 
 def _evaluate(

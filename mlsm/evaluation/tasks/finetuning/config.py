@@ -69,7 +69,8 @@ class FinetuneConfig:
     max_length: int | None = None
     """Longest input in tokens, special ones included; longer ones are cut, for all models in the same way. Unset: the
     longest window that all of the models were pre-trained on; for a model without a lineage.json, the positions that it
-    has, up to 512. With 512, the official code's length, students read positions that their windows never trained."""
+    has, up to 512; with --frozen at most 128. With 512, the official code's length, students read positions that their
+    windows never trained."""
     dropout: float = 0.1
     """Probability of every dropout in the encoder, the same for all models whatever their config.json says (a student
     that was pre-trained without dropout says 0). BERT, RoBERTa and DeBERTa have 0.1 themselves, ModernBERT 0. The

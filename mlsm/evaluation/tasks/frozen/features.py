@@ -28,6 +28,7 @@ from mlsm.evaluation.tasks.finetuning.formats import Example
 from pipeline.teacher import Teacher, load_tokenizer, read_config
 
 AT_ONCE = 64  # texts in a forward pass
+ROWS = 4096  # examples in a block of features
 
 
 class WordFeatures(NamedTuple):
@@ -113,6 +114,13 @@ class FeatureExtractor:
 def pair_features(first_ND: np.ndarray, second_ND: np.ndarray) -> np.ndarray:
     """u, v, |u - v| and u v of every pair, (N, 4 D): Conneau and Kiela 2018 (SentEval)."""
     return np.hstack([first_ND, second_ND, np.abs(first_ND - second_ND), first_ND * second_ND])
+
+
+def in_blocks(*sides_ND: np.ndarray) -> Iterator[np.ndarray]:
+    """The features of examples with one side or two, ROWS examples at a time."""
+    for start in range(0, max(1, len(sides_ND[0])), ROWS):
+        block = [side_ND[start : start + ROWS] for side_ND in sides_ND]
+        yield pair_features(*block) if len(block) == 2 else block[0]
 
 
 def kept(file: Path, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

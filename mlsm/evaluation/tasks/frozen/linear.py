@@ -1,6 +1,6 @@
 """Fit linear models to features: choose the penalty on a tuning split, then fit to all training examples.
 
-    said, chosen = tune_and_fit(x_ND, y_N, tuning=400, score=score, others=[dev_MD, test_MD])
+    said, chosen = tune_and_fit(x_ND, y_N, tuning=400, score=score, others=[blocks(dev_MD), blocks(test_MD)])
 
 scikit-learn's LogisticRegression (lbfgs, float32) for labels,
 
@@ -8,14 +8,14 @@ scikit-learn's LogisticRegression (lbfgs, float32) for labels,
 
 and Ridge for scores, ||y - x w||^2 + alpha ||w||^2, on features that are standardised by the training examples of the
 fit. Both problems are convex, so nothing depends on a seed. Penalties are tried from the strongest to the weakest; each
-fit starts from the previous solution. The search stops when PATIENCE penalties in a row score below the best, because
-the F1 of spans may fall once and rise again.
+fit starts from the previous solution. The search stops when PATIENCE penalties after the best have scored below it,
+because the F1 of spans may fall once and rise again.
 
 Shapes: N examples, the tuning split last; M others; D features.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,13 +34,14 @@ def tune_and_fit(
     y_N: np.ndarray,
     tuning: int,
     score: Callable[[np.ndarray], float],
-    others: Sequence[np.ndarray],
+    others: Sequence[Iterable[np.ndarray]],
 ) -> tuple[list[np.ndarray], dict]:
     """Choose a penalty, fit, and predict.
 
     y_N      int64 labels, or float scores
     tuning   number of examples in the tuning split, the last ones
     score    scores predictions of the tuning split; of equal scores the stronger penalty is chosen
+    others   features of other examples, each in blocks of rows, of which one is in memory at a time
     Returns  predictions for the tuning split by the chosen model, fitted to the rest, and for each of `others` by the
              model fitted to all; {"penalty": C or alpha, "tried": [[penalty, score], ...], "converged": whether the
              last fit converged}
@@ -48,8 +49,8 @@ def tune_and_fit(
     is_score = y_N.dtype.kind == "f"
     rest, held_out = slice(None, len(y_N) - tuning), slice(len(y_N) - tuning, None)
     if not is_score and len(np.unique(y_N[rest])) == 1:  # for example if inputs are cut short
-        constant = [np.full(count, y_N[0]) for count in (tuning, *map(len, others))]
-        return constant, {"penalty": None, "tried": [], "converged": True}
+        constant = [np.full(sum(map(len, blocks)), y_N[0]) for blocks in others]
+        return [np.full(tuning, y_N[0]), *constant], {"penalty": None, "tried": [], "converged": True}
     scaler = StandardScaler().fit(x_ND[rest])
     x_rest, x_held_out = scaler.transform(x_ND[rest]), scaler.transform(x_ND[held_out])
     model = Ridge() if is_score else LogisticRegression(warm_start=True, max_iter=MOST_ITERATIONS, tol=TOLERANCE)
@@ -74,7 +75,7 @@ def tune_and_fit(
         model = LogisticRegression(max_iter=MOST_ITERATIONS, tol=TOLERANCE)
     model.set_params(**{"alpha" if is_score else "C": best["penalty"]})
     converged = _fit(model, scaler.transform(x_ND), y_N)
-    predictions = [model.predict(scaler.transform(x_MD)) for x_MD in others]
+    predictions = [np.concatenate([model.predict(scaler.transform(rows)) for rows in blocks]) for blocks in others]
     return [best["said"], *predictions], {"penalty": best["penalty"], "tried": tried, "converged": converged}
 
 

@@ -26,7 +26,7 @@ from mlsm.evaluation.tasks.finetuning.batches import take_examples
 from mlsm.evaluation.tasks.finetuning.data import choose_file, find_directory, load_task, split_tenth
 from mlsm.evaluation.tasks.finetuning.formats import Example, conll_columns
 from mlsm.evaluation.tasks.finetuning.tasks import TASKS, Task, TaskFile
-from mlsm.evaluation.tasks.frozen.features import FeatureExtractor, WordFeatures, kept, pair_features
+from mlsm.evaluation.tasks.frozen.features import FeatureExtractor, WordFeatures, in_blocks, kept
 from mlsm.evaluation.tasks.frozen.linear import (
     INVERSE_PENALTIES,
     MOST_ITERATIONS,
@@ -145,7 +145,11 @@ class Tags:
         x_TD = np.concatenate([words["nine"].states_TD, words["tuning"].states_TD])
         parts = [part for part in ("dev", "test") if part in words]
         predictions, chosen = tune_and_fit(
-            x_TD, y_T, len(train_tags[1]), partial(worth, "tuning"), [words[part].states_TD for part in parts]
+            x_TD,
+            y_T,
+            len(train_tags[1]),
+            partial(worth, "tuning"),
+            [in_blocks(words[part].states_TD) for part in parts],
         )
         figures = [
             figure(metric, part, worth(part, said), len(words[part].all_read if metric == "pos" else gold[part]))
@@ -227,11 +231,14 @@ class Texts:
             found = figures_of(dict.fromkeys(gold, tuning), dict.fromkeys(gold, said))
             return mean(one["value"] for one in found)
 
-        features = {part: pair_features(*two) if len(two) == 2 else two[0] for part, two in sides.items()}
         labels = [example.label for example in (*self.nine, *self.tenth)]
         y_N = np.array(labels, np.int64 if self.task.labels else np.float64)
         (said, *predictions), chosen = tune_and_fit(
-            features["train"], y_N, len(tuning), worth, [features[part] for part in gold]
+            np.concatenate([*in_blocks(*sides["train"])]),
+            y_N,
+            len(tuning),
+            worth,
+            [in_blocks(*sides[part]) for part in gold],
         )
         predicted: dict[str, metrics.Predictions] = dict(zip(gold, predictions, strict=True))
         by_part = {
@@ -286,15 +293,23 @@ class Texts:
 
 def _targets(encoder: FeatureExtractor, examples: list[Example], side: int, report: Report) -> np.ndarray:
     """The state of the target word's first token on one side of every example; zeros if it was not read."""
-    words = encoder.words([_text(example, side).split(" ") for example in examples], report)
+    texts, starts_of_words = zip(*(_begin_word(example, side) for example in examples), strict=True)
+    words = encoder.words([text.split(" ") for text in texts], report)
     found_ND = np.zeros((len(examples), encoder.width), np.float32)
     starts = np.concatenate([[0], np.cumsum([read.sum() for read in words.read_N])])
-    for row, (example, read) in enumerate(zip(examples, words.read_N, strict=True)):
-        assert example.targets is not None
-        place = _text(example, side)[: example.targets[side][0]].count(" ")
+    for row, (text, start, read) in enumerate(zip(texts, starts_of_words, words.read_N, strict=True)):
+        place = text[:start].count(" ")
         if read[place]:
             found_ND[row] = words.states_TD[starts[row] + read[:place].sum()]
     return found_ND
+
+
+def _begin_word(example: Example, side: int) -> tuple[str, int]:
+    """A text in which the target begins a word (a quotation mark may stand before it), and where it starts."""
+    assert example.targets is not None
+    text, start = _text(example, side), example.targets[side][0]
+    inside = text[:start] and not text[:start].endswith(" ")
+    return (f"{text[:start]} {text[start:]}", start + 1) if inside else (text, start)
 
 
 def _text(example: Example, side: int) -> str:

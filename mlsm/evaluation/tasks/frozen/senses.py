@@ -58,6 +58,13 @@ class _Vectors:
             yield part()[f"layer-{name}"]
 
 
+def check_reads_senses(encoder: FeatureExtractor) -> None:
+    """Raise ModelError or TeacherError if an encoder's layers or tokenizer are no use for word senses."""
+    if not any(layer > 0 for layer in encoder.layers):
+        raise ModelError("word senses need a layer that has seen context: use a --layer of at least 1.")
+    special_ids(encoder.tokenizer)
+
+
 class Senses:
     """Word senses as a measure (measures.Measure): the five test sets of Raganato et al. 2017, with SemCor."""
 
@@ -84,8 +91,6 @@ class Senses:
     def score(self, encoder: FeatureExtractor, place: Path, report: Callable[[int], None]) -> tuple[list[dict], dict]:
         """See Measure."""
         layers = [layer for layer in encoder.layers if layer > 0]
-        if not layers:
-            raise ModelError("word senses need a layer that has seen context: use a --layer of at least 1.")
         vectors = _Vectors(self._keep(encoder, layers, place, report))
         found = [self._diagnose(vectors, layer) for layer in layers]
         best = max(found, key=lambda one: one["tuning"])

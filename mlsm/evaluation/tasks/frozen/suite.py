@@ -20,6 +20,7 @@ from mlsm.evaluation.tasks.finetuning.config import FROZEN_EXAMPLES, FROZEN_LENG
 from mlsm.evaluation.tasks.finetuning.trials import check_length
 from mlsm.evaluation.tasks.frozen.features import FeatureExtractor
 from mlsm.evaluation.tasks.frozen.measures import Measure, read_measure
+from mlsm.evaluation.tasks.frozen.senses import check_reads_senses
 
 if TYPE_CHECKING:
     from mlsm.evaluation.tasks.finetuning.trials import Candidate
@@ -45,6 +46,11 @@ def measure_frozen(
         measure = read_measure(name, data_dir, settings.limit_train or FROZEN_EXAMPLES)
         trials = [(candidate, facts_of(candidate, measure, settings, length)) for candidate in candidates]
         plan.append((name, measure, [one for one in trials if _is_missing(*one, name, settings, tally)]))
+    for candidate in candidates:  # so that what cannot be measured is found before hours of work
+        if names := [name for name, _, trials in plan if any(one is candidate for one, _ in trials)]:
+            encoder = FeatureExtractor(candidate.directory, settings.layer, length, device)
+            if "wsd" in names:
+                check_reads_senses(encoder)
     for name, measure, trials in plan:
         for candidate, facts in trials:
             encoder = FeatureExtractor(candidate.directory, settings.layer, length, device)

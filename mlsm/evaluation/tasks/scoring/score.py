@@ -90,6 +90,7 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
                         replace_json(commit, record)
             if finished is not None:
                 record, rows = finished
+                record = record | {"file": str(path)}  # it may have been another file of the same rows
             wrong = {"wrong": _furthest_wrong(rows)} if config.pairs else {}
             results.append(record | {"scores": str(scores), "finished_before": finished is not None} | wrong)
     return {"results": results}
@@ -138,8 +139,13 @@ def _score_in_parts(
     scorer: Scorer, material: Material, place: Path, model: str, progress: Callable[..., None]
 ) -> list[dict]:
     """Score the rows of a file. Every CHUNK rows are written to a file, which is reused after an interruption."""
-    for start in range(0, len(material.rows), CHUNK):  # so that a sentence that is too long is reported first
-        scorer.encode([sentence for row in material.rows[start : start + CHUNK] for sentence in row])
+    for start in range(
+        0, len(material.rows), CHUNK
+    ):  # so that a sentence without tokens, or too long, is reported first
+        sentences = [sentence for row in material.rows[start : start + CHUNK] for sentence in row]
+        for sentence, code in zip(sentences, scorer.encode(sentences), strict=True):
+            if not len(code.places):
+                raise _cannot_be_scored(sentence, "it has no tokens")
     rows: list[dict] = []
     for start in range(0, len(material.rows), CHUNK):
         progress("score", start, len(material.rows), unit="rows", model=model)
@@ -154,6 +160,10 @@ def _score_in_parts(
     return rows
 
 
+def _cannot_be_scored(sentence: str, why: str) -> ScoringError:
+    return ScoringError(f"the sentence {sentence[:60]!r} cannot be scored: {why}.")
+
+
 def score_rows(scorer: Scorer, rows: Sequence[tuple[str, ...]], columns: tuple[str, ...] = ()) -> list[dict]:
     """Score sentences, (sentence,), or minimal pairs, (good, bad).
 
@@ -166,11 +176,10 @@ def score_rows(scorer: Scorer, rows: Sequence[tuple[str, ...]], columns: tuple[s
     sentences = [sentence for row in rows for sentence in row]
     encoded, scores = scorer.encode(sentences), scorer.score(sentences)
     for sentence, values in zip(sentences, scores, strict=True):
-        if not len(values) or not np.isfinite(values).all():
-            problem = (
-                "its scores are not finite, because the model's weights are not" if len(values) else "it has no tokens"
-            )
-            raise ScoringError(f"the sentence {sentence[:60]!r} cannot be scored: {problem}.")
+        if not len(values):
+            raise _cannot_be_scored(sentence, "it has no tokens")
+        if not np.isfinite(values).all():
+            raise _cannot_be_scored(sentence, "its scores are not finite, because the model's weights are not")
     # fsum rounds once, so the sum does not depend on the order of the scores
     plls = [math.fsum(values) for values in scores]
     if len(rows[0]) == 1:

@@ -39,7 +39,7 @@ from mlsm.evaluation.tasks.finetuning.data import load_task, split_tenth
 from mlsm.evaluation.tasks.finetuning.suite import finetune
 from mlsm.evaluation.tasks.finetuning.tasks import TASKS
 from mlsm.evaluation.tasks.frozen import measures, senses
-from mlsm.evaluation.tasks.frozen.features import FeatureExtractor, kept, pair_features
+from mlsm.evaluation.tasks.frozen.features import FeatureExtractor, in_blocks, kept, pair_features
 from mlsm.evaluation.tasks.frozen.linear import INVERSE_PENALTIES, RIDGE_PENALTIES, tune_and_fit
 from mlsm.terminal.comparison import comparison
 from pipeline.dictionary import DictionarySettings, learn_dictionary
@@ -125,7 +125,7 @@ def test_labels_are_those_of_scikit_learns_pipeline():
     def score(said):
         return float((said == y_N[tuning]).mean())
 
-    (said, again), chosen = tune_and_fit(x_ND, y_N, 100, score, [x_ND])
+    (said, again), chosen = tune_and_fit(x_ND, y_N, 100, score, [in_blocks(x_ND)])
     for penalty, value in chosen["tried"]:
         assert value == pytest.approx(by_hand[penalty], abs=0.011), "one prediction may be near the border"
     tried = dict(map(tuple, chosen["tried"]))
@@ -147,7 +147,9 @@ def test_a_score_that_falls_once_does_not_end_the_search():
 def test_scores_are_those_of_scikit_learns_ridge():
     x_ND, y_N = noisy_classes()
     target = x_ND[:, 0] / x_ND[:, 0].std() + y_N + 0.0
-    (said, again), chosen = tune_and_fit(x_ND, target, 100, lambda p: -float(((p - target[300:]) ** 2).mean()), [x_ND])
+    (said, again), chosen = tune_and_fit(
+        x_ND, target, 100, lambda p: -float(((p - target[300:]) ** 2).mean()), [[x_ND]]
+    )
     by_hand = {}
     for alpha in RIDGE_PENALTIES:
         model = make_pipeline(StandardScaler(), Ridge(alpha=alpha)).fit(x_ND[:300].astype(float), target[:300])
@@ -160,7 +162,7 @@ def test_scores_are_those_of_scikit_learns_ridge():
 def test_a_label_that_only_the_tuning_split_has_is_learned_from_all():
     x_ND, y_N = noisy_classes()
     y_N[:300] %= 2
-    (_, again), _ = tune_and_fit(x_ND, y_N, 100, lambda said: float((said == y_N[300:]).mean()), [x_ND])
+    (_, again), _ = tune_and_fit(x_ND, y_N, 100, lambda said: float((said == y_N[300:]).mean()), [[x_ND[:7], x_ND[7:]]])
     assert 2 in again
 
 
@@ -207,6 +209,12 @@ def test_words_that_are_cut_off_are_wrong(settings):
     assert found["pos_dev"] < 0.95 and found["entities_dev"] < 0.9, "seven words never fit"
 
 
+def test_a_model_that_cannot_be_measured_is_found_before_the_first_is(settings, with_senses, monkeypatch):
+    monkeypatch.setattr("mlsm.evaluation.tasks.frozen.suite.record_scores", lambda *_: pytest.fail("was measured"))
+    with pytest.raises(ModelError, match="use a --layer of at least 1"):
+        finetune(replace(settings, tasks=("conll2003", "wsd"), layer=(0,), data_dir=with_senses))
+
+
 def test_cosines_and_pairs_are_those_by_hand(settings, teacher_directory, miniatures):
     finetune(replace(settings, tasks=("stsb", "wic", "cola")))
     found, record = figures_of(settings, "stsb")
@@ -236,6 +244,10 @@ def test_cosines_and_pairs_are_those_by_hand(settings, teacher_directory, miniat
             words = example[side].split(" ")
             states, word_of = states_of(teacher_directory, words)
             np.testing.assert_allclose(target, states[word_of.index(words.index(example[side][begin:end]))], atol=2e-5)
+    quoted = [example._replace(first=f'"{example.first}', targets=((1, 2), (0, 1))) for example in wic]
+    plain = [example._replace(first=f'" {example.first}', targets=((2, 3), (0, 1))) for example in wic]
+    first = [measures._targets(encoder, examples, 0, silent) for examples in (quoted, plain)]
+    np.testing.assert_array_equal(*first)  # not the quotation mark before the word
     u, v = np.array([[1.0, 2.0]]), np.array([[3.0, 1.0]])
     assert pair_features(u, v).tolist() == [[1, 2, 3, 1, 2, 1, 3, 2]]
 

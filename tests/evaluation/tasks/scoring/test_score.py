@@ -242,14 +242,15 @@ def test_a_file_that_another_command_scores_meanwhile_is_not_scored_again(config
     assert others == [result | {"finished_before": False}] and result["finished_before"]
 
 
-def test_sentences_that_cannot_be_scored_are_quoted(config, tmp_path):
+def test_sentences_that_cannot_be_scored_are_quoted(config, tmp_path, monkeypatch):
     model = shutil.copytree(config.models[0], tmp_path / "cleaning")
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     tokenizer.normalizer = BertNormalizer()  # which leaves nothing of a control character
     tokenizer.save(str(model / "tokenizer.json"))
     for text, problem in (("w1\n\x01\n", "it has no tokens"), ("w1 " * 200, "this model reads at most")):
         (tmp_path / "odd.txt").write_text(text)
-        with pytest.raises(ScoringError, match=problem):
+        with monkeypatch.context() as patch, pytest.raises(ScoringError, match=problem):
+            patch.setattr(scoring, "score_rows", lambda *_: pytest.fail("was scored before all were looked at"))
             score_text(replace(config, models=(str(model),), pairs=(), sentences=(tmp_path / "odd.txt",)))
 
 
