@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         code = run(argv)
     except KeyboardInterrupt as stop:
-        kept = "interrupted; finished units and checkpoints are kept. Run the same command to resume."
+        kept = "interrupted. Run the same command again: finished units and checkpoints, if any, are kept."
         code = 128 + getattr(stop, "number", signal.SIGINT)  # as a shell counts them
         if not is_follower():
             complain(str(stop) or kept, code)

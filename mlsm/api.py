@@ -4,7 +4,8 @@ Each function takes the settings of its command as keyword arguments (`mlsm help
 settings object (`mlsm.EncodeConfig`). It also takes two more arguments:
 
     recipe    name of a recipe, or a YAML file, whose settings apply where no argument is given. Unlike on the command
-              line, no recipe applies by itself, except that a training starts from the one that made its store
+              line, no recipe applies by itself, except that training takes steps, batch size and learning rate from the
+              one that made its store
     progress  called as progress(stage, done, total, unit=..., **figures); nothing is shown without it
 
 All raise ValueError for an invalid setting, TypeError for an unknown one, and the errors in mlsm/common/errors.py: the

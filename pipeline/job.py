@@ -30,7 +30,14 @@ if TYPE_CHECKING:
 
     from pipeline.teacher import Teacher
 
-COUNTED = ("documents", "held_out_documents", "duplicates", "too_short", "invalid")  # of the scan, for summaries
+COUNTED = (
+    "documents",
+    "held_out_documents",
+    "duplicates",
+    "blank",
+    "too_short",
+    "invalid",
+)  # of the scan, for summaries
 LISTED_FILES = 5
 PARAGRAPHS = 50  # with more documents per text file on average, they may be paragraphs
 
@@ -106,7 +113,7 @@ class Job:
     def describe_corpus(self) -> dict:
         """The counts of the scan, for summaries: a dict that JSON can hold, of the same size for any number of files.
 
-        Returns  totals (files, documents, held_out_documents, duplicates, too_short, invalid), max_tokens,
+        Returns  totals (files, documents, held_out_documents, duplicates, blank, too_short, invalid), max_tokens,
                  files_listed: the same for the files with the most documents (held-out files first),
                  paragraphs: average number of documents per text file that is cut at empty lines, if they are so many
                  that they may be paragraphs, else None

@@ -203,7 +203,11 @@ def test_the_stores_recipe_does_not_fill_in_what_a_named_recipe_leaves_open(name
         mlsm.train_student(recipe="mine.yaml", **named)
     by_flags, by_python = seen
     assert by_flags.config == by_python.config and by_python.config.batch_windows == 64, "not the paper's 1,024"
-    assert by_flags.origins["max_steps"] == by_python.origins["max_steps"] == "20 epochs, recipe mine.yaml"
+    assert (
+        by_flags.origins["max_steps"]
+        == by_python.origins["max_steps"]
+        == "20 epochs, recipe mine.yaml; few: consider more --epochs"
+    )
 
 
 def test_trained_weights_are_never_trained_by_the_demonstration(tmp_path):

@@ -75,6 +75,8 @@ def corpus_lines(corpus: dict | None) -> list[str]:
         rest = {name: corpus[name] - sum(entry[name] for entry in listed) for name in listed[0] if name != "file"}
         others = corpus["files"] - len(listed)
         lines.append(table(rows + ([(f"{others:,} others", _documents(rest))] if others else [])))
+    if not corpus["held_out_documents"]:
+        lines.append("  No document is held out, so training will report no held-out loss. Encode more documents.")
     if corpus["paragraphs"] is not None:
         lines.append(
             f"  An empty line ends a document, so a text file has {corpus['paragraphs']:,.0f} documents on average. "
@@ -85,7 +87,7 @@ def corpus_lines(corpus: dict | None) -> list[str]:
 
 def _documents(counts):
     more = [f"{quantity(counts['duplicates'], 'duplicate')} left out"] if counts["duplicates"] else []
-    left_out = {"too_short": "too short", "invalid": "not UTF-8"}
+    left_out = {"blank": "blank", "too_short": "too short", "invalid": "not UTF-8"}
     more += [f"{counts[name]:,} {words}" for name, words in left_out.items() if counts[name]]
     return ", ".join([quantity(counts["documents"], "document"), f"{counts['held_out_documents']:,} held out", *more])
 

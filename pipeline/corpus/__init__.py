@@ -69,6 +69,11 @@ def open_corpus(
             remote += hub_files(pattern)
             continue
         found = _expand(pattern, output)
+        if not found and Path(pattern).expanduser().is_dir():
+            raise CorpusError(
+                f"the directory {pattern} has no file that ends in {', '.join(sorted(SUFFIXES))}, and none without an "
+                f"ending. To read others as text, pass a glob in quotes, such as '{pattern.rstrip('/')}/*.md'."
+            )
         if not found:
             raise CorpusError(
                 f"the corpus {pattern!r} matches no file. Pass a text, .jsonl or .parquet file, a glob in quotes, or "

@@ -44,7 +44,11 @@ class JsonLines(Source):
         try:
             value = json.loads(line, parse_int=float)  # float, as int() refuses more than 4,300 digits
         except (ValueError, RecursionError) as error:
-            hint = _OF_AN_ARRAY if line.startswith("[") else "Expected one object per line."
+            hint = (
+                _OF_AN_ARRAY
+                if line.startswith("[")
+                else "Expected one object per line; the last line of a file that was cut off is none."
+            )
             raise CorpusError(f"{self.path}, {where}: not JSON ({error}). {hint}") from None
         if isinstance(value, list):
             raise CorpusError(f"{self.path}, {where}: an array. {_OF_AN_ARRAY}")
@@ -54,7 +58,8 @@ class JsonLines(Source):
         if not isinstance(value, dict) or not isinstance(text, str):
             found = sorted(value) if isinstance(value, dict) and text is value else type(text).__name__
             raise CorpusError(
-                f"{self.path}, {where}: no text under {self.field!r} (found {found}). Name the field with --text-field."
+                f"{self.path}, {where}: no text under {self.field!r} (found {found}). Name the field with "
+                "--text-field, or if only this line lacks it, remove the line."
             )
         text, surrogates = self.without_surrogates(text, where)
         return text, replaced or surrogates

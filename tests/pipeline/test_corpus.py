@@ -92,6 +92,12 @@ def test_bad_json_names_the_line(tmp_path, content, message):
 def test_unreadable_corpora(tmp_path):
     with pytest.raises(CorpusError, match="matches no file"):
         open_corpus((str(tmp_path / "none-*.txt"),))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.md").write_text("text")
+    with pytest.raises(
+        CorpusError, match=r"notes has no file that ends in .*\.txt.*glob in quotes, such as '.*notes/\*.md'"
+    ):
+        open_corpus((str(tmp_path / "notes"),))
     latin = tmp_path / "latin.txt"
     latin.write_bytes("first line\nd\xe9j\xe0\n".encode("latin1"))
     with pytest.raises(CorpusError, match="latin.txt: not UTF-8 at byte 12"):
