@@ -132,21 +132,16 @@ def _refuse_other_settings(part: Part) -> None:
         return
     settings = part.settings()
     own = select_settings(settings)
+    known = {field.name: field.default for field in fields(settings)} | ADDED_LATER  # what a store leaves out
     for file in sorted(Path(part.values["output"]).glob("stores/*/plans/*.yaml")):
         made = yaml.safe_load(file.read_text(encoding="utf-8")).get(part.verb)
-        for name in sorted((own.keys() | made.keys()) - OF_THE_MACHINE) if made else ():
-            found, wanted = (_last_parts(_kept(kept, name, settings), name) for kept in (made, own))
+        for name in sorted((own.keys() | made.keys()) & known.keys() - OF_THE_MACHINE) if made else ():
+            found, wanted = (_last_parts(kept.get(name, known[name]), name) for kept in (made, own))
             if not (set(found) <= set(wanted) if name in ("layer", "k") else found == wanted):
                 raise StudyError(
                     f"{part.name}: {file.parents[1]} was made with {name.replace('_', '-')} {found}, and the recipe "
                     f"says {wanted}. Nothing was changed. Use the settings that it was made with, or another --output."
                 )
-
-
-def _kept(kept: dict, name: str, settings: Any) -> Any:
-    """A setting that a store keeps; one that it leaves out has its default."""
-    default = next((field.default for field in fields(settings) if field.name == name), None)
-    return kept.get(name, ADDED_LATER.get(name, default))
 
 
 def _last_parts(value: Any, name: str) -> Any:
@@ -199,8 +194,8 @@ def _plan_of_students(planned: StudyPlan, evaluations: Path) -> str | None:
         return Store.open(students[0].settings().store).plan.id
     for part in students:
         for file in evaluations.glob(f"{glob.escape(part.name.partition('/')[2])}-*/*/*.json"):
-            if (identity := records.read_file(file)["identity"]) is not None and isinstance(identity["plan"], str):
-                return identity["plan"]
+            if plan_id := (records.read_file(file)["identity"] or {}).get("plan"):
+                return plan_id
     return None
 
 
