@@ -38,9 +38,7 @@ def start(flags, start_new_session=False, process=Preloaded, **environment):
     )
 
 
-def interrupted(
-    flags, ready, number, pause=0.0, then="Run the same command to resume", process=Preloaded, **environment
-):
+def interrupted(flags, ready, number, pause=0.0, then="Run the same command again", process=Preloaded, **environment):
     """Run the command until `ready()`, send the signal; returns what it said, `then` among it."""
     process = start(flags, process=process, **environment)
     deadline = time.monotonic() + 120

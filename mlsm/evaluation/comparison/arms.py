@@ -291,7 +291,7 @@ def find_arms(models: Sequence[Model], study: StudyFacts | None = None) -> Arms:
     teachers = _find_teachers(models, {model.facts["teacher"] for model in models} - {None})
     floors = _floors([model for model in models if _is_untrained(model)])
     ceiling = [model for model in models if model.label in teachers]
-    apart = {model.label for end in (*floors, Arm("ceiling", tuple(ceiling))) for model in end.models}
+    apart = {model.label for floor in floors for model in floor.models} | {model.label for model in ceiling}
     between = [model for model in models if model.label not in apart]
     arms = _sort_by_name(between, named) if named else sort_into_arms(between, PRETRAINING, with_probes=True)
     notes = [note for arm in (*floors, *arms) for note in (*_name_doubles(arm), *_name_unfinished(arm))]

@@ -240,7 +240,7 @@ def draw_scores(result: Comparison, directory: Path) -> list[PageFigure]:
         ]
         for axis in AXES
     }
-    ends = [end for end in result.arms.with_ends() if end not in result.arms.arms]
+    ends = [*result.arms.floors, *([result.arms.ceiling] if result.arms.ceiling else [])]
     levels = [(end.name, level) for end in ends if (level := end.average(result.tasks)) is not None]
     caption = f"Mean of {', '.join(TITLES[task] for task in result.tasks)}. Thin: single pre-training runs."
     words = "mean fine-tuning score"
@@ -306,7 +306,7 @@ def _mean_of(courses):
 
 def _draw_levels(axes: "Axes", levels: Sequence[tuple[str, float]]) -> Iterable[Sequence]:
     for name, level in levels:
-        axes.axhline(level, color=_GREY, linewidth=1.2, linestyle=_ENDS[name], label=name)
+        axes.axhline(level, color=_GREY, linewidth=1.2, linestyle=_ENDS[name.partition(",")[0]], label=name)
     return [(name, "mean", "", "", level) for name, level in levels]
 
 

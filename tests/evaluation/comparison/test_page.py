@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
-from tiny_records import a_blimp_record, store
+from tiny_records import a_blimp_record, digest, store
 from tiny_store import write_store
 from tiny_study import arm, pair, write_log
 
@@ -304,6 +304,18 @@ def test_one_seed_does_not_tell_what_is_learned(tmp_path):
     text = Page(tmp_path / "out" / "report.html").text
     assert "more than two standard errors (it has one pre-training seed), so all tasks are included for now" in text
     assert "The means are over the tasks" not in text
+
+
+def test_each_encoder_has_a_lower_bound_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("mlsm.evaluation.comparison.compare.draw_paper_figures", lambda *_: [])
+    found = pair(DIFFERENCES) + arm("mlsm", EARLY, fraction=0.5) + arm("mlm", EARLY, fraction=0.5)
+    tasks = EARLY[next(iter(EARLY))]
+    for name, value in (("bert-2x32", 0.3), ("bert-4x256", 0.4)):
+        scores = {1: dict.fromkeys(tasks, value)}
+        found += arm("mlm", scores, f"untrained-{name}", fraction=0, encoder=name, weights=digest(name))
+    compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
+    drawn = {row["arm"]: float(row["scores"]) for row in table(tmp_path / "out" / "report-scores-by-steps.csv")}
+    assert drawn["floor, bert-2x32"] == pytest.approx(0.3) and drawn["floor, bert-4x256"] == pytest.approx(0.4)
 
 
 @pytest.mark.usefixtures("page_alone")

@@ -17,7 +17,7 @@ Not handled here: the measures (mlsm/evaluation/tasks/frozen), sentences and the
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
@@ -111,22 +111,15 @@ def read_scores(study: Study, directory: Path) -> Scored:
     composite = study.composite
     assert composite is not None
     by_name: dict[str, dict[tuple, Scores]] = {}
-    used = {measure.partition("/")[0] for measure in composite.measures}  # tasks
-    of_task: dict[str, list[dict]] = {}
+    by_task: dict[str, dict[str, dict]] = {measure.partition("/")[0]: {} for measure in composite.measures}
+    used: set[str] = set()  # names of models
     paths = sorted((directory / "evaluations").glob("*/frozen/*.json"))
     found = records.read(paths) if paths else []
     for record, content in zip(found, records.contents_of(found), strict=True):
         measured = {f"{record['task']}/{name}": value for name, value in _scores(record, composite.part).items()}
         by_name.setdefault(record["model"], {}).setdefault(content, {}).update(measured)
-        if record["task"] in used:
-            of_task.setdefault(record["task"], []).append(record)
-    for task, alike in of_task.items():
-        for record in alike[1:]:
-            if why := find_disagreements(alike[0], record):
-                raise StudyError(
-                    f"the frozen records of {task} of {alike[0]['model']} and {record['model']} cannot be compared: "
-                    f"{why}. Move away those that the study should not read, and score these models again."
-                )
+        if record["task"] in by_task:
+            by_task[record["task"]][record["model"]] = record
     for name, by_content in by_name.items():
         if len(by_content) > 1:
             raise StudyError(
@@ -135,6 +128,7 @@ def read_scores(study: Study, directory: Path) -> Scored:
             )
 
     def whole(name: str) -> Scores | None:
+        used.add(name)
         for scores in by_name.get(name, {}).values():
             if all(measure in scores for measure in composite.measures):
                 return {measure: scores[measure] for measure in composite.measures}
@@ -153,7 +147,23 @@ def read_scores(study: Study, directory: Path) -> Scored:
         if (scores := whole(f"{lower.name}-seed{seed}-step-{0:08}")) is not None:
             untrained[seed] = scores
     teacher = whole(name_in_records(composite.teacher))
+    for task, of_model in by_task.items():
+        _refuse_unlike(task, [record for name, record in of_model.items() if name in used])
     return Scored(students, untrained, teacher)
+
+
+def _refuse_unlike(task: str, measured: Sequence[dict]) -> None:
+    """Raise StudyError if records of a task differ in data or settings; it names one that most others differ from."""
+    alike = max(
+        ([one for one in measured if not find_disagreements(first, one)] for first in measured), key=len, default=[]
+    )
+    for record in measured:
+        if record not in alike:
+            raise StudyError(
+                f"the frozen record of {task} of {record['model']} cannot be compared with that of "
+                f"{alike[0]['model']}: {find_disagreements(alike[0], record)}. "
+                "Move it away, and score that model again."
+            )
 
 
 def gate(study: Study, scored: Scored, hidden: Collection[str]) -> list[dict]:

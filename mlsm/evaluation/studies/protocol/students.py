@@ -45,10 +45,12 @@ def write_students(study: Study, parts: Iterable[Part], file: Path, hidden: Coll
     planned = [(arm.name, seed) for arm in study.arms.values() for seed in arm.seeds]
     rows = [found[name] for name in planned if name in found]
     shown = [row for row in rows if row["arm"] not in hidden]
-    for place, chosen in ((file, shown), (apart, [row for row in rows if row["arm"] in hidden])):
+    files = ((file, shown), (apart, [row for row in rows if row["arm"] in hidden]))
+    for place, chosen in files:
         if chosen:
             save_table(place, COLUMNS, [[row[name] for name in COLUMNS] for row in chosen])
-        else:
+    for place, chosen in files:
+        if rows and not chosen:  # they are in the other file, which is written by now
             with suppress(OSError):
                 disk.unlink(place)
     return shown

@@ -38,10 +38,10 @@ from mlsm.evaluation.studies.protocol.parts import Part, StudyPlan, find_diagnos
 from mlsm.evaluation.studies.protocol.printing import as_make, as_slurm, compare_line
 from mlsm.evaluation.studies.protocol.students import write_students
 from pipeline.commands import ADDED_LATER, select_settings
-from pipeline.config import PLACES
+from pipeline.config import FROM_STORE, PLACES
 from shards.reader import Store
 
-OF_THE_MACHINE = {"output", "device", "batch_tokens"}  # settings of an encoding
+OF_THE_MACHINE = {"output", "teacher", "tokenizer", "device", "batch_tokens"}  # settings of an encoding
 logger = logging.getLogger(__name__)
 
 
@@ -126,17 +126,20 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
 def _refuse_other_settings(part: Part) -> None:
     """Raise StudyError if the stores of a part that encodes were made with other settings than its own.
 
-    Of paths only the last part is compared: a study may continue on another machine.
+    Of paths only the last part is compared, of teacher and tokenizer nothing: a study may continue on another machine.
     """
     if not part.verb.startswith("encode-"):
         return
     settings = part.settings()
     own = select_settings(settings)
     known = {field.name: field.default for field in fields(settings)} | ADDED_LATER  # what a store leaves out
+    compared = known.keys() - OF_THE_MACHINE - (FROM_STORE if getattr(settings, "hidden", None) else set())
     for file in sorted(Path(part.values["output"]).glob("stores/*/plans/*.yaml")):
         made = yaml.safe_load(file.read_text(encoding="utf-8")).get(part.verb)
-        for name in sorted((own.keys() | made.keys()) & known.keys() - OF_THE_MACHINE) if made else ():
+        for name in sorted((own.keys() | made.keys()) & compared) if made else ():
             found, wanted = (_last_parts(kept.get(name, known[name]), name) for kept in (made, own))
+            if name == "k" and wanted is None:
+                continue  # it is that of the dictionary
             if not (set(found) <= set(wanted) if name in ("layer", "k") else found == wanted):
                 raise StudyError(
                     f"{part.name}: {file.parents[1]} was made with {name.replace('_', '-')} {found}, and the recipe "
@@ -205,8 +208,8 @@ def _check_pairing(part: Part, plan_id: str | None) -> str:
     own = Store.open(store).plan.id
     if plan_id not in (None, own):
         raise StudyError(
-            f"{part.name}: the store {store} has another plan than the stores before it, so batches and masks would "
-            "differ. All stores of the study need the same corpus, tokenizer, windows and max-tokens."
+            f"{part.name}: the store {store} has another plan than those of the study's other students, so batches and "
+            "masks would differ. All stores of the study need the same corpus, tokenizer, windows and max-tokens."
         )
     return own
 

@@ -146,7 +146,11 @@ def _find_finished(record: dict, config: BlimpConfig) -> tuple[Path, dict] | Non
         name for name in (*records.CONTENT, "settings", "data") if there.get(name, record[name]) != record[name]
     ]
     if differing:
-        logger.warning("%s is replaced: its %s differ from those of now", path, ", ".join(differing))
+        logger.warning(
+            "%s will be scored again: its %s differ from those of now (of data, earlier versions recorded the files)",
+            path,
+            ", ".join(differing),
+        )
     return (path, there) if not differing and "averages" in there else None
 
 

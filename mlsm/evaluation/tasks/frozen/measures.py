@@ -211,7 +211,7 @@ class Texts:
         self.data = data._replace(train=[*self.nine, *self.tenth]).facts()
         shape = "pair: u, v, |u-v|, uv; " if task.has_pairs else ""
         penalties = LINEAR if task.labels else {"ridge_penalties": list(RIDGE_PENALTIES)}
-        self.settings = {"texts": shape + ("first piece of the word" if task.name == "wic" else "mean")} | penalties
+        self.settings = {"texts": shape + ("first piece of the target" if task.name == "wic" else "mean")} | penalties
         self.total = (len(self.nine) + len(self.tenth) + self.data["n_eval"]) * (2 if task.has_pairs else 1)
 
     def score(self, encoder: FeatureExtractor, place: Path, report: Report) -> tuple[list[dict], dict]:

@@ -139,9 +139,8 @@ def _score_in_parts(
     scorer: Scorer, material: Material, place: Path, model: str, progress: Callable[..., None]
 ) -> list[dict]:
     """Score the rows of a file. Every CHUNK rows are written to a file, which is reused after an interruption."""
-    for start in range(
-        0, len(material.rows), CHUNK
-    ):  # so that a sentence without tokens, or too long, is reported first
+    # Look at all sentences first, so that one that is too long or has no tokens is reported at once.
+    for start in range(0, len(material.rows), CHUNK):
         sentences = [sentence for row in material.rows[start : start + CHUNK] for sentence in row]
         for sentence, code in zip(sentences, scorer.encode(sentences), strict=True):
             if not len(code.places):

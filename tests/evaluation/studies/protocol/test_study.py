@@ -497,6 +497,27 @@ def test_a_store_of_other_settings_stops_the_study_and_changes_nothing(other, to
 
 
 @pytest.mark.usefixtures("without_figures")
+def test_stores_of_hidden_states_are_found_again(recipe, tmp_path):
+    described = yaml.safe_load(Path(recipe).read_text())
+    described["study"]["stores"] = {
+        "hidden": {"command": "encode-hidden", "layer": 2},
+        "pq": {"command": "encode-hidden", "hidden": "hidden", "quantise": "pq", "bytes": 16},
+        "lsp": {"command": "encode-lsp", "hidden": "hidden"},
+    }
+    described["study"]["arms"] = {"mlsm": {"store": "lsp"}, "mlm": {"store": "pq", "objective": "mlm"}}
+    del described["study"]["secondary"]
+    encoding = described["encode-lsp"]
+    described["encode-lsp"] = {name: encoding.pop(name) for name in ("k", "lam", "dictionary-tokens")} | {
+        "device": "cpu"
+    }
+    described["encode-hidden"] = encoding | {"dictionary-tokens": 2_000}
+    (tmp_path / "hidden.yaml").write_text(yaml.safe_dump(described))
+    settings = StudyConfig(recipe=str(tmp_path / "hidden.yaml"), output=tmp_path / "made", only=("encode-*",))
+    parts = [[part["finished"] for part in study(settings)["parts"]] for _ in range(2)]
+    assert parts == [[True] * 3] * 2
+
+
+@pytest.mark.usefixtures("without_figures")
 def test_a_later_store_of_another_plan_is_refused_though_the_first_is_gone(recipe, finished, tmp_path):
     there = finished[0]
     shutil.copytree(there.evaluations, tmp_path / "made" / there.evaluations.relative_to(there.directory))
@@ -505,7 +526,7 @@ def test_a_later_store_of_another_plan_is_refused_though_the_first_is_gone(recip
     described["study"]["arms"]["later"] = {"store": "later", "seeds": [0]}
     (tmp_path / "more.yaml").write_text(yaml.safe_dump(described))
     settings = StudyConfig(recipe=str(tmp_path / "more.yaml"), output=tmp_path / "made", only=("*/later*",))
-    with pytest.raises(StudyError, match="has another plan than the stores before it"):
+    with pytest.raises(StudyError, match="has another plan than those of the study's other students"):
         study(settings)
 
 
