@@ -233,15 +233,15 @@ def front_table(told: dict, short: bool) -> str:
     left_out = SHORT_WITHOUT if short else ()
     costs_head = ("sentences/s", "MB", "hours to make", "bytes per token stored")
     rows = [["", "seeds", "composite", *MEASURES.values(), *costs_head]]
-    # Of any student of 2 x 128, as all of them are of one architecture; the larger ones are not timed.
-    students_times: dict = next((facts for name, facts in told["times"].items() if name not in ROWS), {})
+    # Of any student of an architecture, as all of them take the same time.
+    timed = {name.startswith(LARGER): facts for name, facts in told["times"].items() if name not in ROWS}
     for name, what in ROWS.items():
         model = told["models"].get(name)
         if model is None or name in left_out:
             continue
-        is_student = name in (*told["study"].arms, "untrained") and name not in LARGER
+        is_student = name in (*told["study"].arms, "untrained")
         own = told["times"].get(name, {})
-        times = students_times if is_student else own or told["times"].get(LIKE.get(name), {})
+        times = timed.get(name in LARGER, {}) if is_student else own or told["times"].get(LIKE.get(name), {})
         costs = told["rates"].get("arms", {})
         cost = costs.get(name, {})
         hours = cost.get("hours", own["making_seconds"] / 3600 if "making_seconds" in own else None)
