@@ -30,14 +30,8 @@ if TYPE_CHECKING:
 
     from pipeline.teacher import Teacher
 
-COUNTED = (
-    "documents",
-    "held_out_documents",
-    "duplicates",
-    "blank",
-    "too_short",
-    "invalid",
-)  # of the scan, for summaries
+# Of the scan, for summaries.
+COUNTED = ("documents", "held_out_documents", "duplicates", "blank", "too_short", "invalid")
 LISTED_FILES = 5
 PARAGRAPHS = 50  # with more documents per text file on average, they may be paragraphs
 

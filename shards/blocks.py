@@ -153,7 +153,7 @@ class Blocks:
         except FileNotFoundError:
             if not self._files.target_file.exists():
                 raise StoreError(
-                    f"{self._files.path} is no longer there. Was it moved, or its disk unmounted?"
+                    f"{self._files.path} is no longer there. It may have been moved, or its disk unmounted."
                 ) from None
             self._refuse_replaced(unit)
             raise ShardError(f"{path} is missing although its record exists. " + self._files.repair_hint()) from None

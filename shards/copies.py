@@ -281,7 +281,7 @@ def _centroids(files, contents):
 def load_tokenizer(contents: Mapping[str, bytes]) -> "PreTrainedTokenizerBase":
     """The tokenizer in these files (name to bytes), loaded by AutoTokenizer without running their code.
 
-    Raises  WriteError if there is no room for a temporary copy of them, and what AutoTokenizer raises
+    Raises  WriteError if a temporary copy of them cannot be written, and the errors of AutoTokenizer
     """
     with ExitStack() as stack:
         try:

@@ -123,8 +123,8 @@ class Server:
         self.options = options
         if self._is_http and "?" in self.url:
             raise StoreError(
-                f"{redacted(self.url)} has a query, which would go with none of a store's files. Pass the address "
-                "without it, and a user and password in ~/.netrc or in the address."
+                f"{redacted(self.url)} has a query, but a store's files are asked for without one. Pass the address "
+                "alone; a user and password may stand in it or in ~/.netrc."
             )
         self._open()  # refuses an unknown protocol at once
 

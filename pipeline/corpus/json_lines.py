@@ -13,6 +13,7 @@ from functools import cached_property
 from mlsm.common.errors import CorpusError
 from pipeline.corpus.source import Piece, Source, parts, reading, stored_hash
 
+_OF_A_LINE = "Expected one object per line. If this is the last line, the file may have been cut off."
 _OF_AN_ARRAY = "Expected one object per line, which this makes of an array:  jq -c '.[]'"
 
 
@@ -44,11 +45,7 @@ class JsonLines(Source):
         try:
             value = json.loads(line, parse_int=float)  # float, as int() refuses more than 4,300 digits
         except (ValueError, RecursionError) as error:
-            hint = (
-                _OF_AN_ARRAY
-                if line.startswith("[")
-                else "Expected one object per line; the last line of a file that was cut off is none."
-            )
+            hint = _OF_AN_ARRAY if line.startswith("[") else _OF_A_LINE
             raise CorpusError(f"{self.path}, {where}: not JSON ({error}). {hint}") from None
         if isinstance(value, list):
             raise CorpusError(f"{self.path}, {where}: an array. {_OF_AN_ARRAY}")

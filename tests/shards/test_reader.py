@@ -131,7 +131,7 @@ def test_a_store_that_was_moved_is_not_called_damaged(tmp_path):
     files, *_ = make_store(tmp_path / "s", blocks=1, units=("train",))
     windows = Store.open(files.path).split("train")
     files.path.rename(tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match="is no longer there. Was it moved"):
+    with pytest.raises(StoreError, match="is no longer there. It may have been moved"):
         windows.read([0])
 
 

@@ -321,7 +321,7 @@ def test_no_store_no_server_no_protocol(web, options, tmp_path):
         Store.open("http://127.0.0.1:9/lsp", remote=options)
     with pytest.raises(StoreError, match="nonsense"):
         Store.open("nonsense://host/lsp", remote=options)
-    with pytest.raises(StoreError, match="has a query, which would go with none") as caught:
+    with pytest.raises(StoreError, match="has a query, but a store's files") as caught:
         Store.open(f"{web.url}/lsp?sig=secret", remote=options)
     assert "secret" not in str(caught.value)
 

@@ -65,7 +65,7 @@ def facts_of(
     }
     accounts = {name: _account(study, arm, kept) for name, arm in study.arms.items()}
     tuning = (part.values for part in planned.parts if part.name.startswith("finetune/"))
-    tuned = [values for values in tuning if not values.get("smoke")][:1]  # all have the same tasks
+    tuned = next((values for values in tuning if not values.get("smoke")), None)  # all have the same tasks
     return StudyFacts(
         title=study.title,
         question=study.question,
@@ -75,9 +75,7 @@ def facts_of(
         exploratory=(f"Also planned, without a hypothesis: {', '.join(explored)}.",) if explored else (),
         arms=arms,
         seeds=study.seeds,
-        tasks=tuple(
-            task for values in tuned for task in FinetuneConfig(tasks=values.get("tasks", ("all",))).chosen_tasks()
-        ),
+        tasks=() if tuned is None else tuple(FinetuneConfig(tasks=tuned.get("tasks", ("all",))).chosen_tasks()),
         learned_by=study.learned_by,
         seeds_of={pair: study.seeds_of(pair) for pair in study.secondary},
         parts=tuple(_spent(part, kept.get(part.name)) for part in planned.parts),

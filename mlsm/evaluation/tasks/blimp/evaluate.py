@@ -147,7 +147,7 @@ def _find_finished(record: dict, config: BlimpConfig) -> tuple[Path, dict] | Non
     ]
     if differing:
         logger.warning(
-            "%s will be scored again: its %s differ from those of now (of data, earlier versions recorded the files)",
+            "%s will be scored again: its %s differ from those of now",
             path,
             ", ".join(differing),
         )
