@@ -49,7 +49,13 @@ from mlsm.evaluation.studies.protocol.description import Study, read_study  # no
 
 SECOND = ROOT / "docs" / "studies" / "second"
 TEACHER = "all-minilm-l6-v2"
-PAGES = ("README.md", "docs/results.md", "docs/small-encoder.md", "docs/word-senses.md")
+PAGES = (
+    "README.md",
+    "docs/results.md",
+    "docs/small-encoder.md",
+    "docs/word-senses.md",
+    "docs/studies/second/by-measure.md",
+)
 MEASURES = {
     "conll2003/entities": "entities",
     "conll2003/pos": "parts of speech",

@@ -30,7 +30,7 @@ def pages_of(navigation):
 def test_the_navigation_has_every_page_once():
     navigation = pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
     docs = ROOT / "docs"
-    pages = [*docs.glob("*.md"), *docs.glob("studies/*.md"), *docs.glob("studies/*/protocol.md")]
+    pages = [*docs.glob("*.md"), *docs.glob("studies/*.md"), *docs.glob("studies/*/*.md")]
     assert sorted(navigation) == sorted(path.relative_to(docs).as_posix() for path in pages), "mkdocs.yml, nav"
 
 
