@@ -43,7 +43,8 @@ def announcement(
     """
     config, found = job.config, job.plan.corpus
     named = ", ".join(config.corpus) if job.stored is None else f"that of {redacted(config.hidden)}"
-    text = f"{named}: {found['documents']:,} documents, about {job.expected_tokens:,} tokens"
+    documents, tokens = f"{found['documents']:,} documents", f"about {job.expected_tokens:,} tokens"
+    text = f"{named}: {tokens} of {documents}" if config.max_tokens else f"{named}: {documents}, {tokens}"
     rows: list[tuple[str, object, str | None]] = [("text", text, _origin(config, "corpus"))]
     if teacher is None:
         rows.append(("tokenizer", config.tokenizer, _origin(config, "tokenizer")))
@@ -56,7 +57,8 @@ def announcement(
         rows += _dictionary_rows(config, dictionary, lacking)
     if hasattr(config, "top_n"):
         rows.append(_top_n_row(config, dictionary))
-    return settings_table(command, rows + also_row(config, config.origins, _SHOWN))
+    table = settings_table(command, rows + also_row(config, config.origins, _SHOWN))
+    return "\n".join([table, *("  " + line for line in job.describe_corpus()["advice"])])
 
 
 def _top_n_row(config, dictionary):

@@ -33,6 +33,7 @@ from pipeline.config import (
     EncodeLogitsConfig,
     with_absolute_paths,
 )
+from pipeline.dictionary import Dictionary
 from pipeline.encode import encode
 from pipeline.estimate import estimate, estimate_lsp
 from pipeline.job import Job, check_teacher, load_teacher, open_job, scan_corpus
@@ -126,6 +127,8 @@ def encode_lsp(config: EncodeConfig, progress: Callable[..., None] = silent) -> 
     Returns   list of report dicts, layer by layer: store, finished_before, timing, the store's statistics
     Raises    CorpusError, TeacherError, DeviceError, EncodeError, StoreError
     """
+    if config.dictionary is not None:
+        Dictionary.load(config.dictionary)  # refuses a missing or damaged one before the corpus is read
     job = open_job(config, progress)
     config, teacher = job.config, load_teacher(job)
     given = None if config.dictionary is None else load_dictionary(config, config.dictionary, teacher)

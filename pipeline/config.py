@@ -90,8 +90,9 @@ class CorpusConfig(TextConfig):
     max_tokens: int | None = None
     """Stop at the window that reaches this many tokens; unset: the whole corpus."""
     unit_tokens: int = UNIT_TOKENS
-    """About this many tokens make one unit, that is one shard. An interruption costs at most about a unit, and what was
-    read ahead of it. 1,048,576 tokens are less than two minutes of MiniLM's work on two cores (mlsm docs cost)."""
+    """About this many tokens make one unit, that is one shard. A unit has text of one file, and whole documents. An
+    interruption costs at most about a unit, and what was read ahead of it. 1,048,576 tokens are less than two minutes
+    of MiniLM's work on two cores (mlsm docs cost)."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -129,7 +130,7 @@ class EncodingConfig:
     retry_quarantine: bool = False
     """Encode the units that contain quarantined documents again."""
     dry_run: bool = False
-    """Estimate tokens, bytes and hours from a measurement that takes seconds to minutes, and write nothing."""
+    """Estimate tokens, bytes and hours: read the text once, measure for about a minute, and write nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,8 +224,9 @@ class EncodeHiddenConfig(EncodingConfig, TeacherConfig):
     """Encode a corpus into shards of the teacher's hidden states, scaled to unit length."""
 
     layer: tuple[int, ...] = (10,)
-    """Layers of the teacher, 1 to its depth; each gets its own store, from one pass of the teacher. 10 of BERT-base's
-    12 is the best in the paper's table 1; for other teachers see mlsm docs faq."""
+    """Layers of the teacher, 1 to its depth; each gets its own store, from one pass of the teacher. (With --quantise pq
+    the centroids of each layer take one more, over their sample.) 10 of BERT-base's 12 is the best in the paper's table
+    1; for other teachers see mlsm docs faq."""
     quantise: Literal["int8", "pq"] = "int8"
     """How to store hidden states: `int8` is a byte per value and a scale per token; `pq` is product quantisation by
     faiss, with --bytes per token, whose centroids are learned from a sample and kept in the store. LSPs of int8 states

@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.batch import InputFormat, hidden_rows
-from pipeline.corpus import windows as packing
-from pipeline.corpus.source import Piece
 from pipeline.dictionary.centering import HiddenSums
 from pipeline.encode import make_coder, write_units
 from pipeline.job import Job
 from pipeline.learn import wanted_dictionaries
 from pipeline.plan import HELD_OUT_SHARE
+from pipeline.sample import check_enough
 from pipeline.stores import free_bytes
 from pipeline.targets.lsp import Lsp
 from shards.files import StoreFiles
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 SECONDS = 10  # a measurement lasts at least this long, if there is enough text
 PLACES = 4  # most places of the plan to measure: the speed differs between texts, and over time
 FEWEST_WINDOWS = 64  # fewest windows per place, and for warming up
-PROBED_UNITS, PROBED_BYTES = 4, 1 << 18  # text that is tokenised to estimate the tokens per byte
-MOST_PROBED_BYTES = 1 << 20  # per unit, if a document is longer than PROBED_BYTES
 LEARNING_COST = 5  # learning from a vector takes as long as coding 5 tokens (k = 3072, d = 384, two cores)
 VECTORS_AN_ATOM = 4  # vectors per atom for a provisional dictionary
 SIZES = np.linspace(0.9, 1.1, 21)  # sizes of units relative to their mean
@@ -64,7 +61,8 @@ def estimate(job: Job, teacher: Any, targets: Sequence[Any]) -> dict:
     coder = make_coder(teacher, targets, job)
     contents = [job.target(target.record(job)) for target in targets]
     parts = _measure(job, coder, contents)
-    total, measured = tokens_by_sample(job), sum(records[0].tokens for records, _ in parts)
+    train = [unit for unit in job.plan.units if unit.split == "train"]
+    total, measured = job.tokens_by_sample(train), sum(records[0].tokens for records, _ in parts)
     if not measured:
         raise job.no_windows_error()
     # A forward pass takes the same time for one window as for a full batch, and a unit's last batch is rarely full.
@@ -137,6 +135,8 @@ def estimate_lsp(job: Job, teacher: "Teacher", given: "Dictionary | None") -> di
     config, targets = job.config, []
     wanted = [] if given else wanted_dictionaries(job, teacher)
     lacking = [entry for entry in wanted if not entry.directory.is_dir()]
+    for entry in lacking:
+        check_enough(entry.k, config.dictionary_tokens)
     if given:
         targets.append(Lsp(config, teacher, config.layer[0], given))
     for entry in wanted:
@@ -187,27 +187,6 @@ def _readable_windows(job, unit):
     """The windows of a unit, without those of a store of hidden states that have none."""
     lacking = job.known_failures(unit)
     return (window for number, window in enumerate(job.windows(unit)) if number not in lacking)
-
-
-def tokens_by_sample(job: Job) -> int:
-    """About how many tokens the plan holds, special ones included, from a sample of its text."""
-    if job.stored is not None:
-        return job.stored.tokens
-    train = [unit for unit in job.plan.units if unit.split == "train"]
-    tokens = size = 0
-    for unit in train[:: max(1, len(train) // PROBED_UNITS)][:PROBED_UNITS]:
-        pieces: list[Piece] = []
-        taken = 0
-        for piece in job.sources[unit.source].pieces(unit.start, unit.offset):
-            # pairs that a cut inside a document would lose are few in a long one
-            if taken >= PROBED_BYTES and (piece.record != pieces[-1].record or taken >= MOST_PROBED_BYTES):
-                break
-            pieces.append(piece)
-            taken += len(piece.text.encode("utf-8", "surrogatepass"))
-        size += taken
-        tokens += sum(len(w.ids) for w in packing.windows(pieces, job.tokenizer, job.special_ids, job.rules))
-    found = round(job.plan.corpus["bytes"] * tokens / max(1, size))
-    return min(found, job.config.max_tokens or found)
 
 
 def _measure(job, coder, targets):

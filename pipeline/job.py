@@ -7,18 +7,21 @@ A Job is immutable and can be sent to other processes. A command makes one by `s
 Not handled here: dictionaries (learn.py), encoding (encode.py), who does the work (workers.py).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from mlsm.common.device import choose_device
 from mlsm.common.errors import CorpusError, EncodeError, StoreError
 from mlsm.common.progress import silent
 from pipeline import plan as planning
 from pipeline.config import CorpusConfig, DictionaryConfig
 from pipeline.corpus import TextFile, Window, open_sources
+from pipeline.corpus import windows as packing
 from pipeline.corpus.documents import Selection
-from pipeline.corpus.source import Source
+from pipeline.corpus.source import Piece, Source
 from pipeline.corpus.windows import drops_white_space
 from pipeline.stored import StoredHidden
 from shards.copies import tokenizer_fingerprint
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
 COUNTED = ("documents", "held_out_documents", "duplicates", "blank", "too_short", "invalid")
 LISTED_FILES = 5
 PARAGRAPHS = 50  # with more documents per text file on average, they may be paragraphs
+SMALL_UNITS = 20  # more units than this may be too many
+PROBED_UNITS, PROBED_BYTES = 4, 1 << 18  # text that is tokenised to estimate the tokens per byte
+MOST_PROBED_BYTES = 1 << 20  # per unit, if a document is longer than PROBED_BYTES
 
 _scanned: dict[tuple, Plan] = {}  # the last scan of this process, as all stores of a study have one plan
 
@@ -109,8 +115,7 @@ class Job:
 
         Returns  totals (files, documents, held_out_documents, duplicates, blank, too_short, invalid), max_tokens,
                  files_listed: the same for the files with the most documents (held-out files first),
-                 paragraphs: average number of documents per text file that is cut at empty lines, if they are so many
-                 that they may be paragraphs, else None
+                 advice: sentences on what to change about the text, such as other document boundaries
         """
         listed = self.plan.corpus.get("files", {})  # a store of somebody else may not say
         files = {name: {count: found[count] for count in COUNTED} for name, found in listed.items()}
@@ -120,28 +125,103 @@ class Job:
             return not (by_file and files[name]["held_out_documents"]), -files[name]["documents"], name
 
         most = sorted(files, key=rank)[:LISTED_FILES]
-        cut = [
-            files[name]["documents"]
-            for name, source in self.sources.items()
-            if isinstance(source, TextFile) and source.boundary == "blank-line" and name in files
-        ]
-        mean = sum(cut) / max(1, len(cut))
-        demonstration = "bundled" in self.config.corpus
         return {
             "files": len(files),
             **{count: self.plan.corpus.get(count, 0) for count in COUNTED},
             "max_tokens": self.config.max_tokens,
             "files_listed": [{"file": name, **files[name]} for name in most],
-            "paragraphs": mean if mean > PARAGRAPHS and not demonstration else None,
+            "advice": self._advice(listed),
         }
 
+    def _advice(self, files):
+        """Sentences on what to change about the text, given the counts of its files.
+
+        Files whose documents end at an empty line are looked at for too many of them, and for too large ones.
+        """
+        advice = []
+        if not self.plan.corpus.get("held_out_documents"):
+            advice.append(
+                "No document is held out, so training will report no held-out loss. Encode more documents (by default "
+                "an empty line ends one)."
+            )
+        if "bundled" in self.config.corpus:
+            return advice
+        cut = {
+            name: files[name]
+            for name, source in self.sources.items()
+            if isinstance(source, TextFile) and source.boundary == "blank-line" and name in files
+        }
+        mean = sum(found["documents"] for found in cut.values()) / max(1, len(cut))
+        if mean > PARAGRAPHS:
+            advice.append(
+                f"An empty line ends a document, so a text file has {mean:,.0f} documents on average. If each file is "
+                "one text, such as a novel, pass --document-boundary file --held-out-by file."
+            )
+        of_unit = self.config.unit_tokens * planning.BYTES_PER_TOKEN
+        large = [name for name, found in cut.items() if found["bytes"] > of_unit * max(1, found["documents"])]
+        if large:
+            also = f" (and {len(large) - 1:,} more files)" if len(large) > 1 else ""
+            advice.append(
+                f"An empty line ends a document, and {large[0]}{also} has hardly any, so its documents are larger than "
+                "a unit. Units do not divide a document: an interruption starts it again, and workers cannot share it. "
+                "If each line is a document, put empty lines between them, or write JSON lines."
+            )
+        return advice + self._advice_on_small_files()
+
+    def _advice_on_small_files(self):
+        if not hasattr(self.config, "tokens_at_once"):
+            return []
+        units, room = len(self.plan.units), self.config.tokens_at_once(choose_device(self.config.device).type)
+        gain = units * room / max(1, self.expected_tokens)
+        if units < 2 * len(self.sources) and units > SMALL_UNITS and gain > 2:
+            return [
+                f"A unit never has text of two files, and the teacher reads {room:,} tokens at once: with units of "
+                f"{self.expected_tokens / units:,.0f} tokens on average most of its work is lost. With the same text "
+                f"in a few files, such as JSON lines, encoding takes about {1 / gain:.0%} of the time."
+            ]
+        return []
+
     @property
-    def expected_tokens(self) -> int:
-        """About how many tokens the plan holds, for progress."""
+    def planned_tokens(self) -> int:
+        """A rough number of tokens that follows from the plan alone, as names of dictionaries depend on it."""
         if self.stored is not None:
             return self.stored.tokens
         estimate = self.plan.corpus["bytes"] // planning.BYTES_PER_TOKEN
         return min(estimate, self.config.max_tokens or estimate)
+
+    @property
+    def planned_documents(self) -> int:
+        """About how many documents are encoded; those of the plan are all that were scanned, also with --max-tokens."""
+        documents = self.plan.corpus["documents"]
+        if self.stored is not None:
+            return documents
+        return round(documents * self.planned_tokens / max(1, self.plan.corpus["bytes"] // planning.BYTES_PER_TOKEN))
+
+    @cached_property
+    def expected_tokens(self) -> int:
+        """About how many tokens the plan holds, special ones included, from the beginnings of some of its files."""
+        first = {unit.source: unit for unit in reversed(self.plan.units) if unit.split == "train"}
+        return self.tokens_by_sample(list(first.values())) or self.planned_tokens
+
+    def tokens_by_sample(self, units: Sequence[PlannedUnit]) -> int:
+        """The same from the beginnings of some of these units, at most PROBED_UNITS of them."""
+        if self.stored is not None:
+            return self.stored.tokens
+        tokens = size = 0
+        for unit in units[:: max(1, len(units) // PROBED_UNITS)][:PROBED_UNITS]:
+            pieces: list[Piece] = []
+            taken = 0
+            for piece in self.sources[unit.source].pieces(unit.start, unit.offset):
+                # pairs that a cut inside a document would lose are few in a long one
+                if taken >= PROBED_BYTES and (piece.record != pieces[-1].record or taken >= MOST_PROBED_BYTES):
+                    break
+                pieces.append(piece)
+                taken += len(piece.text.encode("utf-8", "surrogatepass"))
+            size += taken
+            windows = packing.windows(pieces, self.tokenizer, self.special_ids, self.rules)
+            tokens += sum(len(window.ids) for window in windows)
+        found = round(self.plan.corpus["bytes"] * tokens / max(1, size))
+        return min(found, self.config.max_tokens or found)
 
     def target(self, record: Record) -> dict:
         """The content of target.json."""
@@ -222,8 +302,14 @@ def scan_corpus(config: CorpusConfig, tokenizer: "PreTrainedTokenizerFast", prog
 
 
 def teacher_job(config: DictionaryConfig, progress: Callable[..., None]) -> Job:
-    """The Job of a command with a teacher. A layer that the teacher does not have is refused before the scan."""
-    from pipeline.teacher import check_documents_apart, check_layers, check_position_means, load_tokenizer
+    """The Job of a command with a teacher. What the teacher or this machine cannot do is refused before the scan."""
+    from pipeline.teacher import (
+        check_documents_apart,
+        check_layers,
+        check_max_length,
+        check_position_means,
+        load_tokenizer,
+    )
 
     assert config.teacher is not None, "a config without vectors has taken the bundled one"
     check_layers(config.teacher, config.layer)
@@ -231,6 +317,8 @@ def teacher_job(config: DictionaryConfig, progress: Callable[..., None]) -> Job:
         check_position_means(config.teacher)
     if config.documents_apart:
         check_documents_apart(config.teacher)
+    check_max_length(config.teacher, config.max_length)
+    choose_device(config.device)  # refuses a device that does not exist
     return scan_corpus(config, load_tokenizer(config.teacher), progress)
 
 
@@ -268,13 +356,10 @@ def check_same_teacher(teacher: Any, fingerprint: str, dtype: str) -> None:
 
 def check_teacher(job: Job, teacher: "Teacher") -> None:
     """Raise TeacherError or EncodeError when a teacher cannot read the job's token ids or windows."""
+    from pipeline.teacher import refuse_long_windows
+
     teacher.check_tokenizer(job.tokenizer)
-    max_length = job.config.max_length
-    if max_length > teacher.max_positions:
-        raise EncodeError(
-            f"--max-length {max_length}, but {teacher.name} reads at most {teacher.max_positions} tokens. "
-            f"Use --max-length {teacher.max_positions} or less."
-        )
+    refuse_long_windows(teacher.name, teacher.max_positions, job.config.max_length)
 
 
 def named_by_content(parent: Path, name: str, content: str) -> Path:

@@ -149,7 +149,7 @@ def minibatch_of_sample(job: Job) -> int:
     """Vectors per minibatch, from the sample size that the plan leads to expect."""
     from pipeline.dictionary import minibatch_size
 
-    return minibatch_size(min(job.config.dictionary_tokens, job.expected_tokens))
+    return minibatch_size(min(job.config.dictionary_tokens, job.planned_tokens))
 
 
 def batch_key(batch: int) -> dict[str, int]:

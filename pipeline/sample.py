@@ -24,6 +24,7 @@ from pipeline import plan as planning
 from pipeline.batch import InputFormat, hidden_rows
 from pipeline.corpus import Window
 from pipeline.dictionary.centering import HiddenSums
+from pipeline.dictionary.vectors import held_out_of
 from pipeline.executor import KILLED, PART, Context, Executor, unpack
 from pipeline.failures import REASON, SOME_WINDOWS, TOO_LITTLE_MEMORY, find_killers, isolate, may_be_the_texts_fault
 from pipeline.files import growing_rows
@@ -110,12 +111,18 @@ def choose_windows(executor: Executor, k: int) -> tuple[list[Window], int]:
         raise job.no_windows_error()
     special = job.special_ids["all"]
     count = min(config.dictionary_tokens, sum(int((~np.isin(window.ids, special)).sum()) for window in windows))
-    if count <= k:
-        raise EncodeError(
-            f"--k {k} atoms need more than {k} training vectors, but the sample has {count:,}. Use a smaller --k, "
-            "more text or more --dictionary-tokens."
-        )
+    check_enough(k, count)
     return windows, count
+
+
+def check_enough(k: int, vectors: int) -> None:
+    """Raise EncodeError if a sample has too few vectors for k atoms, after some are set aside for evaluation."""
+    training = vectors - held_out_of(vectors)
+    if training < k:
+        raise EncodeError(
+            f"--k {k} atoms need as many training vectors, but the sample of {vectors:,} has {training:,}. Use a "
+            "smaller --k, more text or more --dictionary-tokens."
+        )
 
 
 def sample_windows(executor: Executor, tokens: int, seed: int) -> list[Window]:

@@ -71,7 +71,7 @@ class OpenStore:
         plan = self.job.plan
         records = (self.files.record(other.id) for other in plan.units if other.id != unit.id)
         count = len(quarantined) + sum(len(record.quarantined) for record in records if record)
-        allowed = max(QUARANTINE_LEAST, int(QUARANTINE_SHARE * plan.corpus["documents"]))
+        allowed = max(QUARANTINE_LEAST, int(QUARANTINE_SHARE * self.job.planned_documents))
         if count > allowed:
             raise EncodeError(
                 f"{self.files.path.name}: {count} documents could not be coded, more than the {allowed} that may be "

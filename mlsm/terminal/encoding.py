@@ -75,13 +75,6 @@ def corpus_lines(corpus: dict | None) -> list[str]:
         rest = {name: corpus[name] - sum(entry[name] for entry in listed) for name in listed[0] if name != "file"}
         others = corpus["files"] - len(listed)
         lines.append(table(rows + ([(f"{others:,} others", _documents(rest))] if others else [])))
-    if not corpus["held_out_documents"]:
-        lines.append("  No document is held out, so training will report no held-out loss. Encode more documents.")
-    if corpus["paragraphs"] is not None:
-        lines.append(
-            f"  An empty line ends a document, so a text file has {corpus['paragraphs']:,.0f} documents on average. "
-            "If each file is one text, such as a novel, pass --document-boundary file --held-out-by file."
-        )
     return lines
 
 

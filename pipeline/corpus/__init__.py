@@ -116,6 +116,8 @@ def _expand(pattern, output):
     else:
         above = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
         matched = [Path(name) for name in glob.glob(str(path), recursive=True)]
+        for match in matched:
+            _refuse_broken_link(match)
     found = [file for match in matched for file in _files_of(match)]
     if output is None or above.resolve() not in output.resolve().parents:
         return found
@@ -137,10 +139,16 @@ def _walk(directory, above=frozenset()) -> Iterator[Path]:
     for entry in directory.iterdir():
         if entry.name.startswith("."):
             continue
+        _refuse_broken_link(entry)
         if entry.is_dir():
             yield from _walk(entry, above | {place})
         elif entry.is_file():
             yield entry
+
+
+def _refuse_broken_link(path):
+    if path.is_symlink() and not path.exists():
+        raise CorpusError(f"{path}: a link to {os.readlink(path)}, which does not exist. Mend the link, or remove it.")
 
 
 def _open(path, text_field, boundary, invalid_utf8):

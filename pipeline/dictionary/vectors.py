@@ -63,6 +63,11 @@ def refuse_unusable(hidden_Nd: np.ndarray, name: str | Path, rows_at_once: int =
         raise ValueError(f"{name}: {error}") from None
 
 
+def held_out_of(vectors: int) -> int:
+    """How many of so many vectors are set aside for evaluation."""
+    return min(HELD_OUT_VECTORS, max(1, vectors // 10))
+
+
 class TrainingVectors:
     """Training vectors in an order that follows from (seed, epoch), and held-out ones."""
 
@@ -74,7 +79,7 @@ class TrainingVectors:
         self.hidden_Nd, self.seed, self.epoch = hidden_Nd, seed, -1
         count, self.width = hidden_Nd.shape
         if held_out_Hd is None:
-            held_out = min(HELD_OUT_VECTORS, max(1, count // 10))
+            held_out = held_out_of(count)
             chosen = np.random.default_rng([seed, 0]).permutation(count)[:held_out]
             is_training = np.ones(count, bool)
             is_training[chosen] = False

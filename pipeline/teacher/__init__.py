@@ -20,6 +20,7 @@ from pipeline.teacher.cut import (
     Teacher,
     check_documents_apart,
     check_layers,
+    check_max_length,
     check_position_means,
     check_reads_masks,
     check_report,
@@ -27,6 +28,7 @@ from pipeline.teacher.cut import (
     cut_config,
     load_weights,
     read_config,
+    refuse_long_windows,
 )
 from pipeline.teacher.location import BUNDLED, locate, teacher_fingerprint
 from pipeline.teacher.tokenizer import load_tokenizer, special_ids
@@ -38,6 +40,7 @@ __all__ = [
     "Teacher",
     "check_documents_apart",
     "check_layers",
+    "check_max_length",
     "check_position_means",
     "check_reads_masks",
     "check_report",
@@ -47,6 +50,7 @@ __all__ = [
     "load_weights",
     "locate",
     "read_config",
+    "refuse_long_windows",
     "special_ids",
     "teacher_fingerprint",
 ]

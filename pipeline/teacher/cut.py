@@ -20,7 +20,7 @@ from transformers import MODEL_MAPPING
 from mlsm.common.device import choose_device
 from mlsm.common.disk import read_file
 from mlsm.common.documents import accept_pairwise_mask, attention_inputs, why_not_apart
-from mlsm.common.errors import TeacherError, describe
+from mlsm.common.errors import EncodeError, TeacherError, describe
 from mlsm.common.matrix_products import TORCH, USUAL, Shape, find_way, measure_libraries
 from mlsm.common.model_checks import (
     check_size,
@@ -276,6 +276,25 @@ def check_layers(name_or_path: str | Path, layers: Iterable[int]) -> None:
     config = read_config(locate(name_or_path), name_or_path)
     for layer in layers:
         _check_layer(layer, config.num_hidden_layers, name_or_path)
+
+
+def check_max_length(name_or_path: str | Path, max_length: int) -> None:
+    """Raise EncodeError, from its configuration alone, when the teacher cannot read windows of so many tokens."""
+    config = read_config(locate(name_or_path), name_or_path)
+    try:
+        with torch.device("meta"):  # shapes without memory
+            model = MODEL_MAPPING[type(config)](cut_config(config, 1), **without_pooler(config))
+    except Exception:  # a model that cannot be built: loading it says why
+        return
+    refuse_long_windows(str(name_or_path), max_positions(model), max_length)
+
+
+def refuse_long_windows(name: str, most: float, max_length: int) -> None:
+    """Raise EncodeError when windows are longer than the `most` tokens that a teacher of this name reads."""
+    if max_length > most:
+        raise EncodeError(
+            f"--max-length {max_length}, but {name} reads at most {most} tokens. Use --max-length {most} or less."
+        )
 
 
 def check_documents_apart(name_or_path: str | Path) -> None:

@@ -22,7 +22,8 @@ def load_tokenizer(name_or_path: str | Path) -> "PreTrainedTokenizerBase":
     """The fast tokenizer of a teacher or of any directory of tokenizer files.
 
     It reads whole documents: a saved truncation or padding (as in sentence-transformers) is switched off. A special
-    token that is written in a text ("[MASK]") is read as text; only the tokenizer itself adds special tokens. This is a
+    token that is written in a text ("[MASK]") is read as text; only the tokenizer itself adds special tokens. (Unigram
+    tokenizers, such as XLM-R's, have "<mask>" and the like in their vocabulary and still find them in text.) This is a
     state of the object, so a saved copy behaves as usual again.
     Raises  TeacherError if there is no vocabulary or no fast tokenizer for it, if it lacks a special token, or if
             sentencepiece is needed and missing

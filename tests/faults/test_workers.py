@@ -30,7 +30,7 @@ from mlsm.common.progress import silent
 from pipeline.commands import encode_lsp
 from pipeline.dask_workers import event_loop, local_cluster, quiet
 from pipeline.failures import REASON, find_killers
-from pipeline.stores import QUARANTINE_SHARE
+from pipeline.stores import QUARANTINE_LEAST, QUARANTINE_SHARE
 from shards.reader import Store
 
 pytestmark = pytest.mark.promise("9 a worker killed, Dask's among them")
@@ -157,7 +157,8 @@ def test_too_many_documents_whoever_meets_them(client, place, one, tmp_path):
     rows = [row[0] for row in rows_of(one)[::20]]
     with planted(client, AtWindows(rows, kills=False)), pytest.raises(EncodeError, match="could not be coded") as said:
         encode_lsp(replace(place, output=tmp_path))
-    allowed = int(QUARANTINE_SHARE * one.plan.corpus["documents"])
+    share = 4 * place.max_tokens / one.plan.corpus["bytes"]  # of the documents that were scanned
+    allowed = max(QUARANTINE_LEAST, int(QUARANTINE_SHARE * share * one.plan.corpus["documents"]))
     assert f"more than the {allowed} that" in str(said.value) and "chokes on this" in str(said.value)
     deadline = time.monotonic() + 30
     while temporaries(tmp_path):  # a worker of a cluster, which stays, hears that it is no longer needed

@@ -52,7 +52,7 @@ def test_the_atoms_of_a_given_dictionary_are_counted(flags, tmp_path, capsys):
 
 def test_the_defaults_that_a_dry_run_took_silently_are_announced(flags, capsys):
     """`help` shows the demonstration's 1,024 LSPs; a teacher of one's own gets 3,072."""
-    assert cli.run(["encode-lsp", *flags, "--dictionary-tokens", "3000", "--lam", "0.1", "--dry-run"]) == 0
+    assert cli.run(["encode-lsp", *flags, "--dictionary-tokens", "4000", "--lam", "0.1", "--dry-run"]) == 0
     said = rows(capsys.readouterr().err)
     assert said["k"] == "3,072   [default]" and said["layer"] == "2   [flag]"
 
@@ -66,6 +66,25 @@ def test_settings_from_python(flags, english_text, teacher_directory, tmp_path, 
         encode_lsp(config)
     said = rows(caplog.text)
     assert said["k"] == "48   [given]" and said["lambda"] == "0.05   [default]"
+
+
+def test_advice_on_the_text_comes_before_the_work(flags, tmp_path, capsys):
+    def announced(*more):
+        place = flags.index("--corpus") + 1
+        line = ["encode-lsp", *flags[:place], str(tmp_path / "texts"), *flags[place + 1 :], "--k", "16", "--dry-run"]
+        at = line.index("--max-tokens")
+        assert cli.run([*line[:at], *line[at + 2 :], *more]) == 0
+        return " ".join(capsys.readouterr().err.split())
+
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "lines.txt").write_text("\n".join(f"sentence {n} of a long file" for n in range(2000)))
+    assert "lines.txt has hardly any, so its documents are larger than a unit." in announced("--unit-tokens", "1000")
+    (tmp_path / "texts" / "lines.txt").unlink()
+    for number in range(40):
+        (tmp_path / "texts" / f"{number}.txt").write_text(" ".join(f"word{n} of file {number}" for n in range(60)))
+    assert "A unit never has text of two files, and the teacher reads 2,048 tokens at once" in announced()
+    flags[flags.index("--batch-tokens") + 1] = "256"
+    assert "at once" not in announced()
 
 
 @pytest.mark.parametrize(("command", "row"), [("encode-ids", "tokenizer"), ("encode-logits", "teacher")])

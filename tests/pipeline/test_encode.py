@@ -14,7 +14,15 @@ import pytest
 from preloaded import Preloaded, run_python
 
 from mlsm.commands import load
-from mlsm.common.errors import CorpusError, EncodeError, ShardError, StoreError, TeacherError
+from mlsm.common.errors import (
+    CorpusError,
+    DeviceError,
+    DictionaryError,
+    EncodeError,
+    ShardError,
+    StoreError,
+    TeacherError,
+)
 from mlsm.common.progress import silent
 from pipeline import encode as encoding
 from pipeline import plan as planning
@@ -202,7 +210,7 @@ def test_kill_and_resume_gives_the_bytes_of_an_unbroken_run(place, report, tmp_p
     [
         ({"layer": (9,)}, TeacherError, "3"),
         ({"corpus": ("/nowhere/*.txt",)}, CorpusError, "matches no file"),
-        ({"k": 20_000}, EncodeError, "--k 20000 atoms need more than 20000 training vectors, .* the sample has"),
+        ({"k": 20_000}, EncodeError, "--k 20000 atoms need as many training vectors, .* has"),
         ({"lam": 0.999}, EncodeError, "every one of the first"),
         ({"teacher": "/nowhere/teacher"}, TeacherError, "/nowhere/teacher"),
     ],
@@ -212,6 +220,20 @@ def test_bad_input(place, report, tmp_path, change, error, message):
     with pytest.raises(error, match=message):
         encode_lsp(replace(place, **{"output": tmp_path, **known, **change}))
     assert not list(tmp_path.glob("stores/*/units/*")), "nothing half-made is left"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_length": 512}, "--max-length 512, but .* reads at most 128 tokens. Use --max-length 128"),
+        ({"device": "cuda:99"}, "device cuda"),
+        ({"dictionary": Path("/nowhere")}, "/nowhere"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_the_corpus_is_read(place, tmp_path, change, message):
+    given = replace(place, corpus=("/nowhere",), output=tmp_path, **change)
+    with pytest.raises((EncodeError, DeviceError, DictionaryError), match=message):
+        encode_lsp(given)
 
 
 def test_a_dictionary_of_another_width_is_refused(place, tmp_path):

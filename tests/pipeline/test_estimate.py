@@ -5,12 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from mlsm.common.errors import CorpusError
+from mlsm.common.errors import CorpusError, EncodeError
+from mlsm.common.progress import silent
 from mlsm.terminal.encoding import encoding, show_estimate
 from pipeline import estimate
 from pipeline.commands import encode_ids, encode_logits, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
 from pipeline.encode import Coder
+from pipeline.job import scan_corpus
+from pipeline.teacher import load_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -116,10 +119,33 @@ def test_the_text_is_counted_by_file(common, teacher_directory, tmp_path):
         assert ": 9 files: 577 documents, " in total and total.endswith(" held out, 8 duplicates left out")
         assert first.split()[:3] == [f"{books}/8.txt", "68", "documents,"] and "1 duplicate left out" in first
         assert rest[4].split()[:4] == ["4", "others", "247", "documents,"]
-        assert "a text file has 64 documents on average" in rest[5] and "--document-boundary file" in rest[5]
+    (advice,) = dry["corpus"]["advice"]
+    assert "a text file has 64 documents on average" in advice and "--document-boundary file" in advice
     whole = encode_ids(replace(config, document_boundary="file", held_out_by="file", dry_run=True))[0]["corpus"]
-    assert (whole["documents"], whole["held_out_documents"], whole["paragraphs"]) == (9, 1, None)
+    assert (whole["documents"], whole["held_out_documents"], whole["advice"]) == (9, 1, [])
     assert [entry["held_out_documents"] for entry in whole["files_listed"]] == [1, 0, 0, 0, 0], "the held-out one first"
+
+
+def test_tokens_are_expected_from_a_sample_of_the_text(common, teacher_directory, tmp_path):
+    """Four bytes per token, as in English, would be far off: each Chinese character is a token of three bytes."""
+    text = tmp_path / "chinese.txt"
+    text.write_text("\n\n".join(f"{'语言模型学习' * 40} {number}" for number in range(60)))
+    config = EncodeIdsConfig(tokenizer=str(teacher_directory), **common | {"corpus": (str(text),)})
+    job = scan_corpus(config, load_tokenizer(str(teacher_directory)), silent)
+    (report,) = encode_ids(config)
+    assert job.expected_tokens == pytest.approx(report["tokens"], rel=0.05)
+    assert abs(job.planned_tokens / report["tokens"] - 1) > 0.2
+    cut = scan_corpus(replace(config, max_tokens=500), load_tokenizer(str(teacher_directory)), silent)
+    assert cut.expected_tokens == 500 and 1 <= cut.planned_documents < 20 and job.planned_documents == 60
+
+
+def test_a_dry_run_refuses_too_few_vectors_as_the_encoding_does(common, teacher_directory):
+    config = EncodeConfig(
+        teacher=str(teacher_directory), layer=(1,), k=(48,), dictionary_tokens=50, device="cpu", **common
+    )
+    for run in (True, False):
+        with pytest.raises(EncodeError, match="the sample of 50 has 45"):
+            encode_lsp(replace(config, dry_run=run))
 
 
 def test_the_speed_is_that_of_the_whole_corpus(common, teacher_directory, monkeypatch):

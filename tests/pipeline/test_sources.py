@@ -375,6 +375,14 @@ def test_linked_directories_are_read_and_a_link_to_one_above_ends(tmp_path):
     assert [piece.text for source in sources for piece in source.pieces()] == ["x", "x"]
 
 
+def test_a_link_to_nothing_is_not_passed_over(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "b.txt").symlink_to("gone.txt")
+    for pattern in (tmp_path, tmp_path / "*.txt"):
+        with pytest.raises(CorpusError, match=r"b.txt: a link to gone.txt, which does not exist"):
+            open_corpus((str(pattern),))
+
+
 def test_results_below_the_corpus_are_not_read(tmp_path, monkeypatch):
     for name in ("a.txt", "runs/stores/x/target.json", "runs/b.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
