@@ -5,6 +5,7 @@ Not handled here: how the settings are chosen (resolve.py), what a step costs (m
 
 import functools
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from shards.reader import Store
 from student.batches import Loader
 from student.config import ResolvedConfig
 from student.meter import Meter
+from student.objectives import OBJECTIVES
 from student.task import TrainingTask
 
 # Roughly the share of a plain matrix product's speed that a whole training step reaches. On a CPU small encoders
@@ -58,6 +60,7 @@ class Start(NamedTuple):
     held_out: int
     """windows in an evaluation"""
     processes: int
+    run: Path
 
 
 def announcement(start: Start) -> str:
@@ -73,6 +76,7 @@ def announcement(start: Start) -> str:
         falling += f" in the last {min(config.decay_share, 1 - config.warmup):.0%}"
     rate = f"{config.lr:g}, reached after {config.warmup:.0%} of the steps, then {falling}"
     rows = [
+        ("run", str(start.run), None),
         (
             "windows",
             f"{len(windows):,} to train on, of up to {start.store.max_length} tokens,"
@@ -131,10 +135,15 @@ def _short_rows(start: Start) -> list:
 
 
 def _position_rows(start: Start) -> list:
-    """A line that says that every token is predicted and none is hidden, with --positions all."""
-    if start.config.positions == "masked":
+    """A line that says which tokens are predicted, if the objective leaves a choice."""
+    if not OBJECTIVES[start.config.objective].all_positions:
         return []
-    return [("positions", "all: every token is predicted, none is hidden", start.origins.get("positions"))]
+    what = {
+        "masked": "masked: only hidden tokens are predicted",
+        "all": "all: every token is predicted, none is hidden",
+    }
+    positions = start.config.positions
+    return [("positions", what[positions], start.origins.get("positions", "default"))]
 
 
 def _target_rows(start: Start) -> list:

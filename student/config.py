@@ -154,7 +154,7 @@ class StudentConfig:
     lr: float | None = None
     """Peak learning rate; unset: that of the recipe that made the store, else 1e-4, as in the paper, for encoders as
     wide as BERT-base (768), 1e-3 up to width 256, and in between on a straight line in logarithms; with muon
-    four times as much, mlm's best in our studies' pilots (mlsm docs training)."""
+    four times as much, mlm's best in our studies' pilots; always 1e-4 with --continue-from (mlsm docs training)."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
     """What turns gradients into updates: `adamw`, or `muon`, which makes the updates of the matrices in encoder and

@@ -203,6 +203,8 @@ def load_student(source: str | Path, revision: str | None = None, head: int = 1)
     Raises RunError if there are no LSP outputs, or the files are damaged
     """
     head_file, config_file = head_files(head)
+    if (Path(source) / head_files(1)[0]).is_file() and not (Path(source) / head_file).is_file():
+        raise RunError(f"{source} has no {head_file}: `head` counts the stores that the student learned from, from 1.")
     with explain_damaged_export(source):
         tensors = load_tensors(find_file(source, head_file, revision))
         facts = json.loads(read_file(find_file(source, config_file, revision)))

@@ -23,8 +23,9 @@ class StopSignals:
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
-            ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-            for number in (signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number != signal.SIGTERM and signal.getsignal(number) == signal.SIG_IGN:
+                    continue  # in the background of a shell, or under nohup
                 self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -118,7 +118,7 @@ def train(
 def _warn_of_missed(run: Run, config: ResolvedConfig, done: int) -> None:
     """Name the steps whose checkpoint --checkpoints asks for and the run no longer passes."""
     path_of = Checkpoints(run.checkpoint_directory, []).path
-    wanted = [step for step in config.checkpoint_steps(config.max_steps) if step < done]
+    wanted = [step for step in config.checkpoint_steps(config.max_steps) if step < done or 0 < step == done]
     if missed := [f"{step:,}" for step in wanted if not (path_of(step) / "config.json").exists()]:
         logger.warning(
             "--checkpoints: no model is kept of step %s, which the run has passed. Another --run-dir starts a run that"
@@ -341,6 +341,7 @@ class Trainer:
             self.state.steps,
             sum(len(micro.input_WL) for micro in held_out),
             self.ranks.size,
+            self.run.directory,
         )
 
     # -- before the first step -----------------------------------------------------------------------------

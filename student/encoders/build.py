@@ -139,7 +139,10 @@ def unfitted_config(config: StudentConfig, store: Store) -> PretrainedConfig:
     """The Hugging Face config of the encoder as it is, before it is fitted to the store. Raises the errors of
     `encoder_config`."""
     if config.continue_from is not None and not config.continue_from.is_dir():
-        raise RunError(f"--continue-from {config.continue_from} is not a directory. Pass a run or an export.")
+        raise RunError(
+            f"--continue-from {config.continue_from} is not a directory. Pass a run or an export. A run that was begun "
+            "from one needs it until it is finished."
+        )
     weights = config.initial_weights
     if weights is not None and not any(weights.glob("*.safetensors")):
         if (weights / "checkpoints").is_dir():
@@ -153,6 +156,12 @@ def unfitted_config(config: StudentConfig, store: Store) -> PretrainedConfig:
         )
     named = named_config(config.encoder) if config.continue_from is None else None
     hf_config = _load_config(config.encoder_source, store) if named is None else named
+    if config.continue_from is not None and hf_config.vocab_size > store.vocab_size:
+        raise RunError(
+            f"--continue-from {config.continue_from} has {hf_config.vocab_size} rows of word vectors, more than the "
+            f"{store.vocab_size} tokens of the store's tokenizer. If the tokenizer is the same, cut the rows with "
+            f"transformers: model.resize_token_embeddings({store.vocab_size}), then model.save_pretrained."
+        )
     if config.continue_from is not None and hf_config.vocab_size != store.vocab_size:
         raise RunError(
             f"--continue-from {config.continue_from} has {hf_config.vocab_size} tokens, but the store has "

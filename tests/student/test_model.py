@@ -114,6 +114,10 @@ def test_weights_of_another_vocabulary_are_refused(ids_store, tmp_path):
     build_encoder(config, seed=0).save_pretrained(tmp_path / "model")
     with pytest.raises(RunError, match="has 55 tokens, but the store has 65"):
         encoder_config(settings_for("bert-2x32", continue_from=tmp_path / "model"), ids_store)
+    config.vocab_size = 72  # padded, as DeBERTa's
+    build_encoder(config, seed=0).save_pretrained(tmp_path / "model")
+    with pytest.raises(RunError, match=r"has 72 rows of word vectors, .* model.resize_token_embeddings\(65\)"):
+        encoder_config(settings_for("bert-2x32", continue_from=tmp_path / "model"), ids_store)
     config.vocab_size = ids_store.vocab_size
     build_encoder(config, seed=0).save_pretrained(tmp_path / "model")
     assert encoder_config(settings_for("bert-2x32", continue_from=tmp_path / "model"), ids_store).hidden_size == 32

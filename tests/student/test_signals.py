@@ -20,6 +20,18 @@ def test_signals_at_once_are_one_request_and_a_later_one_acts(monkeypatch):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_an_ignored_signal_stays_ignored(number):
+    """In the background of a shell, and under nohup."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            os.kill(os.getpid(), number)
+            assert signals.requested is None
+    finally:
+        signal.signal(number, before)
+
+
 def test_what_is_finished_first_is_said_at_once(caplog):
     """Before the step ends, which may take a minute."""
     with caplog.at_level("INFO"), StopSignals() as signals:

@@ -140,7 +140,7 @@ class Differences:
 def differences(models: Sequence[HasOrigin]) -> Differences:
     """What differs between some models."""
     sorted_settings = {model.label: groups(model.facts) for model in models}
-    known = {model.label: model.facts["identity"] is not None for model in models}
+    known = {model.label: _is_whole(model.facts["identity"]) for model in models}
     # Settings that these models do not have are known to be absent. For an untrained student only the origin of its
     # weights matters.
     lacks = {model.label for model in models if known[model.label] and model.facts["objective"] != UNTRAINED}
@@ -163,6 +163,11 @@ def differences(models: Sequence[HasOrigin]) -> Differences:
     runs = {label: of_model.get("run", {}) for label, of_model in sorted_settings.items()}
     own_masks = [label for label, run in runs.items() if run.get("mask_weights") == ADAPTIVE]
     return Differences(found, [label for label, is_known in known.items() if not is_known], own_masks)
+
+
+def _is_whole(identity: dict | None) -> bool:
+    """Whether all settings are known. An export of a training loop of the user's own names only some."""
+    return identity is not None and "lr" in identity["settings"]
 
 
 def _follows(by_text, causes):

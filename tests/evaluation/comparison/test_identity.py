@@ -209,6 +209,9 @@ def test_what_is_not_recorded_is_unknown_not_equal():
     found = named(old=None, new=identity())
     assert found.unknown == ["old"] and not found.alone
     assert "Other differences of old are unknown" in found.sentence({"layer"})
+    of_own_loop = identity()
+    of_own_loop["settings"] = {name: value for name, value in of_own_loop["settings"].items() if name != "lr"}
+    assert named(own=of_own_loop, new=identity()).unknown == ["own"]
     stock = differences(models_of([a_record("bert", "rte", 0, [0.5], objective=None, encoder=None)])[0])
     assert stock.unknown == ["bert"] and stock.settings == {}
 
