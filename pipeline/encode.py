@@ -44,7 +44,17 @@ import torch
 
 from mlsm.common.errors import EncodeError
 from mlsm.common.progress import silent
-from pipeline.batch import UNIT_END, Block, Hidden, InputFormat, TeacherBatch, add_amounts, documents_of, make_batch
+from pipeline.batch import (
+    UNIT_END,
+    Block,
+    Hidden,
+    InputFormat,
+    TeacherBatch,
+    add_amounts,
+    documents_of,
+    make_batch,
+    room_for,
+)
 from pipeline.config import TeacherConfig
 from pipeline.corpus import Window
 from pipeline.executor import KILLED, Context, Executor
@@ -417,7 +427,8 @@ class Coder:
             for block in blocks:
                 block.batches = -(-windows // size)
             for start in range(0, windows, size):
-                batch = self.cut(blocks[0], start, min(start + size, windows), size)
+                stop = min(start + size, windows)
+                batch = self.cut(blocks[0], start, stop, room_for(stop - start, size))
                 batch.blocks, batch.first = blocks, start
                 batch.compared, begins_unit = self._comparison.wanted and begins_unit, False
                 yield batch.without_known_failures()

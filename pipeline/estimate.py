@@ -11,6 +11,7 @@ Not handled here: the encoding (encode.py).
 Shapes: K atoms, N vectors, d hidden width.
 """
 
+import math
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.batch import InputFormat, hidden_rows
+from pipeline.batch import InputFormat, hidden_rows, room_for
 from pipeline.dictionary.centering import HiddenSums
 from pipeline.encode import make_coder, write_units
 from pipeline.job import Job
@@ -65,12 +66,11 @@ def estimate(job: Job, teacher: Any, targets: Sequence[Any]) -> dict:
     total, measured = job.tokens_by_sample(train), sum(records[0].tokens for records, _ in parts)
     if not measured:
         raise job.no_windows_error()
-    # A forward pass takes the same time for one window as for a full batch, and a unit's last batch is rarely full.
+    # The teacher also reads the copies that fill up a unit's last batch.
     room = getattr(coder, "most_windows", 1)
-    passes = sum(-(-records[0].windows // room) for records, _ in parts)
-    a_pass = sum(seconds for _, seconds in parts) / passes
+    read = sum(_with_copies(records[0].windows, room) for records, _ in parts)
     windows = total * sum(records[0].windows for records, _ in parts) / measured
-    seconds = a_pass * _expected_passes(job.plan.units, windows, room)
+    seconds = sum(seconds for _, seconds in parts) / read * _expected_windows(job.plan.units, windows, room)
     of_stores = list(zip(*(records for records, _ in parts), strict=True))
     size = sum(_extrapolate_bytes(records, total, len(job.plan.units)) for records in of_stores)
     rates = [records[0].tokens / seconds for records, seconds in parts]
@@ -104,13 +104,19 @@ def _total(records, name):
     return sum(record.statistics[name] for record in records)
 
 
-def _expected_passes(units, windows, room):
-    """About how many forward passes the units of a plan with this many windows take."""
+def _with_copies(windows, room):
+    """How many windows the teacher reads for a unit of so many."""
+    full = math.floor(windows / room) * room
+    return full + (room_for(math.ceil(windows - full), room) if windows > full else 0)
+
+
+def _expected_windows(units, windows, room):
+    """About how many windows the teacher reads for the units of a plan with this many, copies included."""
     found = 0.0
     for split, share in (("train", 1 - HELD_OUT_SHARE), ("held_out", HELD_OUT_SHARE)):
         if count := sum(unit.split == split for unit in units):
-            of_unit = share * windows / count / room
-            found += count * float(np.ceil(of_unit * SIZES).mean())
+            of_unit = share * windows / count
+            found += count * float(np.mean([_with_copies(of_unit * size, room) for size in SIZES]))
     return found
 
 

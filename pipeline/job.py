@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 COUNTED = ("documents", "held_out_documents", "duplicates", "blank", "too_short", "invalid")
 LISTED_FILES = 5
 PARAGRAPHS = 50  # with more documents per text file on average, they may be paragraphs
-SMALL_UNITS = 20  # more units than this may be too many
+SMALL_UNITS, SMALL_UNIT = 20, 4096  # more units than this may be too many, if they have fewer tokens on average
 PROBED_UNITS, PROBED_BYTES = 4, 1 << 18  # text that is tokenised to estimate the tokens per byte
 MOST_PROBED_BYTES = 1 << 20  # per unit, if a document is longer than PROBED_BYTES
 
@@ -169,17 +169,14 @@ class Job:
         return advice + self._advice_on_small_files()
 
     def _advice_on_small_files(self):
-        if not hasattr(self.config, "tokens_at_once"):
+        units, tokens = len(self.plan.units), self.expected_tokens / len(self.plan.units)
+        if not SMALL_UNITS < units < 2 * len(self.sources) or tokens > SMALL_UNIT:
             return []
-        units, room = len(self.plan.units), self.config.tokens_at_once(choose_device(self.config.device).type)
-        gain = units * room / max(1, self.expected_tokens)
-        if units < 2 * len(self.sources) and units > SMALL_UNITS and gain > 2:
-            return [
-                f"A unit never has text of two files, and the teacher reads {room:,} tokens at once: with units of "
-                f"{self.expected_tokens / units:,.0f} tokens on average most of its work is lost. With the same text "
-                f"in a few files, such as JSON lines, encoding takes about {1 / gain:.0%} of the time."
-            ]
-        return []
+        return [
+            f"A unit never has text of two files, and each shard counts the tokens of the whole vocabulary: with "
+            f"{tokens:,.0f} tokens per unit on average, that is {4 * len(self.tokenizer) / tokens:,.0f} more bytes per "
+            "token, and encoding takes longer. Put the text into a few files, such as JSON lines."
+        ]
 
     @property
     def planned_tokens(self) -> int:

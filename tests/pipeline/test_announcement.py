@@ -82,9 +82,11 @@ def test_advice_on_the_text_comes_before_the_work(flags, tmp_path, capsys):
     (tmp_path / "texts" / "lines.txt").unlink()
     for number in range(40):
         (tmp_path / "texts" / f"{number}.txt").write_text(" ".join(f"word{n} of file {number}" for n in range(60)))
-    assert "A unit never has text of two files, and the teacher reads 2,048 tokens at once" in announced()
-    flags[flags.index("--batch-tokens") + 1] = "256"
-    assert "at once" not in announced()
+    assert "A unit never has text of two files, and each shard counts" in announced()
+    (tmp_path / "texts" / "all.txt").write_text("\n\n".join(file.read_text() for file in tmp_path.glob("texts/*")))
+    for number in range(40):
+        (tmp_path / "texts" / f"{number}.txt").unlink()
+    assert "A unit never" not in announced()
 
 
 @pytest.mark.parametrize(("command", "row"), [("encode-ids", "tokenizer"), ("encode-logits", "teacher")])
