@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlsm.common.text import also_row, redacted, settings_table, words_of
 from pipeline.config import DictionaryConfig
+from pipeline.corpus_summary import describe_corpus
 from pipeline.job import Job, name_of_dtype
 from pipeline.targets.logits import PASSES
 from pipeline.targets.lsp import LEAST_MASS, entries_kept, expected_mass
@@ -58,7 +59,7 @@ def announcement(
     if hasattr(config, "top_n"):
         rows.append(_top_n_row(config, dictionary))
     table = settings_table(command, rows + also_row(config, config.origins, _SHOWN))
-    return "\n".join([table, *("  " + line for line in job.describe_corpus()["advice"])])
+    return "\n".join([table, *("  " + line for line in describe_corpus(job)["advice"])])
 
 
 def _top_n_row(config, dictionary):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.batch import InputFormat, hidden_rows, room_for
+from pipeline.corpus_summary import describe_corpus
 from pipeline.dictionary.centering import HiddenSums
 from pipeline.encode import make_coder, write_units
 from pipeline.job import Job
@@ -89,7 +90,7 @@ def estimate(job: Job, teacher: Any, targets: Sequence[Any]) -> dict:
         "seconds": seconds,
         "measured_tokens": measured,
         "disk_free": free_bytes(job.config.output),
-        "corpus": job.describe_corpus(),
+        "corpus": describe_corpus(job),
         "kept": [
             (target["settings"]["top_n"], _total(records, "kept_mass") / max(1, _total(records, "coded_tokens")))
             for target, records in zip(contents, of_stores, strict=True)

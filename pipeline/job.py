@@ -18,7 +18,7 @@ from mlsm.common.errors import CorpusError, EncodeError, StoreError
 from mlsm.common.progress import silent
 from pipeline import plan as planning
 from pipeline.config import CorpusConfig, DictionaryConfig
-from pipeline.corpus import TextFile, Window, open_sources
+from pipeline.corpus import Window, open_sources
 from pipeline.corpus import windows as packing
 from pipeline.corpus.documents import Selection
 from pipeline.corpus.source import Piece, Source
@@ -33,11 +33,6 @@ if TYPE_CHECKING:
 
     from pipeline.teacher import Teacher
 
-# Of the scan, for summaries.
-COUNTED = ("documents", "held_out_documents", "duplicates", "blank", "too_short", "invalid")
-LISTED_FILES = 5
-PARAGRAPHS = 50  # with more documents per text file on average, they may be paragraphs
-SMALL_UNITS, SMALL_UNIT = 20, 4096  # more units than this may be too many, if they have fewer tokens on average
 PROBED_UNITS, PROBED_BYTES = 4, 1 << 18  # text that is tokenised to estimate the tokens per byte
 MOST_PROBED_BYTES = 1 << 20  # per unit, if a document is longer than PROBED_BYTES
 
@@ -109,74 +104,6 @@ class Job:
         """The same for one source; for stored windows, every block is compared with its hash."""
         if self.stored is None:
             self.sources[name].check_unchanged(self.stamps[name])
-
-    def describe_corpus(self) -> dict:
-        """The counts of the scan, for summaries: a dict that JSON can hold, of the same size for any number of files.
-
-        Returns  totals (files, documents, held_out_documents, duplicates, blank, too_short, invalid), max_tokens,
-                 files_listed: the same for the files with the most documents (held-out files first),
-                 advice: sentences on what to change about the text, such as other document boundaries
-        """
-        listed = self.plan.corpus.get("files", {})  # a store of somebody else may not say
-        files = {name: {count: found[count] for count in COUNTED} for name, found in listed.items()}
-        by_file = self.config.held_out_by == "file"  # then the files that are held out come first
-
-        def rank(name):
-            return not (by_file and files[name]["held_out_documents"]), -files[name]["documents"], name
-
-        most = sorted(files, key=rank)[:LISTED_FILES]
-        return {
-            "files": len(files),
-            **{count: self.plan.corpus.get(count, 0) for count in COUNTED},
-            "max_tokens": self.config.max_tokens,
-            "files_listed": [{"file": name, **files[name]} for name in most],
-            "advice": self._advice(listed),
-        }
-
-    def _advice(self, files):
-        """Sentences on what to change about the text, given the counts of its files.
-
-        Files whose documents end at an empty line are looked at for too many of them, and for too large ones.
-        """
-        advice = []
-        if not self.plan.corpus.get("held_out_documents"):
-            advice.append(
-                "No document is held out, so training will report no held-out loss. Encode more documents (by default "
-                "an empty line ends one)."
-            )
-        if "bundled" in self.config.corpus:
-            return advice
-        cut = {
-            name: files[name]
-            for name, source in self.sources.items()
-            if isinstance(source, TextFile) and source.boundary == "blank-line" and name in files
-        }
-        mean = sum(found["documents"] for found in cut.values()) / max(1, len(cut))
-        if mean > PARAGRAPHS:
-            advice.append(
-                f"An empty line ends a document, so a text file has {mean:,.0f} documents on average. If each file is "
-                "one text, such as a novel, pass --document-boundary file --held-out-by file."
-            )
-        of_unit = self.config.unit_tokens * planning.BYTES_PER_TOKEN
-        large = [name for name, found in cut.items() if found["bytes"] > of_unit * max(1, found["documents"])]
-        if large:
-            also = f" (and {len(large) - 1:,} more files)" if len(large) > 1 else ""
-            advice.append(
-                f"An empty line ends a document, and {large[0]}{also} has hardly any, so its documents are larger than "
-                "a unit. Units do not divide a document: an interruption starts it again, and workers cannot share it. "
-                "If each line is a document, put empty lines between them, or write JSON lines."
-            )
-        return advice + self._advice_on_small_files()
-
-    def _advice_on_small_files(self):
-        units, tokens = len(self.plan.units), self.expected_tokens / len(self.plan.units)
-        if not SMALL_UNITS < units < 2 * len(self.sources) or tokens > SMALL_UNIT:
-            return []
-        return [
-            f"A unit never has text of two files, and each shard counts the tokens of the whole vocabulary: with "
-            f"{tokens:,.0f} tokens per unit on average, that is {4 * len(self.tokenizer) / tokens:,.0f} more bytes per "
-            "token, and encoding takes longer. Put the text into a few files, such as JSON lines."
-        ]
 
     @property
     def planned_tokens(self) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 
 from mlsm.common.durable import publish_directory, replace_json
 from mlsm.common.errors import EncodeError, StoreError
+from pipeline.corpus_summary import describe_corpus
 from pipeline.job import Job, named_by_content
 from shards import copies
 from shards.files import StoreFiles
@@ -132,7 +133,7 @@ class TargetStore(OpenStore):
             "new_tokens": self.new_tokens,
             "seconds": seconds,
             "quarantined": sum(len(record.quarantined) for record in store.iter_records()),
-            "corpus": self.job.describe_corpus(),
+            "corpus": describe_corpus(self.job),
             **store.report(),
         }
 
