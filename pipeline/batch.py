@@ -202,17 +202,6 @@ class TeacherBatch:
         return positions_in_documents(self.documents_WL).flatten()[self.tokens_N]
 
 
-def room_for(windows: int, most: int) -> int:
-    """How many windows a forward pass has for so many of a unit: `most`, halved as often as they still fit.
-
-    The number follows from the unit alone, because passes of another shape may round otherwise. Small units, one per
-    file for example, would otherwise take as long as large ones.
-    """
-    while 0 < windows <= most // 2:
-        most //= 2
-    return most
-
-
 def make_batch(
     ids_T: np.ndarray,
     lengths_W: np.ndarray,

@@ -43,7 +43,7 @@ from pipeline.targets.hidden import HiddenStates, provisional_codebook
 from pipeline.targets.ids import Ids
 from pipeline.targets.logits import Logits
 from pipeline.targets.lsp import Lsp
-from pipeline.teacher import check_documents_apart, check_reads_masks, load_tokenizer
+from pipeline.teacher import check_documents_apart, check_reads_masks, load_tokenizer, refuse_long_windows
 from pipeline.teacher.masked_lm import MaskedLm
 from pipeline.workers import open_executor
 from shards.reader import is_url
@@ -81,6 +81,7 @@ def encode_logits(config: EncodeLogitsConfig, progress: Callable[..., None] = si
     # Load the teacher before the corpus is read, so that a teacher without a head is refused at once.
     progress("load teacher", 0, None)
     teacher = MaskedLm.load(config.teacher, dtype=config.dtype, device=config.device)
+    refuse_long_windows(teacher.name, teacher.max_positions, config.max_length)
     job = scan_corpus(config, tokenizer, progress)
     check_teacher(job, teacher)
     teacher.choose_libraries(config.products, config.tokens_at_once(), config.max_length)

@@ -53,7 +53,6 @@ from pipeline.batch import (
     add_amounts,
     documents_of,
     make_batch,
-    room_for,
 )
 from pipeline.config import TeacherConfig
 from pipeline.corpus import Window
@@ -372,6 +371,10 @@ class IdsCoder:
 
     layout = {"read": 2}
     environment: dict = {}
+    most_windows = 1
+
+    def room_for(self, windows: int, most: int) -> int:
+        return windows
 
     def stages(self) -> tuple:
         return (("read", lambda items: (item if item is UNIT_END else item[0] for item in items)),)
@@ -428,10 +431,21 @@ class Coder:
                 block.batches = -(-windows // size)
             for start in range(0, windows, size):
                 stop = min(start + size, windows)
-                batch = self.cut(blocks[0], start, stop, room_for(stop - start, size))
+                batch = self.cut(blocks[0], start, stop, self.room_for(stop - start, size))
                 batch.blocks, batch.first = blocks, start
                 batch.compared, begins_unit = self._comparison.wanted and begins_unit, False
                 yield batch.without_known_failures()
+
+    def room_for(self, windows: int, most: int) -> int:
+        """How many windows a forward pass has for the last windows of a block: on a CPU as few as halving `most`
+        gives, because small units, such as one per file, would otherwise take as long as large ones.
+
+        Nothing else decides, as passes of another shape may round otherwise. On a GPU all passes have one shape, so
+        that a lack of memory says something about all of them.
+        """
+        while not self._on_gpu and windows <= most // 2:
+            most //= 2
+        return most
 
     def cut(self, block: Block, start: int, stop: int, size: int) -> TeacherBatch:
         """The Batch of a block's windows from `start` to `stop`, filled up to `size` windows."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.batch import InputFormat, hidden_rows, room_for
+from pipeline.batch import InputFormat, hidden_rows
 from pipeline.corpus_summary import describe_corpus
 from pipeline.dictionary.centering import HiddenSums
 from pipeline.encode import make_coder, write_units
@@ -68,10 +68,9 @@ def estimate(job: Job, teacher: Any, targets: Sequence[Any]) -> dict:
     if not measured:
         raise job.no_windows_error()
     # The teacher also reads the copies that fill up a unit's last batch.
-    room = getattr(coder, "most_windows", 1)
-    read = sum(_with_copies(records[0].windows, room) for records, _ in parts)
+    read = sum(_with_copies(records[0].windows, coder) for records, _ in parts)
     windows = total * sum(records[0].windows for records, _ in parts) / measured
-    seconds = sum(seconds for _, seconds in parts) / read * _expected_windows(job.plan.units, windows, room)
+    seconds = sum(seconds for _, seconds in parts) / read * _expected_windows(job.plan.units, windows, coder)
     of_stores = list(zip(*(records for records, _ in parts), strict=True))
     size = sum(_extrapolate_bytes(records, total, len(job.plan.units)) for records in of_stores)
     rates = [records[0].tokens / seconds for records, seconds in parts]
@@ -105,19 +104,19 @@ def _total(records, name):
     return sum(record.statistics[name] for record in records)
 
 
-def _with_copies(windows, room):
+def _with_copies(windows, coder):
     """How many windows the teacher reads for a unit of so many."""
-    full = math.floor(windows / room) * room
-    return full + (room_for(math.ceil(windows - full), room) if windows > full else 0)
+    full = math.floor(windows / coder.most_windows) * coder.most_windows
+    return full + (coder.room_for(math.ceil(windows - full), coder.most_windows) if windows > full else 0)
 
 
-def _expected_windows(units, windows, room):
+def _expected_windows(units, windows, coder):
     """About how many windows the teacher reads for the units of a plan with this many, copies included."""
     found = 0.0
     for split, share in (("train", 1 - HELD_OUT_SHARE), ("held_out", HELD_OUT_SHARE)):
         if count := sum(unit.split == split for unit in units):
             of_unit = share * windows / count
-            found += count * float(np.mean([_with_copies(of_unit * size, room) for size in SIZES]))
+            found += count * float(np.mean([_with_copies(of_unit * size, coder) for size in SIZES]))
     return found
 
 
@@ -185,6 +184,7 @@ def _learn_provisional(job, teacher, entry):
         center = sums.center(config.center, least_tokens=1)
         parts = [center.subtract_from(rows_Nd, position_N)]
     hidden_Nd = np.concatenate(parts)[:wanted]
+    check_enough(entry.k, len(hidden_Nd))
     settings = DictionarySettings(entry.k, config.lam, config.seed, atoms=config.atoms)
     found = learn_dictionary(hidden_Nd, settings, LearningSchedule(1, MOST_A_BATCH), device=config.device)
     return replace(found, center=center)
@@ -204,7 +204,7 @@ def _measure(job, coder, targets):
     train = [unit for unit in job.plan.units if unit.split == "train"]
     units = train[:: max(1, len(train) // PLACES)][:PLACES]
     job.progress("measure", 0, None)
-    room = getattr(coder, "most_windows", 1)
+    room = coder.most_windows
     count = -(-FEWEST_WINDOWS // room) * room  # full forward passes
     warm_up = _encode_some(job, coder, targets, units[0], _readable_windows(job, units[0]), count)  # compiles
     tokens, most, found = 0, 0, [warm_up]

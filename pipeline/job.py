@@ -116,10 +116,8 @@ class Job:
     @property
     def planned_documents(self) -> int:
         """About how many documents are encoded; those of the plan are all that were scanned, also with --max-tokens."""
-        documents = self.plan.corpus["documents"]
-        if self.stored is not None:
-            return documents
-        return round(documents * self.planned_tokens / max(1, self.plan.corpus["bytes"] // planning.BYTES_PER_TOKEN))
+        whole = self.plan.corpus.get("bytes", 0) // planning.BYTES_PER_TOKEN
+        return round(self.plan.corpus["documents"] * min(1, self.planned_tokens / max(1, whole)))
 
     @cached_property
     def expected_tokens(self) -> int:
@@ -132,7 +130,7 @@ class Job:
         if self.stored is not None:
             return self.stored.tokens
         tokens = size = 0
-        for unit in units[:: max(1, len(units) // PROBED_UNITS)][:PROBED_UNITS]:
+        for unit in units[:: max(1, -(-len(units) // PROBED_UNITS))]:
             pieces: list[Piece] = []
             taken = 0
             for piece in self.sources[unit.source].pieces(unit.start, unit.offset):

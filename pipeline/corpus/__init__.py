@@ -116,18 +116,21 @@ def _expand(pattern, output):
     else:
         above = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
         matched = [Path(name) for name in glob.glob(str(path), recursive=True)]
-        for match in matched:
-            _refuse_broken_link(match)
     found = [file for match in matched for file in _files_of(match)]
-    if output is None or above.resolve() not in output.resolve().parents:
-        return found
-    return [file for file in found if output.resolve() not in file.resolve().parents]
+    if output is not None and above.resolve() in output.resolve().parents:
+        results = output.resolve()
+        places = {file: (file.resolve(), file.parent.resolve() / file.name) for file in found}  # of a link: both ends
+        found = [file for file in found if all(results not in place.parents for place in places[file])]
+    for file in found:
+        if _is_broken_link(file):
+            raise CorpusError(f"{file}: a link to {os.readlink(file)}, which does not exist. Mend or remove it.")
+    return found
 
 
 def _files_of(path):
     """The file itself, or the files of a directory that are read."""
     if not path.is_dir():
-        return [path] if path.is_file() else []
+        return [path] if path.is_file() or _is_broken_link(path) else []
     found = list(_walk(path))
     return [file for file in found if suffix_of(file) in SUFFIXES] or [file for file in found if not file.suffix]
 
@@ -139,16 +142,14 @@ def _walk(directory, above=frozenset()) -> Iterator[Path]:
     for entry in directory.iterdir():
         if entry.name.startswith("."):
             continue
-        _refuse_broken_link(entry)
         if entry.is_dir():
             yield from _walk(entry, above | {place})
-        elif entry.is_file():
+        elif entry.is_file() or _is_broken_link(entry):
             yield entry
 
 
-def _refuse_broken_link(path):
-    if path.is_symlink() and not path.exists():
-        raise CorpusError(f"{path}: a link to {os.readlink(path)}, which does not exist. Mend the link, or remove it.")
+def _is_broken_link(path):
+    return path.is_symlink() and not path.exists()
 
 
 def _open(path, text_field, boundary, invalid_utf8):

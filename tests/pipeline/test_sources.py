@@ -381,6 +381,11 @@ def test_a_link_to_nothing_is_not_passed_over(tmp_path):
     for pattern in (tmp_path, tmp_path / "*.txt"):
         with pytest.raises(CorpusError, match=r"b.txt: a link to gone.txt, which does not exist"):
             open_corpus((str(pattern),))
+    (tmp_path / "b.txt").rename(tmp_path / "b.jpg")  # no text
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "store.txt").symlink_to("/unmounted/store.txt")  # a result
+    found = open_corpus((str(tmp_path),), output=tmp_path / "runs")
+    assert [Path(source.name).name for source in found] == ["a.txt"]
 
 
 def test_results_below_the_corpus_are_not_read(tmp_path, monkeypatch):

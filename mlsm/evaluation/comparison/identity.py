@@ -167,7 +167,7 @@ def differences(models: Sequence[HasOrigin]) -> Differences:
 
 def _is_whole(identity: dict | None) -> bool:
     """Whether all settings are known. An export of a training loop of the user's own names only some."""
-    return identity is not None and "lr" in identity["settings"]
+    return identity is not None and {"lr", "max_steps"} <= identity["settings"].keys()
 
 
 def _follows(by_text, causes):
@@ -188,7 +188,9 @@ def groups(facts: dict) -> Groups:
     settings, target = identity["settings"], identity["target_settings"]
     run = {_NAMES.get(name, name): value for name, value in settings.items() if name not in ("kappa", "tied", "untied")}
     found = {
-        "run": _DEFAULTS["run"] | run | {"objective": objective, "step": facts["step"]},
+        "run": (_DEFAULTS["run"] if _is_whole(identity) else {})
+        | run
+        | {"objective": objective, "step": facts["step"]},
         "text": {"plan": identity["plan"]} | {f"window {name}": v for name, v in identity["windowing"].items()},
     }
     if others := identity.get("other_targets"):  # a student of several stores; below are settings of the first
