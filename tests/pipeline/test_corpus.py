@@ -311,7 +311,7 @@ WITHOUT_MATERIAL = [
     (["--recipe", "paper"], NO_TEACHER),
     (["--recipe", "scaled-up"], NO_TEACHER),
     (["--recipe", "paper", "--teacher", "bundled"], NO_WIKIPEDIA),
-    (["--recipe", "scaled-up", "--teacher", "bundled"], NO_DOLMA),
+    (["--recipe", "scaled-up", "--teacher", "bundled", "--max-length", "128"], NO_DOLMA),
 ]
 ENCODE_EACH = """
 import json, os, sys
