@@ -76,6 +76,7 @@ def _advice(job: Job, files: Mapping[str, Mapping]) -> list[str]:
         advice.append(
             "A unit never has text of two files, and each shard counts the tokens of the whole vocabulary: with"
             f" {tokens:,.0f} tokens per unit on average, that is {4 * len(job.tokenizer) / tokens:,.0f} more bytes per"
-            " token, and encoding takes longer. Put the text into a few files, such as JSON lines."
+            " token, and on a GPU each unit takes a full pass of the teacher. Put the text into a few files, such as"
+            " JSON lines."
         )
     return advice
