@@ -124,7 +124,7 @@ class Server:
         if self._is_http and "?" in self.url:
             raise StoreError(
                 f"{redacted(self.url)} has a query, but a store's files are asked for without one. Pass the address "
-                "alone; a user and password may stand in it or in ~/.netrc."
+                "without it. A user and password may be in the address or in ~/.netrc."
             )
         self._open()  # refuses an unknown protocol at once
 

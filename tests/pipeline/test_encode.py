@@ -32,6 +32,7 @@ from pipeline.dictionary import Dictionary
 from pipeline.encode import encode_missing
 from pipeline.executor import KILLED, Executor
 from pipeline.job import named_by_content
+from pipeline.teacher import Teacher
 from shards.manifest import Plan, PlannedUnit
 from shards.reader import Store, finished_stores
 
@@ -234,6 +235,23 @@ def test_what_cannot_be_done_is_refused_before_the_corpus_is_read(place, tmp_pat
     given = replace(place, corpus=("/nowhere",), output=tmp_path, **change)
     with pytest.raises((EncodeError, DeviceError, DictionaryError), match=message):
         encode_lsp(given)
+
+
+def test_what_the_teacher_reads_follows_the_text_of_small_units(place, report, tmp_path, monkeypatch):
+    """One short file per unit would otherwise cost a whole batch."""
+    read, run = [], Teacher.__call__
+
+    def count(self, ids_WL, *arguments, **options):
+        read.append(len(ids_WL))
+        return run(self, ids_WL, *arguments, **options)
+
+    monkeypatch.setattr(Teacher, "__call__", count)
+    documents = Path(place.corpus[0]).read_text().split("\n\n")[:10]
+    for number, text in enumerate(documents):
+        (tmp_path / f"{number}.txt").write_text(text)
+    given = replace(place, corpus=(str(tmp_path / "*.txt"),), dictionary=Path(report["dictionary"]), max_tokens=None)
+    made = encode_lsp(replace(given, output=tmp_path / "runs"))[0]
+    assert made["new_units"] == 10 and made["windows"] <= sum(read) < 2 * made["windows"]
 
 
 def test_a_dictionary_of_another_width_is_refused(place, tmp_path):

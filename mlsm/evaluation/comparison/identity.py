@@ -187,10 +187,9 @@ def groups(facts: dict) -> Groups:
         return _of_record(facts) if objective else {}
     settings, target = identity["settings"], identity["target_settings"]
     run = {_NAMES.get(name, name): value for name, value in settings.items() if name not in ("kappa", "tied", "untied")}
+    usual = _DEFAULTS["run"] if _is_whole(identity) else {}
     found = {
-        "run": (_DEFAULTS["run"] if _is_whole(identity) else {})
-        | run
-        | {"objective": objective, "step": facts["step"]},
+        "run": usual | run | {"objective": objective, "step": facts["step"]},
         "text": {"plan": identity["plan"]} | {f"window {name}": v for name, v in identity["windowing"].items()},
     }
     if others := identity.get("other_targets"):  # a student of several stores; below are settings of the first
