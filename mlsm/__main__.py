@@ -47,19 +47,25 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt as stop:
         kept = "interrupted. Run the same command again: finished units and checkpoints, if any, are kept."
         code = 128 + getattr(stop, "number", signal.SIGINT)  # as a shell counts them
-        if not is_follower():
+        if not (_trains(argv) and is_follower()):
             complain(str(stop) or kept, code)
     except Exception as error:
         if debug:
             traceback.print_exc()
         code = exit_code(error)
-        if not is_reported_by_another(error, code):
+        if not (_trains(argv) and is_reported_by_another(error, code)):
             complain(one_line(error), code)
     sys.stdout.flush()
     if lost := loss(sys.stdout):
         message = f"standard output could not be written ({lost.strerror}): what was printed is not whole"
-        code = complain(message, EXIT_WRITE if code == 0 and "--json" in argv else code)
+        is_all = argv[:1] == ["docs"] or not {"--json", "--print-config"}.isdisjoint(argv)  # what the command makes
+        code = complain(message, EXIT_WRITE if code == 0 and is_all else code)
     sys.exit(code)
+
+
+def _trains(argv):
+    """Whether this is a command that a launcher may start as several processes."""
+    return bool(argv) and argv[0] in names() and load(argv[0]).trains
 
 
 def run(argv: list[str]) -> int:
@@ -76,6 +82,8 @@ def run(argv: list[str]) -> int:
         print(f"mlsm {VERSION}")
         return 0
     name, rest = argv[0], argv[1:]
+    if name.startswith("-"):
+        return complain(f"{name} stands before the command. Write the command first, then its options", EXIT_INPUT)
     if name not in names():
         return complain(unknown_command(name, names()), EXIT_INPUT)
     with name_extras(name):

@@ -72,7 +72,8 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
     from mlsm.common.device import choose_device
     from mlsm.common.disk import file_sha256, read_file
     from mlsm.common.durable import publish_directory
-    from pipeline.job import named_by_content, refuse_foreign_output
+    from pipeline.job import named_by_content
+    from shards.files import refuse_foreign_output
     from shards.manifest import fingerprint
 
     refuse_foreign_output(config.output)

@@ -51,7 +51,8 @@ def import_dictionary(config: ImportConfig, progress: Callable[..., None] = sile
 
     from pipeline.dictionary import Dictionary
     from pipeline.dictionary.vectors import FLOATS, open_vectors
-    from pipeline.job import named_by_content, refuse_foreign_output
+    from pipeline.job import named_by_content
+    from shards.files import refuse_foreign_output
 
     assert config.file is not None  # the settings refuse it
     refuse_foreign_output(config.output)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from mlsm.common.device import choose_device
-from mlsm.common.errors import CorpusError, EncodeError, StoreError
+from mlsm.common.errors import CorpusError, EncodeError
 from mlsm.common.progress import silent
 from pipeline import plan as planning
 from pipeline.config import CorpusConfig, DictionaryConfig
@@ -25,6 +25,7 @@ from pipeline.corpus.source import Piece, Source
 from pipeline.corpus.windows import drops_white_space
 from pipeline.stored import StoredHidden
 from shards.copies import tokenizer_fingerprint
+from shards.files import refuse_foreign_output
 from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.schema import LSP_OCTAVES
 
@@ -291,14 +292,3 @@ def named_by_content(parent: Path, name: str, content: str) -> Path:
     """
     usual = parent / f"{name}-{content[:12]}"
     return usual if usual.exists() else min(parent.glob(f"*-{content[:12]}"), default=usual)
-
-
-def refuse_foreign_output(output: str | Path) -> None:
-    """Raise StoreError when the output directory is a file, a store or a run itself."""
-    if Path(output).is_file():
-        raise StoreError(f"--output {output} is a file. Pass a directory, such as ./runs.")
-    for mark, what in (("target.json", "a store"), ("config.json", "a training run")):
-        if (Path(output) / mark).is_file():
-            raise StoreError(
-                f"--output {output} is {what} itself. Pass the directory to contain the stores, such as ./runs."
-            )

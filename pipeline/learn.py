@@ -30,13 +30,13 @@ from pipeline.batch import InputFormat
 from pipeline.config import OF_LEARNING, DictionaryConfig, EncodeHiddenConfig, LearnConfig
 from pipeline.dictionary.centering import Center
 from pipeline.executor import PART, Executor
-from pipeline.job import Job, load_teacher, name_of_dtype, named_by_content, open_job, refuse_foreign_output
+from pipeline.job import Job, load_teacher, name_of_dtype, named_by_content, open_job
 from pipeline.sample import RAW_SAMPLE, SAMPLE, sample_hidden
 from pipeline.stored import names_a_store
 from pipeline.targets.hidden import Codebook
 from pipeline.workers import open_executor
 from shards import copies
-from shards.files import StoreFiles
+from shards.files import StoreFiles, refuse_foreign_output
 from shards.manifest import fingerprint
 
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ from pipeline import plan as planning
 from pipeline.config import UNIT_TOKENS, CorpusConfig, TokenizerConfig
 from pipeline.corpus import open_sources
 from pipeline.corpus.documents import Selection
-from pipeline.job import named_by_content, refuse_foreign_output
+from pipeline.job import named_by_content
 from shards.copies import save_tokenizer
+from shards.files import refuse_foreign_output
 from shards.manifest import fingerprint
 
 if TYPE_CHECKING:

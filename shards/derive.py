@@ -31,7 +31,7 @@ from mlsm.common.progress import silent
 from mlsm.common.text import shell_quote
 from shards import codec, copies
 from shards.config import DeriveConfig, store_of
-from shards.files import StoreFiles
+from shards.files import StoreFiles, refuse_foreign_output
 from shards.manifest import fingerprint
 from shards.reader import Store, is_url
 from shards.schema import MAX_ENTRIES, TAIL_STEPS_PER_OCTAVE, ShardMeta
@@ -134,6 +134,8 @@ def _directory(source, target, output):
     """The path of the new store: its name is the source's with n, and the digits of its own target."""
     if output is None and is_url(source.path):
         raise RequestError(f"{source.path} is remote: choose with --output where to put the new store.")
+    if output is not None:
+        refuse_foreign_output(output)
     path = Path(source.path)
     path = path if path.name.strip(".") else path.resolve()
     disk.follow_no_links_below(path.parent if output is None else output)

@@ -44,6 +44,17 @@ def _tell_of_other_plans(plans: Path, read: str, count: int, unfinished: str | N
     )  # fmt: skip
 
 
+def refuse_foreign_output(output: str | Path) -> None:
+    """Raise StoreError when the output directory is a file, a store or a run itself."""
+    if Path(output).is_file():
+        raise StoreError(f"--output {output} is a file. Pass a directory, such as ./runs.")
+    for mark, what in (("target.json", "a store"), ("config.json", "a training run")):
+        if (Path(output) / mark).is_file():
+            raise StoreError(
+                f"--output {output} is {what} itself. Pass the directory to contain the stores, such as ./runs."
+            )
+
+
 class StoreFiles:
     """Paths and small files of one store directory. It does not read tar or arrays."""
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from os import PathLike, fspath
+from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ class Store(StoreFacts):
         Raises   StoreError when there is no store, or the plan is unfinished; RemoteError, which is one, when a URL
                  cannot be read
         """
-        path, of_path = plan_of(fspath(path))
+        path, of_path = plan_of(expanduser(path))
         plan_id = plan_id or of_path
         files = open_files(path, remote)
         files.target()
@@ -162,7 +163,7 @@ def is_url(path: object) -> bool:
 
 def open_files(path: str | PathLike[str], remote: "Remote | None") -> StoreFiles:
     """StoreFiles of a directory, RemoteFiles of a URL."""
-    path = fspath(path)
+    path = expanduser(path)  # of ~/stores/..., in a recipe or in Python
     if not is_url(path):
         return StoreFiles(path)
     from shards.remote import RemoteFiles  # only here: fsspec takes a while to import

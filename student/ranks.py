@@ -166,7 +166,7 @@ def join(device: torch.device) -> Iterator[Ranks]:
     Raises  RunError   too few GPUs
             PeerError  another process ended, or hangs
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    if int(os.environ.get("WORLD_SIZE") or 1) == 1:
         yield Ranks(device=device)
         return
     from accelerate import PartialState  # only here: a single process does not need it
@@ -193,7 +193,7 @@ def join(device: torch.device) -> Iterator[Ranks]:
 
 
 def _check_devices(device: torch.device) -> None:
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     if device.type == "cuda" and here > torch.cuda.device_count():
         raise RunError(
             f"{here} processes on a machine where torch sees {torch.cuda.device_count()} GPUs. Start one for each GPU"

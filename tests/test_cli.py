@@ -381,10 +381,20 @@ def test_real_weights_are_not_trained_with_the_demonstrations_rates(tmp_path):
 
 
 def test_a_follower_leaves_errors_that_all_meet_to_the_first_process(tmp_path):
-    arguments = ("train-student", "--store", "/nowhere/store")
-    assert "is not a store" in error_line(mlsm(*arguments, cwd=tmp_path, check=2, RANK="0", LOCAL_RANK="0"))
-    follower = mlsm(*arguments, cwd=tmp_path, check=2, process=Python, RANK="1", LOCAL_RANK="1")
-    assert follower.stderr == ""
+    arguments = ("train-student", "--lr", "x")
+    first, second = ({"WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank} for rank in "01")
+    assert "--lr takes a number" in error_line(mlsm(*arguments, cwd=tmp_path, check=2, **first))
+    assert mlsm(*arguments, cwd=tmp_path, check=2, process=Python, **second).stderr == ""
+
+
+@pytest.mark.parametrize("rank", ["1", "", "x"])
+def test_only_training_is_silent_in_a_process_of_a_launcher(tmp_path, rank):
+    """A shell inside a cluster's worker inherits such variables."""
+    launcher = {"WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank}
+    assert "faq" in mlsm("docs", cwd=tmp_path, check=0, **launcher).stdout
+    assert "is not a store" in error_line(mlsm("show-shards", "nowhere", cwd=tmp_path, check=2, **launcher))
+    alone = launcher | {"WORLD_SIZE": "1"}
+    assert "is not a store" in error_line(mlsm("train-student", "--store", "nowhere", cwd=tmp_path, check=2, **alone))
 
 
 def test_an_unfinished_store_is_said_to_be_so(session, tmp_path):

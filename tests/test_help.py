@@ -140,6 +140,32 @@ def test_a_flag_that_is_given_twice_is_refused(words, told):
         read_flags(load("encode-lsp").settings, words)
     with pytest.raises(ValueError, match="--recipe is given twice"):
         cli.run(["encode-lsp", "--recipe", "paper", "--recipe=quickstart"])
+    for words in (["--recipe="], ["--recipe", ""]):  # an empty $VARIABLE, which once meant no recipe at all
+        with pytest.raises(ValueError, match="--recipe needs a value, found an empty one"):
+            cli.run(["train-student", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["train-student", "--recpie", "a.yaml"], "there is no flag --recpie. Did you mean --recipe? All flags"),
+        (["train-student", "--config", "a.yaml"], "Did you mean --recipe?"),
+        (["encode-lsp", "--jsno"], "Did you mean --json?"),
+        (["encode-lsp", "--dbug"], "Did you mean --debug?"),
+        (["show-shards", "--recipe", "a.yaml"], "there is no flag --recipe. All flags"),
+        (["train-student", "--lr="], "--lr takes a number or null, found ''. All flags"),
+        (["train-student", "--no-compile=1"], "--compile is a switch and takes no value, found '1'. All flags"),
+        (["train-student", "--recipe", "nowhere.yaml"], "recipe nowhere.yaml cannot be read: No such file"),
+    ],
+)
+def test_mistakes_are_answered_in_sentences(words, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        cli.run(words)
+
+
+def test_an_option_before_the_command(capsys):
+    assert cli.run(["--json", "show-shards"]) == 2
+    assert "--json stands before the command. Write the command first" in capsys.readouterr().err
 
 
 def test_help_of_a_command_has_two_spellings(capsys):

@@ -22,10 +22,10 @@ def test_no_signal_is_ignored_here_nor_in_what_is_started(process):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_suite_that_was_started_with_signals_ignored():
+def test_a_suite_that_was_started_with_signals_ignored(tmp_path):
     """Its processes, which its first one starts, and with that what they start."""
     test = f"{__file__}::{test_no_signal_is_ignored_here_nor_in_what_is_started.__name__}[Python]"
-    suite = [sys.executable, "-m", "pytest", "-n", "1", "-p", "no:cacheprovider", test]
+    suite = [sys.executable, "-m", "pytest", "-n", "1", "-p", "no:cacheprovider", f"--basetemp={tmp_path}", test]
     shell = ["sh", "-c", "trap '' INT HUP; exec \"$@\"", "sh", *suite]
     run = subprocess.run(shell, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
     assert run.returncode == 0 and "1 passed" in run.stdout, run.stdout

@@ -68,15 +68,17 @@ OTHER_NAMES = {
     "dataloader_num_workers": ["workers"],
     "num_proc": ["workers"],
     "num_workers": ["workers"],
+    "config": ["recipe"],
 }
 
 
 MAY_BE_EMPTY = {"checkpoints"}  # flags of lists where no value means none; elsewhere it is an empty $VARIABLE
 
 
-def read_flags(settings_class: type, argv: list[str]) -> dict:
+def read_flags(settings_class: type, argv: list[str], common: Iterable[str] = ()) -> dict:
     """Read the values of the settings that a command line names.
 
+    common  names of the command's other flags, which an unknown one may mean: recipe, print_config
     Raises  ValueError of one sentence: an unknown flag, a flag that is given twice or without its value, or a value of
             the wrong kind
     """
@@ -92,7 +94,7 @@ def read_flags(settings_class: type, argv: list[str]) -> dict:
         if not flags:
             raise ValueError(f"unexpected word {others[0]!r}.")
         unknown = spelt[flags[0]].partition("=")[0]
-        meant = meant_by(unknown.lstrip("-"), fields)
+        meant = meant_by(unknown.lstrip("-"), [*fields, *common])
         hint = f" Did you mean --{meant.replace('_', '-')}?" if meant else ""
         if meant in fields and is_word(fields[meant]):
             hint = f" Write {meant.upper()} directly after the command, without a flag."
@@ -118,8 +120,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise a ValueError that says what the user did wrong."""
-        lacking = re.fullmatch(r"argument (--[\w-]+).*: expected one argument", message)
-        raise ValueError(f"{lacking[1]} needs a value." if lacking else f"{message.removeprefix('argument ')}.")
+        if lacking := re.fullmatch(r"argument (--[\w-]+).*: expected one argument", message):
+            raise ValueError(f"{lacking[1]} needs a value.")
+        if switch := re.fullmatch(r"argument (--[\w-]+).*: ignored explicit argument (.*)", message):
+            raise ValueError(f"{switch[1]} is a switch and takes no value, found {switch[2]}.")
+        raise ValueError(f"{message.removeprefix('argument ')}.")
 
 
 def takes_several(field: dataclasses.Field) -> bool:
@@ -197,8 +202,12 @@ def take_value(argv: list[str], flag: str) -> str | None:
                 raise ValueError(f"{flag} needs a value.")
             value = argv[i + 1]
             del argv[i : i + 2]
-            return value
-        if arg.startswith(flag + "="):
+        elif arg.startswith(flag + "="):
+            value = arg.split("=", 1)[1]
             del argv[i]
-            return arg.split("=", 1)[1]
+        else:
+            continue
+        if not value:
+            raise ValueError(f"{flag} needs a value, found an empty one, as of a shell variable that is not set.")
+        return value
     return None

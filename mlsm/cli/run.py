@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import warnings
 from typing import Any
 
 from mlsm.cli.flags import take_flag, take_value
@@ -23,23 +24,26 @@ def run_command(command: Command, argv: list[str]) -> int:
     print_config = take_flag(argv, "--print-config")
     as_json = take_flag(argv, "--json")
     quiet_libraries(command.downloads)
+    is_silent = command.trains and is_follower()
+    if is_silent:
+        warnings.simplefilter("ignore")
     parsed = parse(command, argv, recipe)
     if print_config:
         print(redacted(as_yaml(command, parsed)), end="")
         return 0
     settings, choice = (parsed.settings, parsed.choice) if parsed.choice else choose_newest(command, parsed.settings)
-    with Progress(open(os.devnull, "w") if is_follower() else sys.stderr) as progress:
+    with Progress(open(os.devnull, "w") if is_silent else sys.stderr) as progress:
         if command.recipes:
             progress.note(f"{command.name}, {parsed.why}" if parsed.why else command.name)
         if choice is not None and as_json:  # next to the result
             progress.note(choice)
-        elif choice is not None and not is_follower():
+        elif choice is not None and not is_silent:
             print(printable(redacted(choice)), flush=True)
         if command.trains:
             progress("prepare training", 0, None)
         with passing_on_notes(progress):
             report = report_of(command.run(settings, progress))
-    if not is_follower():
+    if not is_silent:
         show(command, report, settings, as_json)
     return command.exit_code(report) if command.exit_code else 0
 

@@ -52,10 +52,12 @@ def parse(command: Command, argv: list[str], recipe: str | None = None) -> Parse
     settings_class = command.settings
     wants_help = not HELP.isdisjoint(argv)
     try:
-        given = read_flags(settings_class, [word for word in argv if word not in HELP])
+        common = ["json", "debug", *(["recipe", "print_config"] if command.recipes else [])]
+        given = read_flags(settings_class, [word for word in argv if word not in HELP], common)
     except ValueError as error:
         if not wants_help:
-            raise ValueError(f"{error} All flags:  {program()} {command.name} --help") from None
+            sentence = str(error) if str(error).endswith((".", "?")) else f"{error}."
+            raise ValueError(f"{sentence} All flags:  {program()} {command.name} --help") from None
         given = {}
     is_asked_for, store, choice, why = recipe is not None, None, None, ""
     chosen = {}

@@ -41,5 +41,5 @@ def show(report: dict, settings: Settings) -> str:
 
     stream = StringIO()
     width = min(shutil.get_terminal_size().columns, WIDEST)
-    Console(file=stream, width=width, color_system=None).print(Markdown(text))
+    Console(file=stream, width=width, color_system=None).print(Markdown(text, hyperlinks=False))  # addresses as text
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())

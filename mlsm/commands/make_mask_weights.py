@@ -5,6 +5,7 @@ from mlsm.common.invocation import program
 from mlsm.common.progress import Progress, silent
 from mlsm.common.text import printable, shell_join
 from mlsm.results import Report
+from mlsm.terminal.encoding import objective_of
 from mlsm.terminal.tables import table
 from student.masks.config import MaskWeightsConfig as Settings
 
@@ -30,6 +31,6 @@ def show(result: dict, settings: Settings) -> str:
     if result["collocations"]:
         examples = ", ".join(map(printable, result["examples"]))
         rows.append(("collocations", f"{result['collocations']:,}, first: {examples}"))
-    command = shell_join(["train-student", "--store", result["store"], "--mask-weights", result["mask_weights"]])
-    rows.append(("next", f"{program()} {command}"))
+    words = ["train-student", "--store", result["store"], *objective_of(result["kind"])]
+    rows.append(("next", f"{program()} {shell_join([*words, '--mask-weights', result['mask_weights']])}"))
     return "\n".join(["", table(rows)])

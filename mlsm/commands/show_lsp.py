@@ -320,6 +320,7 @@ def _geometry(result):
     return [
         (title, "from {:.3f} to {:.3f}, median {:.3f}".format(*(result[name][i] for i in (0, 2, 1))))
         for title, name in spans.items()
+        if name in result
     ]
 
 

@@ -32,8 +32,8 @@ def recipe_settings(recipe: str, verb: str, settings_class: type, is_asked_for: 
     """
     path, sections = read_recipe(recipe)
     if is_asked_for and verb not in sections and not (verb == "learn-dictionary" and "encode-lsp" in sections):
-        others = ", ".join(map(str, sections))
-        raise ValueError(f"recipe {path} has no section for {verb}. It has sections for: {others}")
+        others = f"has sections for: {', '.join(map(str, sections))}" if sections else "is empty"
+        raise ValueError(f"recipe {path} has no section for {verb}. It {others}")
     section = sections.get(verb) or {}
     if not is_asked_for:  # a store's recipe must not decide where its user's files are written
         section = {key: value for key, value in section.items() if _field(key) not in ("output", "run_dir")}
@@ -169,7 +169,9 @@ def _read(path):
     except UnicodeDecodeError as error:
         remedy = "Save the file as UTF-8, for example with: iconv -f latin1 -t utf-8"
         raise ValueError(f"recipe {path}: not UTF-8 ({error.reason} at byte {error.start:,}). {remedy}") from None
-    except (OSError, yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: an impossible date
+    except OSError as error:
+        raise ValueError(f"recipe {path} cannot be read: {error.strerror or error}") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: an impossible date
         raise ValueError(f"recipe {path}: not readable as YAML: {' '.join(str(error).split())}") from None
     return values if isinstance(values, dict) else {None: values}
 

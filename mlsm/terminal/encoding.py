@@ -9,6 +9,11 @@ from mlsm.terminal.tables import duration, quantity, size, store_rows, table
 OBJECTIVES = {"ids": "mlm", "logits": "kd", "hidden": "regress"}  # kind of store -> its objective, if not mlsm
 
 
+def objective_of(kind: str) -> list[str]:
+    """The option with which train-student learns from a store of this kind; none if it is the default."""
+    return ["--objective", OBJECTIVES[kind]] if kind in OBJECTIVES else []
+
+
 def encoding(reports: list[dict], settings: object) -> str:
     """Show the new stores, the command that trains on each, and the command that shows LSPs."""
     if getattr(settings, "dry_run", False):
@@ -25,8 +30,7 @@ def encoding(reports: list[dict], settings: object) -> str:
         lines.append(table(rows))
     lines += corpus_lines(reports[0].get("corpus"))
     kind = reports[0]["kind"]
-    objective = ["--objective", OBJECTIVES[kind]] if kind in OBJECTIVES else []
-    stores = [shell_join(["train-student", "--store", report["store"], *objective]) for report in reports]
+    stores = [shell_join(["train-student", "--store", report["store"], *objective_of(kind)]) for report in reports]
     lines += ["\nNext:", *(f"  {program()} {words}" for words in stores)]
     if getattr(settings, "recipe", "") is None:  # without a recipe nothing names an encoder
         lines.append("  The default student has the size of BERT-base. A small one: --encoder modernbert-2x128")

@@ -23,8 +23,17 @@ DROPPED_SECONDS = 0.01  # long enough for the destructor that dropped a signal t
 
 
 def is_follower() -> bool:
-    """Whether another process of this torchrun or `accelerate launch` does the writing and printing."""
-    return int(os.environ.get("RANK", 0)) > 0
+    """Whether another process of this torchrun or `accelerate launch` does the writing and printing.
+
+    Ask only for commands that train: other commands are one process each, whatever their environment says.
+    """
+    return _of_launcher("WORLD_SIZE", 1) > 1 and _of_launcher("RANK", 0) > 0
+
+
+def _of_launcher(name, otherwise):
+    """A number that a launcher sets in the environment; training itself refuses what is none."""
+    value = os.environ.get(name, "")
+    return int(value) if value.isdecimal() else otherwise
 
 
 _displays: list[Progress] = []  # of the command that is running
@@ -98,8 +107,6 @@ def quiet_libraries(downloads: bool) -> None:
     if not downloads:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     warnings.simplefilter("default", UserWarning)
-    if is_follower():
-        warnings.simplefilter("ignore")
     warnings.showwarning = lambda message, *_: warn(message)
 
 
@@ -160,5 +167,5 @@ def one_line(error: Exception) -> str:
 
 def is_reported_by_another(error: Exception, code: int) -> bool:
     """Whether another process reports the same error, so that this one need not."""
-    same_for_all = code in (EXIT_INPUT, EXIT_STORE) and int(os.environ.get("LOCAL_RANK", 0)) > 0
+    same_for_all = code in (EXIT_INPUT, EXIT_STORE) and _of_launcher("LOCAL_RANK", 0) > 0
     return is_follower() and (same_for_all or isinstance(error, PeerError))

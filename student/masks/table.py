@@ -20,6 +20,8 @@ import numpy as np
 from mlsm.common.arrays import read_npz
 from mlsm.common.durable import appearing_whole
 from mlsm.common.errors import RunError
+from mlsm.common.invocation import program
+from mlsm.common.text import shell_quote
 from shards.counter import hash_u64
 from shards.manifest import fingerprint
 from shards.reader import Store
@@ -57,7 +59,7 @@ class MaskTable:
         if (len(self.weights_V), self.vocabulary) != (store.vocab_size, vocabulary_fingerprint(store)):
             raise RunError(
                 f"--mask-weights: the table {self.name} has another vocabulary than {store.path}. Make one for this "
-                f"store:  make-mask-weights {store.path}"
+                f"store:  {program()} make-mask-weights {shell_quote(store.path)}"
             )
 
     def continues_collocation(self, ids_WL: np.ndarray, runs_WL: np.ndarray) -> np.ndarray:

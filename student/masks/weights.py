@@ -51,9 +51,9 @@ def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] =
     """Make the table of a MaskWeightsConfig, or find the finished one.
 
     progress  called as progress(stage, done, total, unit=...)
-    Returns   dict for JSON: mask_weights (the file), name (kind and hash of the content), store, tokens (counted),
-              heaviest and lightest ([token, weight], of tokens that occur, frequent ones first among equals; absent
-              if all are equal), collocations (how many), examples (of them), finished_before
+    Returns   dict for JSON: mask_weights (the file), name (kind and hash of the content), store, kind (the store's),
+              tokens (counted), heaviest and lightest ([token, weight], of tokens that occur, frequent ones first among
+              equals; absent if all are equal), collocations (how many), examples (of them), finished_before
     Raises    RunError if the store, the general one, the words and the output do not belong together; StoreError
     """
     assert config.store is not None, "the command line or Python has chosen one"
@@ -69,6 +69,7 @@ def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] =
         "mask_weights": str(path),
         "name": table.name,
         "store": str(store.path),
+        "kind": store.kind,
         "tokens": int(counts_V.sum()),
         **{
             name: [[tokenizer.convert_ids_to_tokens(int(id)), float(table.weights_V[id])] for id in ids]

@@ -76,7 +76,7 @@ def export_of(source: str | Path) -> str | Path:
 
     Raises RunError if a run is unfinished, or there is no such directory and the name cannot be one on the Hub
     """
-    path = Path(source)
+    path = Path(source).expanduser()
     if (path / "export").is_dir():
         return path / "export"
     if (path / "checkpoints").is_dir() or (path / "log.jsonl").is_file():
@@ -88,7 +88,7 @@ def export_of(source: str | Path) -> str | Path:
             f" {shell_quote(source)}"
         )
     if path.is_dir():
-        return source
+        return path if str(source).startswith("~") else source
     has_hub_form = re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", str(source)) is not None  # NAME or SOMEONE/NAME
     is_below_a_directory = "/" in str(source) and path.parent.is_dir()
     if not has_hub_form or is_below_a_directory:

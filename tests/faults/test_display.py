@@ -164,9 +164,10 @@ def test_nohup_keeps_its_promise(train, tmp_path):
     assert is_finished(run)
 
 
-def test_a_result_that_a_program_should_read_is_whole_or_an_error(store):
-    """With --json the output is the work."""
-    command = [SCRIPT, "show-shards", store.path, "--json"]
+@pytest.mark.parametrize("words", ["show-shards {} --json", "train-student --store {} --print-config", "docs faq"])
+def test_a_result_that_a_program_should_read_is_whole_or_an_error(store, words):
+    """With these the output is the work."""
+    command = [SCRIPT, *(word.format(store.path) for word in words.split())]
     with open("/dev/full", "w") as full:
         run = run_python(command, stdout=full)
     assert run.returncode == 74 and "No space left" in run.stderr and "Traceback" not in run.stderr

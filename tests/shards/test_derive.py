@@ -183,6 +183,9 @@ def test_a_derived_store_is_put_beside_the_directory_one_is_in(source, tmp_path,
 def test_a_remote_store_needs_a_place(source):
     with serving(Path(source.path).parent) as web, pytest.raises(RequestError, match="is remote: choose with --output"):
         derive(f"{web.url}/{Path(source.path).name}", 8)
+    with pytest.raises(StoreError, match="is a store itself"):
+        derive(source.path, 8, source.path)
+    assert not (Path(source.path) / "stores").exists()
 
 
 def test_damage_in_the_source_publishes_nothing(source, tmp_path):

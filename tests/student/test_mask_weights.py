@@ -191,11 +191,13 @@ def test_the_same_request_finds_the_finished_table(ids_store, lsp_store, tmp_pat
     assert make_mask_weights(replace(config, store=lsp_store.path)) == report | {
         "finished_before": True,
         "store": str(lsp_store.path),
+        "kind": "lsp",
     }
     with monkeypatch.context() as patch:
         patch.setattr(weights, "LEAST_COUNT", 6)
         assert make_mask_weights(config)["mask_weights"] != report["mask_weights"]
     shown = view(report, config)
+    assert f"--objective mlm --mask-weights {report['mask_weights']}" in shown  # mlsm would refuse a store of ids
     assert report["mask_weights"] in shown and f"{report['collocations']:,}, first: {report['examples'][0]}" in shown
     with open(report["mask_weights"], "r+b") as file:
         file.truncate(100)

@@ -322,7 +322,8 @@ def find_effect(better: Arm, than: Arm, planned_tasks: Collection[str], planned_
         which = "planned " if unplanned else ""
         return Effect(better.name, than.name, lacks=f"they have no {which}pre-training seed in common")
     matched_tasks = {seed: {task for task, _ in matched} for seed, (*_, matched) in found.items()}
-    tasks = set(planned_tasks) or set.intersection(*matched_tasks.values())
+    some = [tasks for tasks in matched_tasks.values() if tasks]  # a seed without any is left out
+    tasks = set(planned_tasks) or (set.intersection(*some) if some else set())
     whole = {seed: pair for seed, pair in found.items() if tasks and tasks <= matched_tasks[seed]}
     effect = Effect(
         better.name,
@@ -331,6 +332,8 @@ def find_effect(better: Arm, than: Arm, planned_tasks: Collection[str], planned_
         unplanned=tuple(unplanned),
     )
     if not whole:
+        if some and not tasks:
+            return replace(effect, lacks="their pairs of pre-trainings have no task in common")
         which = f"of all the planned tasks ({', '.join(planned_tasks)})" if planned_tasks else "of a task"
         return replace(effect, lacks=f"no pair of their pre-trainings has fine-tunings {which} that agree")
     named = tuple(task for task in METRICS if task in tasks)

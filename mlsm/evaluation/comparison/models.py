@@ -311,8 +311,9 @@ def _describe_setting(name, record, other):
 
 
 def _content(data):
-    """The data that was read, regardless of its path and name."""
-    return sorted(data.get("files", {}).values()), {key: data[key] for key in data if key not in ("name", "files")}
+    """The data that was read: files count by their content, not by their path and name, data of the Hub by theirs."""
+    files = sorted(data.get("files", {}).values())
+    return files, {key: data[key] for key in data if key not in (("name", "files") if files else ("files",))}
 
 
 def scored_alike(models: Iterable[Model]) -> tuple[list[Model], dict[str, str]]:

@@ -98,7 +98,8 @@ class Sources:
         root = source.absolute().parent
         for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
             name = PurePosixPath(path.absolute().relative_to(root))
-            if not path.is_file() or path.name.startswith("."):
+            is_hidden = any(part.startswith(".") for part in path.relative_to(source).parts)  # as of a killed command
+            if is_hidden or not path.is_file():
                 continue
             try:
                 if path.name.lower().endswith(".zip"):

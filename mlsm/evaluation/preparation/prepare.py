@@ -11,13 +11,12 @@ done; otherwise this is an error. Nothing is downloaded here (finetune and evalu
 
 import hashlib
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
+from mlsm.common import disk
 from mlsm.common.disk import file_sha256
 from mlsm.common.durable import make_directories, publish_directory, refuse_what_is_in_the_way
-from mlsm.common.errors import DataError
+from mlsm.common.errors import DataError, MlsmError
 from mlsm.common.progress import silent
 from mlsm.evaluation.preparation.archives import ArchivedFile, Sources
 from mlsm.evaluation.preparation.config import PrepareDataConfig
@@ -33,19 +32,24 @@ def prepare_data(settings: PrepareDataConfig, progress: Callable[..., None] = si
              evaluation's own errors for files that it cannot read
     """
     assert settings.dataset is not None and settings.from_ is not None  # checked by the settings
-    parts, missing = [], []
+    parts, missing, failures = [], [], []
     wanted = SETS[settings.dataset]
     with Sources(settings.from_) as sources:
         for done, part in enumerate(wanted):
             progress("preparing", done, len(wanted), unit="parts")
             found, lacks = _collect(part, sources)
             if found is not None:
-                parts.append(_publish(part, found, settings.output))
+                try:
+                    parts.append(_publish(part, found, settings.output))
+                except MlsmError as error:  # the other parts are of use without it
+                    failures.append(error)
             elif (settings.output / part.directory).is_dir():
                 counts = part.count_examples(settings.output)
                 parts.append(_report(part, settings.output / part.directory, counts, True))
             else:
                 missing.append({"directory": part.directory, "lacks": lacks, "published": part.published})
+    if failures:
+        raise failures[0]
     if not parts:
         lacking = missing[0]
         raise DataError(
@@ -77,16 +81,22 @@ def _publish(part, contents, output):
     make_directories(output)
     final = output / part.directory
     finished_before = final.is_dir()
-    with tempfile.TemporaryDirectory(dir=output, prefix=".prepare-data-") as staging:
-        staged = Path(staging, part.directory)
+    staging = disk.temporary_name(output, "prepare-data")
+    staged = staging / part.directory
+    try:
         for name, raw in contents.items():
             path = staged / name
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "wb") as file:
                 file.writelines([raw] if isinstance(raw, bytes) else raw.chunks())
-        counts = part.count_examples(Path(staging))
+        try:
+            counts = part.count_examples(staging)
+        except MlsmError as error:
+            raise type(error)(_as_published(str(error), staged, contents)) from None
         if not finished_before:
             publish_directory(final, lambda place: shutil.copytree(staged, place, dirs_exist_ok=True), replace=False)
+    finally:
+        disk.discard(staging)
     for name, raw in contents.items():
         expected = hashlib.sha256(raw).hexdigest() if isinstance(raw, bytes) else raw.sha256()
         if not (final / name).is_file() or file_sha256(final / name) != expected:
@@ -95,6 +105,14 @@ def _publish(part, contents, output):
                 "another --output."
             )
     return _report(part, final, counts, finished_before)
+
+
+def _as_published(message, staged, contents):
+    """An error about a file that was read in the temporary directory, with the name of the published one."""
+    for name, raw in contents.items():
+        published = raw.where if isinstance(raw, ArchivedFile) else f"{name}, made from the published files"
+        message = message.replace(str(staged / name), published)
+    return message
 
 
 def _report(part, directory, counts, finished_before):

@@ -59,12 +59,20 @@ def _glue(name, archive, *counts, files=("train.tsv", "dev.tsv")):
     return LayoutDirectory(f"glue/{directory}", (way,), _count_task(name), expected, where)
 
 
+def _decode(name, raw):
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{name}, line {line}: not UTF-8 ({error.reason}). Fetch the file again.") from None
+
+
 def split_paraphrases(published: Contents) -> Contents:
     """MRPC as GLUE splits it: the training file of MSR's corpus, without the pairs whose ids are in the development
     set. Raises DataError if a line is malformed, or if a pair of the development set is missing.
     """
     # split only at \n: texts may contain other separators, at which splitlines() would also split
-    texts = {name: raw.decode("utf-8-sig").replace("\r", "").strip("\n").split("\n") for name, raw in published.items()}
+    texts = {name: _decode(name, raw).replace("\r", "").strip("\n").split("\n") for name, raw in published.items()}
     header, *lines = texts["msr_paraphrase_train.txt"]
     ids = {tuple(line.split("\t")) for line in texts["dev_ids.tsv"]}
     parts: dict[str, list[str]] = {"train.tsv": [header], "dev.tsv": [header]}

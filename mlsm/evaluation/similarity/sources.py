@@ -20,7 +20,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from mlsm.common.errors import InspectionError
-from mlsm.evaluation.inspection.lsps.texts import code_rows, load_store_teacher, load_student
+from mlsm.evaluation.inspection.lsps.texts import code_rows, kind_of_source, load_store_teacher, load_student
 from pipeline.dictionary import Dictionary
 from shards.copies import check_dictionary
 from shards.reader import Store, is_url
@@ -160,7 +160,7 @@ def open_source(source: str, teacher: str | None = None) -> "TeacherSource | Stu
     teacher  where the store's teacher is now, if it was moved
     Raises   InspectionError, StoreError, DictionaryError, TeacherError, RunError
     """
-    if is_url(source) or (Path(source) / "target.json").is_file():
+    if kind_of_source(source) == "store" and (is_url(source) or Path(source).expanduser().exists()):
         return TeacherSource(Store.open(source), teacher)
     if teacher is not None:
         raise InspectionError(f"--teacher applies only to stores, and {source} is not a store. Omit it.")

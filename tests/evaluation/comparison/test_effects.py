@@ -116,8 +116,28 @@ def test_fine_tunings_that_do_not_agree_are_no_pair():
     for record in records:
         if record["model"] == "mlm-seed1":
             record["head"] = digest("another")
-    effect = effect_of(records, tasks=("cola", "mrpc", "rte"))
-    assert effect.seeds == (0, 2, 3, 4) and effect.incomplete == (1,)
+    for tasks in (("cola", "mrpc", "rte"), ()):  # planned or not, one such pair does not end the comparison
+        effect = effect_of(records, tasks=tasks)
+        assert effect.tasks == ("cola", "mrpc", "rte")
+        assert effect.seeds == (0, 2, 3, 4) and effect.incomplete == (1,)
+    for record in records:
+        record["head"] = digest(record["model"])
+    assert effect_of(records).lacks == "no pair of their pre-trainings has fine-tunings of a task that agree"
+
+
+def test_pairs_without_a_common_task_are_said_to_be_so():
+    first, second = ([record for record in pair(DIFFERENCES[:2]) if record["task"] == task] for task in ("cola", "rte"))
+    records = [record for record in first if "seed0" in record["model"]]
+    records += [record for record in second if "seed1" in record["model"]]
+    assert effect_of(records).lacks == "their pairs of pre-trainings have no task in common"
+
+
+def test_data_of_the_hub_at_another_commit_are_other_data():
+    records = pair(DIFFERENCES)
+    for record in records:
+        commit = "b" * 40 if record["model"] == "mlm-seed3" else "a" * 40
+        record["data"] = record["data"] | {"name": f"owner/set@{commit}", "files": {}}
+    assert effect_of(records).incomplete == (3,)
 
 
 def test_seeds_that_only_one_arm_has_are_no_pair():

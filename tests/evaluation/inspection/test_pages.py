@@ -37,6 +37,7 @@ def test_a_terminal_gets_it_laid_out(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     shown = view.show(mlsm.docs(page="remote").report, DocsConfig(page="remote"))
     assert "```" not in shown and "\x1b" not in shown and max(map(len, shown.splitlines())) <= 60
+    assert "(small-encoder.md)" in view.show(mlsm.docs(page="index").report, DocsConfig(page="index"))
 
 
 def test_a_notebook_reads_like_a_page(tmp_path, monkeypatch, capsys):

@@ -195,6 +195,31 @@ def test_a_file_of_any_size_is_not_read(places, monkeypatch):
     assert not (places[1] / "wic").exists()
 
 
+def test_an_unreadable_file_is_named_as_published_and_the_other_sets_are_prepared(places):
+    source, output = places
+    write_zip(source / "CoLA.zip", {"CoLA/train.tsv": "a\t1\t\tok.\nshort\n", "CoLA/dev.tsv": "a\t1\t\tok.\n"})
+    sentences = "index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\tentailment\n"
+    write_zip(source / "RTE.zip", {"RTE/train.tsv": sentences, "RTE/dev.tsv": sentences})
+    with pytest.raises(DataError, match=r"CoLA.zip, CoLA/train.tsv, line 2: expected 4 tab-separated columns"):
+        run("glue", places)
+    assert [path.name for path in (output / "glue").iterdir()] == ["RTE"]
+    assert [path.name for path in output.iterdir()] == ["glue"]
+    (source / "msr_paraphrase_train.txt").write_bytes(b"Quality\n1\t2\t3\tcaf\xe9\tb\n")
+    (source / "dev_ids.tsv").write_text("1\t3\n")
+    (source / "CoLA.zip").unlink()
+    with pytest.raises(DataError, match="msr_paraphrase_train.txt, line 2: not UTF-8"):
+        run("glue", places)
+
+
+def test_what_a_killed_command_left_is_no_source(places):
+    source, output = places
+    write_zip(source / "wic.zip", WIC)
+    (left := source / ".prepare-data.1.tmp" / "dev").mkdir(parents=True)
+    (left / "dev.gold.txt").write_text("F\n")
+    run("wic", places)
+    assert (output / "wic/dev/dev.gold.txt").read_text() == "T\n"
+
+
 def test_an_id_of_no_pair(places):
     (places[0] / "msr_paraphrase_train.txt").write_text("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t1\t2\ta\tb\n")
     (places[0] / "dev_ids.tsv").write_text("1\t3\n")

@@ -104,6 +104,16 @@ def test_long_texts_are_cut_and_counted(coded_store, export):
         assert len(open_source(str(store)).read((long,))[0].names) == coded_store.max_length - 2
 
 
+def test_a_plan_of_a_store_and_a_home_directory_are_found(coded_store, export, monkeypatch):
+    """As the note on several plans says, and as recipes name places."""
+    monkeypatch.setenv("HOME", str(coded_store.path.parent))
+    plan = coded_store.path / "plans" / f"{coded_store.plan_id}.json"
+    for place in (plan, f"~/{coded_store.path.name}", f"~/{coded_store.path.name}/plans/{plan.name}"):
+        assert open_source(str(place)).facts()["k"] == coded_store.k
+    monkeypatch.setenv("HOME", str(export.parent))
+    assert "student" in open_source(f"~/{export.name}").facts()
+
+
 def test_what_cannot_be_compared_is_said(coded_store, export):
     texts = {"texts_a": ("",), "texts_b": TEXTS[:1], "samples": 0}
     with pytest.raises(InspectionError, match="the text '' has no tokens"):

@@ -75,6 +75,8 @@ class ShowLspConfig:
                 '--student and --teacher are for a text. Add --text "...", or --html DIR for pages with the words of a'
                 " --student that is a probe"
             )
+        if self.student and self.similar_to is not None:
+            raise ValueError("--similar-to compares LSPs of the teacher. Omit --student")
         if self.factors and (self.text is None or self.similar_to is not None or self.teacher is not None):
             raise ValueError(
                 '--scale changes a student\'s prediction for a text. Add --text "...", without --teacher and'

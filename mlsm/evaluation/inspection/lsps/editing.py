@@ -30,6 +30,7 @@ from mlsm.common.invocation import program
 from mlsm.evaluation.inspection.lsps.contexts import context
 from mlsm.evaluation.inspection.lsps.sample import largest_weights
 from mlsm.evaluation.inspection.lsps.statistics import top_tokens
+from mlsm.evaluation.inspection.lsps.texts import check_same_lsps
 from mlsm.evaluation.inspection.lsps.view import StoreView
 from shards.reader import Store
 from student.config import ProbeConfig
@@ -45,13 +46,16 @@ EDITED_AT_ONCE = 64  # contexts
 OF_THIS_STORE = "Pass a probe of a student that was trained from the store."
 
 
-def edit(source: str, text: str, factors: dict[int, float], fingerprint: str | None = None) -> dict:
+def edit(
+    source: str, text: str, factors: dict[int, float], fingerprint: str | None = None, store_k: int | None = None
+) -> dict:
     """The words at masked positions of a text before and after an edit of the LSPs.
 
     source       a softmax probe: a finished run, an export or a Hub id
     text         its mask tokens are predicted; without one every token is masked in turn
     factors      factor for an LSP's probability, {LSP: factor}, at least one
     fingerprint  of the dictionary that the LSP numbers refer to, if known
+    store_k      how many LSPs it has, if known
     Returns      {"student", "text", "factors": [[LSP, factor], ...], "positions": a dict for every masked position}:
                  position       the token's number in the text
                  token          the text's token there
@@ -66,7 +70,7 @@ def edit(source: str, text: str, factors: dict[int, float], fingerprint: str | N
     """
     probed, model = load_probe(source)
     k = model.facts["lsps"]
-    _refuse_other_lsps(source, model, fingerprint)
+    check_same_lsps(source, model.facts, fingerprint, store_k, OF_THIS_STORE)
     if unknown := [lsp for lsp in factors if not 0 <= lsp < k]:
         raise InspectionError(f"there is no LSP {unknown[0]}: the student's are numbered from 0 to {k - 1}")
     (predicted,) = model.lsp([text], masking="each")  # as the probe was trained
@@ -126,15 +130,6 @@ def _describe_words(before_V, after_V, names, own):
     }
 
 
-def _refuse_other_lsps(source, model, fingerprint):
-    found = model.facts.get("dictionary")
-    if fingerprint is not None and found is not None and fingerprint != found:
-        raise InspectionError(
-            f"{source} reads LSPs of dictionary {found[:12]}, but the store's are of {fingerprint[:12]}: their "
-            f"numbers mean different things. {OF_THIS_STORE}"
-        )
-
-
 def load_probe_of(source: str, store: Store) -> tuple[ProbedStudent, LspModel]:
     """A softmax probe whose student predicts the LSPs of a store and reads its windows.
 
@@ -142,11 +137,7 @@ def load_probe_of(source: str, store: Store) -> tuple[ProbedStudent, LspModel]:
     Raises  InspectionError if LSPs, tokens or windows are others; RunError if there is no such probe
     """
     probed, model = load_probe(source)
-    _refuse_other_lsps(source, model, store.settings.get("dictionary"))
-    if model.facts["lsps"] != store.k:
-        raise InspectionError(
-            f"{source} reads {model.facts['lsps']:,} LSPs, {store.path} has {store.k:,}: {OF_THIS_STORE}"
-        )
+    check_same_lsps(source, model.facts, store.settings.get("dictionary"), store.k, OF_THIS_STORE)
     if model.tokenizer.get_vocab() != store.load_tokenizer().get_vocab():
         raise InspectionError(f"{source} has another tokenizer than {store.path}. {OF_THIS_STORE}")
     if model.facts["max_length"] < store.max_length:

@@ -46,7 +46,7 @@ def nearest_atoms(atoms_Kd: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarra
     cosines, found = index.search(rows, top + 1)
     others = found != np.arange(len(rows))[:, None]
     others[others.all(1), -1] = False  # an atom with equals may be missing from its own neighbours
-    return found[others].reshape(-1, top), cosines[others].reshape(-1, top)
+    return found[others].reshape(len(rows), top), cosines[others].reshape(len(rows), top)
 
 
 def project(indptr: np.ndarray, lsps_E: np.ndarray, weights_E: np.ndarray, atoms_Kd: np.ndarray) -> np.ndarray:

@@ -21,13 +21,14 @@ from mlsm.evaluation.inspection.lsps import pages, text_pages, texts, vector_pag
 from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
 from mlsm.evaluation.inspection.lsps.neighbours import nearest_atoms, scale_to_unit
+from mlsm.evaluation.inspection.lsps.texts import kind_of_source
 from mlsm.evaluation.inspection.lsps.vectors import VectorView
 from mlsm.evaluation.inspection.lsps.view import NEIGHBOURS, StoreView
 from mlsm.evaluation.records import shown_name
 from pipeline.dictionary import Dictionary
 from shards.config import store_of
 from shards.copies import check_dictionary
-from shards.reader import Store, finished_stores, is_url
+from shards.reader import Store, finished_stores
 
 OVERVIEW_ROWS = 16
 NAMED_BY = 300_000  # tokens that are read to name the LSPs of a text
@@ -42,23 +43,12 @@ def show(settings: ShowLspConfig, progress: Callable[..., None]) -> dict:
 
     Raises  InspectionError if what was asked for does not exist; StoreError, DictionaryError, TeacherError, RunError
     """
-    kind = _kind(store_of(settings))
+    kind = kind_of_source(store_of(settings))
     if kind == "dictionary":
         return _dictionary(settings, progress)
     if settings.vectors is not None:
         raise InspectionError(f"--vectors goes with a dictionary:  {program()} show-lsp DICTIONARY --vectors FILE")
     return _student(settings, progress) if kind == "student" else _store(settings, progress)
-
-
-def _kind(source):
-    """The kind of thing at a path."""
-    path = Path(source)
-    if is_url(source) or (path / "target.json").is_file():
-        return "store"
-    if (path / "atoms.npy").is_file() or (path / "dictionary.json").is_file():
-        return "dictionary"
-    signs = ("export", "checkpoints", "log.jsonl", "lsp_config.json", "config.json")
-    return "student" if any((path / sign).exists() for sign in signs) else "store"
 
 
 # -- a store ----------------------------------------------------------------------------------------------
@@ -127,10 +117,11 @@ def _text(settings, store, progress):
     if settings.factors:
         from mlsm.evaluation.inspection.lsps.editing import edit, newest_probe
 
-        edited = edit(settings.student or newest_probe(fingerprint), settings.text, settings.factors, fingerprint)
+        probe = settings.student or newest_probe(fingerprint)
+        edited = edit(probe, settings.text, settings.factors, fingerprint, store.k)
         lsps = {lsp for position in edited["positions"] for lsp, *_ in position["lsps"] + position["edited"]}
         return {"view": "edit", **edited, **_named(settings, store, lsps, progress)}
-    student = texts.load_student(settings.student, fingerprint) if settings.student else None
+    student = texts.load_student(settings.student, fingerprint, store.k) if settings.student else None
     rows = _teacher_rows(settings, store)
     tokens = texts.compare_tokens(student, settings.text, rows)
     return {
@@ -217,9 +208,10 @@ def _atoms(near, norms_K):
     once = atoms < found_Kn.ravel()
     order = np.argsort(-cosines_Kn.ravel()[once], kind="stable")[:CLOSEST_PAIRS]
     pairs = zip(atoms[once][order], found_Kn.ravel()[once][order], cosines_Kn.ravel()[once][order], strict=True)
+    nearest_K = cosines_Kn[:, :1].ravel()  # of a single atom, none
     return {
         "norms": np.quantile(norms_K, [0, 0.5, 1]).tolist(),
-        "nearest_cosines": np.quantile(cosines_Kn[:, 0], [0, 0.5, 1]).tolist(),
+        **({"nearest_cosines": np.quantile(nearest_K, [0, 0.5, 1]).tolist()} if len(nearest_K) else {}),
         "closest": [[int(first), int(second), float(cosine)] for first, second, cosine in pairs],
     }
 

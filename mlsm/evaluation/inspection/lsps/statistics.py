@@ -57,19 +57,20 @@ def _fill_distinct(tokens, group_N, ids_N, found, count):
     return count
 
 
-def first_of_each(document_n: np.ndarray, window_n: np.ndarray, count: int) -> np.ndarray:
-    """Choose which tokens to show: the first of each document and, up to `count`, further ones evenly over all tokens,
-    at most one per window.
+def first_of_each(document_n: np.ndarray, window_n: np.ndarray, count: int, evenly: bool) -> np.ndarray:
+    """Choose which tokens to show: the first of each document and, up to `count`, further ones, at most one per window.
 
-    document_n, window_n  of the tokens
+    document_n, window_n  of the tokens, in the order of the text or of their merit
+    evenly                the further ones are spread over all tokens; otherwise they are the first
     Returns               places of the tokens, int64, in their order
     """
     _, places = np.unique(document_n, return_index=True)
     if len(places) < count:
         _, others = np.unique(window_n, return_index=True)
-        others = others[~np.isin(window_n[others], window_n[places])]
+        others = np.sort(others[~np.isin(window_n[others], window_n[places])])
         wanted = min(count - len(places), len(others))
-        places = np.append(places, others[np.arange(wanted) * len(others) // max(1, wanted)])
+        chosen = np.arange(wanted) * (len(others) if evenly else wanted) // max(1, wanted)
+        places = np.append(places, others[chosen])
     return np.sort(places)
 
 

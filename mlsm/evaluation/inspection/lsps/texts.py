@@ -10,7 +10,9 @@ Their distance is KL(teacher || student) in nats, the training loss at that toke
 Shapes: T tokens of the text without special ones, d hidden width, K LSPs.
 """
 
+import logging
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,10 +21,12 @@ from mlsm.common.errors import InspectionError, RunError
 from mlsm.evaluation.inspection.lsps.sample import largest_weights
 from pipeline.dictionary import Dictionary
 from shards.codec import SparseRows
-from shards.reader import Store
+from shards.reader import Store, is_url
 
 EMBEDDED_AT_ONCE = 256
 SHOWN = 5  # LSPs of a token
+OF_THIS_STORE = "Pass the store that the student was trained from."
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from pipeline.targets.distributions import Distributions
@@ -155,25 +159,58 @@ def _spread_over_all(rows, coded_T):
     return SparseRows(np.concatenate(([0], np.cumsum(nnz_T))), rows.indices, weights, tail_T)
 
 
-def load_student(source: str, fingerprint: str | None = None) -> "LspModel":
+def kind_of_source(source: str | Path) -> str:
+    """What lies at a path: a store, a dictionary or a student. What is none of them counts as a store."""
+    path = Path(source).expanduser()
+    if is_url(source) or (path / "target.json").is_file():
+        return "store"
+    if (path / "atoms.npy").is_file() or (path / "dictionary.json").is_file():
+        return "dictionary"
+    signs = ("export", "checkpoints", "log.jsonl", "lsp_config.json", "config.json")
+    return "student" if any((path / sign).exists() for sign in signs) else "store"
+
+
+def load_student(source: str, fingerprint: str | None = None, k: int | None = None) -> "LspModel":
     """The LSP outputs of a student; for a student of several stores, the outputs for the given dictionary.
 
-    Raises  InspectionError if the student has none of that dictionary
+    fingerprint, k  of the dictionary with which the LSPs are compared
+    Raises          InspectionError if the student has none of that dictionary
     """
     from student.lsp_model import LspModel
 
     model, head = LspModel.from_pretrained(source), 1
-    found = model.facts.get("dictionary")
-    while fingerprint is not None and found is not None and model.facts.get("dictionary") != fingerprint:
+    first = model.facts
+    while fingerprint is not None and model.facts.get("dictionary") not in (None, fingerprint):
         head += 1
         try:
             model = LspModel.from_pretrained(source, head=head)
         except RunError:
-            raise InspectionError(
-                f"{source} predicts LSPs of dictionary {found[:12]}, but the store's are of {fingerprint[:12]}: their "
-                "numbers mean different things. Pass the store that the student was trained from."
-            ) from None
+            check_same_lsps(source, first, fingerprint, k, OF_THIS_STORE)
+            raise
+    check_same_lsps(source, model.facts, fingerprint, k, OF_THIS_STORE)
     return model
+
+
+def check_same_lsps(source: str, facts: dict, fingerprint: str | None, k: int | None, remedy: str) -> None:
+    """Raises InspectionError if a student's LSPs are not those of a store; warns if its export does not say.
+
+    facts           of the student's outputs
+    fingerprint, k  of the store's dictionary; None if there is no store
+    """
+    found = facts.get("dictionary")
+    if fingerprint is not None and found is not None and found != fingerprint:
+        raise InspectionError(
+            f"{source} predicts LSPs of dictionary {found[:12]}, but the store's are of {fingerprint[:12]}: their "
+            f"numbers mean different things. {remedy}"
+        )
+    if k is not None and facts["lsps"] != k:
+        raise InspectionError(f"{source} predicts {facts['lsps']:,} LSPs, and the store has {k:,}. {remedy}")
+    if fingerprint is not None and found is None:
+        logger.warning(
+            "%s does not say from which dictionary its LSPs are. Whether their numbers mean the same as the store's is"
+            " not known: compare them only if you know it.",
+            source,
+        )
 
 
 def compare_tokens(model: "LspModel | None", text: str, teacher: TextRows | None = None) -> list[dict]:

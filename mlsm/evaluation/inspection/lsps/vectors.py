@@ -18,8 +18,9 @@ import numpy as np
 
 from mlsm.common.disk import read_file
 from mlsm.common.errors import InspectionError, describe
+from mlsm.common.invocation import program
 from mlsm.common.json_checks import parse_json
-from mlsm.common.text import printable
+from mlsm.common.text import printable, shell_quote
 from mlsm.evaluation.inspection.lsps import statistics
 from mlsm.evaluation.inspection.lsps.neighbours import nearest_atoms
 from mlsm.evaluation.inspection.lsps.sample import Entries, Sample, by_lsp
@@ -83,8 +84,8 @@ class VectorView:
         if dictionary.center is not None:
             raise InspectionError(
                 f"the dictionary was learned with --center {dictionary.centering} from a teacher's hidden states, but "
-                f"the vectors in {file} are not centred in this way. Learn a dictionary from them: learn-dictionary "
-                f"--hidden {file}"
+                f"the vectors in {file} are not centred in this way. Learn a dictionary from them:  "
+                f"{program()} learn-dictionary --hidden {shell_quote(file)}"
             )
         self.lam = dictionary.settings.get("lam", EncodeConfig.lam)  # an imported one does not say
         self.sample = self._code(vectors_Nd, most)

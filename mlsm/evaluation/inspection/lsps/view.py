@@ -85,7 +85,9 @@ class StoreView:
         """Labels by LSP; None if no diagnostic has run."""
         if self._diagnostic is not None:
             return require_labels(self.fingerprint, self._diagnostic)
-        return None if is_url(self.store.path) else find_labels(self.fingerprint, Path(self.store.path).parent.parent)
+        if is_url(self.store.path):
+            return None
+        return find_labels(self.fingerprint, Path(self.store.path).resolve().parent.parent)
 
     @cached_property
     def _together(self) -> tuple[np.ndarray, int]:
@@ -264,7 +266,7 @@ class StoreView:
     def _occurrences(self, tokens):
         """Some occurrences, evenly over the sample: one per document, or more if there are few documents."""
         documents, windows = self.sample.document_N[tokens], self.sample.window_N[tokens]
-        first = statistics.first_of_each(documents, windows, WORD_CONTEXTS)
+        first = statistics.first_of_each(documents, windows, WORD_CONTEXTS, evenly=True)
         first = first[:: max(1, len(first) // WORD_CONTEXTS)][:WORD_CONTEXTS]
         return [
             {**context(self.sample, self.vocabulary, int(token)), "lsps": largest_weights(*self.sample.row(token))}
@@ -329,7 +331,8 @@ class StoreView:
             if (sample.window_N[token], sample.position_N[token]) != leave_out
         ]
         tokens = np.array([token for token, _ in near], np.int64)
-        shown = statistics.first_of_each(sample.document_N[tokens], sample.window_N[tokens], SIMILAR_TOKENS)
+        documents, windows = sample.document_N[tokens], sample.window_N[tokens]
+        shown = statistics.first_of_each(documents, windows, SIMILAR_TOKENS, evenly=False)
         return {
             "token": text,
             **self.facts(),

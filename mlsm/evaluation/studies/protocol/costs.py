@@ -28,6 +28,7 @@ from mlsm.evaluation import records
 from mlsm.evaluation.studies.flops.encoders import BASE_WIDTH, CASED_VOCABULARY, EncoderShape
 from mlsm.evaluation.studies.protocol.description import STORES
 from mlsm.evaluation.studies.protocol.parts import FUNCTIONS, Made, Part
+from mlsm.evaluation.tasks.blimp.data import choose_paradigms
 from mlsm.evaluation.tasks.blimp.evaluate import task_of
 from mlsm.evaluation.tasks.finetuning.batches import tokenise
 from mlsm.evaluation.tasks.finetuning.config import FROZEN_EXAMPLES
@@ -42,7 +43,7 @@ from student.objectives import LSP_OBJECTIVES, OVER_VOCABULARY
 TIMED_STEPS = 3  # after one warm-up step
 EXAMPLES = 1000  # of a task, tokenised to count their tokens
 WORDS = 11  # of a BLiMP sentence, about: each word is masked once
-PAIRS, PARADIGMS = 1000, 67
+PAIRS = 1000
 SEMCOR_TOKENS = 900_000
 FITTING_SECONDS = {"conll2003": 120.0, "wsd": 60.0}  # linear models and a dictionary, 2 x 128 encoder, two cores
 WEIGHT_BYTES = 4
@@ -226,6 +227,8 @@ def _tuning_seconds(part: Part, parts: list[Part]) -> float:
     for name in settings.chosen_tasks():
         size = _task_size(name, str(settings.data_dir), settings.max_length, settings.batch)
         train = min(size.train, settings.limit_train or size.train)
+        if settings.max_steps is not None:
+            train = min(train, settings.max_steps * settings.batch / settings.epochs)
         passes = 3 * settings.epochs * train * size.padded
         choosing = 0.9 * passes + 0.1 * train * size.tokens if len(settings.rates()) > 1 else 0  # each rate
         tokens += passes + size.evaluated * size.tokens + choosing * len(settings.rates())
@@ -246,7 +249,7 @@ def _frozen_seconds(part: Part, parts: list[Part], settings) -> float:
 
 
 def _blimp_seconds(part: Part, parts: list[Part]) -> float:
-    pairs = (part.values.get("per_paradigm") or PAIRS) * (len(part.values.get("tasks", ())) or PARADIGMS)
+    pairs = (part.values.get("per_paradigm") or PAIRS) * (len(choose_paradigms(tuple(part.values.get("tasks", ())))))
     return (
         _checkpoints(part, parts) * 2 * pairs * WORDS * (WORDS + 2) * _token_seconds(part, parts, over_vocabulary=True)
     )

@@ -131,9 +131,13 @@ def find_diagnostic(parts: Iterable[Part]) -> Path | None:
     """The result of choose-layer, None if there is none yet. Raises StudyError if there are several."""
     for part in parts:
         if part.verb == "choose-layer":
-            place = Made(Path(part.values["output"]) / "diagnostics" / "*", part.name)
-            if any(place.pattern.parent.glob("*/result.json")):
-                return place.find() / "result.json"
+            found = sorted(Path(part.values["output"], "diagnostics").glob("*/result.json"))
+            if len(found) > 1:
+                raise StudyError(
+                    f"{len(found)} diagnostics are there, of other settings: {', '.join(map(str, found))}. Move away"
+                    f" those that the study should not use, or choose another --output"
+                )
+            return found[0] if found else None
     return None
 
 

@@ -85,6 +85,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
         logger.warning("%s", sentence)
     read_judgements(described.common.get("compare", {}).get("intruders", ()))  # raises errors now, not at the end
     _judge(described, settings.directory)
+    find_diagnostic(planned.parts)  # raises here if there are several, not after the parts
     last_of_primary = planned.parts[planned.first - 1]
     plan_id, commit = _plan_of_students(planned, settings.evaluations), this_commit()
     quarantined: list[dict] = []

@@ -76,7 +76,7 @@ def train(
 
 def rate_factor(step: int, steps: int, warmup: float) -> float:
     """The learning rate of a step, counted from 0, as a fraction of the peak."""
-    rising = math.ceil(warmup * steps)
+    rising = min(math.ceil(warmup * steps), steps - 1)  # a single step has the peak, not a rate of 0
     return step / rising if step < rising else (steps - step) / (steps - rising)
 
 

@@ -23,7 +23,7 @@ from mlsm.common.progress import silent
 from mlsm.evaluation.studies.word_senses.choose_layer import diagnose_layer
 from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
 from mlsm.evaluation.studies.word_senses.data import WsdData
-from mlsm.evaluation.studies.word_senses.framework import data_files
+from mlsm.evaluation.studies.word_senses.framework import SEMCOR, data_files
 from mlsm.evaluation.studies.word_senses.word_vectors import Readings, word_vectors
 from mlsm.evaluation.tasks.frozen.features import FeatureExtractor, kept
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
@@ -65,16 +65,20 @@ def check_reads_senses(encoder: FeatureExtractor) -> None:
     special_ids(encoder.tokenizer)
 
 
+def _places(data_dir):
+    return () if data_dir is None else (data_dir / "wsd", data_dir)
+
+
 class Senses:
     """Word senses as a measure (measures.Measure): the five test sets of Raganato et al. 2017, with SemCor."""
 
     def __init__(self, data_dir: Path | None):
-        if data_dir is None:
+        root = next((one for one in _places(data_dir) if (one / SEMCOR.parent).is_dir()), None)
+        if root is None:
             raise WsdDataError(
                 "--frozen reads wsd from files: pass a --data-dir that contains a directory `wsd` (mlsm docs "
                 "word-senses), or choose other --tasks."
             )
-        root = data_dir / "wsd" if (data_dir / "wsd").is_dir() else data_dir
         files = data_files(root)
         self._data = WsdData.read(root, silent)
         digests = {file.relative_to(root).as_posix(): file_sha256(file) for file in files}

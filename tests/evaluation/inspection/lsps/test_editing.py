@@ -214,7 +214,7 @@ def test_pages_refuse_a_probe_of_other_lsps_tokens_or_windows(coded_store, hosti
         show(ShowLspConfig(store=str(coded_store.path), html=tmp_path / "a", student=str(export)), silent)
     with pytest.raises(InspectionError, match="numbers mean different things"):
         load_probe_of(str(probe), hostile_store)
-    with pytest.raises(InspectionError, match=r"reads 48 LSPs, .* has 24: Pass a probe of a student"):
+    with pytest.raises(InspectionError, match=r"predicts 48 LSPs, .* has 24. Pass a probe of a student"):
         load_probe_of(str(probe), write_store(tmp_path / "smaller", k=24))
     with pytest.raises(InspectionError, match="another tokenizer"):
         load_probe_of(str(probe), write_store(tmp_path / "foreign", k=48))

@@ -79,10 +79,14 @@ def test_of_a_few_novels_contexts_are_more_than_documents(view):
 
 def test_first_of_each_document_and_of_other_windows_where_documents_are_few():
     documents, windows = np.array([0, 0, 0, 1, 1, 1, 1]), np.array([5, 5, 6, 7, 8, 8, 9])
-    assert statistics.first_of_each(documents, windows, 2).tolist() == [0, 3]
-    assert statistics.first_of_each(documents, windows, 4).tolist() == [0, 2, 3, 4]
-    assert statistics.first_of_each(documents, windows, 20).tolist() == [0, 2, 3, 4, 6]
-    assert statistics.first_of_each(documents[:0], windows[:0], 6).tolist() == []
+    for evenly in (True, False):
+        assert statistics.first_of_each(documents, windows, 2, evenly).tolist() == [0, 3]
+        assert statistics.first_of_each(documents, windows, 4, evenly).tolist() == [0, 2, 3, 4]
+        assert statistics.first_of_each(documents, windows, 20, evenly).tolist() == [0, 2, 3, 4, 6]
+        assert statistics.first_of_each(documents[:0], windows[:0], 6, evenly).tolist() == []
+    windows = np.array([9, 9, 3, 8, 1, 7, 2])  # in order of merit, not of the text
+    assert statistics.first_of_each(documents * 0, windows, 4, evenly=False).tolist() == [0, 2, 3, 4]
+    assert statistics.first_of_each(documents * 0, windows, 4, evenly=True).tolist() == [0, 2, 3, 5]
 
 
 def test_boilerplate_is_shown_once(view):

@@ -117,12 +117,24 @@ def test_of_a_student_of_several_stores_the_lsps_of_this_one_are_taken(coded_sto
         texts.load_student(place, "0" * 64)
 
 
+def test_a_student_that_names_no_dictionary_is_compared_with_a_warning(coded_store, dictionary, tmp_path, caplog):
+    """An imported one does not: nothing but the number of its LSPs can be checked."""
+    model, place = exported("bert-1x32", Mlsm(coded_store), coded_store, tmp_path / "imported")
+    save_lsp_head(model, slice(0, 7), lsp_facts(coded_store, "masked") | {"dictionary": None}, place)
+    assert texts.load_student(place, dictionary.fingerprint, 7).facts["lsps"] == 7
+    assert "does not say from which dictionary" in caplog.text
+    with pytest.raises(InspectionError, match="predicts 7 LSPs, and the store has 48"):
+        texts.load_student(place, dictionary.fingerprint, coded_store.k)
+
+
 def test_what_cannot_be_compared_is_refused(coded_store, dictionary, export, tmp_path, teacher_directory):
     for text in ("", "word " * 31):
         with pytest.raises(InspectionError, match="expected 1 to 30, one window"):
             texts.teacher_lsps(coded_store, dictionary, text)
     with pytest.raises(InspectionError, match="numbers mean different things"):
         texts.load_student(export, "0" * 64)
+    with pytest.raises(InspectionError, match=f"predicts {coded_store.k} LSPs, and the store has 3,072"):
+        texts.load_student(export, dictionary.fingerprint, 3072)
     other = tmp_path / "other"
     shutil.copytree(teacher_directory, other)
     config = json.loads((other / "config.json").read_text())

@@ -27,7 +27,7 @@ def seconds(tmp_path, monkeypatch):
 
 def costs_of(recipe, directory, verbs=("train-student", "train-probe")):
     """Those of all parts of some kinds."""
-    (directory / "blimp" / "data").mkdir(parents=True)
+    (directory / "blimp" / "data").mkdir(parents=True, exist_ok=True)
     path = directory / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
     parts = plan(read_study(str(path)), directory / "made", directory).parts
@@ -134,6 +134,12 @@ def test_fine_tuning_costs_what_padded_batches_do_whatever_was_learned_before(
     expected = outputs * (3 * 2 * 4 * padded + 10 * mean)
     assert found["finetune/words-seed0"] == found["finetune/whole-seed0"] == pytest.approx(expected)
     assert found["evaluate-blimp/words-seed0"] == found["evaluate-blimp/softmax-whole-seed0"] > 0
+    short = recipe | {"finetune": tuning | {"max-steps": 1}, "evaluate-blimp": {"tasks": ["island effects"]}}
+    cut = {cost.part: cost.seconds for cost in costs_of(short, tmp_path, ("finetune", "evaluate-blimp"))}
+    expected = outputs * (3 * 2 * padded + 10 * mean)  # one batch of two
+    assert cut["finetune/words-seed0"] == pytest.approx(expected)
+    islands = found["evaluate-blimp/words-seed0"] * 8 / 67
+    assert cut["evaluate-blimp/words-seed0"] == pytest.approx(islands)
 
 
 @pytest.mark.parametrize("verbs", [("choose-layer",), ("encode-lsp", "choose-layer")])

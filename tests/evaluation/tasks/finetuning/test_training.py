@@ -59,6 +59,7 @@ def test_the_rate_rises_for_a_share_of_the_steps_and_falls_linearly(prepared, mo
     shares = [0, 0.5, 1, 0.75, 0.5, 0.25] if warmup else [left / 6 for left in (6, 5, 4, 3, 2, 1)]
     assert rates == pytest.approx([1e-3 * share for share in shares])  # 64 examples: 24, 24, 16
     assert decays == [[0.01]] * 6 and training.steps_of(64, settings) == 6
+    assert training.rate_factor(0, 1, warmup) == 1, "a run of one step has the peak, not a rate of 0"
 
 
 @pytest.mark.parametrize(("warmup", "grad_clip"), [(0.0, 0.0), (0.3, 1e-4)])
