@@ -15,6 +15,8 @@ a line says so. After that, the same command fills the cells.
                                   measures; times.json and rates.json of a quiet machine. Without a file, its columns
                                   are left off
 
+    docs/studies/mpnet            result.json and quiet.json: choose-layer on MPNet, with all of SemCor and with part of it
+
 The composite of any model is that of the study: 0 is the mean of the untrained students, 100 the teacher.
 Not handled here: what is tested and how (mlsm/evaluation/studies/protocol/composite.py), other pages.
 """
@@ -47,13 +49,14 @@ from mlsm.evaluation.studies.protocol.composite import compose, composite_of  # 
 from mlsm.evaluation.studies.protocol.composite import read_scores as read_composed  # noqa: E402
 from mlsm.evaluation.studies.protocol.description import Study, read_study  # noqa: E402
 
-SECOND = ROOT / "docs" / "studies" / "second"
+SECOND, MPNET = ROOT / "docs" / "studies" / "second", ROOT / "docs" / "studies" / "mpnet"
 TEACHER = "all-minilm-l6-v2"
 PAGES = (
     "README.md",
     "docs/results.md",
     "docs/small-encoder.md",
     "docs/word-senses.md",
+    "docs/studies/layers-and-lsps.md",
     "docs/studies/second/by-measure.md",
 )
 MEASURES = {
@@ -384,6 +387,26 @@ def layers_table(told: dict) -> str:
     )
 
 
+def senses_table(mpnet: Path) -> str:
+    """Word senses by MPNet's layers as `choose-layer` found them, with the cost of a run on a quiet machine."""
+    result, quiet = (read_json(mpnet / name) for name in ("result.json", "quiet.json"))
+    best = max(result["layers"], key=lambda layer: layer["f1"])
+    costs = {layer["layer"]: layer["costs"]["encoding_microseconds"] for layer in quiet["layers"]}
+    parts = {"ALL": "ALL"} | {name: name for name in ("semeval2007", "senseval3", "senseval2", "semeval2013", "semeval2015")}
+    parts |= {"NOUN": "N", "VERB": "V", "ADJ": "A", "ADV": "R"}
+    rows = [["layer", *parts.values(), "back-off", "best", "non-zeros", "µs per token"]]
+    rows.append(["first sense", *(number(100 * result["first_sense"][part], 1) for part in parts), "", "", "", ""])
+    for layer in result["layers"]:
+        scores, chosen = layer["scores"][result["headline"]], layer["best_on_development"]
+        name, all_words, *others = (str(layer["layer"]), *(number(100 * scores[part], 1) for part in parts))
+        if layer is best:
+            name, all_words = f"**{name}**", f"**{all_words}**"
+        variant = f"{number(100 * chosen['f1'], 1)} (`{chosen['variant']}`)"
+        figures = number(layer["costs"]["nnz_per_word"], 0), number(costs[layer["layer"]], 0)
+        rows.append([name, all_words, *others, number(100 * scores["back_off"], 1), variant, *figures])
+    return markdown(rows)
+
+
 def mean(values: list[float]) -> str:
     """Mean and standard deviation, as pages write them."""
     spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
@@ -440,6 +463,7 @@ def blocks(told: dict, page: str) -> dict[str, str]:
         "figure": figure_line(told, link),
         "rates": rates_table(told),
         "layers": layers_table(told),
+        "senses": senses_table(MPNET),
     }
 
 
