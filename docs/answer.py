@@ -15,7 +15,7 @@ a line says so. After that, the same command fills the cells.
                                   measures; times.json and rates.json of a quiet machine. Without a file, its columns
                                   are left off
 
-    docs/studies/mpnet            result.json and quiet.json: choose-layer on MPNet, with all of SemCor and with part of it
+    docs/studies/mpnet            choose-layer on MPNet: with all of SemCor, and with a part of it on a quiet machine
 
 The composite of any model is that of the study: 0 is the mean of the untrained students, 100 the teacher.
 Not handled here: what is tested and how (mlsm/evaluation/studies/protocol/composite.py), other pages.
@@ -392,8 +392,8 @@ def senses_table(mpnet: Path) -> str:
     result, quiet = (read_json(mpnet / name) for name in ("result.json", "quiet.json"))
     best = max(result["layers"], key=lambda layer: layer["f1"])
     costs = {layer["layer"]: layer["costs"]["encoding_microseconds"] for layer in quiet["layers"]}
-    parts = {"ALL": "ALL"} | {name: name for name in ("semeval2007", "senseval3", "senseval2", "semeval2013", "semeval2015")}
-    parts |= {"NOUN": "N", "VERB": "V", "ADJ": "A", "ADV": "R"}
+    sets = ("ALL", "semeval2007", "senseval3", "senseval2", "semeval2013", "semeval2015")
+    parts = dict(zip(sets, sets, strict=True)) | {"NOUN": "N", "VERB": "V", "ADJ": "A", "ADV": "R"}
     rows = [["layer", *parts.values(), "back-off", "best", "non-zeros", "µs per token"]]
     rows.append(["first sense", *(number(100 * result["first_sense"][part], 1) for part in parts), "", "", "", ""])
     for layer in result["layers"]:
