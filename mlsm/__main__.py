@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from mlsm.cli.flags import take_flag
@@ -47,13 +48,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt as stop:
         kept = "interrupted. Run the same command again: finished units and checkpoints, if any, are kept."
         code = 128 + getattr(stop, "number", signal.SIGINT)  # as a shell counts them
-        if not (_trains(argv) and is_follower()):
+        if not (is_follower() and _trains(argv)):
             complain(str(stop) or kept, code)
     except Exception as error:
         if debug:
             traceback.print_exc()
         code = exit_code(error)
-        if not (_trains(argv) and is_reported_by_another(error, code)):
+        if not (is_reported_by_another(error, code) and _trains(argv)):
             complain(one_line(error), code)
     sys.stdout.flush()
     if lost := loss(sys.stdout):
@@ -65,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _trains(argv):
     """Whether this is a command that a launcher may start as several processes."""
-    return bool(argv) and argv[0] in names() and load(argv[0]).trains
+    with suppress(ImportError):  # it may be the error that is reported
+        return bool(argv) and argv[0] in names() and load(argv[0]).trains
+    return False
 
 
 def run(argv: list[str]) -> int:

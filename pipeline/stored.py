@@ -46,7 +46,8 @@ class _Records(NamedTuple):
 
 def names_a_store(hidden: str) -> bool:
     """Whether --hidden names a store, and not a file of vectors."""
-    return is_url(hidden) or plan_of(hidden)[1] is not None or Path(hidden).is_dir()
+    place, plan = plan_of(hidden)
+    return is_url(hidden) or plan is not None or Path(place).is_dir()
 
 
 class StoredHidden:

@@ -48,7 +48,7 @@ class Store(StoreFacts):
         Raises   StoreError when there is no store, or the plan is unfinished; RemoteError, which is one, when a URL
                  cannot be read
         """
-        path, of_path = plan_of(expanduser(path))
+        path, of_path = plan_of(fspath(path))
         plan_id = plan_id or of_path
         files = open_files(path, remote)
         files.target()
@@ -151,7 +151,8 @@ def _check_windowing(files, plan, settings):
 
 
 def plan_of(path: str | Path) -> tuple[str | Path, str | None]:
-    """The store and the plan id of a path or URL `<store>/plans/<plan>.json`; else the path as it is, and None."""
+    """The store and the plan id of a path or URL `<store>/plans/<plan>.json`; else the path and None. ~ is expanded."""
+    path = expanduser(path)
     match = re.fullmatch(r"(.+)/plans/([^/]+)\.json", str(path))
     return (match[1], match[2]) if match and (is_url(path) or Path(path).is_file()) else (path, None)
 
@@ -163,7 +164,7 @@ def is_url(path: object) -> bool:
 
 def open_files(path: str | PathLike[str], remote: "Remote | None") -> StoreFiles:
     """StoreFiles of a directory, RemoteFiles of a URL."""
-    path = expanduser(path)  # of ~/stores/..., in a recipe or in Python
+    path = fspath(path)
     if not is_url(path):
         return StoreFiles(path)
     from shards.remote import RemoteFiles  # only here: fsspec takes a while to import

@@ -331,7 +331,8 @@ class RemoteFiles(StoreFiles):
             targets.append(parse_target(raw, url))
 
         if self.server.read("target.json", _SMALL, check) is None:
-            raise RequestError(describe_no_store(self.server.url, "it has no target.json"))
+            hidden = " that you may read (hf auth login)" if self.server.url.startswith("hf://") else ""
+            raise RequestError(describe_no_store(self.server.url, f"it has no target.json{hidden}"))
         return targets[-1]
 
     def record(self, unit_id: str) -> UnitRecord | None:

@@ -321,6 +321,7 @@ class Trainer:
             return
         if self.state.saved_step != self.state.steps:
             self._save()
+        self.ranks.tell(None)  # wait until the first has saved: a launcher ends it as soon as one of the others ends
         raise Interrupted(
             f"stopped after step {self.state.steps} of {self.config.max_steps}; saved {self.state.saved}. "
             f"The same command continues from there.",

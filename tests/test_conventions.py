@@ -76,7 +76,7 @@ def test_the_steps_of_encoding_on_slurm(tmp_path):
     )
     programs = write_programs(
         tmp_path / "bin",
-        srun='shift; exec "$@"',
+        srun='shift; "$@"; exec sleep 60',
         dask=scheduler,
         mlsm='sleep 1; echo "mlsm $@"',
         python="echo tcp://n1:1",
@@ -84,9 +84,19 @@ def test_the_steps_of_encoding_on_slurm(tmp_path):
     environment = os.environ | programs | {"SLURM_CPUS_PER_TASK": "8", "TMPDIR": str(tmp_path)}
     command = ["bash", ROOT / "slurm/encode.sbatch", "--layer", "10"]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=50)
-    assert "worker tcp://n1:1 --nthreads 1 --no-dashboard\n" in run.stdout
+    assert "worker tcp://n1:1 --nthreads 1 --memory-limit 0 --no-dashboard\n" in run.stdout
     assert "mlsm encode-lsp --dtype float16 --scheduler tcp://n1:1 --layer 10\n" in run.stdout
     assert not list(tmp_path.glob("tmp.*")), "the scheduler's file is gone"
+
+
+@pytest.mark.parametrize(("srun", "mlsm", "code"), [("exit 3", "exec sleep 60", 1), ("exec sleep 60", "exit 5", 5)])
+def test_the_job_ends_with_its_workers_or_as_its_command_does(srun, mlsm, code, tmp_path):
+    scheduler = """echo '{"address": "tcp://n1:1"}' > "${@: -1}"; exec sleep 60"""
+    programs = write_programs(tmp_path / "bin", dask=scheduler, srun=srun, mlsm=mlsm)
+    environment = os.environ | programs | {"SLURM_CPUS_PER_TASK": "8", "TMPDIR": str(tmp_path)}
+    script = ["bash", ROOT / "slurm/encode.sbatch"]
+    run = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=30)
+    assert run.returncode == code and ("workers ended before" in run.stderr) == (code == 1)
 
 
 def test_a_scheduler_that_cannot_start_ends_the_job(tmp_path):

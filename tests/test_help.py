@@ -151,6 +151,7 @@ def test_a_flag_that_is_given_twice_is_refused(words, told):
         (["train-student", "--recpie", "a.yaml"], "there is no flag --recpie. Did you mean --recipe? All flags"),
         (["train-student", "--config", "a.yaml"], "Did you mean --recipe?"),
         (["encode-lsp", "--jsno"], "Did you mean --json?"),
+        (["encode-lsp", "--json=1"], "--json is a switch and takes no value. All flags"),
         (["encode-lsp", "--dbug"], "Did you mean --debug?"),
         (["show-shards", "--recipe", "a.yaml"], "there is no flag --recipe. All flags"),
         (["train-student", "--lr="], "--lr takes a number or null, found ''. All flags"),
@@ -161,6 +162,12 @@ def test_a_flag_that_is_given_twice_is_refused(words, told):
 def test_mistakes_are_answered_in_sentences(words, told):
     with pytest.raises(ValueError, match=re.escape(told)):
         cli.run(words)
+
+
+def test_an_empty_recipe_is_said_to_be_empty(tmp_path):
+    (tmp_path / "r.yaml").write_text("")
+    with pytest.raises(ValueError, match=r"r.yaml has no section for train-student. It is empty"):
+        cli.run(["train-student", "--recipe", str(tmp_path / "r.yaml")])
 
 
 def test_an_option_before_the_command(capsys):

@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
@@ -75,7 +75,7 @@ OTHER_NAMES = {
 MAY_BE_EMPTY = {"checkpoints"}  # flags of lists where no value means none; elsewhere it is an empty $VARIABLE
 
 
-def read_flags(settings_class: type, argv: list[str], common: Iterable[str] = ()) -> dict:
+def read_flags(settings_class: type, argv: list[str], common: Collection[str] = ()) -> dict:
     """Read the values of the settings that a command line names.
 
     common  names of the command's other flags, which an unknown one may mean: recipe, print_config
@@ -95,6 +95,8 @@ def read_flags(settings_class: type, argv: list[str], common: Iterable[str] = ()
             raise ValueError(f"unexpected word {others[0]!r}.")
         unknown = spelt[flags[0]].partition("=")[0]
         meant = meant_by(unknown.lstrip("-"), [*fields, *common])
+        if meant is not None and meant in common and meant == unknown.lstrip("-").replace("-", "_"):
+            raise ValueError(f"{unknown} is a switch and takes no value.")
         hint = f" Did you mean --{meant.replace('_', '-')}?" if meant else ""
         if meant in fields and is_word(fields[meant]):
             hint = f" Write {meant.upper()} directly after the command, without a flag."

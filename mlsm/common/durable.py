@@ -102,7 +102,7 @@ def explain_link(error: OSError, final: Path) -> OSError:
         return error
     return WriteError(
         f"{final} could not be written: this disk does not support hard links ({os.strerror(error.errno)}), which are "
-        "needed to name a finished file without replacing another. Nothing was changed. Choose an --output on "
+        "needed to name a finished file without replacing another. Nothing was changed. Choose a directory on "
         "another disk; FAT, exFAT and some network and FUSE file systems have no hard links."
     )
 

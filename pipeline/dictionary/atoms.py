@@ -11,6 +11,7 @@ Shapes: d width, K atoms.
 """
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -117,7 +118,7 @@ class Dictionary:
     @classmethod
     def load(cls, directory: str | Path) -> Self:
         """Read what `save` wrote. Raises DictionaryError if it is missing or damaged."""
-        directory = Path(directory)
+        directory = Path(os.path.expanduser(directory))
         try:
             record = parse_dictionary(read_file(directory / "dictionary.json"), "dictionary.json")
             atoms_Kd = read_array("atoms.npy", read_file(directory / "atoms.npy"), 2).copy(order="K")

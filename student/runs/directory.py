@@ -253,6 +253,8 @@ class Run:
 def _replacing(path: Path):
     try:
         yield
+    except WriteError:  # it says what to do
+        raise
     except OSError as error:
         raise WriteError(
             f"{path} could not be written: {error}. {remedy_for(error)}, and run the same command."
@@ -266,6 +268,7 @@ def _operational(config: StudentConfig) -> dict:
         """An absolute path, valid from any directory. A URL without its password, or a Hub name as it is."""
         if where is None:
             return None
+        where = os.path.expanduser(where)
         return os.path.abspath(where) if os.path.exists(where) else redacted(where)
 
     first, *others = map(place, config.stores or [None])

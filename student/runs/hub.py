@@ -84,7 +84,7 @@ def push(
             stale = [name for name in there if name not in contents[number] and is_export_file(name)]
             changes = [*files, *map(CommitOperationDelete, stale)]
             api.create_commit(repository, changes, commit_message=revision.message, revision=revision.branch)
-    except (_HttpError, OSError, ValueError) as error:  # includes huggingface_hub's own errors
+    except (_HttpError, OSError, ValueError, RuntimeError) as error:  # includes huggingface_hub's own errors
         raise RunError(f"not pushed to {repository}: {_reason(error)} Then the same command pushes again.") from error
     progress("push", len(revisions), len(revisions), unit="revisions")
     return address
@@ -92,10 +92,14 @@ def push(
 
 def _reason(error: Exception) -> str:
     """The cause of an error, and what to do."""
-    said = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    said = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in _REFUSED or type(error).__name__ == "LocalTokenNotFoundError":
         return f"the Hub needs a token with write access ({said}). Log in:  hf auth login   or set HF_TOKEN."
-    if status is not None or isinstance(error, ValueError):
+    if status == 404 or type(error).__name__ == "HFValidationError":
         return f"{said}. Check the name, like someone/student."
+    if status == 429 or (status or 0) >= 500:
+        return f"the Hub refuses for now ({said}). Try later."
+    if status is not None or isinstance(error, ValueError | RuntimeError):
+        return f"{said}."
     return f"the Hub cannot be reached ({said}). Check the network, and that HF_HUB_OFFLINE is not set."

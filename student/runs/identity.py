@@ -18,7 +18,7 @@ from mlsm.common.disk import file_sha256
 from mlsm.common.errors import RunError
 from mlsm.common.json_checks import find_problem, object_of, optional
 from shards.manifest import fingerprint
-from shards.reader import Store
+from shards.reader import Store, is_url
 from student.config import StudentConfig
 
 _PLACES = object_of(
@@ -131,7 +131,7 @@ def _older_plan(found: dict, expected: dict, store) -> str:
     """How to continue with a run whose store has grown since: the flag for its plan; empty for other runs."""
     plan = f"{store.path}/plans/{found.get('store plan')}.json"
     changed = {name for name in ("store target", "store plan") if found.get(name) != expected[name]}
-    grown = changed == {"store plan"} and Path(plan).is_file()
+    grown = changed == {"store plan"} and (is_url(plan) or Path(plan).is_file())
     return f" The store has grown since: the run continues with --store {plan}" if grown else ""
 
 

@@ -6,6 +6,7 @@ Not handled here: the probe (student/probe.py), loading a student (student/lsp_m
 """
 
 import logging
+import os
 import re
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def with_student_and_store(config: ProbeConfig) -> ProbeConfig:
     if student is None:
         student = str(finished_students()[0])
         logger.info("student %s (the newest finished run)", student)
+    student = os.path.expanduser(student)
     export_of(student)  # an error of the student comes before one of the store
     if store is None:
         store = _store_of(Path(student))
@@ -76,7 +78,7 @@ def export_of(source: str | Path) -> str | Path:
 
     Raises RunError if a run is unfinished, or there is no such directory and the name cannot be one on the Hub
     """
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if (path / "export").is_dir():
         return path / "export"
     if (path / "checkpoints").is_dir() or (path / "log.jsonl").is_file():

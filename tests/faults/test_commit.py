@@ -437,7 +437,7 @@ def test_a_disk_without_hard_links_is_refused_in_words(tmp_path, number, monkeyp
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(disk, "link", no_links)
-    with pytest.raises(OSError, match="does not support hard links .*an --output on another disk") as caught:
+    with pytest.raises(OSError, match="does not support hard links .*a directory on another disk") as caught:
         write(tmp_path / "store")
     assert exit_code(caught.value) == 74
     assert not temporaries(tmp_path)

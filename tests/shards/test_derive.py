@@ -180,12 +180,15 @@ def test_a_derived_store_is_put_beside_the_directory_one_is_in(source, tmp_path,
     assert derive("stores/lsp", 7)["store"].startswith("stores/lsp-n7-"), "the path is that of the command"
 
 
-def test_a_remote_store_needs_a_place(source):
-    with serving(Path(source.path).parent) as web, pytest.raises(RequestError, match="is remote: choose with --output"):
-        derive(f"{web.url}/{Path(source.path).name}", 8)
+def test_a_store_is_not_derived_into_a_store(source):
     with pytest.raises(StoreError, match="is a store itself"):
         derive(source.path, 8, source.path)
     assert not (Path(source.path) / "stores").exists()
+
+
+def test_a_remote_store_needs_a_place(source):
+    with serving(Path(source.path).parent) as web, pytest.raises(RequestError, match="is remote: choose with --output"):
+        derive(f"{web.url}/{Path(source.path).name}", 8)
 
 
 def test_damage_in_the_source_publishes_nothing(source, tmp_path):

@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 2 several.py jobs.json
 
 A job is {"settings": {...}} and what happens to it: "signal": [rank, step], "poison": [rank, step] (a loss that is not
-a number), "fail": [rank, step], "hang": [rank, step]. Every process writes what came of each job beside the file.
+a number), "fail": [rank, step], "hang": [rank, step], "slow_save": seconds before each checkpoint. Every process writes
+what came of each job beside the file.
 """
 
 import json
@@ -17,20 +18,23 @@ from pathlib import Path
 import student.ranks
 from mlsm.common.errors import Interrupted
 from student.config import StudentConfig
+from student.runs.checkpoint import Checkpoints
 from student.train import Stepper, train
 
 RANK = int(os.environ["RANK"])
-update = Stepper.update
+update, save = Stepper.update, Checkpoints.save
 
 
 def main(jobs_file):
     for number, job in enumerate(json.loads(jobs_file.read_text())):
-        Stepper.update = happening(job)
+        Stepper.update, Checkpoints.save = happening(job), saved_late(job.get("slow_save", 0))
         begun = time.monotonic()
         try:
             outcome = {"steps": train(config_of(job["settings"]))["steps"]}
         except (Exception, Interrupted) as error:
             outcome = {"error": type(error).__name__, "message": str(error)}
+            kept = Path(job["settings"]["run_dir"], "checkpoints").glob("*")
+            outcome["checkpoints"] = sorted(path.name for path in kept)
         outcome["seconds"] = time.monotonic() - begun
         (jobs_file.parent / f"job-{number}-rank-{RANK}.json").write_text(json.dumps(outcome))
     sys.exit("error" in outcome)  # of the last one; the launcher then ends the others
@@ -38,6 +42,14 @@ def main(jobs_file):
 
 def config_of(settings):
     return StudentConfig(**settings | {"run_dir": Path(settings["run_dir"])})
+
+
+def saved_late(seconds):
+    def slowly(*arguments):
+        time.sleep(seconds)
+        return save(*arguments)
+
+    return slowly
 
 
 def happening(job):

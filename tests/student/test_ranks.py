@@ -123,7 +123,7 @@ def finished(lsp_store, tmp_path_factory):
         job(lsp_store, runs / "again", {"dropout": 0.0}),
         job(lsp_store, runs / "unbroken", {"max_steps": 60, "dropout": 0.1}),
         job(lsp_store, runs / "from-one", {"dropout": 0.0}),
-        job(lsp_store, runs / "to-one", {"dropout": 0.0}, signal=[1, 5]),
+        job(lsp_store, runs / "to-one", {"dropout": 0.0}, signal=[1, 5], slow_save=1),
         job(lsp_store, runs / "poisoned", poison=[1, 3]),
         job(lsp_store, runs / "small", {"batch_windows": 1}),
         job(lsp_store, runs / "two", {"dropout": 0.0, "lr": 0.5}),
@@ -203,6 +203,8 @@ def test_a_run_goes_on_with_another_number_of_processes(finished, lsp_store):
     assert_same_curve(runs / "from-one", runs / "two")
     assert {outcome["error"] for outcome in outcomes[5]} == {"Interrupted"}
     assert max(log_of(runs / "to-one")) == 5, "a signal to any process stops all at the same step"
+    for outcome in outcomes[5]:  # an other process that ended sooner would make the launcher end the first in its save
+        assert "step-00000005" in outcome["checkpoints"]
     alone(lsp_store, runs / "to-one", {"dropout": 0.0})
     assert_same_curve(runs / "to-one", runs / "two")
 

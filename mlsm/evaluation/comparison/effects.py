@@ -302,8 +302,8 @@ def judge_hypothesis(
 def find_effect(better: Arm, than: Arm, planned_tasks: Collection[str], planned_seeds: Collection[int] = ()) -> Effect:
     """Pair two arms by pre-training seed; each has one model per seed.
 
-    planned_tasks  the tasks whose mean is tested; a seed without all of them is excluded. Empty: the tasks that all
-                   pairs have
+    planned_tasks  the tasks whose mean is tested; a seed without all of them is excluded. Empty: the tasks that are
+                   common to all pairs that have any
     planned_seeds  the seeds that are tested; empty: all
     """
     found, unplanned = {}, []

@@ -37,19 +37,20 @@ def prepare_data(settings: PrepareDataConfig, progress: Callable[..., None] = si
     with Sources(settings.from_) as sources:
         for done, part in enumerate(wanted):
             progress("preparing", done, len(wanted), unit="parts")
-            found, lacks = _collect(part, sources)
-            if found is not None:
-                try:
+            try:
+                found, lacks = _collect(part, sources)
+                if found is not None:
                     parts.append(_publish(part, found, settings.output))
-                except MlsmError as error:  # the other parts are of use without it
-                    failures.append(error)
-            elif (settings.output / part.directory).is_dir():
-                counts = part.count_examples(settings.output)
-                parts.append(_report(part, settings.output / part.directory, counts, True))
-            else:
-                missing.append({"directory": part.directory, "lacks": lacks, "published": part.published})
+                elif (settings.output / part.directory).is_dir():
+                    counts = part.count_examples(settings.output)
+                    parts.append(_report(part, settings.output / part.directory, counts, True))
+                else:
+                    missing.append({"directory": part.directory, "lacks": lacks, "published": part.published})
+            except MlsmError as error:  # the other parts are of use without it
+                failures.append(error)
     if failures:
-        raise failures[0]
+        also = f" {len(failures) - 1} more of its sets cannot be prepared." if len(failures) > 1 else ""
+        raise type(failures[0])(f"{failures[0]}{also}")
     if not parts:
         lacking = missing[0]
         raise DataError(

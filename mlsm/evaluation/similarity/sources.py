@@ -12,8 +12,8 @@ longer than a window is cut, and `cut` counts these texts.
 Shapes: T tokens of a text, N of a batch, K LSPs, d width of a hidden state, e of an LSP's vector.
 """
 
+import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -160,7 +160,7 @@ def open_source(source: str, teacher: str | None = None) -> "TeacherSource | Stu
     teacher  where the store's teacher is now, if it was moved
     Raises   InspectionError, StoreError, DictionaryError, TeacherError, RunError
     """
-    if kind_of_source(source) == "store" and (is_url(source) or Path(source).expanduser().exists()):
+    if kind_of_source(source) == "store" and (is_url(source) or os.path.exists(os.path.expanduser(source))):
         return TeacherSource(Store.open(source), teacher)
     if teacher is not None:
         raise InspectionError(f"--teacher applies only to stores, and {source} is not a store. Omit it.")

@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import shutil
 import tarfile
 import tracemalloc
 import zipfile
@@ -206,9 +207,13 @@ def test_an_unreadable_file_is_named_as_published_and_the_other_sets_are_prepare
     assert [path.name for path in output.iterdir()] == ["glue"]
     (source / "msr_paraphrase_train.txt").write_bytes(b"Quality\n1\t2\t3\tcaf\xe9\tb\n")
     (source / "dev_ids.tsv").write_text("1\t3\n")
-    (source / "CoLA.zip").unlink()
-    with pytest.raises(DataError, match="msr_paraphrase_train.txt, line 2: not UTF-8"):
+    with pytest.raises(DataError, match=r"line 2: expected 4 .* 1 more of its sets cannot be prepared"):
         run("glue", places)
+    (source / "CoLA.zip").unlink()
+    shutil.rmtree(output)
+    with pytest.raises(DataError, match=r"msr_paraphrase_train.txt, line 2: not UTF-8 .* again\.$"):
+        run("glue", places)
+    assert [path.name for path in (output / "glue").iterdir()] == ["RTE"]
 
 
 def test_what_a_killed_command_left_is_no_source(places):

@@ -8,6 +8,7 @@ Every result says in "view" which one it is; mlsm/commands/show_lsp.py prints it
 Shapes: K LSPs, d hidden width.
 """
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -173,7 +174,8 @@ def _dictionary(settings, progress):
     if settings.vectors is not None:
         return _vectors(settings, progress)
     _refuse(settings, "a dictionary", ("word", "text", "similar_to", "html", "intruders"))
-    dictionary, path = Dictionary.load(settings.store), Path(settings.store)
+    path = Path(os.path.expanduser(settings.store))
+    dictionary = Dictionary.load(path)
     place = settings.diagnostic or path.resolve().parent.parent
     labels = (require_labels if settings.diagnostic else find_labels)(dictionary.fingerprint, place)
     near = nearest_atoms(dictionary.atoms_Kd, NEIGHBOURS)

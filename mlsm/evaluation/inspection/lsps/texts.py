@@ -12,6 +12,7 @@ Shapes: T tokens of the text without special ones, d hidden width, K LSPs.
 
 import logging
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -161,7 +162,7 @@ def _spread_over_all(rows, coded_T):
 
 def kind_of_source(source: str | Path) -> str:
     """What lies at a path: a store, a dictionary or a student. What is none of them counts as a store."""
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if is_url(source) or (path / "target.json").is_file():
         return "store"
     if (path / "atoms.npy").is_file() or (path / "dictionary.json").is_file():

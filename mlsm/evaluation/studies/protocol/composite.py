@@ -267,14 +267,14 @@ def _contrast(pair: tuple[str, str], seeds: tuple[int, ...], values, students) -
     if len(seeds) > 1:
         from scipy import stats
 
-        tests = {"unpaired": stats.ttest_ind(first, second, equal_var=False)}
-        if len({round(difference, 9) for difference in found["differences"]}) > 1:
-            tests["paired"] = stats.ttest_rel(first, second)
-        else:  # pairs that do not vary prove nothing, and a t test would divide by zero
-            found["paired"] = dict.fromkeys(("low", "high"), found["difference"]) | {"p": 1.0}
-        for name, test in tests.items():
+        for name, test in (
+            ("paired", stats.ttest_rel(first, second)),
+            ("unpaired", stats.ttest_ind(first, second, equal_var=False)),
+        ):
             interval = test.confidence_interval(1 - LEVEL)
             found[name] = {"low": float(interval.low), "high": float(interval.high), "p": float(test.pvalue)}
+        if not any(found["differences"]):  # a t test would divide by zero
+            found["paired"] = {"low": 0.0, "high": 0.0, "p": 1.0}
     return found
 
 

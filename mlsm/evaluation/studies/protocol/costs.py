@@ -226,12 +226,13 @@ def _tuning_seconds(part: Part, parts: list[Part]) -> float:
     tokens = 0.0
     for name in settings.chosen_tasks():
         size = _task_size(name, str(settings.data_dir), settings.max_length, settings.batch)
-        train = min(size.train, settings.limit_train or size.train)
-        if settings.max_steps is not None:
-            train = min(train, settings.max_steps * settings.batch / settings.epochs)
-        passes = 3 * settings.epochs * train * size.padded
-        choosing = 0.9 * passes + 0.1 * train * size.tokens if len(settings.rates()) > 1 else 0  # each rate
-        tokens += passes + size.evaluated * size.tokens + choosing * len(settings.rates())
+        examples = min(size.train, settings.limit_train or size.train)
+        whole = settings.epochs * examples
+        most = math.inf if settings.max_steps is None else settings.max_steps * settings.batch
+        passes = 3 * min(whole, most) * size.padded
+        tokens += passes + size.evaluated * size.tokens
+        if (rates := len(settings.rates())) > 1:
+            tokens += rates * (3 * min(0.9 * whole, most) * size.padded + 0.1 * examples * size.tokens)
     return settings.seeds * _checkpoints(part, parts) * tokens * _token_seconds(part, parts, over_vocabulary=False)
 
 
@@ -249,7 +250,7 @@ def _frozen_seconds(part: Part, parts: list[Part], settings) -> float:
 
 
 def _blimp_seconds(part: Part, parts: list[Part]) -> float:
-    pairs = (part.values.get("per_paradigm") or PAIRS) * (len(choose_paradigms(tuple(part.values.get("tasks", ())))))
+    pairs = (part.values.get("per_paradigm") or PAIRS) * len(choose_paradigms(tuple(part.values.get("tasks", ()))))
     return (
         _checkpoints(part, parts) * 2 * pairs * WORDS * (WORDS + 2) * _token_seconds(part, parts, over_vocabulary=True)
     )

@@ -134,8 +134,8 @@ def find_diagnostic(parts: Iterable[Part]) -> Path | None:
             found = sorted(Path(part.values["output"], "diagnostics").glob("*/result.json"))
             if len(found) > 1:
                 raise StudyError(
-                    f"{len(found)} diagnostics are there, of other settings: {', '.join(map(str, found))}. Move away"
-                    f" those that the study should not use, or choose another --output"
+                    f"there are {len(found)} results of {part.name}, perhaps made with other settings. Move away those"
+                    f" that the study should not use, or choose another --output: {', '.join(map(str, found))}"
                 )
             return found[0] if found else None
     return None

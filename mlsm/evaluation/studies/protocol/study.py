@@ -85,7 +85,6 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
         logger.warning("%s", sentence)
     read_judgements(described.common.get("compare", {}).get("intruders", ()))  # raises errors now, not at the end
     _judge(described, settings.directory)
-    find_diagnostic(planned.parts)  # raises here if there are several, not after the parts
     last_of_primary = planned.parts[planned.first - 1]
     plan_id, commit = _plan_of_students(planned, settings.evaluations), this_commit()
     quarantined: list[dict] = []
@@ -103,6 +102,8 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
         _refuse_other_settings(part)
         with nullcontext() if is_finished(part, planned.parts) else at_work(settings.directory, part.name, commit):
             made = part.run(_name_stages(progress, part.name))
+        if part.verb == "choose-layer":
+            find_diagnostic(planned.parts)  # raises here, not at the end, if there is another, of other settings
         if part.verb.startswith("encode-"):
             quarantined += [{name: one[name] for name in ("store", "quarantined")} for one in made]
         if part is last_of_primary and part is not chosen[-1]:

@@ -65,16 +65,12 @@ def check_reads_senses(encoder: FeatureExtractor) -> None:
     special_ids(encoder.tokenizer)
 
 
-def _places(data_dir):
-    return () if data_dir is None else (data_dir / "wsd", data_dir)
-
-
 class Senses:
     """Word senses as a measure (measures.Measure): the five test sets of Raganato et al. 2017, with SemCor."""
 
     def __init__(self, data_dir: Path | None):
-        root = next((one for one in _places(data_dir) if (one / SEMCOR.parent).is_dir()), None)
-        if root is None:
+        root = data_dir and (data_dir / "wsd" if (data_dir / "wsd").is_dir() else data_dir)
+        if root is None or (root == data_dir and not (root / SEMCOR.parent).is_dir()):
             raise WsdDataError(
                 "--frozen reads wsd from files: pass a --data-dir that contains a directory `wsd` (mlsm docs "
                 "word-senses), or choose other --tasks."

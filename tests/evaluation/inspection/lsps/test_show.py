@@ -15,9 +15,11 @@ from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.labels import find_labels, require_labels
 from mlsm.evaluation.inspection.lsps.show import show
+from mlsm.evaluation.inspection.lsps.view import StoreView
 from mlsm.evaluation.inspection.stores import show_shards
 from pipeline.dictionary import Dictionary
 from shards.config import ShowConfig
+from shards.reader import Store
 from student.objectives.mlsm import Mlsm
 
 
@@ -117,6 +119,20 @@ def test_settings_without_a_store_say_so():
             look()
 
 
+def test_labels_are_found_from_a_directory_inside(hostile_store, monkeypatch):
+    monkeypatch.chdir(hostile_store.path.parent)
+    store = Store.open(hostile_store.path.name)
+    store.settings["dictionary"] = hostile_store.settings["dictionary"]
+    assert StoreView(store, 2000, None, silent).labels[3]["synsets"]
+
+
+def test_a_dictionary_of_one_atom_has_no_neighbours(tmp_path):
+    Dictionary(np.array([[0.6, 0.8]], np.float32), [], "made up", {}).save(tmp_path / "one")
+    result, text = shown(store=str(tmp_path / "one"), lsp=(0,))
+    assert result["closest"] == [] and result["lsps"][0]["nearest"] == [] and "nearest_cosines" not in result
+    assert "norms" in text
+
+
 def test_labels_beside_the_store_are_found(hostile_view):
     assert hostile_view.row(3)["label"] == "depository, bank · noun.group" and hostile_view.row(4)["label"] == ""
 
@@ -152,6 +168,7 @@ def test_a_student_alone(coded_store, tmp_path):
     [
         ({"word": "a", "lsp": (1,)}, "different things to show"),
         ({"student": "x"}, "are for a text"),
+        ({"student": "x", "text": "a", "similar_to": "0"}, "Omit --student"),
         ({"samples": 0}, "--samples must be at least 1"),
     ],
 )

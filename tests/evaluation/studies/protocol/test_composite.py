@@ -7,7 +7,6 @@ import json
 import math
 import re
 import shutil
-import warnings
 
 import numpy as np
 import pytest
@@ -232,10 +231,6 @@ def test_arms_without_any_difference_are_no_evidence(described, tmp_path):
     assert primary["paired"] == {"low": 0.0, "high": 0.0, "p": 1.0}
     assert primary["unpaired"]["p"] == pytest.approx(1.0) and primary["equivalence"]["equivalent"]
     assert all(one["paired"]["p_adjusted"] == pytest.approx(2 * one["paired"]["p"]) for one in secondary)
-    fill(tmp_path / "shifted", mlsm=tuple(score + 0.1 for score in same), regress=same)
-    with warnings.catch_warnings(action="error"):
-        primary, *_ = compose(described, tmp_path / "shifted")["contrasts"]
-    assert primary["paired"]["p"] == 1 and primary["paired"]["low"] == primary["paired"]["high"] > 0
 
 
 @pytest.mark.parametrize(("given", "recorded"), [("bundled", "bundled_teacher"), ("owner/model", "owner/model")])

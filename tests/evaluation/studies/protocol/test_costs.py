@@ -140,6 +140,10 @@ def test_fine_tuning_costs_what_padded_batches_do_whatever_was_learned_before(
     assert cut["finetune/words-seed0"] == pytest.approx(expected)
     islands = found["evaluate-blimp/words-seed0"] * 8 / 67
     assert cut["evaluate-blimp/words-seed0"] == pytest.approx(islands)
+    rates = recipe | {"finetune": tuning | {"max-steps": 1, "lr": [1e-4, 1e-3]}}
+    chosen = {cost.part: cost.seconds for cost in costs_of(rates, tmp_path, ("finetune",))}
+    expected += outputs * 2 * (3 * 2 * padded + 0.1 * 4 * mean)  # for each rate one batch, and all of the tenth
+    assert chosen["finetune/words-seed0"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("verbs", [("choose-layer",), ("encode-lsp", "choose-layer")])

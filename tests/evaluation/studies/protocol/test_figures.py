@@ -10,13 +10,14 @@ import pytest
 import yaml
 from tiny_senses import write_miniature
 
+from mlsm.common.errors import StudyError
 from mlsm.common.progress import silent
 from mlsm.evaluation.comparison.compare import compare
 from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.studies.protocol.config import StudyConfig
 from mlsm.evaluation.studies.protocol.costs import is_finished
 from mlsm.evaluation.studies.protocol.description import read_study
-from mlsm.evaluation.studies.protocol.parts import plan
+from mlsm.evaluation.studies.protocol.parts import Part, find_diagnostic, plan
 from mlsm.evaluation.studies.protocol.study import study
 from mlsm.evaluation.tasks.blimp.data import PARADIGMS
 from mlsm.evaluation.tasks.finetuning.miniature import write_miniatures
@@ -104,6 +105,16 @@ def test_figure_4_has_the_f1_of_every_layer_beside_the_scores_of_its_student(set
     names = {"1": "mlsm-l1-seed0", "2": "mlsm-l2-seed0-step-00000006", "3": "mlsm-l3-seed0"}
     assert scores == {layer: pytest.approx(mean(recorded["finetune", name])) for layer, name in names.items()}
     assert f"--diagnostic {diagnostic}" in result["tables"] and "--paper" in result["tables"]
+
+
+def test_a_study_does_not_choose_between_two_results_of_choose_layer(tmp_path):
+    part = Part("choose-layer", "choose-layer", {"output": tmp_path})
+    for name in ("a", "b"):
+        (made := tmp_path / "diagnostics" / f"teacher-{name}").mkdir(parents=True)
+        assert find_diagnostic([part]) == (None if name == "a" else tmp_path / "diagnostics/teacher-a/result.json")
+        (made / "result.json").write_text("{}")
+    with pytest.raises(StudyError, match="there are 2 results of choose-layer, perhaps made with other settings"):
+        find_diagnostic([part])
 
 
 def test_figure_6_has_every_kept_checkpoint_of_the_arms_with_a_curve(settings, result, recorded):

@@ -431,6 +431,9 @@ def test_data_that_is_not_there_is_named_before_anything_is_measured(settings, t
         finetune(replace(settings, data_dir=tmp_path))
     with pytest.raises(WsdDataError, match="that contains a directory `wsd`"):  # not the directory itself
         finetune(replace(settings, tasks=("cola", "wsd")))
+    (tmp_path / "data" / "wsd").mkdir(parents=True)
+    with pytest.raises(WsdDataError, match=r"wsd/.*semcor.data.xml is missing"):
+        finetune(replace(settings, tasks=("wsd",), data_dir=tmp_path / "data"))
     assert not (tmp_path / "evaluations").exists()
 
 
