@@ -55,6 +55,7 @@ PAGES = (
     "README.md",
     "docs/results.md",
     "docs/small-encoder.md",
+    "docs/sparse-coding.md",
     "docs/word-senses.md",
     "docs/studies/layers-and-lsps.md",
     "docs/studies/second/by-measure.md",
@@ -85,12 +86,22 @@ ROWS = {  # arm or model -> what it is
     "mlsm-visible-l3-4x256": "larger student, learns layer 3's LSPs of all tokens",
     "regress-visible-l3-4x256": "larger student, learns layer 3's hidden states of all tokens",
     "untrained": "student, untrained",
+    "untrained-4x256": "larger student, untrained",
     "teacher-2-layers": "instead: the teacher cut after two layers",
     "static-table": "instead: static table of the teacher (Model2Vec)",
     "from-teacher": "instead: the two layers, trained on the hidden states",
 }
+USUAL_SIZE = "k1536"
+SIZES = {  # arms of the screen
+    USUAL_SIZE: "k = 1,536, 32 entries (that of the study)",
+    "k384": "k = 384",
+    "k6144": "k = 6,144",
+    "n4": "4 entries",
+    "n8": "8 entries",
+}
 LIKE = {"from-teacher": "teacher-2-layers"}  # of one architecture, so as fast and as large
-LARGER = ("mlm-4x256", "mlsm-visible-l3-4x256", "regress-visible-l3-4x256")
+UNTRAINED = {"untrained": "mlm", "untrained-4x256": "mlm-4x256"}  # the arm whose students were scored at step 0
+LARGER = ("mlm-4x256", "mlsm-visible-l3-4x256", "regress-visible-l3-4x256", "untrained-4x256")
 SHORT_WITHOUT = ("parts of speech", "chunks", "word senses", "type", "mlsm-l3", *LARGER)
 UNTIL = "all seeds of both arms and of the untrained students are scored"
 PILOT = ("mlsm-l4-lr0.008", "regress-mse-lr0.008")
@@ -164,18 +175,20 @@ def read_scores(second: Path) -> dict[str, dict[str, float]]:
 
 def students_of(name: str, study: Study, scores: dict) -> dict[int, dict[str, float]]:
     """The scores of an arm's students, or of the untrained ones, by seed; {} for what is not an arm."""
-    arm = study.arms.get("mlm" if name == "untrained" else name)
+    arm = study.arms.get(UNTRAINED.get(name, name))
     if arm is None:
         return {}
-    step = 0 if name == "untrained" else arm.settings["max_steps"]
+    step = 0 if name in UNTRAINED else arm.settings["max_steps"]
     names = {seed: (f"{arm.name}-seed{seed}", f"{arm.name}-seed{seed}-step-{step:08}") for seed in arm.seeds}
-    both = {seed: (scores.get(plain) if step else None) or scores.get(full) for seed, (plain, full) in names.items()}
+    both = {
+        seed: (scores.get(plain, {}) if step else {}) | scores.get(full, {}) for seed, (plain, full) in names.items()
+    }
     return {seed: one for seed, one in both.items() if one}
 
 
 def describe(name: str, study: Study, scores: dict, found: dict) -> dict | None:
     """A row of the front table: means over the seeds that are scored, None if no seed is."""
-    is_student = name == "untrained" or name in study.arms
+    is_student = name in UNTRAINED or name in study.arms
     students = [*students_of(name, study, scores).values()] if is_student else [scores[name]] if name in scores else []
     if not students:
         return None
@@ -217,7 +230,8 @@ def pilot_contrast(second: Path) -> list[dict]:
 def screen(second: Path) -> dict:
     """The students of the screen.
 
-    Returns  composites (arm -> those of its scored seeds), f1 (layer -> word-sense F1 of its LSPs), in points
+    Returns  composites (arm -> seed -> its composite, for scored seeds), f1 (layer -> word-sense F1 of its LSPs), in
+             points
     """
     study = read("study-2-screen")
     anchors, students = (read_composed(study, second / part) for part in ("pilot", "screen"))
@@ -227,7 +241,9 @@ def screen(second: Path) -> dict:
     ends = {
         key: (fmean(one[key] for one in anchors.untrained.values()), anchors.teacher[key]) for key in anchors.teacher
     }
-    composites = {arm: [composite_of(one, ends) for one in of.values()] for arm, of in students.students.items() if of}
+    composites = {
+        arm: {seed: composite_of(one, ends) for seed, one in of.items()} for arm, of in students.students.items() if of
+    }
     return {"composites": composites, "f1": f1}
 
 
@@ -248,7 +264,7 @@ def front_table(told: dict, short: bool) -> str:
         model = told["models"].get(name)
         if model is None or name in left_out:
             continue
-        is_student = name in (*told["study"].arms, "untrained")
+        is_student = name in (*told["study"].arms, *UNTRAINED)
         own = told["times"].get(name, {})
         times = timed.get(name in LARGER, {}) if is_student else own or told["times"].get(LIKE.get(name), {})
         costs = told["rates"].get("arms", {})
@@ -372,7 +388,7 @@ def rates_table(told: dict) -> str:
 def layers_table(told: dict) -> str:
     """Word-sense F1 of each layer's LSPs, and the composite of the students that learn them."""
     f1, composites = told["screen"]["f1"], told["screen"]["composites"]
-    both = {layer: composites[f"mlsm-l{layer}"] for layer in sorted(f1) if f"mlsm-l{layer}" in composites}
+    both = {layer: [*composites[f"mlsm-l{layer}"].values()] for layer in sorted(f1) if f"mlsm-l{layer}" in composites}
     if not both:
         return "The students of the layers are not trained yet."
     rows = [["layer", "F1 of word senses", "composite of students", "seeds"]]
@@ -385,6 +401,18 @@ def layers_table(told: dict) -> str:
         f"{markdown(rows)}\n\nSpearman's correlation over the {len(both)} layers: "
         f"{number(found['spearman'], 2, sign=True)} (95 % interval {bounds})."
     )
+
+
+def sizes_table(told: dict) -> str:
+    """Composites of students of stores with other k or fewer entries, and how far they are from the usual ones."""
+    composites = told["screen"]["composites"]
+    usual = composites.get(USUAL_SIZE, {})
+    rows = [["store", "composite of students", "seeds", "above `k` = 1,536 with 32 entries, seed by seed"]]
+    for arm, store in SIZES.items():
+        of = composites.get(arm, {})
+        above = [number(of[seed] - usual[seed], 1, sign=True) for seed in sorted(of.keys() & usual.keys())]
+        rows.append([store, mean([*of.values()]), str(len(of)), "–" if arm == USUAL_SIZE else ", ".join(above) or "–"])
+    return markdown(rows)
 
 
 def senses_table(mpnet: Path) -> str:
@@ -464,6 +492,7 @@ def blocks(told: dict, page: str) -> dict[str, str]:
         "rates": rates_table(told),
         "layers": layers_table(told),
         "senses": senses_table(MPNET),
+        "sizes": sizes_table(told),
     }
 
 

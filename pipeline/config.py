@@ -369,7 +369,8 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
     units name it."""
     k: tuple[int, ...] | None = None  # type: ignore[assignment]
     """Number of latent semantic properties: atoms of the dictionary; unset: 3,072, or those of --dictionary. 3,072 is
-    the paper's; in its table 2, scores hardly depend on k. Each number gets its own store."""
+    the paper's; in its table 2, scores hardly depend on k. Our students scored less with 384 than with 1,536 or 6,144
+    (mlsm docs sparse-coding). Each number gets its own store."""
     top_n: int | Literal["all"] | None = None
     """Keep this many of the largest entries of each token's distribution; unset: 32, or more if these keep less than 98
     % of the mass of the dictionary's held-out vectors on average; there is no evidence that more train better students

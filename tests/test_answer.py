@@ -21,6 +21,7 @@ TEACHER = {"conll2003/entities": 70.0, "conll2003/pos": 90.0, "conll2003/chunks"
 OTHERS = {"wsd/f1": 62.5, "stsb/cosine": 48.25}
 F1 = {1: 66.4, 2: 67.8, 3: 68.9, 4: 69.3, 5: 69.0, 6: 69.2}  # as choose-layer found with another sample
 SCREENED = {f"mlsm-l{n}": share for n, share in enumerate((0.70, 0.72, 0.76, 0.75, 0.77, 0.73), 1)}
+SCREENED |= {"k1536": 0.70, "k384": 0.65, "n8": 0.71}
 METRICS = {"conll2003": ("entities", "pos", "chunks"), "stsb": ("cosine",), "wsd": ("f1",)}
 
 
@@ -133,6 +134,7 @@ def whole(tmp_path_factory, places):
     for seed in range(8):
         made += frozen(f"mlm-seed{seed}-step-00000000", between((seed - 3.5) / 100))
         made.append(a_record(f"mlm-seed{seed}-step-00008350", "sst2", 0, [0.6]))
+    made += frozen("mlm-4x256-seed0-step-00000000", between(0.1))
     store(second / "main", made)
     store(second / "instead", frozen("teacher-2-layers", between(0.9)) + frozen("static-table", between(0.1)))
     ends, made = read_composed(read("study-2-screen"), second / "pilot"), []
@@ -171,6 +173,7 @@ def test_a_whole_study_fills_every_cell(whole):
     assert regress["bytes per token stored"] == "390" and regress["sentiment, fine-tuned"] == "–"
     assert front[f"{ROWS['mlm']} (`mlm`)"]["sentiment, fine-tuned"] == "60.0"
     assert front[ROWS["untrained"]]["composite"].startswith("0.0 ±")
+    assert front[ROWS["untrained-4x256"]]["composite"] == "10.0"
     assert front[ROWS["all-minilm-l6-v2"]]["composite"] == "100.0"
     assert front[ROWS["teacher-2-layers"]]["composite"] == "90.0"
     assert front[ROWS["static-table"]]["hours to make"] == "0.2"
@@ -214,6 +217,10 @@ def test_the_screen_relates_word_senses_to_students(whole):
     low, high = (math.tanh(math.atanh(rho) + side * half) for side in (-1, 1))
     said = f"over the 6 layers: {rho:+.2f} (95 % interval {low:+.2f} to {high:+.2f})".replace("-", "−")
     assert made["layers"].endswith(said + ".") and 0 < rho < 1
+    sizes = cells(made["sizes"])
+    above = {store: row["above `k` = 1,536 with 32 entries, seed by seed"] for store, row in sizes.items()}
+    assert above["k = 384"] == "−5.0, −5.0, −5.0, −5.0" and above["8 entries"] == "+1.0, +1.0, +1.0, +1.0"
+    assert sizes["k = 384"]["composite of students"].startswith("65.0 ±") and above["4 entries"] == "–"
 
 
 def test_a_screen_without_students_says_so(whole, tmp_path):
