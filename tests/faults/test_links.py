@@ -277,7 +277,7 @@ def test_a_recipe_that_is_no_file_is_refused_at_once(make, tmp_path, capsys):
     with within_seconds(20), pytest.raises(SystemExit) as ended:
         cli.main(["train-student", "--recipe", str(tmp_path / "recipe.yaml")])
     assert ended.value.code == 2
-    assert re.search("recipe.yaml: not readable as YAML: .*it is a (pipe|device), not a file", capsys.readouterr().err)
+    assert re.search("recipe.yaml cannot be read: it is a (pipe|device), not a file", capsys.readouterr().err)
 
 
 # -- recipes of stores -------------------------------------------------------------------------------------
