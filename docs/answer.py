@@ -14,7 +14,6 @@ a line says so. After that, the same command fills the cells.
     docs/studies/second/instead   what one could take instead (python -m benchmarks.instead), in records of the same
                                   measures; times.json and rates.json of a quiet machine. Without a file, its columns
                                   are left off
-
     docs/studies/mpnet            choose-layer on MPNet: with all of SemCor, and with a part of it on a quiet machine
 
 The composite of any model is that of the study: 0 is the mean of the untrained students, 100 the teacher.

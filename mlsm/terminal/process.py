@@ -31,7 +31,7 @@ def is_follower() -> bool:
 
 
 def _of_launcher(name, otherwise):
-    """A number that a launcher sets in the environment; training itself refuses what is none."""
+    """A number that a launcher sets in the environment, or `otherwise`. Training itself refuses other texts."""
     value = os.environ.get(name, "")
     return int(value) if value.isdecimal() else otherwise
 

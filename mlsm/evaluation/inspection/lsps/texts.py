@@ -161,7 +161,7 @@ def _spread_over_all(rows, coded_T):
 
 
 def kind_of_source(source: str | Path) -> str:
-    """What lies at a path: a store, a dictionary or a student. What is none of them counts as a store."""
+    """What is at a path: a store, a dictionary or a student. Anything else counts as a store; its reader refuses it."""
     path = Path(os.path.expanduser(source))
     if is_url(source) or (path / "target.json").is_file():
         return "store"
@@ -180,14 +180,12 @@ def load_student(source: str, fingerprint: str | None = None, k: int | None = No
     from student.lsp_model import LspModel
 
     model, head = LspModel.from_pretrained(source), 1
-    first = model.facts
     while fingerprint is not None and model.facts.get("dictionary") not in (None, fingerprint):
         head += 1
         try:
             model = LspModel.from_pretrained(source, head=head)
         except RunError:
-            check_same_lsps(source, first, fingerprint, k, OF_THIS_STORE)
-            raise
+            break  # there are no more outputs: these are refused below
     check_same_lsps(source, model.facts, fingerprint, k, OF_THIS_STORE)
     return model
 
