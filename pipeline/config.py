@@ -90,9 +90,9 @@ class CorpusConfig(TextConfig):
     max_tokens: int | None = None
     """Stop at the window that reaches this many tokens; unset: the whole corpus."""
     unit_tokens: int = UNIT_TOKENS
-    """About this many tokens make one unit, that is one shard. A unit has text of one file, and whole documents. An
-    interruption costs at most about a unit, and what was read ahead of it. 1,048,576 tokens are less than two minutes
-    of MiniLM's work on two cores (mlsm docs cost)."""
+    """About this many tokens make one unit, that is one shard. A unit has text of one file, or of several small
+    ones, and whole documents. An interruption costs at most about a unit, and what was read ahead of it. 1,048,576
+    tokens are less than two minutes of MiniLM's work on two cores (mlsm docs cost)."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -52,9 +52,10 @@ def _advice(job: Job, files: Mapping[str, Mapping]) -> list[str]:
     if "bundled" in job.config.corpus:
         return advice
     cut = {  # files whose documents end at an empty line may have too many of them, or too large ones
-        name: files[name]
-        for name, source in job.sources.items()
-        if isinstance(source, TextFile) and source.boundary == "blank-line" and name in files
+        file.name: files[file.name]
+        for source in job.sources.values()
+        for file in source.files
+        if isinstance(file, TextFile) and file.boundary == "blank-line" and file.name in files
     }
     mean = sum(found["documents"] for found in cut.values()) / max(1, len(cut))
     if mean > PARAGRAPHS:
@@ -72,11 +73,12 @@ def _advice(job: Job, files: Mapping[str, Mapping]) -> list[str]:
             " each line is a document, put empty lines between them, or write JSON lines."
         )
     units, tokens = len(job.plan.units), job.expected_tokens / len(job.plan.units)
-    if SMALL_UNITS < units < 2 * len(job.sources) and tokens < SMALL_UNIT:
+    by_file = job.config.held_out_by == "file"  # otherwise small files are joined
+    if by_file and SMALL_UNITS < units < 2 * len(job.sources) and tokens < SMALL_UNIT:
         advice.append(
-            "A unit never has text of two files, and each shard counts the tokens of the whole vocabulary: with"
-            f" {tokens:,.0f} tokens per unit on average, that is {4 * len(job.tokenizer) / tokens:,.0f} more bytes per"
-            " token, and on a GPU each unit takes a full pass of the teacher. Put the text into a few files, such as"
-            " JSON lines."
+            "With --held-out-by file a unit never has text of two files, and each shard counts the tokens of the whole"
+            f" vocabulary: with {tokens:,.0f} tokens per unit on average, that is"
+            f" {4 * len(job.tokenizer) / tokens:,.0f} more bytes per token, and on a GPU each unit takes a full pass of"
+            " the teacher. Omit it, or put the text into a few files, such as JSON lines."
         )
     return advice

@@ -438,7 +438,7 @@ class Coder:
 
     def room_for(self, windows: int, most: int) -> int:
         """How many windows a forward pass has for the last windows of a block: on a CPU as few as halving `most`
-        gives, because small units, such as one per file, would otherwise take as long as large ones.
+        gives, because small units would otherwise take as long as large ones.
 
         Nothing else decides, as passes of another shape may round otherwise. On a GPU all passes have one shape, so
         that a lack of memory says something about all of them.

@@ -18,7 +18,7 @@ from mlsm.common.errors import CorpusError, EncodeError
 from mlsm.common.progress import silent
 from pipeline import plan as planning
 from pipeline.config import CorpusConfig, DictionaryConfig
-from pipeline.corpus import Window, open_sources
+from pipeline.corpus import Window, join_small_files, open_sources
 from pipeline.corpus import windows as packing
 from pipeline.corpus.documents import Selection
 from pipeline.corpus.source import Piece, Source
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 PROBED_UNITS, PROBED_BYTES = 4, 1 << 18  # text that is tokenised to estimate the tokens per byte
 MOST_PROBED_BYTES = 1 << 20  # per unit, if a document is longer than PROBED_BYTES
 
-_scanned: dict[tuple, Plan] = {}  # the last scan of this process, as all stores of a study have one plan
+_scanned: dict[tuple, tuple[list[Source], Plan]] = {}  # the last scan, as all stores of a study have one plan
 
 
 class Record(NamedTuple):
@@ -65,8 +65,8 @@ class Job:
     special_ids  dict of `teacher.special_ids`
     rules        dict of `plan.windowing`
     sources      by name
-    stamps       of the sources when they were scanned, by name: if they are unchanged, contents are assumed to be
-                 unchanged
+    stamps       of the sources' files when they were scanned, by name: if they are unchanged, contents are assumed to
+                 be unchanged
     progress     called with what the command is doing; a process that the job is sent to reports nothing
     libraries    the library for each matrix product of the teacher, if already decided
     stored       a store of hidden states that replaces text and teacher, or None
@@ -92,7 +92,7 @@ class Job:
         return Job, (*fields, silent, None if self.libraries is None else dict(self.libraries), self.stored)
 
     def check_sources(self) -> None:
-        """Raise CorpusError if a source is no longer the file that was scanned."""
+        """Raise CorpusError if a file is no longer the one that was scanned."""
         for name in self.sources:
             self.check_unchanged(name)
 
@@ -104,7 +104,8 @@ class Job:
     def check_unchanged(self, name: str) -> None:
         """The same for one source; for stored windows, every block is compared with its hash."""
         if self.stored is None:
-            self.sources[name].check_unchanged(self.stamps[name])
+            for file in self.sources[name].files:
+                file.check_unchanged(self.stamps[file.name])
 
     @property
     def planned_tokens(self) -> int:
@@ -200,12 +201,14 @@ def scan_corpus(config: CorpusConfig, tokenizer: "PreTrainedTokenizerFast", prog
         whole_documents=not drops_white_space(tokenizer),
         held_out_by=config.held_out_by,
     )
-    sources = open_sources(config)
-    stamps = {source.name: source.stamp() for source in sources}
+    files = open_sources(config)
+    stamps = {file.name: file.stamp() for file in files}
     settings = [getattr(config, field.name) for field in fields(CorpusConfig) if field.name != "output"]
-    asked = fingerprint(rules), repr(settings), repr(stamps), repr([source.identity() for source in sources])
-    plan = _scanned.get(asked)
-    if plan is None:
+    asked = fingerprint(rules), repr(settings), repr(stamps), repr([file.identity() for file in files])
+    if asked not in _scanned:
+        sources: list[Source] = [*files]
+        if config.held_out_by == "document":
+            sources = join_small_files(files, config.unit_tokens * planning.BYTES_PER_TOKEN)
         plan = planning.scan(
             sources,
             tokenizer,
@@ -217,7 +220,8 @@ def scan_corpus(config: CorpusConfig, tokenizer: "PreTrainedTokenizerFast", prog
             progress=progress,
         )
         _scanned.clear()
-        _scanned[asked] = plan
+        _scanned[asked] = sources, plan
+    sources, plan = _scanned[asked]
     by_name = {source.name: source for source in sources}
     job = Job(config, tokenizer, specials, rules, plan, by_name, stamps, progress)
     job.check_sources()

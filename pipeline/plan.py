@@ -89,7 +89,7 @@ def scan(
         units, hashes, counts = _cut(sources, rules, unit_tokens, selection, _files_held_out(with_text), progress)
     if not any(unit.split == "train" for unit in units):
         raise CorpusError(
-            f"the corpus has no training text: {len(sources)} files, {counts['documents']} documents, "
+            f"the corpus has no training text: {len(counts['files'])} files, {counts['documents']} documents, "
             f"{counts['bytes']:,} bytes of text{_left_out(counts)}. Check --corpus and the document boundaries."
         )
     if max_tokens is not None:
@@ -103,28 +103,48 @@ def _cut(sources, rules, unit_tokens, selection, files_held_out, progress):
     files_held_out  content hashes of the files that are held out; None if documents are
     """
     counts = {"sources": len(sources), "repeated_sources": 0, **_no_documents(), "files": {}}
-    units, hashes, known, seen, faulty = [], {}, set(), Seen(), []
+    units, hashes, seen, faulty = [], {}, Seen(), []
+    known: set[str] = set()  # content hashes of files
     for source in sources:
-        content = source.content_hash
-        if content in known:
+        content, contents = source.content_hash, {file.content_hash for file in source.files}
+        if contents <= known:
             counts["repeated_sources"] += 1
             continue
         hashes[source.name] = content
-        known.add(content)
-        counts["files"][source.name] = found = _no_documents()
+        known |= contents
         split = files_held_out and ("held_out" if content in files_held_out else "train")
+        found = {file.name: _no_documents() for file in source.files}
         try:
             for span in _spans(source, unit_tokens * BYTES_PER_TOKEN, selection, seen, found, split):
                 units.append(_unit(rules, source, content, span))
-                progress("scan", counts["bytes"] + found["bytes"], None, unit="bytes")
-        except NotUtf8Error as error:  # raised later, for all files together
-            faulty.append(error)
-        for name, count in found.items():
-            counts[name] += count
+                progress("scan", counts["bytes"] + _total(found, "bytes"), None, unit="bytes")
+        except NotUtf8Error:  # raised later, for all files together
+            faulty += _not_utf8(source.files)
+            continue
+        for name in _no_documents():
+            counts[name] += _total(found, name)
+        if len(found) > 1:  # numbers of documents are those of the source
+            for name, first in zip(found, source.first_records, strict=True):
+                found[name] |= {"source": source.name, "first_record": first}
+        counts["files"] |= found
         progress("scan", counts["bytes"], None, unit="bytes", documents=counts["documents"])
     if faulty:
         raise _join_errors(faulty)
     return units, hashes, counts
+
+
+def _total(found, name):
+    return sum(counts[name] for counts in found.values())
+
+
+def _not_utf8(files):
+    """The error of each file that is not UTF-8, with its first place."""
+    for file in files:
+        try:
+            for _ in file.pieces():
+                pass
+        except NotUtf8Error as error:
+            yield error
 
 
 def _join_errors(errors):
@@ -267,14 +287,16 @@ def _files_held_out(contents):
     return {content for content in contents if _split(int(content[:16], 16)) == "held_out"} or {min(contents)}
 
 
-def _spans(source, unit_bytes, selection, seen, counts, split_of_all):
+def _spans(source, unit_bytes, selection, seen, found, split_of_all):
     """Record ranges of a source that contain documents, a dict each, in the order in which they get full.
 
+    found         counts of documents to add to, by the names of the source's files
     split_of_all  the split of all its documents; None if each document's content decides
     """
     open_spans: dict[str, dict] = {}
     for document in documents(source.pieces()):
         reason = selection.refusal(document, seen)
+        counts = found[source.place(document.record)[0]]
         counts["invalid"] += document.invalid and reason != "invalid"
         if reason is not None:
             counts[reason] += 1

@@ -63,6 +63,8 @@ class OpenStore:
         with UnitWriter(self.files, meta, environment, self.job.config.retry_quarantine, replaces) as writer:
             yield writer
             self.job.check_unchanged(unit.source)
+            for entry in writer.quarantined:
+                entry["source"], entry["record"] = self.job.plan.place(unit, entry["record"])
             self.check_quarantine(unit, writer.quarantined)
 
     def check_quarantine(self, unit: PlannedUnit, quarantined: Sequence[dict]) -> None:

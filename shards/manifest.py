@@ -228,6 +228,17 @@ class Plan:
     corpus: dict = field(default_factory=dict)
     """Counts of the scan: sources, documents, bytes; for people, not in the fingerprint."""
 
+    def files_of(self, source: str) -> list[tuple[int, str]]:
+        """The files of a source, each with the number of its first record: several if small files were joined."""
+        files = self.corpus.get("files", {})
+        found = [(counts["first_record"], name) for name, counts in files.items() if counts.get("source") == source]
+        return sorted(found) or [(0, source)]
+
+    def place(self, unit: PlannedUnit, record: int) -> tuple[str, int]:
+        """The file that a record of a unit's source is in, and the record's number in that file."""
+        first, file = next(part for part in reversed(self.files_of(unit.source)) if part[0] <= record)
+        return file, record - first
+
     @property
     def id(self) -> str:
         """Fingerprint of the plan: the ordered unit ids (which contain the windowing) and their splits."""

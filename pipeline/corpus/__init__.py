@@ -5,9 +5,9 @@
     for window in windows(pieces, tokenizer, special_ids, rules):      # [CLS] a a a [SEP] b b [SEP]
 
 Sources are files: text (`.txt`, anything not named otherwise), JSON lines and Parquet, the first two also as `.gz`,
-`.xz`, `.bz2`, `.zst`; here or in a dataset on the Hub. `bundled` names the sample of English Wikipedia in
-this package (bundled_text/README.md). Not handled here: which documents are held out and units of work (plan.py),
-cleaning (docs/corpora.md).
+`.xz`, `.bz2`, `.zst`; here or in a dataset on the Hub. Small files are joined to one source. `bundled` names the sample
+of English Wikipedia in this package (bundled_text/README.md). Not handled here: which documents are held out and units
+of work (plan.py), cleaning (docs/corpora.md).
 """
 
 import glob
@@ -22,7 +22,8 @@ from pipeline.config import TextConfig
 from pipeline.corpus.hub import PREFIX, HubFile, hub_files
 from pipeline.corpus.json_lines import JsonLines
 from pipeline.corpus.parquet import Parquet
-from pipeline.corpus.source import ARCHIVES, COMPRESSED, JSON_LINES, SUFFIXES, Source, suffix_of
+from pipeline.corpus.small_files import join_small_files
+from pipeline.corpus.source import ARCHIVES, COMPRESSED, JSON_LINES, SUFFIXES, SourceFile, suffix_of
 from pipeline.corpus.text import TextFile
 from pipeline.corpus.windows import Window, join_windows
 
@@ -34,6 +35,7 @@ __all__ = [
     "Parquet",
     "TextFile",
     "Window",
+    "join_small_files",
     "join_windows",
     "open_corpus",
     "open_sources",
@@ -47,7 +49,7 @@ def open_corpus(
     boundary: str = "blank-line",
     invalid_utf8: str = "strict",
     output: Path | None = None,
-) -> list[Source]:
+) -> list[SourceFile]:
     """Resolve paths and globs to sources, in sorted order without repeats.
 
     corpus        paths, globs (`**` allowed) or hf://datasets/...; a directory means the text, JSON lines and Parquet
@@ -86,7 +88,7 @@ def open_corpus(
     return [_open(file, text_field, boundary, invalid_utf8) for file in files]
 
 
-def open_sources(config: TextConfig) -> list[Source]:
+def open_sources(config: TextConfig) -> list[SourceFile]:
     """The corpus of the settings as a list of sources; `bundled` is the text in this package."""
     if not config.corpus:
         raise CorpusError("no corpus given. Name files with --corpus, or omit it to use the bundled text.")

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mlsm.common.errors import CorpusError
-from pipeline.corpus.source import Piece, Source, parts, reading, stored_hash
+from pipeline.corpus.source import Piece, SourceFile, parts, reading, stored_hash
 
 _OF_A_LINE = "Expected one object per line. If this is the last line, the file may have been cut off."
 _OF_AN_ARRAY = "Expected one object per line, which this makes of an array:  jq -c '.[]'"
 
 
 @dataclass(frozen=True)
-class JsonLines(Source):
+class JsonLines(SourceFile):
     """One JSON object per line; its `field` is the document."""
 
     field: str = "text"

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mlsm.common.errors import CorpusError, NotUtf8Error
-from pipeline.corpus.source import Piece, Source, parts, stored, stored_hash, unreadable
+from pipeline.corpus.source import Piece, SourceFile, parts, stored, stored_hash, unreadable
 
 _ROWS, _BYTES = 256, 16 << 20  # most rows and bytes per batch; bytes from the row group's average
 _PAGE_BUFFER = 1 << 20  # bytes of a column that are read at once, however large the row group
 
 
 @dataclass(frozen=True)
-class Parquet(Source):
+class Parquet(SourceFile):
     """A Parquet file; its column `field` holds the documents."""
 
     field: str = "text"

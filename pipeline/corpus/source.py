@@ -1,10 +1,11 @@
-"""The base of all sources: a file of documents, which are read in pieces.
+"""The base of all sources: a file of documents, or several, which are read in pieces.
 
     for piece in source.pieces(first_record, offset):            # to the end of the file
     for piece in source.between(start, stop, offset, reader):    # continues where the reader's last call ended
 
 A document need not fit in memory: it is read in pieces of at most 64 Ki characters, cut at white space. Not
-handled here: what a file's bytes mean (text.py, json_lines.py, parquet.py), files on the Hub (hub.py).
+handled here: what a file's bytes mean (text.py, json_lines.py, parquet.py), several files (small_files.py), files on
+the Hub (hub.py).
 """
 
 import atexit
@@ -16,6 +17,7 @@ import lzma
 import os
 import re
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -68,9 +70,68 @@ class StoredFile(Protocol):
     def open(self, mode: Literal["rb"], /) -> BinaryIO: ...
 
 
-@dataclass(frozen=True)
 class Source:
-    """The base class of sources.
+    """The base class of what documents are read from: a file, or small files, one after the other."""
+
+    @property
+    def name(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def files(self) -> "Sequence[SourceFile]":
+        raise NotImplementedError
+
+    @property
+    def first_records(self) -> Sequence[int]:
+        """The number of each file's first document."""
+        raise NotImplementedError
+
+    @cached_property
+    def content_hash(self) -> str:
+        """SHA-256 over the content and how it is cut into documents. The files are read once for it."""
+        raise NotImplementedError
+
+    def pieces(self, first_record: int = 0, offset: int = 0) -> Iterator[Piece]:
+        """Pieces from the document `first_record`, for which the source is opened at `offset`, to the end."""
+        raise NotImplementedError
+
+    def place(self, record: int) -> tuple[str, int]:
+        """The name of the file that a document is in, and the document's number in it."""
+        at = bisect_right(self.first_records, record) - 1
+        return self.files[at].name, record - self.first_records[at]
+
+    def between(self, start: int, stop: int, offset: int, reader: Hashable) -> Iterator[Piece]:
+        """Pieces of the records from `start`, at `offset`, to before `stop`.
+
+        reader  any key. Calls with the same key share an open file, so that reading ranges in order needs one pass,
+                even over a compressed file, in which seeking is impossible
+        """
+        mark = _bookmarks.pop(reader, None)
+        if mark and mark.source is self and mark.piece.record <= start and offset - mark.piece.offset <= self._reach:
+            waiting, pieces = [mark.piece], mark.pieces
+        else:
+            waiting, pieces = [], self.pieces(start, offset)
+        del mark  # closes its file unless a read continues from there
+        for piece in chain(waiting, pieces):
+            if piece.record >= stop:
+                _bookmarks[reader] = _Bookmark(self, piece, pieces)
+                return
+            if piece.record >= start:
+                yield piece
+
+    @property
+    def _reach(self) -> float:
+        """The distance in offsets up to which reading ahead is cheaper than opening the source again."""
+        return 0
+
+    def without_last_line_end(self, pieces: Iterable[Piece]) -> Iterable[Piece]:
+        """The pieces unchanged; sources whose documents end with a line feed override this to drop it."""
+        return pieces
+
+
+@dataclass(frozen=True)
+class SourceFile(Source):
+    """The base class of the kinds of files.
 
     invalid_utf8  "strict": text that is not UTF-8 raises CorpusError; anything else: it becomes U+FFFD
     """
@@ -82,14 +143,13 @@ class Source:
     def name(self) -> str:
         return str(self.path)
 
-    @cached_property
-    def content_hash(self) -> str:
-        """SHA-256 over the file's content and how it is cut into documents. The file is read once for it."""
-        raise NotImplementedError
+    @property
+    def files(self) -> "Sequence[SourceFile]":
+        return (self,)
 
-    def pieces(self, first_record: int = 0, offset: int = 0) -> Iterator[Piece]:
-        """Pieces from the document `first_record`, for which the file is opened at `offset`, to the end."""
-        raise NotImplementedError
+    @property
+    def first_records(self) -> Sequence[int]:
+        return (0,)
 
     def stamp(self) -> tuple[int, int]:
         """Size and time of the file: if they are unchanged, its content is assumed to be unchanged."""
@@ -117,33 +177,9 @@ class Source:
         except OSError as error:
             raise CorpusError(f"{self.path}: cannot be read ({error.strerror}).") from None
 
-    def between(self, start: int, stop: int, offset: int, reader: Hashable) -> Iterator[Piece]:
-        """Pieces of the records from `start`, at `offset`, to before `stop`.
-
-        reader  any key. Calls with the same key share an open file, so that reading ranges in order needs one pass,
-                even over a compressed file, in which seeking is impossible
-        """
-        mark = _bookmarks.pop(reader, None)
-        if mark and mark.source is self and mark.piece.record <= start and offset - mark.piece.offset <= self._reach:
-            waiting, pieces = [mark.piece], mark.pieces
-        else:
-            waiting, pieces = [], self.pieces(start, offset)
-        del mark  # closes its file unless a read continues from there
-        for piece in chain(waiting, pieces):
-            if piece.record >= stop:
-                _bookmarks[reader] = _Bookmark(self, piece, pieces)
-                return
-            if piece.record >= start:
-                yield piece
-
     @property
     def _reach(self) -> float:
-        """The distance up to which reading ahead is cheaper than opening the file again."""
         return float("inf") if self.path.suffix.lower() in COMPRESSED else 1 << 20
-
-    def without_last_line_end(self, pieces: Iterable[Piece]) -> Iterable[Piece]:
-        """The pieces unchanged; sources whose documents end with a line feed override this to drop it."""
-        return pieces
 
     def decode(self, raw: bytes, position: int, encoding: str = "utf-8") -> tuple[str, bool]:
         """Pair (text, whether anything was replaced) of bytes that begin at the byte `position` of the file."""

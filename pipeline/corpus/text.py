@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipeline.corpus.source import PIECE_CHARACTERS, Piece, Source, reading, stored_hash
+from pipeline.corpus.source import PIECE_CHARACTERS, Piece, SourceFile, reading, stored_hash
 
 
 @dataclass(frozen=True)
-class TextFile(Source):
+class TextFile(SourceFile):
     """A file of documents.
 
     boundary  "blank-line": an empty line ends a document; "file": the file is one document

@@ -77,7 +77,8 @@ def test_a_file_without_documents_among_others(teacher_directory, tmp_path, kind
     write(tmp_path, "z.txt", TEXTS)
     report = encoded(tmp_path, teacher_directory, tmp_path / "runs")
     assert report["documents"] == len(TEXTS)
-    assert {Path(unit.source).name for unit in Store.open(report["store"]).plan.units} == {"z.txt"}
+    files = Store.open(report["store"]).plan.corpus["files"]
+    assert {Path(name).name for name, found in files.items() if found["documents"]} == {"z.txt"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -107,15 +108,8 @@ def test_the_plan_counts_what_was_not_utf8_in_each_file(teacher_directory, tmp_p
         assert counts["invalid"] == 1 and counts["duplicates"] == 3
         files = {Path(name).name: found for name, found in counts["files"].items()}
         assert files[kind]["invalid"] == 1 and files[kind]["documents"] == taken - 1
-        assert files["b.txt.gz"] == {
-            "documents": 1,
-            "held_out_documents": 0,
-            "bytes": files["b.txt.gz"]["bytes"],
-            "blank": 0,
-            "invalid": 0,
-            "too_short": 0,
-            "duplicates": 3,
-        }
+        expected = {"documents": 1, "held_out_documents": 0, "blank": 0, "invalid": 0, "too_short": 0, "duplicates": 3}
+        assert files["b.txt.gz"].items() >= expected.items() and files["b.txt.gz"]["bytes"] > 0
         plans[policy] = report["plan"]
     assert plans["skip"] != plans["replace"]
 

@@ -82,11 +82,12 @@ def test_advice_on_the_text_comes_before_the_work(flags, tmp_path, capsys):
     (tmp_path / "texts" / "lines.txt").unlink()
     for number in range(40):
         (tmp_path / "texts" / f"{number}.txt").write_text(" ".join(f"word{n} of file {number}" for n in range(60)))
-    assert "A unit never has text of two files, and each shard counts" in announced()
+    assert "With --held-out-by file a unit never has text of two files" in announced("--held-out-by", "file")
+    assert "a unit never" not in announced()
     (tmp_path / "texts" / "all.txt").write_text("\n\n".join(file.read_text() for file in tmp_path.glob("texts/*")))
     for number in range(40):
         (tmp_path / "texts" / f"{number}.txt").unlink()
-    assert "A unit never" not in announced()
+    assert "a unit never" not in announced()
 
 
 @pytest.mark.parametrize(("command", "row"), [("encode-ids", "tokenizer"), ("encode-logits", "teacher")])

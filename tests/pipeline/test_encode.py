@@ -250,6 +250,7 @@ def test_what_the_teacher_reads_follows_the_text_of_small_units(place, report, t
     for number, text in enumerate(documents):
         (tmp_path / f"{number}.txt").write_text(text)
     given = replace(place, corpus=(str(tmp_path / "*.txt"),), dictionary=Path(report["dictionary"]), max_tokens=None)
+    given = replace(given, unit_tokens=10)
     made = encode_lsp(replace(given, output=tmp_path / "runs"))[0]
     assert made["new_units"] == 10 and made["windows"] <= sum(read) < 2 * made["windows"]
 

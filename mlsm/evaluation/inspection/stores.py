@@ -169,8 +169,9 @@ def document_tokens(store: Store, split: str, number: int, top: int, limit: int 
     record, nth = records[at], int(number - (ends[at - 1] if at else 0))
     row_of_source, ids, rows = _tokens_of_document(store, record, nth)
     unit = next(unit for unit in store.plan.units if unit.id == record.unit)
+    file, row_of_file = store.plan.place(unit, unit.start + row_of_source)
     heading = (
-        f"document {number} of {int(ends[-1]):,} in {split}: record {unit.start + row_of_source} of {unit.source}, "
+        f"document {number} of {int(ends[-1]):,} in {split}: record {row_of_file} of {file}, "
         f"{len(ids)} tokens" + (f", the first {limit}" if len(ids) > limit else "")
     )
     return _view(store, heading, ids[:limit], rows, top)
