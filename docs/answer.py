@@ -47,6 +47,7 @@ from mlsm.evaluation.similarity.zero_shot import correlation  # noqa: E402
 from mlsm.evaluation.studies.protocol.composite import compose, composite_of  # noqa: E402
 from mlsm.evaluation.studies.protocol.composite import read_scores as read_composed  # noqa: E402
 from mlsm.evaluation.studies.protocol.description import Study, read_study  # noqa: E402
+from mlsm.evaluation.studies.word_senses.conclusions import draw_layers  # noqa: E402
 
 SECOND, MPNET = ROOT / "docs" / "studies" / "second", ROOT / "docs" / "studies" / "mpnet"
 TEACHER = "all-minilm-l6-v2"
@@ -414,11 +415,20 @@ def sizes_table(told: dict) -> str:
     return markdown(rows)
 
 
-def senses_table(mpnet: Path) -> str:
-    """Word senses by MPNet's layers as `choose-layer` found them, with the cost of a run on a quiet machine."""
+def mpnet_layers(mpnet: Path) -> dict:
+    """What `choose-layer` found of MPNet's layers, with the costs of a run on a quiet machine."""
     result, quiet = (read_json(mpnet / name) for name in ("result.json", "quiet.json"))
+    costs = {layer["layer"]: layer["costs"] for layer in quiet["layers"]}
+    for layer in result["layers"]:
+        for name in ("encoding_microseconds", "relative_encoding"):
+            layer["costs"][name] = costs[layer["layer"]][name]
+    return result | {"teacher": result["teacher"] | {"name": "MPNet"}}
+
+
+def senses_table(mpnet: Path) -> str:
+    """Word senses by MPNet's layers."""
+    result = mpnet_layers(mpnet)
     best = max(result["layers"], key=lambda layer: layer["f1"])
-    costs = {layer["layer"]: layer["costs"]["encoding_microseconds"] for layer in quiet["layers"]}
     sets = ("ALL", "semeval2007", "senseval3", "senseval2", "semeval2013", "semeval2015")
     parts = dict(zip(sets, sets, strict=True)) | {"NOUN": "N", "VERB": "V", "ADJ": "A", "ADV": "R"}
     rows = [["layer", *parts.values(), "back-off", "best", "non-zeros", "µs per token"]]
@@ -429,7 +439,7 @@ def senses_table(mpnet: Path) -> str:
         if layer is best:
             name, all_words = f"**{name}**", f"**{all_words}**"
         variant = f"{number(100 * chosen['f1'], 1)} (`{chosen['variant']}`)"
-        figures = number(layer["costs"]["nnz_per_word"], 0), number(costs[layer["layer"]], 0)
+        figures = number(layer["costs"]["nnz_per_word"], 0), number(layer["costs"]["encoding_microseconds"], 0)
         rows.append([name, all_words, *others, number(100 * scores["back_off"], 1), variant, *figures])
     return markdown(rows)
 
@@ -455,7 +465,7 @@ def interval(of: dict) -> str:
     return f"{number(of['low'], 1, sign=True)} to {number(of['high'], 1, sign=True)}"
 
 
-# -- the figure ------------------------------------------------------------------------------------------------
+# -- figures --------------------------------------------------------------------------------------------------
 
 
 def draw(told: dict, stem: Path) -> list[Path]:
@@ -504,6 +514,8 @@ def make_page(text: str, made: dict[str, str]) -> str:
 if __name__ == "__main__":
     told = answer()
     draw(told, SECOND / "contrasts")
+    layers = mpnet_layers(MPNET)
+    draw_layers(layers, layers["layers"][0]["k"], MPNET / "layers", png=False)
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
         (ROOT / page).write_text(make_page(text, blocks(told, page)), encoding="utf-8")

@@ -127,7 +127,7 @@ def write_report(result: dict, directory: Path) -> None:
     result["files"] = ["result.json", "table.csv"]
     save_table(directory / "table.csv", ["layer", "k", "variant", *GROUPS, "back_off"], _full_table(result))
     for recommended in result["recommended"]:
-        result["files"] += [path.name for path in drawn(_figure, result, recommended["k"], directory)]
+        result["files"] += [path.name for path in drawn(_draw_into, directory, result, recommended["k"])]
     replace_json(directory / "result.json", result)
 
 
@@ -138,7 +138,12 @@ def _full_table(result):
     yield ["", "", "first sense", *(result["first_sense"][name] for name in GROUPS), ""]
 
 
-def _figure(result, k, directory):
+def _draw_into(directory, result, k):
+    return draw_layers(result, k, directory / f"layers-k{k}")
+
+
+def draw_layers(result: dict, k: int, stem: Path, png: bool = True) -> list[Path]:
+    """Draw scores and costs of the layers of one k. Returns the files, as `save_figure` does."""
     entries = [entry for entry in result["layers"] if entry["k"] == k]
     layers = [entry["layer"] for entry in entries]
     columns = {
@@ -158,4 +163,4 @@ def _figure(result, k, directory):
     lower.set(xlabel="layer", ylabel="cost of encoding a token\n(relative to the costliest)", xticks=layers)
     header = ["layer", "f1", "f1_best_on_development", "f1_semeval2007", "relative_encoding", "first_sense"]
     rows = zip(layers, *columns.values(), [first_sense] * len(layers), strict=True)
-    return save_figure(figure, directory / f"layers-k{k}", header, rows)
+    return save_figure(figure, stem, header, rows, png)
