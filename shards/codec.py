@@ -6,11 +6,12 @@ Blocks are packed from the sparse coder's rows. They are unpacked row by row, so
 Shapes: W windows, L window length, T tokens, M chosen tokens, E entries.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 
 from mlsm.common.errors import ShardError
 from shards.members import decode_block
@@ -25,6 +26,7 @@ from shards.schema import (
 )
 
 Columns = Mapping[str, np.ndarray]  # of a block, by name
+Tokens = np.ndarray | slice
 _NO_ROWS = np.zeros(0, np.float32)
 _PART_ROWS = 2048  # rows per part, so that entries and results fit into a core's cache
 _PART_PAIRS = 32_768
@@ -46,14 +48,21 @@ class SparseRows:
     tail: np.ndarray
 
 
-def pad_rows(counts_M: np.ndarray, values_E: np.ndarray, width: int | None = None, fill: int = 0) -> np.ndarray:
+def pad_rows(
+    counts_M: np.ndarray,
+    values_E: np.ndarray,
+    width: int | None = None,
+    fill: int = 0,
+    dtype: npt.DTypeLike | None = None,
+) -> np.ndarray:
     """Consecutive rows of different lengths as one array (M, N, ...), padded after each row.
 
     counts_M  lengths of the rows; their sum is E
     width     N, at least the longest row's length, which is the default
+    dtype     of the result; by default that of the values
     """
     width = int(counts_M.max(initial=0)) if width is None else width
-    padded_MN = np.full((len(counts_M), width, *values_E.shape[1:]), fill, values_E.dtype)
+    padded_MN = np.full((len(counts_M), width, *values_E.shape[1:]), fill, dtype or values_E.dtype)
     padded_MN[np.arange(width) < counts_M[:, None]] = values_E
     return padded_MN
 
@@ -169,12 +178,15 @@ def ratio_bounds(octaves: int) -> np.ndarray:
 
 def decode_weights(codes: np.ndarray, nnz: np.ndarray, octaves: int) -> np.ndarray:
     """8-bit codes of rows with nnz entries to float32 weights; every row sums to 1."""
-    if not len(codes):
-        return np.zeros(0, np.float32)
-    raw = np.exp2(-octaves * np.arange(256) / 255)[codes]  # np.take would convert the codes: five times as slow
-    filled = nnz[nnz > 0].astype(np.int64)
-    starts = np.concatenate(([0], np.cumsum(filled)[:-1]))
-    return (raw / np.repeat(np.add.reduceat(raw, starts), filled)).astype(np.float32)
+    weights, ratios = np.empty(len(codes), np.float32), np.exp2(-octaves * np.arange(256) / 255)
+    for rows, entries in row_parts(nnz):
+        filled = nnz[rows][nnz[rows] > 0].astype(np.int64)
+        if not len(filled):
+            continue
+        raw = ratios[codes[entries]]  # np.take would convert the codes: five times as slow
+        sums = np.add.reduceat(raw, np.cumsum(filled) - filled)
+        np.divide(raw, np.repeat(sums, filled), out=weights[entries], casting="same_kind")
+    return weights
 
 
 def encode_tail(tail: np.ndarray) -> np.ndarray:
@@ -304,24 +316,25 @@ def _rows_increase(nnz, indices):
     return bool(rising.all())
 
 
-def gather_rows(meta: ShardMeta, block: Columns, first_entry: np.ndarray, tokens: np.ndarray) -> SparseRows:
+def gather_rows(meta: ShardMeta, block: Columns, first_entry: np.ndarray, tokens: Tokens) -> SparseRows:
     """Decode the rows of chosen tokens of one block; see `gather_rows_of_blocks`."""
     return gather_rows_of_blocks(meta, [(block, first_entry, tokens)])
 
 
-def gather_rows_of_blocks(meta: ShardMeta, parts: list[tuple[Columns, np.ndarray, np.ndarray]]) -> SparseRows:
+def gather_rows_of_blocks(meta: ShardMeta, parts: Sequence[tuple[Columns, np.ndarray, Tokens]]) -> SparseRows:
     """Decode the rows of chosen tokens of several blocks, in the order of the parts.
 
     Only bytes are collected block by block. All arithmetic is done once for all blocks, because a batch takes at most
     two windows from most of its blocks, and twenty NumPy calls per block would cost more than the work itself.
 
-    parts    list of (block, first_entry, tokens)
+    parts    (block, first_entry, tokens) of each
              first_entry  integers (T + 1), cumulative nnz of the block
-             tokens       int64 (M), token positions in the block
+             tokens       int64 (M), token positions in the block; or, in all parts, a slice of tokens that follow each
+                          other, whose entries are copied instead of looked up one by one
     Returns  SparseRows
     Raises   ShardError when a decoded row is not strictly increasing or leaves [0, k)
     """
-    bounds = np.concatenate(([0], np.cumsum([len(tokens) for *_, tokens in parts], dtype=np.int64)))
+    bounds = np.concatenate(([0], np.cumsum([_count(tokens) for *_, tokens in parts], dtype=np.int64)))
     nnz, first = np.empty(bounds[-1], np.int64), np.empty(bounds[-1], np.int64)
     tail = np.empty(bounds[-1], np.uint8)
     for (block, first_entry, tokens), begin, end in zip(parts, bounds[:-1], bounds[1:], strict=True):
@@ -329,11 +342,18 @@ def gather_rows_of_blocks(meta: ShardMeta, parts: list[tuple[Columns, np.ndarray
         first[begin:end] = first_entry[tokens]
         tail[begin:end] = block["tail"][tokens]
     indptr = np.concatenate(([0], np.cumsum(nnz)))
-    entries = np.arange(indptr[-1]) + np.repeat(first - indptr[:-1], nnz)
-    indices, codes = _gather_entries(meta, parts, entries, indptr[bounds])
+    if parts and isinstance(parts[0][2], slice):
+        indices, codes = _copy_entries(meta, parts, indptr[bounds])
+    else:
+        entries = np.arange(indptr[-1]) + np.repeat(first - indptr[:-1], nnz)
+        indices, codes = _gather_entries(meta, parts, entries, indptr[bounds])
     if len(indices) and not (_rows_increase(nnz, indices) and indices.view(np.uint32).max() < meta.k):
         raise ShardError(f"stored atoms are not strictly increasing below k = {meta.k}")
     return SparseRows(indptr, indices, decode_weights(codes, nnz, meta.weight_octaves), decode_tail(tail))
+
+
+def _count(tokens):
+    return tokens.stop - tokens.start if isinstance(tokens, slice) else len(tokens)
 
 
 def fidelity(
@@ -365,6 +385,23 @@ def _gather_entries(meta, parts, entries, bounds):
         atoms[begin:end] = _word_at(block["atoms"], at) if twelve else block["atoms"][at]
         codes[begin:end] = block["weights"][at]
     return _from_twelve_bits(atoms, entries) if twelve else atoms, codes
+
+
+def _copy_entries(meta, parts, bounds):
+    """The same for parts that are slices of tokens: their entries lie end to end."""
+    twelve = meta.index_bits == 12
+    atoms = np.empty(bounds[-1], np.uint16 if twelve else np.int32)
+    codes = np.empty(bounds[-1], np.uint8)
+    for (block, first_entry, tokens), begin, end in zip(parts, bounds[:-1], bounds[1:], strict=True):
+        first, last = int(first_entry[tokens.start]), int(first_entry[tokens.stop])
+        codes[begin:end] = block["weights"][first:last]
+        if not twelve:
+            atoms[begin:end] = block["atoms"][first:last]
+        for parity in (0, 1) if twelve and last > first else ():  # of an entry's number: two share three bytes
+            entry = first + (first & 1 ^ parity)
+            words = np.ndarray((last - entry + 1) // 2, "<u2", block["atoms"], 3 * entry >> 1, (3,))
+            atoms[begin + entry - first : end : 2] = words >> 4 if parity else words & 0xFFF
+    return atoms.astype(np.int32), codes
 
 
 def padded_windows_of_blocks(

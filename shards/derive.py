@@ -194,7 +194,7 @@ def cut(meta: ShardMeta, columns: codec.Columns, top_n: int) -> codec.SparseRows
     """
     nnz_T = columns["nnz"].astype(np.int64)
     first_T = np.concatenate(([0], np.cumsum(nnz_T)))
-    rows = codec.gather_rows(meta, columns, first_T, np.arange(len(nnz_T)))
+    rows = codec.gather_rows(meta, columns, first_T, slice(0, len(nnz_T)))
     kept_E = _largest(columns["weights"], nnz_T, top_n)
     row_E = np.repeat(np.arange(len(nnz_T)), nnz_T)
     dropped_T = np.bincount(row_E[~kept_E], rows.weights[~kept_E], len(nnz_T))

@@ -508,7 +508,7 @@ def _stack(rows, width, fill):
 def _padded(rows):
     counts = np.diff(rows.indptr)
     return {
-        "lsp_indices": _long(pad_rows(counts, rows.indices)),
+        "lsp_indices": torch.from_numpy(pad_rows(counts, rows.indices, dtype=np.int64)),
         "lsp_weights": torch.from_numpy(pad_rows(counts, rows.weights)),
         "lsp_tail": torch.from_numpy(rows.tail),
     }

@@ -34,6 +34,7 @@ from shards.manifest import Plan, UnitRecord
 from shards.members import check_columns, group_columns
 from shards.schema import HiddenLayout, ShardMeta, kind_of
 
+_LONG_RUN = 32  # tokens that follow each other, on average, are copied; fewer are looked up one by one
 SHUFFLE_BLOCKS = 64  # about 4 million tokens share a shuffle window; their row offsets take 16 MB
 
 
@@ -202,18 +203,37 @@ class WindowReader:
 
     def targets(self, batch: WindowBatch, window_M: np.ndarray, position_M: np.ndarray) -> SparseRows:
         """Stored distributions of the tokens batch.ids[window_M, position_M], as SparseRows in that order."""
+        window_M, position_M = np.asarray(window_M), np.asarray(position_M)
+        follows_M = (window_M[1:] == window_M[:-1]) & (position_M[1:] == position_M[:-1] + 1)
+        if np.count_nonzero(~follows_M) < len(window_M) // _LONG_RUN:
+            return self._targets_of_runs(batch, window_M, position_M, follows_M)
         sort, parts = self._by_block(batch.window_ids[window_M])
-        position_M = np.asarray(position_M)[sort]
+        position_M = position_M[sort]
         parts = [
             (number, (block.columns, block.first_entry, block.window_starts[local] + position_M[chosen]))
             for number, block, local, chosen in parts
         ]
+        return _take_rows(self._rows(parts), _inverse(sort))
+
+    def _targets_of_runs(self, batch, window_M, position_M, follows_M):
+        """The same for tokens most of which follow the one before, such as those of whole windows."""
+        begins_R = np.concatenate(([0], np.flatnonzero(~follows_M) + 1))
+        lengths_R = np.diff(begins_R, append=len(window_M))
+        sort, found = self._by_block(batch.window_ids[window_M[begins_R]])
+        parts: list = [None] * len(sort)
+        for number, block, local, chosen in found:
+            for run, start in zip(sort[chosen], block.window_starts[local], strict=True):
+                first = int(start + position_M[begins_R[run]])
+                parts[run] = number, (block.columns, block.first_entry, slice(first, first + int(lengths_R[run])))
+        return self._rows(parts)
+
+    def _rows(self, parts):
+        """The rows of pairs (number of a block, part as of codec.gather_rows_of_blocks)."""
         try:
-            rows = codec.gather_rows_of_blocks(self._meta, [part for _, part in parts])
+            return codec.gather_rows_of_blocks(self._meta, [part for _, part in parts])
         except ShardError:
             self._name_the_block(parts)
             raise
-        return _take_rows(rows, _inverse(sort))
 
     def hidden(self, batch: WindowBatch, window_M: np.ndarray, position_M: np.ndarray) -> HiddenRows:
         """Stored hidden states of the tokens batch.ids[window_M, position_M], as HiddenRows in that order.

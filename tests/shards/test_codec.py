@@ -158,6 +158,25 @@ GOLDEN_COUNTER = "1388b8bd9985090a"
 GOLDEN_PERMUTATION = [4, 3, 5, 0, 7, 6, 1, 2]
 
 
+@pytest.mark.parametrize("k", [50, 5000, 100_000])
+@pytest.mark.parametrize("nnz", [[0, 3, 0, 4, 1, 0, 2, 0], [1, 1, 1], [2], [0, 0]])
+def test_a_slice_of_tokens_has_the_rows_of_its_tokens(k, nnz):
+    """At odd and even entries, and at the block's ends; atoms of 12, 16 and 32 bits."""
+    rng, nnz = np.random.default_rng(3), np.array(nnz)
+    indices = np.concatenate([[], *(np.sort(rng.choice(k, count, replace=False)) for count in nnz)]).astype(np.int64)
+    tokens = len(nnz)
+    ids = {"ids": np.full(tokens, 7), "lengths": np.array([tokens]), "run_starts": np.array([0])}
+    rows = {"run_records": np.array([0]), "nnz": nnz, "indices": indices, "tail": np.zeros(tokens)}
+    meta = ShardMeta("t", "u", k, 100, 16)
+    block = codec.pack_block(meta, **ids, **rows, weights=rng.uniform(0.01, 1, len(indices)))
+    first_entry = np.concatenate(([0], np.cumsum(nnz)))
+    for first, last in ((a, b) for a in range(tokens) for b in range(a, tokens + 1)):
+        one = codec.gather_rows(meta, block, first_entry, slice(first, last))
+        other = codec.gather_rows(meta, block, first_entry, np.arange(first, last))
+        assert np.array_equal(one.indices, indices[first_entry[first] : first_entry[last]])
+        assert all(np.array_equal(*pair) for pair in zip(vars(one).values(), vars(other).values(), strict=True))
+
+
 def test_fidelity_against_dense_distributions():
     """KL, total variation and tail of chosen rows, from the definitions in float64."""
     rng = np.random.default_rng(3)

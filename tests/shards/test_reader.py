@@ -77,6 +77,25 @@ def test_any_windows_in_any_order_equal_each_alone(windows, numbers):
         assert np.array_equal(getattr(rows, name), np.concatenate([[], *(getattr(part, name) for part in parts)]))
 
 
+@given(st.lists(st.tuples(st.integers(0, 110), st.integers(0, 31), st.integers(1, 32)), max_size=12), st.randoms())
+def test_tokens_that_follow_each_other_equal_each_alone(windows, runs, random):
+    """Runs are copied; in another order the tokens are looked up one by one."""
+    batch = windows.read(np.array([number for number, *_ in runs], np.int64))
+    spans = [range(first, min(first + count, int(n))) for (_, first, count), n in zip(runs, batch.lengths, strict=True)]
+    window_M = np.array([window for window, span in enumerate(spans) for _ in span], np.int64)
+    position_M = np.array([position for span in spans for position in span], np.int64)
+    order = random.sample(range(len(window_M)), len(window_M))
+    together, apart = (
+        windows.targets(batch, window_M, position_M),
+        windows.targets(batch, window_M[order], position_M[order]),
+    )
+    for place, token in enumerate(order):
+        one, other = ((rows.indptr[at], rows.indptr[at + 1]) for rows, at in ((together, token), (apart, place)))
+        assert together.tail[token] == apart.tail[place]
+        for name in ("indices", "weights"):
+            assert np.array_equal(getattr(together, name)[slice(*one)], getattr(apart, name)[slice(*other)])
+
+
 @pytest.mark.parametrize("number", [-1, 111])
 def test_a_window_that_is_not_there(windows, number):
     with pytest.raises(ValueError, match=r"\[0, 111\)"):
