@@ -143,7 +143,7 @@ def encode_missing(
 def _encode_without_killers(executor, number, output, stores, kind):
     """Encode a unit for one store without the windows that kill workers. Returns what `encode_units` yields."""
     unit = executor.job.plan.units[number]
-    where = f"records {unit.start} to {unit.stop - 1} of {unit.source}"
+    where = executor.job.plan.text_of(unit)
     logger.info("workers died at %s: searching for the windows that crash them", where)
     ((_, windows),) = executor.map(count_windows, [(number,)])
     if windows is KILLED:

@@ -208,7 +208,7 @@ def scan_corpus(config: CorpusConfig, tokenizer: "PreTrainedTokenizerFast", prog
     if asked not in _scanned:
         sources: list[Source] = [*files]
         if config.held_out_by == "document":
-            sources = join_small_files(files, config.unit_tokens * planning.BYTES_PER_TOKEN)
+            sources = join_small_files(files, config.unit_tokens * planning.BYTES_PER_TOKEN, progress)
         plan = planning.scan(
             sources,
             tokenizer,

@@ -123,9 +123,10 @@ def _cut(sources, rules, unit_tokens, selection, files_held_out, progress):
             continue
         for name in _no_documents():
             counts[name] += _total(found, name)
-        if len(found) > 1:  # numbers of documents are those of the source
+        if len(found) > 1:  # records are numbered by source
             for name, first in zip(found, source.first_records, strict=True):
-                found[name] |= {"source": source.name, "first_record": first}
+                if any(found[name].values()):  # an empty file has no record
+                    found[name] |= {"source": source.name, "first_record": first}
         counts["files"] |= found
         progress("scan", counts["bytes"], None, unit="bytes", documents=counts["documents"])
     if faulty:
@@ -296,7 +297,7 @@ def _spans(source, unit_bytes, selection, seen, found, split_of_all):
     open_spans: dict[str, dict] = {}
     for document in documents(source.pieces()):
         reason = selection.refusal(document, seen)
-        counts = found[source.place(document.record)[0]]
+        counts = found[source.file_at(document.offset).name]
         counts["invalid"] += document.invalid and reason != "invalid"
         if reason is not None:
             counts[reason] += 1

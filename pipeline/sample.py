@@ -145,9 +145,8 @@ def sample_windows(executor: Executor, tokens: int, seed: int) -> list[Window]:
     for number in suspects:  # each by itself, as another item may have killed the worker
         ((_, found),) = executor.map(find, [(number, sample.bound)])
         if found is KILLED:
-            raise EncodeError(
-                f"workers crash when they read {job.plan.units[number].source}. Remove it from the corpus."
-            )
+            text = job.plan.text_of(job.plan.units[number])
+            raise EncodeError(f"workers crash when they read {text}. Remove it from the corpus.")
         sample.add(found)
     return sample.windows()
 

@@ -12,8 +12,11 @@ Not handled here: the files themselves (files.py, remote.py), tar members (write
 
 import hashlib
 import json
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from operator import itemgetter
 from pathlib import PurePosixPath
 from typing import Annotated, Any, NotRequired, TypedDict
 
@@ -81,6 +84,15 @@ class _Windowing(TypedDict, total=False):
     tokenizer: str
     packing: str
     max_length: Count
+
+
+class _FileCounts(TypedDict, total=False):
+    source: str
+    first_record: Count
+
+
+class _Corpus(TypedDict, total=False):
+    files: dict[str, _FileCounts]
 
 
 class _Quantise(TypedDict):
@@ -206,7 +218,7 @@ class PlannedUnit:
     stop: Count
     """Record after the last."""
     offset: Count = 0
-    """Where to open the source for the first record: byte of the uncompressed file, or row group."""
+    """Where to open the source for the first record: byte of the uncompressed file, row group, or number of a file."""
     max_windows: Count | None = None
     """How many windows to use if `--max-tokens` is reached inside the unit."""
     dropped: str = ""
@@ -228,16 +240,31 @@ class Plan:
     corpus: dict = field(default_factory=dict)
     """Counts of the scan: sources, documents, bytes; for people, not in the fingerprint."""
 
-    def files_of(self, source: str) -> list[tuple[int, str]]:
-        """The files of a source, each with the number of its first record: several if small files were joined."""
-        files = self.corpus.get("files", {})
-        found = [(counts["first_record"], name) for name, counts in files.items() if counts.get("source") == source]
-        return sorted(found) or [(0, source)]
+    @cached_property
+    def _joined(self) -> dict[str, list[tuple[int, str]]]:
+        """Of each source that joins small files, those that have records, each after the number of its first."""
+        found: dict[str, list[tuple[int, str]]] = {}
+        for name, counts in self.corpus.get("files", {}).items():
+            if "source" in counts:
+                found.setdefault(counts["source"], []).append((counts.get("first_record", 0), name))
+        return {source: sorted(files) for source, files in found.items()}
+
+    def files_of(self, source: str) -> list[str]:
+        """The names of a source's files: several if small files were joined."""
+        return [name for _, name in self._joined.get(source, [(0, source)])]
 
     def place(self, unit: PlannedUnit, record: int) -> tuple[str, int]:
         """The file that a record of a unit's source is in, and the record's number in that file."""
-        first, file = next(part for part in reversed(self.files_of(unit.source)) if part[0] <= record)
-        return file, record - first
+        files = self._joined.get(unit.source, [(0, unit.source)])
+        first, name = files[max(0, bisect_right(files, record, key=itemgetter(0)) - 1)]
+        return name, record - first
+
+    def text_of(self, unit: PlannedUnit) -> str:
+        """Where a unit's text is, for messages."""
+        (begin, first), (end, last) = self.place(unit, unit.start), self.place(unit, unit.stop - 1)
+        if begin == end:
+            return f"records {first:,} to {last:,} of {begin}"
+        return f"record {first:,} of {begin} to record {last:,} of {end}"
 
     @property
     def id(self) -> str:
@@ -260,6 +287,8 @@ class Plan:
         values = parse_json(raw, where)
         plan = parse_as(values, cls, where)
         if problem := find_problem(plan.windowing, _Windowing, "windowing."):
+            raise ShardError(f"{where}: {problem}")
+        if problem := find_problem(plan.corpus, _Corpus, "corpus."):
             raise ShardError(f"{where}: {problem}")
         if plan.id != _stem(where):
             raise ShardError(f"{where} holds plan {plan.id}")

@@ -24,7 +24,7 @@ def repair_commands(files: StoreFiles, target: Mapping, plans: Iterable[Plan], d
         lacking = {unit.id for unit in files.missing_units(plan)} | units
         if of_store or lacking & {unit.id for unit in plan.units}:
             wanted[plan.id] = sorted(
-                file for source in {unit.source for unit in plan.units} for _, file in plan.files_of(source)
+                file for source in {unit.source for unit in plan.units} for file in plan.files_of(source)
             )
     for entry in damaged:
         if entry["file"].startswith("plans/"):

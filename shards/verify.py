@@ -99,7 +99,7 @@ def _verify(files, plan_id, full, repair, threads, progress):
     if plan_id is not None:
         survey.keep_only(plan_id)
     damaged = survey.damaged + _check_shards(files, target, survey.records, full or repair, threads, progress)
-    missing = {unit.id: unit for plan in survey.plans for unit in files.missing_units(plan)}
+    missing = {unit.id: (unit, plan) for plan in survey.plans for unit in files.missing_units(plan)}
     repaired, kept = _remove(files, target, survey, damaged) if repair else ([], {})
     to_encode = [entry for entry in damaged if _committed(entry) not in kept]
     commands = repair_commands(files, target, survey.plans, to_encode) if files.is_encoded_here() else []
@@ -116,8 +116,7 @@ def _verify(files, plan_id, full, repair, threads, progress):
         ],
         "damaged": damaged,
         "missing": [
-            {"unit": unit.id, "split": unit.split, "source": unit.source, "records": [unit.start, unit.stop]}
-            for unit in missing.values()
+            {"unit": unit.id, "split": unit.split, "text": plan.text_of(unit)} for unit, plan in missing.values()
         ],
         "stray": survey.stray,
         "repaired": repaired,

@@ -40,10 +40,7 @@ def show(report: dict, settings: Settings) -> str:
         block = f", block {entry['block']} (bytes {entry['offset']:,} to {entry['offset'] + entry['length']:,})"
         places.append(f"{entry['file']}{block if entry['block'] else ''}: {entry['problem']}")
     lines += long_list("Damaged", places)
-    units = []
-    for entry in report["missing"]:
-        first, last = entry["records"]
-        units.append(f"unit {entry['unit']} ({entry['split']}, records {first:,} to {last:,} of {entry['source']})")
+    units = [f"unit {entry['unit']} ({entry['split']}, {entry['text']})" for entry in report["missing"]]
     lines += long_list("Missing", units)
     stray = [f"{entry['file']}  {entry['kind']}, {entry['bytes']:,} bytes" for entry in report["stray"]]
     lines += long_list(f"Stray, and ignored by readers ({program()} clean removes left-overs)", stray)

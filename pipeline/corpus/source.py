@@ -17,7 +17,6 @@ import lzma
 import os
 import re
 import zlib
-from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,7 +51,7 @@ class Piece(NamedTuple):
     record: int
     """Number of the document in its source."""
     offset: int
-    """Where to open the source for this document: byte of the uncompressed file, or row group."""
+    """Where to open the source for this document: byte of the uncompressed file, row group, or number of a file."""
     text: str
     """At most 64 Ki characters; empty when the whole document is blank, for kinds that number blank documents."""
     invalid: bool = False
@@ -95,10 +94,9 @@ class Source:
         """Pieces from the document `first_record`, for which the source is opened at `offset`, to the end."""
         raise NotImplementedError
 
-    def place(self, record: int) -> tuple[str, int]:
-        """The name of the file that a document is in, and the document's number in it."""
-        at = bisect_right(self.first_records, record) - 1
-        return self.files[at].name, record - self.first_records[at]
+    def file_at(self, offset: int) -> "SourceFile":
+        """The file that a document is in, for which the source is opened at `offset`."""
+        raise NotImplementedError
 
     def between(self, start: int, stop: int, offset: int, reader: Hashable) -> Iterator[Piece]:
         """Pieces of the records from `start`, at `offset`, to before `stop`.
@@ -150,6 +148,9 @@ class SourceFile(Source):
     @property
     def first_records(self) -> Sequence[int]:
         return (0,)
+
+    def file_at(self, offset: int) -> "SourceFile":
+        return self
 
     def stamp(self) -> tuple[int, int]:
         """Size and time of the file: if they are unchanged, its content is assumed to be unchanged."""

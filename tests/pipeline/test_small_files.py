@@ -11,13 +11,14 @@ import pytest
 from kinds import KINDS, documents, write
 from tiny_teacher import lsp_settings
 
-from mlsm.common.errors import CorpusError
+from mlsm.common.errors import CorpusError, ShardError
 from mlsm.evaluation.inspection.stores import document_tokens
 from pipeline.commands import encode_ids, encode_lsp
 from pipeline.config import EncodeIdsConfig
-from pipeline.corpus import join_small_files, open_corpus
+from pipeline.corpus import TextFile, join_small_files, open_corpus
 from pipeline.corpus.small_files import SMALL, SmallFiles
 from pipeline.teacher import Teacher
+from shards.manifest import Plan
 from shards.reader import Store
 from shards.shard_file import blocks
 from shards.verify import verify
@@ -60,10 +61,26 @@ def test_documents_are_those_of_the_files_one_after_the_other(tmp_path, kind):
     assert isinstance(source, SmallFiles) and len(source.files) == 9
     expected = [text for found in texts for text in found]
     assert [text.strip() for text in documents(source).values()] == expected
-    places = [(Path(file).name, number) for file, number in map(source.place, range(len(expected)))]
-    assert places == [(f"{n:04}.{kind}", i) for n, found in enumerate(texts) for i in range(len(found))]
+    assert list(source.first_records) == [sum(map(len, texts[:n])) for n in range(9)]
+    file_of = [n for n, found in enumerate(texts) for _ in found]
     for first in range(len(expected)):
-        assert min(piece.record for piece in source.pieces(first)) == first
+        for fresh in (source, SmallFiles(source.members)):  # which has not been read
+            pieces = list(fresh.pieces(first, file_of[first]))
+            assert min(piece.record for piece in pieces) == first
+            assert all(fresh.file_at(p.offset).name.endswith(f"{file_of[p.record]:04}.{kind}") for p in pieces)
+
+
+def test_reading_on_opens_no_file_in_between(tmp_path, monkeypatch):
+    articles(tmp_path / "texts", 40)
+    (source,) = joined(tmp_path / "texts", unit_bytes=2**63)
+    assert list(source.first_records) == list(range(40))
+    opened, pieces = [], TextFile.pieces
+    monkeypatch.setattr(
+        TextFile, "pieces", lambda file, *given: opened.append(file.name[-8:-4]) or pieces(file, *given)
+    )
+    for start, stop in ((0, 3), (3, 6), (30, 33)):
+        assert [piece.record for piece in source.between(start, stop, start, "reader")] == list(range(start, stop))
+    assert opened == [f"{n:04}" for n in (*range(7), *range(30, 34))]
 
 
 def test_a_joined_source_has_about_the_bytes_of_a_unit_and_files_of_one_kind(tmp_path):
@@ -141,6 +158,30 @@ def test_a_file_that_changes_during_the_run_is_named_and_nothing_is_committed(tm
     assert not list(tmp_path.glob("runs/stores/*/units/*"))
 
 
+def test_an_empty_file_has_no_document(tmp_path, teacher_directory):
+    """By the text of their names it comes after the file whose documents have the same numbers."""
+    for name, texts in (("a/0.jsonl", ["one"]), ("a/9.jsonl", []), ("a-b/0.jsonl", ["two", "three"])):
+        (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path / "texts", name, texts)
+    made = encode_ids(ids_settings(tmp_path / "texts", teacher_directory, tmp_path / "runs"))[0]
+    plan = Store.open(made["store"]).plan
+    places = [plan.place(unit, record) for unit in plan.units for record in range(unit.start, unit.stop)]
+    assert [(name.removeprefix(f"{tmp_path}/texts/"), record) for name, record in places] == [
+        ("a/0.jsonl", 0), ("a-b/0.jsonl", 0), ("a-b/0.jsonl", 1)
+    ]  # fmt: skip
+    assert (
+        plan.text_of(plan.units[0])
+        == f"record 0 of {tmp_path}/texts/a/0.jsonl to record 1 of {tmp_path}/texts/a-b/0.jsonl"
+    )
+
+
+@pytest.mark.parametrize("files", [[], {"a.txt": 1}, {"a.txt": {"source": "a.txt and 1 more", "first_record": "0"}}])
+def test_a_plan_with_other_counts_of_files_is_refused(files):
+    plan = Plan({}, (), {"files": files})
+    with pytest.raises(ShardError, match=r"corpus\.files"):
+        Plan.parse(json.dumps(plan.as_dict()).encode(), f"{plan.id}.json")
+
+
 def test_with_held_out_files_each_file_has_its_own_units(tmp_path, teacher_directory):
     articles(tmp_path / "texts", 9)
     settings = ids_settings(tmp_path / "texts", teacher_directory, tmp_path / "runs", held_out_by="file")
@@ -173,5 +214,7 @@ def test_a_document_is_named_by_its_file(tmp_path, teacher_directory, monkeypatc
 
     for file in [*whole.path.glob("units/*"), *whole.path.glob("plans/*.yaml")]:
         file.unlink()
-    (command,) = verify(whole.path)["commands"]
+    found = verify(whole.path)
+    assert all(" more" not in entry["text"] for entry in found["missing"])
+    (command,) = found["commands"]
     assert all(str(file) in command for file in tmp_path.glob("texts/*")) and " more" not in command
