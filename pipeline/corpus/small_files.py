@@ -75,7 +75,7 @@ def join_small_files(
 ) -> list[Source]:
     """Sources for units of about `unit_bytes`: large files alone, small ones of a kind joined in their order.
 
-    A joined source comes in the place of its first file. Whether a file is its last one follows from the file's own
+    A joined source comes where its first file does. Whether a file is its last one follows from the file's own
     hash and size, so that it has `unit_bytes` on average. A file that is added, changed or removed thus changes the
     joined source that it is in and at most the next one (another one, too, if a second file has the same content).
     Sizes are those of the stored files, compressed or not. A file whose content an earlier small one has stays alone;
