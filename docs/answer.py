@@ -76,7 +76,7 @@ ROWS = {  # arm or model -> what it is
     "mlsm-l3": "the same, of the teacher's layer 3, not 4",
     "regress": "student, learns hidden states (int8)",
     "regress-pq64": "student, learns hidden states (64 bytes)",
-    "type": "student, learns the average LSPs of the hidden word",
+    "type": "student, learns the average LSPs of the masked word",
     "mlsm-visible": "student, learns LSPs of all tokens, none masked",
     "mlsm-visible-l3": "the same, of the teacher's layer 3, not 4",
     "regress-visible": "student, learns hidden states of all tokens, none masked",

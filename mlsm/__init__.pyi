@@ -58,7 +58,7 @@ from student.probe import ProbedLspModel as ProbedLspModel
 from student.runs.export_config import ExportConfig
 from student.runs.import_config import ImportStudentConfig
 
-Progress = Callable[..., None] | None
+Progress = Callable[..., None] | bool | None
 PathOrText = str | PathLike[str]
 
 COMMANDS: list[str]

@@ -6,7 +6,8 @@ settings object (`mlsm.EncodeConfig`). It also takes two more arguments:
     recipe    name of a recipe, or a YAML file, whose settings apply where no argument is given. Unlike on the command
               line, no recipe applies by itself, except that training takes steps, batch size and learning rate from the
               one that made its store
-    progress  called as progress(stage, done, total, unit=..., **figures); nothing is shown without it
+    progress  True shows progress on stderr, as the command line does; a function is called as progress(stage, done,
+              total, unit=..., **figures)
 
 All raise ValueError for an invalid setting, TypeError for an unknown one, and the errors in mlsm/common/errors.py: the
 class says what went wrong, the message what to do next. If no store, student or run is named, the function uses the
@@ -18,6 +19,7 @@ tests/stub.py writes.
 
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from mlsm.common.extras import name_extras
 from mlsm.common.progress import silent
 from mlsm.common.settings import plain_hint, settable
 from mlsm.recipes.reading import recipe_settings, recipe_to_keep
+from mlsm.terminal.progress import Progress
 
 logger = logging.getLogger("mlsm")
 
@@ -52,18 +55,22 @@ def _signature(command: Command) -> inspect.Signature:
     kind = inspect.Parameter
     defaults = {name: field.default for name, field in settable(command.settings).items()}
     types = {name: plain_hint(field.type) for name, field in settable(command.settings).items()}
-    more = ["recipe", "progress"] if command.recipes else ["progress"]
     parameters = [kind("config", kind.POSITIONAL_ONLY, default=None, annotation=command.settings | None)]
     if command.by_position:
         parameters = []
-    for name in (*command.by_position, *more, *(name for name in types if name not in command.by_position)):
+    for name in (*command.by_position, *_more(command), *(name for name in types if name not in command.by_position)):
         how = kind.POSITIONAL_OR_KEYWORD if name in command.by_position else kind.KEYWORD_ONLY
         parameters.append(kind(name, how, default=defaults.get(name), annotation=types.get(name, kind.empty)))
     return inspect.Signature(parameters, return_annotation=inspect.signature(command.run).return_annotation)
 
 
+def _more(command: Command) -> list[str]:
+    """The parameters that are no settings."""
+    return ["recipe", "progress"] if command.recipes else ["progress"]
+
+
 def _run(command: Command, given: tuple[Any, ...], settings: dict[str, Any]) -> Any:
-    progress = settings.pop("progress", None) or silent
+    progress = settings.pop("progress", None)
     recipe = settings.pop("recipe", None) if command.recipes else None
     config = given[0] if given and isinstance(given[0], command.settings) else None
     if config is None:
@@ -79,14 +86,17 @@ def _run(command: Command, given: tuple[Any, ...], settings: dict[str, Any]) -> 
     if choice is not None:
         logger.info("%s", choice)
     with name_extras(f"mlsm.{command.python_name}"):
-        return command.run(config, progress)
+        if progress is not True:
+            return command.run(config, progress or silent)
+        with Progress(sys.stderr) as shown:
+            return command.run(config, shown)
 
 
 def _configure(command: Command, settings: dict[str, Any], recipe: Any) -> Any:
     """Make the settings object from a recipe's values, overridden by keyword arguments."""
     fields = settable(command.settings)
     for unknown in settings.keys() - fields.keys():
-        meant = meant_by(unknown, fields)
+        meant = meant_by(unknown, [*fields, *_more(command)])
         hint = f" Did you mean {meant}?" if meant else f" It has: {', '.join(fields)}."
         raise TypeError(f"{command.python_name} has no setting {unknown!r}.{hint}")
     values = {} if recipe is None else recipe_settings(str(recipe), command.name, command.settings, True)

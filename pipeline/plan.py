@@ -103,7 +103,8 @@ def _cut(sources, rules, unit_tokens, selection, files_held_out, progress):
     files_held_out  content hashes of the files that are held out; None if documents are
     """
     counts = {"sources": len(sources), "repeated_sources": 0, **_no_documents(), "files": {}}
-    units, hashes, seen, faulty = [], {}, Seen(), []
+    units, hashes, seen = [], {}, Seen()
+    faulty: list[NotUtf8Error] = []
     known: set[str] = set()  # content hashes of files
     for source in sources:
         content, contents = source.content_hash, {file.content_hash for file in source.files}
@@ -118,15 +119,14 @@ def _cut(sources, rules, unit_tokens, selection, files_held_out, progress):
             for span in _spans(source, unit_tokens * BYTES_PER_TOKEN, selection, seen, found, split):
                 units.append(_unit(rules, source, content, span))
                 progress("scan", counts["bytes"] + _total(found, "bytes"), None, unit="bytes")
-        except NotUtf8Error:  # raised later, for all files together
-            faulty += _not_utf8(source.files)
+        except NotUtf8Error as error:  # raised later, for all files together
+            faulty += [error] if len(source.files) == 1 else _not_utf8(source.files)
             continue
         for name in _no_documents():
             counts[name] += _total(found, name)
         if len(found) > 1:  # records are numbered by source
-            for name, first in zip(found, source.first_records, strict=True):
-                if any(found[name].values()):  # an empty file has no record
-                    found[name] |= {"source": source.name, "first_record": first}
+            for number, (name, first) in enumerate(zip(found, source.first_records, strict=True)):
+                found[name] |= {"source": source.name, "number": number, "first_record": first}
         counts["files"] |= found
         progress("scan", counts["bytes"], None, unit="bytes", documents=counts["documents"])
     if faulty:

@@ -401,7 +401,7 @@ def _copy_entries(meta, parts, bounds):
             entry = first + (first & 1 ^ parity)
             words = np.ndarray((last - entry + 1) // 2, "<u2", block["atoms"], 3 * entry >> 1, (3,))
             atoms[begin + entry - first : end : 2] = words >> 4 if parity else words & 0xFFF
-    return atoms.astype(np.int32), codes
+    return atoms.astype(np.int32, copy=False), codes
 
 
 def padded_windows_of_blocks(

@@ -88,6 +88,7 @@ class _Windowing(TypedDict, total=False):
 
 class _FileCounts(TypedDict, total=False):
     source: str
+    number: Count
     first_record: Count
 
 
@@ -242,12 +243,13 @@ class Plan:
 
     @cached_property
     def _joined(self) -> dict[str, list[tuple[int, str]]]:
-        """Of each source that joins small files, those that have records, each after the number of its first."""
-        found: dict[str, list[tuple[int, str]]] = {}
+        """The files of each source that joins small ones, in their order, each after the number of its first record."""
+        found: dict[str, list[tuple[int, int, str]]] = {}
         for name, counts in self.corpus.get("files", {}).items():
             if "source" in counts:
-                found.setdefault(counts["source"], []).append((counts.get("first_record", 0), name))
-        return {source: sorted(files) for source, files in found.items()}
+                place = counts.get("number", 0), counts.get("first_record", 0), name
+                found.setdefault(counts["source"], []).append(place)
+        return {source: [(first, name) for _, first, name in sorted(files)] for source, files in found.items()}
 
     def files_of(self, source: str) -> list[str]:
         """The names of a source's files: several if small files were joined."""

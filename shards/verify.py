@@ -116,7 +116,14 @@ def _verify(files, plan_id, full, repair, threads, progress):
         ],
         "damaged": damaged,
         "missing": [
-            {"unit": unit.id, "split": unit.split, "text": plan.text_of(unit)} for unit, plan in missing.values()
+            {
+                "unit": unit.id,
+                "split": unit.split,
+                "source": unit.source,
+                "records": [unit.start, unit.stop],
+                "text": plan.text_of(unit),
+            }
+            for unit, plan in missing.values()
         ],
         "stray": survey.stray,
         "repaired": repaired,

@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 {imports}
 
-Progress = Callable[..., None] | None
+Progress = Callable[..., None] | bool | None
 PathOrText = str | PathLike[str]
 
 COMMANDS: list[str]

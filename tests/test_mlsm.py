@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 import typing
@@ -111,7 +112,7 @@ def test_settings_are_checked_as_flags_are():
         mlsm.encode_lsp(recipe="nope")
 
 
-def test_encode_and_train(tmp_path, monkeypatch, caplog):
+def test_encode_and_train(tmp_path, monkeypatch, caplog, capsys):
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("\n\n".join(f"Document {n} has a few words, all short." for n in range(300)))
     material = {"corpus": "a.txt", "tokenizer": "bundled", "max_length": 32, "unit_tokens": 2000}
@@ -120,6 +121,9 @@ def test_encode_and_train(tmp_path, monkeypatch, caplog):
     (store,) = mlsm.encode_ids(**material)
     assert repr(store).startswith(f"EncodedStore(store={store.store!r}, kind='ids', tokens={store.tokens}, windows=")
     assert store["units"] == store.report["units"] > 0 and Path(store) == Path(store.store)
+    capsys.readouterr()
+    mlsm.encode_ids(**material, output="again", progress=True)
+    assert re.search(r"^encode: [\d,]+ of [\d,]+ tokens", capsys.readouterr().err, re.MULTILINE)
     assert store.open().plan.units and mlsm.encode_ids(**material)[0].finished_before
     calls = []
     student = mlsm.train_student(store=store, objective="mlm", progress=lambda *how, **_: calls.append(how), **TINY)

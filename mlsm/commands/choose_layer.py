@@ -26,28 +26,27 @@ def show(result: dict, settings: Settings) -> str:
         f"{result['counts']['ALL']:,} words"
     )
     share = result["counts"]["training_words"] / EXPECTED["training"]
-    is_conclusive = share >= LEAST_COVERAGE
     if share < 1:
         lines.append(
             f"  Learned from {result['counts']['training_words']:,} annotated words, {share:.1%} of SemCor's "
             f"{EXPECTED['training']:,}: the results cannot be compared with published ones."
         )
-    if not is_conclusive:
+    if not result["conclusive"]:
         lines.append(
-            f"\nNo conclusion about this teacher and its layers: below {LEAST_COVERAGE:.0%} of SemCor most senses "
-            "have too few examples, so F1 reflects their number more than the LSPs. Use all of SemCor, without "
-            "--limit-train."
+            f"\nNo layer is recommended: below {LEAST_COVERAGE:.0%} of SemCor most of its senses have too few "
+            "examples, so F1 reflects their number more than the LSPs. Use all of SemCor, without --limit-train. With "
+            "annotated text of your own, look at how many examples each sense has."
         )
     elif max(best["f1"] for best in result["recommended"]) <= first["ALL"]:
         lines.append("  No layer is above it: LSPs of this teacher and these dictionaries distinguish senses poorly.")
     for best in result["recommended"]:
         cheap, where = best["cheapest_not_worse"], f" at k = {best['k']}" if len(result["recommended"]) > 1 else ""
-        verdict = "Recommended" if is_conclusive else "Best on this part"
+        verdict = "Recommended" if result["conclusive"] else "Best here"
         lines.append(
             f"\n{verdict}{where}:  --layer {best['layer']}  (F1 {best['f1']:.1%}, standard error "
             f"{best['standard_error']:.1%})"
         )
-        if is_conclusive and cheap["layer"] != best["layer"]:
+        if result["conclusive"] and cheap["layer"] != best["layer"]:
             lines.append(
                 f"Cheapest layer not significantly worse:  {cheap['layer']}  (F1 {cheap['f1']:.1%}, "
                 f"McNemar p = {cheap['p']:.2f})"

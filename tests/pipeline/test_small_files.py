@@ -191,6 +191,7 @@ def test_with_held_out_files_each_file_has_its_own_units(tmp_path, teacher_direc
 def test_a_document_is_named_by_its_file(tmp_path, teacher_directory, monkeypatch):
     """In the record of its failure, in what inspection shows, and in the command that repairs a store."""
     texts = articles(tmp_path / "texts", 9, of_each=lambda random: 2)
+    write(tmp_path / "texts", "0005-empty.txt", [])
     settings = lsp_settings(tmp_path, teacher_directory, tmp_path / "texts", tmp_path / "runs")
     whole = Store.open(encode_lsp(settings)[0]["store"])
     expected = f"record 1 of {tmp_path}/texts/0003.txt,"

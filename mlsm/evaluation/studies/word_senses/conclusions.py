@@ -21,7 +21,7 @@ from mlsm.common.durable import refuse_what_is_in_the_way, replace_json
 from mlsm.common.errors import WsdDataError
 from mlsm.common.invocation import program
 from mlsm.evaluation.plots import drawn, new_figure, save_figure, save_table
-from mlsm.evaluation.studies.word_senses.config import DEVELOPMENT, HEADLINE
+from mlsm.evaluation.studies.word_senses.config import DEVELOPMENT, EXPECTED, HEADLINE, LEAST_COVERAGE
 from mlsm.evaluation.studies.word_senses.framework import TEST_SETS
 
 SIGNIFICANT = 0.05
@@ -41,13 +41,20 @@ def summarise_layers(layers: list[dict], right: list[np.ndarray]) -> dict:
     sizes = sorted({entry["k"] for entry in entries})
     correct = {(entry["layer"], entry["k"]): right_VQ[0] for entry, right_VQ in zip(entries, right, strict=True)}
     by_size = {k: [entry for entry in entries if entry["k"] == k] for k in sizes}
+    counts = layers[0]["counts"]
     return {
         "headline": HEADLINE,
+        "conclusive": is_conclusive(counts),
         "first_sense": layers[0]["first_sense"],
-        "counts": layers[0]["counts"],
+        "counts": counts,
         "layers": entries,
         "recommended": [recommend(by_size[k], correct) for k in sizes],
     }
+
+
+def is_conclusive(counts: dict) -> bool:
+    """Whether enough annotated words were learned from to recommend a layer."""
+    return counts["training_words"] >= LEAST_COVERAGE * EXPECTED["training"]
 
 
 def _entry(layer):
@@ -126,8 +133,8 @@ def write_report(result: dict, directory: Path) -> None:
     """Write result.json, table.csv with every variant and group of words, and a figure for every k."""
     result["files"] = ["result.json", "table.csv"]
     save_table(directory / "table.csv", ["layer", "k", "variant", *GROUPS, "back_off"], _full_table(result))
-    for recommended in result["recommended"]:
-        result["files"] += [path.name for path in drawn(_draw_into, directory, result, recommended["k"])]
+    for k in [recommended["k"] for recommended in result["recommended"]]:
+        result["files"] += [path.name for path in drawn(draw_layers, result, k, directory / f"layers-k{k}")]
     replace_json(directory / "result.json", result)
 
 
@@ -136,10 +143,6 @@ def _full_table(result):
         for variant, scores in entry["scores"].items():
             yield [entry["layer"], entry["k"], variant, *(scores[name] for name in (*GROUPS, "back_off"))]
     yield ["", "", "first sense", *(result["first_sense"][name] for name in GROUPS), ""]
-
-
-def _draw_into(directory, result, k):
-    return draw_layers(result, k, directory / f"layers-k{k}")
 
 
 def draw_layers(result: dict, k: int, stem: Path, png: bool = True) -> list[Path]:

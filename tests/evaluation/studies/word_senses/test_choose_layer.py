@@ -19,6 +19,7 @@ from mlsm.common.progress import silent
 from mlsm.common.workplaces import is_part, read_mark
 from mlsm.evaluation.studies.word_senses import choose_layer as module
 from mlsm.evaluation.studies.word_senses.choose_layer import choose_layer
+from mlsm.evaluation.studies.word_senses.conclusions import is_conclusive
 from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
 from mlsm.evaluation.studies.word_senses.data import WsdData
 from pipeline.config import DictionaryConfig
@@ -230,10 +231,12 @@ def test_flags_and_the_summary(settings, result):
     argv = f"--layer all --{' --'.join(given)}".split()
     config, _ = parse(load("choose-layer"), argv)[:2]
     assert config.layer == "all"
-    shown = layers(choose_layer(config), config)
+    found = choose_layer(config)
+    assert found["conclusive"] is False
+    shown = layers(found, config)
     for words in (
         "was finished already",
-        "Best on this part at k = 16:  --layer",
+        "Best here at k = 16:  --layer",
         "first sense: 75.0%",
         result["directory"],
     ):
@@ -249,14 +252,18 @@ def test_below_half_of_semcor_nothing_is_concluded(result, settings):
 
     def said(training_words):
         counts = result["counts"] | {"training_words": training_words}
-        return layers(result | first | {"counts": counts}, settings)
+        return layers(result | first | {"counts": counts, "conclusive": is_conclusive(counts)}, settings)
 
     part, most, whole = said(5_000), said(150_000), said(226_036)
-    assert "5,000 annotated words, 2.2% of SemCor's 226,036" in part and "No conclusion" in part
+    assert "5,000 annotated words, 2.2% of SemCor's 226,036" in part and "No layer is recommended" in part
     assert "without --limit-train" in part
     assert "poorly" not in part and "Recommended" not in part
     for text in (most, whole):
-        assert "distinguish senses poorly" in text and "Recommended at k = 16" in text and "No conclusion" not in text
+        assert (
+            "distinguish senses poorly" in text
+            and "Recommended at k = 16" in text
+            and "No layer is recommended" not in text
+        )
     assert "150,000 annotated words, 66.4%" in most and "of SemCor" not in whole
 
 

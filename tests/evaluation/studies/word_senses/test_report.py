@@ -53,7 +53,7 @@ def test_without_matplotlib_a_note_and_no_failure(tmp_path, monkeypatch, caplog)
     groups = dict.fromkeys((*GROUPS, "back_off"), 0.5) | {"VERB": None}
     result = {
         "directory": str(tmp_path), "teacher": {"name": "t"}, "first_sense": groups,
-        "counts": {"ALL": 9, "training_words": 226_036},
+        "counts": {"ALL": 9, "training_words": 226_036}, "conclusive": True,
         "layers": [{"layer": 1, "k": 8, "f1": 0.5, "scores": {"raw-npmi0": groups},
                     "best_on_development": {"variant": "raw-npmi0", "f1": 0.5},
                     "costs": {"relative_encoding": 1.0, "nnz_per_word": 3.0}}],
