@@ -69,7 +69,8 @@ def announcement(start: Start) -> str:
     per_step = windows.tokens / len(windows) * config.batch_windows
     steps_left = config.max_steps - start.steps
     parameters = sum(weight.numel() for weight in start.model.parameters())
-    batch = f"{config.batch_windows:,} windows, {config.micro_batch:,} at a time"
+    each = min(config.micro_batch, -(-config.batch_windows // start.processes))
+    batch = f"{config.batch_windows:,} windows, {each:,} at a time" + " in each process" * (start.processes > 1)
     epochs = config.max_steps * config.batch_windows / len(windows)
     falling = "falling to zero"
     if config.schedule == "wsd":
@@ -90,7 +91,8 @@ def announcement(start: Start) -> str:
         ("batch", batch, origins.get("batch_windows", "default")),
         (
             "steps",
-            f"{config.max_steps:,} = {epochs:,.3g} epochs" + (f", {steps_left:,} to go" * bool(start.steps)),
+            f"{config.max_steps:,} = {_plural(f'{epochs:,.3g}', 'epoch')}"
+            + (f", {steps_left:,} to go" * bool(start.steps)),
             origins.get("max_steps", "default"),
         ),
         ("tokens", f"about {_count(per_step * config.max_steps)}", None),
@@ -213,9 +215,13 @@ def _count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def _plural(count: str, noun: str) -> str:
+    return f"{count} {noun}" if count == "1" else f"{count} {noun}s"
+
+
 def _hours(seconds: float) -> str:
     if seconds < 90:
-        return f"{max(1, seconds):.0f} seconds"
+        return _plural(f"{max(1, seconds):.0f}", "second")
     if seconds < 5400:
         return f"{seconds / 60:.0f} minutes"
     return f"{seconds / 3600:,.1f} hours"

@@ -121,7 +121,7 @@ class Ranks:
         """Run work() in the first process, then in the others, which raise PeerError if it failed there."""
         if not self.is_first:
             if not self.tell(None):
-                raise PeerError("the first process of this run ended; its own message says why.")
+                raise PeerError("the first process of this run ended. If it wrote a message, that says why.")
             return work()
         try:
             result = work()
@@ -182,8 +182,8 @@ def join(device: torch.device) -> Iterator[Ranks]:
         is_of_gloo = type(error) is RuntimeError and any(word in str(error) for word in words)
         if isinstance(error, dist.DistError) or is_of_gloo:
             raise PeerError(
-                f"another process of this run ended or did not answer for {TIMEOUT}; its own message says why. The same"
-                f" command continues from the last whole checkpoint."
+                f"another process of this run ended, or did not answer for {TIMEOUT}. If it wrote a message, that says"
+                " why. The same command continues from the last whole checkpoint."
             ) from error
         raise
     # Only at the end of the process, because a launcher's rendezvous works once and another run may follow. Never after

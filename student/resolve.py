@@ -220,7 +220,9 @@ def _choose_batch_and_steps(config: StudentConfig, windows: int, found: dict[str
     steps = _steps(windows, epochs, batch)
     if config.epochs is not None:
         more = "; few: consider more --epochs" if steps < LEAST_STEPS else ""
-        found["max_steps"] = f"{config.epochs:g} epochs, {found.get('epochs', 'given')}{more}"
+        found["max_steps"] = (
+            f"{config.epochs:g} epoch{'s' * (config.epochs != 1)}, {found.get('epochs', 'given')}{more}"
+        )
     elif isinstance(config, ProbeConfig):
         steps, of_student = max(LEAST_PROBE_STEPS, steps // 10), max(LEAST_STEPS, steps)
         found["max_steps"] = f"store: a tenth of a student's {of_student:,}, at least {LEAST_PROBE_STEPS:,}"

@@ -218,7 +218,7 @@ class Trainer:
                     "loss": loss,
                     "lr": learning_rate(config, step),
                     "grad_norm": grad_norm,
-                    "mask_rate": self.loader.masking.rate_at(step),
+                    **({"mask_rate": self.loader.masking.rate_at(step)} if config.positions == "masked" else {}),
                     "tokens": state.tokens,
                     **self.meter.figures(steps=state.steps, tokens=batch.tokens, seconds=seconds, waited=waited),
                     "batch": f"{batch.digest:016x}",

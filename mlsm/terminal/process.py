@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 
 from mlsm.common.durable import REMEDIES, remedy_for
-from mlsm.common.errors import EXIT_INPUT, EXIT_STORE, PeerError
+from mlsm.common.errors import EXIT_INPUT, EXIT_STORE, MlsmError, PeerError
 from mlsm.common.text import printable, redacted
 from mlsm.terminal.progress import Progress
 
@@ -155,9 +155,9 @@ def complain(message: object, code: int) -> int:
 
 
 def one_line(error: Exception) -> str:
-    """Put an error on one line. If it is not due to bad input, add its class and how to get the traceback."""
+    """Put an error on one line. If this program did not expect it, add its class and how to get the traceback."""
     text = " ".join(str(error).split())
-    if isinstance(error, ValueError):
+    if isinstance(error, ValueError | MlsmError):
         return text
     if isinstance(error, OSError) and error.errno in REMEDIES:
         place = f"{error.filename}: " if error.filename else ""

@@ -274,7 +274,7 @@ def _operational(config: StudentConfig) -> dict:
     first, *others = map(place, config.stores or [None])
     settings |= {"store": first} | ({"other_stores": others} if others else {})
     if config.continue_from is not None:  # the run's identity holds only a hash of these weights, not their path
-        settings["continued_from"] = str(config.continue_from)
+        settings["continued_from"] = str(config.continue_from.absolute())
     return settings | ({"student": place(settings["student"])} if "student" in settings else {})
 
 

@@ -34,6 +34,7 @@ from mlsm.common.paths import utf8
 from mlsm.common.text import code_span, hub_id, markdown_text, printable, without_directories
 from shards.copies import TOKENIZER_FILES, without_code, write_files
 from shards.reader import Store
+from student.config import OF_MASKS
 from student.encoders import modeling_mlsm
 from student.encoders.mask_later import mask_later_of
 from student.encoders.model import Student
@@ -43,6 +44,7 @@ from student.lsp_model import lsp_facts, save_lsp_head
 from student.objectives.base import Objective
 
 LINEAGE_FILE = "lineage.json"
+LISTED_FILES = 5  # of a corpus, on a card
 _DATASET = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)")
 _BUNDLED_TEXT = "wikipedia-en-2014.txt.xz"  # name in pipeline/bundled_text, which training does not import
 CODE_FILE = f"{EXPORTED}.py"
@@ -362,10 +364,10 @@ def _card(text: CardText, lineage: dict, has_code: bool) -> str:
         *[f"## With transformers only\n\n{text.in_transformers}"] * (has_code and text.in_transformers != ""),
         f"## Sentences\n\n{_SENTENCES}",
         f"## Held-out text\n\n{_figures(lineage, text.unit)}",
-        f"## How it was made\n\n{spent_on + '. ' if spent_on else ''}Settings:\n\n{_block(lineage['settings'])}",
+        f"## How it was made\n\n{spent_on + '. ' if spent_on else ''}Settings:\n\n{_block(_settings_of(lineage))}",
         f"{_WORDS_READ if text.reads_words else '## Where the targets come from'}\n\n{_targets(store)}",
         f"The store's settings:\n\n{_block(store['settings'])}",
-        f"Its corpus and windows:\n\n{_block({'corpus': store['corpus'], 'windowing': store['windowing']})}",
+        f"Its corpus and windows:\n\n{_block({'corpus': _short(store['corpus']), 'windowing': store['windowing']})}",
     ]
     for number, other in enumerate(lineage.get("other_stores", ()), 2):
         sections.append(
@@ -375,6 +377,22 @@ def _card(text: CardText, lineage: dict, has_code: bool) -> str:
     if rest:
         sections.append(f"## Earlier training\n\n{_block(rest)}")
     return "\n\n".join(sections) + "\n"
+
+
+def _settings_of(lineage):
+    """The settings that a card shows: without those of masks if none is drawn, with the libraries of products."""
+    without = OF_MASKS if positions_learned(lineage) == "all" else ()
+    settings = {name: value for name, value in lineage["settings"].items() if name not in without}
+    return settings | ({"products": lineage["products"]} if "products" in lineage else {})
+
+
+def _short(corpus):
+    """The counts of a corpus with those of only a few files."""
+    files = corpus.get("files")
+    if not isinstance(files, dict) or len(files) <= LISTED_FILES:
+        return corpus
+    listed = {name: files[name] for name in list(files)[:LISTED_FILES]}
+    return corpus | {"files": listed, "other_files": len(files) - LISTED_FILES}
 
 
 def _metadata(text: CardText, lineage: dict) -> ModelCardData:
@@ -438,6 +456,7 @@ _SHOWN = {  # settings that the card shows elsewhere
     "store",
     "other_stores",
     "objective",
+    "products",
 }
 
 

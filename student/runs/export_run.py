@@ -253,6 +253,8 @@ def _belonging(run: Path, path: Path):
     except (RunError, StoreError, ShardError):
         raise
     except Exception as error:  # of transformers, safetensors and torch, of many classes
+        if isinstance(error, OSError) and not path.exists():
+            raise  # see _reading
         raise RunError(
             f"{run / 'config.json'} and {path} do not belong together, or one is damaged ({describe(error)}). Nothing"
             " was changed. Put back copies of them, or give the step of a kept checkpoint."

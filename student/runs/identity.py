@@ -8,6 +8,7 @@ A run's config.json holds its identity. Not handled here: what else a run's dire
 
 import glob
 import json
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ from mlsm.common.json_checks import find_problem, object_of, optional
 from shards.manifest import fingerprint
 from shards.reader import Store, is_url
 from student.config import StudentConfig
+
+logger = logging.getLogger(__name__)
 
 _PLACES = object_of(
     dict.fromkeys(("store", "student", "continued_from"), optional(str | None)) | {"other_stores": optional(list[str])}
@@ -122,8 +125,19 @@ def default_directory(config: StudentConfig, identity: dict, encoder_config: dic
     if not (root / name).exists():
         for file in sorted(root.glob(f"{glob.escape(name.rpartition('-')[0])}-*/config.json")):
             found = read_or_none(file, is_description)
-            if found is not None and not differing_settings(found, identity, encoder_config):
+            if found is None:
+                continue
+            differing = differing_settings(found, identity, encoder_config)
+            if not differing:
                 return file.parent
+            if differing == ["store plan"] and not (file.parent / "result.json").exists():
+                where, plan = str(found["operational"].get("store")), found["store"]["plan"]
+                logger.warning(
+                    "%s is unfinished, and its store has grown since. To continue it instead of starting a new run, "
+                    "pass --store %s",
+                    file.parent,
+                    where if where.endswith(".json") else f"{where}/plans/{plan}.json",
+                )
     return root / name
 
 

@@ -64,7 +64,7 @@ class RunState:
             "baseline": self.baseline,
         }
         if config.continue_from is not None:  # the settings have the weights' hash; this is their path
-            found["continued_from"] = str(config.continue_from)
+            found["continued_from"] = str(config.continue_from.absolute())
         return found | libraries_record(run.libraries)
 
     def summary(self, run: Run, config: ResolvedConfig, parameters: int) -> dict:

@@ -92,7 +92,7 @@ def test_a_killed_run_resumes_as_an_unbroken_one(lsp_store, settings, tmp_path, 
     result = train(config)
     ours, theirs = log_of(config.run_dir), log_of(tmp_path / "unbroken")
     assert [line["loss"] for line in ours.values()] == [line["loss"] for line in theirs.values()]
-    assert {line["mask_rate"] for line in ours.values() if "mask_rate" in line} == {1.0}
+    assert not any("mask_rate" in line for line in ours.values())
     assert result["held_out_loss"] < result["baseline_loss"] + 1
 
 

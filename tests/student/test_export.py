@@ -252,6 +252,18 @@ def test_the_card_has_the_metadata_that_the_hub_reads(lsp_store, tmp_path, monke
     assert json.loads((tmp_path / "lineage.json").read_text())["store"]["corpus"]["files"] == files
 
 
+def test_a_card_shows_few_files_and_what_the_run_did(lsp_store, tmp_path, monkeypatch):
+    files = {f"texts/{number:04}.txt": {"documents": 1} for number in range(3000)}
+    monkeypatch.setattr(lsp_store, "plan", replace(lsp_store.plan, corpus={"documents": 3000, "files": files}))
+    model = build_student(StudentConfig(encoder="bert-2x32"), lsp_store, Mlsm(lsp_store))
+    settings = {"positions": "all", "mask_rate": 0.15, "corruption": "mask", "lr": 1}
+    lineage = LINEAGE | {"settings": settings, "products": {"weight_gradient 64 32 32": "torch"}}
+    export_student(model, tmp_path, Mlsm(lsp_store), lsp_store, lineage)
+    card = (tmp_path / "README.md").read_text()
+    assert card.count(".txt") == 5 and '"other_files": 2995' in card
+    assert "mask_rate" not in card and '"weight_gradient 64 32 32": "torch"' in card and "Earlier training" not in card
+
+
 @pytest.mark.parametrize(
     ("teacher", "base"),
     [

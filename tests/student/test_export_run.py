@@ -265,6 +265,21 @@ def test_a_checkpoint_that_the_run_replaces_meanwhile(finished, tmp_path, monkey
     assert not (tmp_path / "out").exists()
 
 
+def test_a_checkpoint_of_training_that_the_run_replaces_meanwhile(lsp_store, settings, tmp_path, monkeypatch):
+    config = StudentConfig(store=lsp_store.path, **settings | {"checkpoints": (), "save_every": 2})
+    with pytest.raises(Stopped):
+        train(config, stop_after(5))
+
+    def gone(path, model):
+        shutil.rmtree(path)
+        return load_weights(path, model)
+
+    load_weights = exporting.load_weights
+    monkeypatch.setattr(exporting, "load_weights", gone)
+    with pytest.raises(RunError, match="while it was read. Run the same command again"):
+        export_run(ExportConfig(run=config.run_dir, output=tmp_path / "out"))
+
+
 def test_without_names_the_newest_run_goes_to_runs_exports(lsp_store, settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for seed in (1, 2):

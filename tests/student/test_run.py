@@ -113,6 +113,26 @@ def test_a_grown_store_names_the_plan_with_which_the_run_goes_on(settings, tmp_p
     assert train(StudentConfig(store=plan, objective="mlm", **settings))["finished_before"]
 
 
+def test_an_unfinished_run_of_a_store_that_has_grown_is_named(settings, tmp_path, caplog, monkeypatch):
+    """In the default directory, where the same command starts a new run."""
+    monkeypatch.chdir(tmp_path)
+    store = write_store(tmp_path / "store", k=0)
+    given = {"objective": "mlm", **settings, "run_dir": None}
+
+    def stop(*_, **figures):
+        if figures.get("step") == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(StudentConfig(store=store.path, **given), stop)
+    (begun,) = tmp_path.glob("runs/students/*")
+    write_store(tmp_path / "store", k=0, train_windows=160)
+    assert train(StudentConfig(store=store.path, **given))["run"] != str(begun.relative_to(tmp_path))
+    (said,) = [line for line in caplog.text.splitlines() if "is unfinished, and its store has grown since" in line]
+    plan = said.rpartition(" ")[2]
+    assert train(StudentConfig(store=plan, **given))["run"] == str(begun.relative_to(tmp_path))
+
+
 def test_another_k_is_named(settings, tmp_path):
     stores = [write_store(tmp_path / str(k), k=k) for k in (24, 48)]
     train(StudentConfig(store=stores[0].path, **settings))
