@@ -31,6 +31,7 @@ from mlsm.common.extras import name_extras
 from mlsm.common.progress import silent
 from mlsm.common.settings import plain_hint, settable
 from mlsm.recipes.reading import recipe_settings, recipe_to_keep
+from mlsm.terminal.process import is_follower
 from mlsm.terminal.progress import Progress
 
 logger = logging.getLogger("mlsm")
@@ -88,7 +89,7 @@ def _run(command: Command, given: tuple[Any, ...], settings: dict[str, Any]) -> 
     with name_extras(f"mlsm.{command.python_name}"):
         if progress is not True:
             return command.run(config, progress or silent)
-        with Progress(sys.stderr) as shown:
+        with Progress(None if command.trains and is_follower() else sys.stderr) as shown:
             return command.run(config, shown)
 
 

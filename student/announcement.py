@@ -141,8 +141,8 @@ def _position_rows(start: Start) -> list:
     if not OBJECTIVES[start.config.objective].all_positions:
         return []
     what = {
-        "masked": "masked: only hidden tokens are predicted",
-        "all": "all: every token is predicted, none is hidden",
+        "masked": "masked: only masked tokens are predicted",
+        "all": "all: every token is predicted, none is masked",
     }
     positions = start.config.positions
     return [("positions", what[positions], start.origins.get("positions", "default"))]

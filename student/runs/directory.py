@@ -76,7 +76,7 @@ class Run:
     ):
         self.tables = tables
         self.identity = identity = run_identity(config, store, architecture, settings)
-        self.directory = Path(config.run_dir or default_directory(config, identity, architecture))
+        self.directory = Path(config.run_dir or default_directory(config, identity, architecture, store))
         disk.follow_no_links_below(config.run_dir or config.root)
         self.config_file = self.directory / "config.json"
         self.log_file = self.directory / "log.jsonl"

@@ -1,7 +1,7 @@
 """The identity of a run: the settings, store and encoder that define it, and how two runs differ.
 
     identity = run_identity(config, store, encoder_config)
-    default_directory(config, identity, encoder_config)        # where this run is, or would be started
+    default_directory(config, identity, encoder_config, store)        # where this run is, or would be started
 
 A run's config.json holds its identity. Not handled here: what else a run's directory holds (directory.py).
 """
@@ -119,7 +119,7 @@ def _without_pooler(encoder_config: dict) -> dict:
     return {name: value for name, value in encoder_config.items() if name not in unused}
 
 
-def default_directory(config: StudentConfig, identity: dict, encoder_config: dict) -> Path:
+def default_directory(config: StudentConfig, identity: dict, encoder_config: dict, store: Store) -> Path:
     """The default directory of a run. A run that was started with its dropout set or unset is found either way."""
     root, name = Path(config.root), default_name(config, identity)
     if not (root / name).exists():
@@ -130,23 +130,19 @@ def default_directory(config: StudentConfig, identity: dict, encoder_config: dic
             differing = differing_settings(found, identity, encoder_config)
             if not differing:
                 return file.parent
-            if differing == ["store plan"] and not (file.parent / "result.json").exists():
-                where, plan = str(found["operational"].get("store")), found["store"]["plan"]
-                logger.warning(
-                    "%s is unfinished, and its store has grown since. To continue it instead of starting a new run, "
-                    "pass --store %s",
-                    file.parent,
-                    where if where.endswith(".json") else f"{where}/plans/{plan}.json",
-                )
+            older = _older_plan(_flat(found), _flat(identity), store)
+            follows = {"store plan", "max_steps"}  # from the store's size, if epochs are given
+            if older and set(differing) <= follows and not (file.parent / "result.json").exists():
+                logger.warning("%s is unfinished; this command starts another run.%s", file.parent, older)
     return root / name
 
 
 def _older_plan(found: dict, expected: dict, store) -> str:
-    """How to continue with a run whose store has grown since: the flag for its plan; empty for other runs."""
+    """How to continue a run that read another plan of the store, perhaps before it grew; empty for other runs."""
     plan = f"{store.path}/plans/{found.get('store plan')}.json"
     changed = {name for name in ("store target", "store plan") if found.get(name) != expected[name]}
     grown = changed == {"store plan"} and (is_url(plan) or Path(plan).is_file())
-    return f" The store has grown since: the run continues with --store {plan}" if grown else ""
+    return f" It read another plan of this store, and continues with --store {plan}" if grown else ""
 
 
 def _flat(identity: dict) -> dict:

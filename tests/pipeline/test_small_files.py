@@ -216,6 +216,7 @@ def test_a_document_is_named_by_its_file(tmp_path, teacher_directory, monkeypatc
     for file in [*whole.path.glob("units/*"), *whole.path.glob("plans/*.yaml")]:
         file.unlink()
     found = verify(whole.path)
-    assert all(" more" not in entry["text"] for entry in found["missing"])
+    assert all(" more" not in entry["text"] and " more" in entry["source"] for entry in found["missing"])
+    assert {tuple(entry["records"]) for entry in found["missing"]} == {(u.start, u.stop) for u in whole.plan.units}
     (command,) = found["commands"]
     assert all(str(file) in command for file in tmp_path.glob("texts/*")) and " more" not in command

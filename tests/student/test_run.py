@@ -106,18 +106,19 @@ def test_a_grown_store_names_the_plan_with_which_the_run_goes_on(settings, tmp_p
     store = write_store(tmp_path / "store", k=0)
     train(StudentConfig(store=store.path, objective="mlm", **settings))
     write_store(tmp_path / "store", k=0, train_windows=160)
-    with pytest.raises(RunError, match="The store has grown since: the run continues with --store (.*json)") as caught:
+    with pytest.raises(RunError, match="It read another plan of this store, and continues with --store (.*json)") as caught:
         train(StudentConfig(store=store.path, objective="mlm", **settings))
     plan = str(caught.value).rpartition(" ")[2]
     assert caplog.text.count("has 2 plans. The text of") == 1
     assert train(StudentConfig(store=plan, objective="mlm", **settings))["finished_before"]
 
 
-def test_an_unfinished_run_of_a_store_that_has_grown_is_named(settings, tmp_path, caplog, monkeypatch):
-    """In the default directory, where the same command starts a new run."""
+@pytest.mark.parametrize("length", [{}, {"max_steps": None, "epochs": 8}])
+def test_an_unfinished_run_of_a_store_that_has_grown_is_named(settings, tmp_path, caplog, monkeypatch, length):
+    """In the default directory, where the same command starts a new run, perhaps of other steps."""
     monkeypatch.chdir(tmp_path)
     store = write_store(tmp_path / "store", k=0)
-    given = {"objective": "mlm", **settings, "run_dir": None}
+    given = {"objective": "mlm", **settings, "run_dir": None, **length}
 
     def stop(*_, **figures):
         if figures.get("step") == 3:
@@ -126,9 +127,12 @@ def test_an_unfinished_run_of_a_store_that_has_grown_is_named(settings, tmp_path
     with pytest.raises(KeyboardInterrupt):
         train(StudentConfig(store=store.path, **given), stop)
     (begun,) = tmp_path.glob("runs/students/*")
+    other = write_store(tmp_path / "other", k=0, train_windows=120)
+    train(StudentConfig(store=other.path, **given))
+    assert "is unfinished" not in caplog.text  # that store does not have the plan
     write_store(tmp_path / "store", k=0, train_windows=160)
     assert train(StudentConfig(store=store.path, **given))["run"] != str(begun.relative_to(tmp_path))
-    (said,) = [line for line in caplog.text.splitlines() if "is unfinished, and its store has grown since" in line]
+    (said,) = [line for line in caplog.text.splitlines() if f"{begun.name} is unfinished" in line]
     plan = said.rpartition(" ")[2]
     assert train(StudentConfig(store=plan, **given))["run"] == str(begun.relative_to(tmp_path))
 

@@ -60,9 +60,10 @@ logger = logging.getLogger(__name__)
 
 
 def choose_layer(config: ChooseLayerConfig, progress: Callable[..., None] = silent) -> dict:
-    """Diagnose every layer and k in the settings, and recommend a layer.
+    """Diagnose every layer and k in the settings, and name the best layer of each k.
 
-    Returns  dict for JSON: directory, first_sense, layers (one dict for every layer and k), recommended
+    Returns  dict for JSON: directory, first_sense, conclusive (whether enough words were learned from to recommend a
+             layer), layers (one dict for every layer and k), recommended (the best of each k)
     Raises   WsdDataError, CorpusError, TeacherError, DeviceError, EncodeError
     """
     started = time.perf_counter()
