@@ -106,7 +106,10 @@ def choose_layer(
     limit_train: int | None = None,
     tolerance: float = 0.001,
 ) -> Report:
-    """Choose the layer of a teacher to encode, by word-sense disambiguation with every layer's LSPs."""
+    """Choose the layer of a teacher to encode, by word-sense disambiguation with every layer's LSPs.
+
+    Settings: `mlsm help choose-layer`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def clean(
     config: CleanConfig | None = None,
@@ -117,7 +120,10 @@ def clean(
     dry_run: bool = False,
     all: bool = False,
 ) -> Report:
-    """Remove what killed processes left behind."""
+    """Remove what killed processes left behind.
+
+    Settings: `mlsm help clean`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def compare(
     config: CompareConfig | None = None,
@@ -130,7 +136,10 @@ def compare(
     diagnostic: PathOrText | None = None,
     intruders: PathOrText | Sequence[PathOrText] = (),
 ) -> Compared:
-    """Compare models by the records of finetune and evaluate_blimp."""
+    """Compare models by the records of finetune and evaluate_blimp.
+
+    Settings: `mlsm help compare`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def count_flops(
     config: CountFlopsConfig | None = None,
@@ -150,7 +159,10 @@ def count_flops(
     dictionary_epochs: float = 2.0,
     output: PathOrText = "runs",
 ) -> Report:
-    """Count the operations of pre-training, only from configurations."""
+    """Count the operations of pre-training, only from configurations.
+
+    Settings: `mlsm help count-flops`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def derive_shards(
     config: DeriveConfig | None = None,
@@ -161,7 +173,10 @@ def derive_shards(
     top_n: int = 8,
     output: PathOrText | None = None,
 ) -> EncodedStore:
-    """Make a store with fewer entries per token from a stored one, without the teacher."""
+    """Make a store with fewer entries per token from a stored one, without the teacher.
+
+    Settings: `mlsm help derive-shards`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def docs(
     config: DocsConfig | None = None,
@@ -170,7 +185,10 @@ def docs(
     progress: Progress = None,
     page: PathOrText | None = None,
 ) -> Report:
-    """Find a page of the documentation: docs(page="corpora")["file"]; all of them: docs()["pages"]."""
+    """Find a page of the documentation: docs(page="corpora")["file"]; all of them: docs()["pages"].
+
+    Settings: `mlsm help docs`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def doctor(
     config: DoctorConfig | None = None,
@@ -180,7 +198,10 @@ def doctor(
     output: PathOrText = "runs",
     gpu: bool = False,
 ) -> Report:
-    """What this machine has, and what that means for speed: doctor()["checks"]."""
+    """What this machine has, and what that means for speed: doctor()["checks"].
+
+    Settings: `mlsm help doctor`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def encode_hidden(
     config: EncodeHiddenConfig | None = None,
@@ -218,7 +239,10 @@ def encode_hidden(
     seed: int = 42,
     hidden: PathOrText | None = None,
 ) -> list[EncodedStore]:
-    """Encode a corpus into shards of the teacher's hidden states: a list of one store for each layer."""
+    """Encode a corpus into shards of the teacher's hidden states: a list of one store for each layer.
+
+    Settings: `mlsm help encode-hidden`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def encode_ids(
     config: EncodeIdsConfig | None = None,
@@ -244,7 +268,10 @@ def encode_ids(
     dry_run: bool = False,
     tokenizer: PathOrText | None = None,
 ) -> list[EncodedStore]:
-    """Encode a corpus into shards of token ids, all that the mlm objective needs: a list of one store."""
+    """Encode a corpus into shards of token ids, all that the mlm objective needs: a list of one store.
+
+    Settings: `mlsm help encode-ids`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def encode_images(
     config: ImagesConfig | None = None,
@@ -257,7 +284,10 @@ def encode_images(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     output: PathOrText = "runs",
 ) -> Report:
-    """Write the vectors of the patches of images, for learn_dictionary and show_lsp."""
+    """Write the vectors of the patches of images, for learn_dictionary and show_lsp.
+
+    Settings: `mlsm help encode-images`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def encode_logits(
     config: EncodeLogitsConfig | None = None,
@@ -290,7 +320,10 @@ def encode_logits(
     top_n: int | Literal["all"] = 64,
     masked: bool = False,
 ) -> list[EncodedStore]:
-    """Encode a corpus into shards of the teacher's most probable words, for distillation: a list of one store."""
+    """Encode a corpus into shards of the teacher's most probable words, for distillation: a list of one store.
+
+    Settings: `mlsm help encode-logits`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def encode_lsp(
     config: EncodeConfig | None = None,
@@ -340,6 +373,8 @@ def encode_lsp(
 
     mlsm.encode_lsp(teacher="bert-base-cased", layer=10, corpus="wiki/*.txt")
     With dry_run=True it returns a list of one Estimate and keeps no files.
+
+    Settings: `mlsm help encode-lsp`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
     """
 
 def evaluate_blimp(
@@ -357,7 +392,10 @@ def evaluate_blimp(
     batch_tokens: int | None = None,
     device: PathOrText = "auto",
 ) -> Report:
-    """Score masked language models on BLiMP's minimal pairs."""
+    """Score masked language models on BLiMP's minimal pairs.
+
+    Settings: `mlsm help evaluate-blimp`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def export_store(
     config: ExportStoreConfig | None = None,
@@ -367,7 +405,10 @@ def export_store(
     store: PathOrText | None = None,
     output: PathOrText | None = None,
 ) -> Report:
-    """Write a store as Parquet files with a dataset card: datasets.load_dataset(exported["output"]) reads them."""
+    """Write a store as Parquet files with a dataset card: datasets.load_dataset(exported["output"]) reads them.
+
+    Settings: `mlsm help export-store`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def export_student(
     config: ExportConfig | None = None,
@@ -384,7 +425,10 @@ def export_student(
     language: PathOrText | Sequence[PathOrText] = (),
     dry_run: bool = False,
 ) -> Exported:
-    """Export a checkpoint of a run as files that transformers loads; with push_to_hub also to the Hub."""
+    """Export a checkpoint of a run as files that transformers loads; with push_to_hub also to the Hub.
+
+    Settings: `mlsm help export-student`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def finetune(
     config: FinetuneConfig | None = None,
@@ -414,7 +458,10 @@ def finetune(
     device: PathOrText = "auto",
     smoke: bool = False,
 ) -> Report:
-    """Fine-tune models on ten tasks, with paired heads and batches: one record per task and seed."""
+    """Fine-tune models on ten tasks, with paired heads and batches: one record per task and seed.
+
+    Settings: `mlsm help finetune`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def import_dictionary(
     config: ImportConfig | None = None,
@@ -425,7 +472,10 @@ def import_dictionary(
     orientation: Literal["auto", "rows", "columns"] = "auto",
     output: PathOrText = "runs",
 ) -> Report:
-    """Make a dictionary from a .npy file of atoms, such as the official code's: file="layer_10_k_3000.npy"."""
+    """Make a dictionary from a .npy file of atoms, such as the official code's: file="layer_10_k_3000.npy".
+
+    Settings: `mlsm help import-dictionary`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def import_student(
     config: ImportStudentConfig | None = None,
@@ -436,7 +486,10 @@ def import_student(
     max_length: int = 128,
     output: PathOrText | None = None,
 ) -> ImportedStudent:
-    """Split a checkpoint of the official MLSM code into encoder, LSP head and word head: an export."""
+    """Split a checkpoint of the official MLSM code into encoder, LSP head and word head: an export.
+
+    Settings: `mlsm help import-student`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def learn_dictionary(
     config: LearnConfig | None = None,
@@ -474,7 +527,10 @@ def learn_dictionary(
     seed: int = 42,
     hidden: PathOrText | None = None,
 ) -> list[LearnedDictionary]:
-    """Learn the dictionary of each layer and k of a teacher, or one of the vectors in a file: hidden="states.npy"."""
+    """Learn the dictionary of each layer and k of a teacher, or one of the vectors in a file: hidden="states.npy".
+
+    Settings: `mlsm help learn-dictionary`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def make_mask_weights(
     config: MaskWeightsConfig | None = None,
@@ -489,7 +545,10 @@ def make_mask_weights(
     words: PathOrText | None = None,
     output: PathOrText | None = None,
 ) -> Report:
-    """Make a table of how often each token is to be masked: mlsm.train_student(mask_weights=made["mask_weights"])."""
+    """Make a table of how often each token is to be masked: mlsm.train_student(mask_weights=made["mask_weights"]).
+
+    Settings: `mlsm help make-mask-weights`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def match_entropy(
     config: MatchEntropyConfig | None = None,
@@ -502,7 +561,10 @@ def match_entropy(
     samples: int = 20000,
     teacher: PathOrText | None = None,
 ) -> Report:
-    """Find the temperature, and the penalty, at which a store's targets are as flat as another's."""
+    """Find the temperature, and the penalty, at which a store's targets are as flat as another's.
+
+    Settings: `mlsm help match-entropy`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def prepare_data(
     config: PrepareDataConfig | None = None,
@@ -513,7 +575,10 @@ def prepare_data(
     from_: PathOrText | None = None,
     output: PathOrText = "data",
 ) -> Report:
-    """Put evaluation data as published into the layout that evaluations read: dataset="wic", from_="downloads"."""
+    """Put evaluation data as published into the layout that evaluations read: dataset="wic", from_="downloads".
+
+    Settings: `mlsm help prepare-data`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def score_text(
     config: ScoreTextConfig | None = None,
@@ -530,7 +595,10 @@ def score_text(
     batch_tokens: int | None = None,
     device: PathOrText = "auto",
 ) -> Report:
-    """Score the sentences, or the minimal pairs, of files: models="bert-base-cased", sentences="reviews.txt"."""
+    """Score the sentences, or the minimal pairs, of files: models="bert-base-cased", sentences="reviews.txt".
+
+    Settings: `mlsm help score-text`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def show_lsp(
     config: ShowLspConfig | None = None,
@@ -553,7 +621,10 @@ def show_lsp(
     samples: int = 2000000,
     diagnostic: PathOrText | None = None,
 ) -> Report:
-    """What LSPs stand for: of a store, a word, a text; with html="lsps" as pages to browse."""
+    """What LSPs stand for: of a store, a word, a text; with html="lsps" as pages to browse.
+
+    Settings: `mlsm help show-lsp`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def show_shards(
     config: ShowConfig | None = None,
@@ -568,7 +639,10 @@ def show_shards(
     max_tokens: int = 512,
     against: PathOrText | None = None,
 ) -> Report:
-    """What a store holds: statistics, or one document or window with its targets."""
+    """What a store holds: statistics, or one document or window with its targets.
+
+    Settings: `mlsm help show-shards`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def similarity(
     texts_a: PathOrText | Sequence[PathOrText] | SimilarityConfig = (),
@@ -584,6 +658,8 @@ def similarity(
     """How alike texts are by their LSPs, pair by pair: `similarity("A cat.", "A dog.", store)` has them as `pairs`.
 
     store  a store of LSPs, or a student that predicts them; with tasks="stsb" instead of texts: tables
+
+    Settings: `mlsm help similarity`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
     """
 
 def study(
@@ -598,7 +674,10 @@ def study(
     dry_run: bool = False,
     print_commands: Literal["make", "slurm"] | None = None,
 ) -> Report:
-    """Run a whole study from one recipe: stores, students, evaluations, and their comparison."""
+    """Run a whole study from one recipe: stores, students, evaluations, and their comparison.
+
+    Settings: `mlsm help study`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def track(
     config: TrackConfig | None = None,
@@ -610,7 +689,10 @@ def track(
     samples: int = 2000000,
     output: PathOrText = "runs/tracking",
 ) -> Report:
-    """Match the LSPs of two or more stores of the same text: mlsm.track(stores=(before, after))."""
+    """Match the LSPs of two or more stores of the same text: mlsm.track(stores=(before, after)).
+
+    Settings: `mlsm help track`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def train_probe(
     config: ProbeConfig | None = None,
@@ -650,7 +732,10 @@ def train_probe(
     student: PathOrText | None = None,
     probe_input: Literal["softmax", "logits", "hidden"] = "softmax",
 ) -> TrainedStudent:
-    """Train a linear probe that predicts words from the LSPs of a frozen student."""
+    """Train a linear probe that predicts words from the LSPs of a frozen student.
+
+    Settings: `mlsm help train-probe`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def train_student(
     config: StudentConfig | None = None,
@@ -716,6 +801,8 @@ def train_student(
     """Train an encoder from shards; continue where an interrupted run of the same settings stopped.
 
     mlsm.train_student(store=store, encoder="bert-6x256")    # steps, batch size and learning rate follow from the store
+
+    Settings: `mlsm help train-student`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
     """
 
 def train_tokenizer(
@@ -733,7 +820,10 @@ def train_tokenizer(
     output: PathOrText = "runs",
     vocab_size: int = 8192,
 ) -> list[PathOrText]:
-    """Train a cased WordPiece tokenizer. Returns a list with its directory."""
+    """Train a cased WordPiece tokenizer. Returns a list with its directory.
+
+    Settings: `mlsm help train-tokenizer`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """
 
 def verify_shards(
     config: VerifyConfig | None = None,
@@ -744,4 +834,7 @@ def verify_shards(
     full: bool = False,
     repair: bool = False,
 ) -> Verified:
-    """Check that a store is whole; with full=True every byte of it."""
+    """Check that a store is whole; with full=True every byte of it.
+
+    Settings: `mlsm help verify-shards`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
+    """

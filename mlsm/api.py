@@ -46,9 +46,17 @@ def function_of(name: str) -> Callable[..., Any]:
 
     function.__name__ = function.__qualname__ = command.python_name
     function.__module__ = "mlsm"
-    function.__doc__ = command.run.__doc__
+    function.__doc__ = docstring_of(command)
     function.__signature__ = _signature(command)  # type: ignore[attr-defined]
     return function
+
+
+def docstring_of(command: Command) -> str:
+    """The docstring of a command's function."""
+    return (
+        f"{inspect.getdoc(command.run)}\n\nSettings: `mlsm help {command.name}`. Raises ValueError for a setting that "
+        "does not fit, TypeError for an unknown one."
+    )
 
 
 def _signature(command: Command) -> inspect.Signature:
@@ -73,10 +81,17 @@ def _more(command: Command) -> list[str]:
 def _run(command: Command, given: tuple[Any, ...], settings: dict[str, Any]) -> Any:
     progress = settings.pop("progress", None)
     recipe = settings.pop("recipe", None) if command.recipes else None
+    if "config" in settings:
+        given = (settings.pop("config"), *given)
+    if given[:1] == (None,):
+        given = given[1:]
     config = given[0] if given and isinstance(given[0], command.settings) else None
     if config is None:
         if len(given) > len(command.by_position):
-            raise TypeError(f"{command.python_name} takes its settings as keyword arguments, or one settings object")
+            raise TypeError(
+                f"{command.python_name} takes its settings as keyword arguments, or one {command.settings.__name__}; "
+                f"found {type(given[0]).__name__}"
+            )
         by_position = dict(zip(command.by_position, given, strict=False))
         if twice := by_position.keys() & settings.keys():
             raise TypeError(f"{command.python_name} got {', '.join(sorted(twice))} twice")

@@ -90,8 +90,11 @@ class Store(StoreFacts):
     def iter_records(self, split: str | None = None) -> Iterator[UnitRecord]:
         """The same records one by one, as all records of a large store take gigabytes.
 
-        Raises  StoreError when a record no longer exists, ShardError when it is damaged or another store's
+        Raises  StoreError when a record no longer exists, ShardError when it is damaged or another store's; ValueError
+                when there is no such split
         """
+        if split not in (None, "train", "held_out"):
+            raise ValueError(f"a split is train or held_out, found {split!r}")
         for unit in self.plan.units:
             if split in (None, unit.split):
                 yield self.record(unit.id)
@@ -109,8 +112,8 @@ class Store(StoreFacts):
         return [f"{self.path}/units/{record.file}" for record in self.iter_records(split)]
 
     def split(self, name: str) -> WindowReader:
-        """WindowReader over `train` or `held_out`."""
-        if not any(unit.split == name for unit in self.plan.units):
+        """WindowReader over `train` or `held_out`. Raises StoreError when it has no windows, or as `iter_records`."""
+        if name in ("train", "held_out") and not any(unit.split == name for unit in self.plan.units):
             other = "its corpus is too small for a held-out part" if name == "held_out" else "all its text is held out"
             raise StoreError(f"{self.path} has no {name} windows; {other}")
         return WindowReader(self, self.iter_records(name), name)

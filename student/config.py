@@ -345,9 +345,8 @@ class StudentConfig:
         if self.target_temperature != 1 and not facts.temperable:
             raise ValueError(
                 f"--target-temperature other than 1 is for the objectives {_names('temperable')}, found "
-                f"{self.objective}: mlm, hard-mlsm and supersense learn no stored distribution, and kd sums the "
-                "entries that its store omits into one bucket, whose power is not the sum of their powers. Omit it, "
-                "or use one of these objectives."
+                f"{self.objective}, which learns no stored distribution, or one whose power is not known (kd sums the "
+                "entries that its store omits). Omit it, or use one of these objectives."
             )
         if (self.wordnet is None) == facts.wordnet:
             raise ValueError(

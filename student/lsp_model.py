@@ -294,6 +294,7 @@ def find_file(source: str | Path, name: str, revision: str | None = None) -> str
             ) from None
         raise RunError(
             f"{source} has no {name}, so it has no LSP outputs. Expected a student with LSP outputs: a finished run, "
-            f"its export, a kept checkpoint or a Hub id. Any other checkpoint of a run:  {program()} export-student "
-            "RUN"
+            "its export, a kept checkpoint or a Hub id. Export any other checkpoint of a run:  "
+            f"{program()} export-student RUN; one that Trainer saved: "
+            "LspForPreTraining.from_pretrained(CHECKPOINT).export(DIRECTORY)"
         ) from None

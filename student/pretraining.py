@@ -191,6 +191,11 @@ class LspForPreTraining(PreTrainedModel):
     def __init__(self, config: LspConfig, student: Student | None = None):
         super().__init__(config)
         if student is None:
+            if config.encoder is None:
+                raise RunError(
+                    "not a checkpoint that Trainer saved of an LspForPreTraining. mlsm.LspModel loads exports, and "
+                    "mlsm.train_student(continue_from=...) trains them further."
+                )
             encoder = AutoModel.from_config(config.encoder, **without_pooler(config.encoder))
             student = Student(encoder, config.lsps, tied=False, seed=0)
         self.student = student
@@ -213,13 +218,13 @@ class LspForPreTraining(PreTrainedModel):
     ) -> "LspForPreTraining":
         """An untrained student for a store's LSPs, with the first weights of `train-student --seed`.
 
-        encoder  see train-student: bert-6x256, a directory, a Hub id, ...
+        encoder  see train-student: bert-6x256, a directory, a Hub id, ... Its configuration is read, not its weights
         dropout  of the encoder; None: what its config says
         Raises   RunError when the store holds no LSPs, or does not fit the encoder
         """
         store = open_store(store)
         objective = Mlsm(store)
-        config = StudentConfig(encoder=os.fspath(encoder), seed=seed, dropout=dropout)
+        config = StudentConfig(encoder=os.path.expanduser(encoder), seed=seed, dropout=dropout)
         student = build_student(config, store, objective)
         settings = {"encoder": config.encoder, "seed": seed, "dropout": dropout}
         known = {"store": str(store.path), "target": store.target_id, "plan": store.plan_id, "settings": settings}
@@ -302,12 +307,13 @@ class LspForPreTraining(PreTrainedModel):
         segments = {"segments": True} if self._has_segments and store_has_pairs(of) else {}
         settings = {"objective": "mlsm", **self.config.settings, **segments, **known.pop("settings", {})}
 
-        def write(place) -> None:
-            export_student(self.student, place, Mlsm(of), of, {**unknown, **known, "settings": settings})
+        def write(new: Path) -> None:
+            export_student(self.student, new, Mlsm(of), of, {**unknown, **known, "settings": settings})
 
-        check_export_place(Path(directory), "Nothing was changed. Choose another directory.")
-        with writing(Path(directory)):
-            publish_directory(Path(directory), write)
+        place = Path(directory).expanduser()
+        check_export_place(place, "Nothing was changed. Choose another directory.")
+        with writing(place):
+            publish_directory(place, write)
 
     def get_input_embeddings(self) -> torch.nn.Module:
         """The token embeddings of the encoder."""

@@ -136,6 +136,8 @@ def without_rivals(values: dict, given: Mapping[str, Any], kind: str | None = No
             dropped = dropped | {"lr"}
     if given.get("continue_from") is not None:
         dropped = dropped | {"encoder", "optimizer", "lr", "dropout"}
+    if objective is not None and objective not in OBJECTIVES:
+        return values  # the settings' class says so
     if kind and "objective" in values.keys() - given.keys() and kind not in OBJECTIVES[values["objective"]].kinds:
         objective = USUAL_OBJECTIVE[kind]
         values = values | {"objective": objective}

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import mlsm  # noqa: E402
+from mlsm.api import docstring_of  # noqa: E402
 from mlsm.commands import Command, load_all  # noqa: E402
 from mlsm.common.settings import plain_hint, settable  # noqa: E402
 
@@ -67,7 +68,7 @@ def _function(command: Command) -> str:
     lines += ["recipe: PathOrText | None = None"] * command.recipes + ["progress: Progress = None"]
     lines += [_parameter(field) for name, field in fields.items() if name not in command.by_position]
     returned = _spell(_returned(command))
-    docstring = (inspect.getdoc(command.run) or "").replace("\n", "\n    ").replace("    \n", "\n")
+    docstring = docstring_of(command).replace("\n", "\n    ").replace("    \n", "\n")
     listed = "".join(f"    {line},\n" for line in lines)
     return f'def {command.python_name}(\n{listed}) -> {returned}:\n    """{docstring}{_end(docstring)}"""\n'
 

@@ -8,6 +8,7 @@ import sys
 import typing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from stub import stub
 from tiny_store import write_store
@@ -173,3 +174,39 @@ def test_a_result_is_no_type_error_where_a_path_is_expected(function, argument):
     """As in the examples of docs/python.md: a TrainedStudent is neither a str nor a Path, but is PathLike."""
     assert issubclass(TrainedStudent, os.PathLike)
     assert {str, os.PathLike[str]} <= set(typing.get_args(inspect.signature(function).parameters[argument].annotation))
+
+
+def test_settings_from_columns_ranges_and_generators(tmp_path):
+    texts = (tmp_path / name for name in ("a.txt", "b.txt"))
+    config = mlsm.EncodeConfig(layer=range(1, 3), lam=0.1, k=np.array([16, 32]), corpus=texts, teacher="bundled")
+    assert (config.layer, config.k) == ((1, 2), (16, 32)) and all(isinstance(k, int) for k in config.k)
+    assert config.corpus == (str(tmp_path / "a.txt"), str(tmp_path / "b.txt"))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda: mlsm.train_student(objective="mslm"), ValueError, "--objective takes one of .*Did you mean mlm?"),
+        (lambda: mlsm.train_student(objective="MLM", recipe="quickstart"), ValueError, "--objective takes one of"),
+        (lambda: mlsm.show_shards(store=["a"]), ValueError, "Pass the only entry of this list instead"),
+        (lambda: mlsm.train_student(mlsm.EncodeConfig()), TypeError, "one StudentConfig; found EncodeConfig"),
+        (lambda: mlsm.train_student(config=3), TypeError, "one StudentConfig; found int"),
+    ],
+)
+def test_a_slip_is_named(call, error, said):
+    with pytest.raises(error, match=said):
+        call()
+
+
+def test_other_names_of_splits(tmp_path):
+    Path(tmp_path / "a.txt").write_text("\n\n".join(f"Document {n} has a few words." for n in range(300)))
+    (store,) = mlsm.encode_ids(corpus=tmp_path / "a.txt", tokenizer="bundled", max_length=32, output=tmp_path / "runs")
+    for read in (lambda: mlsm.LspWindows(store, "test"), lambda: mlsm.Store.open(store).urls("validation")):
+        with pytest.raises(ValueError, match="a split is train or held_out, found"):
+            read()
+
+
+def test_a_tilde_is_expanded_where_a_dictionary_is_saved(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    mlsm.Dictionary(np.eye(3, dtype=np.float32), [], "test", {}).save("~/atoms")
+    assert mlsm.Dictionary.load(tmp_path / "atoms").atoms_Kd.shape == (3, 3)

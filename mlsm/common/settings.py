@@ -15,7 +15,7 @@ import dataclasses
 import difflib
 import numbers
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from operator import is_
 from pathlib import Path
@@ -64,6 +64,7 @@ def revise(settings: _Value, **values: Any) -> _Value:
 
 def convert_field(field: dataclasses.Field, value: object, text: bool = False) -> Any:
     """Convert a value to the type of a dataclass field. See `convert` for arguments; errors name the flag."""
+    value = _as_list(value)
     parts: list | tuple = value if isinstance(value, list | tuple) else (value,)
     if any("\0" in str(part) for part in parts if isinstance(part, str | os.PathLike)):
         raise ValueError(f"{flag_of(field)} must not contain a NUL character, found {value!r}")
@@ -74,6 +75,13 @@ def convert_field(field: dataclasses.Field, value: object, text: bool = False) -
         raise ValueError(
             f"{flag_of(field)} takes {type_in_words(hint)}, found {value!r}{_advice(hint, value)}"
         ) from None
+
+
+def _as_list(value):
+    """A column, range, array or generator as a list; anything else as it is."""
+    if isinstance(value, str | bytes | list | tuple | Mapping | Set | os.PathLike) or not hasattr(value, "__iter__"):
+        return value
+    return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
 def require(settings: Any, name: str, holds: Callable[[Any], bool], rule: str) -> None:
@@ -174,6 +182,10 @@ def type_in_words(hint: Any) -> str:
 
 def _advice(hint, value) -> str:
     """Guess what the user meant, as the end of an error message."""
+    if isinstance(value, list | tuple) and len(value) == 1:
+        with suppress(ValueError, OverflowError):
+            convert(hint, value[0])
+            return ". Pass the only entry of this list instead."
     choices = _choices(hint)
     for one in value if isinstance(value, list | tuple) else [value]:
         close = difflib.get_close_matches(one, choices, n=1, cutoff=0.4) if isinstance(one, str) else []

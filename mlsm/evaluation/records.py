@@ -199,7 +199,7 @@ def read(paths: Iterable[Path | str]) -> list[dict]:
     Returns  list of dicts, in the order of the arguments, within a directory by path; `file` is the file of each
     Raises   RecordError, which names a malformed file and field, or says that there are no records
     """
-    files = [file for path in paths for file in _find_files(Path(path))]
+    files = [file for path in paths for file in _find_files(Path(path).expanduser())]
     if not files:
         raise RecordError(f"no records in {', '.join(map(str, paths))}. Make some:  {program()} finetune MODEL")
     return [read_file(file) | {"file": str(file)} for file in dict.fromkeys(files)]

@@ -88,7 +88,7 @@ class Dictionary:
 
         Raises DictionaryError if the directory already holds something else.
         """
-        directory = Path(directory)
+        directory = Path(directory).expanduser()
         record = {
             "format": FORMAT,
             "fingerprint": self.fingerprint,

@@ -106,7 +106,9 @@ def test_a_grown_store_names_the_plan_with_which_the_run_goes_on(settings, tmp_p
     store = write_store(tmp_path / "store", k=0)
     train(StudentConfig(store=store.path, objective="mlm", **settings))
     write_store(tmp_path / "store", k=0, train_windows=160)
-    with pytest.raises(RunError, match="It read another plan of this store, and continues with --store (.*json)") as caught:
+    with pytest.raises(
+        RunError, match="It read another plan of this store, and continues with --store (.*json)"
+    ) as caught:
         train(StudentConfig(store=store.path, objective="mlm", **settings))
     plan = str(caught.value).rpartition(" ")[2]
     assert caplog.text.count("has 2 plans. The text of") == 1
