@@ -80,7 +80,8 @@ class CorpusConfig(TextConfig):
 
     held_out_by: Literal["document", "file"] = "document"
     """Hold out one document in a hundred, chosen by content, or with `file` whole files, at least one, so that no part
-    of a held-out book is trained on. `file` makes a plan and stores of its own."""
+    of a held-out book is trained on. `file` makes a plan and stores of its own, in which small files are not joined:
+    each makes a shard."""
     packing: Literal["packed", "pairs"] = "packed"
     """`packed` fills each window with text, documents one after the other. `pairs`, as in the official code, puts two
     lines of a document into a window, [CLS] A [SEP] B [SEP], and pads the rest, for text with one sentence per line. A

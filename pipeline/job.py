@@ -98,7 +98,11 @@ class Job:
 
     def no_windows_error(self) -> CorpusError:
         """The error to raise if the text gives no window."""
-        advice = "A pair needs a document of two sentences" if self.config.packing == "pairs" else "Check --corpus"
+        advice = (
+            "A pair needs a document of two lines, one sentence on each"
+            if self.config.packing == "pairs"
+            else "Check --corpus"
+        )
         return CorpusError(f"no window can be cut from {', '.join(self.config.corpus)}. {advice}.")
 
     def check_unchanged(self, name: str) -> None:

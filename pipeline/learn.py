@@ -275,8 +275,8 @@ def _announce(directory):
     others = sorted(path for path in directory.parent.glob(f"{name}-*") if path.name.rpartition("-")[0] == name)
     if others:
         logger.info(
-            "learning a new dictionary for this corpus and these settings, so this is a new store; --dictionary %s "
-            "would add to the store of an earlier one",
+            "learning a new dictionary for this corpus and these settings, so this is a new store; --dictionary %s, "
+            "instead of options that say how one is learned, would add to the store of an earlier one",
             others[-1],
         )
 

@@ -124,7 +124,7 @@ def _target(source, top_n):
     if kept != "all" and top_n >= kept:
         raise RequestError(
             f"{source.path} keeps {kept} entries per token; --top-n {top_n} cannot be derived from it, only fewer "
-            f"than {kept}. To get more, run the encode-{source.kind} command that made it again, with --top-n {top_n}."
+            f"than {kept}. To get more, repeat the encode-{source.kind} command that made it, with a larger --top-n."
         )
     settings = old["settings"] | {"top_n": top_n, "derived_from": old["target"]}
     return old | {"settings": settings, "target": fingerprint(settings)}

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from mlsm.common import disk, locks
-from mlsm.common.durable import explain_link, publish_json, replace_json
+from mlsm.common.durable import explain_link, naming, publish_json, replace_json
 from mlsm.common.machine import cpu_model
 from mlsm.common.version import VERSION
 from shards import codec
@@ -175,7 +175,8 @@ class UnitWriter:
         self._append(raw)
 
     def _append(self, raw):
-        disk.write(self._file, raw)
+        with naming(self.files.units):
+            disk.write(self._file, raw)
         self._hash.update(raw)
         self._size += len(raw)
 

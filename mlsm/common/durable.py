@@ -39,16 +39,28 @@ def appearing_whole(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     with _temporary(path) as temporary:
         file = io.BufferedWriter(disk.create(temporary))
         try:
-            yield file
-            file.flush()
-            if sync:
-                disk.fsync(file)
+            with naming(path):
+                yield file
+                file.flush()
+                if sync:
+                    disk.fsync(file)
         except BaseException:
             with suppress(OSError):  # closing tries once more to write what could not be written
                 disk.close(file)
             raise
         disk.close(file)
         _rename(temporary, path, sync)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of the file system that names no file, such as that of a full disk, name this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def replace_bytes(path: Path, content: bytes, sync: bool = True) -> None:
@@ -204,7 +216,8 @@ def refuse_what_is_in_the_way() -> Iterator[None]:
         ) from error
 
 
-REMEDIES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "Make room")
+REMEDIES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room")
+REMEDIES |= {errno.EFBIG: "Raise the limit of file sizes (ulimit -f), or name a place on another file system"}
 REMEDIES |= dict.fromkeys((errno.EACCES, errno.EPERM), "Check its permissions, or name another place")
 REMEDIES |= dict.fromkeys((errno.EROFS, errno.ENOTDIR), "Name another place")
 """what a user can do about an error of the file system, by its number"""

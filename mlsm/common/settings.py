@@ -88,7 +88,8 @@ def require(settings: Any, name: str, holds: Callable[[Any], bool], rule: str) -
     """Raise ValueError, with the flag's name, if a setting is not None and violates a rule."""
     value = getattr(settings, name)
     if value is not None and not holds(value):
-        raise ValueError(f"--{name.replace('_', '-')} must be {rule}, found {value}")
+        found = ", ".join(map(str, value)) if isinstance(value, tuple) else value
+        raise ValueError(f"--{name.replace('_', '-')} must be {rule}, found {found}")
 
 
 def require_at_least(settings: Any, least: int, *names: str) -> None:

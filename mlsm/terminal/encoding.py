@@ -2,9 +2,10 @@
 
 from mlsm.common.errors import EXIT_QUARANTINE
 from mlsm.common.invocation import program
-from mlsm.common.text import shell_join, shell_quote
+from mlsm.common.text import shell_join
 from mlsm.terminal.process import complain
 from mlsm.terminal.tables import duration, quantity, size, store_rows, table
+from pipeline.config import EncodeHiddenConfig
 
 OBJECTIVES = {"ids": "mlm", "logits": "kd", "hidden": "regress"}  # kind of store -> its objective, if not mlsm
 
@@ -34,10 +35,12 @@ def encoding(reports: list[dict], settings: object) -> str:
     lines += ["\nNext:", *(f"  {program()} {words}" for words in stores)]
     if getattr(settings, "recipe", "") is None:  # without a recipe nothing names an encoder
         lines.append("  The default student has the size of BERT-base. A small one: --encoder modernbert-2x128")
-    if kind == "hidden":
-        places = [shell_quote(report["store"]) for report in reports]
+    if isinstance(settings, EncodeHiddenConfig) and settings.quantise == "int8":
+        output = [] if settings.output == EncodeHiddenConfig.output else ["--output", str(settings.output)]
         lines += ["\nTo learn LSPs of them instead:"]
-        lines += [f"  {program()} encode-lsp --hidden {place} --k 1024" for place in places]
+        for report in reports:
+            words = ["encode-lsp", "--hidden", report["store"], "--k", "1024", *output]
+            lines.append(f"  {program()} {shell_join(words)}")
     if kind == "lsp":
         show = shell_join(["show-lsp", reports[0]["store"], "--html", "lsps"])
         lines.append(f"\nTo see what its LSPs represent:\n  {program()} {show}")
