@@ -9,6 +9,7 @@ Not handled here: other families of tokenizers. Use a directory that `AutoTokeni
 """
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -29,6 +30,8 @@ from shards.manifest import fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 RECORD = "training.json"  # next to the files of the tokenizer: what it was trained from, and the hash of the result
@@ -69,7 +72,10 @@ def make_tokenizer(config: TokenizerConfig, progress: Callable[..., None]) -> li
     def fill(place: Path) -> None:
         texts = (text for unit in plan.units for text in planning.unit_texts(unit, by_name[unit.source]))
         progress("train tokenizer", 0, None, unit="sources")
-        save_tokenizer(train_tokenizer(texts, vocab_size=config.vocab_size), place)
+        tokenizer = train_tokenizer(texts, vocab_size=config.vocab_size)
+        if len(tokenizer) < config.vocab_size:
+            logger.warning("the text gives only %d of %d entries: %s", len(tokenizer), config.vocab_size, directory)
+        save_tokenizer(tokenizer, place)
         for source in sources:
             source.check_unchanged(stamps[source.name])
         record = request | {"tokenizer.json": file_sha256(place / "tokenizer.json")}

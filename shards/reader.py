@@ -131,6 +131,7 @@ class Store(StoreFacts):
             totals["documents"] += record.statistics["documents"]
             for stage in seconds:
                 seconds[stage] += record.environment.get(stage, 0.0)
+        totals |= {"from_stored": "hidden" in self.settings}  # then teacher_seconds are those of decoding stored states
         totals |= {"kind": self.kind, "bytes_per_token": totals["bytes"] / max(1, totals["tokens"])} | seconds
         if self.hidden:
             return totals | _hidden_statistics(statistics)

@@ -72,7 +72,8 @@ def store_rows(path: object, report: dict) -> list[tuple[str, object]]:
     ]
     for stage in ("teacher", "solver", "head"):
         if seconds := report[f"{stage}_seconds"]:
-            rows.append((stage, f"{report['tokens'] / seconds:,.0f} tokens/s"))
+            name = "stored states" if stage == "teacher" and report.get("from_stored") else stage
+            rows.append((name, f"{report['tokens'] / seconds:,.0f} tokens/s"))
     if "cosine" in report:
         rows.append(
             ("fidelity", f"cosine {report['cosine']:.5f} to the teacher's states; {report['coded_tokens']:,} tokens")

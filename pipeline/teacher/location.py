@@ -48,7 +48,10 @@ def locate(name_or_path: str | Path) -> Path:
     if path.exists():
         raise TeacherError(f"{path} is a file, expected the directory of a model: try {path.parent}")
     if isinstance(name_or_path, Path) or path.is_absolute() or str(name_or_path).startswith((".", "~")):
-        raise TeacherError(f"no such directory: {path}. Pass a model's directory, or its name on the Hub.")
+        raise TeacherError(
+            f"no such directory: {path}. Pass a model's directory, or its name on the Hub. "
+            "What a recipe names, a flag such as --teacher overrides."
+        )
     return _from_hub(str(name_or_path))
 
 

@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from preloaded import ROOT, Preloaded, run_python
 
+from mlsm.common.durable import naming
 from mlsm.common.errors import PeerError
 from mlsm.terminal.process import Terminated, end_on_signals, one_line, passing_on_notes
 from mlsm.terminal.progress import Progress
@@ -124,5 +126,11 @@ def test_an_error_of_the_file_system_says_what_to_do():
     assert refused == f"PermissionError: runs: Permission denied. Check its permissions, or name another place{end}"
     full = one_line(OSError(28, "No space left on device"))
     assert full == f"OSError: No space left on device. Make room{end}"
+    with pytest.raises(OSError, match="No space left") as caught, naming(Path("runs/units")):
+        raise OSError(28, "No space left on device")
+    assert one_line(caught.value) == f"OSError: runs/units: No space left on device. Make room{end}"
+    with pytest.raises(ConnectionResetError) as caught, naming(Path("runs/units")):
+        raise ConnectionResetError(104, "reset")
+    assert caught.value.filename is None
     assert one_line(PeerError("another process ended")) == "another process ended"
     assert one_line(KeyError("x")) == "KeyError: 'x' (run again with --debug for the traceback)"

@@ -159,3 +159,11 @@ def test_a_full_disk_leaves_nothing_under_the_final_name(tmp_path, share):
     ran = run_command(words, largest_file=int(share * size))
     assert ran.returncode == 74 and ran.stderr.count("mlsm: error:") == 1 and "File too large" in ran.stderr, ran
     assert not list((tmp_path / "cut" / "tokenizers").iterdir())
+
+
+def test_a_text_that_gives_fewer_entries_says_so(tmp_path, caplog):
+    (tmp_path / "a.txt").write_text("a few short words\n\nand a few more\n")
+    config = TokenizerConfig(corpus=(str(tmp_path / "a.txt"),), vocab_size=500, output=tmp_path / "runs")
+    (made,) = make_tokenizer(config, silent)
+    entries = len(Tokenizer.from_file(str(made / "tokenizer.json")).get_vocab())
+    assert f"the text gives only {entries} of 500 entries: {made}" in caplog.text and entries < 100

@@ -102,7 +102,11 @@ def test_a_full_disk_stops_cleanly_and_the_run_goes_on_when_there_is_room(ids_st
     before = contents(config.run_dir / "checkpoints")
     said, code = under_limit(config, 64_000)
     assert code == 74, said
-    assert said.count("mlsm: error:") == 1 and "step-00000006 could not be written" in said and "Make room" in said
+    assert (
+        said.count("mlsm: error:") == 1
+        and "step-00000006 could not be written" in said
+        and "Raise the limit of file sizes" in said
+    )
     assert "Traceback" not in said
     assert contents(config.run_dir / "checkpoints") == before and not list(config.run_dir.rglob(".*.tmp"))
     train(config)

@@ -277,7 +277,7 @@ def test_a_store_that_does_not_hold_what_its_plan_says_is_an_error(stores, tmp_p
         ({"store": "a", "store_weights": (1.0,)}, "one number for each of several stores, found 1 for 1"),
         (
             {"store": ("a", "b"), "store_weights": (1.0, 0.0)},
-            r"--store-weights must be positive numbers, found \(1.0, 0",
+            "--store-weights must be positive numbers, found 1.0, 0.0",
         ),
         ({"store": ()}, "--store needs a value"),
     ],
