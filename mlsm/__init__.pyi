@@ -70,7 +70,6 @@ def read_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
 
 def choose_layer(
     config: ChooseLayerConfig | None = None,
-    /,
     *,
     recipe: PathOrText | None = None,
     progress: Progress = None,
@@ -113,7 +112,6 @@ def choose_layer(
 
 def clean(
     config: CleanConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     path: PathOrText = "runs",
@@ -127,7 +125,6 @@ def clean(
 
 def compare(
     config: CompareConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     results: PathOrText | Sequence[PathOrText] = (),
@@ -143,7 +140,6 @@ def compare(
 
 def count_flops(
     config: CountFlopsConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     encoder: PathOrText = "deberta-base",
@@ -166,7 +162,6 @@ def count_flops(
 
 def derive_shards(
     config: DeriveConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     store: PathOrText | None = None,
@@ -180,7 +175,6 @@ def derive_shards(
 
 def docs(
     config: DocsConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     page: PathOrText | None = None,
@@ -192,7 +186,6 @@ def docs(
 
 def doctor(
     config: DoctorConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     output: PathOrText = "runs",
@@ -205,7 +198,6 @@ def doctor(
 
 def encode_hidden(
     config: EncodeHiddenConfig | None = None,
-    /,
     *,
     recipe: PathOrText | None = None,
     progress: Progress = None,
@@ -246,7 +238,6 @@ def encode_hidden(
 
 def encode_ids(
     config: EncodeIdsConfig | None = None,
-    /,
     *,
     recipe: PathOrText | None = None,
     progress: Progress = None,
@@ -275,7 +266,6 @@ def encode_ids(
 
 def encode_images(
     config: ImagesConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     images: PathOrText | Sequence[PathOrText] = (),
@@ -291,7 +281,6 @@ def encode_images(
 
 def encode_logits(
     config: EncodeLogitsConfig | None = None,
-    /,
     *,
     recipe: PathOrText | None = None,
     progress: Progress = None,
@@ -327,7 +316,6 @@ def encode_logits(
 
 def encode_lsp(
     config: EncodeConfig | None = None,
-    /,
     *,
     recipe: PathOrText | None = None,
     progress: Progress = None,
@@ -379,7 +367,6 @@ def encode_lsp(
 
 def evaluate_blimp(
     config: BlimpConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     models: PathOrText | Sequence[PathOrText] = (),
@@ -399,7 +386,6 @@ def evaluate_blimp(
 
 def export_store(
     config: ExportStoreConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     store: PathOrText | None = None,
@@ -412,7 +398,6 @@ def export_store(
 
 def export_student(
     config: ExportConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     run: PathOrText | None = None,
@@ -432,7 +417,6 @@ def export_student(
 
 def finetune(
     config: FinetuneConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     models: PathOrText | Sequence[PathOrText] = (),
@@ -465,7 +449,6 @@ def finetune(
 
 def import_dictionary(
     config: ImportConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     file: PathOrText | None = None,
@@ -479,7 +462,6 @@ def import_dictionary(
 
 def import_student(
     config: ImportStudentConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     model: PathOrText | None = None,
@@ -493,7 +475,6 @@ def import_student(
 
 def learn_dictionary(
     config: LearnConfig | None = None,
-    /,
     *,
     recipe: PathOrText | None = None,
     progress: Progress = None,
@@ -534,7 +515,6 @@ def learn_dictionary(
 
 def make_mask_weights(
     config: MaskWeightsConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     store: PathOrText | None = None,
@@ -552,7 +532,6 @@ def make_mask_weights(
 
 def match_entropy(
     config: MatchEntropyConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     store: PathOrText | None = None,
@@ -568,7 +547,6 @@ def match_entropy(
 
 def prepare_data(
     config: PrepareDataConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     dataset: Literal["blimp", "wsd", "glue", "wic", "conll"] | None = None,
@@ -582,7 +560,6 @@ def prepare_data(
 
 def score_text(
     config: ScoreTextConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     models: PathOrText | Sequence[PathOrText] = (),
@@ -602,7 +579,6 @@ def score_text(
 
 def show_lsp(
     config: ShowLspConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     store: PathOrText | None = None,
@@ -628,7 +604,6 @@ def show_lsp(
 
 def show_shards(
     config: ShowConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     store: PathOrText | None = None,
@@ -664,7 +639,6 @@ def similarity(
 
 def study(
     config: StudyConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     recipe: PathOrText = "study-demo",
@@ -681,7 +655,6 @@ def study(
 
 def track(
     config: TrackConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     stores: PathOrText | Sequence[PathOrText] = (),
@@ -696,7 +669,6 @@ def track(
 
 def train_probe(
     config: ProbeConfig | None = None,
-    /,
     *,
     recipe: PathOrText | None = None,
     progress: Progress = None,
@@ -739,7 +711,6 @@ def train_probe(
 
 def train_student(
     config: StudentConfig | None = None,
-    /,
     *,
     recipe: PathOrText | None = None,
     progress: Progress = None,
@@ -807,7 +778,6 @@ def train_student(
 
 def train_tokenizer(
     config: TokenizerConfig | None = None,
-    /,
     *,
     recipe: PathOrText | None = None,
     progress: Progress = None,
@@ -827,7 +797,6 @@ def train_tokenizer(
 
 def verify_shards(
     config: VerifyConfig | None = None,
-    /,
     *,
     progress: Progress = None,
     store: PathOrText | None = None,

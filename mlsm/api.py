@@ -64,7 +64,7 @@ def _signature(command: Command) -> inspect.Signature:
     kind = inspect.Parameter
     defaults = {name: field.default for name, field in settable(command.settings).items()}
     types = {name: plain_hint(field.type) for name, field in settable(command.settings).items()}
-    parameters = [kind("config", kind.POSITIONAL_ONLY, default=None, annotation=command.settings | None)]
+    parameters = [kind("config", kind.POSITIONAL_OR_KEYWORD, default=None, annotation=command.settings | None)]
     if command.by_position:
         parameters = []
     for name in (*command.by_position, *_more(command), *(name for name in types if name not in command.by_position)):

@@ -92,7 +92,7 @@ class Job:
         return Job, (*fields, silent, None if self.libraries is None else dict(self.libraries), self.stored)
 
     def check_sources(self) -> None:
-        """Raise CorpusError if a file is no longer the one that was scanned."""
+        """Raise CorpusError if a file has changed since the scan."""
         for name in self.sources:
             self.check_unchanged(name)
 

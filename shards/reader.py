@@ -91,7 +91,7 @@ class Store(StoreFacts):
         """The same records one by one, as all records of a large store take gigabytes.
 
         Raises  StoreError when a record no longer exists, ShardError when it is damaged or another store's; ValueError
-                when there is no such split
+                for a split other than train and held_out
         """
         if split not in (None, "train", "held_out"):
             raise ValueError(f"a split is train or held_out, found {split!r}")

@@ -75,7 +75,7 @@ def _prove(asked, settled, store, task, tables, ranks, prepare):
     """The settings with dtype and compile that are right on this GPU (proof.py), or those that the run started with."""
     for one in proof.candidates(asked, settled):
         identity = run_identity(one, store, task.architecture, _settings(task, one, tables))
-        directory = Path(one.run_dir or default_directory(one, identity, task.architecture, store))
+        directory = Path(one.run_dir or default_directory(one, identity, task.architecture))
         kept = find_description(directory)
         if kept is not None and not differing_settings(kept, identity, task.architecture):
             begun = one

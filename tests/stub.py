@@ -64,7 +64,7 @@ def _function(command: Command) -> str:
         first, *others = (_parameter(fields[name]) for name in command.by_position)
         lines = [first.replace(" = ", f" | {ours} = ", 1), *others, "*"]
     else:
-        lines = [f"config: {ours} | None = None", "/", "*"]
+        lines = [f"config: {ours} | None = None", "*"]
     lines += ["recipe: PathOrText | None = None"] * command.recipes + ["progress: Progress = None"]
     lines += [_parameter(field) for name, field in fields.items() if name not in command.by_position]
     returned = _spell(_returned(command))

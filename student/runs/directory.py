@@ -47,6 +47,7 @@ from student.runs.identity import (
     is_description,
     read_or_none,
     run_identity,
+    warn_of_older_plan,
 )
 
 MARGINALS, RESULT_FILE = ".marginals", "result.json"  # beside runs; in a run that is finished
@@ -76,7 +77,7 @@ class Run:
     ):
         self.tables = tables
         self.identity = identity = run_identity(config, store, architecture, settings)
-        self.directory = Path(config.run_dir or default_directory(config, identity, architecture, store))
+        self.directory = Path(config.run_dir or default_directory(config, identity, architecture))
         disk.follow_no_links_below(config.run_dir or config.root)
         self.config_file = self.directory / "config.json"
         self.log_file = self.directory / "log.jsonl"
@@ -117,6 +118,8 @@ class Run:
             )
         else:
             _check_unused(self.directory)
+            if config.run_dir is None:
+                warn_of_older_plan(self.directory, identity, architecture, store)
             self.libraries, is_new = choose_libraries(), True
             make_directories(self.directory)
         kept = {"operational": _operational(config), "architecture": architecture}

@@ -1,7 +1,7 @@
 """The identity of a run: the settings, store and encoder that define it, and how two runs differ.
 
     identity = run_identity(config, store, encoder_config)
-    default_directory(config, identity, encoder_config, store)        # where this run is, or would be started
+    default_directory(config, identity, encoder_config)        # where this run is, or would be started
 
 A run's config.json holds its identity. Not handled here: what else a run's directory holds (directory.py).
 """
@@ -119,22 +119,30 @@ def _without_pooler(encoder_config: dict) -> dict:
     return {name: value for name, value in encoder_config.items() if name not in unused}
 
 
-def default_directory(config: StudentConfig, identity: dict, encoder_config: dict, store: Store) -> Path:
+def default_directory(config: StudentConfig, identity: dict, encoder_config: dict) -> Path:
     """The default directory of a run. A run that was started with its dropout set or unset is found either way."""
-    root, name = Path(config.root), default_name(config, identity)
-    if not (root / name).exists():
-        for file in sorted(root.glob(f"{glob.escape(name.rpartition('-')[0])}-*/config.json")):
-            found = read_or_none(file, is_description)
-            if found is None:
-                continue
-            differing = differing_settings(found, identity, encoder_config)
-            if not differing:
-                return file.parent
-            older = _older_plan(_flat(found), _flat(identity), store)
-            follows = {"store plan", "max_steps"}  # from the store's size, if epochs are given
-            if older and set(differing) <= follows and not (file.parent / "result.json").exists():
-                logger.warning("%s is unfinished; this command starts another run.%s", file.parent, older)
-    return root / name
+    usual = Path(config.root) / default_name(config, identity)
+    if not usual.exists():
+        for directory, found in _runs_like(usual):
+            if not differing_settings(found, identity, encoder_config):
+                return directory
+    return usual
+
+
+def warn_of_older_plan(new: Path, identity: dict, encoder_config: dict, store: Store) -> None:
+    """Name unfinished runs beside a new one that differ only in the plan of the store, and in steps that follow."""
+    for directory, found in _runs_like(new):
+        older = _older_plan(_flat(found), _flat(identity), store)
+        alike = set(differing_settings(found, identity, encoder_config)) <= {"store plan", "max_steps"}
+        if older and alike and not (directory / "result.json").exists():
+            logger.warning("%s is unfinished; this command starts another run.%s", directory, older)
+
+
+def _runs_like(directory):
+    """Pairs (directory, description) of the runs whose default names differ at most in the last part."""
+    for file in sorted(directory.parent.glob(f"{glob.escape(directory.name.rpartition('-')[0])}-*/config.json")):
+        if (found := read_or_none(file, is_description)) is not None:
+            yield file.parent, found
 
 
 def _older_plan(found: dict, expected: dict, store) -> str:
