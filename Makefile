@@ -115,4 +115,4 @@ release-check:
 	$(PIP) --editable ".[test]"
 	touch $@
 
-.PHONY: demo test faults fuzz mutants bounds lint docs notebooks screenshots release-check
+.PHONY: demo test test-all gpu-checks faults fuzz mutants bounds lint docs notebooks screenshots release-check

@@ -31,7 +31,7 @@ from mlsm.common.gains import cross_fitted_gain, gain, mass_by_group, shrunk_mar
 from mlsm.evaluation.inspection.lsps.positions import position_profiles
 from mlsm.evaluation.inspection.lsps.sample import Sample
 from pipeline.batch import InputFormat, hidden_rows
-from pipeline.config import CENTERS, LearnConfig
+from pipeline.config import LearnConfig
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.dictionary.centering import HiddenSums
 from pipeline.job import load_teacher, teacher_job
@@ -78,7 +78,7 @@ def measure(config, vectors, epochs):
     tokens = _Tokens(job, load_teacher(job))
     say(f"{len(tokens.ids_N):,} tokens in {tokens.windows:,} windows")
     found, wanted = {}, None
-    for center in CENTERS:
+    for center in ("none", "mean", "position"):
         clock = time.perf_counter()
         rows_Nd = tokens.centred(center)
         lam = LAM if center == "none" else _tuned(_learn(rows_Nd, config, LAM, vectors // 4, 1.0), rows_Nd, wanted)

@@ -19,7 +19,6 @@ PLACES = (
     "hidden",
     "output",
 )  # settings that may name files or directories
-CENTERS = ("none", "mean", "position")
 # Settings that do not change the result, except the last bits (`products`) and within the solver's tolerance.
 HOW = ("retry_quarantine", "dry_run", "workers", "scheduler", "products", "solver_backend")
 # Settings that say how a dictionary is learned, and mean nothing if one is given.

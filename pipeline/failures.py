@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from mlsm.common.errors import EncodeError, PrecisionError, describe
+from mlsm.common.proofs import lacks_memory
 from pipeline.batch import UNIT_END, add_amounts
 
 SOME_WINDOWS = 4  # so many may fail in any batch; otherwise at most half
@@ -44,7 +45,7 @@ def may_be_the_texts_fault(error: Exception) -> bool:
 
 def ran_out_of_memory(error: Exception) -> bool:
     """Whether an error says that the memory of a GPU is full."""
-    return isinstance(error, torch.OutOfMemoryError) or "OUT_OF_MEMORY" in str(error)
+    return lacks_memory(error) and not isinstance(error, MemoryError)
 
 
 def isolate(windows: Sequence | np.ndarray, attempt: Callable) -> Iterator[tuple]:

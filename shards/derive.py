@@ -16,6 +16,7 @@ units are skipped, and equal input gives equal bytes, as in encoding. A unit's r
 Shapes: T tokens, E entries.
 """
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -152,7 +153,7 @@ def _put(files, name, contents):
     with suppress(StoreError):
         if copies.READERS[name](files) == contents:
             return
-    publish_directory(directory, lambda path: copies.write_files(path, contents), replace=directory.exists())
+    publish_directory(directory, lambda path: copies.write_files(path, contents), replace=os.path.lexists(directory))
 
 
 def _derive_unit(source, files, target, record, top_n):

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from mlsm.common.settings import check, require, require_at_least
 from student.masks.config import ADAPTIVE, UNIFORM, corruption_shares
@@ -30,7 +30,6 @@ LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-4, 1e9
 
 MaskUnit = Literal["token", "word", "span"]  # masks/masking.py explains them
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
-TRACKERS: tuple[str, ...] = get_args(TrackerName)
 
 FOLLOWING = ("max_steps", "batch_windows", "micro_batch", "lr", "save_every", "eval_every")
 

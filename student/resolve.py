@@ -29,7 +29,7 @@ from mlsm.recipes.reading import DEMONSTRATION, recipe_of_store, recipe_settings
 from shards.reader import Store
 from shards.windows import WindowReader
 from student.config import FOLLOWING, OF_MASKS, ProbeConfig, ResolvedConfig, StudentConfig
-from student.objectives import OBJECTIVES
+from student.objectives import OBJECTIVES, USUAL_OBJECTIVE
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,6 @@ LEAST_STEPS, LEAST_PROBE_STEPS = 2_000, 1_000
 LARGEST_BATCH, SMALLEST_BATCH = 1024, 64
 SMALL_WIDTH, BASE_WIDTH = 256, 768
 SMALL_RATE, BASE_RATE = 1e-3, 1e-4
-USUAL_OBJECTIVE = {"lsp": "mlsm", "hidden": "regress", "logits": "kd", "ids": "mlm"}  # of each kind of store
 MUON_FACTOR = 4  # of AdamW's rate: mlm's best in both studies' pilots is 4e-3 (docs/training.md)
 _MICRO_TOKENS = {"cpu": 2048, "cuda": 16_384}  # what fits a cache; 128 windows of 128 tokens, as in the paper
 

@@ -82,5 +82,6 @@ def test_the_source_distribution_holds_the_docs(tmp_path):
     with tarfile.open(archive) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}
     docs = {f"docs/{path.relative_to(ROOT / 'docs').as_posix()}" for path in (ROOT / "docs").rglob("*.*")}
-    docs = {name for name in docs if "__pycache__" not in name}
+    docs = {name for name in docs if "__pycache__" not in name and not name.endswith(".npy")}
     assert docs | {"Makefile", "constraints.txt", "mkdocs.yml", "mlsm/pages/corpora.md"} <= names
+    assert not any(name.endswith(".npy") for name in names)  # the studies' dictionaries, 57 MB

@@ -31,25 +31,21 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 @contextmanager
-def appearing_whole(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
-    """A buffered binary file to write to. It gets its name if the block succeeds; otherwise nothing is left.
-
-    sync  whether the file must survive a power cut once it has its name
-    """
+def appearing_whole(path: Path) -> Iterator[BinaryIO]:
+    """A buffered binary file to write to. It gets its name if the block succeeds; otherwise nothing is left."""
     with _temporary(path) as temporary:
         file = io.BufferedWriter(disk.create(temporary))
         try:
             with naming(path):
                 yield file
                 file.flush()
-                if sync:
-                    disk.fsync(file)
+                disk.fsync(file)
         except BaseException:
             with suppress(OSError):  # closing tries once more to write what could not be written
                 disk.close(file)
             raise
         disk.close(file)
-        _rename(temporary, path, sync)
+        _rename(temporary, path, sync=True)
 
 
 @contextmanager
@@ -64,7 +60,10 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def replace_bytes(path: Path, content: bytes, sync: bool = True) -> None:
-    """Write a file's content under a final name, replacing any file there; for `sync` see `appearing_whole`."""
+    """Write a file's content under a final name, replacing any file there.
+
+    sync  whether the file must survive a power cut once it has its name
+    """
     with _written(path, content, sync) as temporary:
         _rename(temporary, path, sync)
 

@@ -6,13 +6,12 @@ from mlsm.common.text import shell_join
 from mlsm.terminal.process import complain
 from mlsm.terminal.tables import duration, quantity, size, store_rows, table
 from pipeline.config import EncodeHiddenConfig
-
-OBJECTIVES = {"ids": "mlm", "logits": "kd", "hidden": "regress"}  # kind of store -> its objective, if not mlsm
+from student.objectives import USUAL_OBJECTIVE
 
 
 def objective_of(kind: str) -> list[str]:
     """The option with which train-student learns from a store of this kind; none if it is the default."""
-    return ["--objective", OBJECTIVES[kind]] if kind in OBJECTIVES else []
+    return [] if kind == "lsp" else ["--objective", USUAL_OBJECTIVE[kind]]
 
 
 def encoding(reports: list[dict], settings: object) -> str:

@@ -149,6 +149,7 @@ _ALL = (
     ),
 )
 OBJECTIVES = {facts.name: facts for facts in _ALL}
+USUAL_OBJECTIVE = {"lsp": "mlsm", "hidden": "regress", "logits": "kd", "ids": "mlm"}  # of each kind of store
 
 LSP_OBJECTIVES = tuple(facts.name for facts in _ALL if facts.lsps)
 OVER_VOCABULARY = tuple(facts.name for facts in _ALL if facts.vocabulary)

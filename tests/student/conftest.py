@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import signal
@@ -32,16 +33,19 @@ FAMILIES = {
 KILLED = """
     import json, os, signal, sys
     import torch
-    from student.config import StudentConfig
+    from student.config import ProbeConfig, StudentConfig
+    from student.probe import train_probe
     from student.train import train
 
     torch.set_num_threads(1)
 
     def kill(stage, done, total, *, step=0, **figures):
-        if step == int(sys.argv[2]):
+        if step == int(sys.argv[3]):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    train(StudentConfig(**json.loads(sys.argv[1])), kill)
+    kinds = {"StudentConfig": (StudentConfig, train), "ProbeConfig": (ProbeConfig, train_probe)}
+    config, run = kinds[sys.argv[1]]
+    run(config(**json.loads(sys.argv[2])), kill)
 """
 
 
@@ -153,10 +157,12 @@ def settings(tmp_path):
 
 @pytest.fixture
 def train_until_killed():
-    """Function of a StudentConfig and a step: trains in a process that SIGKILL ends after that step."""
+    """Function of a StudentConfig or ProbeConfig and a step: trains in a process that SIGKILL ends after that step."""
 
     def run(config, step):
-        command = ["-c", textwrap.dedent(KILLED), json.dumps(config.to_json()), str(step)]
+        kept = {field.name for field in dataclasses.fields(config) if field.init}
+        settings = {name: value for name, value in config.to_json().items() if name in kept}
+        command = ["-c", textwrap.dedent(KILLED), type(config).__name__, json.dumps(settings), str(step)]
         child = run_python(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
         assert child.returncode == -signal.SIGKILL, child.stderr
 

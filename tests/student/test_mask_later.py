@@ -2,14 +2,10 @@
 
 import copy
 import json
-import os
-import signal
-import textwrap
 from pathlib import Path
 
 import pytest
 import torch
-from preloaded import run_python
 from safetensors.torch import load_file
 from tiny_exports import LINEAGE, scrambled
 from tiny_store import log_of
@@ -305,30 +301,15 @@ def test_a_compiled_student_computes_the_same_from_few_shapes(lsp_store, setting
     assert losses[1] == [pytest.approx(figures, rel=1e-4) for figures in losses[0]]
 
 
-KILLED = """
-    import json, os, signal, sys
-    import torch
-    from student.config import StudentConfig
-    from student.train import train
-
-    def kill_at_step_5(stage, done, total, *, step=0, **figures):
-        if step == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    torch.set_num_threads(1)
-    train(StudentConfig(**json.loads(sys.argv[1])), kill_at_step_5)
-"""
-
-
-def test_a_killed_run_goes_on_bit_for_bit_and_without_the_setting_is_what_it_was(lsp_store, settings, tmp_path):
+def test_a_killed_run_goes_on_bit_for_bit_and_without_the_setting_is_what_it_was(
+    lsp_store, settings, tmp_path, train_until_killed
+):
     common = settings | LATER | {"store": str(lsp_store.path)}
     runs = {"later": {}, "usual": {"mask_later": 0}, "words": {"objective": "mlm"}}
     for name, changes in runs.items():
         train(StudentConfig(**common | changes | {"run_dir": tmp_path / name}))
     killed = StudentConfig(**common | {"run_dir": tmp_path / "killed"})
-    arguments = ["-c", textwrap.dedent(KILLED), json.dumps(killed.to_json())]
-    child = run_python(arguments, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert child.returncode == -signal.SIGKILL
+    train_until_killed(killed, 5)
     train(killed)
     curves = {name: log_of(tmp_path / name) for name in (*runs, "killed")}
     for figure in ("loss", "grad_norm", "batch"):

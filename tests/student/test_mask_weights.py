@@ -3,15 +3,12 @@
 import itertools
 import json
 import math
-import os
-import signal
-import textwrap
 from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from preloaded import run_command, run_python
+from preloaded import run_command
 from tiny_store import SPECIAL, log_of, write_store
 
 import student.masks.collocations
@@ -374,29 +371,15 @@ def test_settings_without_effect_do_not_name_a_run():
             StudentConfig(**wrong)
 
 
-KILLED = """
-    import json, os, signal, sys
-    import torch
-    from student.config import StudentConfig
-    from student.train import train
-
-    torch.set_num_threads(1)
-
-    def kill_at_step_5(stage, done, total, *, step=0, **figures):
-        if step == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    train(StudentConfig(**json.loads(sys.argv[1])), kill_at_step_5)
-"""
-
-
 @pytest.mark.promise(
     "training with weighted masks of collocations, or three tables in turns, and a mask rate along a cosine, by "
     "SIGKILL: batches, losses and weights of an unbroken run",
     cases="2 real kills",
 )
 @pytest.mark.parametrize("weights", ["pmi", ("pmi", "frequency", "uniform")], ids=["one", "in turns"])
-def test_a_killed_run_with_weights_and_a_schedule_goes_on_bit_for_bit(lsp_store, settings, tmp_path, weights):
+def test_a_killed_run_with_weights_and_a_schedule_goes_on_bit_for_bit(
+    lsp_store, settings, tmp_path, weights, train_until_killed
+):
     """Turns begin at steps 3 and 6, counted from 0: before the kill, and after the steps that are done again."""
     masks = {"mask_weights": weights, "mask_weight_steps": (0.3, 0.7)}
     masks |= {"mask_unit": "word", "mask_rate_end": 0.15, "mask_schedule": "cosine"}
@@ -404,10 +387,7 @@ def test_a_killed_run_with_weights_and_a_schedule_goes_on_bit_for_bit(lsp_store,
     unbroken = StudentConfig(**common | {"run_dir": tmp_path / "unbroken" / "run"})
     train(unbroken)
     killed = StudentConfig(**common)
-    child = run_python(
-        ["-c", textwrap.dedent(KILLED), json.dumps(killed.to_json())], env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-    assert child.returncode == -signal.SIGKILL
+    train_until_killed(killed, 5)
     steps = []
     train(killed, lambda *args, step, **figures: steps.append(step))
     assert steps == [4, 5, 6, 7, 8]

@@ -1,12 +1,8 @@
 import json
-import os
-import signal
-import textwrap
 from pathlib import Path
 
 import pytest
 import torch
-from preloaded import run_python
 from safetensors.torch import load_file
 from tiny_exports import ATTENTION, IDS, WHERE, exported
 from tiny_store import curve, log_of, write_store
@@ -145,30 +141,12 @@ def test_a_probe_of_hidden_states_reads_any_student_and_is_scored(objective, lsp
         ProbedLspModel.from_pretrained(out)
 
 
-KILLED = """
-    import json, os, signal, sys
-    import torch
-    from student.probe import train_probe
-    from student.config import ProbeConfig
-
-    torch.set_num_threads(1)
-
-    def kill_at_step_5(stage, done, total, *, step=0, **figures):
-        if step == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    train_probe(ProbeConfig(**json.loads(sys.argv[1])), kill_at_step_5)
-"""
-
-
-def test_a_killed_probe_resumes_bit_for_bit(probing, tmp_path):
+def test_a_killed_probe_resumes_bit_for_bit(probing, tmp_path, train_until_killed):
     unbroken = ProbeConfig(**probing | {"run_dir": tmp_path / "unbroken"})
     train_probe(unbroken)
-    settings = json.dumps(probing | {"run_dir": str(probing["run_dir"])})
-    child = run_python(["-c", textwrap.dedent(KILLED), settings], env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert child.returncode == -signal.SIGKILL
-    steps = []
     killed = ProbeConfig(**probing)
+    train_until_killed(killed, 5)
+    steps = []
     train_probe(killed, lambda *args, step, **figures: steps.append(step))
     assert steps == [4, 5, 6, 7, 8]
     assert curve(unbroken.run_dir) == curve(killed.run_dir)

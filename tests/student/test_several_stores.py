@@ -5,13 +5,11 @@ import os
 import re
 import shutil
 import signal
-import textwrap
 from types import SimpleNamespace
 
 import pytest
 import torch
 from masked_half import read_half
-from preloaded import run_python
 from safetensors.torch import load_file
 from tiny_store import log_of, write_store
 
@@ -153,26 +151,10 @@ def test_a_run_learns_both_and_says_so(stores, both, caplog):
     assert re.search(rf"of store 2 +{held_out['loss_2']:.4f} nats, .* below the", text)
 
 
-KILLED = """
-    import json, os, signal, sys
-    from student.config import StudentConfig
-    from student.train import train
-
-    def kill_at_step_5(stage, done, total, *, step=0, **figures):
-        if step == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    train(StudentConfig(**json.loads(sys.argv[1])), kill_at_step_5)
-"""
-
-
-def test_killed_and_resumed_equals_unbroken_bit_for_bit(both, tmp_path):
+def test_killed_and_resumed_equals_unbroken_bit_for_bit(both, tmp_path, train_until_killed):
     unbroken, killed = StudentConfig(**both | {"run_dir": tmp_path / "unbroken"}), StudentConfig(**both)
     train(unbroken)
-    child = run_python(
-        ["-c", textwrap.dedent(KILLED), json.dumps(killed.to_json())], env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-    assert child.returncode == -signal.SIGKILL, child.stderr
+    train_until_killed(killed, 5)
     steps = []
     train(killed, lambda *args, step, **figures: steps.append(step))
     assert steps == [4, 5, 6, 7, 8]

@@ -2,38 +2,23 @@
 
 import json
 import os
-import signal
 import struct
 import sys
-import textwrap
 import time
 from importlib.util import find_spec
+from typing import get_args
 
 import pytest
-from preloaded import run_python
 from tiny_store import log_of
 
 import student.runs.tracking
 from mlsm.common.errors import RunError
-from student.config import TRACKERS, StudentConfig
+from student.config import StudentConfig, TrackerName
 from student.runs.tracking import Trackers, _id, _tensorboard, figures_of
 from student.train import train
 
+TRACKERS = get_args(TrackerName)
 INSTALLED = tuple(name for name in TRACKERS if find_spec("accelerate") and find_spec(name))
-KILLED = """
-    import json, os, signal, sys
-    import torch
-    from student.config import TRACKERS, StudentConfig
-    from student.train import train
-
-    torch.set_num_threads(1)
-
-    def kill_at_step_5(stage, done, total, *, step=0, **figures):
-        if step == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    train(StudentConfig(**json.loads(sys.argv[1])), kill_at_step_5)
-"""
 
 
 @pytest.fixture
@@ -97,14 +82,13 @@ POINTS = {"tensorboard": tensorboard_points, "wandb": wandb_points, "trackio": t
 
 
 @pytest.mark.skipif(not INSTALLED, reason="no tracker installed")
-def test_killed_and_resumed_every_step_is_there_once(ids_store, settings, home, monkeypatch):
+def test_killed_and_resumed_every_step_is_there_once(ids_store, settings, home, monkeypatch, train_until_killed):
     """The checkpoint is of step 3, the log and the trackers have gone to step 5."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     changes = {"store": str(ids_store.path), "objective": "mlm", "track": INSTALLED}
     changes |= {"eval_every": 4, "checkpoints": (1,)}
     config = StudentConfig(**settings | changes)
-    killed = run_python(["-c", textwrap.dedent(KILLED), json.dumps(config.to_json())])
-    assert killed.returncode == -signal.SIGKILL
+    train_until_killed(config, 5)
     assert max(log_of(config.run_dir)) == 5 and (config.run_dir / "checkpoints" / "step-00000003").exists()
     train(config)
     log = log_of(config.run_dir)

@@ -282,8 +282,5 @@ def _equivalence(contrast: dict, margin: float) -> dict:
     """Whether the 90 % interval of the paired difference is within the margin."""
     from scipy import stats
 
-    differences = contrast["differences"]
-    error = stdev(differences) / math.sqrt(len(differences))
-    reach = float(stats.t.ppf(1 - LEVEL, len(differences) - 1)) * error
-    low, high = contrast["difference"] - reach, contrast["difference"] + reach
+    low, high = map(float, stats.ttest_1samp(contrast["differences"], 0).confidence_interval(1 - 2 * LEVEL))
     return {"margin": margin, "low": low, "high": high, "equivalent": -margin < low and high < margin}

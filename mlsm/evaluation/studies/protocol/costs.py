@@ -170,9 +170,8 @@ def _store_cost(part: Part, parts: list[Part], progress) -> dict[str, Any]:
         names = {field.name for field in fields(TeacherConfig)} | {"layer"}
         given = {name: value for name, value in maker.values.items() if name in names}
         values = {"layer": EncodeHiddenConfig.layer} | given | {n: v for n, v in values.items() if n != "hidden"}
-    if "dictionary" in part.values and "dictionary" not in values:
-        return _dry_run(part._replace(values=values), progress) | {"learning_seconds": 0.0}
-    return _dry_run(part._replace(values=values), progress)
+    has_one = "dictionary" in part.values and "dictionary" not in values
+    return _dry_run(part._replace(values=values), progress) | ({"learning_seconds": 0.0} if has_one else {})
 
 
 def _is_missing(value: Any) -> bool:
