@@ -46,6 +46,7 @@ from mlsm.common.extras import name_extras
 from mlsm.common.progress import silent
 from mlsm.common.version import VERSION
 from pipeline.executor import KILLED, PART, Context, Executor, Function, Results
+from pipeline.failures import TOO_LITTLE_MEMORY
 
 if TYPE_CHECKING:
     from tornado.ioloop import IOLoop
@@ -151,13 +152,20 @@ class WorkerPool(Executor):
         if self._client is None:
             self._client = self._connect()
             if self._cluster is None:
+                self._wait_for_a_worker()
                 _check_workers(self._client, Path(self.job.config.output))
             self._client.subscribe_topic(self._name, lambda event: self._reports.put(event[1]))
             self._client.register_plugin(Work(self.job, self._name), name=self._name)
             logger.info("workers at %s, dashboard %s", self._client.scheduler.address, self._client.dashboard_link)
-            if not self._client.nthreads():
-                logger.warning("no worker is connected to %s yet: waiting for one", self._client.scheduler.address)
         return self._client
+
+    def _wait_for_a_worker(self):
+        """Wait for the first worker, so that one that does not fit is examined, not waited for. The task makes a
+        cluster that adapts to its tasks start one."""
+        first = self._client.submit(int, pure=False)
+        if not self._client.nthreads():
+            logger.warning("no worker is connected to %s yet: waiting for one", self._client.scheduler.address)
+        first.result()
 
     def _connect(self):
         config, enter = self.job.config, self._opened.enter_context
@@ -258,7 +266,7 @@ def local_cluster(workers: int, device: str, loop: "IOLoop") -> Iterator[SpecClu
     """
     gpus = visible_gpus(device)
     with _environment_kept(), dask.config.set(_settings(workers)):
-        with _environment_kept():  # keeps the driver's own; a restarted worker changes it again
+        with _environment_kept(), _naming_a_death():  # keeps the driver's own; a restarted worker changes it again
             cluster = SpecCluster(
                 workers={
                     number: {"cls": Nanny, "options": _NANNY | {"env": gpu_of(number, gpus)}}
@@ -275,6 +283,17 @@ def local_cluster(workers: int, device: str, loop: "IOLoop") -> Iterator[SpecClu
             cluster.sync(_end, list(cluster.workers.values()))
             with suppress(TimeoutError):
                 cluster.close(timeout=SECONDS_TO_STOP)
+
+
+@contextmanager
+def _naming_a_death():
+    """Name the death of a worker that was starting, for which Dask has no class of its own."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ChildProcessError(
+            f"a worker ended while it started ({error}). {TOO_LITTLE_MEMORY} Finished units are kept"
+        ) from error
 
 
 async def _end(nannies):

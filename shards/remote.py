@@ -105,13 +105,15 @@ class Remote:
     @property
     def budget(self) -> int | None:
         """Bytes of shards that the cache may hold; None: any number. ValueError when MLSM_CACHE_GB is no size."""
-        given = os.environ.get("MLSM_CACHE_GB") or "inf"
+        name, given = "cache_gb", self.cache_gb
+        if given is None:
+            name, given = "MLSM_CACHE_GB", os.environ.get("MLSM_CACHE_GB") or "inf"
         try:
-            limit = self.cache_gb if self.cache_gb is not None else float(given)
-        except ValueError:
+            limit = float(given)
+        except (TypeError, ValueError):
             limit = math.nan
         if not limit >= 0:
-            raise ValueError(f"MLSM_CACHE_GB must be a number of gigabytes, at least 0, found {given!r}")
+            raise ValueError(f"{name} must be a number of gigabytes, at least 0, found {given!r}")
         return None if limit == math.inf else int(limit * 1e9)
 
 

@@ -166,6 +166,11 @@ def one_line(error: Exception) -> str:
 
 
 def is_reported_by_another(error: Exception, code: int) -> bool:
-    """Whether another process reports the same error, so that this one need not."""
-    same_for_all = code in (EXIT_INPUT, EXIT_STORE) and _of_launcher("LOCAL_RANK", 0) > 0
+    """Whether another process reports the same error, so that this one need not.
+
+    Until the processes have joined, all meet the same wrong settings and stores. Then what all meet is a PeerError.
+    """
+    distributed = sys.modules.get("torch.distributed")  # not imported for this
+    joined = distributed is not None and distributed.is_initialized()
+    same_for_all = code in (EXIT_INPUT, EXIT_STORE) and _of_launcher("LOCAL_RANK", 0) > 0 and not joined
     return is_follower() and (same_for_all or isinstance(error, PeerError))

@@ -282,6 +282,16 @@ def test_no_scheduler_there(spread, tmp_path, monkeypatch):
         encode_lsp(replace(spread, scheduler="tcp://127.0.0.1:9", output=tmp_path))
 
 
+def test_a_worker_that_dies_while_it_starts(alone, tmp_path, monkeypatch):
+    def dies(**_):
+        raise RuntimeError("Nanny failed to start.")  # SpecCluster's own
+
+    monkeypatch.setattr("pipeline.dask_workers.SpecCluster", dies)
+    with pytest.raises(ChildProcessError, match="a worker ended while it started .*Use fewer --workers") as caught:
+        encode_lsp(replace(alone, workers=2, output=tmp_path))
+    assert exit_code(caught.value) == 74
+
+
 # -- workers that do not fit ---------------------------------------------------------------------------------
 
 
@@ -299,14 +309,15 @@ WORKER = """
 
 
 @contextmanager
-def joined_by(scheduler, lacking, python_path, cwd):
-    """A cluster that a worker of another environment has joined."""
+def joined_by(scheduler, lacking, python_path, cwd, late):
+    """A cluster that a worker of another environment has joined or, if `late`, joins after a second or two."""
     environment = {**os.environ, "PYTHONPATH": str(python_path)}
     command = [sys.executable, "-P", "-c", textwrap.dedent(WORKER), scheduler, *lacking]
     process = subprocess.Popen(command, env=environment, cwd=cwd, stderr=subprocess.DEVNULL)
     try:
-        with Client(scheduler, set_as_default=False) as client:
-            client.wait_for_workers(1, timeout=120)
+        if not late:
+            with Client(scheduler, set_as_default=False) as client:
+                client.wait_for_workers(1, timeout=120)
         yield
     finally:
         process.kill()
@@ -333,22 +344,28 @@ def no_tasks(*_):
     pytest.fail("a task was sent to a worker that does not fit")
 
 
+NONE = ("mlsm", "pipeline", "shards")
+DOES_NOT_HAVE = r"The worker tcp://\S+ on \S+ does not have mlsm\. Install .*mlsm.* there"
+
+
 @pytest.mark.parametrize(
-    ("lacking", "message"),
+    ("lacking", "late", "message"),
     [
-        (("mlsm", "pipeline", "shards"), r"The worker tcp://\S+ on \S+ does not have mlsm\. Install .*mlsm.* there"),
-        ((), r"The worker tcp://\S+ on \S+ has another version of mlsm than this command\. Install"),
+        (NONE, False, DOES_NOT_HAVE),
+        (NONE, True, DOES_NOT_HAVE),
+        ((), False, r"The worker tcp://\S+ on \S+ has another version of mlsm than this command\. Install"),
     ],
 )
 def test_a_worker_without_the_package_or_with_another_version_is_named_at_once(
-    alone, empty_scheduler, lacking, message, tmp_path, monkeypatch
+    alone, empty_scheduler, lacking, late, message, tmp_path, monkeypatch
 ):
     (tmp_path / "site").mkdir()
     if not lacking:
         copy_of_packages(tmp_path / "site", "\n# changed\n")
     monkeypatch.setattr("pipeline.dask_workers.perform", no_tasks)
     given = replace(alone, scheduler=empty_scheduler, output=tmp_path / "runs")
-    with joined_by(empty_scheduler, lacking, tmp_path / "site", tmp_path), pytest.raises(EncodeError, match=message):
+    there = joined_by(empty_scheduler, lacking, tmp_path / "site", tmp_path, late)
+    with there, pytest.raises(EncodeError, match=message):
         list(WorkerPool(teacher_job(given, silent)).__enter__().map(print, [()]))
     assert not list((tmp_path / "runs").rglob(".*.tmp"))
 

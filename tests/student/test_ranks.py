@@ -274,6 +274,30 @@ def wait_for_step(process, run, step):
         time.sleep(0.002)
 
 
+DAMAGED = """
+    import os, sys
+    from mlsm.__main__ import main
+    from mlsm.common.errors import ShardError
+    from shards.windows import WindowReader
+
+    def read(self, window_ids):
+        raise ShardError("block 3 does not match its hash")
+
+    if os.environ["RANK"] == "1":
+        WindowReader.read = read
+    main(sys.argv[1:])
+"""
+
+
+def test_damage_that_only_another_process_meets_is_named(lsp_store, tmp_path):
+    flags = SETTINGS | {"store": lsp_store.path, "run_dir": tmp_path / "run"}
+    flags = [part for name, value in flags.items() for part in (f"--{name}", value)]
+    both = start_ranks(["-c", textwrap.dedent(DAMAGED), "train-student", *flags])
+    first, second = (process.communicate(timeout=120)[0] for process in both)
+    assert "mlsm: error: block 3 does not match its hash" in second and both[1].returncode == 3
+    assert "another process of this run ended" in first
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("windows", [5, 12, 13])
 def test_shares_are_a_partition_and_micro_batches_are_counted_through(size, windows):
