@@ -25,7 +25,7 @@ from threadpoolctl import threadpool_limits
 from tiny_teacher import random_dictionary
 
 import pipeline.teacher.cut
-from mlsm.common.errors import CorpusError, EncodeError
+from mlsm.common.errors import CorpusError, EncodeError, exit_code
 from mlsm.common.progress import silent
 from pipeline.commands import encode_ids, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
