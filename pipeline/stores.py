@@ -21,7 +21,7 @@ from pipeline.corpus_summary import describe_corpus
 from pipeline.job import Job, named_by_content
 from shards import copies
 from shards.files import StoreFiles
-from shards.manifest import PlannedUnit, UnitRecord
+from shards.manifest import PlannedUnit, UnitRecord, with_checksum
 from shards.reader import Store
 from shards.schema import HiddenLayout, ShardMeta, ids_dtype, index_bits
 from shards.writer import UnitWriter
@@ -106,7 +106,8 @@ class TargetStore(OpenStore):
         files.publish_plan(job.plan)
         # Training on the store starts from this recipe. A command that finds the store by its flags does not change it.
         kept = command | {"recipe": job.config.recipe or files.command(job.plan.id).get("recipe")}
-        replace_json(files.plans / f"{job.plan.id}.yaml", kept)  # JSON is YAML; the corpus may have moved
+        # JSON is YAML. It is written again because the corpus may have moved.
+        replace_json(files.plans / f"{job.plan.id}.yaml", with_checksum(kept))
         self.wanted = {unit.id for unit in files.missing_units(job.plan)}
         self.done = self.new_tokens = 0
         for unit in job.plan.units:

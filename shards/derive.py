@@ -2,9 +2,10 @@
 
     report = derive("runs/stores/lsp-...", top_n=8)
 
-The n largest entries of every row are kept (among equal codes the lower atom, as in encoding). Their 8-bit codes do not
-change, because they are relative to the row's maximum, which is always kept. A stored row sums to 1 - tail; the mass of
-dropped entries is added to the tail:
+The n largest entries of every row are kept, among equal codes the lower atom. (Encoding compares the exact weights, so
+a few per cent of its rows may keep another one of such atoms.) The 8-bit codes do not change, because they are relative
+to the row's maximum, which is always kept. A stored row sums to 1 - tail; the mass of dropped entries is added to the
+tail:
 
     tail' = tail + (1 - tail) x (share of the dropped entries in the stored row)
 
@@ -33,7 +34,7 @@ from mlsm.common.text import shell_quote
 from shards import codec, copies
 from shards.config import DeriveConfig, store_of
 from shards.files import StoreFiles, refuse_foreign_output
-from shards.manifest import fingerprint
+from shards.manifest import fingerprint, with_checksum
 from shards.reader import Store, is_url
 from shards.schema import MAX_ENTRIES, TAIL_STEPS_PER_OCTAVE, ShardMeta
 from shards.shard_file import blocks, naming
@@ -71,7 +72,8 @@ def derive(
         _put(files, name, contents)
     files.publish_plan(source.plan)
     if source.command:
-        replace_json(files.plans / f"{source.plan_id}.yaml", source.command)  # defaults for training on the store
+        kept = with_checksum(source.command)  # defaults for training on the store
+        replace_json(files.plans / f"{source.plan_id}.yaml", kept)
     missing, total, wanted = [], 0, 0
     for record in source.iter_records():
         total += record.tokens

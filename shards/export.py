@@ -83,7 +83,7 @@ def export(
             _write_data(store, directory / "data", splits, progress)
             disk.mkdir(directory / "tokenizer")
             copies.write_files(directory / "tokenizer", tokenizer)
-            replace_json(directory / LINEAGE_FILE, lineage)
+            replace_json(directory / LINEAGE_FILE, lineage | {"files": _sizes(directory)})
             replace_bytes(directory / "README.md", utf8(_card(store, splits)))
 
         publish_directory(output.resolve(), fill, replace=False)  # beside what a link leads to
@@ -113,6 +113,11 @@ def _facts(store):
     return splits, {split: digest.hexdigest() for split, digest in digests.items()}
 
 
+def _sizes(directory):
+    """Bytes of each data file."""
+    return {file.name: file.stat().st_size for file in sorted((directory / "data").glob("*.parquet"))}
+
+
 def _is_there(output, lineage):
     """Whether the output already is this export. Raises RequestError if it holds anything else."""
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
@@ -121,6 +126,9 @@ def _is_there(output, lineage):
         found = parse_json(disk.read_file(output / LINEAGE_FILE), output / LINEAGE_FILE)
     except (OSError, ShardError):
         found = None
+    sizes = found.pop("files", None) if isinstance(found, dict) else None
+    if found == lineage and sizes != _sizes(output):
+        raise RequestError(f"{output} is this export, but some of its data files are missing or cut. Remove it first.")
     if found != lineage:
         what = "the export of another store, or of this one before it changed" if found else "no export of a store"
         raise RequestError(

@@ -8,7 +8,6 @@ file; a record or a plan may be replaced as a whole.
 Not handled here: what the bytes mean (manifest.py), arrays (members.py), stores behind a URL (remote.py).
 """
 
-import json
 import logging
 import os
 import re
@@ -23,7 +22,8 @@ from mlsm.common import disk
 from mlsm.common.durable import make_directories, publish_json
 from mlsm.common.errors import RequestError, ShardError, StoreError
 from mlsm.common.invocation import program
-from shards.manifest import Plan, PlannedUnit, UnitRecord, differing, parse_target, with_checksum
+from mlsm.common.json_checks import parse_json
+from shards.manifest import Plan, PlannedUnit, UnitRecord, differing, fits_checksum, parse_target, with_checksum
 from shards.schema import repair_hint
 
 logger = logging.getLogger(__name__)
@@ -156,12 +156,15 @@ class StoreFiles:
 
     def command(self, plan_id: str) -> dict:
         """The stored settings of the command that made a plan: {verb: settings, "recipe": its name}; {} if there are
-        none."""
+        none. If they are damaged it is also {}, with a warning, because targets do not depend on them."""
+        path = self.plans / f"{plan_id}.yaml"
         try:
-            kept = json.loads(disk.read_file(self.plans / f"{plan_id}.yaml"))  # JSON is YAML
-        except (OSError, ValueError, RecursionError):
+            return read_command(path)
+        except FileNotFoundError:
             return {}
-        return kept if isinstance(kept, dict) else {}
+        except (ShardError, OSError) as error:
+            logger.warning("%s. Defaults of training do not follow from it", str(error).rstrip("."))
+            return {}
 
     def newest_plan(self) -> Plan:
         """The newest plan whose units are all finished. Raises StoreError, which says what is missing, without one.
@@ -244,6 +247,15 @@ def read_small(path: Path, remedy: str) -> bytes:
         if gone or disk.is_of_the_machine(error):
             raise
         raise ShardError(f"{path}: cannot be read, {error.strerror}{remedy}") from error
+
+
+def read_command(path: Path) -> dict:
+    """The settings that a plan's .yaml file holds. Raises ShardError when they are damaged, FileNotFoundError."""
+    remedy = ". The encoding command restores it when it is run again"
+    kept = parse_json(read_small(path, remedy), path)  # JSON is YAML
+    if not isinstance(kept, dict) or ("checksum" in kept and not fits_checksum(kept)):
+        raise ShardError(f"{path}: the checksum does not fit its content{remedy}")
+    return {name: value for name, value in kept.items() if name != "checksum"}
 
 
 def describe_no_store(path: object, lacking: str) -> str:

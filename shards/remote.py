@@ -105,12 +105,12 @@ class Remote:
     @property
     def budget(self) -> int | None:
         """Bytes of shards that the cache may hold; None: any number. ValueError when MLSM_CACHE_GB is no size."""
-        name, given = "cache_gb", self.cache_gb
-        if given is None:
+        name, given = "cache_gb", str(self.cache_gb)
+        if self.cache_gb is None:
             name, given = "MLSM_CACHE_GB", os.environ.get("MLSM_CACHE_GB") or "inf"
         try:
             limit = float(given)
-        except (TypeError, ValueError):
+        except ValueError:
             limit = math.nan
         if not limit >= 0:
             raise ValueError(f"{name} must be a number of gigabytes, at least 0, found {given!r}")

@@ -5,6 +5,7 @@ Not handled here: what is damaged (verify.py).
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from mlsm.common.errors import StoreError
 from mlsm.common.invocation import program
@@ -19,16 +20,14 @@ def repair_commands(files: StoreFiles, target: Mapping, plans: Iterable[Plan], d
     """The commands that encode missing units, and damaged units after their removal."""
     units = {entry["unit"] for entry in damaged} - {None}
     of_store = any(entry["unit"] is None and not entry["file"].startswith("plans/") for entry in damaged)
-    wanted = {}
+    spoilt = {Path(entry["file"]).stem for entry in damaged if entry["file"].startswith("plans/")}
+    wanted: dict[str, list[str]] = {plan_id: [] for plan_id in sorted(spoilt)}
     for plan in plans:
         lacking = {unit.id for unit in files.missing_units(plan)} | units
-        if of_store or lacking & {unit.id for unit in plan.units}:
+        if of_store or plan.id in spoilt or lacking & {unit.id for unit in plan.units}:
             wanted[plan.id] = sorted(
                 file for source in {unit.source for unit in plan.units} for file in plan.files_of(source)
             )
-    for entry in damaged:
-        if entry["file"].startswith("plans/"):
-            wanted[entry["file"].removeprefix("plans/").removesuffix(".json")] = []
     return list(dict.fromkeys(encoding_command(files, target, *plan) for plan in wanted.items()))
 
 
@@ -46,14 +45,15 @@ def encoding_command(files: StoreFiles, target: Mapping, plan_id: str, sources: 
         return _line("derive-shards", source, "--top-n", settings.get("top_n", "<n>"), *output)
     verb = f"encode-{kind_of(target)}"
     recipe = files.plans / f"{plan_id}.yaml"
+    has_recipe = bool(files.command(plan_id))
     if "hidden" in settings or kind_of(target) == "hidden":
-        output = _of_hidden(files, settings, plan_id, recipe.is_file()) + output
+        output = _of_hidden(files, settings, plan_id, has_recipe) + output
     own = ["--layer", settings["layer"]] if "layer" in settings else []
     with suppress(StoreError):  # no advice with another dictionary: it would make another target
         if "dictionary" in settings and copies.read_dictionary(files):
             own += ["--dictionary", files.dictionary.absolute()]
     packing = settings.get("windowing", {}).get("packing")
-    if recipe.is_file():
+    if has_recipe:
         if "dtype" in settings:  # the recipe may have auto, which depends on the machine
             own += ["--dtype", settings["dtype"]]
         return _line(verb, "--recipe", recipe.absolute(), *own, *output)

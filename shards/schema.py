@@ -33,7 +33,8 @@ document runs, E stored entries:
     atoms        uint8  (1.5 E, rounded up) for k <= 4096: entry e is the 12 bits from bit 12 e on,
                  little end first; uint16 (E) for k <= 65,536; uint32 (E) beyond.
                  Strictly increasing within a token.
-    weights      uint8  (E)   row maximum x 2^(-octaves x code / 255)
+    weights      uint8  (E)   row maximum x 2^(-octaves x code / 255). The maximum is not stored: divide these
+                 numbers by their sum, so that a row sums to 1
     tail         uint8  (T)   mass that was dropped: 2^(-code / 16), code 255 meaning none
     layout       uint8  (2)   bits of an atom index, octaves: what plain WebDataset readers need
 

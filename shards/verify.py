@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -36,7 +37,7 @@ from mlsm.common.progress import silent
 from mlsm.common.text import redacted
 from shards import copies
 from shards.block_check import check_block
-from shards.files import StoreFiles, is_plan_file, read_small
+from shards.files import StoreFiles, is_plan_file, read_command, read_small
 from shards.manifest import Plan, UnitRecord, differing
 from shards.reader import is_url, plan_of
 from shards.repair import repair_commands
@@ -153,11 +154,11 @@ class _Survey:
         self.plans = [plan for plan in self.plans if plan.id == plan_id]
         units = {unit.id for plan in self.plans for unit in plan.units}
         self.records = [record for record in self.records if record.unit in units]
-        this = f"plans/{plan_id}.json"
+        these = {f"plans/{plan_id}.json", f"plans/{plan_id}.yaml"}
         self.damaged = [
             entry
             for entry in self.damaged
-            if entry["unit"] in units | {None} and (entry["file"] == this or not entry["file"].startswith("plans/"))
+            if entry["unit"] in units | {None} and (entry["file"] in these or not entry["file"].startswith("plans/"))
         ]
 
 
@@ -166,6 +167,8 @@ def _survey(files, target):
     for path in _listed(found, files.plans):
         if is_plan_file(path):
             _try(found, path, None, lambda path=path: found.plans.append(_read_plan(path, target)))
+        elif is_plan_file(path.with_suffix(".json")) and path.suffix == ".yaml":
+            _try(found, path, None, lambda path=path: read_command(path))
         elif path.suffix != ".yaml":
             found.stray += _stray(files, path)
     planned = {unit.id for plan in found.plans for unit in plan.units}
@@ -469,7 +472,8 @@ def _remove(files, target, survey, damaged):
     for entry in damaged:
         if entry["file"].startswith("plans/"):
             path, again = files.path / entry["file"], _Survey()
-            _try(again, path, None, lambda path=path: _read_plan(path, target))
+            read = read_command if path.suffix == ".yaml" else partial(_read_plan, target=target)
+            _try(again, path, None, partial(read, path))
             remove(path, again.damaged)
     for directory in (files.units, files.plans):
         if directory.is_dir() and not directory.is_symlink():

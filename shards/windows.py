@@ -202,8 +202,12 @@ class WindowReader:
                 yield ids, (runs[run] - begin).tolist(), records, int(self._first_window[number]) + window
 
     def targets(self, batch: WindowBatch, window_M: np.ndarray, position_M: np.ndarray) -> SparseRows:
-        """Stored distributions of the tokens batch.ids[window_M, position_M], as SparseRows in that order."""
+        """Stored distributions of the tokens batch.ids[window_M, position_M], as SparseRows in that order.
+
+        Raises  ValueError for a position at padding
+        """
         window_M, position_M = np.asarray(window_M), np.asarray(position_M)
+        _refuse_padding(position_M, batch.lengths[window_M])
         follows_M = (window_M[1:] == window_M[:-1]) & (position_M[1:] == position_M[:-1] + 1)
         if np.count_nonzero(~follows_M) < len(window_M) // _LONG_RUN:
             return self._targets_of_runs(batch, window_M, position_M, follows_M)
@@ -243,12 +247,17 @@ class WindowReader:
         return self.hidden_at(batch.window_ids[window_M], position_M)
 
     def hidden_at(self, window_id_M: np.ndarray, position_M: np.ndarray) -> HiddenRows:
-        """The same for tokens given by the numbers of their windows in the split and their positions in the windows."""
+        """The same for tokens given by the numbers of their windows in the split and their positions in the windows.
+
+        Raises  ValueError also for a position outside of its window
+        """
         layout = self._meta.hidden
         if layout is None:
             raise ValueError(f"{self.store.path} is a store of {self.store.kind} and has no hidden states")
         sort, parts = self._by_block(window_id_M)
         position_M = np.asarray(position_M)[sort]
+        for _, block, local, chosen in parts:
+            _refuse_padding(position_M[chosen], block.columns["lengths"][local])
         rows = codec.gather_hidden_of_blocks(
             layout,
             [(block.columns, block.window_starts[local] + position_M[chosen]) for _, block, local, chosen in parts],
@@ -386,6 +395,12 @@ class WindowReader:
                 raise self._describe(unit, group[0], f"its sums called {name} are larger than its {tokens} tokens")
             added += column.astype(total)
         return added
+
+
+def _refuse_padding(position_M, length_M):
+    """Raise ValueError unless these positions are of tokens of windows of these lengths."""
+    if not ((position_M >= 0) & (position_M < length_M)).all():
+        raise ValueError("some positions are not of tokens: those of a window are 0 to its length - 1, without padding")
 
 
 def _inverse(permutation):

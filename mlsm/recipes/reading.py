@@ -139,7 +139,7 @@ def asks_for_the_demonstration(command: dict[str, Any]) -> bool:
 def _sections(path):
     """The settings of a recipe by command."""
     values = _read(path)
-    sections = {name: section for name, section in values.items() if name != NAME}
+    sections = {name: section for name, section in values.items() if name not in (NAME, "checksum")}
     if not all(isinstance(section, dict | None) for section in sections.values()):
         raise ValueError(f"recipe {path}: expected a mapping of settings under each command, such as encode-lsp:")
     return sections

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -288,6 +289,15 @@ def test_a_store_behind_a_url(monkeypatch, tmp_path):
         export(f"{web.url}/lsp", tmp_path / "from-web")
     for path in (tmp_path / "from-disk").rglob("*.*"):
         assert (tmp_path / "from-web" / path.relative_to(tmp_path / "from-disk")).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:1000])])
+def test_an_export_that_lacks_data_is_not_called_finished(exported, tmp_path, spoil):
+    store, _, directory = exported
+    copy = shutil.copytree(directory, tmp_path / "copy")
+    spoil(next((copy / "data").glob("held_out-*")))
+    with pytest.raises(RequestError, match="data files are missing or cut"):
+        export(store.path, copy)
 
 
 def test_what_is_there_is_found_or_left_alone(exported, tmp_path):

@@ -95,6 +95,18 @@ def test_tokens_that_follow_each_other_equal_each_alone(windows, runs, random):
             assert np.array_equal(getattr(together, name)[slice(*one)], getattr(apart, name)[slice(*other)])
 
 
+@pytest.mark.parametrize("position", [-1, None])
+@pytest.mark.parametrize("many", [1, 40])
+def test_padding_has_no_targets(windows, position, many):
+    """Not even those of the next window, whose tokens follow in the block."""
+    batch = windows.read(np.arange(4))
+    shorter = int(batch.lengths.argmin())
+    last = int(batch.lengths[shorter]) if position is None else position
+    places = np.arange(last - many + 1, last + 1) if position is None else np.full(many, position)
+    with pytest.raises(ValueError, match="not of tokens"):
+        windows.targets(batch, np.full(many, shorter), places)
+
+
 @pytest.mark.parametrize("number", [-1, 111])
 def test_a_window_that_is_not_there(windows, number):
     with pytest.raises(ValueError, match=r"\[0, 111\)"):

@@ -665,7 +665,7 @@ def test_settings_come_from_the_environment(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=f"MLSM_CACHE_GB must be a number of gigabytes.*found '{wrong}'"):
             _ = Remote().budget
     monkeypatch.delenv("MLSM_CACHE_GB")
-    with pytest.raises(ValueError, match="cache_gb must be a number of gigabytes.*found -1"):
+    with pytest.raises(ValueError, match="cache_gb must be a number of gigabytes.*found '-1'"):
         _ = Remote(cache_gb=-1).budget
     assert Remote().budget is None and Remote(cache=tmp_path, cache_gb=0).budget == 0
 

@@ -14,11 +14,12 @@ from make_store import make_store
 
 from mlsm.commands.verify_shards import show
 from mlsm.common import disk
+from mlsm.common.durable import replace_json
 from mlsm.common.errors import ShardError, StoreError
 from shards import block_check, codec, verify
 from shards.config import DeriveConfig, VerifyConfig, store_of
 from shards.files import StoreFiles
-from shards.manifest import fingerprint
+from shards.manifest import fingerprint, with_checksum
 from shards.reader import Store
 from shards.schema import ShardMeta
 
@@ -156,6 +157,24 @@ def test_a_damaged_plan_is_named_and_removed(store):
     assert report["repaired"] == [f"plans/{plan.name}"] and len(report["commands"]) == 1
     make_store(store.path, max_length=512)
     assert not verify.verify(store.path)["damaged"] and Store.open(store.path)
+
+
+@pytest.mark.parametrize("spoil", [lambda raw: raw[:-20], lambda raw: raw.replace(b"k: 3", b"k: 5", 1)])
+def test_a_damaged_command_is_named_and_removed(store, spoil, caplog):
+    """From it follow defaults of training: a changed one must not be used in silence."""
+    (plan,) = store.plans.glob("*.json")
+    kept = plan.with_suffix(".yaml")
+    replace_json(kept, with_checksum({"encode-lsp": {"note": "k: 3"}, "recipe": "small-encoder"}))
+    assert not verify.verify(store.path)["damaged"] and store.command(plan.stem)["recipe"] == "small-encoder"
+    kept.write_bytes(spoil(kept.read_bytes()))
+    (damage,) = verify.verify(store.path)["damaged"]
+    assert damage["file"] == f"plans/{kept.name}" and damage["unit"] is None
+    (command,) = verify.verify(store.path)["commands"]
+    assert "--recipe" not in command
+    assert store.command(plan.stem) == {} and kept.name in caplog.text
+    report = verify.verify(store.path, repair=True)
+    assert report["repaired"] == [f"plans/{kept.name}"] and report["commands"] == [command]
+    assert not verify.verify(store.path)["damaged"] and Store.open(store.path).command == {}
 
 
 @pytest.mark.promise("6 missing shard …")
