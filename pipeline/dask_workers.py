@@ -46,7 +46,6 @@ from mlsm.common.extras import name_extras
 from mlsm.common.progress import silent
 from mlsm.common.version import VERSION
 from pipeline.executor import KILLED, PART, Context, Executor, Function, Results
-from pipeline.failures import TOO_LITTLE_MEMORY
 
 if TYPE_CHECKING:
     from tornado.ioloop import IOLoop
@@ -292,7 +291,7 @@ def _naming_a_death():
         yield
     except RuntimeError as error:
         raise ChildProcessError(
-            f"a worker ended while it started ({error}). {TOO_LITTLE_MEMORY} Finished units are kept"
+            f"a worker ended while it started ({error}). Use fewer --workers if memory is short; finished units are kept"
         ) from error
 
 

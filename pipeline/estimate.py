@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 SECONDS = 10  # a measurement lasts at least this long, if there is enough text
 PLACES = 4  # most places of the plan to measure: the speed differs between texts, and over time
 FEWEST_WINDOWS = 64  # fewest windows per place, and for warming up
-LEARNING_COST = 5  # learning from a vector takes as long as coding 5 tokens (k = 3072, d = 384, two cores)
+LEARNING_COST = 5  # on a CPU, learning from a vector takes as long as coding 5 tokens (k = 3072, d = 384, two cores)
+LEARNING_IS_MEASURED = ("cuda",)  # kinds of device on which coding is so fast that learning takes other times
 VECTORS_AN_ATOM = 4  # vectors per atom for a provisional dictionary
 SIZES = np.linspace(0.9, 1.1, 21)  # sizes of units relative to their mean
 MEMBER_BYTES = 900  # of a column's tar header, array header and padding
@@ -145,20 +147,27 @@ def estimate_lsp(job: Job, teacher: "Teacher", given: "Dictionary | None") -> di
         check_enough(entry.k, config.dictionary_tokens)
     if given:
         targets.append(Lsp(config, teacher, config.layer[0], given))
+    seconds_a_vector = []  # that learning takes, where it is measured
     for entry in wanted:
-        made_up = entry in lacking
-        dictionary = _learn_provisional(job, teacher, entry) if made_up else Dictionary.load(entry.directory)
+        if entry in lacking:
+            dictionary, seconds = _learn_provisional(job, teacher, entry)
+            seconds_a_vector.append(seconds)
+        else:
+            dictionary = Dictionary.load(entry.directory)
         targets.append(Lsp(config, teacher, entry.layer, dictionary))
     found = estimate(job, teacher, targets)
     tokens = min(config.dictionary_tokens, found["tokens"])
     passes = {"learned": config.dictionary_epochs * LEARNING_COST, "clusters": CLUSTER_ITERATIONS, "sampled": 0}
-    visits = tokens * passes[config.atoms] * len(lacking) / len(targets)
-    learning = visits * found["solver_seconds"] + (tokens * found["teacher_seconds"] if lacking else 0)
+    learning = tokens * passes[config.atoms] * len(lacking) / len(targets) * found["solver_seconds"]
+    if config.atoms == "learned" and teacher.device.type in LEARNING_IS_MEASURED:
+        learning = tokens * config.dictionary_epochs * sum(seconds_a_vector)
+    learning += tokens * found["teacher_seconds"] if lacking else 0
     return found | {"lacking": len(lacking), "learning_seconds": learning}
 
 
 def _learn_provisional(job, teacher, entry):
-    """A dictionary learned in one pass over a few vectors from the end of the plan."""
+    """A dictionary learned in one pass over a few vectors from the end of the plan, and the seconds that it took for
+    each vector; 0 where this is not measured."""
     from pipeline.dictionary.learning import MOST_A_BATCH, DictionarySettings, LearningSchedule, learn_dictionary
 
     config, parts, count = job.config, [], 0
@@ -186,8 +195,13 @@ def _learn_provisional(job, teacher, entry):
     hidden_Nd = np.concatenate(parts)[:wanted]
     check_enough(entry.k, len(hidden_Nd))
     settings = DictionarySettings(entry.k, config.lam, config.seed, atoms=config.atoms)
-    found = learn_dictionary(hidden_Nd, settings, LearningSchedule(1, MOST_A_BATCH), device=config.device)
-    return replace(found, center=center)
+    learn = partial(learn_dictionary, hidden_Nd, settings, LearningSchedule(1, MOST_A_BATCH), device=config.device)
+    found, seconds = learn(), 0.0
+    if teacher.device.type in LEARNING_IS_MEASURED:
+        started = time.perf_counter()
+        learn()  # the first time, kernels were compiled
+        seconds = (time.perf_counter() - started) / len(hidden_Nd)
+    return replace(found, center=center), seconds
 
 
 def _readable_windows(job, unit):

@@ -32,6 +32,7 @@ from mlsm.common.durable import publish_directory
 from mlsm.common.errors import Interrupted, RunError, TrainingError
 from mlsm.common.matrix_products import USUAL
 from mlsm.common.progress import silent
+from mlsm.common.proofs import lacks_memory
 from shards.counter import hash_u64
 from shards.manifest import fingerprint
 from shards.reader import Store
@@ -196,7 +197,9 @@ class Trainer:
                 lacking = None
                 try:
                     loss, grad_norm = self.stepper.update(step, batch)  # forward, loss, backward, clip, update
-                except torch.OutOfMemoryError as error:
+                except RuntimeError as error:
+                    if not lacks_memory(error):
+                        raise
                     lacking = str(error).partition(". ")[0]
                 if lacking:  # not in the handler: there the error's traceback keeps the step's tensors alive
                     raise self._lack_of_memory(step, batch, lacking)
@@ -259,7 +262,9 @@ class Trainer:
         try:
             state.figures = self.held_out.evaluate(self.model, self.stepper.forward, self.ranks)
             state.figures_step = state.steps
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
             raise TrainingError(
                 f"evaluation after step {state.steps}: {str(error).partition('. ')[0]}. Take a smaller --micro-batch,"
                 f" the effective batch stays as it is. Last whole checkpoint: {state.saved or 'none'}."
@@ -514,7 +519,9 @@ class Stepper:
             micro = to_device(micro, self.device)
             loss = self.loss(self.forward(micro), micro.targets, counts)
             torch.autograd.grad(loss, weights, allow_unused=True)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
             return False
         del moments  # AdamW's, which the first step allocates after its backward pass
         return True

@@ -14,6 +14,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -210,7 +211,10 @@ def sweep_joining(setting: Setting) -> Iterator[dict]:
             f"import {module.__name__} as kernels; kernels.{first_name}, kernels.{later_name} = {first}, {later}\n"
             f"from benchmarks.gpu_check import solve; solve.print_coder({setting.toy})"
         )
-        run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+        with tempfile.TemporaryDirectory() as nowhere:  # kernels that are kept are found whatever these numbers are
+            environment = os.environ | {"NUMBA_CACHE_DIR": nowhere}
+            command = [sys.executable, "-c", program]
+            run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         if run.returncode:
             raise RuntimeError(run.stderr.strip().splitlines()[-1])
         yield {f"{first}, then {later}": float(run.stdout.split()[-1])}

@@ -176,7 +176,7 @@ def trainer(setting: Setting) -> Iterator[dict]:
     """A run of the trainer, and one that is interrupted half-way and resumed: rate, wait for data, the same losses."""
     encoder, windows, steps = setting.size(("bert-12x768", 128, COURSE), ("bert-1x64", 4, 4))
     with synthetic_store() as store, tempfile.TemporaryDirectory() as directory:
-        often = {"save_every": steps // 2, "eval_every": 0, "checkpoints": (1.0,), "compile": False}
+        often = {"save_every": steps // 2, "eval_every": 0, "checkpoints": (1.0,), "compile": False, "dtype": "float32"}
         fixed = {"store": str(store.path), "encoder": encoder, "batch_windows": windows, "micro_batch": windows}
         config = StudentConfig(**fixed, max_steps=steps, lr=1e-4, **often, run_dir=Path(directory) / "whole")
         train(config)
@@ -208,6 +208,7 @@ def out_of_memory(setting: Setting) -> Iterator[dict]:
     encoder, windows = setting.size(("bert-12x768", TOO_MANY_WINDOWS), ("bert-1x64", 8))
     with synthetic_store() as store, tempfile.TemporaryDirectory() as directory, played_lack(setting, most=2):
         once = {"max_steps": 1, "lr": 1e-4, "checkpoints": (1.0,), "save_every": 0, "eval_every": 0, "compile": False}
+        once["dtype"] = "bfloat16" if setting.on_gpu else "float32"  # given, so that nothing is tried first
         fixed = {"store": str(store.path), "encoder": encoder, "batch_windows": windows}
         fixed["run_dir"] = Path(directory) / "run"
         try:

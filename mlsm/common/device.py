@@ -1,11 +1,16 @@
 """Choose the device to compute on, as --device names it (the CPU or a GPU that torch sees), and seed its randomness."""
 
+import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
 from mlsm.common.errors import DeviceError
+
+logger = logging.getLogger(__name__)
 
 
 def choose_device(name: str | torch.device) -> torch.device:
@@ -13,10 +18,13 @@ def choose_device(name: str | torch.device) -> torch.device:
 
     A GPU's device always carries its number.
 
-    Raises  DeviceError if there is no such device here
+    Raises  DeviceError if there is no such device here, or one that this torch has no code for
     """
     if str(name) == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cuda" and (lack := lack_of_code(0)):
+            _tell_of_the_cpu(lack)
+            name = "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -32,7 +40,35 @@ def choose_device(name: str | torch.device) -> torch.device:
         raise DeviceError(
             f"device {name}: there is no GPU {index}; torch finds {torch.cuda.device_count()} here, counted from 0."
         )
+    if lack := lack_of_code(index):
+        raise DeviceError(f"device {name}: {lack}.")
     return torch.device("cuda", index)
+
+
+@cache  # once per process
+def _tell_of_the_cpu(lack):
+    logger.warning("%s. The CPU is used", lack)
+
+
+def lack_of_code(index: int) -> str:
+    """Why this torch cannot compute on a GPU that it sees; "" if it can.
+
+    Code for a compute capability runs on GPUs of the same major and no lower minor version; PTX runs on all later ones.
+    """
+    names = torch.cuda.get_arch_list()  # such as sm_90, sm_90a and compute_90
+    if torch.version.hip or not names:
+        return ""
+    capability = torch.cuda.get_device_capability(index)
+    for name in names:
+        major, minor = divmod(int(re.sub("[^0-9]", "", name)), 10)
+        is_ptx = name.startswith("compute")
+        if (is_ptx and (major, minor) <= capability) or (major == capability[0] and minor <= capability[1]):
+            return ""
+    gpu = f"the {torch.cuda.get_device_name(index)}, of compute capability {capability[0]}.{capability[1]}"
+    return (
+        f"torch {torch.__version__} has code for {', '.join(names)}, and none for {gpu}; pytorch.org/get-started has "
+        "builds for older GPUs"
+    )
 
 
 @contextmanager

@@ -42,9 +42,14 @@ REPORT, SAID = "report.jsonl", "said.txt"  # its results, its output
 LIBRARIES = (  # besides torch
     "mlsm-pretrain",
     "numba",
+    "llvmlite",
+    "numpy",
     "numba-cuda",
     "cuda-bindings",
+    "cuda-core",
     "nvidia-cuda-nvrtc",
+    "nvidia-cuda-nvrtc-cu12",
+    "nvidia-cuda-nvcc-cu12",
     "nvidia-nvvm",
     "triton",
 )

@@ -59,6 +59,7 @@ class Lsp:
         self._is_proven = asked == "auto" and proof.is_needed(teacher.device)
         self._backend: str | None = None if self._is_proven else "cpu" if asked == "auto" else asked
         self._begun_with: str | None = None  # solver of the store's first unit
+        self._is_settled = True  # whether later commands keep the solver
         self.environment: dict = {}
         if self._backend == "cpu":
             self.environment["correlations"] = _correlations()
@@ -132,7 +133,8 @@ class Lsp:
     def _prove(self, rows_Nd):
         """Choose a GPU's solver by a test on these rows; if none is right there, the CPU codes."""
         atoms_Kd, lam = self.dictionary.atoms_Kd, self.config.lam
-        self._backend = proof.choose_solver(rows_Nd, atoms_Kd, lam, rows_Nd.device, begun_with=self._begun_with).backend
+        choice = proof.choose_solver(rows_Nd, atoms_Kd, lam, rows_Nd.device, begun_with=self._begun_with)
+        self._backend, self._is_settled = choice.backend, choice.keep
         if self._backend == "cpu":
             self._prepared = _load_dictionary(torch.device("cpu"), atoms_Kd, "cpu")
 
@@ -160,6 +162,8 @@ class Lsp:
             return columns_of(None, batch)
         if self._is_proven and self._backend is not None:
             batch.block.facts["solver_backend"] = self._backend
+            if not self._is_settled:
+                batch.block.facts["solver_unsettled"] = True
             if self._backend == "cpu":
                 batch.block.facts["correlations"] = _correlations()
         rows, statistics = distributions(codes, self.top_n), batch.block.statistics
@@ -185,13 +189,15 @@ class Lsp:
 
 
 def recorded_backend(files: StoreFiles) -> str | None:
-    """The solver that the records of a store name, the first by the ids of their units; None if none is named."""
+    """The solver that the records of a store name, the first by the ids of their units; None if none is named. One that
+    was taken because a trial ran out of time or memory is not kept: the next command tries again."""
     for path in sorted(files.units.glob("*.json")):
         try:
             record = files.record(path.stem)
         except (ShardError, StoreError):  # verify-shards reports these
             continue
-        if record is not None and (backend := record.environment.get("solver_backend")) is not None:
+        made = {} if record is None or record.environment.get("solver_unsettled") else record.environment
+        if (backend := made.get("solver_backend")) is not None:
             return str(backend)
     return None
 

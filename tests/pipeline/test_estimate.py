@@ -58,6 +58,16 @@ def test_stores_of_lsps(common, teacher_directory, given):
     assert guess["lacking"] == (0 if given else 2) and (guess["learning_seconds"] > 0) == (not given)
 
 
+def test_learning_is_measured_where_coding_says_nothing_of_it(common, teacher_directory, monkeypatch):
+    """As on a GPU; the seconds of coding are not asked."""
+    monkeypatch.setattr(estimate, "LEARNING_IS_MEASURED", ("cpu",))
+    monkeypatch.setattr(estimate, "LEARNING_COST", 10**9)
+    layers = {"layer": (1,), "k": 48, "dictionary_tokens": 4_000, "max_tokens": 40_000, "device": "cpu"}
+    config = EncodeConfig(teacher=str(teacher_directory), lam=0.1, dry_run=True, **layers, **common)
+    (once,), (twice,) = (encode_lsp(replace(config, dictionary_epochs=epochs)) for epochs in (1, 20))
+    assert 0 < once["learning_seconds"] < twice["learning_seconds"] < 1_000
+
+
 def test_a_store_of_ids(common, teacher_directory):
     check(encode_ids, EncodeIdsConfig(tokenizer=str(teacher_directory), **common), 0.1)
 

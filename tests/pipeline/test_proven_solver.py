@@ -86,6 +86,20 @@ def test_records_name_the_solver_that_was_proven_and_a_resume_keeps_it(prove, pl
     assert solvers(encode_lsp(place)[0]) == found, "plain torch is right now, and not what the store was begun with"
 
 
+def test_a_solver_taken_for_lack_of_memory_does_not_bind_the_store(prove, place):
+    """Otherwise a GPU that was busy at its beginning would leave it with the slower solver for ever."""
+    prove("torch=right cuda=lack_memory")
+    (report,) = encode_lsp(place)
+    found = solvers(report)
+    assert set(found) == {"torch"}
+    remove_last_unit(report)
+    prove("torch=crash cuda=crash")
+    assert solvers(encode_lsp(place)[0]) == [*found[:-1], "cpu"]
+    remove_last_unit(report)
+    prove(RIGHT)
+    assert solvers(encode_lsp(place)[0]) == found, "the first unit still does not bind it"
+
+
 def test_a_resume_on_a_gpu_that_cannot_go_on_says_so(prove, place, caplog):
     prove(RIGHT)
     (report,) = encode_lsp(place)

@@ -14,7 +14,11 @@ from student.train import train
 pytestmark = pytest.mark.promise("11 a GPU's memory …")
 
 
-def allow(monkeypatch, most, after=0):
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a capacity of ...")
+FULL_FOR_CUBLAS = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+
+def allow(monkeypatch, most, after=0, error=FULL):
     """Let the model's forward pass fail for more windows than `most`, but for the first `after` calls."""
     forward, calls = Student.forward, []
 
@@ -23,18 +27,25 @@ def allow(monkeypatch, most, after=0):
             return forward(self, input_WL, *rest, **counted)
         calls.append(len(input_WL))
         if len(input_WL) > most and len(calls) > after:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a capacity of ...")
+            raise error
         return forward(self, input_WL, *rest)
 
     monkeypatch.setattr(Student, "forward", limited)
     return calls
 
 
-@pytest.mark.parametrize(("most", "advice"), [(5, "--micro-batch 3 fits"), (1, "--micro-batch 1 fits")])
-def test_the_error_names_a_micro_batch_that_does_fit(ids_store, settings, monkeypatch, most, advice):
-    calls = allow(monkeypatch, most)
+@pytest.mark.parametrize(
+    ("most", "error", "said"),
+    [
+        (5, FULL, "CUDA out of memory, with --micro-batch 12. --micro-batch 3 fits"),
+        (1, FULL, "CUDA out of memory, with --micro-batch 12. --micro-batch 1 fits"),
+        (5, FULL_FOR_CUBLAS, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED .*, with --micro-batch 12. --micro-batch 3 fits"),
+    ],
+)
+def test_the_error_names_a_micro_batch_that_does_fit(ids_store, settings, monkeypatch, most, error, said):
+    calls = allow(monkeypatch, most, error=error)
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings | {"micro_batch": 12})
-    with pytest.raises(TrainingError, match=f"step 1: CUDA out of memory, with --micro-batch 12. {advice}") as caught:
+    with pytest.raises(TrainingError, match=f"step 1: {said}") as caught:
         train(config)
     assert "\n" not in str(caught.value) and calls[-1] <= most
     assert not log_of(config.run_dir) and not list(config.run_dir.glob("checkpoints/step-*"))

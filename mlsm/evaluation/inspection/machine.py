@@ -127,6 +127,8 @@ def _gpu():
     """The GPUs, and the solver that encodes on them."""
     import torch
 
+    from mlsm.common.device import lack_of_code
+
     try:
         version = metadata.version("numba-cuda")
     except metadata.PackageNotFoundError:
@@ -147,16 +149,18 @@ def _gpu():
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     names = [f"{device.name}, {device.total_memory / 1e9:.0f} GB" for device in devices]
     means = "Commands use the first one; --device cuda:1 uses another, and --workers N gives each process its own."
-    if not torch.cuda.is_bf16_supported(including_emulation=False):
-        means += " It has no native bfloat16 multiplication: use train-student --dtype float32."
-    yield _check("GPU", "; ".join(names), means, devices=names)
+    lacking = [lack for index in range(len(devices)) if (lack := lack_of_code(index))]
+    yield _check("GPU", "; ".join(names), "; ".join(lacking) or means, not lacking, devices=names)
     means = f"Solvers are tested on a GPU before they are used. {program()} doctor --gpu tests and times them now."
-    if version is None:
+    if torch.version.hip:
+        means = "Its kernels need an NVIDIA GPU: here plain torch encodes."
+    elif version is None:
         means = (
             "Without it there are no CUDA kernels, and sparse coding uses plain torch. Install it:  pip install "
             '"mlsm-pretrain[gpu]"'
         )
-    yield _check("numba-cuda", version or "not installed", means, version is not None, version=version)
+    is_fine = version is not None or torch.version.hip is not None
+    yield _check("numba-cuda", version or "not installed", means, is_fine, version=version)
 
 
 def _software():
