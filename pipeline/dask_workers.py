@@ -291,7 +291,7 @@ def _naming_a_death():
         yield
     except RuntimeError as error:
         raise ChildProcessError(
-            f"a worker ended while it started ({error}). Use fewer --workers if memory is short; finished units are kept"
+            f"a worker ended while it started ({error}). Use fewer --workers if memory is short"
         ) from error
 
 
