@@ -423,11 +423,11 @@ class Work(WorkerPlugin):
     def teardown(self, worker: Any) -> None:
         """End the task in flight at its next window.
 
-        A local worker may be killed before that, so its temporary files are removed now.
+        A local worker may be killed before that, so its temporary files are removed now, and it makes no more.
         """
         self._stopped.set()
         if self._is_ours:
-            disk.discard_all()
+            disk.end_writing()
 
     def perform(self, function: Function, item: Any) -> tuple[list[Note], Any]:
         """The notes and the result of a task; an error has the notes as `worker_notes`."""

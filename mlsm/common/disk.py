@@ -25,6 +25,7 @@ import os
 import re
 import shutil
 import stat
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -49,6 +50,9 @@ _TEMPORARY_NAME = re.compile(r"\.(?P<rest>.+\.(?P<pid>\d+)\.[0-9a-f]{6})(?P<chec
 _DIRECTORY = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)  # O_PATH needs no permission to list
 _temporaries: set[tuple[int, Path]] = set()
 _roots: set[Path] = set()
+_ended = False
+_naming = threading.Lock()  # held while a name appears, so that none does after `end_writing`
+os.register_at_fork(after_in_child=_naming._at_fork_reinit)  # type: ignore[attr-defined]  # another thread may hold it
 
 
 def follow_no_links_below(root: str | Path) -> None:
@@ -118,7 +122,8 @@ def is_directory(path: str | Path) -> bool:
 
 def create(path: str | Path) -> FileIO:
     """Open a new file for writing."""
-    with _parent(path) as (parent, name), _named(path):
+    with _parent(path) as (parent, name), _named(path), _naming:
+        _refuse_after_the_end()
         return open(path, "xb", buffering=0, opener=lambda _, flags: os.open(name, flags, 0o666, dir_fd=parent))
 
 
@@ -229,7 +234,8 @@ def file_sha256(path: str | Path) -> str:
 
 def link(old: Path, new: Path) -> None:
     """Give a file a second name. Raises FileExistsError if that name exists."""
-    with _parent(old) as (place, name), _parent(new) as (other_place, other), _named(old, new):
+    with _parent(old) as (place, name), _parent(new) as (other_place, other), _named(old, new), _naming:
+        _refuse_after_the_end()
         os.link(name, other, src_dir_fd=place, dst_dir_fd=other_place, follow_symlinks=False)
 
 
@@ -247,7 +253,8 @@ def rename(old: Path, new: Path) -> None:
 
 
 def mkdir(path: Path) -> None:
-    with _parent(path) as (parent, name), _named(path):
+    with _parent(path) as (parent, name), _named(path), _naming:
+        _refuse_after_the_end()
         os.mkdir(name, dir_fd=parent)
 
 
@@ -307,6 +314,11 @@ def _named(*paths):
         raise OSError(error.errno, error.strerror, first, None, *second) from None
 
 
+def _refuse_after_the_end():
+    if _ended:
+        raise OSError(errno.ECANCELED, "this process is ending")
+
+
 def temporary_name(directory: str | Path, stem: str) -> Path:
     """A name that no other process uses. It starts with a dot, so that readers do not take the file for a finished one.
 
@@ -357,7 +369,19 @@ def remove_leftovers(directory: Path) -> None:
 
 @atexit.register
 def discard_all() -> None:
-    """Remove the temporary files of this process: when it ends, or when its output is no longer wanted."""
+    """Remove the temporary files that this process has made."""
     for process, path in list(_temporaries):
         if process == os.getpid():  # a forked child does not remove its parent's
             discard(path)
+
+
+def end_writing() -> None:
+    """Remove the temporary files of this process and let it make no more, because it may be killed from now on.
+
+    A thread that is about to make a file gets OSError. Without that, its file would appear after its name was forgotten
+    here, and nothing would remove it.
+    """
+    global _ended
+    with _naming:
+        _ended = True
+    discard_all()

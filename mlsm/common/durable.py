@@ -95,7 +95,8 @@ def publish(temporary: Path, final: Path, withdraw: bool = False) -> bool:
     except OSError as error:
         raise explain_link(error, final) from error
     try:
-        disk.unlink(temporary)
+        with suppress(FileNotFoundError):  # a worker that ends has removed its temporary files
+            disk.unlink(temporary)
         disk.fsync_path(final.parent)
     except OSError:
         if published and withdraw:

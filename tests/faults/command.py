@@ -5,7 +5,7 @@ Dask's workers from this process as it is now, so that they do not import what i
 import os
 import signal
 import sys
-from multiprocessing import forkserver, util
+from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,10 @@ def fork_workers():
             os._exit(0)
 
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    ours = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
+    resource_tracker.ensure_running()  # which unblocks two of them
+    signal.pthread_sigmask(signal.SIG_BLOCK, ours)
     util.spawnv_passfds = fork
     forkserver.ensure_running()
     util.spawnv_passfds = start

@@ -9,18 +9,21 @@ import shutil
 import signal
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread, current_thread
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from distributed import Client
+from faulty_disk import forked, recorded, watched
 from hypothesis import given
 from hypothesis import strategies as st
 from planted_workers import AfterCommit, AtWindows, Slow
 from preloaded import Preloaded
-from test_commit import temporaries, visible_units_are_whole
+from test_commit import temporaries, visible_units_are_whole, write
 from test_interruption import CODES, SECONDS_TO_EXIT, start
 from test_quarantine import plant, rows_of, shards
 from tiny_teacher import lsp_settings
@@ -28,7 +31,7 @@ from tiny_teacher import lsp_settings
 from mlsm.common.errors import EncodeError
 from mlsm.common.progress import silent
 from pipeline.commands import encode_lsp
-from pipeline.dask_workers import event_loop, local_cluster, quiet
+from pipeline.dask_workers import Work, event_loop, local_cluster, quiet
 from pipeline.failures import REASON, find_killers
 from pipeline.stores import QUARANTINE_LEAST, QUARANTINE_SHARE
 from shards.reader import Store
@@ -254,6 +257,44 @@ def test_the_driver_is_stopped(alone, tmp_path, number):
     )
     assert all(line.startswith(known) for line in lines[1:-1]) and f"\n{name}: " in said, said
     assert re.search(r"^workers at tcp://\S+, dashboard http://\S+/status$", said, re.MULTILINE)
+
+
+@pytest.mark.promise("SIGTERM, SIGHUP and Ctrl-C with …")
+@pytest.mark.parametrize("during", [False, True])
+def test_a_worker_that_is_dismissed_at_any_call_leaves_nothing_to_a_kill_at_any_later_one(tmp_path, during):
+    """The thread of its event loop dismisses it before the call of the one that writes, or while a file is made."""
+    calls = recorded(lambda: write(tmp_path / "whole"))
+    for chosen, (name, _) in enumerate(calls):
+        if not during or name == "create":
+            assert forked(lambda chosen=chosen: dismissed(tmp_path / str(chosen), chosen, during)) == 0, calls[chosen]
+
+
+def dismissed(path, chosen, during):
+    work, left, opens = Work(SimpleNamespace(config=SimpleNamespace(scheduler=None)), "topic"), [], os.open
+    work.setup(None)
+    dismissing = Thread(target=work.teardown, args=(None,))
+
+    def dismiss(seconds=None):
+        dismissing.start()
+        dismissing.join(seconds)
+
+    def slow_open(place, flags, *mode, **directory):
+        if flags & os.O_EXCL and not dismissing.ident:
+            dismiss(0.1)
+        return opens(place, flags, *mode, **directory)
+
+    def before(number, *_):
+        if number == chosen and during:
+            os.open = slow_open
+        elif number == chosen:
+            dismiss()
+        elif number > chosen and current_thread() is not dismissing:
+            dismissing.join()
+            left.extend(temporaries(path))
+
+    with watched(before), suppress(OSError):
+        write(path)
+    assert dismissing.ident and not left and not temporaries(path)
 
 
 def is_running(process):
