@@ -48,6 +48,7 @@ from mlsm.evaluation.comparison.page import write_page
 from mlsm.evaluation.comparison.paper import draw_paper_figures
 from mlsm.evaluation.comparison.result import Comparison, FrozenScore, pairs_of, summarise_model
 from mlsm.evaluation.comparison.tables import TABLES, tables_of, write_csv, write_tables
+from mlsm.evaluation.studies.word_senses.conclusions import read_result
 
 DEFAULT_RESULTS = Path("runs/evaluations")
 WITHHELD = "withheld.json"
@@ -66,9 +67,14 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
     found: list[dict] = []
     if facts is None or not facts.withheld:
         refuse_withheld(results)
+        for path in results:
+            if (path / "evaluations").is_dir():
+                raise ComparisonError(f"{path} has more than records. Pass its records: {path / 'evaluations'}")
         found = records.read(results)
     models, notes = models_of(found)
     judgements = read_judgements(settings.intruders)
+    if settings.diagnostic is not None:
+        read_result(settings.diagnostic)  # raises its errors also where its figure cannot be drawn
 
     # single models
     tuned = [model for model in models if model.trainings]
@@ -211,6 +217,8 @@ def refuse_withheld(results: Iterable[Path]) -> None:
         for place in (path, *path.parents):
             if (place / WITHHELD).exists():
                 models.setdefault(place, set()).update(path.relative_to(place).parts[:1] or ("all", "of them"))
+        for file in path.rglob(WITHHELD) if path.is_dir() else ():
+            models[file.parent] = {"all", "of them"}
     for directory, names in models.items():
         if len(names) > 1:
             raise ComparisonError(

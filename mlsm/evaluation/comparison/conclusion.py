@@ -202,10 +202,13 @@ def conclude(
         return Conclusion("for" if found.mean > 0 else "against", sentence, beside, caveat)
     holds_zero = found.low <= 0 <= found.high
     why = "includes 0" if holds_zero else f"excludes 0, but p {p_value(p)}{of_tests} is not below {LEVEL}"
+    power = (
+        f" With {found.n} pairs and this variance, a true difference of "
+        f"{points(found.detectable, sign=False)} points would be detected with {100 * POWER:.0f} % power."
+    )
     sentence = (
         f"{so_far}{unclear} whether {better} is better than {than}: it {_direction(effect)}, and the {bounds} {why} "
-        f"({over}). With {found.n} pairs and this variance, a true difference of "
-        f"{points(found.detectable, sign=False)} points would be detected with {100 * POWER:.0f} % power."
+        f"({over}).{power if adjusted is None else ''}"
     )
     return Conclusion("undecided", sentence, beside, caveat)
 

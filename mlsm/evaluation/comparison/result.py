@@ -223,7 +223,8 @@ class Comparison:
     @property
     def conclusion(self) -> list[str]:
         """The sentences on the first hypothesis about fine-tuning; empty if no two arms are compared."""
-        return [said for test in self.tests[:1] for said in (test.conclusion.sentence, *test.conclusion.beside)]
+        said = [said for test in self.tests[:1] for said in (test.conclusion.sentence, *test.conclusion.beside)]
+        return [*said, *self.notes_on_tasks] if said else []
 
     def as_report(self) -> dict[str, Any]:
         """The dict that --json prints: results of single models, the files, and the conclusion on the arms."""

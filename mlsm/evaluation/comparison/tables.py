@@ -375,7 +375,7 @@ def table_of_hypotheses(tests: Sequence[Test]) -> Table:
         "Differences in mean score over the named tasks, in percentage points, paired by pre-training seed, with 95 "
         "% intervals below. Interval and p: Student's t, two-sided. Tasks × seeds: 95 % bootstrap interval over "
         "both; with few seeds it is too narrow. Detectable: the smallest true difference that this number of pairs "
-        "with this variance would detect with 80 % power. Scores: the paper's one-sided signed-rank test over all "
+        "with this variance would detect with 80 % power at 5 %, unadjusted. Scores: the paper's one-sided signed-rank test over all "
         "tasks that both models have, which can be more than the tasks of the difference. It treats scores as "
         "independent, but those of one pre-training run or of one task are correlated; it says nothing about another "
         "pre-training run."

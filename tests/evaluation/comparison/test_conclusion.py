@@ -108,6 +108,7 @@ def test_after_holm_an_interval_without_0_is_not_enough():
     assert said.verdict == "undecided"
     assert "excludes 0, but p = 0.060 after Holm's adjustment for 3 hypotheses is not below 0.05" in said.sentence
     assert of(around(0.02), adjusted=0.02, tests=3).verdict == "for"
+    assert "power" not in said.sentence  # it would be that of a single test
 
 
 def test_what_holds_for_these_tasks_only_is_said():

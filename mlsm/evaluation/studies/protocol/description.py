@@ -228,6 +228,10 @@ def read_study(recipe: str) -> Study:
             raise StudyError(
                 f"recipe {path}: {unknown[0]} of a comparison is not an arm. The arms are: {', '.join(arms)}"
             )
+    hypotheses = [own["primary"], *own["secondary"]]
+    for number, pair in enumerate(hypotheses):
+        if any(set(pair) == set(other) for other in hypotheses[:number]):
+            raise StudyError(f"recipe {path}: the hypothesis {' and '.join(pair)} is given twice. Remove one.")
     study = Study(
         title=str(own["title"]),
         question=str(own["question"]),

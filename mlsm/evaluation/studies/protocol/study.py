@@ -40,7 +40,9 @@ from mlsm.evaluation.studies.protocol.students import write_students
 from pipeline.commands import ADDED_LATER, select_settings
 from pipeline.config import FROM_STORE, PLACES
 from shards.reader import Store
+from student.config import UNNAMED, StudentConfig
 
+DIGITS = "????????"  # of the weights or a step, in the name of a model's records
 OF_THE_MACHINE = {"output", "teacher", "tokenizer", "device", "batch_tokens"}  # settings of an encoding
 logger = logging.getLogger(__name__)
 
@@ -90,6 +92,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     quarantined: list[dict] = []
     for number, part in enumerate(chosen, 1):
         if _is_kept_by_records(part, planned.parts):
+            _refuse_other_records(part, settings.evaluations)
             logger.info(
                 "part %d of %d: %s was finished, but its student or store is gone", number, len(chosen), part.name
             )
@@ -147,6 +150,26 @@ def _refuse_other_settings(part: Part) -> None:
                     f"{part.name}: {file.parents[1]} was made with {name.replace('_', '-')} {found}, and the recipe "
                     f"says {wanted}. Nothing was changed. Use the settings that it was made with, or another --output."
                 )
+
+
+def _refuse_other_records(part: Part, evaluations: Path) -> None:
+    """Raise StudyError if the records of a student that is gone are of one that was trained with other settings."""
+    if part.verb != "train-student":
+        return
+    name = Path(part.values["run_dir"]).name
+    stores = part.values["store"] if isinstance(part.values["store"], tuple) else (part.values["store"],)
+    wanted = StudentConfig(**part.values | {"store": tuple(map(str, stores))}).identity()
+    for pattern in (f"{name}-{DIGITS}", f"{name}-step-{DIGITS}-{DIGITS}"):
+        for file in sorted(evaluations.glob(f"{pattern}/*/*.json")):
+            trained = records.read_file(file)["identity"]["settings"]
+            for setting in sorted(wanted.keys() | trained.keys() & UNNAMED.keys()):
+                asked, found = (identity.get(setting, UNNAMED.get(setting)) for identity in (wanted, trained))
+                if asked not in (found, None, "auto"):  # the latter follow from the machine
+                    raise StudyError(
+                        f"{part.name}: {file.parents[1]} has records of a student with {setting.replace('_', '-')} "
+                        f"{found}, and the recipe says {asked}. Nothing was changed. Use the settings that it was "
+                        "trained with, or another --output."
+                    )
 
 
 def _last_parts(value: Any, name: str) -> Any:

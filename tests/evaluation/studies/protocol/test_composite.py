@@ -167,6 +167,17 @@ def test_compare_refuses_records_that_a_study_withholds(described, tmp_path):
     assert len(compare(settings, silent).models) == 13
 
 
+def test_compare_refuses_them_from_a_directory_above_too(described, tmp_path):
+    fill(tmp_path, regress=(0.5, None, 0.58))
+    keep_withheld(tmp_path / "evaluations", described.primary)
+    for path in (tmp_path.parent, tmp_path):
+        with pytest.raises(ComparisonError, match="withholds its primary hypothesis"):
+            compare(CompareConfig(results=(path,), output=tmp_path / "c"), silent)
+    keep_withheld(tmp_path / "evaluations", None)
+    with pytest.raises(ComparisonError, match=r"has more than records. Pass its records: .*evaluations"):
+        compare(CompareConfig(results=(tmp_path,), output=tmp_path / "c"), silent)
+
+
 def test_compare_refuses_models_that_are_withheld_unless_it_is_one(described, tmp_path):
     """A pattern of the shell gives the same models as their directory."""
     fill(tmp_path)

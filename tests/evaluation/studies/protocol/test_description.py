@@ -220,6 +220,7 @@ def test_the_corpus_may_be_named_by_an_environment_variable(read, monkeypatch):
         ({"study.hypothesis": 1}, "study has no hypothesis"),
         ({"encode-logit": {}}, "has no encode-logit"),
         ({"study.primary": ["mlsm", "mml"]}, "mml of a comparison is not an arm"),
+        ({"study.secondary": [["mlm", "mlsm"]]}, "the hypothesis mlm and mlsm is given twice"),
         ({"study.curves": ["kd"]}, "kd of `curves` is not an arm"),
         ({"study.learned-by": "kd"}, "only tasks in which the arm `learned-by`"),
         ({"study.learned-by": ["mlm"]}, "the arm `learned-by` is above"),

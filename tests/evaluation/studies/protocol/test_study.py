@@ -177,7 +177,7 @@ def test_a_study_that_goes_on_does_not_measure_again(recipe, tmp_path, monkeypat
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_records_alone_carry_a_study_on(finished, tmp_path):
+def test_records_alone_carry_a_study_on(finished, recipe, tmp_path):
     """On another machine: what is scored is not made again, and what is not scored is made with all that it needs."""
     settings, whole = finished
     for name in ("smoke/evaluations", "cells"):
@@ -190,6 +190,11 @@ def test_records_alone_carry_a_study_on(finished, tmp_path):
     states = {part["part"]: (part["state"], part["commit"]) for part in whole["parts"]}
     assert {part["part"]: (part["state"], part["commit"]) for part in again["parts"]} == states
     assert again["comparison"]["conclusion"] == whole["comparison"]["conclusion"]
+    changed = yaml.safe_load(Path(recipe).read_text())
+    changed["train-student"]["warmup"] = 0.25
+    (tmp_path / "changed.yaml").write_text(yaml.safe_dump(changed, sort_keys=False))
+    with pytest.raises(StudyError, match=r"records of a student with warmup \S+, and the recipe says 0.25"):
+        study(replace(moved, recipe=str(tmp_path / "changed.yaml")))
 
     (gone,) = moved.directory.glob("smoke/evaluations/mlm-seed1-step-00000003-*/finetune/mrpc-seed0.json")
     gone.unlink()
