@@ -20,7 +20,7 @@ def show(result: dict, settings: Settings) -> str:
     """Show the scores of every layer and the layer to choose."""
     first = result["first_sense"]
     lines = [f"\nThe diagnostic {'was finished already' if result['finished_before'] else 'is finished'}.\n"]
-    lines += _lines(result)
+    lines += _lines(result, settings)
     lines.append(
         f"\n  first sense: {first['ALL']:.1%} on ALL, {first[DEVELOPMENT]:.1%} on {DEVELOPMENT}; "
         f"{result['counts']['ALL']:,} words"
@@ -34,8 +34,9 @@ def show(result: dict, settings: Settings) -> str:
     if not result["conclusive"]:
         lines.append(
             f"\nNo layer is recommended: below {LEAST_COVERAGE:.0%} of SemCor most of its senses have too few "
-            "examples, so F1 reflects their number more than the LSPs. Use all of SemCor, without --limit-train. With "
-            "annotated text of your own, look at how many examples each sense has."
+            "examples, so F1 reflects their number more than the LSPs. "
+            + ("Use all of SemCor, without --limit-train. " if settings.limit_train else "")
+            + "With annotated text of your own, look at how many examples each sense has."
         )
     elif max(best["f1"] for best in result["recommended"]) <= first["ALL"]:
         lines.append("  No layer is above it: LSPs of this teacher and these dictionaries distinguish senses poorly.")
@@ -55,7 +56,7 @@ def show(result: dict, settings: Settings) -> str:
     return "\n".join([*lines, "", table(rows)])
 
 
-def _lines(result):
+def _lines(result, settings):
     header = ("layer", "k", "F1 ALL", DEVELOPMENT, "back-off", "best on " + DEVELOPMENT, "F1 ALL", "non-zeros", "cost")
     rows = []
     for entry in result["layers"]:

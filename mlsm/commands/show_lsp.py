@@ -34,7 +34,8 @@ def show(result: dict, settings: Settings) -> str:
 
 
 def _facts(result):
-    read = f"{result['sampled']:,} of {result['tokens']:,} tokens read, {result['coded']:,} with a code"
+    read = f"{result['sampled']:,} tokens, {result['coded']:,} with a code; the store's training text has "
+    read += f"{result['tokens']:,}, special tokens included"
     dead = f"{result['k']:,}" + (f", {result['dead']:,} of them not in the sample" if result["dead"] else "")
     return [*_source(result), ("LSPs", dead), ("sample", read)]
 
@@ -74,10 +75,11 @@ def _profile(row):
 
 def _next(store, rows):
     lsp = rows[0]["lsp"] if rows else 0
+    word = rows[0]["words"].split()[0] if rows and rows[0]["words"] else "bank"
     shown = [
         ("--html lsps", "all of them as pages; then open lsps/index.html"),
         (f"--lsp {lsp}", "one in full"),
-        ("--word bank", "the LSPs of a word"),
+        (f"--word {shell_quote(word)}", "the LSPs of a word"),
         ('--text "The bank raised its rates."', "those of a text"),
         ("--similar-to 0:5", "tokens with the profile of window 0's token 5"),
     ]
@@ -111,7 +113,7 @@ def _lsp(lsp):
 
 
 def _senses(senses):
-    if not senses:
+    if not senses or not (senses["synsets"] or senses["lexnames"]):
         return []
     rows = [
         (sense["synset"], sense["lexname"], f"NPMI {sense['npmi']:.2f}", ", ".join(sense["lemmas"]))

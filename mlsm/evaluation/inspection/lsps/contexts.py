@@ -57,11 +57,11 @@ def _describe(sample, vocabulary, token, first, weights, weight):
         if text.startswith(" "):  # the mark is on the token, not on the space before it
             _add_plain(pieces, " ", at)
         at = len(pieces) if place == token else at
-        pieces.append([text.lstrip(" "), round(own, 4)])
+        pieces.append([text.lstrip(" "), own])
     return {
         "window": int(sample.window_N[token]),
         "position": int(sample.position_N[token]),
-        "weight": round(weight, 4),
+        "weight": float(weight),
         "at": at,
         "text": pieces,
     }

@@ -3,9 +3,10 @@
     rows = teacher_lsps(store, dictionary, text)
     tokens = compare_tokens(load_student("runs/students/..."), text, rows)
 
-The teacher reads the text as it is; the student reads it once for every token, with that token masked, which is what it
-was trained for. A mask token in the text is read as one by both: the teacher says nothing of it, the student does.
-Their distance is KL(teacher || student) in nats, the training loss at that token less the teacher's entropy.
+The teacher reads the text as it is. The student reads it once for every token, with that token masked, which is what it
+was trained for; if it learned from all tokens, it reads the text once as it is. A mask token in the text is read as one
+by both: the teacher says nothing of it, the student does. Their distance is KL(teacher || student) in nats, the
+training loss at that token less the teacher's entropy.
 
 Shapes: T tokens of the text without special ones, d hidden width, K LSPs.
 """

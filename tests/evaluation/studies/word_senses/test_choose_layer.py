@@ -250,13 +250,14 @@ def test_below_half_of_semcor_nothing_is_concluded(result, settings):
     """The verdict repeats how much was covered; with most of it, layers below the first sense are a finding."""
     first = {"first_sense": result["first_sense"] | {"ALL": 1.0}}
 
-    def said(training_words):
+    def said(training_words, **given):
         counts = result["counts"] | {"training_words": training_words}
-        return layers(result | first | {"counts": counts, "conclusive": is_conclusive(counts)}, settings)
+        found = result | first | {"counts": counts, "conclusive": is_conclusive(counts)}
+        return layers(found, ChooseLayerConfig(**settings, **given))
 
     part, most, whole = said(5_000), said(150_000), said(226_036)
     assert "5,000 annotated words, 2.2% of SemCor's 226,036" in part and "No layer is recommended" in part
-    assert "without --limit-train" in part
+    assert "without --limit-train" in said(5_000, limit_train=5_000) and "--limit-train" not in part
     assert "poorly" not in part and "Recommended" not in part
     for text in (most, whole):
         assert (

@@ -101,7 +101,7 @@
 
   // The text around a token, in which tokens with a weight are marked.
   function passage(token, weights, heaviest) {
-    const { tokens } = passages(), { text, start, window, position } = runOf(token), found = element("p");
+    const { tokens } = passages(), { text, start, window, position } = runOf(token), found = give(element("p"), { dir: "auto" });
     const first = Math.max(token - data.reach, text.first), last = Math.min(token + data.reach + 1, text.last);
     for (let place = first; place < last; place++) {
       const piece = texts[tokens[place]], word = piece.replace(/^ /, ""), weight = weights.get(place);
@@ -131,6 +131,8 @@
 
   const typical = remember(() => lsps.typical.map((packed) => read(packed, (next) => [texts[next()], next()])));
   const nameOf = (lsp) => typical()[lsp].slice(0, data.name_words).map(([word]) => word).join(" · ");
+  const isolated = (word) => element("bdi", "", word); // so that a word written from right to left moves nothing beside it
+  const named = (lsp) => typical()[lsp].slice(0, data.name_words).flatMap(([word], place) => [...(place ? [" · "] : []), isolated(word)]);
   const labelOf = (lsp) => data.labels ? data.labels[lsp] : "";
   const words = remember(() => read(data.words, (next, list) => ({ word: texts[next()], count: next(), lsps: list(() => [next(), next()]) })));
 
@@ -181,7 +183,7 @@
     document.title = `LSP ${lsp}`;
     if (ofText && nameOf(lsp)) {
       document.title += ` · ${nameOf(lsp)}`;
-      head.append(element("p", "lead", nameOf(lsp)));
+      head.append(element("p", "lead", ...named(lsp)));
     }
     if (ofText && labelOf(lsp)) head.append(element("p", "label", labelOf(lsp)));
     single.replaceChildren(head, element("main", "", ...(ofText ? textSections(lsp) : vectorSections(lsp))));
@@ -196,7 +198,7 @@
 
   function related(lsp) {
     const list = (others, value) => element("ul", "related", ...others.map((other) => {
-      const name = ofText ? [" ", element("span", "name", nameOf(other.lsp))] : [];
+      const name = ofText ? [" ", element("span", "name", ...named(other.lsp))] : [];
       return element("li", "", linkTo(other.lsp, element("b", "", String(other.lsp)), ...name), " ", element("span", "figure", value(other)));
     }));
     const firing = coFiring(lsp), near = nearest(lsp), pair = element("div", "pair");
@@ -236,7 +238,7 @@
     profile.setAttribute("role", "img");
     const positional = lsps.positional[lsp] ? [": ", element("b", "positional", "positional")] : [];
     const typicalWords = typical()[lsp].flatMap(([word, share]) =>
-      [element("span", "", `${word} `, element("small", "", percent(share / 1000, 1))), " "]);
+      [element("span", "", isolated(word), " ", element("small", "", percent(share / 1000, 1))), " "]);
     const broad = element("div", "broad", element("dt", "", "Typical words"), element("dd", "words", ...typicalWords),
       element("dd", "note", "share of its mass"));
     return element("dl", "figures", ...commonFigures(lsp),
@@ -264,9 +266,9 @@
     const table = element("table", "edits", element("thead", "", element("tr", "", ...heads.map((head) => give(element("th", "", head), { scope: "col" })))));
     for (const { token, probability, words } of found) {
       const { text, place } = passage(token, new Map(), 1), said = ` ${place} · the student gives LSP ${lsp} ${thousandths(probability)}`;
-      const context = give(element("td", "", ...text.childNodes, element("span", "place", said)), { colSpan: 3 });
+      const context = give(element("td", "", ...text.childNodes, element("span", "place", said)), { colSpan: 3, dir: "auto" });
       const columns = words.map((list) => element("td", "", ...list.map(([word, share, own]) =>
-        element("span", "", own ? element("b", "", word) : word, " ", element("small", "", percent(share / 1000, 1))))));
+        element("span", "", own ? element("b", "", isolated(word)) : isolated(word), " ", element("small", "", percent(share / 1000, 1))))));
       table.append(element("tbody", "", element("tr", "", context), element("tr", "", ...columns)));
     }
     return [section("Words predicted without it", note(
@@ -309,16 +311,16 @@
   const clarity = { head: "Clarity", title: "how easily it is recognised by its words", value: (lsp) => lsps.clarity[lsp], name: "number", cell: (lsp) => [lsps.clarity[lsp].toFixed(3)] };
   const information = { head: "Information", title: "information that the word gives about it, in nats per token, minus what its positions explain", name: "number wide",
     value: (lsp) => lsps.information[lsp], cell: (lsp) => [lsps.information[lsp].toFixed(4)] };
-  const named = { head: `Typical words${data.labels ? " and senses" : ""}`, value: nameOf, rises: true, cell(lsp) {
+  const typicalColumn = { head: `Typical words${data.labels ? " and senses" : ""}`, value: nameOf, rises: true, cell(lsp) {
     const positional = give(element("span", "positional", " positional"), { title: "its weight depends on the position in the window" });
-    return [linkTo(lsp, nameOf(lsp) || "–"), ...(lsps.positional[lsp] ? [positional] : []),
+    return [linkTo(lsp, ...(nameOf(lsp) ? named(lsp) : ["–"])), ...(lsps.positional[lsp] ? [positional] : []),
       ...(labelOf(lsp) ? [element("span", "sense", labelOf(lsp))] : [])];
   } };
   const heaviest = { head: facts.images ? "Heaviest" : "Heaviest, by row", cell(lsp) {
     const vectors = vectorsOf(lsps.listed[lsp]);
     return facts.images ? [give(linkTo(lsp, ...vectors.map(patch)), { className: "patches" })] : [vectors.map(({ row }) => row).join(", ")];
   } };
-  const shownColumns = ofText ? [number, clarity, dense, information, { ...weight, name: "number wide" }, named] : [number, dense, weight, heaviest];
+  const shownColumns = ofText ? [number, clarity, dense, information, { ...weight, name: "number wide" }, typicalColumn] : [number, dense, weight, heaviest];
 
   const listed = Array.from({ length: facts.k }, (_, lsp) => lsp).filter((lsp) => ofText || lsps.tokens[lsp]);
   let sorted = ofText ? clarity : number, rising = !ofText, limit = PAGE;
@@ -349,7 +351,7 @@
     const name = element("b", "", data.name), about = element("p", "facts");
     if (ofText) {
       about.append(`${many(facts.k)} LSPs of layer ${facts.layer} of `, element("b", "", data.teacher), `, λ ${facts.lam}. Read: ` +
-        `${many(facts.sampled)} of ${many(facts.tokens)} tokens of `, name, ".");
+        `${many(facts.sampled)} tokens of `, name, ` (${many(facts.tokens)} with special ones).`);
     } else {
       about.append(`${many(facts.k)} LSPs, λ ${facts.lam}. Read: ${many(facts.sampled)} of ${many(facts.of)} vectors of `, name,
         facts.images ? `, patches of ${many(facts.images)} images in a grid of ${rows} × ${columns}.` : ".");
@@ -397,7 +399,7 @@
   }
 
   function chip([lsp, weight]) {
-    const made = linkTo(lsp, `${lsp} ${nameOf(lsp)} `, element("small", "", (weight / 1000).toFixed(2)));
+    const made = linkTo(lsp, `${lsp} `, ...named(lsp), " ", element("small", "", (weight / 1000).toFixed(2)));
     return style(made, { "--w": Math.min(1, weight / 500) });
   }
 
@@ -409,7 +411,7 @@
     found.sort((a, b) => (b.word.toLowerCase() === asked) - (a.word.toLowerCase() === asked));
     const title = found.length ? "Words" : `No word with “${asked}” among the ${many(words().length)} most frequent`;
     foundWords.replaceChildren(element("h2", "", title), element("ul", "", ...found.slice(0, MOST_WORDS).map(({ word, count, lsps }) =>
-      element("li", "", element("b", "", word), ` ${many(count)} times`, element("div", "chips", ...lsps.map(chip))))));
+      element("li", "", element("b", "", isolated(word)), ` ${many(count)} times`, element("div", "chips", ...lsps.map(chip))))));
   }
 
   function find() {
