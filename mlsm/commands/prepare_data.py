@@ -24,7 +24,8 @@ def show(report: dict, settings: Settings) -> str:
     for part in report["parts"]:
         counts = ", ".join(f"{count:,} {name}" for name, count in part["counts"].items())
         expected = ", ".join(f"{count:,} {name}" for name, count in part["expected"].items())
-        verdict = "as published" if part["counts"] == part["expected"] else f"{expected} are published"
+        found = part["counts"].items()  # a test set may be lacking
+        verdict = "as published" if found <= part["expected"].items() else f"{expected} are published"
         there = "; was there already" if part["finished_before"] else ""
         lines.append(f"  {part['directory']}: {counts}; {verdict}{there}")
     if report["missing"]:

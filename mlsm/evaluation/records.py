@@ -112,7 +112,10 @@ def weights_sha256(directory: Path | str) -> str:
     """
     files = sorted(Path(directory).glob("*.safetensors"))
     if not files:
-        raise RecordError(f"{directory} has no safetensors file. Expected an export, a kept checkpoint or a model.")
+        below = " For its runs, pass each, such as {directory}/*." if any(Path(directory).glob("*/export")) else ""
+        raise RecordError(
+            f"{directory} has no safetensors file. Expected an export, a kept checkpoint or a model.{below}"
+        )
     try:
         content = {path.name: file_sha256(path) for path in files}
     except OSError as error:

@@ -189,7 +189,7 @@ class SourceFile(Source):
         except UnicodeDecodeError as error:
             if self.invalid_utf8 == "strict":
                 place = f"{self.path}: not UTF-8 at byte {position + error.start}"
-                raise NotUtf8Error(place, _remedy(raw if position == 0 else self._start())) from None
+                raise NotUtf8Error(place, how_to_read(raw if position == 0 else self._start())) from None
         return raw.decode(encoding, "replace"), True
 
     def _start(self):
@@ -333,7 +333,7 @@ def suffix_of(path: StoredFile | PurePath) -> str:
     return kinds[-1] if kinds else ""
 
 
-def _remedy(start: bytes) -> str:
+def how_to_read(start: bytes) -> str:
     """What to do about a file that is not UTF-8, by its first bytes."""
     for first, remedy in _OTHER_FORMATS.items():
         if start.startswith(first):

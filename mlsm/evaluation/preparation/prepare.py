@@ -10,6 +10,7 @@ done; otherwise this is an error. Nothing is downloaded here (finetune and evalu
 """
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Mapping
 
@@ -100,11 +101,10 @@ def _publish(part, contents, output):
         disk.discard(staging)
     for name, raw in contents.items():
         expected = hashlib.sha256(raw).hexdigest() if isinstance(raw, bytes) else raw.sha256()
-        if not (final / name).is_file() or file_sha256(final / name) != expected:
-            raise DataError(
-                f"{final} exists, and its {name} differs from the one in --from. Remove the directory, or choose "
-                "another --output."
-            )
+        if (final / name).is_file() and file_sha256(final / name) == expected:
+            continue
+        why = f"its {name} differs from the one" if os.path.lexists(final / name) else f"it lacks the {name} that is"
+        raise DataError(f"{final} exists, and {why} in --from. Remove the directory, or choose another --output.")
     return _report(part, final, counts, finished_before)
 
 

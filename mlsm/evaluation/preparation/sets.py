@@ -12,7 +12,7 @@ from mlsm.common.errors import DataError
 from mlsm.common.wordnet import WordNet
 from mlsm.evaluation.studies.word_senses.framework import SEMCOR, SENSE_INDEX, TEST_SETS, data_files, read_annotated
 from mlsm.evaluation.tasks.blimp import data as blimp
-from mlsm.evaluation.tasks.finetuning.data import load_task
+from mlsm.evaluation.tasks.finetuning.data import find_directory, load_task
 from mlsm.evaluation.tasks.finetuning.tasks import TASKS
 
 Contents = dict[str, bytes]  # file name, relative to the directory of a part -> content
@@ -46,7 +46,11 @@ class LayoutDirectory(NamedTuple):
 def _count_task(name):
     def count(root: Path) -> dict[str, int]:
         data = load_task(TASKS[name], root)
-        return {"train": len(data.train)} | {part: len(examples) for part, examples in data.evaluation.items()}
+        counts = {"train": len(data.train)} | {part: len(examples) for part, examples in data.evaluation.items()}
+        directory = find_directory(TASKS[name], root)
+        if name == "conll2003" and directory is not None and (directory / "test.txt").exists():
+            counts |= {part: len(found) for part, found in load_task(TASKS[name], root, "test").evaluation.items()}
+        return counts
 
     return count
 
@@ -170,7 +174,7 @@ SETS = {
                 Way({name: (name, *(["valid.txt"] if name == "dev.txt" else [])) for name in _CONLL},
                     optional=("test.txt",)),
             ),
-            _count_task("conll2003"), {"train": 14_041, "validation": 3250},
+            _count_task("conll2003"), {"train": 14_041, "validation": 3250, "test": 3453},
             "https://www.clips.uantwerpen.be/conll2003/ner, to be joined with Reuters' corpus RCV1, which NIST gives "
             "out for research (https://trec.nist.gov/data/reuters/reuters.html)",
         ),

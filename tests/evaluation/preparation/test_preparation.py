@@ -127,6 +127,16 @@ def test_conll_under_the_names_of_the_shared_task(places):
         (places[0] / part).write_text(lines)
     (part,) = run("conll", places)["parts"]
     assert part["files"] == ["dev.txt", "train.txt"] and part["counts"] == {"train": 1, "validation": 1}
+    (places[0] / "eng.testb").write_text(lines + lines)
+    with pytest.raises(DataError, match="it lacks the test.txt that is in --from"):
+        run("conll", places)
+    (part,) = run("conll", (places[0], places[1] / "again"))["parts"]
+    assert part["counts"] == {"train": 1, "validation": 1, "test": 2}
+    for wrong in ("", "<html>404 not found</html>\n"):
+        (places[0] / "eng.testb").write_text(wrong)
+        with pytest.raises(DataError, match="eng.testb"):
+            run("conll", (places[0], places[1] / "third"))
+        assert not (places[1] / "third" / "conll2003").exists()
 
 
 def test_blimp_from_a_checkout_as_zip(places):

@@ -105,7 +105,8 @@ def _find_candidates(settings):
             if facts["step"] == 0:  # several runs may start with the same weights
                 logger.info("%s has the same weights as %s and is trained once", directory, twice[0])
                 continue
-            raise StudyError(f"{twice[0]} and {directory} are the same model. List it only once.")
+            same = "is listed twice" if twice[0] == directory else f"is the same model as {twice[0]}"
+            raise StudyError(f"{directory} {same}. List it only once.")
         found.append(Candidate(directory, facts, read_config(directory)))
     records.refuse_shared_names(candidate.facts for candidate in found)
     return found

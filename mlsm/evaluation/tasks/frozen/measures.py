@@ -5,8 +5,8 @@
     figures, chosen = measure.score(encoder, place, report)
 
 Every choice (a penalty, a layer) is made on the tuning split, a tenth of the training set selected by a hash of the
-text. Then the model is fitted to the whole training set and scored on the development set and, if there is one, the
-test set. Not handled here: features (features.py), linear models (linear.py), word senses (senses.py), records
+text. Then the model is fitted to the whole training set and scored on the development set, and for conll2003 and wsd on
+the test set. Not handled here: features (features.py), linear models (linear.py), word senses (senses.py), records
 (suite.py).
 """
 
@@ -96,6 +96,8 @@ class Tags:
             (name,) = choose_file(task, directory, tuple(alternatives)).names
             files[name] = file_sha256(directory / name)
             sentences = [columns for columns, _ in conll_columns(directory / name)]
+            if not sentences:
+                raise DataError(f"{directory / name}: expected examples of {task.name}, found none. Fetch it again.")
             first = len(self._tags)
             self._tags += [tags for _, *tags in sentences]
             return [Example(words, None, first + row) for row, (words, *_) in enumerate(sentences)]

@@ -6,6 +6,8 @@ from typing import Literal
 
 from mlsm.common.settings import Positional, check, require_at_least
 
+TEXT_FIELD = "text"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreTextConfig:
@@ -24,7 +26,7 @@ class ScoreTextConfig:
     pairs: tuple[Path, ...] = ()
     """Files of minimal pairs instead, CSV or JSON lines, with the columns `good` and `bad`, `sentence_good` and
     `sentence_bad` (as in BLiMP), or `sent_more` and `sent_less` (CrowS-Pairs)."""
-    text_field: str = "text"
+    text_field: str = TEXT_FIELD
     """Column of a CSV file, or field of JSON lines, that contains the sentence."""
     step: str | None = None
     """Use the kept checkpoint of this optimiser step of every run instead of its final export; `all`: every kept

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlsm.common.errors import ScoringError
-from pipeline.corpus.source import JSON_LINES, reading, suffix_of
+from mlsm.evaluation.tasks.scoring.config import TEXT_FIELD
+from pipeline.corpus.source import JSON_LINES, how_to_read, reading, suffix_of
 
 PAIR_COLUMNS = (("good", "bad"), ("sentence_good", "sentence_bad"), ("sent_more", "sent_less"))
 
@@ -33,7 +34,7 @@ class Material(NamedTuple):
     """hex SHA-256 of the rows"""
 
 
-def read(path: Path, text_field: str = "text", pairs: bool = False) -> Material:
+def read(path: Path, text_field: str = TEXT_FIELD, pairs: bool = False) -> Material:
     """Read a file of sentences, or of minimal pairs.
 
     path    CSV (.csv), JSON lines (.jsonl, .json, .ndjson) or text with one sentence on each line (any other name)
@@ -45,8 +46,13 @@ def read(path: Path, text_field: str = "text", pairs: bool = False) -> Material:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
-        raise ScoringError(f"{path}, line {line}: not UTF-8. Convert it: iconv -f latin1 -t utf-8") from None
+        raise ScoringError(f"{path}, line {line}: not UTF-8. {how_to_read(raw)}") from None
     kind = suffix_of(path)
+    if kind not in (".csv", *JSON_LINES) and (kind == ".tsv" or text_field != TEXT_FIELD):
+        raise ScoringError(
+            f"{path}: columns are read from CSV and JSON lines (.csv, .jsonl), and other files as one sentence on each "
+            "line. Convert it to CSV, or omit --text-field if its lines are sentences."
+        )
     if kind == ".csv":
         records = _csv_records(path, text)
     elif kind in JSON_LINES:
@@ -66,6 +72,8 @@ def read(path: Path, text_field: str = "text", pairs: bool = False) -> Material:
         if not row or not all(isinstance(sentence, str) and sentence.strip() for sentence in row):
             expected = " or ".join(" and ".join(names) for names in ([columns] if columns else choices))
             names_it = "" if pairs else " Name the column of sentences with --text-field."
+            if columns and all(isinstance(sentence, str) for sentence in row):
+                names_it = " It is empty there: remove the row."
             raise ScoringError(
                 f"{path}, line {number}: expected sentences in {expected}, found"
                 f" {json.dumps(record, ensure_ascii=False):.120}.{names_it}"

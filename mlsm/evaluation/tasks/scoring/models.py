@@ -34,6 +34,7 @@ from pipeline.teacher import load_tokenizer
 from student.encoders.mask_later import mask_later_of
 from student.encoders.modeling_mlsm import HEAD_FILE, PROBE_FILE
 from student.probe import ProbedLspModel
+from student.runs.export import LINEAGE_FILE
 
 
 def load(directory: Path, device: torch.device) -> tuple[MaskedLm, PreTrainedTokenizerFast]:
@@ -118,8 +119,14 @@ def _explain_missing_head(directory: Path, missing: list[str]) -> str:
             f"{directory} predicts LSPs, not words: it has no masked-LM head. Train a probe, and score its run:"
             f"  {program()} train-probe --student {shell_quote(run)}"
         )
+    if (directory / LINEAGE_FILE).is_file():
+        run = directory.parent if directory.name == "export" else directory
+        return (
+            f"{directory} predicts no words: it has no masked-LM head. Train a probe, and score its run:"
+            f"  {program()} train-probe --student {shell_quote(run)} --probe-input hidden"
+        )
     return (
         f"{directory} has no whole masked-LM head: its weights lack "
         f"{missing[0]}{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}. Use a model saved as a masked "
-        f"language model; for an MLSM student, a probe:  {program()} train-probe --student RUN"
+        "language model."
     )

@@ -324,7 +324,7 @@ def test_kept_checkpoints_of_a_run_are_candidates_the_last_of_them_its_export(se
     every = finetune(replace(settings, models=(str(run), *settings.models), step="all"))
     assert [model["model"] for model in every["models"]] == ["run-step-00000001", "run-step-00000002", "tiny"]
     assert finetune(replace(settings, models=(str(run),), step="2"))["finished_before"]
-    with pytest.raises(StudyError, match="run/export and .*/step-00000002 are the same model"):
+    with pytest.raises(StudyError, match="step-00000002 is the same model as .*run/export. List"):
         finetune(replace(settings, models=(str(run), str(run / "checkpoints/step-00000002"))))
 
 

@@ -61,6 +61,8 @@ def test_pairs_are_known_by_their_columns(names, tmp_path):
         ("a.jsonl", "{", False, "a.jsonl, line 1: expected a JSON object"),
         ("p.csv", "good,worse\na,b\n", True, "p.csv, line 2: expected sentences in good and bad or sentence_good"),
         ("p.jsonl", '{"good": "a", "bad": "b"}\n{"good": "a"}\n', True, "line 2: expected sentences in good and bad,"),
+        ("a.tsv", "text\tlabel\nFine.\t1\n", False, "a.tsv: columns are read from CSV and JSON lines"),
+        ("a.csv", 'text,stars\n"",1\n', False, "a.csv, line 2: expected .* It is empty there: remove the row"),
         ("p.txt", "a\tb\n", True, "--pairs takes CSV or JSON lines"),
         ("a.txt", "\n \n", False, "a.txt has no sentences"),
         ("p.csv", "good,bad\n", True, "p.csv has no pairs"),
@@ -81,5 +83,11 @@ def test_bytes_that_are_no_text_and_missing_files_are_named(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"Cats sleep.\nZ\xfcrich\n")
     with pytest.raises(ScoringError, match="a.txt, line 2: not UTF-8"):
         read(tmp_path / "a.txt")
+    (tmp_path / "a.txt").write_text("Cats sleep.", encoding="utf-16")
+    with pytest.raises(ScoringError, match="iconv -f utf-16"):
+        read(tmp_path / "a.txt")
+    (tmp_path / "c.txt").write_text("Cats sleep.")
+    with pytest.raises(ScoringError, match="omit --text-field"):
+        read(tmp_path / "c.txt", text_field="review")
     with pytest.raises(CorpusError, match="b.txt: cannot be read"):
         read(tmp_path / "b.txt")
