@@ -80,7 +80,8 @@ def export_run(config: ExportConfig, progress: Callable[..., None] = silent, api
     with _reading(path):
         write = _with_terms(_writer(run, description, path, state, config.store), config)
         if not config.dry_run:
-            _publish(output, write)
+            with writing(output):
+                publish_directory(output, write)
     if config.push_to_hub is not None:
         as_it_is = _is_kept(path) and config.license is None and not config.language
         main = Revision("main", path if config.dry_run and as_it_is else output, f"Step {state['step']}")
@@ -156,11 +157,6 @@ def _reading(checkpoint: Path):
         if checkpoint.exists():
             raise
         raise RunError(f"the run replaced {checkpoint} while it was read. Run the same command again.") from None
-
-
-def _publish(output: Path, write) -> None:
-    with writing(output):
-        publish_directory(output, write)
 
 
 def _is_kept(path: Path) -> bool:

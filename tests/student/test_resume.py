@@ -14,13 +14,10 @@ from preloaded import run_command
 from safetensors.torch import load_file
 from tiny_store import log_of
 
+from benchmarks.student_run import move_to
 from mlsm.common.errors import Interrupted, RunError
 from student.config import StudentConfig
-from student.encoders.model import build_student
-from student.objectives import OBJECTIVES
-from student.optimizer import build_optimizer
 from student.ranks import Ranks
-from student.runs.checkpoint import Checkpoints, restore
 from student.train import train
 
 pytestmark = pytest.mark.promise("17 trainer killed …")
@@ -43,22 +40,11 @@ def start_line(run):
     return [line for line in lines if line.get("event") == "start"][-1]
 
 
-def move_to_step(config, store, step):
-    """Make the newest checkpoint of a run that of a later step."""
-    checkpoints = Checkpoints(config.run_dir / "checkpoints", [])
-    path, state = checkpoints.newest_whole()
-    model = build_student(config, store, OBJECTIVES[config.objective](store))
-    optimizer = build_optimizer(model, config)
-    restore(path, model, optimizer)
-    kept = {name: value for name, value in state.items() if name not in ("step", "files", "checksum")}
-    checkpoints.save(step, model, optimizer, kept, None)
-
-
 def test_a_run_is_ready_at_once_after_a_million_steps(lsp_store, settings):
     config = StudentConfig(store=lsp_store.path, **settings | {"max_steps": 2 * MILLION})
     with pytest.raises(Interrupted):
         train(config, stop_after(2))
-    move_to_step(config, lsp_store, MILLION)
+    move_to(config, lsp_store, MILLION)
     with pytest.raises(Interrupted, match="step 1000002 of"):
         train(config, stop_after(MILLION + 2))
     line = start_line(config.run_dir)

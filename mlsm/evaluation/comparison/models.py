@@ -12,18 +12,20 @@ pre-training models differ (identity.py), which of them are checkpoints or seeds
 A training is (task, seed). A figure of the suite is (task, metric); there are 14. A score is (task, metric, seed).
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from mlsm.common.errors import ComparisonError
 from mlsm.evaluation.comparison.identity import text
 from mlsm.evaluation.lineage import WITHOUT_TARGETS
 from mlsm.evaluation.records import CONTENT, FROZEN, METRICS, contents_of, path_of
 from student import objectives
+
+T = TypeVar("T")
 
 SEEDS = 5  # the paper's fine-tuning runs per task
 SUITE = tuple((task, metric) for task, metrics in METRICS.items() for metric in metrics)
@@ -316,18 +318,21 @@ def _content(data):
     return files, {key: data[key] for key in data if key not in (("name", "files") if files else ("files",))}
 
 
+def largest_alike(found: Sequence[T], record_of: Callable[[T], Any]) -> list[T]:
+    """The most whose records have the same data and settings; of several such sets the first."""
+    sets = [[two for two in found if not find_disagreements(record_of(one), record_of(two))] for one in found]
+    return max(sets, key=len, default=[])
+
+
 def scored_alike(models: Iterable[Model]) -> tuple[list[Model], dict[str, str]]:
     """The largest set of models whose BLiMP records have the same data and settings; others are not comparable.
 
     Returns  (models, {label of one left out: why})
     """
-    scored = [(model, model.blimp) for model in models if model.blimp]
-    sets = [[other for other in scored if not find_disagreements(record, other[1])] for _, record in scored]
-    chosen = max(sets, key=len, default=[])
-    others = [one for one in scored if one not in chosen]
-    return [model for model, _ in chosen], {
-        model.label: find_disagreements(record, chosen[0][1]) for model, record in others
-    }
+    scored = [model for model in models if model.blimp]
+    chosen = largest_alike(scored, lambda model: model.blimp)
+    others = [model for model in scored if model not in chosen]
+    return chosen, {model.label: find_disagreements(model.blimp, chosen[0].blimp) for model in others}
 
 
 def frozen_alike(models: Sequence[Model]) -> tuple[dict[str, list[Model]], list[str]]:
@@ -339,8 +344,7 @@ def frozen_alike(models: Sequence[Model]) -> tuple[dict[str, list[Model]], list[
     for task in FROZEN:
         key = task, None
         measured = [model for model in models if key in model.frozen]
-        sets = [[m for m in measured if not find_disagreements(one.frozen[key], m.frozen[key])] for one in measured]
-        alike[task] = max(sets, key=len, default=[])
+        alike[task] = largest_alike(measured, lambda model, key=key: model.frozen[key])
         notes += [
             f"The frozen scores of {task} of {model.label} cannot be compared with the others:"
             f" {find_disagreements(model.frozen[key], alike[task][0].frozen[key])}"

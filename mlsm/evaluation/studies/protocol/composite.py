@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from mlsm.common.errors import StudyError
 from mlsm.evaluation import records
-from mlsm.evaluation.comparison.models import find_disagreements
+from mlsm.evaluation.comparison.models import find_disagreements, largest_alike
 from mlsm.evaluation.comparison.significance import LEVEL, holm
 from mlsm.evaluation.studies.protocol.costs import name_in_records
 from mlsm.evaluation.studies.protocol.description import PlannedArm, Study
@@ -154,9 +154,7 @@ def read_scores(study: Study, directory: Path) -> Scored:
 
 def _refuse_unlike(task: str, measured: Sequence[dict]) -> None:
     """Raise StudyError if records of a task differ in data or settings; it names one that most others differ from."""
-    alike = max(
-        ([one for one in measured if not find_disagreements(first, one)] for first in measured), key=len, default=[]
-    )
+    alike = largest_alike(measured, lambda record: record)
     for record in measured:
         if record not in alike:
             raise StudyError(
