@@ -329,10 +329,12 @@ def scored_alike(models: Iterable[Model]) -> tuple[list[Model], dict[str, str]]:
 
     Returns  (models, {label of one left out: why})
     """
-    scored = [model for model in models if model.blimp]
-    chosen = largest_alike(scored, lambda model: model.blimp)
-    others = [model for model in scored if model not in chosen]
-    return chosen, {model.label: find_disagreements(model.blimp, chosen[0].blimp) for model in others}
+    scored = [(model, model.blimp) for model in models if model.blimp]
+    chosen = largest_alike(scored, lambda one: one[1])
+    others = [one for one in scored if one not in chosen]
+    return [model for model, _ in chosen], {
+        model.label: find_disagreements(record, chosen[0][1]) for model, record in others
+    }
 
 
 def frozen_alike(models: Sequence[Model]) -> tuple[dict[str, list[Model]], list[str]]:
@@ -344,7 +346,8 @@ def frozen_alike(models: Sequence[Model]) -> tuple[dict[str, list[Model]], list[
     for task in FROZEN:
         key = task, None
         measured = [model for model in models if key in model.frozen]
-        alike[task] = largest_alike(measured, lambda model, key=key: model.frozen[key])
+        found = largest_alike([(model, model.frozen[key]) for model in measured], lambda one: one[1])
+        alike[task] = [model for model, _ in found]
         notes += [
             f"The frozen scores of {task} of {model.label} cannot be compared with the others:"
             f" {find_disagreements(model.frozen[key], alike[task][0].frozen[key])}"
