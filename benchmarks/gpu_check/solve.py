@@ -212,7 +212,7 @@ def sweep_joining(setting: Setting) -> Iterator[dict]:
             f"from benchmarks.gpu_check import solve; solve.print_coder({setting.toy})"
         )
         with tempfile.TemporaryDirectory() as nowhere:  # kernels that are kept are found whatever these numbers are
-            environment = os.environ | {"NUMBA_CACHE_DIR": nowhere}
+            environment = os.environ | ({"NUMBA_CACHE_DIR": nowhere} if setting.on_gpu else {})
             command = [sys.executable, "-c", program]
             run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         if run.returncode:
