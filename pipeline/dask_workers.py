@@ -57,7 +57,7 @@ NAMED_WORKERS = 5
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS")
 LOGGERS = ("distributed", "distributed.client", "distributed.gc", "bokeh", "tornado", "tornado.application", "asyncio")
 OTHER_VERSION = "has another version of mlsm than this command. Install the same one there, and restart the worker."
-OURS = ("pipeline", "shards")  # loggers whose lines are passed on
+OURS = ("mlsm", "pipeline", "shards")  # loggers whose lines are passed on
 Note: TypeAlias = tuple[str | None, Any, str]  # (logger's name, level, text) or (None, class of a warning, text)
 _PACKAGES = ("mlsm/common", "pipeline", "shards")  # what a worker runs
 _one_task = threading.Lock()  # per process: tasks share its directory, loggers and coders
@@ -159,12 +159,20 @@ class WorkerPool(Executor):
         return self._client
 
     def _wait_for_a_worker(self):
-        """Wait for the first worker, so that one that does not fit is examined, not waited for. The task makes a
-        cluster that adapts to its tasks start one."""
-        first = self._client.submit(int, pure=False)
-        if not self._client.nthreads():
-            logger.warning("no worker is connected to %s yet: waiting for one", self._client.scheduler.address)
-        first.result()
+        """If there is no worker, wait for the first, so that one that does not fit is examined, not waited for.
+
+        Raises  EncodeError if it ends at once
+        """
+        if self._client.nthreads():
+            return
+        address = self._client.scheduler.address
+        logger.warning("no worker is connected to %s yet: waiting for one", address)
+        try:
+            self._client.submit(int, pure=False).result()  # a cluster that adapts to its tasks starts one for this
+        except KilledWorker as error:
+            raise EncodeError(
+                f"--scheduler {address}: the first worker ended at once. Its own log says why."
+            ) from error
 
     def _connect(self):
         config, enter = self.job.config, self._opened.enter_context
@@ -265,7 +273,7 @@ def local_cluster(workers: int, device: str, loop: "IOLoop") -> Iterator[SpecClu
     """
     gpus = visible_gpus(device)
     with _environment_kept(), dask.config.set(_settings(workers)):
-        with _environment_kept(), _naming_a_death():  # keeps the driver's own; a restarted worker changes it again
+        with _environment_kept(), _naming_the_cause():  # keeps the driver's own; a restarted worker changes it again
             cluster = SpecCluster(
                 workers={
                     number: {"cls": Nanny, "options": _NANNY | {"env": gpu_of(number, gpus)}}
@@ -285,14 +293,13 @@ def local_cluster(workers: int, device: str, loop: "IOLoop") -> Iterator[SpecClu
 
 
 @contextmanager
-def _naming_a_death():
-    """Name the death of a worker that was starting, for which Dask has no class of its own."""
+def _naming_the_cause():
+    """Name what kept the workers from starting, for which Dask has no class of its own."""
     try:
         yield
     except RuntimeError as error:
-        raise ChildProcessError(
-            f"a worker ended while it started ({error}). Use fewer --workers if memory is short"
-        ) from error
+        cause = describe(error.__cause__ or error)
+        raise ChildProcessError(f"the workers could not be started ({cause}). Use fewer if memory is short") from error
 
 
 async def _end(nannies):

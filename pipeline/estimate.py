@@ -168,7 +168,13 @@ def estimate_lsp(job: Job, teacher: "Teacher", given: "Dictionary | None") -> di
 def _learn_provisional(job, teacher, entry):
     """A dictionary learned in one pass over a few vectors from the end of the plan, and the seconds that it took for
     each vector; 0 where this is not measured."""
-    from pipeline.dictionary.learning import MOST_A_BATCH, DictionarySettings, LearningSchedule, learn_dictionary
+    from pipeline.dictionary.learning import (
+        MOST_A_BATCH,
+        DictionarySettings,
+        LearningSchedule,
+        learn_dictionary,
+        minibatch_size,
+    )
 
     config, parts, count = job.config, [], 0
     job.progress("try dictionary", 0, None)
@@ -195,11 +201,11 @@ def _learn_provisional(job, teacher, entry):
     hidden_Nd = np.concatenate(parts)[:wanted]
     check_enough(entry.k, len(hidden_Nd))
     settings = DictionarySettings(entry.k, config.lam, config.seed, atoms=config.atoms)
-    learn = partial(learn_dictionary, hidden_Nd, settings, LearningSchedule(1, MOST_A_BATCH), device=config.device)
-    found, seconds = learn(), 0.0
-    if teacher.device.type in LEARNING_IS_MEASURED:
+    learn = partial(learn_dictionary, hidden_Nd, settings, device=config.device)
+    found, seconds = learn(LearningSchedule(1, MOST_A_BATCH)), 0.0  # on a GPU it compiles kernels
+    if config.atoms == "learned" and teacher.device.type in LEARNING_IS_MEASURED:
         started = time.perf_counter()
-        learn()  # the first time, kernels were compiled
+        learn(LearningSchedule(1, minibatch_size(config.dictionary_tokens)))
         seconds = (time.perf_counter() - started) / len(hidden_Nd)
     return replace(found, center=center), seconds
 

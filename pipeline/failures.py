@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 def may_be_the_texts_fault(error: Exception) -> bool:
     """Whether an error may come from these windows, and not from disk, device, dtype or a lack of memory."""
-    machine = isinstance(error, OSError | MemoryError | torch.OutOfMemoryError | PrecisionError)
+    machine = isinstance(error, OSError | PrecisionError) or lacks_memory(error)
     return not machine and not any(sign in str(error) for sign in MACHINE_SIGNS)
 
 

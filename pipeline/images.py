@@ -17,12 +17,12 @@ vector belongs to no place of the image.
 Shapes: W images at once, N patches, d hidden width.
 """
 
-import glob
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -77,8 +77,9 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
     from shards.manifest import fingerprint
 
     refuse_foreign_output(config.output)
+    config = replace(config, teacher=os.path.expanduser(str(config.teacher)))
     device = choose_device(config.device)
-    files = _find_images(config.images)
+    files = _find_images(config.images, config.output)
     progress("load encoder", 0, None)
     from PIL import Image  # before transformers, which says in its own words that it is not installed
 
@@ -119,20 +120,27 @@ def encode_images(config: ImagesConfig, progress: Callable[..., None] = silent) 
     }
 
 
-def _find_images(patterns):
+def _find_images(patterns, output):
+    from pipeline.corpus import expand
+
     found: list[Path] = []
     for pattern in patterns:
         if not pattern:  # Path("") is the working directory
             raise EncodeError("IMAGES: one of its names is empty. Expected a file, a glob or a directory of images.")
-        paths = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
-        files = [path for path in map(Path, paths) if path.is_file()]
-        for directory in (path for path in map(Path, paths) if path.is_dir()):
-            below = sorted(path for path in directory.rglob("*") if path.is_file())
-            files += [path for path in below if path.suffix.lower() in ENDINGS]
+        files = sorted(expand(pattern, output, _images_of))
         if not files:
             raise EncodeError(f"IMAGES {pattern}: no image found. Expected a file, a glob or a directory of images.")
         found += files
     return list(dict.fromkeys(found))
+
+
+def _images_of(path):
+    """The file itself, or the images below a directory."""
+    from pipeline.corpus import walk
+
+    if not path.is_dir():
+        return [path] if path.is_file() else []
+    return [file for file in walk(path) if file.suffix.lower() in ENDINGS]
 
 
 def _load(config):

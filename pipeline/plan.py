@@ -88,6 +88,11 @@ def scan(
         with_text = {hashes[name] for name, found in counts["files"].items() if found["documents"]}
         units, hashes, counts = _cut(sources, rules, unit_tokens, selection, _files_held_out(with_text), progress)
     if not any(unit.split == "train" for unit in units):
+        if counts["documents"] and counts["documents"] == counts["held_out_documents"]:
+            raise CorpusError(
+                f"all {counts['documents']} documents of the corpus are held out, by chance: every document is, with "
+                "a probability of 1 %. Add text."
+            )
         raise CorpusError(
             f"the corpus has no training text: {len(counts['files'])} files, {counts['documents']} documents, "
             f"{counts['bytes']:,} bytes of text{_left_out(counts)}. Check --corpus and the document boundaries."

@@ -42,6 +42,7 @@ from mlsm.common.durable import make_directories, publish_directory
 from mlsm.common.errors import (
     AnswerError,
     BlockError,
+    MlsmError,
     PlaceError,
     RefusedError,
     RemoteError,
@@ -56,7 +57,7 @@ from mlsm.common.json_checks import parse_json
 from mlsm.common.machine import cache_directory
 from mlsm.common.text import redacted, without_credentials
 from shards.copies import CODEBOOK_FILES, DICTIONARY_FILES, TOKENIZER_FILES, write_files
-from shards.files import StoreFiles, describe_no_store
+from shards.files import StoreFiles, describe_no_store, read_command
 from shards.manifest import Plan, PlannedUnit, UnitRecord, fingerprint, parse_target
 
 TEMPORARY = "mlsm-fetch-"  # the beginning of the names of temporary directories outside of the cache
@@ -367,9 +368,15 @@ class RemoteFiles(StoreFiles):
 
     def command(self, plan_id: str) -> dict:
         """See StoreFiles.command; also {} if the server does not answer, as the command is only informative."""
-        with suppress(RemoteError, WriteError):  # the latter: a cache that others filled may be read-only
-            if not (self.plans / f"{plan_id}.yaml").is_file():
-                self._fetch_small([f"plans/{plan_id}.yaml"], None)
+        path = self.plans / f"{plan_id}.yaml"
+        with suppress(RemoteError, WriteError, OSError):  # the latter two: a cache that others filled may be read-only
+            try:
+                return read_command(path)
+            except ShardError:
+                path.unlink()  # the server's may be whole
+            except FileNotFoundError:
+                pass
+            self._fetch_small([f"plans/{plan_id}.yaml"], _refuse_page)
         return super().command(plan_id)
 
     def listed_plans(self) -> list[str]:
@@ -403,6 +410,8 @@ class RemoteFiles(StoreFiles):
         listed = [plan_id] if plan_id else self.listed_plans()
         if self._fetch_small([f"plans/{plan}.json" for plan in listed or self._newest_first(listed)], None):
             raise StoreError(f"{self.path} has no plan {plan_id}")
+        with suppress(RefusedError):  # an answer of 403 counts as no file
+            self._fetch_small([f"plans/{path.stem}.yaml" for path in self.plans.glob("*.json")], _refuse_page)
         for path in self.plans.glob("*.json"):
             with suppress(ShardError):
                 self._fetch_small([f"units/{unit.id}.json" for unit in self._read(path, Plan.parse).units], None)
@@ -517,12 +526,16 @@ class RemoteFiles(StoreFiles):
                 raise self._changed(record.unit)
 
     def _changed(self, unit_id):
-        with suppress(OSError):  # a read-only cache
-            self.record_file(unit_id).unlink(missing_ok=True)
+        there = {path.name for path in self.units.iterdir()}
+        for file in self.units.glob("*.json"):
+            with suppress(OSError, MlsmError):  # a read-only cache; a damaged record is reported where it is read
+                record = self.record(file.stem)
+                if record is not None and record.file not in there:
+                    self.record_file(file.stem).unlink(missing_ok=True)  # others may have changed, too
         return RemoteError(
             f"{self.path}: the shard of unit {unit_id} is missing, or no longer the one named by the record in the "
-            "cache. That record is removed, if the cache can be written to: run the same command again; if the shard "
-            f"is still missing then, {_copy_again()}"
+            "cache. Records without a shard in the cache are removed, if it can be written to: run the same command "
+            f"again; if the shard is still missing then, {_copy_again()}"
         )
 
     def _make_room(self, size):
@@ -730,6 +743,12 @@ def _without_and_with_credentials(url):
     if shown != url:
         _origins[origin] = url[: len(url) - len(rest)]
     return shown, _origins.get(origin, origin) + rest
+
+
+def _refuse_page(raw, url):
+    """Take a web page for a file that is not there."""
+    if _PAGE.match(raw):
+        raise FileNotFoundError(url)
 
 
 def _may_pass(fault):

@@ -20,7 +20,11 @@ def repair_commands(files: StoreFiles, target: Mapping, plans: Iterable[Plan], d
     """The commands that encode missing units, and damaged units after their removal."""
     units = {entry["unit"] for entry in damaged} - {None}
     of_store = any(entry["unit"] is None and not entry["file"].startswith("plans/") for entry in damaged)
-    spoilt = {Path(entry["file"]).stem for entry in damaged if entry["file"].startswith("plans/")}
+    spoilt = {
+        Path(entry["file"]).stem
+        for entry in damaged
+        if entry["file"].startswith("plans/") and entry["file"].endswith(".json")
+    }
     wanted: dict[str, list[str]] = {plan_id: [] for plan_id in sorted(spoilt)}
     for plan in plans:
         lacking = {unit.id for unit in files.missing_units(plan)} | units

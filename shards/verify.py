@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -470,10 +469,12 @@ def _remove(files, target, survey, damaged):
         shards = (files.units / name for name in survey.shards.get(unit, ()))
         remove(files.record_file(unit), _check_unit_again(files, target, unit), *shards)
     for entry in damaged:
-        if entry["file"].startswith("plans/"):
-            path, again = files.path / entry["file"], _Survey()
-            read = read_command if path.suffix == ".yaml" else partial(_read_plan, target=target)
-            _try(again, path, None, partial(read, path))
+        path = files.path / entry["file"]
+        if path.parent == files.plans and path.suffix == ".yaml":
+            keep(path, "the targets do not depend on it, and the command that made the store writes it again")
+        elif path.parent == files.plans:
+            again = _Survey()
+            _try(again, path, None, lambda path=path: _read_plan(path, target))
             remove(path, again.damaged)
     for directory in (files.units, files.plans):
         if directory.is_dir() and not directory.is_symlink():

@@ -49,6 +49,11 @@ def name_lack_of_memory(place: object, length: int) -> Iterator[None]:
         ) from error
 
 
+def shortage(error: Exception) -> str:
+    """What torch says of a lack of memory, without its advice: the first sentence of the first line."""
+    return str(error).splitlines()[0].partition(". ")[0]
+
+
 def what_fits(micro_batch: int, fits: Callable[[int], bool]) -> str:
     """Advice to someone whose micro-batch did not fit."""
     smaller = largest_that_fits(micro_batch, fits)

@@ -78,9 +78,9 @@ def resolve(config: StudentConfig, store: Store) -> Resolved:
     if config.micro_batch is None:
         on_cpu = config.device.partition(":")[0] == "cpu"
         if config.device == "auto":
-            import torch  # only here: it takes seconds to import
+            from mlsm.common.device import choose_device  # only here: torch takes seconds to import
 
-            on_cpu = not torch.cuda.is_available()
+            on_cpu = choose_device(config.device).type == "cpu"
         most = max(1, _MICRO_TOKENS["cpu" if on_cpu else "cuda"] // store.max_length)
         chosen["micro_batch"] = min(known.batch_windows, most)
     if config.lr is None:

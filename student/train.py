@@ -48,7 +48,7 @@ from student.held_out import HeldOut
 from student.masks.adaptive import AdaptiveWeights
 from student.masks.config import ADAPTIVE
 from student.masks.masking import build_masking, take_turns
-from student.memory import name_lack_of_memory, what_fits
+from student.memory import name_lack_of_memory, shortage, what_fits
 from student.meter import Meter, closest_baseline
 from student.objectives.base import Objective
 from student.opening import open_run
@@ -200,7 +200,7 @@ class Trainer:
                 except RuntimeError as error:
                     if not lacks_memory(error):
                         raise
-                    lacking = str(error).partition(". ")[0]
+                    lacking = shortage(error)
                 if lacking:  # not in the handler: there the error's traceback keeps the step's tensors alive
                     raise self._lack_of_memory(step, batch, lacking)
                 if not (math.isfinite(loss) and math.isfinite(grad_norm)):
@@ -266,7 +266,7 @@ class Trainer:
             if not lacks_memory(error):
                 raise
             raise TrainingError(
-                f"evaluation after step {state.steps}: {str(error).partition('. ')[0]}. Take a smaller --micro-batch,"
+                f"evaluation after step {state.steps}: {shortage(error)}. Take a smaller --micro-batch,"
                 f" the effective batch stays as it is. Last whole checkpoint: {state.saved or 'none'}."
             ) from error
         if not all(math.isfinite(figure) for figure in state.figures.values()):

@@ -12,7 +12,7 @@ of work (plan.py), cleaning (docs/corpora.md).
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def open_corpus(
         if pattern.startswith(PREFIX):
             remote += hub_files(pattern)
             continue
-        found = _expand(pattern, output)
+        found = expand(pattern, output, _files_of)
         if not found and Path(pattern).expanduser().is_dir():
             raise CorpusError(
                 f"the directory {pattern} has no file that ends in {', '.join(sorted(SUFFIXES))}, and none without an "
@@ -111,14 +111,19 @@ def _normal(path):
     return Path(os.path.abspath(path))
 
 
-def _expand(pattern, output):
+def expand(pattern: str, output: Path | None, files_of: Callable[[Path], list[Path]]) -> list[Path]:
+    """The files that a file's name, a glob or a directory names, without those of results below it.
+
+    output    directory of results
+    files_of  the files of one match, which may be a directory
+    """
     path = Path(pattern).expanduser()
     if path.exists():
         above, matched = path, [path]
     else:
         above = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
         matched = [Path(name) for name in glob.glob(str(path), recursive=True)]
-    found = [file for match in matched for file in _files_of(match)]
+    found = [file for match in matched for file in files_of(match)]
     if output is not None and above.resolve() in output.resolve().parents:
         results = output.resolve()
         places = {file: (file.resolve(), file.parent.resolve() / file.name) for file in found}  # of a link: both ends
@@ -133,11 +138,11 @@ def _files_of(path):
     """The file itself, or the files of a directory that are read."""
     if not path.is_dir():
         return [path] if path.is_file() or _is_broken_link(path) else []
-    found = list(_walk(path))
+    found = list(walk(path))
     return [file for file in found if suffix_of(file) in SUFFIXES] or [file for file in found if not file.suffix]
 
 
-def _walk(directory, above=frozenset()) -> Iterator[Path]:
+def walk(directory: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
     """The files below a directory that are not hidden. A link to a directory above it is not followed."""
     if (place := directory.resolve()) in above:
         return
@@ -145,7 +150,7 @@ def _walk(directory, above=frozenset()) -> Iterator[Path]:
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
-            yield from _walk(entry, above | {place})
+            yield from walk(entry, above | {place})
         elif entry.is_file() or _is_broken_link(entry):
             yield entry
 

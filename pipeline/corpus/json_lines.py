@@ -53,7 +53,8 @@ class JsonLines(SourceFile):
         if text is None:
             return "", replaced
         if not isinstance(value, dict) or not isinstance(text, str):
-            found = sorted(value) if isinstance(value, dict) and text is value else type(text).__name__
+            kind = "a number" if isinstance(text, float) else type(text).__name__  # integers are read as float
+            found = sorted(value) if isinstance(value, dict) and text is value else kind
             raise CorpusError(
                 f"{self.path}, {where}: no text under {self.field!r} (found {found}). Name the field with "
                 "--text-field, or if only this line lacks it, remove the line."

@@ -185,6 +185,7 @@ class _Learning:
         self.done = 0
         self.evaluation = _Evaluation(vectors.held_out_Hd, settings["lam"])
         self.backend: str | None = None  # of nonneg_lasso on a GPU, after its test
+        self.is_settled = True  # whether a checkpoint keeps it
 
     def run(self, checkpoint=None):
         """Resume from the checkpoint or start; returns the Dictionary. Atoms of controls need no learning."""
@@ -250,7 +251,7 @@ class _Learning:
         return (
             {**self.learner.state(), "best_atoms_Kd": evaluation.best_atoms_Kd},
             {"done": self.done, "history": evaluation.history, "best_objective": evaluation.best_objective}
-            | self._backend_record(),
+            | (self._backend_record() if self.is_settled else {}),
         )
 
     def _backend_record(self):
@@ -286,7 +287,8 @@ class _Learning:
         device = torch.device(self.device)
         if proof.is_needed(device):
             rows_Nd = self.vectors.sample(min(proof.ROWS, len(self.vectors)))
-            self.backend = proof.choose_solver(rows_Nd, atoms_Kd, lam, device, begun_with=begun_with).backend
+            choice = proof.choose_solver(rows_Nd, atoms_Kd, lam, device, begun_with=begun_with)
+            self.backend, self.is_settled = choice.backend, choice.keep
         return TorchLearner(atoms_Kd, lam, FORGETTING, device, self.backend or "auto")
 
 

@@ -287,7 +287,7 @@ def test_a_worker_that_dies_while_it_starts(alone, tmp_path, monkeypatch):
         raise RuntimeError("Nanny failed to start.")  # SpecCluster's own
 
     monkeypatch.setattr("pipeline.dask_workers.SpecCluster", dies)
-    with pytest.raises(ChildProcessError, match="a worker ended while it started .*Use fewer --workers") as caught:
+    with pytest.raises(ChildProcessError, match="the workers could not be started .*Nanny failed.*Use fewer") as caught:
         encode_lsp(replace(alone, workers=2, output=tmp_path))
     assert exit_code(caught.value) == 74
 

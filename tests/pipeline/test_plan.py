@@ -156,6 +156,18 @@ def test_a_corpus_without_text_is_refused(tmp_path, text):
         scan([TextFile(tmp_path / "empty.txt")])
 
 
+def test_a_single_document_that_is_held_out_is_named(tmp_path):
+    """One of a hundred, by the hash of its text."""
+    for number in range(2_000):
+        (tmp_path / "one.txt").write_text(f"Document {number} is alone.")
+        try:
+            scan([TextFile(tmp_path / "one.txt")])
+        except CorpusError as error:
+            assert "all 1 documents of the corpus are held out, by chance" in str(error)
+            return
+    pytest.fail("none was held out")
+
+
 def test_the_dictionary_sample_is_spread_over_the_corpus_and_leaves_held_out_text_alone(sources):
     plan = scan(sources)
     by_name = {source.name: source for source in sources}

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.promise("11 a GPU's memory …")
 
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a capacity of ...")
+FULL_FOR_CUDA = RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in https://...\n")
 FULL_FOR_CUBLAS = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
 
 
@@ -39,6 +40,7 @@ def allow(monkeypatch, most, after=0, error=FULL):
     [
         (5, FULL, "CUDA out of memory, with --micro-batch 12. --micro-batch 3 fits"),
         (1, FULL, "CUDA out of memory, with --micro-batch 12. --micro-batch 1 fits"),
+        (5, FULL_FOR_CUDA, "CUDA error: out of memory, with --micro-batch 12. --micro-batch 3 fits"),
         (5, FULL_FOR_CUBLAS, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED .*, with --micro-batch 12. --micro-batch 3 fits"),
     ],
 )

@@ -120,12 +120,18 @@ def measure_encoder(hf_config: "PretrainedConfig", windows: int, length: int) ->
 
     from student.encoders.flops import count_operations
 
-    roomy = copy.deepcopy(hf_config)
-    if getattr(roomy, "max_position_embeddings", None) and roomy.model_type != "deberta":
-        roomy.max_position_embeddings = max(roomy.max_position_embeddings, length + 2)  # a lookup costs no operations
+    roomy = _with_room(hf_config, length)
     with torch.device("meta"):
         model = AutoModel.from_config(roomy, attn_implementation="eager", **without_pooler(roomy))
     return count_operations(model.eval(), input_ids=(windows, length))
+
+
+def _with_room(hf_config, length):
+    """The configuration with positions for windows of this length, whose lookup costs no operations."""
+    roomy = copy.deepcopy(hf_config)
+    if getattr(roomy, "max_position_embeddings", None) and roomy.model_type != "deberta":
+        roomy.max_position_embeddings = max(roomy.max_position_embeddings, length + 2)
+    return roomy
 
 
 def measure_head(encoder: EncoderShape, tokens: int, outputs: int) -> int:
@@ -148,7 +154,7 @@ def measure_student(encoder: EncoderShape, windows: int, length: int, masked: in
     from student.encoders.flops import forward_flops
     from student.encoders.model import Student
 
-    student = Student(build_encoder(encoder.config, seed=0), outputs, tied=False, seed=0)
+    student = Student(build_encoder(_with_room(encoder.config, length), seed=0), outputs, tied=False, seed=0)
     return forward_flops(student, windows, length, masked)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +100,16 @@ def test_vectors_are_the_whole_models_hidden_states_of_the_patches(encoded, pict
         assert np.abs(seen - shown).mean() < 12  # JPEG
     assert encode_images(settings)["finished_before"]
     assert encode_images(replace(settings, layer=1))["vectors"] != report["vectors"]
+
+
+def test_results_and_hidden_files_are_no_images(pictures, vit, monkeypatch, tmp_path):
+    """The first run writes pictures below the directory that the second one reads."""
+    shutil.copytree(pictures, tmp_path / "photos")
+    (tmp_path / "photos" / "._flower.jpg").write_bytes(b"of a Mac")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = ImagesConfig(images=("~/photos",), teacher=str(vit), layer=1, output=tmp_path / "photos" / "runs")
+    first, second = encode_images(settings), encode_images(settings)
+    assert first["images"] == 22 and second == first | {"finished_before": True}
 
 
 def test_a_photograph_is_turned_as_its_camera_was_held(pictures, vit, tmp_path):

@@ -153,6 +153,7 @@ def test_the_student_as_trained_skips_most_of_its_last_layer():
     whole = encoder.forward(4, 16).total + encoder.head(4 * 2, 20)
     skipped = 4 * 14 * 2 * (2 * 64 * 64 + 2 * 64 * 256 + 2 * 16 * 64)  # of 16 positions 14 need keys and values only
     assert measure_student(encoder, 4, 16, 4 * 2, 20) == whole - skipped
+    assert measure_student(encoder, 1, 1024, 2, 20) > 0  # windows longer than its positions
 
 
 @pytest.mark.parametrize(
