@@ -20,7 +20,7 @@ def show(result: dict, settings: Settings) -> str:
     """Show the scores of every layer and the layer to choose."""
     first = result["first_sense"]
     lines = [f"\nThe diagnostic {'was finished already' if result['finished_before'] else 'is finished'}.\n"]
-    lines += _lines(result, settings)
+    lines += _lines(result)
     lines.append(
         f"\n  first sense: {first['ALL']:.1%} on ALL, {first[DEVELOPMENT]:.1%} on {DEVELOPMENT}; "
         f"{result['counts']['ALL']:,} words"
@@ -56,7 +56,7 @@ def show(result: dict, settings: Settings) -> str:
     return "\n".join([*lines, "", table(rows)])
 
 
-def _lines(result, settings):
+def _lines(result):
     header = ("layer", "k", "F1 ALL", DEVELOPMENT, "back-off", "best on " + DEVELOPMENT, "F1 ALL", "non-zeros", "cost")
     rows = []
     for entry in result["layers"]:

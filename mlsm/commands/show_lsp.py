@@ -75,7 +75,7 @@ def _profile(row):
 
 def _next(store, rows):
     lsp = rows[0]["lsp"] if rows else 0
-    word = rows[0]["words"].split()[0] if rows and rows[0]["words"] else "bank"
+    word = next((word for word in (rows[0]["words"].split() if rows else ()) if word.isalnum()), "bank")
     shown = [
         ("--html lsps", "all of them as pages; then open lsps/index.html"),
         (f"--lsp {lsp}", "one in full"),

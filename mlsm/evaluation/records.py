@@ -112,7 +112,7 @@ def weights_sha256(directory: Path | str) -> str:
     """
     files = sorted(Path(directory).glob("*.safetensors"))
     if not files:
-        below = " For its runs, pass each, such as {directory}/*." if any(Path(directory).glob("*/export")) else ""
+        below = f" For its runs, pass each, such as {directory}/*." if any(Path(directory).glob("*/export")) else ""
         raise RecordError(
             f"{directory} has no safetensors file. Expected an export, a kept checkpoint or a model.{below}"
         )

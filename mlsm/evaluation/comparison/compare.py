@@ -66,10 +66,10 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
     results = settings.results or (DEFAULT_RESULTS,)
     found: list[dict] = []
     if facts is None or not facts.withheld:
-        refuse_withheld(results)
         for path in results:
-            if (path / "evaluations").is_dir():
+            if any((path / "evaluations").rglob("*.json")):
                 raise ComparisonError(f"{path} has more than records. Pass its records: {path / 'evaluations'}")
+        refuse_withheld(results)
         found = records.read(results)
     models, notes = models_of(found)
     judgements = read_judgements(settings.intruders)

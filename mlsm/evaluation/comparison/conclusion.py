@@ -194,7 +194,8 @@ def conclude(
         )
         return Conclusion("equal", sentence, beside, caveat)
     p = found.p if adjusted is None else adjusted
-    of_tests = "" if adjusted is None else f" after Holm's adjustment for {tests} hypotheses"
+    is_adjusted = adjusted is not None and tests > 1  # for one hypothesis Holm's p is the test's own
+    of_tests = f" after Holm's adjustment for {tests} hypotheses" if is_adjusted else ""
     bounds = f"95 % interval {points(found.low)} to {points(found.high)} points"
     if p < LEVEL:
         contrary = "" if found.mean > 0 or planned is None else ", contrary to the hypothesis"
@@ -208,7 +209,7 @@ def conclude(
     )
     sentence = (
         f"{so_far}{unclear} whether {better} is better than {than}: it {_direction(effect)}, and the {bounds} {why} "
-        f"({over}).{power if adjusted is None else ''}"
+        f"({over}).{'' if is_adjusted else power}"
     )
     return Conclusion("undecided", sentence, beside, caveat)
 

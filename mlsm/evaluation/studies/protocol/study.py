@@ -41,7 +41,10 @@ from pipeline.commands import ADDED_LATER, select_settings
 from pipeline.config import FROM_STORE, PLACES
 from shards.reader import Store
 from student.config import UNNAMED, StudentConfig
+from student.masks.config import ADAPTIVE, KINDS, UNIFORM
 
+# Of a run's settings: recorded by content, or added by its task.
+NOT_COMPARED = {"continue_from", "segments", "other_targets", "wordnet"}
 DIGITS = "????????"  # of the weights or a step, in the name of a model's records
 OF_THE_MACHINE = {"output", "teacher", "tokenizer", "device", "batch_tokens"}  # settings of an encoding
 logger = logging.getLogger(__name__)
@@ -162,14 +165,25 @@ def _refuse_other_records(part: Part, evaluations: Path) -> None:
     for pattern in (f"{name}-{DIGITS}", f"{name}-step-{DIGITS}-{DIGITS}"):
         for file in sorted(evaluations.glob(f"{pattern}/*/*.json")):
             trained = records.read_file(file)["identity"]["settings"]
-            for setting in sorted(wanted.keys() | trained.keys() & UNNAMED.keys()):
+            for setting in sorted(wanted.keys() | trained.keys() - NOT_COMPARED):
                 asked, found = (identity.get(setting, UNNAMED.get(setting)) for identity in (wanted, trained))
-                if asked not in (found, None, "auto"):  # the latter follow from the machine
+                if setting in ("compile", "dtype") and asked in (None, "auto"):  # they follow from the machine
+                    continue
+                if setting == "mask_weights":  # recorded with their content, of which a recipe says nothing
+                    asked, found = _kinds_of(asked), _kinds_of(found)
+                if setting not in NOT_COMPARED and asked != found:
                     raise StudyError(
                         f"{part.name}: {file.parents[1]} has records of a student with {setting.replace('_', '-')} "
                         f"{found}, and the recipe says {asked}. Nothing was changed. Use the settings that it was "
                         "trained with, or another --output."
                     )
+
+
+def _kinds_of(tables: Any) -> str:
+    """The kinds of tables of mask weights, such as `frequency`; files are all of one kind."""
+    listed = tables if isinstance(tables, list | tuple) else [tables]
+    kinds = [str(table).partition(" ")[0] for table in listed]
+    return " ".join(kind if kind in (*KINDS, UNIFORM, ADAPTIVE, "None") else "file" for kind in kinds)
 
 
 def _last_parts(value: Any, name: str) -> Any:

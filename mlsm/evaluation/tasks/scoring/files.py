@@ -37,7 +37,8 @@ class Material(NamedTuple):
 def read(path: Path, text_field: str = TEXT_FIELD, pairs: bool = False) -> Material:
     """Read a file of sentences, or of minimal pairs.
 
-    path    CSV (.csv), JSON lines (.jsonl, .json, .ndjson) or text with one sentence on each line (any other name)
+    path    CSV (.csv), JSON lines (.jsonl, .json, .ndjson) or text with one sentence on each line (any other name,
+            except .tsv)
     Raises  ScoringError, which names file, line and what was expected; CorpusError if the file cannot be read
     """
     with reading(path) as file:
@@ -49,9 +50,10 @@ def read(path: Path, text_field: str = TEXT_FIELD, pairs: bool = False) -> Mater
         raise ScoringError(f"{path}, line {line}: not UTF-8. {how_to_read(raw)}") from None
     kind = suffix_of(path)
     if kind not in (".csv", *JSON_LINES) and (kind == ".tsv" or text_field != TEXT_FIELD):
+        instead = "rename it to .txt" if kind == ".tsv" else "omit --text-field"
         raise ScoringError(
             f"{path}: columns are read from CSV and JSON lines (.csv, .jsonl), and other files as one sentence on each "
-            "line. Convert it to CSV, or omit --text-field if its lines are sentences."
+            f"line. Convert it to CSV, or {instead} if its lines are sentences."
         )
     if kind == ".csv":
         records = _csv_records(path, text)

@@ -285,6 +285,7 @@ def opened(browser, written):
     def open_page(address=""):
         browser.get("about:blank")  # the same page with another hash would not be loaded again
         browser.get(f"{base}/index.html{address}")
+        _title(browser)
         return browser
 
     yield open_page

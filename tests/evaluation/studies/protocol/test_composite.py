@@ -170,10 +170,8 @@ def test_compare_refuses_records_that_a_study_withholds(described, tmp_path):
 def test_compare_refuses_them_from_a_directory_above_too(described, tmp_path):
     fill(tmp_path, regress=(0.5, None, 0.58))
     keep_withheld(tmp_path / "evaluations", described.primary)
-    for path in (tmp_path.parent, tmp_path):
-        with pytest.raises(ComparisonError, match="withholds its primary hypothesis"):
-            compare(CompareConfig(results=(path,), output=tmp_path / "c"), silent)
-    keep_withheld(tmp_path / "evaluations", None)
+    with pytest.raises(ComparisonError, match="withholds its primary hypothesis"):
+        compare(CompareConfig(results=(tmp_path.parent,), output=tmp_path / "c"), silent)
     with pytest.raises(ComparisonError, match=r"has more than records. Pass its records: .*evaluations"):
         compare(CompareConfig(results=(tmp_path,), output=tmp_path / "c"), silent)
 

@@ -10,12 +10,14 @@ import shlex
 import shutil
 import subprocess
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from preloaded import ROOT, Preloaded, run_command
+from tiny_records import a_record
 from tiny_store import log_of
 
 from mlsm.cli.settings import parse
@@ -33,9 +35,10 @@ from mlsm.evaluation.studies.protocol.facts import facts_of
 from mlsm.evaluation.studies.protocol.parts import FUNCTIONS, Made, Part, plan
 from mlsm.evaluation.studies.protocol.printing import command_line
 from mlsm.evaluation.studies.protocol.students import write_students
-from mlsm.evaluation.studies.protocol.study import study
+from mlsm.evaluation.studies.protocol.study import _refuse_other_records, study
 from pipeline.commands import encode_lsp
 from shards.reader import Store
+from student.config import StudentConfig
 
 PLACE_AND_TIME = ("path", "file", "wall", "cost", "env")  # of a record
 
@@ -190,11 +193,16 @@ def test_records_alone_carry_a_study_on(finished, recipe, tmp_path):
     states = {part["part"]: (part["state"], part["commit"]) for part in whole["parts"]}
     assert {part["part"]: (part["state"], part["commit"]) for part in again["parts"]} == states
     assert again["comparison"]["conclusion"] == whole["comparison"]["conclusion"]
-    changed = yaml.safe_load(Path(recipe).read_text())
-    changed["train-student"]["warmup"] = 0.25
-    (tmp_path / "changed.yaml").write_text(yaml.safe_dump(changed, sort_keys=False))
-    with pytest.raises(StudyError, match=r"records of a student with warmup \S+, and the recipe says 0.25"):
-        study(replace(moved, recipe=str(tmp_path / "changed.yaml")))
+    for name, value, said in (
+        ("warmup", 0.25, r"warmup \S+, and the recipe says 0.25"),
+        ("mask-weights", "frequency", "mask-weights None, and the recipe says frequency"),
+        ("mask-rate-end", 0.05, "mask-rate-end None, and the recipe says 0.05"),
+    ):
+        changed = yaml.safe_load(Path(recipe).read_text())
+        changed["train-student"][name] = value
+        (tmp_path / "changed.yaml").write_text(yaml.safe_dump(changed, sort_keys=False))
+        with pytest.raises(StudyError, match=f"records of a student with {said}"):
+            study(replace(moved, recipe=str(tmp_path / "changed.yaml")))
 
     (gone,) = moved.directory.glob("smoke/evaluations/mlm-seed1-step-00000003-*/finetune/mrpc-seed0.json")
     gone.unlink()
@@ -547,3 +555,33 @@ def test_stores_of_controls_are_found_by_their_longer_names(recipe, tmp_path):
     for name in controls:
         (report,) = parts[f"encode-lsp/{name}"].run(silent)
         assert parts[f"train-student/{name}-seed0"].settings().store == report["store"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "recorded", "differs"),
+    [
+        ({"mask_weights": "frequency"}, {"mask_weights": "frequency 5e6dcbc6de62b185"}, False),
+        (
+            {"mask_weights": ("uniform", "pmi")},
+            {"mask_weights": ["uniform", "pmi 5e6dcbc6de62b185"], "mask_weight_steps": [0.5]},
+            False,
+        ),
+        ({"mask_weights": "my/weights.npz"}, {"mask_weights": "mine 5e6dcbc6de62b185"}, False),
+        ({}, {"mask_weights": "frequency 5e6dcbc6de62b185"}, True),
+        ({}, {"continue_from": "75a4d1b0"}, False),  # by its content, which a recipe does not say
+        ({}, {"mask_rate_end": 0.05}, True),
+        ({}, {"untied": True}, True),
+        ({"compile": None, "dtype": "auto"}, {"compile": True, "dtype": "bfloat16"}, False),
+    ],
+)
+def test_settings_of_a_student_that_is_gone_are_compared_as_runs_record_them(tmp_path, asked, recorded, differs):
+    settings = {"objective": "mlm", "lr": 1e-3, "max_steps": 9, "batch_windows": 8, "dropout": 0.0}
+    trained = StudentConfig(**settings).identity() | recorded
+    record = a_record("mlm-seed0", "rte", 0, [0.5], run_seed=0)
+    identity = {"objective": "mlm", "plan": "p", "target": "t", "target_settings": {}, "windowing": {}, "tail": None}
+    records.write(tmp_path, record | {"identity": identity | {"settings": trained}})
+    values = settings | asked | {"store": "a store", "run_dir": tmp_path / "mlm-seed0"}
+    part = Part("train-student/mlm-seed0", "train-student", values, ())
+    found = pytest.raises(StudyError, match="records of a student with") if differs else nullcontext()
+    with found:
+        _refuse_other_records(part, tmp_path / "evaluations")

@@ -351,7 +351,7 @@
     const name = element("b", "", data.name), about = element("p", "facts");
     if (ofText) {
       about.append(`${many(facts.k)} LSPs of layer ${facts.layer} of `, element("b", "", data.teacher), `, λ ${facts.lam}. Read: ` +
-        `${many(facts.sampled)} tokens of `, name, ` (${many(facts.tokens)} with special ones).`);
+        `${many(facts.sampled)} tokens of `, name, `, whose training text has ${many(facts.tokens)}, special ones included.`);
     } else {
       about.append(`${many(facts.k)} LSPs, λ ${facts.lam}. Read: ${many(facts.sampled)} of ${many(facts.of)} vectors of `, name,
         facts.images ? `, patches of ${many(facts.images)} images in a grid of ${rows} × ${columns}.` : ".");
