@@ -78,7 +78,7 @@ def test_json_lines(tmp_path):
         ("{bad", "line 1: not JSON"),
         ('{"a": 1}', r"no text under 'text' \(found \['a'\]\).*--text-field"),
         ("[1]", "line 1: an array. Expected one object per line"),
-        ("1", "found float"),
+        ("1", "found a number"),
         (r'{"text": "bad \ud800 here"}', "line 1: .* lone surrogate"),
     ],
 )
