@@ -369,13 +369,14 @@ class RemoteFiles(StoreFiles):
     def command(self, plan_id: str) -> dict:
         """See StoreFiles.command; also {} if the server does not answer, as the command is only informative."""
         path = self.plans / f"{plan_id}.yaml"
-        with suppress(RemoteError, WriteError, OSError):  # the latter two: a cache that others filled may be read-only
-            try:
-                return read_command(path)
-            except ShardError:
+        try:
+            return read_command(path)
+        except ShardError:
+            with suppress(OSError):
                 path.unlink()  # the server's may be whole
-            except FileNotFoundError:
-                pass
+        except FileNotFoundError:
+            pass
+        with suppress(RemoteError, WriteError):  # the latter: a cache that others filled may be read-only
             self._fetch_small([f"plans/{plan_id}.yaml"], _refuse_page)
         return super().command(plan_id)
 

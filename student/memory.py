@@ -51,7 +51,7 @@ def name_lack_of_memory(place: object, length: int) -> Iterator[None]:
 
 def shortage(error: Exception) -> str:
     """What torch says of a lack of memory, without its advice: the first sentence of the first line."""
-    return str(error).splitlines()[0].partition(". ")[0]
+    return str(error).partition("\n")[0].partition(". ")[0]
 
 
 def what_fits(micro_batch: int, fits: Callable[[int], bool]) -> str:

@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 from webdataset.gopen import gopen_schemes
 
 from mlsm.common import disk
+from mlsm.common.durable import replace_json
 from mlsm.common.errors import RemoteError, ShardError, StoreError, WriteError
 from shards.clean import clean
 from shards.codec import block_windows
@@ -766,3 +767,19 @@ def test_the_lock_is_free_after_an_error(made, web, options):
         windows.read([0])
     web.faults.clear()
     assert len(windows.read([0]).ids) == 1
+
+
+def test_damaged_settings_in_the_cache_are_fetched_again(tmp_path, caplog):
+    files, *_ = make_store(tmp_path / "there" / "lsp")
+    (plan,) = files.plans.glob("*.json")
+    replace_json(plan.with_suffix(".yaml"), with_checksum({"encode-lsp": {}, "recipe": "small-encoder"}))
+    with serving(tmp_path / "there") as server:
+        options = Remote(cache=tmp_path / "cache", attempts=1)
+        assert Store.open(f"{server.url}/lsp", remote=options).command["recipe"] == "small-encoder"
+        (cached,) = (tmp_path / "cache").rglob("plans/*.yaml")
+        cached.write_bytes(cached.read_bytes()[:-9])
+        assert Store.open(f"{server.url}/lsp", remote=options).command["recipe"] == "small-encoder"
+        assert "checksum" not in caplog.text and "not JSON" not in caplog.text
+        plan.with_suffix(".yaml").write_bytes(b"{")
+        (damage,) = verify(f"{server.url}/lsp")["damaged"]
+        assert damage["file"] == f"plans/{plan.stem}.yaml"
