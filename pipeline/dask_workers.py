@@ -159,7 +159,7 @@ class WorkerPool(Executor):
         return self._client
 
     def _wait_for_a_worker(self):
-        """If there is no worker, wait for the first, so that one that does not fit is examined, not waited for.
+        """Wait for the first worker if there is none yet: only workers that are there can be examined.
 
         Raises  EncodeError if it ends at once
         """

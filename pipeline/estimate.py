@@ -45,7 +45,7 @@ SECONDS = 10  # a measurement lasts at least this long, if there is enough text
 PLACES = 4  # most places of the plan to measure: the speed differs between texts, and over time
 FEWEST_WINDOWS = 64  # fewest windows per place, and for warming up
 LEARNING_COST = 5  # on a CPU, learning from a vector takes as long as coding 5 tokens (k = 3072, d = 384, two cores)
-LEARNING_IS_MEASURED = ("cuda",)  # kinds of device on which coding is so fast that learning takes other times
+LEARNING_IS_MEASURED = ("cuda",)  # kinds of device where the time of learning does not follow from that of coding
 VECTORS_AN_ATOM = 4  # vectors per atom for a provisional dictionary
 SIZES = np.linspace(0.9, 1.1, 21)  # sizes of units relative to their mean
 MEMBER_BYTES = 900  # of a column's tar header, array header and padding

@@ -89,9 +89,9 @@ def scan(
         units, hashes, counts = _cut(sources, rules, unit_tokens, selection, _files_held_out(with_text), progress)
     if not any(unit.split == "train" for unit in units):
         if counts["documents"] and counts["documents"] == counts["held_out_documents"]:
+            all_of_them = "its only document is" if counts["documents"] == 1 else "all of its documents are"
             raise CorpusError(
-                f"all {counts['documents']} documents of the corpus are held out, by chance: every document is, with "
-                "a probability of 1 %. Add text."
+                f"the corpus has no training text: by chance, {all_of_them} among the 1 % that are held out. Add text."
             )
         raise CorpusError(
             f"the corpus has no training text: {len(counts['files'])} files, {counts['documents']} documents, "

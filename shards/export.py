@@ -127,7 +127,7 @@ def _is_there(output, lineage):
     except (OSError, ShardError):
         found = None
     sizes = found.pop("files", None) if isinstance(found, dict) else None
-    if found == lineage and sizes not in (None, _sizes(output)):  # None: of an earlier version
+    if found == lineage and sizes != _sizes(output):
         raise RequestError(f"{output} is this export, but some of its data files are missing or cut. Remove it first.")
     if found != lineage:
         what = "the export of another store, or of this one before it changed" if found else "no export of a store"

@@ -18,7 +18,7 @@ def choose_device(name: str | torch.device) -> torch.device:
 
     A GPU's device always carries its number.
 
-    Raises  DeviceError if there is no such device here, or one that this torch has no code for
+    Raises  DeviceError if there is no such device here, or torch has no code for it
     """
     if str(name) == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

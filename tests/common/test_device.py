@@ -1,4 +1,4 @@
-"""Which device is chosen where torch sees a GPU. Played: there is none here."""
+"""The device that is chosen if torch sees a GPU. Stand-ins play the GPU."""
 
 import logging
 

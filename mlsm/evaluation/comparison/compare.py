@@ -63,7 +63,7 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
     facts    what a study planned, for the page. If it withholds its primary hypothesis, no record is read
     Raises   RecordError, ComparisonError: records that are malformed or contradict each other
     """
-    results = settings.results or (DEFAULT_RESULTS,)
+    results = [path.expanduser() for path in settings.results or (DEFAULT_RESULTS,)]
     found: list[dict] = []
     if facts is None or not facts.withheld:
         for path in results:

@@ -45,11 +45,12 @@ class LayoutDirectory(NamedTuple):
 
 def _count_task(name):
     def count(root: Path) -> dict[str, int]:
-        data = load_task(TASKS[name], root)
+        task = TASKS[name]
+        data, directory = load_task(task, root), find_directory(task, root)
         counts = {"train": len(data.train)} | {part: len(examples) for part, examples in data.evaluation.items()}
-        directory = find_directory(TASKS[name], root)
-        if name == "conll2003" and directory is not None and (directory / "test.txt").exists():
-            counts |= {part: len(found) for part, found in load_task(TASKS[name], root, "test").evaluation.items()}
+        tests = [file for files in task.test.values() for alternative in files for file in alternative.names]
+        if directory is not None and any((directory / file).exists() for file in tests):
+            counts |= {part: len(found) for part, found in load_task(task, root, "test").evaluation.items()}
         return counts
 
     return count

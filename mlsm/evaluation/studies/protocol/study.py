@@ -165,13 +165,13 @@ def _refuse_other_records(part: Part, evaluations: Path) -> None:
     for pattern in (f"{name}-{DIGITS}", f"{name}-step-{DIGITS}-{DIGITS}"):
         for file in sorted(evaluations.glob(f"{pattern}/*/*.json")):
             trained = records.read_file(file)["identity"]["settings"]
-            for setting in sorted(wanted.keys() | trained.keys() - NOT_COMPARED):
+            for setting in sorted((wanted.keys() | trained.keys()) - NOT_COMPARED):
                 asked, found = (identity.get(setting, UNNAMED.get(setting)) for identity in (wanted, trained))
                 if setting in ("compile", "dtype") and asked in (None, "auto"):  # they follow from the machine
                     continue
                 if setting == "mask_weights":  # recorded with their content, of which a recipe says nothing
                     asked, found = _kinds_of(asked), _kinds_of(found)
-                if setting not in NOT_COMPARED and asked != found:
+                if asked != found:
                     raise StudyError(
                         f"{part.name}: {file.parents[1]} has records of a student with {setting.replace('_', '-')} "
                         f"{found}, and the recipe says {asked}. Nothing was changed. Use the settings that it was "

@@ -7,6 +7,8 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -157,12 +159,14 @@ def test_the_primary_arms_are_withheld_until_all_of_their_seeds_are_scored(descr
     assert all("paired" in one for one in compose(described, tmp_path)["contrasts"])
 
 
-def test_compare_refuses_records_that_a_study_withholds(described, tmp_path):
+def test_compare_refuses_records_that_a_study_withholds(described, tmp_path, monkeypatch):
     fill(tmp_path)
     keep_withheld(tmp_path / "evaluations", described.primary)
     settings = CompareConfig(results=(tmp_path / "evaluations",), output=tmp_path / "comparison")
-    with pytest.raises(ComparisonError, match="withholds its primary hypothesis until all seeds are scored"):
-        compare(settings, silent)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in (tmp_path / "evaluations", Path("~/evaluations")):
+        with pytest.raises(ComparisonError, match="withholds its primary hypothesis until all seeds are scored"):
+            compare(replace(settings, results=(path,)), silent)
     keep_withheld(tmp_path / "evaluations", None)
     assert len(compare(settings, silent).models) == 13
 
