@@ -163,7 +163,7 @@ class StoreFiles:
         except FileNotFoundError:
             return {}
         except (ShardError, OSError) as error:
-            logger.warning("%s. Defaults of training do not follow from it", str(error).rstrip("."))
+            logger.warning("%s. Until then, defaults of training do not follow from it", str(error).rstrip("."))
             return {}
 
     def newest_plan(self) -> Plan:
@@ -252,7 +252,11 @@ def read_small(path: Path, remedy: str) -> bytes:
 def read_command(path: Path) -> dict:
     """The settings that a plan's .yaml file holds. Raises ShardError when they are damaged, FileNotFoundError."""
     remedy = ". The encoding command restores it when it is run again"
-    kept = parse_json(read_small(path, remedy), path)  # JSON is YAML
+    raw = read_small(path, remedy)
+    try:
+        kept = parse_json(raw, path)  # JSON is YAML
+    except ShardError as error:
+        raise ShardError(f"{error}{remedy}") from None
     if not isinstance(kept, dict) or ("checksum" in kept and not fits_checksum(kept)):
         raise ShardError(f"{path}: the checksum does not fit its content{remedy}")
     return {name: value for name, value in kept.items() if name != "checksum"}

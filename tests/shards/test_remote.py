@@ -779,7 +779,7 @@ def test_damaged_settings_in_the_cache_are_fetched_again(tmp_path, caplog):
         (cached,) = (tmp_path / "cache").rglob("plans/*.yaml")
         cached.write_bytes(cached.read_bytes()[:-9])
         assert Store.open(f"{server.url}/lsp", remote=options).command["recipe"] == "small-encoder"
-        assert "checksum" not in caplog.text and "not JSON" not in caplog.text
+        assert cached.name not in caplog.text  # no warning
         plan.with_suffix(".yaml").write_bytes(b"{")
         (damage,) = verify(f"{server.url}/lsp")["damaged"]
         assert damage["file"] == f"plans/{plan.stem}.yaml"

@@ -169,7 +169,8 @@ def test_a_damaged_command_is_named_and_stays(store, spoil, caplog):
     kept.write_bytes(spoil(kept.read_bytes()))
     (damage,) = verify.verify(store.path)["damaged"]
     assert damage["file"] == f"plans/{kept.name}" and damage["unit"] is None
-    assert store.command(plan.stem) == {} and kept.name in caplog.text
+    assert store.command(plan.stem) == {} and f"{kept.name}: " in caplog.text
+    assert "The encoding command restores it" in caplog.text
     report = verify.verify(store.path, repair=True)  # without it, other defaults would be taken in silence
     assert kept.exists() and not report["repaired"] and not report["commands"]
     assert [entry["file"] for entry in report["not_repaired"]] == [f"plans/{kept.name}"]
