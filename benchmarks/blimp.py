@@ -14,9 +14,7 @@ Needs $MLSM_DATA/data or ../shared/data. Without minicons, only our own speed is
 """
 
 import json
-import os
 import statistics
-import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +23,7 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from benchmarks.data import ROOT, conditions
+from benchmarks.data import conditions, data_directory
 from mlsm.evaluation.tasks.blimp.data import read, subset
 from mlsm.evaluation.tasks.scoring.scorer import Scorer, StockMaskedLm
 from pipeline.teacher import load_tokenizer
@@ -61,15 +59,6 @@ def main():
     for name, value in result.items():
         print(f"{name:<32} {value}")
     print(json.dumps(result))
-
-
-def data_directory():
-    """The evaluation data."""
-    places = [Path(os.environ["MLSM_DATA"])] if "MLSM_DATA" in os.environ else []
-    for place in [*places, ROOT.parent / "shared"]:
-        if (place / "data" / "blimp").is_dir():
-            return place / "data"
-    sys.exit("this benchmark needs data/blimp: set MLSM_DATA to the directory that contains data/")
 
 
 def random_bert(vocabulary):

@@ -13,9 +13,7 @@ Prints JSON as its last line.
 """
 
 import json
-import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,7 +22,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from benchmarks.data import ROOT, conditions, minilm_directory
+from benchmarks.data import conditions, data_file, minilm_directory
 from mlsm.common.progress import silent
 from mlsm.common.wordnet import WordNet
 from mlsm.evaluation.studies.word_senses.choose_layer import WordVectors, diagnose_layer
@@ -67,20 +65,11 @@ def spread(rows, name, over, under):
 
 
 def share_of_semcor():
-    root = wsd_directory()
+    root = data_file("wsd")
     wordnet = WordNet.load(root / SENSE_INDEX)
     training = read_annotated(root, SEMCOR, wordnet)[:TRAINING_SENTENCES]
     test = read_annotated(root, TEST_SETS["semeval2007"], wordnet)[:TEST_SENTENCES]
     return WsdData.of(wordnet, training, test, *[[]] * (len(TEST_SETS) - 1))
-
-
-def wsd_directory():
-    """The directory that --data-dir takes, in $MLSM_DATA/data or in ../shared/data beside the repository."""
-    places = [Path(os.environ.get("MLSM_DATA", ROOT.parent / "shared")), ROOT.parent / "shared"]
-    for place in places:
-        if (place / "data" / "wsd" / SENSE_INDEX).is_file():
-            return place / "data" / "wsd"
-    sys.exit("this benchmark needs data/wsd: set MLSM_DATA to the directory that contains data/")
 
 
 def stand_in_job():

@@ -68,10 +68,10 @@ def save_dictionary(path):
     """Atoms of the reference dictionary, every other one: how well they fit does not matter here."""
     import numpy as np
 
-    from benchmarks.data import bench_file
+    from benchmarks.data import bench_atoms
     from pipeline.dictionary import Dictionary
 
-    atoms = np.load(bench_file("spams_atoms_3072x384_f32.npy"))
+    atoms = bench_atoms()
     Dictionary(np.ascontiguousarray(atoms[:: len(atoms) // K]), [], "given", {}).save(path)
 
 

@@ -1,6 +1,7 @@
 """Find the data of the benchmarks, and record the conditions of a measurement."""
 
 import importlib.metadata
+import json
 import os
 import platform
 import sys
@@ -8,19 +9,46 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+
 from mlsm.common.machine import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def bench_file(name):
-    """Path of a file of the bench data, in $MLSM_DATA/bench or in ../shared/bench beside the repository."""
-    return _found("bench", name)
+def bench_states(part="test"):
+    """Hidden states of MiniLM, N x 384, float16, of any length: 8,192 of part `test`, 32,768 of part `train`.
+
+    They are in $MLSM_DATA/bench or in ../shared/bench beside the repository, as are atoms and reference.
+    """
+    name = {"test": "hidden_test_8192x384_f16.npy", "train": "hidden_train_32768x384_f16.npy"}[part]
+    return np.load(_found("bench", name), mmap_mode="r")
+
+
+def bench_atoms():
+    """The dictionary that SPAMS learned from part `train`, 3,072 x 384, float32."""
+    return np.load(_found("bench", "spams_atoms_3072x384_f32.npy"))
+
+
+def bench_reference():
+    """What is known of part `test` with these atoms: lambda, and the mean objective at the optimum."""
+    return json.loads(_found("bench", "reference.json").read_text())
+
+
+def unit_rows(rows_Nd, dtype=np.float64):
+    """The rows at unit length."""
+    rows_Nd = np.asarray(rows_Nd, np.float64)
+    return (rows_Nd / np.linalg.norm(rows_Nd, axis=1, keepdims=True)).astype(dtype)
 
 
 def data_file(name):
     """Path of a file of the evaluation data and text, in $MLSM_DATA/data or in ../shared/data."""
     return _found("data", name)
+
+
+def data_directory():
+    """The directory of all evaluation data, for `--data-dir`."""
+    return _found("data", "")
 
 
 def has_bench_data():

@@ -36,7 +36,7 @@ import warnings
 
 import numpy as np
 
-from benchmarks.data import bench_file, conditions, require
+from benchmarks.data import bench_states, conditions, require, unit_rows
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.parallel import thread_count
@@ -54,12 +54,7 @@ def main():
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
     spams = require("spams", SPAMS_REQUIREMENT)
-    task = Task(
-        np.load(bench_file("hidden_train_32768x384_f16.npy"), mmap_mode="r"),
-        np.load(bench_file("hidden_test_8192x384_f16.npy"))[:HELD_OUT],
-        K,
-        LAM,
-    )
+    task = Task(bench_states("train"), bench_states()[:HELD_OUT], K, LAM)
     warm_up(task)
     few = run_spams(spams, task, SPAMS_ITERATIONS[0])
     many = None if quick else run_spams(spams, task, SPAMS_ITERATIONS[1])
@@ -93,11 +88,6 @@ class Task:
         atoms_Kd = np.ascontiguousarray(atoms_Kd, np.float32)
         codes = nonneg_lasso(self.exact_Hd.astype(np.float32), atoms_Kd, self.lam, tol=1e-4)
         return float(objective(self.exact_Hd, atoms_Kd, codes, self.lam).mean())
-
-
-def unit_rows(hidden_Nd):
-    hidden_Nd = np.asarray(hidden_Nd, np.float64)
-    return hidden_Nd / np.linalg.norm(hidden_Nd, axis=1, keepdims=True)
 
 
 def warm_up(task):

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from transformers import BertConfig
 
-from benchmarks.data import bench_file, conditions, minilm_directory
+from benchmarks.data import bench_atoms, conditions, minilm_directory
 from benchmarks.lifted import LiftedTeacher, Problem, bench_problem
 from benchmarks.student_step import SPECIAL_IDS
 from pipeline.batch import make_batch
@@ -78,8 +78,7 @@ def figures(coder, runs) -> dict:
 def minilm_coder() -> Coder:
     """The coder of a CPU."""
     teacher = Teacher.load(minilm_directory(), LAYER, device="cpu")
-    atoms_Kd = np.load(bench_file("spams_atoms_3072x384_f32.npy"))
-    return coder_of(teacher, atoms_Kd, special_ids(load_tokenizer(minilm_directory())))
+    return coder_of(teacher, bench_atoms(), special_ids(load_tokenizer(minilm_directory())))
 
 
 def big_coder(problem: Problem, model: BertConfig, device: str, dtype: torch.dtype) -> Coder:

@@ -40,8 +40,7 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarks.blimp import data_directory
-from benchmarks.data import conditions, require
+from benchmarks.data import conditions, data_directory, require
 from mlsm.common.disk import file_sha256
 from mlsm.common.durable import publish_directory
 from mlsm.common.model_checks import without_pooler

@@ -9,14 +9,13 @@ own, since codes of random states are poor.
 Shapes: N tokens, d hidden width, K atoms.
 """
 
-import json
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from transformers import BertConfig, BertModel
 
-from benchmarks.data import bench_file, has_bench_data
+from benchmarks.data import bench_atoms, bench_reference, bench_states, has_bench_data, unit_rows
 from mlsm.evaluation.inspection.gpu import bundled_states
 from pipeline.teacher import Teacher
 
@@ -44,11 +43,7 @@ class Problem(NamedTuple):
 
 def bench_problem() -> Problem:
     """The bench data: 8,192 states of width 384, 3,072 atoms."""
-    hidden_Nd = np.load(bench_file("hidden_test_8192x384_f16.npy")).astype(np.float64)
-    hidden_Nd /= np.linalg.norm(hidden_Nd, axis=1, keepdims=True)
-    reference = json.loads(bench_file("reference.json").read_text())
-    atoms_Kd = np.load(bench_file("spams_atoms_3072x384_f32.npy"))
-    return Problem(hidden_Nd, atoms_Kd, reference["mean_objective_per_token"])
+    return Problem(unit_rows(bench_states()), bench_atoms(), bench_reference()["mean_objective_per_token"])
 
 
 def bundled_problem(tokens: int = 8192, atoms: int = 3072) -> Problem:

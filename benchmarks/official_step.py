@@ -34,7 +34,7 @@ from transformers import AutoModel, BertConfig
 from transformers.models.deberta.modeling_deberta import DisentangledSelfAttention
 from transformers.utils import logging as transformers_logging
 
-from benchmarks.data import bench_file, conditions, minilm_directory
+from benchmarks.data import bench_atoms, conditions, minilm_directory
 from benchmarks.student_step import LENGTH, LSPS, TURNS, interleave, loader_of, our_step, take_turn, write_store
 from mlsm.common.onednn import multiply
 from pipeline.solvers.fista import STEPS, fista_steps
@@ -224,7 +224,7 @@ def stock_head(ours):
 
 def cpu_teacher():
     """MiniLM after layer 5, and its dictionary."""
-    atoms_Kd = torch.from_numpy(np.load(bench_file("spams_atoms_3072x384_f32.npy")))
+    atoms_Kd = torch.from_numpy(bench_atoms())
     cut = {"num_hidden_layers": 5, "dtype": torch.float32, "add_pooling_layer": False}
     return AutoModel.from_pretrained(minilm_directory(), **cut).eval(), atoms_Kd
 

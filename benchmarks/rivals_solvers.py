@@ -45,11 +45,11 @@ import numpy as np
 import scipy.sparse
 import torch
 
-from benchmarks.data import conditions, data_file, find_module, has_bench_data
+from benchmarks.data import conditions, data_file, find_module, has_bench_data, unit_rows
 from benchmarks.hidden_states import sample_rows
 from benchmarks.official_step import fista_by_onednn
 from benchmarks.sparse_coding import SPAMS_REQUIREMENT, spams_lasso
-from benchmarks.sparse_coding_scaling import unit_rows, vectors
+from benchmarks.sparse_coding_scaling import vectors
 from pipeline.config import LearnConfig
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.solvers import nonneg_lasso, prepare
@@ -137,7 +137,7 @@ def measure(train_Nd, test_Nd, atoms_Kd, rounds):
     """Rates and gaps of everybody on one dictionary."""
     with tempfile.TemporaryDirectory() as directory:
         np.save(Path(directory) / "atoms.npy", atoms_Kd)
-        problem = Problem(test_Nd, unit_rows(test_Nd.astype(np.float64)), atoms_Kd, Path(directory) / "atoms.npy")
+        problem = Problem(test_Nd, unit_rows(test_Nd), atoms_Kd, Path(directory) / "atoms.npy")
         tight = nonneg_lasso(test_Nd, atoms_Kd, LAM, tol=TIGHT)
         tight_N = objective(problem.exact_Nd, atoms_Kd, tight, LAM)
         within = duality_gap(problem.exact_Nd, atoms_Kd, tight, LAM).mean() / tight_N.mean()

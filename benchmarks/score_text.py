@@ -21,8 +21,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.blimp import compare, data_directory, minicons, random_bert, spread, timed
-from benchmarks.data import conditions
+from benchmarks.blimp import compare, minicons, random_bert, spread, timed
+from benchmarks.data import conditions, data_directory
 from mlsm.evaluation.tasks.finetuning.data import load_task
 from mlsm.evaluation.tasks.finetuning.tasks import TASKS
 from mlsm.evaluation.tasks.scoring.scorer import Scorer, StockMaskedLm

@@ -27,8 +27,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from benchmarks.blimp import data_directory
-from benchmarks.data import conditions
+from benchmarks.data import conditions, data_directory
 from mlsm.evaluation.tasks.finetuning.batches import take_examples
 from mlsm.evaluation.tasks.finetuning.data import load_task
 from mlsm.evaluation.tasks.finetuning.metrics import figures

@@ -16,7 +16,7 @@ import sys
 
 import numpy as np
 
-from benchmarks.data import bench_file, conditions
+from benchmarks.data import bench_atoms, bench_states, conditions, unit_rows
 from pipeline.solvers.vectors import LANES
 
 TOKENS, LAM, TOL = 400, 0.05, 1e-3
@@ -52,10 +52,8 @@ def main():
 
 
 def _vectors():
-    hidden_Nd = np.load(bench_file("hidden_test_8192x384_f16.npy"), mmap_mode="r")
-    rows_Nd = hidden_Nd[:: len(hidden_Nd) // TOKENS][:TOKENS].astype(np.float32)
-    rows_Nd /= np.linalg.norm(rows_Nd, axis=1, keepdims=True)
-    return rows_Nd, np.load(bench_file("spams_atoms_3072x384_f32.npy"))
+    states_Nd = bench_states()
+    return unit_rows(states_Nd[:: len(states_Nd) // TOKENS][:TOKENS], np.float32), bench_atoms()
 
 
 def _counted(hidden_Nd, atoms_Kd):

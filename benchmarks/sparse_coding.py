@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.data import bench_file, conditions, require
+from benchmarks.data import bench_atoms, bench_reference, bench_states, conditions, require, unit_rows
 from benchmarks.official_step import fista_by_onednn
 from pipeline.solvers import nonneg_lasso, onednn, prepare
 from pipeline.solvers.cd_cpu import TASK_ROWS
@@ -74,11 +74,11 @@ class Task:
     """The data, and one method for each rival that codes it and returns how many tokens it coded."""
 
     def __init__(self):
-        self.reference = json.loads(bench_file("reference.json").read_text())
+        self.reference = bench_reference()
         self.lam = self.reference["lambda"]
-        self.atoms_Kd = np.load(bench_file("spams_atoms_3072x384_f32.npy"))
+        self.atoms_Kd = bench_atoms()
         self.gram_KK, self.exact_gram_KK = prepare(self.atoms_Kd), self.atoms_Kd @ self.atoms_Kd.T
-        self.exact_Nd = unit_rows(np.load(bench_file("hidden_test_8192x384_f16.npy")).astype(np.float64))
+        self.exact_Nd = unit_rows(bench_states())
         self.hidden_Nd = self.exact_Nd.astype(np.float32)
         self.step = 1 / float(np.linalg.eigvalsh(self.atoms_Kd.T @ self.atoms_Kd)[-1])
         self.fortran_dN = np.asfortranarray(self.hidden_Nd.T)
@@ -160,10 +160,6 @@ def correlate(hidden_Nd, atoms_Kd):
             onednn.product(rows_nd, atoms_Kd)
 
     run_in_threads(work, torch.from_numpy(hidden_Nd).split(TASK_ROWS), thread_count())
-
-
-def unit_rows(hidden_Nd):
-    return hidden_Nd / np.linalg.norm(hidden_Nd, axis=1, keepdims=True)
 
 
 def measure(rivals):

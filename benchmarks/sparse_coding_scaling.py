@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 
-from benchmarks.data import bench_file, conditions
+from benchmarks.data import bench_states, conditions, unit_rows
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.parallel import thread_count
@@ -71,9 +71,7 @@ def measure(k, d, lam):
 
 def vectors(width):
     """Training and test vectors of a width, unit length, float32."""
-    train_Nd, test_Nd = (
-        np.load(bench_file(f"hidden_{part}x384_f16.npy")).astype(np.float32) for part in ("train_32768", "test_8192")
-    )
+    train_Nd, test_Nd = (bench_states(part).astype(np.float32) for part in ("train", "test"))
     if width < train_Nd.shape[1]:
         _, components = np.linalg.eigh(train_Nd.T @ train_Nd)
         train_Nd, test_Nd = (rows @ components[:, ::-1][:, :width] for rows in (train_Nd, test_Nd))
@@ -81,11 +79,7 @@ def vectors(width):
         train_Nd, test_Nd = (
             np.hstack([unit_rows(rows), unit_rows(np.roll(rows, 1, axis=0))])[:, :width] for rows in (train_Nd, test_Nd)
         )
-    return unit_rows(train_Nd), unit_rows(test_Nd[:TOKENS])
-
-
-def unit_rows(rows_Nd):
-    return np.ascontiguousarray(rows_Nd / np.linalg.norm(rows_Nd, axis=1, keepdims=True))
+    return unit_rows(train_Nd, np.float32), unit_rows(test_Nd[:TOKENS], np.float32)
 
 
 def show(row):

@@ -6,7 +6,7 @@ the 32 largest are kept. The measurements are in pack, shard_bytes, shard_reader
 
 import numpy as np
 
-from benchmarks.data import bench_file
+from benchmarks.data import bench_atoms, bench_states, unit_rows
 from pipeline.solvers import nonneg_lasso
 from pipeline.targets.distributions import distributions
 from shards.files import StoreFiles
@@ -20,9 +20,7 @@ SPECIAL = {"pad": 0, "cls": 1, "sep": 2, "mask": 3, "all": [0, 1, 2, 3]}
 
 def real_codes():
     """Codes of the bench test set against the reference dictionary."""
-    hidden_Nd = np.load(bench_file("hidden_test_8192x384_f16.npy")).astype(np.float32)
-    hidden_Nd /= np.linalg.norm(hidden_Nd, axis=1, keepdims=True)
-    return nonneg_lasso(hidden_Nd, np.load(bench_file("spams_atoms_3072x384_f32.npy")), LAM)
+    return nonneg_lasso(unit_rows(bench_states(), np.float32), bench_atoms(), LAM)
 
 
 def window_columns(tokens):

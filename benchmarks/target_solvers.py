@@ -15,7 +15,7 @@ import json
 
 import numpy as np
 
-from benchmarks.data import bench_file, conditions
+from benchmarks.data import bench_atoms, bench_states, conditions, unit_rows
 from pipeline.solvers import nonneg_lasso
 
 LAM, TOP = 0.05, 32
@@ -53,9 +53,8 @@ def main():
     parser.add_argument("--every", type=int, default=1, help="take every n-th of the 8,192 vectors")
     parser.add_argument("--steps", type=int, default=100, help="of FISTA")
     settings = parser.parse_args()
-    hidden_Nd = np.load(bench_file("hidden_test_8192x384_f16.npy"))[:: settings.every].astype(np.float32)
-    hidden_Nd /= np.linalg.norm(hidden_Nd, axis=1, keepdims=True)
-    figures = compared(hidden_Nd, np.load(bench_file("spams_atoms_3072x384_f32.npy")), LAM, settings.steps)
+    hidden_Nd = unit_rows(bench_states()[:: settings.every], np.float32)
+    figures = compared(hidden_Nd, bench_atoms(), LAM, settings.steps)
     print(
         json.dumps(
             {

@@ -5,6 +5,7 @@ import pytest
 from planted import planted
 
 from benchmarks import rivals_solvers as benchmark
+from benchmarks.data import unit_rows
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.problem import objective
 
@@ -14,14 +15,14 @@ MODULES = {"SPAMS": "spams", "scikit-learn": "sklearn", "skglm": "skglm", "celer
 @pytest.fixture(scope="module")
 def train():
     hidden, _ = planted()
-    return benchmark.unit_rows(hidden.astype(np.float32))
+    return unit_rows(hidden, np.float32)
 
 
 @pytest.fixture(scope="module")
 def problem(train, tmp_path_factory):
     path = tmp_path_factory.mktemp("rivals") / "atoms.npy"
     np.save(path, train[:40])
-    exact = benchmark.unit_rows(train[-40:].astype(np.float64))
+    exact = unit_rows(train[-40:])
     return benchmark.Problem(exact.astype(np.float32), exact, train[:40], path)
 
 
