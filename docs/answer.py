@@ -12,7 +12,8 @@ a line says so. After that, the same command fills the cells.
     docs/studies/second/screen    students of each layer's LSPs, and the layers' word senses (of choose-layer); the
                                   ends of their composite are in pilot
     docs/studies/second/instead   what one could take instead (python -m benchmarks.instead), in records of the same
-                                  measures; times.json and rates.json of a quiet machine. Without a file, its columns
+                                  measures; times.json and rates.json of a quiet machine; stores.json, how large
+                                  stores of LSPs became (--dry-run expects a tenth more). Without a file, its columns
                                   are left off
     docs/studies/mpnet            choose-layer on MPNet: with all of SemCor, and with a part of it on a quiet machine
 
@@ -102,7 +103,22 @@ SIZES = {  # arms of the screen
 LIKE = {"from-teacher": "teacher-2-layers"}  # of one architecture, so as fast and as large
 UNTRAINED = {"untrained": "mlm", "untrained-4x256": "mlm-4x256"}  # the arm whose students were scored at step 0
 LARGER = ("mlm-4x256", "mlsm-visible-l3-4x256", "regress-visible-l3-4x256", "untrained-4x256")
+COSTS = ("sentences/s", "MB", "hours to make", "bytes per token stored")
 SHORT_WITHOUT = ("parts of speech", "chunks", "word senses", "type", "mlsm-l3", *LARGER)
+TARGETS = {  # arms of the planned contrasts -> what their students learn
+    "mlm": "words",
+    "mlsm": "LSPs",
+    "regress": "hidden states",
+    "regress-pq64": "hidden states in 64 bytes",
+    "type": "average LSPs of the word",
+}
+SPEEDS = {  # a model of each architecture -> the architecture
+    TEACHER: "the teacher, MiniLM 6 × 384",
+    "mlm": "student, 2 × 128",
+    "mlm-4x256": "larger student, 4 × 256",
+    "teacher-2-layers": "instead: the teacher cut after two layers",
+    "static-table": "instead: static table of the teacher (Model2Vec)",
+}
 UNTIL = "all seeds of both arms and of the untrained students are scored"
 PILOT = ("mlsm-l4-lr0.008", "regress-mse-lr0.008")
 
@@ -131,6 +147,7 @@ def answer(second: Path = SECOND) -> dict:
         "screen": screen(second),
         "times": read_json(second / "instead" / "times.json").get("models", {}),
         "rates": read_json(second / "instead" / "rates.json"),
+        "bytes": read_json(second / "instead" / "stores.json").get("bytes_per_token", {}),
     }
 
 
@@ -253,33 +270,26 @@ def screen(second: Path) -> dict:
 def front_table(told: dict, short: bool) -> str:
     """One row for each way to get an encoder.
 
-    short  without the measures and the arm by which a reader decides least
+    short  with the costs, but without the measures and the arms by which a reader decides least
     """
-    left_out = SHORT_WITHOUT if short else ()
-    costs_head = ("sentences/s", "MB", "hours to make", "bytes per token stored")
-    rows = [["", "seeds", "composite", *MEASURES.values(), *costs_head]]
-    # Of any student of an architecture, as all of them take the same time.
-    timed = {name.startswith(LARGER): facts for name, facts in told["times"].items() if name not in ROWS}
+    left_out = SHORT_WITHOUT if short else COSTS
+    rows = [["", "seeds", "composite", *MEASURES.values(), *COSTS]]
     for name, what in ROWS.items():
         model = told["models"].get(name)
         if model is None or name in left_out:
             continue
-        is_student = name in (*told["study"].arms, *UNTRAINED)
-        own = told["times"].get(name, {})
-        times = timed.get(name in LARGER, {}) if is_student else own or told["times"].get(LIKE.get(name), {})
-        costs = told["rates"].get("arms", {})
-        cost = costs.get(name, {})
-        hours = cost.get("hours", own["making_seconds"] / 3600 if "making_seconds" in own else None)
+        cost = told["rates"].get("arms", {}).get(name, {})
+        making = told["times"].get(name, {}).get("making_seconds")
+        hours = cost.get("hours", None if making is None else making / 3600)
         rows.append(
             [
                 f"{what}" + (f" (`{name}`)" if name in told["study"].arms else ""),
                 str(model["seeds"] or "–"),
                 mean(model["composites"]),
                 *(number(model["measures"].get(key), 1) for key in MEASURES),
-                number(times.get("sentences_per_second", {}).get("median"), 0),
-                number(times.get("megabytes"), 0),
+                *speed_of(name, told),
                 number(hours, 1),
-                number(cost.get("bytes_per_token"), 0),
+                number(told["bytes"].get(name, cost.get("bytes_per_token")), 0),
             ]
         )
     filled = [
@@ -299,9 +309,25 @@ def notes(told: dict, short: bool) -> str:
         lines.append(f"Withheld until {UNTIL}: {names}, and every comparison with one of them.")
     if missing and not short:
         lines.append(f"Not scored yet: {', '.join(f'`{name}`' for name in missing)}.")
-    if not told["times"]:
+    if short and not told["times"]:
         lines.append("Sentences per second and sizes are not measured yet.")
     return "\n" + "\n".join(lines) if lines else ""
+
+
+def speed_of(name: str, told: dict) -> list[str]:
+    """Sentences per second and MB of a model; of a student those of any student of its architecture."""
+    if name in (*told["study"].arms, *UNTRAINED):
+        timed = {model.startswith(LARGER): facts for model, facts in told["times"].items() if model not in ROWS}
+        times = timed.get(name in LARGER, {})
+    else:
+        times = told["times"].get(LIKE.get(name, name), {})
+    return [number(times.get("sentences_per_second", {}).get("median"), 0), number(times.get("megabytes"), 0)]
+
+
+def speeds_table(told: dict) -> str:
+    """Speed and size by architecture."""
+    rows = [["", *COSTS[:2]], *([what, *speed_of(name, told)] for name, what in SPEEDS.items())]
+    return markdown([row for row in rows if row[1] != "–"])
 
 
 def contrasts_table(told: dict) -> str:
@@ -359,7 +385,10 @@ def verdict(told: dict) -> str:
 
 def sentence(row: dict) -> str:
     """A planned contrast as an item of a list."""
-    paired, name = row["paired"], " − ".join(f"`{arm}`" for arm in row["pair"])
+    targets, arms = (
+        " − ".join(names) for names in ((TARGETS[arm] for arm in row["pair"]), (f"`{arm}`" for arm in row["pair"]))
+    )
+    paired, name = row["paired"], f"{targets} ({arms})"
     how = " by Holm’s method" if "p_adjusted" in paired else ""
     facts = f"95 % interval {interval(paired)}, p {p_value(paired.get('p_adjusted', paired['p']))}{how}"
     found = f"**{name}: {number(row['difference'], 1, sign=True)} points of the composite**"
@@ -375,12 +404,15 @@ def rates_table(told: dict) -> str:
     rates = told["rates"].get("arms", {})
     if not rates:
         return "The rates are not measured on a quiet machine yet: `python -m benchmarks.small_encoder` does it."
-    rows = [["", "encoding, tokens/s", "training, tokens/s", *(f"{size} million tokens" for size in (10, 35, 100))]]
+    millions = (f"{size} million tokens" for size in (10, 35, 100))
+    rows = [["", "bytes per token stored", "encoding, tokens/s", "training, tokens/s", *millions]]
     for name, arm in rates.items():
         encoding, training = arm["encoding_tokens_per_second"], arm["training_tokens_per_second"]
         token = 1 / encoding + 1 / training
         hours = [(size * 1e6 * token + arm["fixed_seconds"]) / 3600 for size in (10, 35, 100)]
-        rows.append([f"`{name}`", *(number(rate, 0) for rate in (encoding, training)), *(f"{h:.1f} h" for h in hours)])
+        size = told["bytes"].get(name, arm["bytes_per_token"])
+        figures = (number(value, 0) for value in (size, encoding, training))
+        rows.append([f"`{name}`", *figures, *(f"{h:.1f} h" for h in hours)])
     cpu, threads, date = (told["rates"][key] for key in ("cpu", "threads", "date"))
     return f"{markdown(rows)}\n\nMeasured rates: {cpu}, {threads} thread(s), {date}."
 
@@ -495,6 +527,7 @@ def blocks(told: dict, page: str) -> dict[str, str]:
     return {
         "verdict": verdict(told),
         "front": front_table(told, short=page == "README.md"),
+        "speeds": speeds_table(told),
         "contrasts": contrasts_table(told),
         "measures": by_measure_table(told),
         "figure": figure_line(told, link),

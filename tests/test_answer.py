@@ -13,7 +13,20 @@ import pytest
 from scipy import stats
 from tiny_records import a_record, digest, store
 
-from docs.answer import MEASURES, PAGES, ROOT, ROWS, SECOND, answer, blocks, draw, make_page, read, read_composed
+from docs.answer import (
+    MEASURES,
+    PAGES,
+    ROOT,
+    ROWS,
+    SECOND,
+    SPEEDS,
+    answer,
+    blocks,
+    draw,
+    make_page,
+    read,
+    read_composed,
+)
 from mlsm.evaluation.studies.protocol.description import read_study
 
 UNTRAINED = {"conll2003/entities": 20.0, "conll2003/pos": 60.0, "conll2003/chunks": 50.0}
@@ -155,6 +168,7 @@ def whole(tmp_path_factory, places):
     rates |= {"hours": 1.25, "bytes_per_token": 390.4}
     facts = {"cpu": "a processor", "threads": 1, "date": "2026-11-26"}
     (second / "instead" / "rates.json").write_text(json.dumps({"arms": {"regress": rates}} | facts))
+    (second / "instead" / "stores.json").write_text(json.dumps({"bytes_per_token": {"mlsm": 74.9}}))
     return second
 
 
@@ -169,14 +183,23 @@ def test_a_whole_study_fills_every_cell(whole):
     composites = [100 * shares("regress", seed) for seed in range(8)]
     assert regress["composite"] == f"{fmean(composites):.1f} ± {stdev(composites):.1f}" and regress["seeds"] == "8"
     assert regress["entities"] == f"{20 + 0.5 * fmean(composites):.1f}" and regress["sentence similarity"] == "48.2"
-    assert regress["sentences/s"] == "1,234" and regress["MB"] == "16" and regress["hours to make"] == "1.2"
-    assert regress["bytes per token stored"] == "390" and regress["sentiment, fine-tuned"] == "–"
+    assert regress["sentiment, fine-tuned"] == "–"
     assert front[f"{ROWS['mlm']} (`mlm`)"]["sentiment, fine-tuned"] == "60.0"
     assert front[ROWS["untrained"]]["composite"].startswith("0.0 ±")
     assert front[ROWS["untrained-4x256"]]["composite"] == "10.0"
     assert front[ROWS["all-minilm-l6-v2"]]["composite"] == "100.0"
     assert front[ROWS["teacher-2-layers"]]["composite"] == "90.0"
-    assert front[ROWS["static-table"]]["hours to make"] == "0.2"
+    costs = cells(blocks(answer(whole), "README.md")["front"])
+    regress = costs[f"{ROWS['regress']} (`regress`)"]
+    assert regress["sentences/s"] == "1,234" and regress["MB"] == "16" and regress["hours to make"] == "1.2"
+    assert (
+        regress["bytes per token stored"] == "390"
+        and costs[f"{ROWS['mlsm']} (`mlsm`)"]["bytes per token stored"] == "75"
+    )
+    assert costs[ROWS["static-table"]]["hours to make"] == "0.2"
+    speeds = cells(blocks(answer(whole), "docs/results.md")["speeds"])
+    assert list(speeds) == [SPEEDS[name] for name in ("all-minilm-l6-v2", "mlm", "teacher-2-layers", "static-table")]
+    assert speeds["student, 2 × 128"] == {"sentences/s": "1,234", "MB": "16"}
 
 
 def test_the_contrasts_are_scipys(whole):
@@ -197,8 +220,11 @@ def test_the_contrasts_are_scipys(whole):
     sentences = made["verdict"].splitlines()
     assert f"{difference} points of the composite** (95 % interval {low} to {high}" in sentences[0]
     assert [one.partition(":")[0] for one in sentences] == [
-        "- **`mlsm` − `regress`", "- **`mlsm` − `regress-pq64`", "- **`mlsm` − `mlm`", "- **`mlsm` − `type`",
-    ]  # fmt: skip
+        "- **LSPs − hidden states (`mlsm` − `regress`)",
+        "- **LSPs − hidden states in 64 bytes (`mlsm` − `regress-pq64`)",
+        "- **LSPs − words (`mlsm` − `mlm`)",
+        "- **LSPs − average LSPs of the word (`mlsm` − `type`)",
+    ]
     assert [name for name, row in table.items() if row["planned"] == "secondary (Holm)"] == [
         "mlsm − regress-pq64", "mlsm − mlm", "mlsm − type",
     ]  # fmt: skip
