@@ -40,8 +40,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import tokenizers
 import torch
 
+from mlsm.common.device import device_name
 from mlsm.common.errors import EncodeError
 from mlsm.common.progress import silent
 from pipeline.batch import (
@@ -370,8 +372,10 @@ class IdsCoder:
     """A coder that leaves blocks with only their ids."""
 
     layout = {"read": 2}
-    environment: dict = {}
     most_windows = 1
+
+    def __init__(self) -> None:
+        self.environment = {"tokenizers": tokenizers.__version__}
 
     def room_for(self, windows: int, most: int) -> int:
         return windows
@@ -395,7 +399,7 @@ class Coder:
         self._form = InputFormat.of(config, teacher)
         self._on_gpu = teacher.device.type == "cuda"
         self.layout = LAYOUTS[teacher.device.type]
-        self.environment = {"device": str(teacher.device), **_library_versions()}
+        self.environment = {"device": device_name(teacher.device), **_library_versions()}
         if teacher.libraries:
             self.environment["products"] = dict(teacher.libraries)
         for target in targets:
@@ -588,6 +592,7 @@ def _library_versions():
 
     return {
         "torch": torch.__version__,
+        "tokenizers": tokenizers.__version__,
         "transformers": transformers.__version__,
         "numba": numba.__version__,
         "threads": torch.get_num_threads(),

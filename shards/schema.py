@@ -6,9 +6,10 @@ A store is one directory, named by its target fingerprint:
     tokenizer/             a copy, so that students need no other files
     dictionary/            the atoms and how they were learned (absent when k = 0)
     codebook/              centroids.npy of product-quantised hidden states (absent elsewhere)
-    units/<unit>.tar       one shard per unit of work
-    units/<unit>.json      its record; the record is the commit
+    units/<unit>-<12 hex digits>.tar   one shard per unit of work; the digits are the first of its SHA-256
+    units/<unit>.json      its record, which names the shard; the record is the commit
     plans/<plan>.json      an ordered list of units: an index over them
+    plans/<plan>.yaml      the command that wrote it, as a recipe
 
 A shard is a USTAR archive with fixed times, owners and modes, so equal input gives equal bytes:
 

@@ -22,7 +22,7 @@ from mlsm.commands.learn_dictionary import show as dictionaries
 from mlsm.commands.train_student import show as training
 from mlsm.common.errors import RunError
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
-from mlsm.recipes.reading import recipe_of_store, recipe_to_keep
+from mlsm.recipes.reading import read_recipe, recipe_of_store, recipe_to_keep
 from mlsm.terminal.encoding import encoding
 from mlsm.terminal.progress import Progress
 from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
@@ -227,6 +227,35 @@ def test_a_recipes_rate_is_not_for_weights_that_were_trained_before(named, tmp_p
         assert (config.positions, config.batch_windows) == ("all", 16), "the rest is the recipe's"
     new = parse(load("train-student"), ["--store", str(store.path)], named).settings
     assert (new.lr, new.optimizer) == (0.008, "muon")
+
+
+STUDIES_OF_THE_PAPER = ("paper-layers", "paper-k", "paper-kappa", "paper-objectives")
+
+
+@pytest.mark.parametrize("recipe", ["paper", "scaled-up", *STUDIES_OF_THE_PAPER])
+def test_the_recipes_have_the_papers_settings(recipe):
+    """Sections 4.1 and 4.3.2 of the paper; lambda, weight decay, clipping and micro-batches are not in it."""
+    _, sections = read_recipe(recipe)
+    encode, train = (
+        {key.replace("-", "_"): value for key, value in sections[name].items()}
+        for name in ("encode-lsp", "train-student")
+    )
+    large = recipe == "scaled-up"
+    assert encode["max_length"] == (256 if large else 128) and encode["dictionary_tokens"] == 2_000_000
+    assert encode["teacher"] == "google-bert/bert-base-cased" and encode["lam"] == 0.05
+    assert (encode["layer"] in (10, [10])) == (recipe != "paper-layers")
+    assert (encode["k"] == 3072) == (recipe != "paper-k")
+    assert encode.get("top_n") == (None if large else "all")
+    assert train["encoder"] == ("bert-12x768" if large else "deberta-base")
+    assert train["max_steps"] == (200_000 if large else 100_000)
+    assert train["batch_windows"] == (4096 if large else 1024)
+    assert (train["lr"], train["warmup"], train["mask_rate"]) == (1e-4, 0.02, 0.15)
+    if tune := sections.get("finetune"):
+        assert (tune["lr"], tune["epochs"], tune["batch"], tune["seeds"], tune["tasks"]) == (2e-5, 3, 32, 5, "all")
+    if recipe == "paper-layers":
+        assert encode["layer"] == [2, 4, 6, 8, 9, 10, 11, 12]
+    if recipe == "paper-k":
+        assert encode["k"] == [768, 1536, 3072, 6144, 12288]
 
 
 def test_the_checkpoints_of_the_recipes_are_those_of_the_figures():

@@ -13,6 +13,11 @@ from mlsm.common.errors import DeviceError
 logger = logging.getLogger(__name__)
 
 
+def device_name(device: torch.device | str) -> str:
+    """The model of a GPU, or "cpu": what records say."""
+    return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu"
+
+
 def choose_device(name: str | torch.device) -> torch.device:
     """The device of a name such as "cpu", "cuda" or "cuda:1"; "auto" is the first GPU if there is one, else the CPU.
 

@@ -150,12 +150,13 @@ def environment(device: "torch.device | str" = "cpu") -> dict[str, str | int]:
     import torch
     import transformers
 
-    kind = torch.device(device).type
+    from mlsm.common.device import device_name
+
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "device": torch.cuda.get_device_name(device) if kind == "cuda" else kind,
+        "device": device_name(device),
         "threads": torch.get_num_threads(),
     }
 

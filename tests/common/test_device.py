@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mlsm.common import device
-from mlsm.common.device import choose_device
+from mlsm.common.device import choose_device, device_name
 from mlsm.common.errors import DeviceError
 
 WHEELS = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]  # of torch for CUDA 13
@@ -26,6 +26,11 @@ def gpu(monkeypatch):
         monkeypatch.setattr(torch.version, "hip", hip)
 
     return play
+
+
+def test_records_name_the_gpu(gpu):
+    gpu((9, 0), WHEELS)
+    assert device_name("cuda:0") == device_name(torch.device("cuda")) == "Played GPU" and device_name("cpu") == "cpu"
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from pipeline import encode as encoding
 from pipeline.commands import encode_ids, encode_lsp
 from pipeline.config import EncodeIdsConfig
 from pipeline.dictionary import Dictionary
+from shards.derive import derive
 from shards.reader import Store
 from shards.writer import UnitWriter
 
@@ -108,6 +109,36 @@ def test_two_commands_at_once(place, whole, tmp_path):
         _, said = process.communicate(timeout=200)
         assert process.returncode == 0, said
     assert shards(next(tmp_path.glob("stores/*"))) == shards(whole["store"]) and not temporaries(tmp_path)
+
+
+@pytest.mark.promise("44 derive during verify --repair")
+def test_encode_repair_clean_and_derive_at_once(place, whole, tmp_path):
+    """Real processes on one damaged store: each ends well or with a line; together they lose nothing."""
+    store = tmp_path / "stores" / Path(whole["store"]).name
+    shutil.copytree(whole["store"], store)
+    shard = max(store.glob("units/*.tar"))
+    raw = bytearray(shard.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    shard.chmod(0o644)
+    shard.write_bytes(raw)
+    encode = [
+        *("encode-lsp", "--teacher", place.teacher, "--layer", 2, "--corpus", *place.corpus),
+        *("--dictionary", place.dictionary, "--lam", 0.1, "--top-n", 8, "--max-length", 32),
+        *("--max-tokens", 40_000, "--unit-tokens", 5_000, "--batch-tokens", 2048, "--output", tmp_path),
+    ]
+    smaller = ["derive-shards", store, "--top-n", 4]
+    others = [["verify-shards", store, "--repair"], ["clean", tmp_path, "--all"], smaller]
+    for process in [start(flags) for flags in (*others, encode)]:
+        _, said = process.communicate(timeout=200)
+        assert process.returncode in (0, 1, 3) and "Traceback" not in said, said
+    for flags in (encode, smaller):
+        process = start(flags)
+        _, said = process.communicate(timeout=200)
+        assert process.returncode == 0, said
+    assert shards(store) == shards(whole["store"]) and not temporaries(tmp_path)
+    assert {*shards(next(tmp_path.glob("stores/*-n4-*"))).values()} == {
+        *shards(derive(whole["store"], 4, tmp_path / "alone")["store"]).values()
+    }
 
 
 @pytest.mark.promise("12 changed λ, layer, n, dictionary")

@@ -39,7 +39,6 @@ SETTINGS = {
 }
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),  # as the processes have: the order of sums is part of the result
-    pytest.mark.promise("2 kill -9 of the driver"),
     pytest.mark.promise("17 trainer killed in mid-epoch"),
 ]
 

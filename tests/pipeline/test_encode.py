@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tokenizers
 from preloaded import Preloaded, run_python
 
 from mlsm.commands import load
@@ -70,6 +71,9 @@ def test_the_report_says_what_was_made(report):
     assert 40_000 <= report["tokens"] < 40_100 and report["new_tokens"] == report["tokens"]
     assert 1 < report["nnz_per_token"] <= 8 and 0.3 < report["mass_kept"] < 1
     assert report["teacher_seconds"] > 0 and report["solver_seconds"] > 0
+    for record in Store.open(report["store"]).records():
+        made = record.environment
+        assert made["device"] == "cpu" and made["tokenizers"] == tokenizers.__version__
 
 
 def test_a_tighter_tolerance_is_kept_and_makes_another_store(place, report):
@@ -180,6 +184,7 @@ def test_adding_a_file_encodes_only_what_is_new(place, report, tmp_path):
     assert 0 < grown["new_units"] <= 2 and grown["units"] == first["units"] + grown["new_units"]
 
 
+@pytest.mark.promise("2 kill -9 of the driver")
 def test_kill_and_resume_gives_the_bytes_of_an_unbroken_run(place, report, tmp_path):
     output = tmp_path / "runs"
     flags = [

@@ -14,7 +14,7 @@ class CountFlopsConfig:
     encoder: str = "deberta-base"
     """Named encoder as of train-student (needs no network), directory with config.json, or Hub id."""
     teacher: str = "bert-base"
-    """The same, or `bundled`."""
+    """The teacher, given as `--encoder` is, or `bundled`."""
     vocab_size: int | None = None
     """Entries of the vocabulary; not given: the teacher's, or, where that is a named one, bert-base-cased's 28,996."""
     k: int = 3072
@@ -32,7 +32,7 @@ class CountFlopsConfig:
     dictionary_tokens: int = 2_000_000
     """Hidden vectors that the dictionary is learned from."""
     dictionary_epochs: float = 2.0
-    """Passes over them."""
+    """Passes over the vectors that the dictionary is learned from."""
     output: Path = Path("runs")
     """Directory whose `flops` gets the plot, with its data."""
 
