@@ -13,7 +13,6 @@ peak memory added by scoring, in MiB. `difference` is the largest difference of 
 Needs $MLSM_DATA/data or ../shared/data. Without minicons, only our own speed is measured. GPUs are not measured.
 """
 
-import json
 import statistics
 import time
 from importlib.util import find_spec
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from benchmarks.data import conditions, data_directory
+from benchmarks.data import conditions, data_directory, report
 from mlsm.evaluation.tasks.blimp.data import read, subset
 from mlsm.evaluation.tasks.scoring.scorer import Scorer, StockMaskedLm
 from pipeline.teacher import load_tokenizer
@@ -56,9 +55,7 @@ def main():
         result["minicons_sentences_per_second"] = rate(rows, "minicons")
     result |= {"sentences_per_second": rate(rows, "ours"), "rounds": ROUNDS, "sentences": 2 * PAIRS}
     result |= {"threads": torch.get_num_threads(), **conditions(*packages)}
-    for name, value in result.items():
-        print(f"{name:<32} {value}")
-    print(json.dumps(result))
+    report(result)
 
 
 def random_bert(vocabulary):

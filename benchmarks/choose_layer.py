@@ -12,7 +12,6 @@ Reading the XML, Numba's compilation and naming LSPs are not timed. `diagnostic_
 Prints JSON as its last line.
 """
 
-import json
 import statistics
 import tempfile
 import time
@@ -22,7 +21,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from benchmarks.data import conditions, data_file, minilm_directory
+from benchmarks.data import conditions, data_file, minilm_directory, report
 from mlsm.common.progress import silent
 from mlsm.common.wordnet import WordNet
 from mlsm.evaluation.studies.word_senses.choose_layer import WordVectors, diagnose_layer
@@ -54,9 +53,7 @@ def main():
         "repeats": len(rows),
         **conditions(),
     }
-    for name, value in result.items():
-        print(f"{name:<34} {value}")
-    print(json.dumps(result))
+    report(result)
 
 
 def spread(rows, name, over, under):

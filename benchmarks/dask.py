@@ -12,7 +12,6 @@ whole command's. Needs two idle cores. Prints JSON as its last line.
 Run it as a module: as a script, this file would be imported instead of the package dask.
 """
 
-import json
 import os
 import statistics
 import tempfile
@@ -28,7 +27,7 @@ UNITS, UNIT_TOKENS = 12, 12_288
 def main():
     for name in THREADS:  # those of the workers, which inherit them; before NumPy and torch are loaded
         os.environ[name] = "1"
-    from benchmarks.data import conditions, minilm_directory
+    from benchmarks.data import conditions, minilm_directory, report
     from pipeline.config import EncodeConfig
 
     with tempfile.TemporaryDirectory() as directory:
@@ -59,9 +58,7 @@ def main():
         "repeats": len(rows),
         **conditions("dask", "distributed"),
     }
-    for name, value in result.items():
-        print(f"{name:<24} {value}")
-    print(json.dumps(result))
+    report(result)
 
 
 def save_dictionary(path):

@@ -108,6 +108,14 @@ def conditions(*packages):
     }
 
 
+def report(result):
+    """Print every entry on a line, then all as JSON."""
+    width = max(map(len, result))
+    for name, value in result.items():
+        print(f"{name:<{width}} {value}")
+    print(json.dumps(result))
+
+
 def _module():
     main = sys.modules["__main__"].__spec__
     return main.name if main else "benchmarks"

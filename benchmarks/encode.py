@@ -12,7 +12,6 @@ timed. `encode_vs_teacher` is the ratio of tokens per second; the stages' own se
 last line.
 """
 
-import json
 import statistics
 import tempfile
 import time
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from transformers import BertConfig
 
-from benchmarks.data import bench_atoms, conditions, minilm_directory
+from benchmarks.data import bench_atoms, conditions, minilm_directory, report
 from benchmarks.lifted import LiftedTeacher, Problem, bench_problem
 from benchmarks.student_step import SPECIAL_IDS
 from pipeline.batch import make_batch
@@ -53,9 +52,7 @@ def main():
         coder = minilm_coder()
         runs = real_windows(load_tokenizer(minilm_directory()), coder.special_ids, BLOCKS["cpu"])
     result = figures(coder, runs) | {"blocks": BLOCKS[coder.teacher.device.type]} | conditions()
-    for name, value in result.items():
-        print(f"{name:<28} {value}")
-    print(json.dumps(result))
+    report(result)
 
 
 def figures(coder, runs) -> dict:

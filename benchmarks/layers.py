@@ -15,13 +15,12 @@ compilation and reading text are not timed. Prints JSON as its last line.
 Shapes: N coded tokens, d hidden width, K atoms.
 """
 
-import json
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.data import conditions
+from benchmarks.data import conditions, report
 from benchmarks.encode import MAX_LENGTH, real_windows, time_teacher
 from pipeline.batch import hidden_rows
 from pipeline.config import EncodeConfig
@@ -68,9 +67,7 @@ def main():
         "repeats": len(rows),
         **conditions(),
     }
-    for name, value in result.items():
-        print(f"{name:<40} {value}")
-    print(json.dumps(result))
+    report(result)
 
 
 def spread(rows, name, ratio):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertModel
 
-from benchmarks.data import bench_atoms, bench_reference, bench_states, has_bench_data, unit_rows
+from benchmarks.data import bench_atoms, bench_states, has_bench_data, unit_rows
 from mlsm.evaluation.inspection.gpu import bundled_states
 from pipeline.teacher import Teacher
 
@@ -29,8 +29,6 @@ class Problem(NamedTuple):
     """float64, unit rows"""
     atoms_Kd: np.ndarray
     """float32, row norms <= 1"""
-    optimum: float | None
-    """mean objective of the states at the optimum, where it is known"""
 
     def lifted(self, width: int) -> "Problem":
         """The same problem in a wider space."""
@@ -43,13 +41,13 @@ class Problem(NamedTuple):
 
 def bench_problem() -> Problem:
     """The bench data: 8,192 states of width 384, 3,072 atoms."""
-    return Problem(unit_rows(bench_states()), bench_atoms(), bench_reference()["mean_objective_per_token"])
+    return Problem(unit_rows(bench_states()), bench_atoms())
 
 
 def bundled_problem(tokens: int = 8192, atoms: int = 3072) -> Problem:
     """States of the bundled teacher on the bundled text, of width 144; the first of them are the atoms."""
     states_Nd = bundled_states(atoms + tokens).astype(np.float64)
-    return Problem(states_Nd[atoms:], _shortened(states_Nd[:atoms]).astype(np.float32), None)
+    return Problem(states_Nd[atoms:], _shortened(states_Nd[:atoms]).astype(np.float32))
 
 
 def available_problem() -> Problem:
@@ -64,7 +62,7 @@ def toy_problem() -> Problem:
     atoms_Kd /= np.linalg.norm(atoms_Kd, axis=1, keepdims=True)
     hidden_Nd = (rng.random((96, 40)) * (rng.random((96, 40)) < 0.1)) @ atoms_Kd + 0.01 * rng.normal(size=(96, 16))
     hidden_Nd /= np.linalg.norm(hidden_Nd, axis=1, keepdims=True)
-    return Problem(hidden_Nd, _shortened(atoms_Kd).astype(np.float32), None)
+    return Problem(hidden_Nd, _shortened(atoms_Kd).astype(np.float32))
 
 
 def _shortened(atoms_Kd):

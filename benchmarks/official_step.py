@@ -87,7 +87,7 @@ def measure(store, encoder: str, teacher, atoms_Kd, windows: int = WINDOWS, turn
     memory = peak_bytes(ours) - before if GPU else None
     official = official_step(store, config, teacher, atoms_Kd)
     if GPU:
-        rivals = {"official": with_tf32(official), "official_ieee": official, "ours": ours}
+        rivals = {"official": in_tf32(official), "official_ieee": official, "ours": ours}
     else:
         forms = {"torch": official, "oneDNN": official_step(store, config, teacher, atoms_Kd, onednn=True)}
         race = {library: min(take_turn(form)) for library, form in forms.items()}
@@ -105,12 +105,12 @@ def measure(store, encoder: str, teacher, atoms_Kd, windows: int = WINDOWS, turn
     return found
 
 
-def with_tf32(step):
-    """The same step with float32 products in TF32."""
+def in_tf32(work):
+    """The same work with float32 products in TF32."""
 
-    def faster(number):
+    def faster(*arguments):
         with tf32():
-            step(number)
+            return work(*arguments)
 
     return faster
 

@@ -11,7 +11,6 @@ last line.
 """
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.data import conditions
+from benchmarks.data import conditions, report
 from benchmarks.stores import MAX_LENGTH, TOP_N, VOCABULARY, K, make_store, row_columns, write_unit
 from pipeline.solvers import Codes
 from pipeline.targets.distributions import distributions
@@ -67,9 +66,7 @@ def main():
         "tokens": tokens,
         **conditions(),
     }
-    for name, value in result.items():
-        print(f"{name:<32} {value}")
-    print(json.dumps(result))
+    report(result)
 
 
 def made_up(rng):

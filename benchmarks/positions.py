@@ -1,6 +1,6 @@
 """How much of the targets follows from positions in the window, and what centring, or dropping LSPs, changes.
 
-    python benchmarks/positions.py --teacher MINILM --layer 5 --k 768 --corpus 'text/*.txt' --tokens 300000
+    python -m benchmarks.positions --teacher MINILM --layer 5 --k 768 --corpus 'text/*.txt' --tokens 300000
 
 One pass of the teacher gives raw hidden states; each --center is then applied to them as encode-lsp does, with a
 dictionary of its own, at a penalty at which codes have as many non-zeros as those without a centre at 0.05. Gains are
@@ -24,8 +24,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from mlsm.common.gains import cross_fitted_gain, gain, mass_by_group, shrunk_marginals
 from mlsm.evaluation.inspection.lsps.positions import position_profiles

@@ -47,7 +47,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from benchmarks.data import ROOT, conditions, data_file, require
+from benchmarks.data import ROOT, conditions, data_file, report, require
 from benchmarks.encode import MAX_LENGTH, coder_of, measure
 from benchmarks.official_step import fista_by_onednn
 from benchmarks.student_step import our_step
@@ -99,9 +99,7 @@ def main() -> None:
         "threads": thread_count(),
         **conditions("spams-bin"),
     }
-    for name, value in result.items():
-        print(f"{name:<28} {value}")
-    print(json.dumps(result))
+    report(result)
 
 
 def encode_as_a_user(teacher: Path, directory: Path) -> tuple[Store, dict]:

@@ -14,7 +14,6 @@ Needs $MLSM_DATA/data or ../shared/data. Without minicons our own rate alone, an
 """
 
 import argparse
-import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +21,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.blimp import compare, minicons, random_bert, spread, timed
-from benchmarks.data import conditions, data_directory
+from benchmarks.data import conditions, data_directory, report
 from mlsm.evaluation.tasks.finetuning.data import load_task
 from mlsm.evaluation.tasks.finetuning.tasks import TASKS
 from mlsm.evaluation.tasks.scoring.scorer import Scorer, StockMaskedLm
@@ -58,9 +57,7 @@ def main():
         result |= spread(rows, "vs_minicons", 0) | spread(rows, "cpu_vs_minicons", 1)
     result["sentences_per_second"] = len(rounds) * len(rounds[0]) / sum(seconds)
     result |= {"threads": torch.get_num_threads(), **conditions(*packages)}
-    for name, value in result.items():
-        print(f"{name:<32} {value}")
-    print(json.dumps(result))
+    report(result)
 
 
 if __name__ == "__main__":

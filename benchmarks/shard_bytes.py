@@ -8,13 +8,12 @@ written and read back with the project's own writer and reader. Bound: non-zeros
 and of the cut at n as well. Prints JSON as its last line.
 """
 
-import json
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.data import conditions
+from benchmarks.data import conditions, report
 from benchmarks.stores import TOP_N, real_codes, row_columns, window_columns, write_store
 from pipeline.targets.distributions import distributions
 from shards.reader import Store
@@ -43,9 +42,7 @@ def main():
         "tokens": tokens,
         **conditions(),
     }
-    for name, value in result.items():
-        print(f"{name:<32} {value}")
-    print(json.dumps(result))
+    report(result)
 
 
 def read_rows(store):

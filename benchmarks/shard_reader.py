@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.data import ROOT, conditions
+from benchmarks.data import ROOT, conditions, report
 from benchmarks.stores import MAX_LENGTH, VOCABULARY, K, make_store, real_columns, write_store
 from shards.manifest import Plan, PlannedUnit, UnitRecord, fingerprint
 from shards.reader import Store
@@ -38,9 +38,7 @@ MASK_RATE, ROUNDS = 0.15, 7
 
 def main():
     result = measure()
-    for name, value in result.items():
-        print(f"{name:<44} {value}")
-    print(json.dumps(result | conditions()))
+    report(result | conditions())
 
 
 def measure():

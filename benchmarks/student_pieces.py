@@ -27,7 +27,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from benchmarks.student_step import CONFIG, conditions, interleave, our_step, write_deberta, write_store
+from benchmarks.student_step import CONFIG, here, interleave, our_step, write_deberta, write_store
 from mlsm.common.documents import accept_pairwise_mask
 from mlsm.common.matrix_products import USUAL
 
@@ -58,8 +58,7 @@ def main() -> None:
             for piece, one in found[name].items():
                 low, high = one["spread"]
                 print(f"{name:18s} without {piece:11s} {one['ratio']:.2f} of the step's time ({low:.2f} to {high:.2f})")
-    command = {"command": "python -m benchmarks.student_pieces"}
-    print(json.dumps({"benchmark": "student_pieces", "quick": quick, "without": found} | conditions() | command))
+    print(json.dumps({"benchmark": "student_pieces", "quick": quick, "without": found} | here()))
 
 
 def measure(store, config, pieces: list[str]) -> dict:

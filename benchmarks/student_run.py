@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.data import conditions
+from benchmarks.data import conditions, report
 from benchmarks.student_step import CONFIG, write_store
 from mlsm.common.errors import Interrupted
 from student.config import StudentConfig
@@ -59,9 +59,7 @@ def main() -> None:
         "first_wait_after_resume": resumed[-5]["data_wait_seconds"],
         **conditions(),
     }
-    for name, value in result.items():
-        print(f"{name:<26} {value}")
-    print(json.dumps(result))
+    report(result)
 
 
 def run_until(config: StudentConfig, last: int) -> list[dict]:

@@ -32,8 +32,8 @@ import torch
 import transformers
 from transformers import DebertaConfig
 
-from mlsm.common.device import choose_device
-from mlsm.common.machine import processor
+from benchmarks.data import conditions
+from mlsm.common.device import choose_device, device_name
 from shards.files import StoreFiles
 from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.reader import Store
@@ -73,8 +73,7 @@ def main() -> None:
             encoders = [ENCODERS[0], *([] if quick else [write_deberta(Path(directory) / "deberta-6x256")])]
             found = {Path(encoder).name: mask_later(store, replace(CONFIG, encoder=encoder)) for encoder in encoders}
             headline = {"mask_later_vs_usual": found[ENCODERS[0]]["step_time_ratio"]}
-            command = {"command": "python -m benchmarks.student_step --mask-later"}
-            print(json.dumps({"benchmark": "student_step", "quick": quick} | headline | found | conditions() | command))
+            print(json.dumps({"benchmark": "student_step", "quick": quick} | headline | found | here()))
             return
         for encoder in ENCODERS[: 1 if quick else None]:
             found[encoder] = report(*measure(store, replace(CONFIG, encoder=encoder)), encoder)
@@ -83,7 +82,7 @@ def main() -> None:
             config = replace(CONFIG, encoder=ENCODERS[0], dropout=0.0)
             found["no_dropout"] = report(*measure(store, config, {"sparse_mlm": sparse_step}), "no dropout")
     print(f"our MLSM step: {headline['mlsm_vs_best_stock_mlm']:.2f} x the best stock masked-LM step, {ENCODERS[0]}")
-    print(json.dumps({"benchmark": "student_step", "quick": quick} | headline | found | conditions()))
+    print(json.dumps({"benchmark": "student_step", "quick": quick} | headline | found | here()))
 
 
 def measure(store, config: StudentConfig, kinds: dict | None = None) -> tuple[dict, dict]:
@@ -291,16 +290,9 @@ def report(seconds: dict, fastest: dict, title: str) -> dict:
     return figures
 
 
-def conditions() -> dict:
-    """Hardware, versions and command."""
-    return {
-        "device": torch.cuda.get_device_name() if device() == "cuda" else processor(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-        "command": "python -m benchmarks.student_step",
-    }
+def here() -> dict:
+    """The conditions, with device and threads."""
+    return conditions() | {"device": device_name(device()), "threads": torch.get_num_threads()}
 
 
 def device() -> str:

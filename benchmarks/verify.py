@@ -10,7 +10,6 @@ JSON as its last line.
 """
 
 import hashlib
-import json
 import statistics
 import tempfile
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.data import conditions
+from benchmarks.data import conditions, report
 from benchmarks.stores import real_columns, write_store
 from shards.derive import derive
 from shards.schema import BLOCK_TOKENS
@@ -53,9 +52,7 @@ def main():
         "bytes": size,
         **conditions(),
     }
-    for name, value in result.items():
-        print(f"{name:<36} {value}")
-    print(json.dumps(result))
+    report(result)
 
 
 def whole(report):

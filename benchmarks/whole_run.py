@@ -25,7 +25,6 @@ Prints readable lines, then one of JSON.
 """
 
 import argparse
-import json
 import tempfile
 import time
 from dataclasses import replace
@@ -37,7 +36,7 @@ import torch.nn.functional as F
 import transformers
 from transformers import AutoModel, BertForMaskedLM
 
-from benchmarks.data import conditions, data_file, minilm_directory
+from benchmarks.data import conditions, data_file, minilm_directory, report
 from benchmarks.official_step import StockStudent, online_targets, stock_head
 from benchmarks.student_step import loader_of
 from pipeline.commands import encode_lsp
@@ -78,9 +77,7 @@ def main() -> None:
     result = {"benchmark": "whole_run", "quick": quick, **figures(seconds), "best_stock_mlm": fastest}
     result |= {"best_official": kind, "steps": steps, "k": K}
     result |= {"tokens": steps * CONFIG.batch_windows * store.max_length, **conditions()}
-    for name, value in result.items():
-        print(f"{name:<28} {value}")
-    print(json.dumps(result))
+    report(result)
 
 
 def figures(seconds: dict) -> dict:

@@ -6,6 +6,7 @@ unset settings get their values (resolve.py), what the directory holds (runs/).
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,14 @@ def _prove(asked, settled, store, task, tables, ranks, prepare):
     if begun is not None and (not ranks.is_first or (directory / RESULT_FILE).exists()):
         return begun  # the first process has chosen already, or the run is finished
     marginals = Path(settled.root if settled.run_dir is None else settled.run_dir).parent / MARGINALS
-    return proof.choose_arithmetic(
-        asked, settled, store, task, prepare, ranks.device, begun_with=begun, marginals=marginals
-    )
+    choice = proof.find_arithmetic(asked, settled, store, task, prepare, ranks.device, marginals=marginals)
+    if begun is None:
+        return replace(settled, dtype=choice.dtype, compile=choice.compile)
+    name = proof.name_of(begun.dtype, begun.compile)
+    if choice.keep and choice.right and name not in choice.right and name in choice.trials:
+        raise RunError(
+            f"this run was started in {name}, which does not work on this GPU now ({choice.line}). To continue "
+            f"it anyway, pass --dtype {begun.dtype} --{'' if begun.compile else 'no-'}compile. Another "
+            "--run-dir starts a new run."
+        )
+    return begun

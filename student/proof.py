@@ -1,6 +1,6 @@
 """Choose the arithmetic of training on a GPU: bfloat16 and torch.compile are first tried on the run's own batches.
 
-    config = choose_arithmetic(asked, settled, store, task, prepare, device)  # settled, with a right dtype and compile
+    choice = find_arithmetic(asked, settled, store, task, prepare, device)  # with a right dtype and compile
 
 If `--dtype auto` or an unset `--compile` would turn something on, it is first tried in a child process (trial.py): a
 few steps in plain float32, the same steps in bfloat16, and compiled. A way to train that crashes, hangs, gives another
@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from mlsm.common import proofs
-from mlsm.common.errors import RunError
 from mlsm.common.settings import settable
 from shards.manifest import fingerprint
 from shards.reader import Store
@@ -133,38 +132,6 @@ def candidates(asked: StudentConfig, settled: ResolvedConfig) -> Iterator[Resolv
     for dtype in ("bfloat16", "float32") if asked.dtype == "auto" else (settled.dtype,):
         for compiled in (True, False) if asked.compile is None else (settled.compile,):
             yield replace(settled, dtype=dtype, compile=compiled)
-
-
-def choose_arithmetic(
-    asked: StudentConfig,
-    settled: ResolvedConfig,
-    store: Store,
-    task: TrainingTask,
-    prepare: Callable[[Any, Store], TrainingTask],
-    device: torch.device,
-    *,
-    begun_with: ResolvedConfig | None = None,
-    marginals: Path | None = None,
-) -> ResolvedConfig:
-    """The settings with a dtype and a `compile` that are right on this GPU.
-
-    asked       the settings with the user's unset values;  settled  with all values filled in, as for any GPU
-    begun_with  the settings of the existing run, which are kept
-    marginals   directory in which Objective.prepare keeps what targets depend on
-    Says (logs) in one line what is used and why
-    Raises      RunError if the run was started with what does not work here
-    """
-    choice = find_arithmetic(asked, settled, store, task, prepare, device, marginals=marginals)
-    if begun_with is not None:
-        begun = name_of(begun_with.dtype, begun_with.compile)
-        if choice.keep and choice.right and begun not in choice.right and begun in choice.trials:
-            raise RunError(
-                f"this run was started in {begun}, which does not work on this GPU now ({choice.line}). To continue "
-                f"it anyway, pass --dtype {begun_with.dtype} --{'' if begun_with.compile else 'no-'}compile. Another "
-                "--run-dir starts a new run."
-            )
-        return begun_with
-    return replace(settled, dtype=choice.dtype, compile=choice.compile)
 
 
 def find_arithmetic(

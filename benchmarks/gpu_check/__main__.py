@@ -20,7 +20,6 @@ solve.py and train.py have the items, in the order in which they run; items.py s
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
 import signal
@@ -160,14 +159,8 @@ def machine() -> dict:
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         gpu = {"gpu": torch.cuda.get_device_name(), "gpu_bytes": total, "gpu_bytes_free": free}
-    installed = [name for name in ("numba-cuda", "triton") if find_distributions(name)]
     states = "bench data" if has_bench_data() else "bundled teacher"
-    return conditions(*installed) | {"cuda": torch.version.cuda, "states": states} | gpu
-
-
-def find_distributions(name: str) -> list:
-    """The installed distributions of a name."""
-    return list(importlib.metadata.distributions(name=name))
+    return conditions("numba-cuda", "triton") | {"cuda": torch.version.cuda, "states": states} | gpu
 
 
 def _names_of(part: str) -> list[str]:

@@ -6,7 +6,6 @@ are in its time. Rivals run in turns, after turns that warm up and compile; time
 Shapes: N tokens, d hidden width, K atoms.
 """
 
-import importlib
 import json
 import os
 import re
@@ -27,7 +26,7 @@ from transformers import BertConfig
 from benchmarks.data import ROOT
 from benchmarks.gpu_check.items import Setting, Skip, item, needs_gpu
 from benchmarks.lifted import LAM, LiftedTeacher, Problem, available_problem, toy_problem
-from benchmarks.official_step import tf32
+from benchmarks.official_step import in_tf32
 from pipeline.solvers import nonneg_lasso, prepare
 from pipeline.solvers.fista import fista_steps
 from pipeline.solvers.problem import kkt_violation, objective
@@ -41,7 +40,6 @@ TINY_BERT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2
 CHECKS = Path("tests/pipeline/solvers/cuda_checks.py")
 SANITIZED = ("working_sets_grow", "few_of_real_size")  # checks that are short enough for it
 CHUNKS = ("pipeline.solvers.cd_cuda.CHUNK", (1 << 12, 1 << 13, 1 << 14, 1 << 15))
-JOINING = ("pipeline.solvers.cuda_kernels.FIRST_JOINING", "pipeline.solvers.cuda_kernels.JOINING")
 JOINING_VALUES = ((32, 16), (64, 32), (96, 48))
 STAGES = {  # of a kernel's name
     "select": r"select",
@@ -189,13 +187,12 @@ def cuda_checks(setting: Setting) -> Iterator[dict]:
 @item("solve", 40, best="as many tokens as there are, up to 32,768")
 def sweep_chunks(setting: Setting) -> Iterator[dict]:
     """The coder's time with chunks of several sizes."""
-    module, constant = owner(CHUNKS[0])
     problem = states(setting, WIDTH)
     hidden_Nd = torch.from_numpy(problem.hidden_Nd).to(setting.device, torch.float32)
     hidden_Nd = hidden_Nd.repeat(setting.size(4, 1), 1)  # as many as the largest chunk
     code = coder(hidden_Nd, problem, setting, TOLERANCES[0])
     for value in CHUNKS[1]:
-        with patch.object(module, constant, value):
+        with patch(CHUNKS[0], value):
             seconds = median_seconds({"coder": code}, setting)["coder"]
         yield {f"{value:,} tokens": seconds / len(hidden_Nd) * 1e9}
     needs_gpu(setting)  # a CPU's coder has no such chunks
@@ -204,11 +201,10 @@ def sweep_chunks(setting: Setting) -> Iterator[dict]:
 @item("solve", 60, best="64 atoms, then 32")
 def sweep_joining(setting: Setting) -> Iterator[dict]:
     """The coder's time with several numbers of atoms that join a working set; each compiles the kernels anew."""
-    _, first_name = owner(JOINING[0])
-    module, later_name = owner(JOINING[1])
     for first, later in setting.size(JOINING_VALUES, JOINING_VALUES[:1]):
         program = (
-            f"import {module.__name__} as kernels; kernels.{first_name}, kernels.{later_name} = {first}, {later}\n"
+            "from pipeline.solvers import cuda_kernels as kernels\n"
+            f"kernels.FIRST_JOINING, kernels.JOINING = {first}, {later}\n"
             f"from benchmarks.gpu_check import solve; solve.print_coder({setting.toy})"
         )
         with tempfile.TemporaryDirectory() as nowhere:  # kernels that are kept are found whatever these numbers are
@@ -316,16 +312,6 @@ def looped(one, hidden_Nd, atoms_Kd, step, steps):
     return codes_NK
 
 
-def in_tf32(work: Callable) -> Callable:
-    """The same work with float32 products in TF32."""
-
-    def faster():
-        with tf32():
-            return work()
-
-    return faster
-
-
 def timed(rival: Callable, device: torch.device) -> float:
     """Seconds between two events on the stream; on a CPU, of the clock."""
     if device.type != "cuda":
@@ -364,12 +350,3 @@ def device_events(profile, setting: Setting) -> list[dict]:
     events = [event for event in profile.key_averages() if event.device_type == kind]
     spent = "self_device_time_total" if setting.on_gpu else "self_cpu_time_total"
     return [{"kernel": e.key, "calls": e.count, "microseconds": getattr(e, spent)} for e in events]
-
-
-def owner(path: str):
-    """The module and the name of a constant, which must be there."""
-    module, _, name = path.rpartition(".")
-    found = importlib.import_module(module)
-    if not hasattr(found, name):
-        raise Skip(f"there is no {path} any more")
-    return found, name

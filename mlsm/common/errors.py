@@ -221,7 +221,3 @@ class InspectionError(MlsmError, ValueError):
 
 class FlopsError(MlsmError, ValueError):
     """A model or setting whose operations cannot be counted."""
-
-
-class PlotError(MlsmError, ValueError):
-    """matplotlib is not installed."""

@@ -14,11 +14,10 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from mlsm.common.durable import appearing_whole, make_directories
-from mlsm.common.errors import PlotError
+from mlsm.common.extras import name_extras
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,21 +37,13 @@ STYLE = {
 }
 
 
-def _load() -> ModuleType:
-    """matplotlib; PlotError, which says what to install, if it cannot be imported."""
-    try:
-        import matplotlib.figure
-    except ImportError:
-        raise PlotError('figures need matplotlib. Run:  pip install "mlsm-pretrain[eval]"   (or matplotlib)') from None
-    return matplotlib
-
-
 def new_figure(width: float = 1.0, rows: int = 1, columns: int = 1) -> "tuple[Figure, Any]":
     """A figure `width` text columns wide and its axes, one or an array of (rows, columns).
 
-    Raises  PlotError, which says what to install
+    Raises  ImportError, which says what to install
     """
-    matplotlib = _load()
+    with name_extras("a figure"):
+        import matplotlib.figure
     with matplotlib.rc_context(STYLE):
         figure = matplotlib.figure.Figure(figsize=(SIZE[0] * width, SIZE[1] * rows), layout="constrained")
         return figure, figure.subplots(rows, columns)
@@ -64,8 +55,9 @@ def drawn(draw: Callable[..., list], *arguments: object) -> list:
     Without matplotlib the list is empty and a message is logged, so a command never fails because of a figure.
     """
     try:
-        _load()  # now, before `draw` imports parts of it
-    except PlotError as error:
+        with name_extras("a figure"):  # now, before `draw` imports parts of it
+            import matplotlib.figure  # noqa: F401
+    except ImportError as error:
         logger.info("no figure: %s", error)
         return []
     return draw(*arguments)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from mlsm.common.errors import PlotError
+from mlsm.common.errors import MissingPackageError
 from mlsm.evaluation.plots import new_figure, save_figure
 
 
@@ -26,5 +26,5 @@ def test_three_files_the_same_bytes_each_time(tmp_path):
 
 def test_without_matplotlib_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(PlotError, match="pip install"):
+    with pytest.raises(MissingPackageError, match="pip install"):
         new_figure()

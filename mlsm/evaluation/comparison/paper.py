@@ -17,7 +17,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from mlsm.common import disk
-from mlsm.common.errors import PlotError
 from mlsm.evaluation.comparison import published
 from mlsm.evaluation.comparison.arms import (
     CHECKPOINTS,
@@ -525,7 +524,7 @@ def draw_paper_figures(result: Comparison, settings: CompareConfig, progress: Ca
         stem = settings.output / f"figure-{number:02}-{name}"
         try:
             drawing = draw(result.models, settings)
-        except (Lacking, PlotError) as lack:
+        except (Lacking, ImportError) as lack:
             _remove(stem)
             found.append(PaperFigure(number, shows, [], None, None, str(lack)))
             continue

@@ -33,7 +33,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlsm.common.errors import InspectionError
 from mlsm.evaluation.inspection.lsps.sample import SEED, Entries, Sample
 from mlsm.evaluation.inspection.lsps.vocabulary import Vocabulary
 
@@ -66,16 +65,10 @@ class IntruderTest:
     """The test for the LSPs of a sample.
 
     embeddings_Vd  the judge's vector of every entry of the vocabulary
-    Raises         InspectionError if scikit-learn is not installed
     """
 
     def __init__(self, sample: Sample, entries: Entries, vocabulary: Vocabulary, embeddings_Vd: np.ndarray):
-        try:
-            from sklearn.feature_extraction.text import TfidfVectorizer
-        except ImportError:
-            raise InspectionError(
-                'word intrusion needs scikit-learn. Run:  pip install "mlsm-pretrain[eval]"   (or scikit-learn)'
-            ) from None
+        from sklearn.feature_extraction.text import TfidfVectorizer
 
         size = len(vocabulary.texts)
         self._sample, self._entries = sample, entries
