@@ -29,6 +29,7 @@ from mlsm.common.version import VERSION
 from mlsm.terminal.process import (
     complain,
     end_on_signals,
+    ending,
     is_follower,
     is_reported_by_another,
     one_line,
@@ -46,10 +47,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         code = run(argv)
     except KeyboardInterrupt as stop:
-        kept = "interrupted. Run the same command again: finished units and checkpoints, if any, are kept."
-        code = 128 + getattr(stop, "number", signal.SIGINT)  # as a shell counts them
-        if not (is_follower() and _trains(argv)):
-            complain(str(stop) or kept, code)
+        with ending():
+            kept = "interrupted. Run the same command again: finished units and checkpoints, if any, are kept."
+            code = 128 + getattr(stop, "number", signal.SIGINT)  # as a shell counts them
+            if not (is_follower() and _trains(argv)):
+                complain(str(stop) or kept, code)
     except Exception as error:
         if debug:
             traceback.print_exc()

@@ -233,7 +233,8 @@ def _learn_together(lacking, config, batch, progress, make_vectors, check_vector
     batch          vectors of a minibatch
     make_vectors   function from (Wanted, its working directory) pairs to their training vectors
     check_vectors  raises ValueError when the vectors are no longer those that the directories are named by
-    Returns        those that were learned here; another process may have finished the others while this one waited
+    Returns        those that were learned here; another process may have finished the others before this one had
+                    their locks
     """
     with ExitStack() as held:
         places = [(entry, held.enter_context(workplace(entry.work, WORK_FILES))) for entry in lacking]
@@ -405,7 +406,7 @@ def provide_codebook(executor: Executor, teacher: "Teacher", layer: int) -> Code
     work = directory.with_name(f".{directory.name.rpartition('-')[2]}.learning")
     if not directory.is_dir():
         with workplace(work, (SAMPLE, f"{PART}*.npy")) as place:
-            if not directory.is_dir():  # another process may have finished while this one waited
+            if not directory.is_dir():  # another process may have finished before this one had the lock
                 (hidden_Nd,) = sample_hidden(executor, teacher, [(layer, place)])
                 publish_directory(directory, Codebook.train(hidden_Nd, config.bytes, config.seed).save)
     discard(work)

@@ -38,7 +38,8 @@ class StopSignals:
         if self.requested is None:
             self.requested, self._noted = signal.Signals(number), now
             logger.info(
-                "%s: training ends after the step that is running, with a checkpoint; a second signal stops it at once",
+                "%s: training ends after the step that is running, with a checkpoint; a second signal, at least a "
+                "second later, stops it at once",
                 self.requested.name,
             )
         elif now - self._noted >= SAME_REQUEST_SECONDS:

@@ -13,12 +13,14 @@ import time
 import warnings
 from collections.abc import Iterator
 
+from mlsm.common import disk
 from mlsm.common.durable import REMEDIES, remedy_for
 from mlsm.common.errors import EXIT_INPUT, EXIT_STORE, MlsmError, PeerError
 from mlsm.common.text import printable, redacted
 from mlsm.terminal.progress import Progress
 
-SAME_REQUEST_SECONDS = 1.0  # when a terminal closes, kernel and shell both send SIGHUP
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # the signals that end a command
+SAME_REQUEST_SECONDS = 1.0  # when a terminal closes, kernel and shell both send SIGHUP; keys that are held down repeat
 DROPPED_SECONDS = 0.01  # long enough for the destructor that dropped a signal to return
 
 
@@ -63,7 +65,7 @@ def end_on_signals() -> None:
         if dropped:
             dropped = False
             raise Terminated(number)
-        if number == signal.SIGINT or not noted or time.monotonic() - noted[0] >= SAME_REQUEST_SECONDS:
+        if not noted or time.monotonic() - noted[0] >= SAME_REQUEST_SECONDS:
             noted[:] = [time.monotonic()]
             for display in _displays:
                 display.end(signal.Signals(number).name)
@@ -78,9 +80,23 @@ def end_on_signals() -> None:
         threading.Timer(DROPPED_SECONDS, signal.pthread_kill, again).start()
 
     report, sys.unraisablehook = sys.unraisablehook, note_dropped
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    for number in ENDING:
         if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGTERM:
             signal.signal(number, terminate)
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Ignore further signals while an interrupted command says how it ended; afterwards they kill it."""
+    heeded = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
+    for number in heeded:
+        while signal.getsignal(number) != signal.SIG_IGN:
+            with contextlib.suppress(Terminated):  # of keys that are held down
+                signal.signal(number, signal.SIG_IGN)
+    yield
+    disk.end_writing()
+    for number in heeded:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def wait_without_spinning() -> None:

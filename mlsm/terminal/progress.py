@@ -12,12 +12,37 @@ in stages, figures and notes cannot control the terminal. Not handled here: resu
 mlsm/terminal/).
 """
 
+import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from mlsm.common.text import printable, redacted
 from mlsm.terminal.tables import duration, quantity
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C, which repeats while its keys are held down."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pending = None
+    while True:
+        try:
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            break
+        except KeyboardInterrupt as interrupt:  # one that came before
+            pending = interrupt
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+    if pending is not None:
+        raise pending
 
 
 class Progress:
@@ -47,16 +72,16 @@ class Progress:
         return self
 
     def __exit__(self, *_):
-        self._is_over.set()
-        self._watch.join()
-        if self._bars:
-            self._display(self._bars.stop)
+        with _without_interrupts():  # or the cursor would stay hidden
+            self._is_over.set()
+            self._watch.join()
+            if self._bars:
+                self._display(self._bars.stop)
 
     def end(self, signal_name: str) -> None:
-        """Print that a signal ends the command, and what it is waiting for. Called by the signal's handler."""
+        """Print that a signal ends the command. Called by the signal's handler."""
         self._signal, self._last_report = signal_name, time.monotonic()
-        at_work = f"{self._stage} finishes what it is in the middle of" if self._stage else "the command stops"
-        self.note(f"{signal_name}: {at_work}; work that is finished is kept")
+        self.note(f"{signal_name}: the command stops; work that is finished is kept")
 
     def _break_silence(self):
         while not self._is_over.wait(self.SECONDS_BETWEEN_LOOKS):
@@ -66,7 +91,7 @@ class Progress:
 
     def _describe_silence(self, elapsed):
         if self._signal is not None:
-            return f"{self._signal}: still finishing, for {elapsed}"
+            return f"{self._signal}: still stopping, for {elapsed}"
         if self._stage is None:
             return f"starting, for {elapsed}"
         if self._is_complete:

@@ -1,10 +1,12 @@
 """After a signal, the command at once prints what it will finish first."""
 
+import contextlib
 import io
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -51,11 +53,61 @@ def test_the_batch_that_is_finished_first_is_named(english_text, teacher_directo
     for line in lines:
         said.append((time.monotonic() - sent, line))
     assert process.wait() == 128 + number, said
-    first = next(when for when, line in said if line.startswith(f"{number.name}: encode finishes what it is in"))
+    first = next(when for when, line in said if line.startswith(f"{number.name}: the command stops; "))
     last = next(when for when, line in said if line.startswith("mlsm: error: interrupted"))
     assert first < last - 0.5, "before the batch is finished"
-    waiting = [line for _, line in said if line.startswith(f"{number.name}: still finishing, for ")]
+    waiting = [line for _, line in said if line.startswith(f"{number.name}: still stopping, for ")]
     assert waiting, "and again while it lasts"
+
+
+HELD = """
+import sys, time
+import mlsm.__main__ as cli
+from mlsm.terminal.process import passing_on_notes
+from mlsm.terminal.progress import Progress
+def work(argv):
+    with Progress(sys.stderr) as progress, passing_on_notes(progress):
+        for number in range(10_000):
+            progress("work", number, 10_000)
+            time.sleep(0.01)
+cli.run = work
+cli.main(["x"])
+"""
+
+
+@pytest.mark.parametrize("gap", [0.002, 0.03])
+def test_ctrl_c_that_is_held_down_ends_as_one_does(gap):
+    """On a terminal: one line, and the cursor is back."""
+    reading, terminal = os.openpty()
+    process = Preloaded(
+        ["-c", HELD], stdin=terminal, stdout=terminal, stderr=terminal, env=os.environ | {"TERM": "xterm"}
+    )
+    os.close(terminal)
+    said = b""
+    while b"work" not in said:
+        said += os.read(reading, 4096)
+    reader = threading.Thread(target=lambda: shown.append(read_all(reading)))
+    shown = []
+    reader.start()
+    while process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+        time.sleep(gap)
+    reader.join()
+    os.close(reading)
+    said += shown[0]
+    assert process.returncode in (130, -signal.SIGINT)  # for a shell both are 130
+    assert said.count(b"mlsm: error: interrupted") == 1 and b"Traceback" not in said
+    assert said.rfind(b"\x1b[?25h") > said.rfind(b"\x1b[?25l") >= 0
+
+
+def read_all(descriptor):
+    """What is written to a terminal until all its writers have ended."""
+    said = b""
+    with contextlib.suppress(OSError):
+        while part := os.read(descriptor, 4096):
+            said += part
+    return said
 
 
 def test_ctrl_c_that_a_shell_has_ignored_stays_ignored():
@@ -69,7 +121,9 @@ def test_ctrl_c_that_a_shell_has_ignored_stays_ignored():
 
 DESTRUCTORS = """
 import signal, time, weakref
+from mlsm.terminal import process
 from mlsm.terminal.process import Terminated, end_on_signals
+process.SAME_REQUEST_SECONDS = 0
 
 class Destroyed:
     def __del__(self):
@@ -105,6 +159,7 @@ def test_a_signal_in_a_destructor_or_a_weak_reference_is_not_lost():
 
 def test_a_signal_while_nothing_is_shown_raises_at_once(monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr("mlsm.terminal.process.SAME_REQUEST_SECONDS", 0)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         end_on_signals()

@@ -141,17 +141,20 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
 
 @refuse_what_is_in_the_way()
 def _write(result: Comparison, settings: CompareConfig, progress: Callable[..., None]) -> Comparison:
-    """Write all files and remove those of an earlier comparison. Returns the result with the files' names."""
+    """Write all files, then remove those of an earlier comparison: until then its page has its tables. Returns the
+    result with the files' names."""
     directory = settings.output
     make_directories(directory)
     result = replace(result, tables=list(map(str, write_csv(result, directory))))
     result = replace(result, figures=draw_paper_figures(result, settings, progress))
-    for name in _OF_THE_PAGE:
+    tables = tables_of(result, directory)
+    written = write_tables(tables, directory)
+    figures = draw_page_figures(result, directory)
+    page = write_page(result, tables, figures, directory)
+    written += [file for of_kind in figures.values() for figure in of_kind for file in figure.files]
+    for name in _OF_THE_PAGE - {file.name for file in written}:
         with suppress(FileNotFoundError):
             disk.unlink(directory / name)
-    tables = tables_of(result, directory)
-    write_tables(tables, directory)
-    page = write_page(result, tables, draw_page_figures(result, directory), directory)
     return replace(result, report=str(page))
 
 

@@ -250,6 +250,20 @@ def test_figures_of_an_earlier_comparison_do_not_stay(tmp_path):
     assert not list(settings.output.glob("figure-*"))
 
 
+def test_an_interrupted_comparison_leaves_the_files_of_the_earlier_page(tmp_path, monkeypatch):
+    _, settings = compared(tmp_path, layer_study((8, 10), seeds=1))
+    linked = {path.name for path in settings.output.glob("report-*")}
+    assert any(name.endswith(".csv") for name in linked)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("mlsm.evaluation.comparison.compare.write_tables", interrupted)
+        compare(settings, silent)
+    assert linked == {path.name for path in settings.output.glob("report-*")}
+
+
 def test_without_matplotlib_there_are_tables(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result, settings = compared(tmp_path, layer_study((8, 10), seeds=1))

@@ -161,6 +161,10 @@ def _run_task(task, wanted, data_dir, settings, device, progress, tally):
         forget_peak(device)
         model = PreparedTrial(trial, settings)
         for seed in seeds:
+            file = records.path_of(settings.output, trial.key(seed))
+            if records.is_kept(file, trial.facts(settings), settings.overwrite, tally):  # another process made it
+                done += model.steps
+                continue
             facts = {"unit": "steps", "model": trial.candidate.facts["model"], "seed": seed}
 
             def report(step, loss, begun=done, total=model.steps * trainings, facts=facts):

@@ -93,6 +93,25 @@ def test_every_family_trains_with_a_words_tokenizer(settings, teacher_directory,
     assert not any("finite" in sentence for sentence in said)
 
 
+def test_a_run_that_another_process_has_made_is_not_made_again(settings, monkeypatch):
+    settings = replace(settings, tasks=("mrpc",))
+    other = replace(settings, output=settings.output / "other")
+    finetune(other)
+    write = records.write
+
+    def beside_another(output, record):
+        if record["seed"] == 0:
+            for file in other.output.rglob("mrpc-seed1*.json"):
+                place = output / file.relative_to(other.output)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, place)
+        return write(output, record)
+
+    monkeypatch.setattr(records, "write", beside_another)
+    found = finetune(settings)
+    assert (found["made"], found["kept"]) == (1, 1) and compared(settings.output) == compared(other.output)
+
+
 def test_a_second_time_it_is_finished(settings):
     first = finetune(settings)
     files = {file: file.stat().st_mtime_ns for file in settings.output.rglob("*") if file.is_file()}
