@@ -22,8 +22,10 @@ from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig
 from mlsm.results import Compared
 from mlsm.results import EncodedStore
 from mlsm.results import Exported
+from mlsm.results import ImportedDictionary
 from mlsm.results import ImportedStudent
 from mlsm.results import LearnedDictionary
+from mlsm.results import MaskWeights
 from mlsm.results import Report
 from mlsm.results import TrainedStudent
 from mlsm.results import Verified
@@ -454,7 +456,7 @@ def import_dictionary(
     file: PathOrText | None = None,
     orientation: Literal["auto", "rows", "columns"] = "auto",
     output: PathOrText = "runs",
-) -> Report:
+) -> ImportedDictionary:
     """Make a dictionary from a .npy file of atoms, such as the official code's: file="layer_10_k_3000.npy".
 
     Settings: `mlsm help import-dictionary`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
@@ -524,8 +526,8 @@ def make_mask_weights(
     against: PathOrText | None = None,
     words: PathOrText | None = None,
     output: PathOrText | None = None,
-) -> Report:
-    """Make a table of how often each token is to be masked: mlsm.train_student(mask_weights=made["mask_weights"]).
+) -> MaskWeights:
+    """Make a table of how often each token is to be masked: mlsm.train_student(mask_weights=made).
 
     Settings: `mlsm help make-mask-weights`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
     """

@@ -21,6 +21,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterable
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from mlsm.commands import Command, load
 from mlsm.commands._newest import choose_newest
 from mlsm.common.extras import name_extras
 from mlsm.common.progress import silent
-from mlsm.common.settings import plain_hint, settable
+from mlsm.common.settings import is_word, plain_hint, settable
 from mlsm.recipes.reading import recipe_settings, recipe_to_keep
 from mlsm.terminal.process import is_follower
 from mlsm.terminal.progress import Progress
@@ -88,9 +89,11 @@ def _run(command: Command, given: tuple[Any, ...], settings: dict[str, Any]) -> 
     config = given[0] if given and isinstance(given[0], command.settings) else None
     if config is None:
         if len(given) > len(command.by_position):
+            words = [name for name, field in settable(command.settings).items() if is_word(field)]
+            such = f", such as {words[0]}={given[0]!r:.60}" if words and isinstance(given[0], str | PathLike) else ""
             raise TypeError(
-                f"{command.python_name} takes its settings as keyword arguments, or one {command.settings.__name__}; "
-                f"found {type(given[0]).__name__}"
+                f"{command.python_name} takes its settings as keyword arguments{such}, or one "
+                f"{command.settings.__name__}; found {type(given[0]).__name__}"
             )
         by_position = dict(zip(command.by_position, given, strict=False))
         if twice := by_position.keys() & settings.keys():

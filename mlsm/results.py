@@ -126,6 +126,32 @@ class LearnedDictionary(Result):
 
 
 @dataclass(frozen=True, eq=False)
+class ImportedDictionary(Result):
+    """A dictionary made from a file of atoms."""
+
+    dictionary: str
+    k: int
+    width: int
+    finished_before: bool
+
+    def __fspath__(self) -> str:
+        return self.dictionary
+
+
+@dataclass(frozen=True, eq=False)
+class MaskWeights(Result):
+    """A table of how often each token is masked."""
+
+    mask_weights: str
+    tokens: int
+    """that were counted"""
+    finished_before: bool
+
+    def __fspath__(self) -> str:
+        return self.mask_weights
+
+
+@dataclass(frozen=True, eq=False)
 class TrainedStudent(Result):
     """A finished training of a student or of a probe."""
 

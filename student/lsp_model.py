@@ -44,6 +44,7 @@ from mlsm.common.model_checks import (
     max_positions,
     open_config,
     open_tokenizer,
+    token_types,
 )
 from shards.manifest import MAX_WIDTH
 from shards.reader import Store
@@ -73,9 +74,25 @@ class TextLsps(NamedTuple):
     """float32; every row sums to one"""
 
     def top(self, count: int = 5) -> list[list[tuple[int, float]]]:
-        """The most probable LSPs of every token with their probabilities, the largest first."""
+        """The most probable LSPs of every token with their probabilities, the largest first. Raises ValueError if count
+        is negative."""
+        if count < 0:
+            raise ValueError(f"count must be at least 0, found {count}")
         weights, lsps = self.distributions_Tk.topk(min(count, self.distributions_Tk.shape[1]))
         return [list(zip(*row, strict=True)) for row in zip(lsps.tolist(), weights.tolist(), strict=True)]
+
+
+def at_all_positions(
+    student: nn.Module,
+    encoder: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    token_type_ids: Tensor | None,
+) -> Tensor:
+    """Outputs (W, L, K) of a Student or ProbedStudent. Token types are left out if its encoder does not have two."""
+    everywhere = torch.arange(input_ids.numel(), device=input_ids.device)
+    segments = token_type_ids if token_types(encoder.config) >= 2 else None
+    return student(input_ids, attention_mask, everywhere, segments_WL=segments).view(*input_ids.shape, -1)
 
 
 class LspModel(nn.Module):
@@ -103,14 +120,16 @@ class LspModel(nn.Module):
         student, facts = load_student(source, revision, head)
         return cls(student, load_tokenizer(source, student, revision), facts)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Logits (W, L, k) of all positions; their softmax is the predicted distribution.
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        """Logits (W, L, k) of all positions; their softmax is the predicted distribution. It takes what a tokenizer
+        returns.
 
         The student was trained at positions that hold the mask token, to predict the LSPs of the token that was there;
         with --positions all, at every position of unmasked text.
         """
-        everywhere = torch.arange(input_ids.numel(), device=input_ids.device)
-        return self.student(input_ids, attention_mask, everywhere).view(*input_ids.shape, -1)
+        return at_all_positions(self.student, self.student.encoder, input_ids, attention_mask, token_type_ids)
 
     @torch.no_grad()
     def lsp(
@@ -293,8 +312,9 @@ def find_file(source: str | Path, name: str, revision: str | None = None) -> str
                 "a Hub id."
             ) from None
         raise RunError(
-            f"{source} has no {name}, so it has no LSP outputs. Expected a student with LSP outputs: a finished run, "
-            "its export, a kept checkpoint or a Hub id. Export any other checkpoint of a run:  "
+            f"{source} has no {name}, so it has no LSP outputs: students of words or hidden states have none. Expected "
+            "a student with LSP outputs: a finished run, its export, a kept checkpoint or a Hub id. Export any other "
+            "checkpoint of a run:  "
             f"{program()} export-student RUN; one that Trainer saved: "
             "LspForPreTraining.from_pretrained(CHECKPOINT).export(DIRECTORY)"
         ) from None

@@ -49,6 +49,7 @@ from student.encoders.modeling_mlsm import HIDDEN_PROBE, PROBE_FILE, SOFTMAX_PRO
 from student.encoders.stock import has_known_head, masked_lm
 from student.lsp_model import (
     LspModel,
+    at_all_positions,
     explain_damaged_export,
     find_file,
     load_encoder,
@@ -163,11 +164,13 @@ class ProbedLspModel(nn.Module):
         probed, model = load_probe(source, revision)
         return cls(probed, model.tokenizer)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> MaskedLMOutput:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> MaskedLMOutput:
         """`logits` (W, L, V) of all positions; trained at positions that hold the mask token."""
-        everywhere = torch.arange(input_ids.numel(), device=input_ids.device)
-        logits_MV = self.probed(input_ids, attention_mask, everywhere)
-        return MaskedLMOutput(logits=logits_MV.view(*input_ids.shape, -1))
+        encoder = self.probed.student.encoder
+        logits = at_all_positions(self.probed, encoder, input_ids, attention_mask, token_type_ids)
+        return MaskedLMOutput(logits=logits)
 
 
 def _load_hidden(source, probe_Vd, revision) -> tuple[ProbedStudent, PreTrainedTokenizerBase]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from planted import unit_rows
 from stub import stub
 from tiny_store import write_store
 
@@ -55,6 +56,16 @@ def test_every_public_name_is_there():
     assert all(f"import {name} as {name}\n" in written or f"def {name}(" in written for name in mlsm.__all__)
     with pytest.raises(AttributeError, match="no attribute 'encode'. It has: .*encode_lsp"):
         mlsm.encode  # noqa: B018
+
+
+def test_results_stand_for_their_paths(tmp_path):
+    store = write_store(tmp_path / "store", k=24)
+    np.save(tmp_path / "d.npy", unit_rows(np.random.default_rng(0).normal(size=(6, 4))))
+    imported = mlsm.import_dictionary(file=tmp_path / "d.npy", output=tmp_path)
+    assert mlsm.EncodeConfig(dictionary=imported).dictionary == Path(imported.dictionary) and imported.k == 6
+    made = mlsm.make_mask_weights(kind="frequency", store=store.path, output=tmp_path / "table")
+    trained = mlsm.train_student(store=store.path, mask_weights=made, run_dir=tmp_path / "run", **TINY)
+    assert trained.steps == 4 and made.tokens > 0
 
 
 def test_the_module_is_the_command_line(tmp_path):
@@ -191,6 +202,11 @@ def test_settings_from_columns_ranges_and_generators(tmp_path):
         (lambda: mlsm.show_shards(store=["a"]), ValueError, "Pass the only entry of this list instead"),
         (lambda: mlsm.train_student(mlsm.EncodeConfig()), TypeError, "one StudentConfig; found EncodeConfig"),
         (lambda: mlsm.train_student(config=3), TypeError, "one StudentConfig; found int"),
+        (
+            lambda: mlsm.import_dictionary("d.npy"),
+            TypeError,
+            "arguments, such as file='d.npy', or one ImportConfig; found str",
+        ),
     ],
 )
 def test_a_slip_is_named(call, error, said):

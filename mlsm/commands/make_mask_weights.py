@@ -4,7 +4,7 @@ from mlsm.commands._newest import stores
 from mlsm.common.invocation import program
 from mlsm.common.progress import Progress, silent
 from mlsm.common.text import printable, shell_join
-from mlsm.results import Report
+from mlsm.results import MaskWeights
 from mlsm.terminal.encoding import objective_of
 from mlsm.terminal.tables import table
 from student.masks.config import MaskWeightsConfig as Settings
@@ -12,11 +12,11 @@ from student.masks.config import MaskWeightsConfig as Settings
 newest = stores
 
 
-def run(settings: Settings, progress: Progress = silent) -> Report:
-    """Make a table of how often each token is to be masked: mlsm.train_student(mask_weights=made["mask_weights"])."""
+def run(settings: Settings, progress: Progress = silent) -> MaskWeights:
+    """Make a table of how often each token is to be masked: mlsm.train_student(mask_weights=made)."""
     from student.masks.weights import make_mask_weights
 
-    return Report.of(make_mask_weights(settings, progress))
+    return MaskWeights.of(make_mask_weights(settings, progress))
 
 
 def show(result: dict, settings: Settings) -> str:

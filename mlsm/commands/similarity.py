@@ -44,8 +44,10 @@ def _pair(pair):
     rows = [
         (lsp, f"{share:.3f}", f"{in_a:.3f}", f"{in_b:.3f}", words) for lsp, share, in_a, in_b, words in pair["shared"]
     ]
+    names = ("LSP", "shared", "in A", "in B", "typical words")
+    shown = len(names) if any(row[-1] for row in rows) else len(names) - 1  # LSPs of a student alone have no words
     lines += ["", "LSPs that both have:" if rows else "They share no LSP."]
-    lines += columns(("LSP", "shared", "in A", "in B", "typical words"), rows) if rows else []
+    lines += columns(names[:shown], [row[:shown] for row in rows]) if rows else []
     matches = [
         (first, second, f"{score:.3f}", "–" if lsp is None else lsp) for first, second, score, lsp in pair["matches"]
     ]

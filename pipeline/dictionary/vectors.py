@@ -124,9 +124,9 @@ class TrainingVectors:
 
 def _check(hidden_Nd):
     if np.ndim(hidden_Nd) != 2 or hidden_Nd.shape[1] == 0:
-        raise ValueError(f"training vectors must have shape (N, d); found {np.shape(hidden_Nd)}")
+        raise ValueError(f"vectors must have shape (N, d); found {np.shape(hidden_Nd)}")
     if hidden_Nd.dtype.name not in FLOATS:
-        raise ValueError(f"training vectors must be {', '.join(FLOATS)}; found {hidden_Nd.dtype}")
+        raise ValueError(f"vectors must be {', '.join(FLOATS)}; found {hidden_Nd.dtype}")
 
 
 def unit_length(hidden_nd: np.ndarray, row_numbers: np.ndarray) -> np.ndarray:
@@ -147,4 +147,4 @@ def unit_length(hidden_nd: np.ndarray, row_numbers: np.ndarray) -> np.ndarray:
 
 
 def _not_finite(rows):
-    return f"training vectors: NaN or infinity in row {', '.join(map(str, rows[:10]))}; leave them out"
+    return f"vectors: NaN or infinity in row {', '.join(map(str, rows[:10]))}; leave them out"

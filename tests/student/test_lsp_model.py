@@ -10,6 +10,7 @@ from huggingface_hub import constants
 from tiny_exports import ATTENTION, IDS, WHERE, exported
 
 from mlsm.common.errors import RunError
+from mlsm.common.model_checks import token_types
 from student.config import StudentConfig
 from student.lsp_model import LspModel
 from student.objectives.mlm import Mlm
@@ -38,6 +39,11 @@ def test_the_loaded_model_has_the_logits_of_the_student(objective, family, lsp_s
     assert logits.shape == (2, 16, lsp_store.k)
     expected = student(IDS, ATTENTION, WHERE)[:, objective.lsp_columns]
     assert torch.allclose(logits.flatten(0, 1)[WHERE], expected, atol=1e-5)
+    types = torch.arange(IDS.shape[1]).expand_as(IDS) % 2
+    segments = types if token_types(student.encoder.config) >= 2 else None
+    expected = student(IDS, ATTENTION, WHERE, segments_WL=segments)[:, objective.lsp_columns]
+    given = model(input_ids=IDS, attention_mask=ATTENTION, token_type_ids=types)  # as a tokenizer returns them
+    assert torch.allclose(given.flatten(0, 1)[WHERE], expected, atol=1e-5)
 
 
 def test_every_token_is_masked_in_turn(exported_mlsm):
@@ -60,6 +66,8 @@ def test_texts_can_be_read_as_they_are(exported_mlsm):
     logits = student(torch.tensor([[CLS, 12, MASK, 14, SEP]]), None, torch.tensor([1, 2, 3]))
     assert lsps.tokens == ["w7", "[MASK]", "w9"]
     assert torch.allclose(lsps.distributions_Tk, logits.softmax(dim=1), atol=1e-6)
+    with pytest.raises(ValueError, match="at least 0, found -1"):
+        lsps.top(-1)
     best, next_best = lsps.top(2)[1]
     assert best[0] == int(logits[1].argmax()) and best[1] > next_best[1]
     assert best[1] == pytest.approx(logits[1].softmax(dim=0).max().item(), abs=1e-6)

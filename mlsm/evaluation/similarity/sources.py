@@ -20,6 +20,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from mlsm.common.errors import InspectionError
+from mlsm.evaluation.inspection.lsps.sample import require_lsps
 from mlsm.evaluation.inspection.lsps.texts import code_rows, kind_of_source, load_store_teacher, load_student
 from pipeline.dictionary import Dictionary
 from shards.copies import check_dictionary
@@ -52,8 +53,7 @@ class TeacherSource:
         from pipeline.batch import center_on
         from pipeline.teacher import Teacher
 
-        if store.kind != "lsp":
-            raise InspectionError(f"{store.path} contains {store.kind}, not LSPs. Pass a store made by encode-lsp.")
+        require_lsps(store)
         self.store, self.cut = store, 0
         self._dictionary = Dictionary.load(store.files.dictionary)
         check_dictionary(store.files, self._dictionary.fingerprint)
@@ -160,7 +160,10 @@ def open_source(source: str, teacher: str | None = None) -> "TeacherSource | Stu
     teacher  where the store's teacher is now, if it was moved
     Raises   InspectionError, StoreError, DictionaryError, TeacherError, RunError
     """
-    if kind_of_source(source) == "store" and (is_url(source) or os.path.exists(os.path.expanduser(source))):
+    kind = kind_of_source(source)
+    if kind == "dictionary":
+        raise InspectionError(f"{source} is a dictionary. Pass a store that was made with it, or a student.")
+    if kind == "store" and (is_url(source) or os.path.exists(os.path.expanduser(source))):
         return TeacherSource(Store.open(source), teacher)
     if teacher is not None:
         raise InspectionError(f"--teacher applies only to stores, and {source} is not a store. Omit it.")

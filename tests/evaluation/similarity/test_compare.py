@@ -36,6 +36,11 @@ def export(coded_store, tmp_path_factory):
     return exported("bert-1x32", Mlsm(coded_store), coded_store, tmp_path_factory.mktemp("student") / "export")[1]
 
 
+def test_a_dictionary_reads_no_texts(coded_store):
+    with pytest.raises(InspectionError, match="is a dictionary. Pass a store"):
+        open_source(str(coded_store.files.dictionary))
+
+
 def test_lsps_are_those_of_the_text_alone(coded_store, source):
     dictionary = Dictionary.load(coded_store.files.dictionary)
     for text, tokens in zip(TEXTS, source.read(TEXTS), strict=True):

@@ -12,6 +12,7 @@ from preloaded import run_command
 from mlsm.cli.settings import parse
 from mlsm.commands import load
 from mlsm.commands.match_entropy import show as entropies
+from mlsm.common.errors import InspectionError
 from mlsm.evaluation.studies.targets.config import MatchEntropyConfig
 from mlsm.evaluation.studies.targets.entropy import _solve, match_entropy
 from pipeline.commands import encode_hidden, encode_lsp
@@ -67,6 +68,12 @@ def dense_entropy(path, temperature=1.0):
     powers_MK = dense_MK[dense_MK.any(1)] ** (1 / temperature)
     powers_MK /= powers_MK.sum(1, keepdims=True)
     return float(-(powers_MK * np.log(np.where(powers_MK > 0, powers_MK, 1))).sum(1).mean())
+
+
+def test_stores_of_other_text_are_refused(place, exact, english_text, tmp_path):
+    other = encode_lsp(replace(place, max_tokens=4_000, output=tmp_path))[0]["store"]
+    with pytest.raises(InspectionError, match="do not hold the same windows"):
+        match_entropy(MatchEntropyConfig(store=exact, against=other))
 
 
 def test_tempered_targets_have_the_entropy_of_the_others(exact, fista, found):

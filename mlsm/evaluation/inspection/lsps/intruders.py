@@ -7,7 +7,7 @@
 The members of an LSP are the TOP different entries of the vocabulary among the tokens where it is heaviest; case makes
 no difference. One after another they are taken out and an intruder is put in their place. The judge compares which of
 the two is closer to the other members, by its mean cosine; the detection AUC is the share of comparisons that the
-member wins, ties counting half. Embeddings lose their mean over the vocabulary first: what all entries share says
+member wins, ties counting half. Embeddings lose their mean over the entries that take part: what all share says
 nothing.
 
 So that nothing else gives the intruder away, it is matched to the member whose place it takes: it is of the same class

@@ -12,7 +12,8 @@ it (statistics.py), and text (vocabulary.py): ids stay ids until something is sh
 Shapes: N sampled tokens, without [CLS], [SEP] and padding; E entries; K LSPs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,7 +21,8 @@ import numpy as np
 
 from mlsm.common.errors import InspectionError, StoreError
 from pipeline.solvers.parallel import kernel
-from shards.reader import Store
+from shards.manifest import differing
+from shards.reader import Store, plan_of
 
 SEED = 0
 WINDOWS_AT_ONCE = 512
@@ -88,13 +90,47 @@ class Sample:
         return np.arange(0, len(self), max(1, -(-len(self) // count)))
 
 
+def require_lsps(store: Store) -> None:
+    """Raise InspectionError when the store holds no LSPs."""
+    if store.kind != "lsp":
+        raise InspectionError(f"{store.path} contains {store.kind}, not LSPs. Pass a store made by encode-lsp.")
+
+
+def open_alike(places: Sequence[str]) -> list[Store]:
+    """Open stores of LSPs of the same tokens, each seen through the plan of the first.
+
+    Raises  InspectionError if one holds no LSPs, or other windows; StoreError
+    """
+    stores: list[Store] = []
+    for place in places:
+        store = Store.open(place)
+        require_lsps(store)
+        first = stores[0] if stores else store
+        if plan_of(place)[1] is None and store.plan_id != first.plan_id:  # a plan may have grown since
+            with suppress(StoreError):
+                store = Store.open(place, first.plan_id)
+        if store.plan_id != first.plan_id or store.vocab_size != first.vocab_size:
+            windowing = differing(store.plan.windowing, first.plan.windowing)
+            what = (
+                f"there {windowing}"
+                if windowing
+                else "they contain different text or tokens, or the same in another order"
+            )
+            raise InspectionError(
+                f"{store.path} and {first.path} do not hold the same windows: {what}. Tokens are compared one by one: "
+                "encode the same corpus with the same tokenizer and window settings, or name a plan that all of the "
+                f"stores have, {first.path}/plans/<plan>.json ..."
+            )
+        stores.append(store)
+    return stores
+
+
 def sample_tokens(store: Store, tokens: int, progress: Callable[..., None]) -> Sample:
     """Sample windows of the training split that hold about this many tokens, or all of them.
 
     Raises  InspectionError when the store holds no LSPs, StoreError when it has no training windows
     """
-    if store.kind != "lsp":
-        raise InspectionError(f"{store.path} contains {store.kind}, not LSPs. Pass a store made by encode-lsp.")
+    require_lsps(store)
     reader = store.split("train")
     if not len(reader):
         raise StoreError(f"{store.path}: the training split has no windows. Encode more text.")

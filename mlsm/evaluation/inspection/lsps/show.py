@@ -22,6 +22,7 @@ from mlsm.evaluation.inspection.lsps import pages, text_pages, texts, vector_pag
 from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
 from mlsm.evaluation.inspection.lsps.neighbours import nearest_atoms, scale_to_unit
+from mlsm.evaluation.inspection.lsps.sample import require_lsps
 from mlsm.evaluation.inspection.lsps.texts import kind_of_source
 from mlsm.evaluation.inspection.lsps.vectors import VectorView
 from mlsm.evaluation.inspection.lsps.view import NEIGHBOURS, StoreView
@@ -59,10 +60,11 @@ def _store(settings, progress):
     if settings.html is not None:
         pages.refuse_foreign_pages(settings.html)
     store = Store.open(settings.store)
+    require_lsps(store)
     if settings.text is not None and settings.similar_to is None:
         progress("read text", 0, None)
         return _text(settings, store, progress)
-    if store.k and (unknown := [lsp for lsp in settings.lsp if not 0 <= lsp < store.k]):
+    if unknown := [lsp for lsp in settings.lsp if not 0 <= lsp < store.k]:
         raise InspectionError(f"there is no LSP {unknown[0]}: they are numbered from 0 to {store.k - 1}")
     if settings.html is not None:
         return {"view": "pages", **_pages(settings, store, progress)}
@@ -96,6 +98,7 @@ def _intruders(settings, view, progress):
 
     store, others = view.store, [Store.open(place) for place in settings.against]
     for other in others:
+        require_lsps(other)
         windowings = [one.settings.get("windowing", {}) for one in (store, other)]
         if other.vocab_size != store.vocab_size or windowings[0].get("tokenizer") != windowings[1].get("tokenizer"):
             raise InspectionError(
@@ -149,8 +152,6 @@ def _named(settings, store, lsps, progress):
 
 
 def _teacher_rows(settings, store):
-    if store.kind != "lsp":
-        raise InspectionError(f"{store.path} contains {store.kind}, not LSPs. Pass a store made by encode-lsp.")
     dictionary = Dictionary.load(store.files.dictionary)
     check_dictionary(store.files, dictionary.fingerprint)
     return texts.teacher_lsps(store, dictionary, settings.text, settings.teacher)

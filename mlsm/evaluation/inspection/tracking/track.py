@@ -17,24 +17,21 @@ Shapes: K LSPs of a store, J of the next.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from mlsm.common.durable import make_directories, refuse_what_is_in_the_way, replace_json
-from mlsm.common.errors import InspectionError, StoreError
+from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps import words
-from mlsm.evaluation.inspection.lsps.sample import sample_tokens
+from mlsm.evaluation.inspection.lsps.sample import open_alike, sample_tokens
 from mlsm.evaluation.inspection.lsps.vocabulary import Vocabulary
 from mlsm.evaluation.inspection.tracking.config import TrackConfig
 from mlsm.evaluation.inspection.tracking.correlation import LEAST_TOKENS, Activations, LspCorrelations, correlate_lsps
 from mlsm.evaluation.inspection.tracking.figure import draw_tracking
 from mlsm.evaluation.inspection.tracking.matching import AFTER, BEFORE, GAIN, Matches, match_lsps
 from mlsm.evaluation.plots import drawn, save_table
-from shards.manifest import differing
-from shards.reader import Store, plan_of
 
 NAME_WORDS = 3
 KEPT_FROM = 0.7  # least correlation of a matched LSP that is kept and not drifted, and of splits and merges
@@ -65,7 +62,7 @@ def track(config: TrackConfig, progress: Callable[..., None] = silent) -> dict:
               store that are left in each), files
     Raises    InspectionError if the stores do not hold LSPs of the same tokens; StoreError, ShardError
     """
-    stores = _open(config.stores)
+    stores = open_alike(config.stores)
     stores[0].read_tokenizer()  # raises StoreError if the tokenizer was changed
     older = Activations(sample_tokens(stores[0], config.samples, progress))
     found = words.find_words(older.sample, Vocabulary(stores[0].tokenizer_dir, stores[0].vocab_size))
@@ -100,30 +97,6 @@ def track(config: TrackConfig, progress: Callable[..., None] = silent) -> dict:
         "surviving": [int((path >= 0).sum()) for path in paths],
     }
     return summary | {"files": _write(config, summary, records, paths, progress)}
-
-
-def _open(places):
-    """The stores, each seen through the plan of the first."""
-    first, *stores = [Store.open(places[0])]
-    for place in places[1:]:
-        store = Store.open(place)
-        if plan_of(place)[1] is None and store.plan_id != first.plan_id:  # a plan may have grown since
-            with suppress(StoreError):
-                store = Store.open(place, first.plan_id)
-        if store.plan_id != first.plan_id or store.vocab_size != first.vocab_size:
-            windowing = differing(store.plan.windowing, first.plan.windowing)
-            what = (
-                f"there {windowing}"
-                if windowing
-                else "they contain different text or tokens, or the same in another order"
-            )
-            raise InspectionError(
-                f"{store.path} and {first.path} do not hold the same windows: {what}. LSPs are matched by their "
-                "weights on the same tokens: encode the same corpus with the same tokenizer and window settings, or "
-                f"name a plan that all of the stores have, {first.path}/plans/<plan>.json ..."
-            )
-        stores.append(store)
-    return [first, *stores]
 
 
 def _check_tokens(first, sample, store, other):

@@ -28,7 +28,7 @@ from scipy.optimize import brentq
 
 from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
-from mlsm.evaluation.inspection.lsps.sample import WINDOWS_AT_ONCE, sample_tokens
+from mlsm.evaluation.inspection.lsps.sample import WINDOWS_AT_ONCE, open_alike, sample_tokens
 from mlsm.evaluation.inspection.lsps.texts import load_store_teacher
 from mlsm.evaluation.studies.targets.config import MatchEntropyConfig
 from pipeline.batch import center_on, centred_rows, make_batch
@@ -37,7 +37,6 @@ from pipeline.solvers import nonneg_lasso, prepare
 from pipeline.targets.distributions import distributions
 from shards.codec import SparseRows
 from shards.copies import check_dictionary
-from shards.reader import Store
 from student.objectives.sparse_rows import temper
 
 TEMPERATURES = 1 / 32, 32.0
@@ -56,11 +55,11 @@ def match_entropy(config: MatchEntropyConfig, progress: Callable[..., None] = si
     Raises    InspectionError, TeacherError, StoreError, ShardError; EncodeError on a hidden state that is not finite
     """
     assert config.store is not None, "the command line or Python has chosen one"
-    store = Store.open(config.store)
+    store, *others = open_alike([config.store, *([] if config.against is None else [config.against])])
     rows, coded_W = _sample(store, config, progress)
     wanted = config.entropy
-    if config.against is not None:
-        wanted = entropy(_sample(Store.open(config.against), config, progress)[0])
+    for other in others:
+        wanted = entropy(_sample(other, config, progress)[0])
     assert wanted is not None, "one of the two is given"
     result: dict[str, Any] = {
         "store": str(store.path),

@@ -62,18 +62,37 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
         check_family(directory)
     files = config.sentences or config.pairs
     materials = [read(path, config.text_field, bool(config.pairs)) for path in files]
-    results = []
+    kind = {"pairs": bool(config.pairs), "metric": config.metric}
+    jobs = []  # directory, what is known of its model, and for every file: path, material, record to be, place
     for directory in places:
         known = records.describe_model(directory)
+        model = records.directory_of(config.output, known | {"suite": "scores"}).parent.name
         content = [known[name] for name in records.CONTENT]
-        scorer = None
+        of_model = []
         for path, material in zip(files, materials, strict=True):
-            kind = {"pairs": bool(config.pairs), "metric": config.metric}
             record = {"schema": SCHEMA, **known, **kind, "file": str(path), "digest": material.digest}
-            model = records.directory_of(config.output, known | {"suite": "scores"}).parent.name
             digits = fingerprint([*content, *kind.values(), material.digest])[:8]
             base = config.output / "scores" / model / f"{path.name}-{config.metric}-{digits}"
-            scores, commit = (base.with_name(base.name + suffix) for suffix in (".jsonl", ".json"))
+            of_model.append((path, material, record, base))
+        jobs.append((directory, known, of_model))
+
+    def load_and_check(directory, of_model):
+        """The scorer of a model, if every sentence that it still has to score can be scored."""
+        left = [material for _, material, _, base in of_model if _read_finished(*_files(base)) is None]
+        if not left:
+            return None
+        scorer = Scorer(*load(directory, device), config.metric, config.batch_tokens)
+        for material in left:
+            _check_sentences(scorer, material)
+        return scorer
+
+    for directory, _, of_model in jobs[1:]:  # so that what cannot be scored is found before the first is scored
+        load_and_check(directory, of_model)
+    results = []
+    for directory, known, of_model in jobs:
+        scorer = load_and_check(directory, of_model)
+        for path, material, record, base in of_model:
+            scores, commit = _files(base)
             finished = _read_finished(scores, commit)
             if finished is not None:
                 discard(base)  # of a command that was killed after its last write
@@ -135,16 +154,25 @@ def _furthest_wrong(rows: Sequence[dict]) -> list[dict]:
     return found
 
 
-def _score_in_parts(
-    scorer: Scorer, material: Material, place: Path, model: str, progress: Callable[..., None]
-) -> list[dict]:
-    """Score the rows of a file. Every CHUNK rows are written to a file, which is reused after an interruption."""
-    # Look at all sentences first, so that one that is too long or has no tokens is reported at once.
+def _files(base: Path) -> tuple[Path, Path]:
+    """The scores of a file, and the record that they are finished."""
+    scores, commit = (base.with_name(base.name + suffix) for suffix in (".jsonl", ".json"))
+    return scores, commit
+
+
+def _check_sentences(scorer: Scorer, material: Material) -> None:
+    """Raise ScoringError on a sentence that is too long or has no tokens."""
     for start in range(0, len(material.rows), CHUNK):
         sentences = [sentence for row in material.rows[start : start + CHUNK] for sentence in row]
         for sentence, code in zip(sentences, scorer.encode(sentences), strict=True):
             if not len(code.places):
                 raise _cannot_be_scored(sentence, "it has no tokens")
+
+
+def _score_in_parts(
+    scorer: Scorer, material: Material, place: Path, model: str, progress: Callable[..., None]
+) -> list[dict]:
+    """Score the rows of a file. Every CHUNK rows are written to a file, which is reused after an interruption."""
     rows: list[dict] = []
     for start in range(0, len(material.rows), CHUNK):
         progress("score", start, len(material.rows), unit="rows", model=model)

@@ -8,6 +8,7 @@ from http_store import serving
 from lsp_pages import LspPage
 from preloaded import run_command
 from tiny_exports import exported
+from tiny_store import write_store
 
 from mlsm.commands.show_lsp import show as summary
 from mlsm.common.errors import InspectionError
@@ -62,6 +63,16 @@ def test_an_lsp_that_is_not_there_is_refused_before_the_store_is_read(coded_stor
     monkeypatch.setattr("mlsm.evaluation.inspection.lsps.view.sample_tokens", None)
     with pytest.raises(InspectionError, match="no LSP 48: they are numbered from 0 to 47"):
         shown(store=str(coded_store.path), lsp=(3, 48))
+
+
+def test_a_store_of_another_kind_is_refused_at_once(coded_store, tmp_path, monkeypatch):
+    hidden = str(write_store(tmp_path / "hidden", k=0, kind="hidden").path)
+    for settings in ({}, {"lsp": (1,)}, {"text": "the", "scale": ("1=0",)}):
+        with pytest.raises(InspectionError, match="contains hidden, not LSPs"):
+            shown(store=hidden, **settings)
+    monkeypatch.setattr("mlsm.evaluation.inspection.lsps.texts.load_judge", None)
+    with pytest.raises(InspectionError, match="contains hidden, not LSPs"):
+        shown(store=str(coded_store.path), intruders=True, against=(hidden,))
 
 
 def test_lsps_words_and_places(coded_store):

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -345,6 +346,9 @@ def test_a_browser_shows_rows(browser, dictionary, tmp_path):
     assert chips[: len(best["top"])] == [f"row {one['row']:,} {one['weight']:.3f}" for one in best["top"]]
     assert len(chips) == len(best["top"]) + sum(len(tenth["samples"]) for tenth in best["quantiles"])
     browser.find_element("link text", "All LSPs").click()
+    give_up = time.monotonic() + 20  # the page follows its address a little later
+    while browser.find_elements("css selector", ".chips li") and time.monotonic() < give_up:
+        time.sleep(0.01)
     browser.find_element("css selector", "input").send_keys("3")
     (cells,) = [row.text for row in browser.find_elements("css selector", "tbody tr")]
     assert cells.startswith("3") and cells.endswith(", ".join(str(one["row"]) for one in best["top"][:8]))

@@ -252,6 +252,12 @@ def test_sentences_that_cannot_be_scored_are_quoted(config, tmp_path, monkeypatc
         with monkeypatch.context() as patch, pytest.raises(ScoringError, match=problem):
             patch.setattr(scoring, "score_rows", lambda *_: pytest.fail("was scored before all were looked at"))
             score_text(replace(config, models=(str(model),), pairs=(), sentences=(tmp_path / "odd.txt",)))
+        (tmp_path / "even.txt").write_text("w1 w2\n")
+        files = (tmp_path / "even.txt", tmp_path / "odd.txt")
+        for models in ((str(model),), (*config.models, str(model))):  # behind another file, and of another model
+            with monkeypatch.context() as patch, pytest.raises(ScoringError, match=problem):
+                patch.setattr(scoring, "score_rows", lambda *_: pytest.fail("was scored before all were looked at"))
+                score_text(replace(config, models=models, pairs=(), sentences=files))
 
 
 @pytest.mark.parametrize("flags", [[], ["--pairs", "a.csv", "--sentences", "b.txt"]])
