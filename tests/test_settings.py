@@ -59,7 +59,6 @@ def printed(capsys, *argv):
 @pytest.mark.parametrize(("windows", "batch"), [(25_800_000, 1024), (2_560_000, 1024), (2_559_999, 512), (4_177, 64)])
 def test_the_batch_is_the_largest_at_which_four_epochs_are_ten_thousand_steps(windows, batch):
     assert batch_for(windows, 4) == batch
-    assert batch == 64 or 4 * windows / batch >= 10_000
 
 
 def test_the_rate_falls_with_the_width():

@@ -143,14 +143,16 @@ def test_encode_repair_clean_and_derive_at_once(place, whole, tmp_path):
 
 @pytest.mark.promise("12 changed λ, layer, n, dictionary")
 def test_changed_settings_are_another_store(place, whole, tmp_path):
-    seen = {whole["store"]}
+    seen, plans = {whole["store"]}, set()
     other = tmp_path / "other"
     atoms = np.eye(40, 32, dtype=np.float32)
     Dictionary(atoms / np.maximum(np.linalg.norm(atoms, axis=1, keepdims=True), 1e-9), [], "x", {}).save(other)
     for change in ({"lam": 0.12}, {"layer": (1,)}, {"top_n": 4}, {"tolerance": 5e-4}, {"dictionary": other}):
-        found = encode_lsp(replace(place, max_tokens=8000, **change))[0]["store"]
-        assert found not in seen, change
-        seen.add(found)
+        found = encode_lsp(replace(place, max_tokens=8000, **change))[0]
+        assert found["store"] not in seen, change
+        seen.add(found["store"])
+        plans.add(found["plan"])
+    assert len(plans) == 1
 
 
 @pytest.mark.promise("13 teacher or tokenizer changed under its name")

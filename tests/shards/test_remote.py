@@ -543,6 +543,7 @@ def test_readers_do_not_wait_one_after_the_other_for_a_server_that_stalls(made, 
 
 @pytest.mark.promise("a fetching process …")
 def test_a_stopped_process_that_holds_the_lock_is_waited_for_once(made, web, options):
+    options = replace(options, timeout=2.0)
     windows = Store.open(f"{web.url}/lsp", remote=options).split("train")
     files, wait = windows.store.files, options.timeout
     with open(files.units.parent / "lock", "a") as stopped:

@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from make_store import make_store, truth_windows
 
 from mlsm.common.errors import ShardError, StoreError
 from shards import codec, writer
-from shards.files import StoreFiles
 from shards.manifest import with_checksum
 from shards.members import decode_block, group_columns
 from shards.reader import Store
@@ -189,18 +187,6 @@ def test_sums_that_a_unit_of_so_few_tokens_cannot_have_are_refused(tmp_path, mon
         assert read()[7] > 0
 
 
-@pytest.mark.promise("3 shard cut")
-@pytest.mark.parametrize("cut", [1, 1024, 5000])
-def test_a_cut_shard_is_an_error(tmp_path, cut):
-    files, *_ = make_store(tmp_path / "s", units=("train", "held_out"))
-    store = Store.open(files.path)
-    path = files.units / store.records("train")[0].file
-    with open(path, "r+b") as file:
-        file.truncate(path.stat().st_size - cut)
-    with pytest.raises(ShardError, match="the record says"):
-        store.split("train").read([0])
-
-
 def test_a_missing_shard_and_a_missing_record(tmp_path):
     files, plan, _ = make_store(tmp_path / "s", units=("train", "held_out"))
     store = Store.open(files.path)
@@ -242,13 +228,6 @@ def _edit(path, change):
     values = json.loads(path.read_text())
     change(values)
     path.write_text(json.dumps(values))
-
-
-def test_a_newer_format_is_refused(tmp_path):
-    files, *_ = make_store(tmp_path / "s", blocks=1)
-    _edit(files.target_file, lambda target: target["settings"].update(format=2))
-    with pytest.raises(ShardError, match="format 2, this version reads 1"):
-        Store.open(files.path)
 
 
 @pytest.mark.parametrize(("id", "refused"), [(999, False), (1000, True), (-1, True), ([0, 1000], True), (1.0, True)])
@@ -293,41 +272,6 @@ def test_following_the_hint_repairs_a_damaged_shard(tmp_path, damage):
     verify(files.path, repair=True)
     make_store(tmp_path / "s", blocks=1, units=("train",))
     Store.open(files.path).split("train").read([0])
-
-
-def test_a_full_disk_leaves_no_temporary(tmp_path):
-    """The file size limit strikes in the last write, which stands in the buffer until the file is closed."""
-    files, plan, _ = make_store(tmp_path / "whole", blocks=1, units=("train",))
-    limit = files.record(plan.units[0].id).bytes - 700
-    script = (
-        "import resource, signal\nfrom make_store import make_store\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
-        f"make_store({str(tmp_path / 's')!r}, blocks=1, units=('train',))\n"
-    )
-    run = subprocess.run([sys.executable, "-c", script], env=_environment(), capture_output=True, text=True)
-    assert run.returncode != 0 and "OSError" in run.stderr
-    assert not list((tmp_path / "s" / "units").iterdir())
-
-
-@pytest.mark.promise("1 kill -9 at each …")
-def test_kill_between_shard_and_record_leaves_no_visible_unit(tmp_path):
-    """The shard is linked, the process dies, the record never appears: a rerun finishes the unit."""
-    script = (
-        "import os, shards.writer as w\n"
-        "from make_store import make_store\n"
-        "w.publish_json = lambda *a, **k: os._exit(9)\n"
-        f"make_store({str(tmp_path / 's')!r}, blocks=1, units=('train',))\n"
-    )
-    run = subprocess.run([sys.executable, "-c", script], env=_environment())
-    assert run.returncode == 9
-    files = StoreFiles(tmp_path / "s")
-    assert len(list(files.units.glob("*.tar"))) == 1
-    with pytest.raises(StoreError, match="unfinished"):
-        Store.open(files.path)
-    make_store(tmp_path / "s", blocks=1, units=("train",))
-    assert len(Store.open(files.path).split("train")) == 37
-    assert len(list(files.units.glob("*.tar"))) == 1
 
 
 def _environment():

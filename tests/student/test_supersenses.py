@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from data import data_path
 from masked_half import mask_half
-from tiny_store import log_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModel, PreTrainedTokenizerFast
 
@@ -194,19 +193,6 @@ def test_a_run_is_named_after_what_its_wordnet_says_of_the_vocabulary(ids_store,
     other.write_text("\n".join(lines[1:]))
     with pytest.raises(RunError, match=r"holds another run, which differs in wordnet \(there \w{16}, now \w{16}\)"):
         train(StudentConfig(**settings | changes | {"wordnet": other}))
-
-
-def test_killed_and_resumed_equals_unbroken_bit_for_bit(lsp_store, needed_by, settings, tmp_path, train_until_killed):
-    changes = {"store": str(lsp_store.path), "objective": "supersense"} | needed_by("supersense")
-    killed = StudentConfig(**settings | changes | {"run_dir": tmp_path / "killed"})
-    train_until_killed(killed, 5)
-    train(killed)
-    train(StudentConfig(**settings | changes))
-    runs = killed.run_dir, settings["run_dir"]
-    resumed, unbroken = ([(line["loss"], line["batch"]) for line in log_of(run).values()] for run in runs)
-    assert len(resumed) == 8 and resumed == unbroken
-    resumed, unbroken = ((run / "export" / "model.safetensors").read_bytes() for run in runs)
-    assert resumed == unbroken
 
 
 def test_what_does_not_go_together_is_one_clear_line(ids_store, index, tmp_path):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import textwrap
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from student.encoders.model import build_student
 from student.objectives import OBJECTIVES
 from student.objectives.mlm import Mlm
 from student.optimizer import build_optimizer, learning_rate
-from student.train import train
+from student.train import seed_dropout, train
 
 
 def weights(run):
@@ -464,6 +465,17 @@ def test_schedules_are_those_of_transformers_one_step_later(schedule):
     [rate] = theirs.lr_lambdas
     expected = [rate(step + 1) for step in range(10)] + [rate(step) for step in range(10, 100)]
     assert [learning_rate(config, step) for step in range(100)] == pytest.approx(expected)
+
+
+def test_dropout_is_another_at_every_step_seed_and_micro_batch():
+    def drawn(*of):
+        with torch.random.fork_rng():
+            seed_dropout(torch.device("cpu"), *of)
+            return tuple(torch.rand(3).tolist())
+
+    times = list(product((0, 1), (0, 1, 1000), (0, 1, 7)))
+    draws = [drawn(*of) for of in times]
+    assert len({*draws}) == len(draws) and [drawn(*of) for of in times] == draws
 
 
 def test_no_store_and_no_device_are_one_clear_line(settings, ids_store):

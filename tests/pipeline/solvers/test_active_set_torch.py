@@ -46,6 +46,7 @@ def test_real_data_against_the_solver_on_a_cpu(tol):
     assert len(codes.values) == pytest.approx(len(exact.values), rel=0.05)
 
 
+@pytest.mark.promise("certified targets …")
 @pytest.mark.parametrize("tol", [1e-3, 1e-4])
 @settings(max_examples=150, deadline=None)
 @given(nasty=nasty_problems())

@@ -55,6 +55,7 @@ def test_real_data_against_the_stored_optimum():
     assert (duality_gap(hidden[:512], atoms, nonneg_lasso(hidden[:512], atoms, 0.05), 0.05) >= 0).all()
 
 
+@pytest.mark.promise("certified targets …")
 @settings(max_examples=300, deadline=None)
 @given(nasty_problems())
 def test_nasty_problems_are_solved_with_an_honest_certificate(nasty):

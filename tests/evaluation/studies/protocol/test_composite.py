@@ -131,17 +131,23 @@ def test_hypotheses_are_tested_as_scipy_does(described, tmp_path):
     assert primary["measures"]["conll2003/pos"] == pytest.approx(0.4 * difference.mean())
 
 
-@pytest.mark.parametrize(("apart", "equivalent"), [(0.0, True), (0.2, False)])
-def test_equivalence_is_two_one_sided_tests(described, tmp_path, apart, equivalent):
+@pytest.mark.parametrize(
+    ("apart", "spread", "equivalent"),
+    [(0.0, 0.002, True), (0.2, 0.002, False), (0.0, 0.025, True), (0.0, 0.035, False)],
+    ids=["alike", "apart", "at 90 and not at 95 %", "too noisy"],
+)
+def test_equivalence_is_two_one_sided_tests(described, tmp_path, apart, spread, equivalent):
     """By the p values of both one-sided tests, which the interval stands for."""
     regress = (0.5, 0.52, 0.58)
-    mlsm = tuple(value + apart + jitter for value, jitter in zip(regress, (0.002, -0.002, 0.001), strict=True))
+    mlsm = tuple(value + apart + jitter for value, jitter in zip(regress, (spread, -spread, 0), strict=True))
     fill(tmp_path, mlsm=mlsm, regress=regress)
     found = compose(described, tmp_path)["contrasts"][0]["equivalence"]
     difference = 100 * (np.array(mlsm) - np.array(regress))
     below = stats.ttest_1samp(difference, 5, alternative="less").pvalue
     above = stats.ttest_1samp(difference, -5, alternative="greater").pvalue
     assert found["equivalent"] == (max(below, above) < 0.05) == equivalent
+    bounds = stats.t.interval(0.90, 2, difference.mean(), stats.sem(difference))
+    assert (found["low"], found["high"]) == pytest.approx(bounds)
 
 
 def test_the_primary_arms_are_withheld_until_all_of_their_seeds_are_scored(described, tmp_path):
@@ -256,8 +262,15 @@ def test_a_teacher_that_is_no_directory_is_found_in_the_records(given, recorded,
 
 @pytest.mark.parametrize(
     ("trained", "stays"),
-    [((0.30, 0.31, 0.32), True), ((0.99, 0.985, 0.995), False), ((0.0, 0.02, 0.01), False), ((-0.1, 0.9, 0.3), False)],
-    ids=["between", "at the teacher", "untrained", "all over the place"],
+    [
+        ((0.30, 0.31, 0.32), True),
+        ((0.99, 0.985, 0.995), False),
+        ((0.0, 0.02, 0.01), False),
+        ((-0.1, 0.9, 0.3), False),
+        ((0.95, 0.951, 0.952), False),  # 2 points below the teacher, with an error of 0.02
+        ((0.85, 0.90, 0.95), False),  # 4 points below it, with an error of 1.2
+    ],
+    ids=["between", "at the teacher", "untrained", "all over the place", "too few points", "too few errors"],
 )
 def test_a_measure_stays_if_it_tells_a_trained_student_from_both_anchors(described, tmp_path, trained, stays):
     fill(tmp_path, mlm=trained)

@@ -93,14 +93,15 @@ def test_a_training_is_what_transformers_and_torch_do(prepared, tmp_path, warmup
 def test_seeds_decide_everything(prepared):
     settings = FinetuneConfig(batch=16, epochs=1, lr=1e-3)
 
-    def weights(seed):
-        model, train, *_ = prepared("mrpc", seed)
+    def weights(seed, head=0):
+        model, train, *_ = prepared("mrpc", head)
         torch.manual_seed(torch.seed() % 1000)  # whatever happened before
         assert training.train(model, train, TASKS["mrpc"], seed, settings, silent) is None
         return model.base_model.encoder.layer[0].output.dense.weight.detach()
 
-    first, again, other = weights(0), weights(0), weights(1)
-    assert torch.equal(first, again) and not torch.equal(first, other)
+    first, again, other_dropout, other_head = weights(0), weights(0), weights(1), weights(0, head=1)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other_dropout) and not torch.equal(first, other_head)
 
 
 @pytest.mark.parametrize(("name", "least"), [("sst2", 0.9), ("conll2003", 0.9), ("stsb", 0.7)])
