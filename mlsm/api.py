@@ -21,7 +21,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterable
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,10 @@ def _run(command: Command, given: tuple[Any, ...], settings: dict[str, Any]) -> 
     if config is None:
         if len(given) > len(command.by_position):
             words = [name for name, field in settable(command.settings).items() if is_word(field)]
-            such = f", such as {words[0]}={given[0]!r:.60}" if words and isinstance(given[0], str | PathLike) else ""
+            is_path = isinstance(given[0], str | PathLike) and not command.by_position
+            such = (
+                f", such as {words[0]}={fspath(given[0])!r}" if words and is_path and len(fspath(given[0])) < 60 else ""
+            )
             raise TypeError(
                 f"{command.python_name} takes its settings as keyword arguments{such}, or one "
                 f"{command.settings.__name__}; found {type(given[0]).__name__}"

@@ -35,13 +35,14 @@ class StopSignals:
 
     def _note(self, number, frame):
         now = time.monotonic()
+        before, self._noted = self._noted, now  # keys that are held down repeat
         if self.requested is None:
-            self.requested, self._noted = signal.Signals(number), now
+            self.requested = signal.Signals(number)
             logger.info(
-                "%s: training ends after the step that is running, with a checkpoint; a second signal, at least a "
-                "second later, stops it at once",
+                "%s: training ends after the step that is running, with a checkpoint; another signal, after "
+                "a pause of a second, stops it at once",
                 self.requested.name,
             )
-        elif now - self._noted >= SAME_REQUEST_SECONDS:
+        elif now - before >= SAME_REQUEST_SECONDS:
             self.__exit__()
             signal.raise_signal(number)

@@ -65,8 +65,10 @@ def end_on_signals() -> None:
         if dropped:
             dropped = False
             raise Terminated(number)
-        if not noted or time.monotonic() - noted[0] >= SAME_REQUEST_SECONDS:
-            noted[:] = [time.monotonic()]
+        now = time.monotonic()
+        is_new = not noted or now - noted[0] >= SAME_REQUEST_SECONDS
+        noted[:] = [now]
+        if is_new:
             for display in _displays:
                 display.end(signal.Signals(number).name)
             raise Terminated(number)

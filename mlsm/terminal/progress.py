@@ -26,7 +26,8 @@ from mlsm.terminal.tables import duration, quantity
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
     """Ignore Ctrl-C, which repeats while its keys are held down."""
-    if threading.current_thread() is not threading.main_thread():
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is None:  # None: a handler that is not Python's
         yield
         return
     pending = None
@@ -39,8 +40,7 @@ def _without_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, before)
     if pending is not None:
         raise pending
 

@@ -1,4 +1,4 @@
-"""After a signal, the command at once prints what it will finish first."""
+"""After a signal, a command says at once that it stops, and ends as it promises."""
 
 import contextlib
 import io
@@ -37,7 +37,7 @@ cli.main()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_the_batch_that_is_finished_first_is_named(english_text, teacher_directory, tmp_path, number):
+def test_it_says_at_once_that_it_stops(english_text, teacher_directory, tmp_path, number):
     flags = [
         *("encode-lsp", "--teacher", teacher_directory, "--layer", 2, "--corpus", english_text, "--k", 48),
         *("--lam", 0.1, "--max-length", 32, "--dictionary-tokens", 2_000, "--batch-tokens", 2048, "--device", "cpu"),

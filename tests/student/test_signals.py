@@ -1,5 +1,6 @@
 import os
 import signal
+import time
 
 import pytest
 
@@ -18,6 +19,18 @@ def test_signals_at_once_are_one_request_and_a_later_one_acts(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_keys_that_are_held_down_are_one_request(monkeypatch):
+    monkeypatch.setattr(student.signals, "SAME_REQUEST_SECONDS", 0.2)
+    with StopSignals() as signals:
+        for _ in range(20):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.02)
+        assert signals.requested is signal.SIGINT
+        time.sleep(0.3)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])

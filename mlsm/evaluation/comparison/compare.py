@@ -45,7 +45,7 @@ from mlsm.evaluation.comparison.models import (
     scored_alike,
 )
 from mlsm.evaluation.comparison.page import write_page
-from mlsm.evaluation.comparison.paper import draw_paper_figures
+from mlsm.evaluation.comparison.paper import draw_paper_figures, files_of_figures
 from mlsm.evaluation.comparison.result import Comparison, FrozenScore, pairs_of, summarise_model
 from mlsm.evaluation.comparison.tables import TABLES, tables_of, write_csv, write_tables
 from mlsm.evaluation.studies.word_senses.conclusions import read_result
@@ -151,8 +151,9 @@ def _write(result: Comparison, settings: CompareConfig, progress: Callable[..., 
     written = write_tables(tables, directory)
     figures = draw_page_figures(result, directory)
     page = write_page(result, tables, figures, directory)
+    written += [Path(file) for figure in result.figures for file in figure.files]
     written += [file for of_kind in figures.values() for figure in of_kind for file in figure.files]
-    for name in _OF_THE_PAGE - {file.name for file in written}:
+    for name in (_OF_THE_PAGE | files_of_figures()) - {file.name for file in written}:
         with suppress(FileNotFoundError):
             disk.unlink(directory / name)
     return replace(result, report=str(page))

@@ -9,14 +9,12 @@ own. Not handled here: the paper's figures 1, 2 and 11, which show no scores.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import cycle
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from mlsm.common import disk
 from mlsm.evaluation.comparison import published
 from mlsm.evaluation.comparison.arms import (
     CHECKPOINTS,
@@ -517,23 +515,25 @@ FIGURES = {  # number -> name of its files, title, function
 
 
 def draw_paper_figures(result: Comparison, settings: CompareConfig, progress: Callable[..., None]) -> list[PaperFigure]:
-    """Draw the figures for which there are records; remove old files of the other figures."""
+    """Draw the figures for which there are records."""
     found = []
     for place, (number, (name, shows, draw)) in enumerate(FIGURES.items()):
         progress("figures", place, len(FIGURES), unit="figures")
-        stem = settings.output / f"figure-{number:02}-{name}"
         try:
             drawing = draw(result.models, settings)
         except (Lacking, ImportError) as lack:
-            _remove(stem)
             found.append(PaperFigure(number, shows, [], None, None, str(lack)))
             continue
-        files = save_figure(drawing.figure, stem, HEADER, drawing.rows)
+        files = save_figure(drawing.figure, settings.output / _stem(number, name), HEADER, drawing.rows)
         found.append(PaperFigure(number, shows, list(map(str, files)), drawing.note, drawing.caption, None))
     return found
 
 
-def _remove(stem):
-    for suffix in (".svg", ".png", ".csv"):
-        with suppress(FileNotFoundError):
-            disk.unlink(stem.with_name(stem.name + suffix))
+def _stem(number, name):
+    return f"figure-{number:02}-{name}"
+
+
+def files_of_figures() -> set[str]:
+    """The names that the files of figures may have."""
+    stems = (_stem(number, name) for number, (name, *_) in FIGURES.items())
+    return {f"{stem}{suffix}" for stem in stems for suffix in (".svg", ".png", ".csv")}

@@ -25,7 +25,7 @@ from mlsm.common.machine import cpu_model
 from mlsm.common.progress import silent
 from mlsm.common.settings import check
 
-BYTES_PER_TOKEN = 70  # of a store with 32 LSPs per token, as measured in docs/benchmark-details.md
+BYTES_PER_TOKEN = 75  # of a store with 32 LSPs per token (docs/small-encoder.md)
 WRITTEN, SECONDS = 2**28, 1.0  # limits of the disk test: bytes and seconds
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 INSTRUCTION_SETS = ("avx2", "avx512_f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16")
@@ -234,7 +234,7 @@ def _disk(output):
     """Free space, speed and hard-link support of the disk on which `output` is, or would be."""
     place = next(parent for parent in (output.absolute(), *output.absolute().parents) if parent.is_dir())
     free = shutil.disk_usage(place).free
-    means = f"Room for about {free / BYTES_PER_TOKEN / 1e9:,.1f} billion tokens, at 70 bytes each."
+    means = f"Room for about {free / BYTES_PER_TOKEN / 1e9:,.1f} billion tokens, at {BYTES_PER_TOKEN} bytes each."
     yield _check("free disk", f"{free / 1e9:,.0f} GB at {place}", means, free > 1e9, bytes=free, directory=str(place))
     chunk, written = os.urandom(2**22), 0  # random bytes, so that no file system compresses them
     try:

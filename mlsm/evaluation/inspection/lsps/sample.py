@@ -117,9 +117,9 @@ def open_alike(places: Sequence[str]) -> list[Store]:
                 else "they contain different text or tokens, or the same in another order"
             )
             raise InspectionError(
-                f"{store.path} and {first.path} do not hold the same windows: {what}. Tokens are compared one by one: "
-                "encode the same corpus with the same tokenizer and window settings, or name a plan that all of the "
-                f"stores have, {first.path}/plans/<plan>.json ..."
+                f"{store.path} and {first.path} do not hold the same windows: {what}. Encode the same corpus with the "
+                "same tokenizer and window settings, or name a plan that both have:  "
+                f"{first.path}/plans/<plan>.json"
             )
         stores.append(store)
     return stores

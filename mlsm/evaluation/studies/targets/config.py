@@ -13,11 +13,11 @@ class MatchEntropyConfig:
     store: Positional[str | None] = None
     """A store of LSPs (directory or URL); unset: the newest finished one under ./runs."""
     against: str | None = None
-    """Reach the mean entropy of this store of LSPs, one of `--solver fista --top-n all`, say."""
+    """Reach the mean entropy of this store of LSPs of the same text, one of `--solver fista --top-n all`, say."""
     entropy: float | None = None
     """Reach this mean entropy instead, in nats per token."""
     samples: int = 20_000
-    """Most tokens to read of the stores' training split; of two stores of one plan they are the same ones."""
+    """Most tokens to read of the training split; of two stores they are the same ones."""
     teacher: str | None = None
     """Where the store's teacher is now; unset: where the store says."""
 

@@ -20,8 +20,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mlsm.common.device import choose_device
+from mlsm.common.durable import refuse_what_is_in_the_way
 from mlsm.common.errors import StudyError
 from mlsm.common.progress import silent
+from mlsm.common.workplaces import workplace
 from mlsm.evaluation import records
 from mlsm.evaluation.models import directories
 from mlsm.evaluation.tasks.finetuning.batches import take_examples
@@ -160,20 +162,22 @@ def _run_task(task, wanted, data_dir, settings, device, progress, tally):
             continue
         forget_peak(device)
         model = PreparedTrial(trial, settings)
-        for seed in seeds:
-            file = records.path_of(settings.output, trial.key(seed))
-            if records.is_kept(file, trial.facts(settings), settings.overwrite, tally):  # another process made it
+        place = records.directory_of(settings.output, trial.key(0)) / f".{task.name}"
+        with refuse_what_is_in_the_way(), workplace(place, ()):  # for its lock
+            for seed in seeds:
+                file = records.path_of(settings.output, trial.key(seed))
+                if records.is_kept(file, trial.facts(settings), settings.overwrite, tally):  # another process made it
+                    done += model.steps
+                    continue
+                facts = {"unit": "steps", "model": trial.candidate.facts["model"], "seed": seed}
+
+                def report(step, loss, begun=done, total=model.steps * trainings, facts=facts):
+                    progress(task.name, begun + step, total, **facts, loss=loss)
+
+                records.write(settings.output, model.record(seed, device, report))
+                tally["made"] += 1
                 done += model.steps
-                continue
-            facts = {"unit": "steps", "model": trial.candidate.facts["model"], "seed": seed}
-
-            def report(step, loss, begun=done, total=model.steps * trainings, facts=facts):
-                progress(task.name, begun + step, total, **facts, loss=loss)
-
-            records.write(settings.output, model.record(seed, device, report))
-            tally["made"] += 1
-            done += model.steps
-            progress(task.name, done, model.steps * trainings, **facts)
+                progress(task.name, done, model.steps * trainings, **facts)
 
 
 def _find_missing(trial, settings, tally):

@@ -90,6 +90,7 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
         load_and_check(directory, of_model)
     results = []
     for directory, known, of_model in jobs:
+        scorer = None  # frees the model before
         scorer = load_and_check(directory, of_model)
         for path, material, record, base in of_model:
             scores, commit = _files(base)

@@ -67,7 +67,7 @@ def test_other_windows_are_refused(places, tmp_path):
     other = write_store(tmp_path / "other", k=24, train_windows=140)
     pairs = write_store(tmp_path / "pairs", k=24, pairs=True)
     for store, said in ((other, "different text or tokens"), (pairs, "packing is 'pairs'")):
-        with pytest.raises(InspectionError, match=f"do not hold the same windows: .*{said}.* encode the same corpus"):
+        with pytest.raises(InspectionError, match=f"do not hold the same windows: .*{said}.* Encode the same corpus"):
             track(TrackConfig(stores=(places[0], str(store.path)), output=tmp_path / "out"))
     ids = write_store(tmp_path / "ids", k=0)
     with pytest.raises(InspectionError, match="contains ids, not LSPs"):

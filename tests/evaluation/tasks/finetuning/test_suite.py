@@ -112,6 +112,20 @@ def test_a_run_that_another_process_has_made_is_not_made_again(settings, monkeyp
     assert (found["made"], found["kept"]) == (1, 1) and compared(settings.output) == compared(other.output)
 
 
+def test_two_commands_do_not_train_one_model_on_one_task(settings, monkeypatch):
+    settings, write = replace(settings, tasks=("mrpc",), seeds=1), records.write
+
+    def beside_another(output, record):
+        monkeypatch.setattr(records, "write", write)
+        with pytest.raises(ValueError, match="another process is working in .*mrpc"):
+            finetune(settings)
+        return write(output, record)
+
+    monkeypatch.setattr(records, "write", beside_another)
+    assert finetune(settings)["made"] == 1 and finetune(settings)["finished_before"]
+    assert not list(settings.output.rglob(".mrpc"))
+
+
 def test_a_second_time_it_is_finished(settings):
     first = finetune(settings)
     files = {file: file.stat().st_mtime_ns for file in settings.output.rglob("*") if file.is_file()}
