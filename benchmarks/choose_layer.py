@@ -22,13 +22,12 @@ import numpy as np
 import torch
 
 from benchmarks.data import conditions, data_file, minilm_directory, report
-from mlsm.common.progress import silent
 from mlsm.common.wordnet import WordNet
 from mlsm.evaluation.studies.word_senses.choose_layer import WordVectors, diagnose_layer
 from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
 from mlsm.evaluation.studies.word_senses.data import WsdData
 from mlsm.evaluation.studies.word_senses.framework import SEMCOR, SENSE_INDEX, TEST_SETS, read_annotated
-from mlsm.evaluation.studies.word_senses.word_vectors import batches
+from mlsm.evaluation.studies.word_senses.word_vectors import Readings, batches
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
 
@@ -70,11 +69,9 @@ def share_of_semcor():
 
 
 def stand_in_job():
-    """What WordVectors asks of a job."""
+    """What is read of a job here."""
     tokenizer = load_tokenizer(minilm_directory())
-    return SimpleNamespace(
-        tokenizer=tokenizer, special_ids=special_ids(tokenizer), progress=silent, config=ChooseLayerConfig(lam=LAM)
-    )
+    return SimpleNamespace(tokenizer=tokenizer, special_ids=special_ids(tokenizer), config=ChooseLayerConfig(lam=LAM))
 
 
 def prepare(place, job, teacher, data):
@@ -88,7 +85,9 @@ def prepare(place, job, teacher, data):
 
 def word_vectors(place, job, teacher, data):
     place.mkdir()
-    vectors = WordVectors(place, job, teacher, [LAYER], data)
+    text = Readings(data.sentences, job.tokenizer, job.special_ids, teacher.max_positions)
+    sizes = job.config.tokens_at_once(), job.special_ids["pad"]
+    vectors = WordVectors(place, text, teacher, [LAYER], *sizes, report=lambda tokens, of: None)
     vectors.make()
     return vectors
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.data import conditions, data_file, minilm_directory
-from pipeline.config import LearnConfig
-from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary, minibatch_size
+from pipeline.config import LearnConfig, minibatch_size
+from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.job import load_teacher, teacher_job
 from pipeline.precision import total_variation
 from pipeline.sample import sample_hidden

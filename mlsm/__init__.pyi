@@ -372,14 +372,14 @@ def evaluate_blimp(
     *,
     progress: Progress = None,
     models: PathOrText | Sequence[PathOrText] = (),
-    data_dir: PathOrText | None = None,
     step: PathOrText | None = None,
     metric: Literal["original", "within-word-l2r"] = "original",
+    batch_tokens: int | None = None,
+    device: PathOrText = "auto",
+    data_dir: PathOrText | None = None,
     tasks: PathOrText | Sequence[PathOrText] = (),
     per_paradigm: int | None = None,
     output: PathOrText = "runs",
-    batch_tokens: int | None = None,
-    device: PathOrText = "auto",
 ) -> Report:
     """Score masked language models on BLiMP's minimal pairs.
 
@@ -565,14 +565,14 @@ def score_text(
     *,
     progress: Progress = None,
     models: PathOrText | Sequence[PathOrText] = (),
+    step: PathOrText | None = None,
+    metric: Literal["original", "within-word-l2r"] = "original",
+    batch_tokens: int | None = None,
+    device: PathOrText = "auto",
     sentences: PathOrText | Sequence[PathOrText] = (),
     pairs: PathOrText | Sequence[PathOrText] = (),
     text_field: PathOrText = "text",
-    step: PathOrText | None = None,
-    metric: Literal["original", "within-word-l2r"] = "original",
     output: PathOrText = "runs",
-    batch_tokens: int | None = None,
-    device: PathOrText = "auto",
 ) -> Report:
     """Score the sentences, or the minimal pairs, of files: models="bert-base-cased", sentences="reviews.txt".
 

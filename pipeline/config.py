@@ -26,6 +26,8 @@ OF_LEARNING = ("atoms", "dictionary_tokens", "dictionary_epochs", "seed")
 BUNDLED_TEXT = ("bundled",)  # the demonstration's own text
 UNIT_TOKENS = 1_048_576  # default tokens per unit
 BATCH_TOKENS = {"cpu": 8192, "cuda": 65_536}  # default tokens of a forward pass
+FEWEST_A_BATCH, MOST_A_BATCH = 400, 2048  # limits of the vectors per minibatch of learning a dictionary
+BATCHES_A_PASS = 128  # within these limits: see docs/benchmark-details.md
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -464,3 +466,10 @@ def _absolute(value):
     if os.path.exists(path):
         return os.path.abspath(path)
     return os.path.normpath(os.path.join(glob.escape(os.getcwd()), path)) if glob.has_magic(path) else value
+
+
+def minibatch_size(vectors: int) -> int:
+    """How many vectors a minibatch has for a sample of this size: 400 for up to 51,200, 2,048 for 262,144 or more, and
+    in between enough for 128 updates per pass. Large minibatches would update the atoms of a small sample too seldom
+    (docs/benchmark-details.md)."""
+    return min(MOST_A_BATCH, max(FEWEST_A_BATCH, vectors // BATCHES_A_PASS))

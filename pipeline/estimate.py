@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.batch import InputFormat, hidden_rows
+from pipeline.config import MOST_A_BATCH, minibatch_size
 from pipeline.corpus_summary import describe_corpus
 from pipeline.dictionary.centering import HiddenSums
 from pipeline.encode import make_coder, write_units
@@ -169,11 +170,9 @@ def _learn_provisional(job, teacher, entry):
     """A dictionary learned in one pass over a few vectors from the end of the plan, and the seconds that it took for
     each vector; 0 where this is not measured."""
     from pipeline.dictionary.learning import (
-        MOST_A_BATCH,
         DictionarySettings,
         LearningSchedule,
         learn_dictionary,
-        minibatch_size,
     )
 
     config, parts, count = job.config, [], 0

@@ -147,7 +147,7 @@ def _algorithm():
 
 def minibatch_of_sample(job: Job) -> int:
     """Vectors per minibatch, from the sample size that the plan leads to expect."""
-    from pipeline.dictionary import minibatch_size
+    from pipeline.config import minibatch_size
 
     return minibatch_size(min(job.config.dictionary_tokens, job.planned_tokens))
 
@@ -166,7 +166,7 @@ def _provide_from_file(config, hidden, progress):
     """Learn the dictionaries for vectors in a .npy file, without loading a teacher or a corpus. Returns their
     reports."""
     from mlsm.common.device import choose_device
-    from pipeline.dictionary import minibatch_size
+    from pipeline.config import minibatch_size
     from pipeline.dictionary.vectors import file_stamp, open_vectors, refuse_unusable
 
     refuse_foreign_output(config.output)

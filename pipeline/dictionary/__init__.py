@@ -6,6 +6,6 @@ of an interrupted run.
 """
 
 from pipeline.dictionary.atoms import Dictionary
-from pipeline.dictionary.learning import DictionarySettings, LearningSchedule, learn_dictionary, minibatch_size
+from pipeline.dictionary.learning import DictionarySettings, LearningSchedule, learn_dictionary
 
-__all__ = ["Dictionary", "DictionarySettings", "LearningSchedule", "learn_dictionary", "minibatch_size"]
+__all__ = ["Dictionary", "DictionarySettings", "LearningSchedule", "learn_dictionary"]

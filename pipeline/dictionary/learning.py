@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from mlsm.common.progress import silent
+from pipeline.config import minibatch_size
 from pipeline.dictionary.atoms import Dictionary
 from pipeline.dictionary.checkpoint import Checkpoint
 from pipeline.dictionary.cpu import CpuLearner
@@ -38,8 +39,6 @@ FORGETTING = 4.0  # minibatch s weighs (s / t) ** FORGETTING at minibatch t
 KMEANS_ITERATIONS = 2  # ten take five times as long for a gain of 0.2 % after two passes
 KMEANS_VECTORS_PER_ATOM = 64
 CLUSTER_ITERATIONS = 25  # iterations of k-means if its centroids are the atoms
-FEWEST_A_BATCH, MOST_A_BATCH = 400, 2048  # limits of the vectors per minibatch
-BATCHES_A_PASS = 128  # within these limits: see docs/benchmark-details.md
 KEPT = (8, 16, 24, 32, 48, 64, 96, 128, 192, 255)  # entries of a distribution whose mass is recorded
 SMALLEST_VARIANCE = 1e-6  # of unit-length held-out vectors; below it is only rounding
 logger = logging.getLogger(__name__)
@@ -132,13 +131,6 @@ def _request(settings: DictionarySettings, schedule: LearningSchedule, batch: in
         "evaluate_every": schedule.evaluate_every,
         **atoms,
     }
-
-
-def minibatch_size(vectors: int) -> int:
-    """How many vectors a minibatch has for a sample of this size: 400 for up to 51,200, 2,048 for 262,144 or more, and
-    in between enough for 128 updates per pass. Large minibatches would update the atoms of a small sample too seldom
-    (docs/benchmark-details.md)."""
-    return min(MOST_A_BATCH, max(FEWEST_A_BATCH, vectors // BATCHES_A_PASS))
 
 
 def _check(settings, vectors):

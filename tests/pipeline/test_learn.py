@@ -13,8 +13,8 @@ from mlsm.common import workplaces
 from mlsm.common.disk import file_sha256
 from mlsm.common.errors import DeviceError, EncodeError
 from mlsm.common.workplaces import is_part, read_mark
-from pipeline.config import EncodeConfig, LearnConfig
-from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule, minibatch_size
+from pipeline.config import EncodeConfig, LearnConfig, minibatch_size
+from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule
 from pipeline.dictionary import checkpoint as learning_checkpoint
 from pipeline.dictionary import learn_dictionary as learn
 from pipeline.dictionary.learning import ALGORITHM
@@ -207,7 +207,7 @@ def test_a_minibatch_that_always_was_keeps_the_name_and_another_gets_its_own(tmp
     for batch in (None, 400, 500, 2048):
         with monkeypatch.context() as patch:
             if batch is not None:
-                patch.setattr("pipeline.dictionary.minibatch_size", lambda vectors, batch=batch: batch)
+                patch.setattr("pipeline.config.minibatch_size", lambda vectors, batch=batch: batch)
             made[batch] = learn_dictionary(config)[0]["dictionary"]
     assert Path(made[2048]).name.endswith(fingerprint(request)[:12])
     assert made[None] == made[400] and Path(made[400]).name.endswith(fingerprint(request | {"batch": 400})[:12])
@@ -217,7 +217,7 @@ def test_a_minibatch_that_always_was_keeps_the_name_and_another_gets_its_own(tmp
 
 def test_the_minibatch_of_a_teachers_sample_is_part_of_the_name(place, unbroken, tmp_path, monkeypatch):
     assert Dictionary.load(unbroken["dictionary"]).settings["batch"] == 400
-    monkeypatch.setattr("pipeline.dictionary.minibatch_size", lambda vectors: 2048)
+    monkeypatch.setattr("pipeline.config.minibatch_size", lambda vectors: 2048)
     older = learn_dictionary(replace(place, output=tmp_path))[0]
     assert Path(older["dictionary"]).name != Path(unbroken["dictionary"]).name
     assert Dictionary.load(older["dictionary"]).settings["batch"] == 2048

@@ -172,18 +172,7 @@ def _notes_on_fine_tuning(models: Sequence[Model]) -> list[str]:
             chosen.append(
                 f"Learning rates chosen by the fine-tuning runs of {model.label}, out of {len(tried)}: {counts}."
             )
-    early = [
-        model.label
-        for model in models
-        if any("dropout" not in record["settings"] for record in model.trainings.values())
-    ]
-    if not early:
-        return chosen
-    return [
-        *chosen,
-        f"It is unknown whether dropout and segments of the fine-tuning agree for {', '.join(early)}: an earlier "
-        "version did not record them. Run finetune again with the same models.",
-    ]
+    return chosen
 
 
 def _notes_on_intruders(settings: CompareConfig, models: Sequence[Model], judgements: Judgements) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from mlsm.common.errors import ComparisonError
 from mlsm.evaluation.comparison.identity import text
-from mlsm.evaluation.lineage import WITHOUT_TARGETS
+from mlsm.evaluation.lineage import FIELDS, WITHOUT_TARGETS
 from mlsm.evaluation.records import CONTENT, FROZEN, METRICS, contents_of, path_of
 from student import objectives
 
@@ -43,7 +43,6 @@ TITLES = {
     "wic": "WiC",
 }
 OBJECTIVES = {name: facts.label for name, facts in objectives.OBJECTIVES.items()}
-FACTS = ("objective", "encoder", "teacher", "layer", "k", "lambda", "kappa", "run_seed")
 Training = tuple[str, int]  # task, seed
 SuiteFigure = tuple[str, str]  # task, metric
 ScoreKey = tuple[str, str, int]  # task, metric, seed
@@ -55,8 +54,8 @@ class Model:
     added.
 
     label  its name, with digits of its hashes if two models share the name
-    facts  of the pre-training (FACTS, dictionary, and its whole identity, None if unknown), and step, fraction,
-           flops, path, and the hashes of CONTENT, None where unknown
+    facts  of the pre-training (lineage.FIELDS, and its whole identity, None if unknown), and flops, path, and the
+           hashes of CONTENT, None where unknown
     frozen records of `finetune --frozen` by task, which are never paired with those of fine-tuning
     blimp  its BLiMP record with the settings that most models of the comparison have
     """
@@ -182,7 +181,8 @@ def models_of(records: Iterable[dict]) -> tuple[list[Model], list[str]]:
     records = list(records)
     for record, content in zip(records, contents_of(records), strict=True):
         _require_one_split(splits, record)
-        facts = _facts(record) | dict(zip(CONTENT, content, strict=True))
+        facts = {name: record[name] for name in (*FIELDS, "identity", "flops", "path")}
+        facts |= dict(zip(CONTENT, content, strict=True))
         model = models.setdefault(content, Model(record["model"], facts))
         _require_same_facts(model, facts)
         notes += _add(model, record)
@@ -211,11 +211,6 @@ def _require_one_split(splits, record):
             f"the records are of different examples: {found}. Compare each split separately: records of development "
             "sets are in runs/evaluations, others in runs/<split>/evaluations."
         )
-
-
-def _facts(record):
-    names = (*FACTS, "dictionary", "identity", "step", "fraction", "flops", "path")
-    return {name: record[name] for name in names}
 
 
 def _require_same_facts(model, facts):
@@ -283,8 +278,6 @@ def match_trainings(model: Model, other: Model) -> tuple[list[Training], dict[st
     for key in sorted(model.trainings.keys() & other.trainings.keys()):
         mine, theirs = model.trainings[key], other.trainings[key]
         why = find_disagreements(mine, theirs)
-        if not why and not (mine["head"] and theirs["head"]):
-            why = "head not recorded"
         if why:
             left_out.setdefault(why, []).append(key)
         else:
@@ -346,8 +339,8 @@ def frozen_alike(models: Sequence[Model]) -> tuple[dict[str, list[Model]], list[
     for task in FROZEN:
         key = task, None
         measured = [model for model in models if key in model.frozen]
-        found = largest_alike([(model, model.frozen[key]) for model in measured], lambda one: one[1])
-        alike[task] = [model for model, _ in found]
+        records = [(model, model.frozen[key]) for model in measured]
+        alike[task] = [model for model, _ in largest_alike(records, lambda one: one[1])]
         notes += [
             f"The frozen scores of {task} of {model.label} cannot be compared with the others:"
             f" {find_disagreements(model.frozen[key], alike[task][0].frozen[key])}"

@@ -9,9 +9,9 @@ own. Not handled here: the paper's figures 1, 2 and 11, which show no scores.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle
 from operator import itemgetter
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -75,32 +75,17 @@ _RIVALS = ("mlm", "kd")  # compared with MLSM in figure 7
 # -- one quantity varied ------------------------------------------------------------------------------------
 
 
-def layers(models: Sequence[Model], settings: CompareConfig) -> Drawing:
-    """Figure 3."""
-    return _draw_varied(models, settings, "layer", table=1)
-
-
-def numbers_of_lsps(models: Sequence[Model], settings: CompareConfig) -> Drawing:
-    """Figure 5."""
-    drawing = _draw_varied(models, settings, "k", table=2)
-    drawing.figure.axes[0].set_xscale("log", base=2)
-    tick_values(drawing.figure.axes[0], {row[2] for row in drawing.rows if row[0] == "average"})
-    return drawing
-
-
-def weights_of_mlm(models: Sequence[Model], settings: CompareConfig) -> Drawing:
-    """Figure 8."""
-    return _draw_varied(models, settings, "kappa", table=4)
-
-
 def word_senses(models: Sequence[Model], settings: CompareConfig) -> Drawing:
     """Figure 4: word-sense F1 of choose-layer against fine-tuning averages."""
     if settings.diagnostic is None:
         raise Lacking("the result of choose-layer: --diagnostic result.json")
-    arm = vary(models, "layer")
-    k = arm.facts["k"]
-    f1 = f1_by_layer(settings.diagnostic, k)
-    _require_teacher(settings.diagnostic, arm.models)
+    arm, diagnosed = vary(models, "layer"), read_result(settings.diagnostic)
+    k, identities = arm.facts["k"], [model.facts["identity"] for model in arm.models]
+    known = {identity["target_settings"].get("teacher") for identity in identities if identity} - {None}
+    if known - {diagnosed.fingerprint}:
+        what = f"{settings.diagnostic} is for {diagnosed.teacher}"
+        raise Lacking(f"a result of choose-layer for the models' own teacher; {what}")
+    f1 = {layer: value for (layer, of_k), value in diagnosed.f1.items() if of_k == k}
     chosen = [model for model in arm.models if model.facts["layer"] in f1]
     if len(chosen) < 3:
         found = [model.facts["layer"] for model in chosen]
@@ -118,10 +103,11 @@ def _name_left_out(models: Sequence[Model], arm: Arm, fact: str) -> str:
 
 
 def _draw_varied(models: Sequence[Model], settings: CompareConfig, fact: str, table: int) -> Drawing:
+    """Figures 3, 5 and 8: averages by the values of a fact, next to those of a table of the paper, and matrices."""
     arm = vary(models, fact)
     values = _values(arm, fact)
     figure, axes = new_figure(width=2.2, columns=3)
-    drawing = Drawing(figure, f"{', '.join(model.label for model in arm.models)}")
+    drawing = Drawing(figure, ", ".join(model.label for model in arm.models))
     figures = common_figures(arm.models)
     draw_averages(drawing, axes[0], arm, fact, figures)
     if settings.paper:
@@ -129,6 +115,8 @@ def _draw_varied(models: Sequence[Model], settings: CompareConfig, fact: str, ta
         axes[0].plot(list(averages), list(averages.values()), label="paper", **PAPER)
         for value, mean in averages.items():
             drawing.add("average", "mean", value, mean, source="paper")
+    if fact == "k":
+        axes[0].set_xscale("log", base=2)
     title = f"average, {how_many(arm.models, figures)}"
     axes[0].set(xlabel=_NAMES[fact], ylabel="average fine-tuning score", title=title)
     tick_values(axes[0], {row[2] for row in drawing.rows})
@@ -181,21 +169,12 @@ def _draw_matrices(drawing: Drawing, axes: "Sequence[Axes]", cells: Matrices, va
                     drawing.add(name, "", value, getattr(cells, name)[i][j], cells.n[i][j], other)
 
 
+layers = partial(_draw_varied, fact="layer", table=1)
+numbers_of_lsps = partial(_draw_varied, fact="k", table=2)
+weights_of_mlm = partial(_draw_varied, fact="kappa", table=4)
+
+
 # -- the word-sense diagnostic ----------------------------------------------------------------------------
-
-
-def f1_by_layer(path: Path, k: int) -> dict[int, float]:
-    """{layer: word-sense F1 on ALL} of a choose-layer result at this k. Raises WsdDataError for any other file."""
-    return {layer: f1 for (layer, of_k), f1 in read_result(path).f1.items() if of_k == k}
-
-
-def _require_teacher(path: Path, models: Sequence[Model]) -> None:
-    """Raise Lacking if a result of choose-layer is known to be for another teacher than the models'."""
-    identities = [model.facts["identity"] for model in models]
-    known = {identity["target_settings"].get("teacher") for identity in identities if identity} - {None}
-    diagnosed = read_result(path)
-    if known - {diagnosed.fingerprint}:
-        raise Lacking(f"a result of choose-layer for the models' own teacher; {path} is for {diagnosed.teacher}")
 
 
 def correlations(x: Sequence[float], y: Sequence[float]) -> dict[str, tuple[float, float]]:
@@ -218,7 +197,7 @@ def _draw_word_senses(models: Sequence[Model], settings: CompareConfig, arm: Arm
     values = [model.facts["layer"] for model in arm.models]
     figures = common_figures(arm.models)
     figure, (left, right) = new_figure(width=1.8, columns=2)
-    drawing = Drawing(figure, f"{', '.join(model.label for model in arm.models)}")
+    drawing = Drawing(figure, ", ".join(model.label for model in arm.models))
     draw_averages(drawing, left, arm, "layer", figures)
     means, senses = [average(model, figures) for model in arm.models], [f1[layer] for layer in values]
     other = left.twinx()
@@ -502,7 +481,9 @@ def _finish_costs(settings, drawing, axes, paradigms):
 
 # -- all of them ------------------------------------------------------------------------------------------
 
-FIGURES = {  # number -> name of its files, title, function
+FIGURES: dict[
+    int, tuple[str, str, Callable[[Sequence[Model], CompareConfig], Drawing]]
+] = {  # number -> name of its files, title, function
     3: ("layers", "fine-tuning by layer of the teacher, with its matrices", layers),
     4: ("word-senses", "fine-tuning by word-sense F1 of the layer", word_senses),
     5: ("lsps", "fine-tuning by number of LSPs, with its matrices", numbers_of_lsps),

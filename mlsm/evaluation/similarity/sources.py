@@ -45,7 +45,6 @@ class TeacherSource:
     """Read texts with a store's teacher: the LSPs are those that the store would have.
 
     atoms_Ke  the LSPs' vectors: the dictionary's
-    layers    names of the hidden states: the encoded layer, and the last
     cut       how many texts were longer than a window
     """
 
@@ -63,7 +62,6 @@ class TeacherSource:
         whole = {"layer": last, "dtype": store.settings["dtype"]}
         self._teacher = Teacher.load(teacher_to_layer.name, **whole) if last > layer else teacher_to_layer
         self._layer, self._numbers = layer, sorted({layer, last})
-        self.layers = tuple(f"layer {number}" for number in self._numbers)
         self._center_Pd = center_on(self._teacher.device, self._dictionary)
         self._tokenizer = store.load_tokenizer()
 
@@ -112,11 +110,8 @@ class StudentSource:
     """Read texts with a student: its predictions for every token from the context.
 
     atoms_Ke  the LSPs' vectors: the rows of its output matrix
-    layers    name of the hidden states: the encoder's last layer
     cut       how many texts were longer than a window
     """
-
-    layers = ("last layer",)
 
     def __init__(self, source: str):
         self._model = load_student(source)

@@ -296,10 +296,8 @@ def test_where_no_two_agree_the_figure_names_what_differs(tmp_path):
 
 
 def test_old_records_are_compared_and_said_to_be_unknown(tmp_path):
-    result, settings, figures = compared(tmp_path, layer_study((8, 10), seeds=1))
+    _, _, figures = compared(tmp_path, layer_study((8, 10), seeds=1))
     assert "differ only in" not in figures[3].caption and "are unknown" in figures[3].caption
-    said = comparison(result, settings)
-    assert "It is unknown whether dropout and segments of the fine-tuning agree for mlsm-l8, mlsm-l10" in said
 
 
 def test_the_tail_is_in_the_tables(tmp_path):

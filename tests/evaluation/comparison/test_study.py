@@ -79,13 +79,6 @@ def test_what_does_not_agree_is_named_and_no_pair(fields, why):
     assert left_out == [LeftOut("a", "b", why, [("rte", 1)])]
 
 
-def test_heads_that_neither_recorded_are_no_pair():
-    models, _ = models_of([a_record(name, "rte", 0, [0.5], head=None) for name in "ab"])
-    assert match_trainings(*models) == ([], {"head not recorded": [("rte", 0)]})
-    cells = matrices(models)[0]["scores"]
-    assert cells.n[0][1] == 0 and cells.p[0][1] is None
-
-
 def test_data_agree_wherever_they_lay():
     data = {"name": "elsewhere", "files": {"dev/RTE.tsv": digest("rte")}, "n_train": 1000, "n_eval": 100}
     models, _ = models_of([a_record("a", "rte", 0, [0.5]), a_record("b", "rte", 0, [0.5], data=data)])

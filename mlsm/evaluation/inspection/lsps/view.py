@@ -186,8 +186,6 @@ class StoreView:
 
     def lsp(self, lsp: int) -> dict:
         """Everything of one LSP."""
-        if not 0 <= lsp < self.sample.k:
-            raise InspectionError(f"there is no LSP {lsp}: they are numbered from 0 to {self.sample.k - 1}")
         top, tenths = self.shown_tokens(lsp)
         return {
             **self.figures(lsp),

@@ -98,8 +98,16 @@ class EncoderShape:
         return 2 * tokens * self.embedding_width * (self.width + outputs)
 
     def measure(self, windows: int, length: int) -> int:
-        """The same as forward().total, counted by torch on tensors without data, with eager attention."""
-        return measure_encoder(self.config, windows, length)
+        """The same as forward().total, counted by torch on tensors without data, with eager attention and no pooler."""
+        import torch
+        from transformers import AutoModel
+
+        from student.encoders.flops import count_operations
+
+        roomy = _with_room(self.config, length)
+        with torch.device("meta"):
+            model = AutoModel.from_config(roomy, attn_implementation="eager", **without_pooler(roomy))
+        return count_operations(model.eval(), input_ids=(windows, length))
 
     def _relative_positions(self, windows: int, length: int) -> int:
         """DeBERTa's c2p and p2c scores (He et al. 2021, section 3.1): 2 L positions, projected once a batch."""
@@ -111,19 +119,6 @@ class EncoderShape:
         directions = len({"c2p", "p2c"} & set(config.pos_att_type or ()))
         one = 2 * windows * length * table * self.width + 2 * table * self.width**2
         return self.layers * directions * one
-
-
-def measure_encoder(hf_config: "PretrainedConfig", windows: int, length: int) -> int:
-    """Operations of an encoder of this configuration, without pooler, on windows full of text."""
-    import torch
-    from transformers import AutoModel
-
-    from student.encoders.flops import count_operations
-
-    roomy = _with_room(hf_config, length)
-    with torch.device("meta"):
-        model = AutoModel.from_config(roomy, attn_implementation="eager", **without_pooler(roomy))
-    return count_operations(model.eval(), input_ids=(windows, length))
 
 
 def _with_room(hf_config, length):

@@ -7,12 +7,13 @@ products.
 Shapes: d hidden width, k atoms.
 """
 
+from pipeline.config import minibatch_size
+
 FISTA_STEPS = 100  # in the official code
 # By `python -m benchmarks.solver_operations`: layer 5 of MiniLM (d = 384), k = 3072, lam = 0.05, a KKT violation of
 # 1e-3. Both numbers are per token and depend on the vectors.
 UPDATED_ROWS = 144  # rows of the Gram matrix subtracted from all k correlations
 INNER_OPERATIONS = 328_000  # coordinate descent and conjugate gradients on the working set, and the certificate
-MINIBATCH = 2048  # vectors per update of the atoms (pipeline/dictionary/)
 
 
 def fista_flops(tokens: float, k: int, d: int, steps: int = FISTA_STEPS) -> float:
@@ -41,4 +42,4 @@ def learning_flops(vectors: int, epochs: float, k: int, d: int) -> float:
     Every vector is coded. Every minibatch takes one pass over the atoms (2 k^2 d, Mairal et al. 2009, algorithm 2) and
     half of a new Gram matrix (k^2 d). Not counted: evaluations, and sums over the codes' non-zeros (1 % of coding).
     """
-    return epochs * (solver_flops(vectors, k, d) + vectors / MINIBATCH * 3 * k * k * d)
+    return epochs * (solver_flops(vectors, k, d) + vectors / minibatch_size(vectors) * 3 * k * k * d)

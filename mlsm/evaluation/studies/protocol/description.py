@@ -223,11 +223,10 @@ def read_study(recipe: str) -> Study:
             raise StudyError(f"recipe {path}: two arms are called {arm.name}. Rename one of them.")
     converted = {verb: _convert(path, verb, common[verb]) for verb in common if verb not in (*STORES, "train-student")}
     pairs = [own["primary"], *own["secondary"], *own["explored"]]
-    for pair in pairs:
-        if unknown := [name for name in pair if name not in arms]:
-            raise StudyError(
-                f"recipe {path}: {unknown[0]} of a comparison is not an arm. The arms are: {', '.join(arms)}"
-            )
+    named = [("a comparison", pair) for pair in pairs] + [(f"`{name}`", own[name]) for name in ("tuned", "curves")]
+    for where, names in named:
+        if unknown := [name for name in names if name not in arms]:
+            raise StudyError(f"recipe {path}: {unknown[0]} of {where} is not an arm. The arms are: {', '.join(arms)}")
     hypotheses = [own["primary"], *own["secondary"]]
     for number, pair in enumerate(hypotheses):
         if any(set(pair) == set(other) for other in hypotheses[:number]):
@@ -243,16 +242,12 @@ def read_study(recipe: str) -> Study:
         stores=stores,
         arms=arms,
         common=converted,
-        tuned=own["tuned"] if own["tuned"] else tuple(arms),
+        tuned=own["tuned"] or tuple(arms),
         composite=own["composite"],
         planned=own["planned"],
         explored=own["explored"],
     )
-    if unknown := [name for name in study.tuned if name not in arms]:
-        raise StudyError(f"recipe {path}: {unknown[0]} of `tuned` is not an arm. The arms are: {', '.join(arms)}")
     _check_composite(path, study)
-    if unknown := [name for name in study.curves if name not in arms]:
-        raise StudyError(f"recipe {path}: {unknown[0]} of `curves` is not an arm. The arms are: {', '.join(arms)}")
     if study.learned_by is not None:
         learner = arms.get(study.learned_by)
         if learner is None or study.learned_by not in study.curves or 0 not in learner.settings.get("checkpoints", ()):

@@ -44,7 +44,7 @@ from pipeline.announcement import announcement
 from pipeline.batch import center_on
 from pipeline.dictionary import Dictionary
 from pipeline.dictionary.learning import ALGORITHM
-from pipeline.job import Job, load_teacher, named_by_content, teacher_job
+from pipeline.job import load_teacher, named_by_content, teacher_job
 from pipeline.learn import batch_key, minibatch_of_sample, provide_dictionaries, wanted_dictionaries
 from pipeline.solvers import nonneg_lasso, proof
 from pipeline.workers import open_executor
@@ -149,7 +149,10 @@ def _diagnose(job, teacher, directory, lacking):
             vectors_name(layer, dictionary): (layer, center_on("cpu", dictionary))
             for (layer, _), (dictionary, _) in sorted(learned.items(), key=lambda item: item[0])
         }
-        vectors = WordVectors(place, job, teacher, layers, data, centers)
+        text = Readings(data.sentences, job.tokenizer, job.special_ids, teacher.max_positions)
+        report = partial(job.progress, "word vectors")
+        batch_tokens = job.config.tokens_at_once()
+        vectors = WordVectors(place, text, teacher, layers, batch_tokens, job.special_ids["pad"], report, centers)
         vectors.make()
         for done, ((layer, k), path) in enumerate(lacking.items()):
             job.progress("layers", done, len(lacking), unit="layers")
@@ -183,6 +186,7 @@ def _dictionaries(job, teacher, lacking):
 class WordVectors:
     """Vectors of all annotated words at some layers, in files of a directory, in the order of the teacher's pass.
 
+    report       called as report(tokens read, tokens of the text)
     centers      name of the vectors -> their layer and the centre to subtract, as for `word_vectors`; by default all
                  layers by number, without a centre
     chunks       pairs of word numbers and readings, one for each file
@@ -193,16 +197,18 @@ class WordVectors:
     def __init__(
         self,
         place: Path,
-        job: Job,
+        text: Readings,
         teacher: "Teacher",
         layers: list[int],
-        data: WsdData,
+        batch_tokens: int,
+        pad: int,
+        report: Callable[[int, int], None],
         centers: Centers | None = None,
     ):
-        self.place, self.job, self.teacher, self.layers = place, job, teacher, layers
+        self.place, self.text, self.teacher, self.layers = place, text, teacher, layers
+        self._batch_tokens, self._pad, self._report = batch_tokens, pad, report
         self._centers = centers or {layer: (layer, None) for layer in layers}
         self.device = teacher.device
-        self.text = Readings(data.sentences, job.tokenizer, job.special_ids, teacher.max_positions)
         self.chunks = list(self.text.chunks(PART_TOKENS))
         self.word_of_row = np.concatenate([words for words, _ in self.chunks])
 
@@ -211,7 +217,7 @@ class WordVectors:
         done = 0
 
         def report(tokens):
-            self.job.progress("word vectors", done + tokens, self.text.tokens)
+            self._report(done + tokens, self.text.tokens)
 
         report(0)
         for number, (words, readings) in enumerate(self.chunks):
@@ -222,8 +228,8 @@ class WordVectors:
 
     def _write(self, number, words, readings, report):
         clock = time.perf_counter()
-        pad, batch_tokens = self.job.special_ids["pad"], self.job.config.tokens_at_once()
-        found = word_vectors(self.teacher, words, readings, self.layers, batch_tokens, pad, self._centers, report)
+        sizes = self._batch_tokens, self._pad
+        found = word_vectors(self.teacher, words, readings, self.layers, *sizes, self._centers, report)
         seconds = time.perf_counter() - clock
         with appearing_whole(self._path(number)) as file:
             np.savez(

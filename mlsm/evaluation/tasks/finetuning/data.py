@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from mlsm.common.disk import file_sha256
 from mlsm.common.errors import DataError, describe
+from mlsm.common.extras import name_extras
 from mlsm.evaluation.tasks.finetuning.config import TENTH
 from mlsm.evaluation.tasks.finetuning.formats import Example
 from mlsm.evaluation.tasks.finetuning.tasks import TASKS, Task, TaskFile
@@ -138,13 +139,8 @@ def choose_file(task: Task, directory: Path, alternatives: tuple[TaskFile, ...])
 
 def _from_hub(task: Task, data_dir: Path | str | None, sets: Collection[str]) -> TaskData:
     (dataset, revision), config = task.hub.dataset, task.hub.config
-    try:
+    with name_extras(f"{_describe_search(task, data_dir)}, and the Hub"):
         from datasets import load_dataset
-    except ImportError:
-        raise DataError(
-            f"{_describe_search(task, data_dir)}, and the Hub needs the package datasets:"
-            ' pip install "mlsm-pretrain[eval]"'
-        ) from None
     try:
         parts = load_dataset(dataset, config, revision=revision)
         commit = _commit(parts, revision)

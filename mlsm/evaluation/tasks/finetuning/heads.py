@@ -35,7 +35,7 @@ from mlsm.common.invocation import program
 from mlsm.common.model_checks import max_positions, open_config, quiet_transformers, without_pooler
 from mlsm.evaluation.tasks.finetuning.batches import task_number
 from mlsm.evaluation.tasks.finetuning.tasks import Task
-from mlsm.evaluation.tasks.finetuning.vocabulary import PartialEmbedding, refuse_to_save
+from mlsm.evaluation.tasks.finetuning.vocabulary import PartialEmbedding
 from pipeline.teacher import check_report, check_settings, load_weights
 from shards.counter import hash_u64
 from shards.manifest import fingerprint
@@ -73,9 +73,8 @@ class Backbone:
         with torch.random.fork_rng(devices=[]), quiet_transformers():  # all weights drawn here are replaced
             model = auto_class.from_config(self.config, dtype=torch.float32)
         if isinstance(table := self.encoder.get_input_embeddings(), PartialEmbedding):
-            rows = PartialEmbedding(model.base_model.get_input_embeddings(), table.ids_R)
-            rows.register_state_dict_pre_hook(refuse_to_save)
-            model.base_model.set_input_embeddings(rows)
+            whole = model.base_model.get_input_embeddings()
+            model.base_model.set_input_embeddings(PartialEmbedding(whole, table.ids_R))
         head = _head_parameters(model)
         self._fill_encoder(model, head)
         digest = _fill_head(head, task.name, seed, Path(bank))

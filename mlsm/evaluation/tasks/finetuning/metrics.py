@@ -9,14 +9,14 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from importlib.util import find_spec
+from importlib import import_module
 from statistics import mean
 from typing import Any
 
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
-from mlsm.common.errors import DataError
+from mlsm.common.extras import name_extras
 from mlsm.evaluation.records import METRICS
 from mlsm.evaluation.tasks.finetuning.tasks import Task
 
@@ -73,11 +73,9 @@ def uninformed(task: Task, train: Sequence[Any], gold: dict[str, list], found: l
 
 
 def check_installed(task: Task) -> None:
-    """Raises DataError, which says what to install, if a package for the task's metrics is missing."""
-    if find_spec("sklearn") is None:
-        raise DataError('fine-tuning needs scikit-learn. Run:  pip install "mlsm-pretrain[eval]"   (or scikit-learn)')
-    if task.labels_words and find_spec("seqeval") is None:
-        raise DataError(f'{task.name} needs seqeval. Run:  pip install "mlsm-pretrain[eval]"   (or seqeval)')
+    """Raises MissingPackageError if a package for the task's metrics is missing."""
+    with name_extras(task.name):
+        import_module("seqeval" if task.labels_words else "sklearn")
 
 
 def _f1(task, gold, predicted):
@@ -91,13 +89,16 @@ def _f1(task, gold, predicted):
         from sklearn.metrics import f1_score
 
         return float(f1_score(gold, predicted, zero_division=0.0))
-    from seqeval.metrics import f1_score as entity_f1
-
     tags = dict(enumerate(task.labels)) | {UNREAD: "I-unread"}
     names = [[[tags[int(label)] for label in sentence] for sentence in part] for part in (gold, predicted)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns if there is no entity, and F1 is 0
-        return float(entity_f1(*names))
+    return span_f1(*names)
+
+
+def span_f1(gold: list[list[str]], said: list[list[str]]) -> float:
+    """F1 of the spans of IOB2 tags over all sentences; 0 if there are none."""
+    from seqeval.metrics import f1_score
+
+    return float(f1_score(gold, said, zero_division=0))
 
 
 def _matthews(task, gold, predicted):
@@ -131,5 +132,5 @@ _FUNCTIONS = {
     "accuracy": _accuracy,
     "f1": _f1,
     "pearson": lambda task, gold, predicted: _correlation(pearsonr, gold, predicted),
-    "spearman": lambda task, gold, predicted: _correlation(spearmanr, gold, predicted),
+    "spearman": lambda task, gold, predicted: spearman(gold, predicted),
 }

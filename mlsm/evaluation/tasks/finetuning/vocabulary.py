@@ -12,12 +12,8 @@ not written back into the whole table, because fine-tuned models are not saved.
 Shapes: V tokens of the vocabulary, R rows.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-
-from mlsm.common.errors import ModelError
 
 
 class PartialEmbedding(nn.Embedding):
@@ -39,12 +35,3 @@ class PartialEmbedding(nn.Embedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         return super().forward(self.rows_V[ids])
-
-
-def refuse_to_save(table: PartialEmbedding, *_: Any) -> None:
-    """Raise ModelError: a hook that runs before state_dict, so that a reduced table is never saved."""
-    raise ModelError(
-        f"this model has {table.num_embeddings} rows of token embeddings (those that its task uses) out of "
-        f"{len(table.rows_V)}, so a saved copy could not be loaded again. To keep a model, fine-tune it with "
-        "transformers."
-    )

@@ -10,7 +10,6 @@ the test set. Not handled here: features (features.py), linear models (linear.py
 (suite.py).
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -139,7 +138,7 @@ class Tags:
         }
         train_tags = [_read_tags(gold[part], words[part]) for part in ("nine", "tuning")]
         names, y_T = np.unique(np.concatenate(train_tags), return_inverse=True)
-        value = _accuracy if metric == "pos" else _span_f1
+        value = _accuracy if metric == "pos" else metrics.span_f1
 
         def worth(part, said_T):
             return value(gold[part], _by_sentence(names[said_T], words[part].read_N))
@@ -183,14 +182,6 @@ def _by_sentence(said_T: np.ndarray, read_N: list[np.ndarray]) -> list[list[str]
     tags = np.full(len(all_read), UNREAD, dtype=object)
     tags[all_read] = said_T
     return [part.tolist() for part in np.split(tags, np.cumsum([len(read) for read in read_N])[:-1])]
-
-
-def _span_f1(gold: list[list[str]], said: list[list[str]]) -> float:
-    from seqeval.metrics import f1_score
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns if there is no span, and F1 is 0
-        return float(f1_score(gold, said))
 
 
 def _accuracy(gold: list[list[str]], said: list[list[str]]) -> float:

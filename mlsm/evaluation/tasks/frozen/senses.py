@@ -7,10 +7,10 @@ synset, NPMI with zeros kept (`npmi0`), and the first sense if there is no evide
 semeval2007 is chosen; the score is the F1 on the other four sets together. Layer 0 is not used, because it has no
 context.
 
-Shapes: n vectors of a part, K atoms, d width.
+Shapes: n vectors, d width.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,12 @@ import torch
 from mlsm.common.disk import file_sha256
 from mlsm.common.errors import ModelError, WsdDataError
 from mlsm.common.progress import silent
-from mlsm.evaluation.studies.word_senses.choose_layer import diagnose_layer
+from mlsm.evaluation.studies.word_senses.choose_layer import WordVectors, diagnose_layer
 from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
 from mlsm.evaluation.studies.word_senses.data import WsdData
 from mlsm.evaluation.studies.word_senses.framework import SEMCOR, data_files
-from mlsm.evaluation.studies.word_senses.word_vectors import Readings, word_vectors
-from mlsm.evaluation.tasks.frozen.features import FeatureExtractor, kept
+from mlsm.evaluation.studies.word_senses.word_vectors import Readings
+from mlsm.evaluation.tasks.frozen.features import FeatureExtractor
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.dictionary.learning import ALGORITHM
 from pipeline.teacher import special_ids
@@ -36,26 +36,7 @@ SAMPLE = 50_000  # number of vectors from which the dictionary is learned
 TOLERANCE = 1e-3
 TUNING = "semeval2007"
 VARIANT = "raw-npmi0"
-PART_TOKENS = 65_536  # per file of vectors
 BATCH_TOKENS = 8_192  # per forward pass
-
-
-class _Vectors:
-    """The stored vectors, in the form that diagnose_layer reads.
-
-    word_of_row  int64: the word of each row
-    """
-
-    device = torch.device("cpu")
-
-    def __init__(self, parts: list[Callable[[], dict[str, np.ndarray]]]):
-        self._parts = parts
-        self.word_of_row = np.concatenate([part()["words"] for part in parts])
-
-    def layer(self, name: int | str) -> Iterator[np.ndarray]:
-        """The vectors of a layer, part by part: float16 (n, d)."""
-        for part in self._parts:
-            yield part()[f"layer-{name}"]
 
 
 def check_reads_senses(encoder: FeatureExtractor) -> None:
@@ -91,33 +72,21 @@ class Senses:
     def score(self, encoder: FeatureExtractor, place: Path, report: Callable[[int], None]) -> tuple[list[dict], dict]:
         """See Measure."""
         layers = [layer for layer in encoder.layers if layer > 0]
-        vectors = _Vectors(self._keep(encoder, layers, place, report))
+        special = special_ids(encoder.tokenizer)
+        text = Readings(self._data.sentences, encoder.tokenizer, special, encoder.max_length)
+
+        def report_texts(tokens, of):
+            report(self.total * tokens // max(1, of))
+
+        vectors = WordVectors(place, text, encoder.teacher, layers, BATCH_TOKENS, special["pad"], report_texts)
+        vectors.make()
+        vectors.device = torch.device("cpu")  # the solver's, so that scores do not depend on a GPU
         found = [self._diagnose(vectors, layer) for layer in layers]
         best = max(found, key=lambda one: one["tuning"])
         tuning = int(self._data.groups[TUNING].sum())
         counts = {"tuning": tuning, "test": self._questions - tuning}
         figures = [{"metric": f"f1_{part}", "value": best[part], "n": n} for part, n in counts.items()]
         return figures, {"wsd": {"layer": best["layer"], "layers": found}}
-
-    def _keep(self, encoder, layers, place, report) -> list[Callable[[], dict[str, np.ndarray]]]:
-        """Write all vectors to files in parts. Returns functions that read the parts."""
-        special = special_ids(encoder.tokenizer)
-        text = Readings(self._data.sentences, encoder.tokenizer, special, encoder.max_length)
-        parts: list[Callable[[], dict[str, np.ndarray]]] = []
-        for number, (words, readings) in enumerate(text.chunks(PART_TOKENS)):
-
-            def make(words=words, readings=readings):
-                found = word_vectors(encoder.teacher, len(words), readings, layers, BATCH_TOKENS, special["pad"])
-                arrays = {f"layer-{layer}": rows_nd.astype(np.float16) for layer, rows_nd in found.items()}
-                return arrays | {"words": words}
-
-            def read(file=place / f"part-{number:05}.npz", make=make):
-                return kept(file, make)
-
-            read()
-            report(min(self.total, (number + 1) * self.total * PART_TOKENS // max(1, text.tokens)))
-            parts.append(read)
-        return parts
 
     def _diagnose(self, vectors, layer) -> dict:
         """A layer's F1 on the tuning set and on the other sets."""

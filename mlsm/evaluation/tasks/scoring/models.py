@@ -113,17 +113,13 @@ def _load_stock(directory: Path) -> PreTrainedModel:
 
 def _explain_missing_head(directory: Path, missing: list[str]) -> str:
     """Explain why a model with missing weights cannot predict words, and what to do."""
-    if (directory / HEAD_FILE).is_file():
+    predicts_lsps = (directory / HEAD_FILE).is_file()
+    if predicts_lsps or (directory / LINEAGE_FILE).is_file():
         run = directory.parent if directory.name == "export" else directory
         return (
-            f"{directory} predicts LSPs, not words: it has no masked-LM head. Train a probe, and score its run:"
-            f"  {program()} train-probe --student {shell_quote(run)}"
-        )
-    if (directory / LINEAGE_FILE).is_file():
-        run = directory.parent if directory.name == "export" else directory
-        return (
-            f"{directory} predicts no words: it has no masked-LM head. Train a probe, and score its run:"
-            f"  {program()} train-probe --student {shell_quote(run)} --probe-input hidden"
+            f"{directory} predicts {'LSPs, not' if predicts_lsps else 'no'} words: it has no masked-LM head. Train a "
+            f"probe, and score its run:  {program()} train-probe --student {shell_quote(run)}"
+            f"{'' if predicts_lsps else ' --probe-input hidden'}"
         )
     return (
         f"{directory} has no whole masked-LM head: its weights lack "

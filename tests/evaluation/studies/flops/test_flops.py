@@ -10,7 +10,6 @@ from transformers import BertConfig, DebertaConfig, DistilBertConfig, ElectraCon
 
 from mlsm.commands.count_flops import PAPER_TOTALS
 from mlsm.commands.count_flops import show as summary
-from mlsm.common.errors import FlopsError
 from mlsm.evaluation.studies.flops.config import CountFlopsConfig
 from mlsm.evaluation.studies.flops.count import as_printed, count_flops, short_flops
 from mlsm.evaluation.studies.flops.encoders import EncoderShape, measure_head, measure_student
@@ -168,11 +167,6 @@ def test_the_student_as_trained_skips_most_of_its_last_layer():
 def test_what_cannot_be_counted_says_so(settings, message):
     with pytest.raises(ValueError, match=message):
         count_flops(CountFlopsConfig(**settings))
-
-
-def test_there_is_no_such_paradigm(paper):
-    with pytest.raises(FlopsError, match="There are: mlm, kd"):
-        paper.teacher_layers("electra")
 
 
 def test_the_command_counts_tells_and_draws(tmp_path):

@@ -64,7 +64,7 @@ def test_without_matplotlib_a_note_and_no_failure(tmp_path, monkeypatch, caplog)
 
     with caplog.at_level("INFO"):
         write_report(result, tmp_path)
-    assert "no figure: figures need matplotlib" in caplog.text
+    assert "no figure: a figure needs matplotlib" in caplog.text
     assert json.loads((tmp_path / "result.json").read_text())["files"] == ["result.json", "table.csv"]
     shown = layers(result, None)
     assert "Recommended:  --layer 1  (F1 50.0%" in shown and "Cheapest" not in shown

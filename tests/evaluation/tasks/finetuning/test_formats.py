@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from data import data_path
 
-from mlsm.common.errors import DataError
+from mlsm.common.errors import DataError, MissingPackageError
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.data import hold_out_tenth, load_task
 from mlsm.evaluation.tasks.finetuning.formats import Tsv, conll, json_pairs, wic
@@ -159,7 +159,7 @@ def test_without_files_and_network_one_line_says_where_was_looked(tmp_path):
 
 def test_without_datasets_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match="pip install"):
+    with pytest.raises(MissingPackageError, match="pip install"):
         load_task(TASKS["rte"])
 
 

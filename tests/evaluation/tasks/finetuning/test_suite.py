@@ -17,7 +17,7 @@ from tiny_store import write_store
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from mlsm.commands.finetune import show as summary
-from mlsm.common.errors import DataError, ModelError, RecordError, StudyError, TeacherError
+from mlsm.common.errors import DataError, MissingPackageError, ModelError, RecordError, StudyError, TeacherError
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
 from mlsm.evaluation.comparison.compare import compare
@@ -238,9 +238,10 @@ def test_what_is_wrong_is_said_before_anything_is_trained(
     nothing_is_trained(DataError, "wic needs .*dev.gold.txt", data_dir=incomplete, tasks=("mrpc", "wic"))
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "seqeval", None)
-        nothing_is_trained(DataError, r"conll2003 needs seqeval. .*mlsm-pretrain\[eval\]", tasks=("mrpc", "conll2003"))
+        lacking = r" needs {}, which is not installed. .*mlsm-pretrain\[eval\]"
+        nothing_is_trained(MissingPackageError, "conll2003" + lacking.format("seqeval"), tasks=("mrpc", "conll2003"))
         patched.setitem(sys.modules, "sklearn", None)
-        nothing_is_trained(DataError, r"fine-tuning needs scikit-learn. .*mlsm-pretrain\[eval\]", tasks=("mrpc",))
+        nothing_is_trained(MissingPackageError, "mrpc" + lacking.format("sklearn"), tasks=("mrpc",))
     broken = shutil.copytree(teacher_directory, tmp_path / "broken")
     edit_weights(broken, lambda weights: {"x" + name if "layer.1" in name else name: w for name, w in weights.items()})
     nothing_is_trained(TeacherError, "the checkpoint lacks", models=(*settings.models, str(broken)))

@@ -10,7 +10,6 @@ import torch
 from tiny_families import tiny_model
 from transformers import AutoTokenizer
 
-from mlsm.common.errors import ModelError
 from mlsm.evaluation import records
 from mlsm.evaluation.tasks.finetuning import training, trials
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
@@ -138,15 +137,6 @@ def test_the_cost_of_a_training_is_in_its_record(settings, monkeypatch):
     light, *_ = trained(replace(settings, overwrite="always"), monkeypatch)
     assert 0 < record["cost"]["step_seconds"] < record["wall"]
     assert heavy["cost"]["peak_memory_bytes"] - light["cost"]["peak_memory_bytes"] > 200 * 2**20
-
-
-def test_a_model_with_some_rows_is_not_saved(settings, tmp_path, monkeypatch):
-    _, model, _ = trained(settings, monkeypatch)
-    with pytest.raises(ModelError, match="out of 600, so a saved copy could not be loaded again"):
-        model.save_pretrained(tmp_path / "saved")
-    assert not list((tmp_path / "saved").glob("*.safetensors"))
-    _, whole, _ = trained(replace(settings, overwrite="always"), monkeypatch, whole=True)
-    whole.save_pretrained(tmp_path / "saved")
 
 
 def test_an_encoder_that_uses_its_table_twice_keeps_all_of_it(teacher_directory):
