@@ -7,10 +7,10 @@ then (train.py).
 import logging
 import signal
 import threading
-import time
+
+from mlsm.common.signals import Requests
 
 logger = logging.getLogger(__name__)
-SAME_REQUEST_SECONDS = 1.0  # a process may get one request twice: from the scheduler and from its launcher
 
 
 class StopSignals:
@@ -19,7 +19,7 @@ class StopSignals:
     def __init__(self):
         self.requested: signal.Signals | None = None
         self._before: dict = {}
-        self._noted = 0.0
+        self._requests = Requests()
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
@@ -34,15 +34,14 @@ class StopSignals:
             signal.signal(*self._before.popitem())
 
     def _note(self, number, frame):
-        now = time.monotonic()
-        before, self._noted = self._noted, now  # keys that are held down repeat
+        is_new = self._requests.is_new()
         if self.requested is None:
             self.requested = signal.Signals(number)
             logger.info(
-                "%s: training ends after the step that is running, with a checkpoint; another signal, after "
-                "a pause of a second, stops it at once",
+                "%s: training ends after the step that is running, with a checkpoint; another signal, a "
+                "second later, stops it at once",
                 self.requested.name,
             )
-        elif now - before >= SAME_REQUEST_SECONDS:
+        elif is_new:
             self.__exit__()
             signal.raise_signal(number)

@@ -9,18 +9,17 @@ import os
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Iterator
 
 from mlsm.common import disk
 from mlsm.common.durable import REMEDIES, remedy_for
 from mlsm.common.errors import EXIT_INPUT, EXIT_STORE, MlsmError, PeerError
+from mlsm.common.signals import Requests
 from mlsm.common.text import printable, redacted
 from mlsm.terminal.progress import Progress
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # the signals that end a command
-SAME_REQUEST_SECONDS = 1.0  # when a terminal closes, kernel and shell both send SIGHUP; keys that are held down repeat
 DROPPED_SECONDS = 0.01  # long enough for the destructor that dropped a signal to return
 
 
@@ -57,18 +56,14 @@ def end_on_signals() -> None:
     Python drops an exception that is raised in a destructor or in the callback of a weak reference, and only reports it
     to `sys.unraisablehook`. A Terminated that is dropped there is raised again.
     """
-    noted: list[float] = []  # time of the last signal
-    dropped = False
+    requests, dropped = Requests(), False
 
     def terminate(number, _):
         nonlocal dropped
         if dropped:
             dropped = False
             raise Terminated(number)
-        now = time.monotonic()
-        is_new = not noted or now - noted[0] >= SAME_REQUEST_SECONDS
-        noted[:] = [now]
-        if is_new:
+        if requests.is_new():
             for display in _displays:
                 display.end(signal.Signals(number).name)
             raise Terminated(number)

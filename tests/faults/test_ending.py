@@ -121,9 +121,9 @@ def test_ctrl_c_that_a_shell_has_ignored_stays_ignored():
 
 DESTRUCTORS = """
 import signal, time, weakref
-from mlsm.terminal import process
+from mlsm.common import signals
 from mlsm.terminal.process import Terminated, end_on_signals
-process.SAME_REQUEST_SECONDS = 0
+signals.SAME_REQUEST_SECONDS = signals.REPEAT_SECONDS = 0
 
 class Destroyed:
     def __del__(self):
@@ -159,7 +159,8 @@ def test_a_signal_in_a_destructor_or_a_weak_reference_is_not_lost():
 
 def test_a_signal_while_nothing_is_shown_raises_at_once(monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    monkeypatch.setattr("mlsm.terminal.process.SAME_REQUEST_SECONDS", 0)
+    monkeypatch.setattr("mlsm.common.signals.SAME_REQUEST_SECONDS", 0)
+    monkeypatch.setattr("mlsm.common.signals.REPEAT_SECONDS", 0)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         end_on_signals()

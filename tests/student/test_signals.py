@@ -1,10 +1,9 @@
 import os
 import signal
-import time
 
 import pytest
 
-import student.signals
+from mlsm.common import signals as signals_of
 from student.signals import StopSignals
 
 
@@ -15,22 +14,21 @@ def test_signals_at_once_are_one_request_and_a_later_one_acts(monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         assert signals.requested is signal.SIGINT
-        monkeypatch.setattr(student.signals, "SAME_REQUEST_SECONDS", 0.0)
+        monkeypatch.setattr(signals_of, "SAME_REQUEST_SECONDS", 0.0)
+        monkeypatch.setattr(signals_of, "REPEAT_SECONDS", 0.0)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_keys_that_are_held_down_are_one_request(monkeypatch):
-    monkeypatch.setattr(student.signals, "SAME_REQUEST_SECONDS", 0.2)
-    with StopSignals() as signals:
-        for _ in range(20):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.02)
-        assert signals.requested is signal.SIGINT
-        time.sleep(0.3)
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+    """And presses that follow each other more slowly are not."""
+    clock = [100.0]
+    monkeypatch.setattr(signals_of.time, "monotonic", lambda: clock[0])
+    requests = signals_of.Requests()
+    for gap, is_new in [(0, True), (0.5, False), *[(0.03, False)] * 200, (0.3, True), (0.3, False), (0.8, True)]:
+        clock[0] += gap
+        assert requests.is_new() == is_new
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
