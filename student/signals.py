@@ -8,7 +8,7 @@ import logging
 import signal
 import threading
 
-from mlsm.common.signals import Requests
+from mlsm.common.signals import SAME_REQUEST_SECONDS, requests
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +19,6 @@ class StopSignals:
     def __init__(self):
         self.requested: signal.Signals | None = None
         self._before: dict = {}
-        self._requests = Requests()
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
@@ -34,14 +33,15 @@ class StopSignals:
             signal.signal(*self._before.popitem())
 
     def _note(self, number, frame):
-        is_new = self._requests.is_new()
+        is_new = requests.is_new(quiet=SAME_REQUEST_SECONDS)  # in a step, signals may be handled late
         if self.requested is None:
             self.requested = signal.Signals(number)
             logger.info(
-                "%s: training ends after the step that is running, with a checkpoint; another signal, a "
-                "second later, stops it at once",
+                "%s: training ends after the step that is running, with a checkpoint; another signal, after "
+                "a quiet second, stops it at once",
                 self.requested.name,
             )
         elif is_new:
             self.__exit__()
+            requests.forget()
             signal.raise_signal(number)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from mlsm.common import disk
 from mlsm.common.durable import REMEDIES, remedy_for
 from mlsm.common.errors import EXIT_INPUT, EXIT_STORE, MlsmError, PeerError
-from mlsm.common.signals import Requests
+from mlsm.common.signals import requests
 from mlsm.common.text import printable, redacted
 from mlsm.terminal.progress import Progress
 
@@ -56,7 +56,7 @@ def end_on_signals() -> None:
     Python drops an exception that is raised in a destructor or in the callback of a weak reference, and only reports it
     to `sys.unraisablehook`. A Terminated that is dropped there is raised again.
     """
-    requests, dropped = Requests(), False
+    dropped = False
 
     def terminate(number, _):
         nonlocal dropped

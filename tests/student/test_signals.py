@@ -15,7 +15,7 @@ def test_signals_at_once_are_one_request_and_a_later_one_acts(monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         assert signals.requested is signal.SIGINT
         monkeypatch.setattr(signals_of, "SAME_REQUEST_SECONDS", 0.0)
-        monkeypatch.setattr(signals_of, "REPEAT_SECONDS", 0.0)
+        monkeypatch.setattr("student.signals.SAME_REQUEST_SECONDS", 0.0)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before

@@ -191,7 +191,8 @@ class WordVectors:
                  layers by number, without a centre
     chunks       pairs of word numbers and readings, one for each file
     word_of_row  int64: the word of each row, counted from 0, training words first
-    device       the teacher's; codes are computed there if the solver's kernels passed their trial (solvers/proof.py)
+    device       the teacher's, until another is set; codes are computed there if the solver's kernels passed their
+                 trial (solvers/proof.py)
     """
 
     def __init__(
