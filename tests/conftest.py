@@ -3,12 +3,15 @@
 import gc
 import os
 import shutil
+import signal
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 from own_signals import take_back_signals
 from tiny_teacher import standard_text, tiny_teacher
+
+from mlsm.common.signals import requests
 
 take_back_signals()  # now: what is imported from here on may start processes
 
@@ -51,6 +54,16 @@ def pytest_collection_finish():
     """What is imported and collected stays, so it is never again searched for garbage: a fifteenth of all time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def own_handlers():
+    """A command that is run in this process leaves its handlers of signals; they are put back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    requests.forget()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -182,7 +182,7 @@ def test_mistakes_give_one_clear_line(tmp_path, arguments, code, message):
         ("cut.npy", "cannot be read as numbers"),
         ("flat.npy", "must have shape (N, d); found (90,)"),
         ("whole.npy", "must be float16, float32, float64; found int64"),
-        ("nan.npy", "nan.npy: training vectors: NaN or infinity in row 3, 70; leave them out"),
+        ("nan.npy", "nan.npy: vectors: NaN or infinity in row 3, 70; leave them out"),
         ("few.npy", "k = 95 atoms need at least as many training vectors; found 90"),
         ("none.npy", "found 0"),
     ],

@@ -253,7 +253,7 @@ def test_the_driver_is_stopped(alone, tmp_path, number):
         "  ",
         "workers at tcp://",
         "encode: ",
-        f"{name}: encode finishes ",
+        f"{name}: the command stops; ",
     )
     assert all(line.startswith(known) for line in lines[1:-1]) and f"\n{name}: " in said, said
     assert re.search(r"^workers at tcp://\S+, dashboard http://\S+/status$", said, re.MULTILINE)

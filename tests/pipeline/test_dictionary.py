@@ -226,7 +226,7 @@ def test_too_few_vectors_are_refused_with_the_numbers():
 def test_values_that_are_not_finite_are_refused_with_their_rows(value):
     hidden, _ = planted(200)
     hidden[[17, 130], 3] = value
-    with pytest.raises(ValueError, match="training vectors: NaN or infinity in row (17|130)"):
+    with pytest.raises(ValueError, match="vectors: NaN or infinity in row (17|130)"):
         learn_dictionary(hidden, DictionarySettings(20, 0.05, seed=0))
 
 
