@@ -22,11 +22,11 @@ from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig
 from mlsm.results import Compared
 from mlsm.results import EncodedStore
 from mlsm.results import Exported
-from mlsm.results import ImportedDictionary
 from mlsm.results import ImportedStudent
 from mlsm.results import LearnedDictionary
 from mlsm.results import MaskWeights
 from mlsm.results import Report
+from mlsm.results import SavedDictionary
 from mlsm.results import TrainedStudent
 from mlsm.results import Verified
 from pipeline.config import EncodeConfig as EncodeConfig
@@ -456,7 +456,7 @@ def import_dictionary(
     file: PathOrText | None = None,
     orientation: Literal["auto", "rows", "columns"] = "auto",
     output: PathOrText = "runs",
-) -> ImportedDictionary:
+) -> SavedDictionary:
     """Make a dictionary from a .npy file of atoms, such as the official code's: file="layer_10_k_3000.npy".
 
     Settings: `mlsm help import-dictionary`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.

@@ -90,10 +90,9 @@ def _run(command: Command, given: tuple[Any, ...], settings: dict[str, Any]) -> 
     if config is None:
         if len(given) > len(command.by_position):
             words = [name for name, field in settable(command.settings).items() if is_word(field)]
-            is_path = isinstance(given[0], str | PathLike) and not command.by_position
-            such = (
-                f", such as {words[0]}={fspath(given[0])!r}" if words and is_path and len(fspath(given[0])) < 60 else ""
-            )
+            path = fspath(given[0]) if isinstance(given[0], str | PathLike) else ""
+            is_short = 0 < len(path) < 60 and not command.by_position
+            such = f", such as {words[0]}={path!r}" if words and is_short else ""
             raise TypeError(
                 f"{command.python_name} takes its settings as keyword arguments{such}, or one "
                 f"{command.settings.__name__}; found {type(given[0]).__name__}"

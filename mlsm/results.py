@@ -101,18 +101,12 @@ class Estimate(Result):
 
 
 @dataclass(frozen=True, eq=False)
-class LearnedDictionary(Result):
-    """A learned dictionary of LSP atoms."""
+class SavedDictionary(Result):
+    """A dictionary of LSP atoms in a directory."""
 
     dictionary: str
     k: int
     width: int
-    objective: float
-    """held-out mean of equation 2"""
-    explained_variance: float
-    nnz: float
-    """non-zeros of a code on average"""
-    dead_atoms: int
     finished_before: bool
 
     def __fspath__(self) -> str:
@@ -126,16 +120,15 @@ class LearnedDictionary(Result):
 
 
 @dataclass(frozen=True, eq=False)
-class ImportedDictionary(Result):
-    """A dictionary made from a file of atoms."""
+class LearnedDictionary(SavedDictionary):
+    """A learned one."""
 
-    dictionary: str
-    k: int
-    width: int
-    finished_before: bool
-
-    def __fspath__(self) -> str:
-        return self.dictionary
+    objective: float
+    """held-out mean of equation 2"""
+    explained_variance: float
+    nnz: float
+    """non-zeros of a code on average"""
+    dead_atoms: int
 
 
 @dataclass(frozen=True, eq=False)

@@ -169,11 +169,7 @@ def estimate_lsp(job: Job, teacher: "Teacher", given: "Dictionary | None") -> di
 def _learn_provisional(job, teacher, entry):
     """A dictionary learned in one pass over a few vectors from the end of the plan, and the seconds that it took for
     each vector; 0 where this is not measured."""
-    from pipeline.dictionary.learning import (
-        DictionarySettings,
-        LearningSchedule,
-        learn_dictionary,
-    )
+    from pipeline.dictionary.learning import DictionarySettings, LearningSchedule, learn_dictionary
 
     config, parts, count = job.config, [], 0
     job.progress("try dictionary", 0, None)

@@ -62,7 +62,10 @@ def test_results_stand_for_their_paths(tmp_path):
     store = write_store(tmp_path / "store", k=24)
     np.save(tmp_path / "d.npy", unit_rows(np.random.default_rng(0).normal(size=(6, 4))))
     imported = mlsm.import_dictionary(file=tmp_path / "d.npy", output=tmp_path)
-    assert mlsm.EncodeConfig(dictionary=imported).dictionary == Path(imported.dictionary) and imported.k == 6
+    assert (
+        mlsm.EncodeConfig(dictionary=imported).dictionary == Path(imported.dictionary)
+        and len(imported.open().atoms_Kd) == 6
+    )
     made = mlsm.make_mask_weights(kind="frequency", store=store.path, output=tmp_path / "table")
     trained = mlsm.train_student(store=store.path, mask_weights=made, run_dir=tmp_path / "run", **TINY)
     assert trained.steps == 4 and made.tokens > 0

@@ -3,18 +3,18 @@
 from mlsm.common.invocation import program
 from mlsm.common.progress import Progress, silent
 from mlsm.common.text import shell_quote
-from mlsm.results import ImportedDictionary
+from mlsm.results import SavedDictionary
 from mlsm.terminal.tables import table
 from pipeline.imported import ImportConfig as Settings
 
 DOWNLOADS = False
 
 
-def run(settings: Settings, progress: Progress = silent) -> ImportedDictionary:
+def run(settings: Settings, progress: Progress = silent) -> SavedDictionary:
     """Make a dictionary from a .npy file of atoms, such as the official code's: file="layer_10_k_3000.npy"."""
     from pipeline.imported import import_dictionary
 
-    return ImportedDictionary.of(import_dictionary(settings, progress))
+    return SavedDictionary.of(import_dictionary(settings, progress))
 
 
 def show(report: dict, settings: Settings) -> str:

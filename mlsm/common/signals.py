@@ -9,7 +9,7 @@ import time
 SAME_REQUEST_SECONDS = 1.0
 """One request may come twice: from a scheduler and its launcher, or from kernel and shell when a terminal closes."""
 REPEAT_SECONDS = 0.25
-"""Keys that are held down repeat more often than this, and nobody presses them so fast."""
+"""Keys that are held down repeat more often than this; a person presses them more slowly."""
 
 
 class Requests:
