@@ -9,6 +9,7 @@ are not work on the model. Not handled here: time (meter.py).
 Shapes: W windows, L positions, M masked tokens.
 """
 
+import math
 import re
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +23,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from mlsm.common.onednn import available
 from student.config import ResolvedConfig
 
 # Peak of dense matrix products in 10^12 FLOP/s, in bfloat16 (tensor cores, float32 sums) and plain float32; the first
@@ -73,7 +75,9 @@ def _count(module: nn.Module, inputs: dict, make: Callable[..., torch.Tensor]) -
     """Operations of a forward pass with weights and inputs that are made of a shape and a type."""
     # Not compiled: torch.compile would give up on the forward pass here, and leave it alone from then on.
     eager = torch.compiler.set_stance("force_eager")
-    with eager, torch.no_grad(), FlopCounterMode(display=False) as counter:
+    # What FastLinear calls on a CPU, which the counter does not know.
+    own = {torch.ops.mkldnn._linear_pointwise: _linear_operations} if available() else {}
+    with eager, torch.no_grad(), FlopCounterMode(display=False, custom_mapping=own) as counter:
         tensors = [*module.named_parameters(), *module.named_buffers()]
         state = {name: make(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors}
         given = {
@@ -82,6 +86,10 @@ def _count(module: nn.Module, inputs: dict, make: Callable[..., torch.Tensor]) -
         }
         functional_call(module, state, (), given)
     return counter.get_total_flops()
+
+
+def _linear_operations(rows_shape, weight_shape, *_, **__) -> int:
+    return 2 * math.prod(rows_shape) * weight_shape[0]
 
 
 def step_flops(model: nn.Module, config: ResolvedConfig, length: int, pieces: int = 1) -> int:

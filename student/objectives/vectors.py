@@ -6,8 +6,9 @@
               mlsm's targets, learned as a vector as in regress
 
 The loss of a token is 1 - cos(z, t) of the outputs z, between 0 and 2. With `--regress-loss mse` it is the mean squared
-difference over the values, about 1 for the best constant prediction. Neither loss is in nats, and the two cannot be
-compared; the held-out figure `cosine` can. A token without a target carries no loss.
+difference over the values, about 1 for the best constant prediction, less if product quantisation has narrowed the
+values. Neither loss is in nats, and the two cannot be compared; the held-out figure `cosine` can. A token without a
+target carries no loss.
 
 Shapes: M masked tokens, V vocabulary, K outputs, d values of a vector.
 """

@@ -82,16 +82,21 @@ def test_encoders_that_look_at_values_train_and_are_counted(name, ids_store, set
     assert torch.equal(torch.get_rng_state(), random)
     whole = bert_formula(2, 32, W, L)  # of which the feed-forward part is narrower here, and Longformer's window is 16
     assert whole / 2 < found < 2 * whole
+    student = Student(encoder(tmp_path / name, ids_store), 24, tied=False, seed=0)
+    assert forward_flops(student, W, L, W) == found + 2 * W * 32 * (32 + 24)  # with head and output matrix
 
 
 def test_an_encoder_that_is_computed_counts_as_one_that_is_not(ids_store, monkeypatch):
     bert = encoder("bert-3x64", ids_store)
+    whole = Student(encoder("bert-3x64", ids_store), 24, tied=False, seed=0)
+    counted = forward_flops(whole, W, L, 3 * W)
 
     def refuse(**how):
         raise DataDependentOutputException(None)
 
     monkeypatch.setattr(student.encoders.flops, "FakeTensorMode", refuse)
     assert count_operations(bert, input_ids=(W, L)) == bert_formula(3, 64, W, L)
+    assert forward_flops(whole, W, L, 3 * W) == counted
 
 
 def test_head_and_output_matrix_count_where_something_is_masked(ids_store):
