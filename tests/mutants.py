@@ -73,6 +73,15 @@ STEP = "student/test_step.py student/test_documents.py student/test_resume.py st
 OBJECTIVES = "student/test_objectives.py student/test_hard_mlsm.py student/test_temperature.py"
 OBJECTIVES += " student/test_several_stores.py"
 MASKS = "student/test_masking.py student/test_weighted_masks.py student/test_mask_weights.py"
+COMMIT = "common/test_durable.py faults/test_links.py faults/test_places.py faults/test_commit.py"
+COMMIT += " faults/test_ending.py faults/test_workers.py"
+CORPORA = "pipeline/test_corpus.py pipeline/test_sources.py pipeline/test_documents.py pipeline/test_plan.py"
+CORPORA += " faults/test_corpora.py"
+FINETUNING = "test_heads.py test_batches.py test_metrics.py test_formats.py test_training.py test_suite.py"
+FINETUNING = " ".join(f"evaluation/tasks/finetuning/{name}" for name in FINETUNING.split())
+FROZEN = "evaluation/tasks/frozen/test_frozen.py evaluation/similarity/test_measures.py"
+SCORING = "evaluation/tasks/scoring/test_scorer.py evaluation/tasks/scoring/test_score.py"
+SCORING += " evaluation/tasks/scoring/test_files.py evaluation/tasks/scoring/test_models.py"
 
 TABLE = (  # area, modules, files of tests/ that mirror them, then their neighbours; the first line that fits counts
     ("solvers", "pipeline/solvers/cuda_*.py", ""),
@@ -164,6 +173,45 @@ TABLE = (  # area, modules, files of tests/ that mirror them, then their neighbo
     ("masking", "student/masks/table.py", f"student/test_mask_weights.py {MASKS}"),
     ("masking", "student/masks/words.py", f"student/test_words.py {MASKS}"),
     ("masking", "student/masks/*.py", f"{MASKS} student/test_adaptive_masks.py"),
+    ("commit", "mlsm/common/disk.py", f"common/test_disk.py {COMMIT}"),
+    ("commit", "mlsm/common/durable.py", f"faults/test_places.py {COMMIT}"),
+    ("commit", "mlsm/common/locks.py", "common/test_workplaces.py faults/test_commit.py"),
+    ("commit", "mlsm/common/workplaces.py", "common/test_workplaces.py evaluation/tasks/finetuning/test_suite.py"),
+    ("commit", "pipeline/stores.py", "pipeline/test_encode.py pipeline/test_stages.py faults/test_replacement.py"),
+    ("commit", "pipeline/stored.py", "pipeline/test_dictionary.py pipeline/test_learn.py pipeline/test_encode.py"),
+    ("corpus", "pipeline/corpus/windows.py", f"pipeline/test_whole_documents.py pipeline/test_pairs.py {CORPORA}"),
+    ("corpus", "pipeline/corpus/small_files.py", f"pipeline/test_small_files.py {CORPORA}"),
+    ("corpus", "pipeline/corpus/hub.py", f"pipeline/test_hub.py {CORPORA}"),
+    ("corpus", "pipeline/corpus/*.py", f"{CORPORA} pipeline/test_small_files.py"),
+    ("corpus", "pipeline/plan.py", f"pipeline/test_plan.py {CORPORA}"),
+    ("corpus", "pipeline/tokenizer.py", "pipeline/test_tokenizer.py"),
+    (
+        "corpus",
+        "pipeline/sample.py",
+        "pipeline/test_learn.py pipeline/test_near_atoms.py pipeline/test_learning_checkpoint.py",
+    ),
+    ("coding", "pipeline/teacher/*.py", "pipeline/test_teacher.py pipeline/test_tokenizer.py pipeline/test_logits.py"),
+    (
+        "runs",
+        "student/runs/checkpoint.py",
+        "student/test_checkpoint.py student/test_resume.py student/test_damaged_run.py",
+    ),
+    ("runs", "student/runs/directory.py", "student/test_run.py student/test_damaged_run.py student/test_names.py"),
+    ("runs", "student/runs/state.py", "student/test_run.py student/test_resume.py student/test_damaged_run.py"),
+    ("runs", "student/runs/identity.py", "student/test_names.py student/test_run.py student/test_announcement.py"),
+    ("runs", "student/runs/tracking.py", "student/test_tracking.py"),
+    ("runs", "student/runs/hub.py", "student/test_hub.py"),
+    ("runs", "student/runs/export*.py", "student/test_export_run.py student/test_export.py student/test_lsp_model.py"),
+    ("runs", "student/runs/import*.py", "student/test_import_student.py"),
+    ("runs", "student/runs/probed.py", "student/test_probe.py"),
+    ("tasks", "mlsm/evaluation/tasks/finetuning/*.py", FINETUNING),
+    ("tasks", "mlsm/evaluation/tasks/frozen/*.py", FROZEN),
+    ("tasks", "mlsm/evaluation/tasks/scoring/*.py", SCORING),
+    (
+        "tasks",
+        "mlsm/evaluation/tasks/blimp/*.py",
+        f"evaluation/tasks/blimp/test_data.py evaluation/tasks/blimp/test_evaluate.py {SCORING}",
+    ),
     (
         "statistics",
         "mlsm/common/gains.py",
@@ -379,12 +427,12 @@ def tests_of(file: str) -> tuple[str, list[str]]:
 
 
 def sample(tree: Path, seed: int, count: int, only: str | None) -> list[Mutant]:
-    """The first `count` mutants of a seed, or of one file's."""
+    """The first `count` mutants of a seed, or of the modules that a pattern names."""
     places = {}
     for path in sorted(tree.rglob("*.py")):
         file = str(path.relative_to(tree))
         area, tests = tests_of(file)
-        if not tests or (only and file != only):
+        if not tests or (only and not fnmatch(file, only)):
             continue
         source, seen = path.read_text(encoding="utf-8"), {}
         of_line = {}
@@ -718,7 +766,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=200, help="how many mutants")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", metavar="FILE", help="mutants of this module, such as student/train.py")
+    parser.add_argument("--only", metavar="PATTERN", help="mutants of these modules, such as 'student/runs/*'")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="by default the cores")
     parser.add_argument("--list", action="store_true", help="print the sample and run nothing")
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()) / "mlsm-mutants")

@@ -267,5 +267,5 @@ def _rename(temporary, path, sync):
         disk.fsync_path(path.parent)
 
 
-def _json_bytes(value, allow_nan=False):
+def _json_bytes(value, allow_nan):
     return utf8(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=allow_nan) + "\n")

@@ -3,13 +3,14 @@ replaced keeps its user's files."""
 
 import errno
 import json
+import math
 import os
 
 import pytest
 from faulty_disk import killed_at, recorded
 
 from mlsm.common import disk
-from mlsm.common.durable import publish_directory, publish_json
+from mlsm.common.durable import publish_directory, publish_json, replace_bytes, replace_json
 from mlsm.common.errors import PlaceError
 from shards.clean import clean
 
@@ -44,6 +45,22 @@ def test_a_name_of_another_is_neither_replaced_nor_withdrawn(tmp_path, monkeypat
     with pytest.raises(OSError, match="broken"):
         publish_json(final, "ours", withdraw=True)
     assert json.loads(final.read_text()) == "theirs"
+
+
+@pytest.mark.parametrize("write", [publish_json, replace_json])
+def test_a_number_that_json_lacks_is_written_only_if_asked_for(tmp_path, write):
+    with pytest.raises(ValueError, match="JSON"):
+        write(tmp_path / "record.json", {"loss": math.nan})
+    assert not os.listdir(tmp_path)
+    write(tmp_path / "record.json", {"loss": math.nan}, allow_nan=True)
+    assert math.isnan(json.loads((tmp_path / "record.json").read_text())["loss"])
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_what_replaces_a_file_is_durable_unless_it_need_not_be(tmp_path, sync):
+    calls = [name for name, _ in recorded(lambda: replace_bytes(tmp_path / "state", b"new", sync))]
+    assert calls == ["create", "write", *["fsync"] * sync, "close", "rename", *["fsync_path"] * sync]
+    assert (tmp_path / "state").read_bytes() == b"new"
 
 
 def test_files_of_the_user_survive_a_kill_at_any_call_and_then_a_clean(tmp_path):

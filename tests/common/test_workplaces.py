@@ -5,7 +5,7 @@ import fcntl
 import logging
 import os
 import shutil
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 
 import pytest
 
@@ -39,6 +39,9 @@ def test_a_workplace_is_for_one_and_goes_when_done(tmp_path):
         (place / "something").touch()
         raise KeyError
     assert (place / "something").exists()
+    with pytest.raises(KeyError), workplace(tmp_path / "nothing came of it", FILES):
+        raise KeyError
+    assert not (tmp_path / "nothing came of it").exists()
 
 
 def test_a_file_system_without_locks_is_worked_on_with_a_note(monkeypatch, tmp_path, caplog):
@@ -52,6 +55,8 @@ def test_a_file_system_without_locks_is_worked_on_with_a_note(monkeypatch, tmp_p
         (place / "something").touch()
         discard(place)  # nobody can know whether it is in use
         assert (place / "something").exists()
+        with lock_if_free(place) as is_free:
+            assert not is_free
     assert "no lock on" in caplog.text and not place.exists()
 
 
@@ -69,6 +74,22 @@ def test_a_place_that_vanishes_before_it_is_locked_is_made_again(monkeypatch, tm
         assert (place / "lock").exists() and len(calls) == 2
         with pytest.raises(ValueError, match="another process"), workplace(place, FILES):
             pass
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_place_that_vanishes_before_its_lock_is_made_is_made_once_again(monkeypatch, tmp_path, times):
+    place, append, calls = tmp_path / "place", disk.append, []
+
+    def late(path):
+        calls.append(path)
+        if len(calls) <= times:
+            shutil.rmtree(place)
+        return append(path)
+
+    monkeypatch.setattr(disk, "append", late)
+    with pytest.raises(FileNotFoundError) if times > 1 else nullcontext(), workplace(place, FILES):
+        assert (place / LOCK).exists()
+    assert len(calls) == 2 and not place.exists()
 
 
 def test_only_a_free_place_is_discarded(tmp_path):
@@ -124,6 +145,9 @@ def test_a_place_is_marked_with_the_names_of_its_files(tmp_path):
         assert read_mark(place) == FILES
         raise KeyError
     assert read_mark(place) == FILES and LOCK == "lock"
+    with pytest.raises(KeyError), workplace(place, FILES[:1]):  # what is kept is marked with what is worked on now
+        raise KeyError
+    assert read_mark(place) == FILES[:1]
     assert [name for name in ("lock", "something", "part-1.npz", "mine.npz", "part-1.npy") if is_part(name, FILES)] == [
         "lock",
         "something",
