@@ -99,7 +99,8 @@ class Job:
     def no_windows_error(self) -> CorpusError:
         """The error to raise if the text gives no window."""
         advice = (
-            "A pair needs a document of two lines, one sentence on each"
+            "A pair needs two lines of one document, one sentence on each, with at least five words between spaces;"
+            " languages without spaces have none"
             if self.config.packing == "pairs"
             else "Check --corpus"
         )

@@ -38,6 +38,8 @@ RECORD = "training.json"  # next to the files of the tokenizer: what it was trai
 MAX_LENGTH = 512  # tokens of an input, as the tokenizer states
 COMMON_CHARACTERS = 1000  # the most frequent characters, which always have their own pieces
 COVERAGE = 0.9995  # share of the text's characters: up to it further ones get pieces, in half of the entries at most
+LONGEST_WORD = 100  # characters; longer ones are unknown
+MUCH_UNKNOWN = 0.02  # share of the text's characters above which a warning says that they are unknown
 _VERSION = 2  # raise it when equal words give another tokenizer
 _CHUNK = 10_000  # words that the trainer gets as one string
 
@@ -114,13 +116,28 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 8192) -> "PreTrai
     for text in texts:
         words.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
     ids = {token: number for number, token in enumerate(_learn_vocabulary(words, vocab_size))}
-    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD))
+    characters = {word: count * len(word) for word, count in words.items()}
+    unknown = sum(characters[word] for word in words if len(word) > LONGEST_WORD or not ids.keys() >= _pieces(word))
+    if unknown > MUCH_UNKNOWN * sum(characters.values()):
+        logger.warning(
+            "%.0f %% of the text's characters are in words that become [UNK], which nothing is learned from: they have "
+            "more than %d characters, as clauses have in languages without spaces, or rare ones. Put spaces between "
+            "the words, give a larger --vocab-size, or use the tokenizer of a teacher of that language.",
+            100 * unknown / sum(characters.values()),
+            LONGEST_WORD,
+        )
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.WordPiece(prefix="##")
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
     names: dict[str, Any] = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=MAX_LENGTH, **names)
+
+
+def _pieces(word):
+    """The pieces of one character that every piece of a word consists of."""
+    return {word[0], *(f"##{character}" for character in word[1:])}
 
 
 def _learn_vocabulary(words: Counter, vocab_size: int) -> list[str]:

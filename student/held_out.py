@@ -27,6 +27,7 @@ from student.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
+FEW_MASKED = 0.75  # share of the mask rate below which whole words are said to mask too little
 MASK_SEED = 0  # seed of the evaluation's masks, regardless of the run's seed
 
 
@@ -93,6 +94,14 @@ class HeldOut:
         loader = Loader(split, masking, self.objective.read_targets, **reading)
         order = split.order(MASK_SEED, 0, 0, count)
         batch = loader.load(order, np.zeros(count, np.int64), MASK_SEED, masking.final_rate)
+        masked, ordinary = sum(len(micro.where_M) - micro.fillers for micro in batch.micro), batch.tokens - 2 * count
+        if masking.unit == "word" and masked < FEW_MASKED * masking.final_rate * ordinary:
+            logger.warning(
+                "--mask-unit word masks %.1f %% of the tokens instead of %g %%: many words are longer than all that "
+                "is masked of a window. In languages without spaces a word is a clause; use --mask-unit token or span.",
+                100 * masked / ordinary,
+                100 * masking.final_rate,
+            )
         if not all(batch.counts):
             logger.warning("no evaluation: in %d held-out windows no masked token has a target", count)
             return None

@@ -98,6 +98,16 @@ def require_at_least(settings: Any, least: int, *names: str) -> None:
         require(settings, name, lambda value: value >= least, f"at least {least}")
 
 
+def require_utf8(settings: Any, *names: str) -> None:
+    """Raise ValueError if one of these texts came from the terminal in another encoding: tokenizers refuse it."""
+
+    def is_utf8(value):
+        return not any("\ud800" <= character <= "\udfff" for character in "".join(value))
+
+    for name in names:
+        require(settings, name, is_utf8, "text in UTF-8")
+
+
 def flag_of(field: dataclasses.Field) -> str:
     """A field's name on the command line: --max-length, --from for the field from_, or STORE if it is positional."""
     return field.name.upper() if is_word(field) else f"--{field.name.rstrip('_').replace('_', '-')}"

@@ -210,7 +210,7 @@ def _common(store):
 def _listed(path, store):
     """Weights from a list of words, float64 (V): 1 for tokens in no listed word; tokens in several get the largest."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise RunError(f"--words: {path} cannot be read ({error}). Expected a word and a weight per line.") from None
     tokenizer, found_V = store.load_tokenizer(), np.full(store.vocab_size, -1.0)
@@ -227,8 +227,8 @@ def _listed(path, store):
                 "number of at least 0."
             ) from None
         bare, spaced = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (word, f" {word}"))
-        # In byte-level vocabularies a word after a space has other tokens.
-        ids = bare + (spaced if len(spaced) <= len(bare) else [])
+        # In byte-level vocabularies a word after a space has other tokens; the form in more pieces is the rarer one.
+        ids = (bare if len(bare) <= len(spaced) else []) + (spaced if len(spaced) <= len(bare) else [])
         found_V[ids] = np.maximum(found_V[ids], float(weight))
     if (found_V < 0).all():
         raise RunError(f"--words: {path} lists no word. Expected a word and a weight per line.")

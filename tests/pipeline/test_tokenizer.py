@@ -117,6 +117,15 @@ def test_an_alphabet_of_thousands_of_characters_is_known_if_the_vocabulary_has_r
     assert ids.count(made.unk_token_id) / len(ids) < unknown and len(made) <= vocab_size
 
 
+@pytest.mark.parametrize("clause", [90, 110])
+def test_clauses_of_languages_without_spaces_that_become_unknown_are_told(clause, caplog):
+    dice = random.Random(0)
+    text = " ".join("".join(chr(dice.randrange(0x0E01, 0x0E20)) for _ in range(clause)) for _ in range(200))
+    made = tokenizer.train_tokenizer([text + " a few words" * 20], vocab_size=500)
+    is_told = "of the text's characters are in words that become [UNK]" in caplog.text
+    assert is_told == (clause > 100) == (made.unk_token_id in made(text)["input_ids"])
+
+
 def test_characters_that_are_rare_take_no_room_from_words():
     text = "plain words " * 100_000 + " ".join(chr(0x4E00 + number) for number in range(1500))
     assert len(tokenizer.train_tokenizer([text], vocab_size=8000).get_vocab().keys() - {"plain", "words"}) < 1050

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from preloaded import run_command
 from tiny_store import SPECIAL, log_of, write_store
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 import student.masks.collocations
 from mlsm.commands.make_mask_weights import show as view
@@ -93,6 +95,19 @@ def test_a_list_of_words_gives_its_weights_to_their_tokens(ids_store, tmp_path):
         (tmp_path / "words.txt").write_text(f"w1 1\n{wrong}\n")
         with pytest.raises(RunError, match="line 2 of .*words.txt"):
             made(ids_store, tmp_path / "wrong", kind="domain", words=tmp_path / "words.txt")
+
+
+def test_a_word_that_follows_a_space_in_byte_level_tokens_leaves_its_parts_alone(ids_store, tmp_path, monkeypatch):
+    """And a file of Windows begins with a mark of its encoding."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.train_from_iterator([" water" * 9], trainers.BpeTrainer(vocab_size=60, special_tokens=list(SPECIAL)))
+    tokens = tokenizer.get_vocab()
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    monkeypatch.setattr(Store, "load_tokenizer", lambda self: wrapped)
+    (tmp_path / "words.txt").write_text("water 10\n", encoding="utf-8-sig")
+    table, _ = made(ids_store, tmp_path, kind="domain", words=tmp_path / "words.txt")
+    assert np.flatnonzero(table.weights_V != 1).tolist() == [tokens["Ġwater"]]
 
 
 def test_common_words_are_counted_with_their_capitals_and_are_neither_pieces_nor_punctuation(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from http_store import serving
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from tiny_store import curve, log_of, write_store
 from transformers import AutoModel, get_scheduler, get_wsd_schedule
 
+import student.masks.masking
 import student.train
 from mlsm.common.disk import temporary_name
 from mlsm.common.errors import DeviceError, Interrupted, RunError, TrainingError
@@ -361,6 +363,21 @@ def test_a_store_without_held_out_windows_still_trains(settings, tmp_path):
     store = write_store(tmp_path / "store", k=0, held_out_windows=0)
     result = train(StudentConfig(store=store.path, objective="mlm", **settings))
     assert result["held_out"] == {} and result["improvement"] is None
+
+
+def test_whole_words_that_are_longer_than_what_may_be_masked_are_told(ids_store, settings, monkeypatch, caplog):
+    words = settings | {"mask_unit": "word", "max_steps": 1}
+    train(StudentConfig(store=ids_store.path, objective="mlm", **words))
+    assert "--mask-unit word masks" not in caplog.text
+    monkeypatch.setattr(
+        student.masks.masking, "continuation_flags", lambda _, vocab_size: np.arange(vocab_size) % 9 > 0
+    )
+    train(
+        StudentConfig(
+            store=ids_store.path, objective="mlm", **words | {"seed": 2, "run_dir": settings["run_dir"] / "2"}
+        )
+    )
+    assert "of the tokens instead of 15 %" in caplog.text and "use --mask-unit token or span" in caplog.text
 
 
 def test_held_out_windows_without_a_token_to_predict_are_told(ids_store, settings, caplog):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mlsm.common.settings import Positional, check, require_at_least
+from mlsm.common.settings import Positional, check, require_at_least, require_utf8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,4 +35,5 @@ class SimilarityConfig:
                 f"expected either --tasks, or as many --texts-a as --texts-b; found {len(self.tasks)} tasks, "
                 f"{len(self.texts_a)} and {len(self.texts_b)} texts"
             )
+        require_utf8(self, "texts_a", "texts_b")
         require_at_least(self, 0, "samples")

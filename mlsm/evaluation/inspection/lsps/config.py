@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlsm.common.settings import Positional, check, require_at_least
+from mlsm.common.settings import Positional, check, require_at_least, require_utf8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +86,7 @@ class ShowLspConfig:
             raise ValueError("--against and --judge are only for judging LSPs. Add --intruders")
         if self.judge and self.teacher:
             raise ValueError("--judge replaces the teacher's embeddings. Pass either --judge or --teacher")
+        require_utf8(self, "text")
         require_at_least(self, 1, "samples")
 
     @property

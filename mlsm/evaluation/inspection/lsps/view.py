@@ -226,8 +226,10 @@ class StoreView:
         ]
 
     def word(self, word: str) -> dict:
-        """The LSPs of a word over its sampled occurrences, regardless of its case; see words.py."""
-        numbers = self.words.find(word)
+        """The LSPs of a word over its sampled occurrences, regardless of its case; see words.py. A word that is not
+        found is looked for as the tokenizer changes it.
+        """
+        numbers = self.words.find(word) or self.words.find(self.vocabulary.normalised(word))
         if not numbers:
             raise InspectionError(
                 f"the word {word!r} is not among the {len(self.sample):,} sampled tokens. Try another form of it, more "

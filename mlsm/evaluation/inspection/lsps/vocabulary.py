@@ -4,13 +4,15 @@
     vocabulary.join(ids)
 
 A token that continues a word (student/masks/words.py) is written without a space before it, and so is closing
-punctuation; what the corpus had there is not in the store. A token without a letter or digit is its own word, so
-that "rates" and "rates," of a byte-level vocabulary are one word. Not handled here: normalisation, which the tokenizer
-has done.
+punctuation; what the corpus had there is not in the store. A token without a letter, digit or accent is its own word,
+so that "rates" and "rates," of a byte-level vocabulary are one word. A line feed is shown as ↵, a tab as ⇥, spaces in a
+token of their own as ␣. Tokens that have a part of a character each, as in byte-level vocabularies, are read together.
 
 Shapes: V vocabulary, T tokens.
 """
 
+import re
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -20,21 +22,21 @@ from mlsm.common.errors import RunError
 from student.masks.words import continuation_flags
 
 _NO_SPACE_BEFORE, _NO_SPACE_AFTER = set(".,;:!?)]}%…"), set("([{")
-_PREFIXES = ("##", "Ġ", "▁")
-_SPACES = _PREFIXES[1:]
 
 
 class Vocabulary:
     """The texts of a store's tokens.
 
-    texts        list (V) of str, without the mark of a word's beginning or continuation
+    texts        list (V) of str, without the mark of a word's beginning or continuation; the name in the vocabulary of
+                 a token that has only a part of a character
     continues_V  bool: continues the word before it
-    is_symbol_V  bool: no letter, no digit
+    is_symbol_V  bool: no letter, digit or accent
     """
 
     def __init__(self, tokenizer_dir: Path, vocab_size: int):
-        self.texts = _texts(Path(tokenizer_dir), vocab_size)
-        self.is_symbol_V = np.array([text != "" and not any(map(str.isalnum, text)) for text in self.texts], bool)
+        self._tokenizer = _load(Path(tokenizer_dir))
+        self.texts, self._is_partial_V = _texts(self._tokenizer, vocab_size)
+        self.is_symbol_V = np.array([_is_symbol(text) for text in self.texts], bool) & ~self._is_partial_V
         try:
             self.continues_V = continuation_flags(Path(tokenizer_dir), vocab_size)
         except RunError:  # nobody knows where its words begin: every token is one
@@ -55,33 +57,61 @@ class Vocabulary:
         spaced_T = ~self._tight_V[ids_T]
         spaced_T[1:] &= ~self._opening_V[ids_T[:-1]]
         spaced_T[:1] = False
-        return [" " * bool(spaced) + self.texts[id] for id, spaced in zip(ids_T.tolist(), spaced_T, strict=True)]
+        texts = [self.texts[id] for id in ids_T.tolist()]
+        partial_T = self._is_partial_V[ids_T]
+        for run in np.split(np.arange(len(ids_T)), np.flatnonzero(np.diff(partial_T)) + 1) if partial_T.any() else ():
+            if partial_T[run[0]]:  # the first token gets all of their text
+                texts[run[0]] = self._tokenizer.decode(ids_T[run].tolist(), skip_special_tokens=False).strip()
+                texts[run[0] + 1 : run[-1] + 1] = [""] * (len(run) - 1)
+        return [" " * bool(spaced) + text for text, spaced in zip(texts, spaced_T, strict=True)]
 
     def join(self, ids_T: np.ndarray) -> str:
         """The text of some tokens in a row."""
         return "".join(self.pieces(ids_T))
 
+    def normalised(self, text: str) -> str:
+        """A text as the tokenizer changes it before it looks for tokens, such as to lower case without accents."""
+        normalizer = self._tokenizer and self._tokenizer.normalizer
+        return normalizer.normalize_str(text).replace("▁", " ").strip() if normalizer else text
 
-def _texts(directory, vocab_size):
+
+def _load(directory):
     path = directory / "tokenizer.json"
     if not path.is_file():
-        return [f"#{number}" for number in range(vocab_size)]
+        return None
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_buffer(read_file(path))
+    return Tokenizer.from_buffer(read_file(path))
+
+
+def _texts(tokenizer, vocab_size):
+    """The texts of all tokens, and which of them have only a part of a character, bool (V)."""
+    if tokenizer is None:
+        return [f"#{number}" for number in range(vocab_size)], np.zeros(vocab_size, bool)
     decoded = tokenizer.decode_batch([[number] for number in range(vocab_size)], skip_special_tokens=False)
     names = [tokenizer.id_to_token(number) or f"#{number}" for number in range(vocab_size)]
-    return [_plain(text, name) for text, name in zip(decoded, names, strict=True)]
+    is_partial_V = np.array(
+        ["\ufffd" in text and "\ufffd" not in name for text, name in zip(decoded, names, strict=True)]
+    )
+    mark = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
+    if tokenizer.decoder is None and not mark:
+        decoded = [re.sub("[Ġ▁]", " ", text) for text in decoded]
+    texts = [
+        name.lstrip("Ġ▁") if partial else _plain(text, name, mark)
+        for text, name, partial in zip(decoded, names, is_partial_V, strict=True)
+    ]
+    return texts, is_partial_V
 
 
-def _plain(text, name):
-    """A token's own text; its name in the vocabulary where it has none, or only part of a character."""
-    text = text.strip()
-    if not text or "\ufffd" in text:
-        text = name
-    if name in _SPACES:  # a space on its own, before a word that continues it
+def _plain(text, name, mark):
+    """A token's own text; a sign for white space; its name in the vocabulary where it has no text."""
+    plain = text.strip()
+    if not plain and name in ("Ġ", "▁"):  # a space on its own, before a word that continues it
         return ""
-    for prefix in _PREFIXES:
-        if len(text) > len(prefix):
-            text = text.removeprefix(prefix)
-    return text
+    if text.isspace():
+        return "↵" if set(text) & set("\n\r") else "⇥" if "\t" in text else "␣"
+    return plain.removeprefix(mark) or plain or name
+
+
+def _is_symbol(text):
+    return text != "" and not any(unicodedata.category(character)[0] in "LNM" for character in text)

@@ -10,6 +10,7 @@ at most.
 Shapes: N sampled tokens, R distinct runs of tokens, U distinct words, C chosen words, T LSPs of each, K LSPs.
 """
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,8 +43,12 @@ class Words:
 
     def find(self, word: str) -> list[int]:
         """Numbers of the words that read like this one, upper and lower case alike."""
-        wanted = word.strip().casefold()
-        return [number for number, text in enumerate(self.texts) if text.casefold() == wanted]
+        wanted = _folded(word.strip())
+        return [number for number, text in enumerate(self.texts) if _folded(text) == wanted]
+
+
+def _folded(text):
+    return unicodedata.normalize("NFC", text).casefold()
 
 
 def find_words(sample: Sample, vocabulary: Vocabulary) -> Words:

@@ -198,13 +198,17 @@ def _text(example):
 
 
 def _first_tokens(encoding, words):
-    """For every word, the position of the first token that has a character of it; -1 if there is none."""
+    """For every word, the position of the first token that has a character of it; -1 if there is none.
+
+    The space that SentencePiece puts before a word counts only if nothing follows it: for it, the tokenizer gives the
+    place of the word's first character.
+    """
     begins = np.concatenate(([0], np.cumsum([len(word) + 1 for word in words])))[:-1].tolist()
     first = np.full(len(words), -1)
     for place, (begin, end) in enumerate(encoding.offsets):
         if begin == end or encoding.special_tokens_mask[place]:
             continue
         word = bisect.bisect_right(begins, end - 1) - 1  # by its end: a token may start with a space
-        if first[word] < 0:
+        if first[word] < 0 or encoding.tokens[first[word]] == "▁":
             first[word] = place
     return first

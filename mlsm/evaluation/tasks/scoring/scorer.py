@@ -197,6 +197,11 @@ class Scorer:
         self.tokenizer = tokenizer
         self._special = special_ids(tokenizer)
         self._hides_rest_of_word = metric == "within-word-l2r"
+        if self._hides_rest_of_word and len(set(tokenizer("a a", add_special_tokens=False).word_ids())) == 1:
+            raise ScoringError(
+                f"--metric {metric}: this tokenizer does not say where words begin (it calls a whole sentence one "
+                "word). Use --metric original."
+            )
         self._batch_tokens = batch_tokens or BATCH_TOKENS[model.device.type]
         self._most_logits = MOST_LOGITS[model.device.type]
 

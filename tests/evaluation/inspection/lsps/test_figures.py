@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tokenizers.normalizers import BertNormalizer
 
+from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps import statistics, words
 from mlsm.evaluation.inspection.lsps.neighbours import TokenIndex, nearest_atoms
@@ -158,6 +160,16 @@ def test_words_and_their_profiles(view, dense_NK):
             assert [row["weight"] for row in shown["lsps"][:3]] == pytest.approx(np.sort(mean_K)[::-1][:3])
     joined = {view.vocabulary.join(sample.ids_N[found.word_N == longer][:3])}
     assert joined == {found.texts[longer]}
+
+
+def test_a_word_is_found_as_the_tokenizer_changes_it(view, monkeypatch):
+    """An uncased tokenizer takes accents away."""
+    with pytest.raises(InspectionError, match="'thé' is not among"):
+        view.word("thé")
+    monkeypatch.setattr(view.vocabulary._tokenizer, "normalizer", BertNormalizer())
+    assert view.word("thé")["count"] == view.word("the")["count"]
+    composed = replace(view.words, texts=["caf\u00e9"])
+    assert composed.find("CAFE\u0301") == composed.find("caf\u00e9") == [0]
 
 
 def _is_continued(view, token):

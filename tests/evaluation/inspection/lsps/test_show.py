@@ -178,6 +178,7 @@ def test_a_student_alone(coded_store, tmp_path):
     ("settings", "said"),
     [
         ({"word": "a", "lsp": (1,)}, "different things to show"),
+        ({"text": "caf\udce9"}, "--text must be text in UTF-8"),
         ({"student": "x"}, "are for a text"),
         ({"student": "x", "text": "a", "similar_to": "0"}, "Omit --student"),
         ({"samples": 0}, "--samples must be at least 1"),

@@ -48,6 +48,48 @@ def test_text_and_words_come_back(kind, tmp_path):
     assert vocabulary.is_symbol_V[tokenizer.token_to_id(",")] and not vocabulary.is_symbol_V[ids[0]]
 
 
+def words_of(tokenizer, text, place):
+    """The text and the words that come back."""
+    tokenizer.save(str(place / "tokenizer.json"))
+    vocabulary = Vocabulary(place, tokenizer.get_vocab_size())
+    ids = np.array(tokenizer.encode(text).ids)
+    runs = np.split(ids, np.flatnonzero(vocabulary.begins_word(ids))[1:])
+    assert "".join(vocabulary.pieces(ids)) == vocabulary.join(ids)
+    return vocabulary.join(ids), [vocabulary.join(run) for run in runs]
+
+
+@pytest.mark.parametrize("merges", [0, 40])
+def test_bytes_are_read_as_the_characters_that_they_are_parts_of(merges, tmp_path):
+    text = "The bank rose.\nThe bank fell.\n\n\tBank 😁 北京 ñandú संस्कृति ##"
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator([text] * 9, trainers.BpeTrainer(vocab_size=256 + merges, initial_alphabet=alphabet))
+    joined, words = words_of(tokenizer, text, tmp_path)
+    plain = text.replace("\n", "↵").replace("\t", "⇥").replace(" ", "")
+    assert joined.replace(" ", "") in (plain, plain.replace("↵↵", "↵"))  # the latter is one token
+    wanted = "The bank rose . The bank fell . Bank 😁 北京 ñandú संस्कृति"
+    assert [word for word in words if word.strip("↵⇥#")] == wanted.split()
+
+
+def test_bytes_that_a_sentencepiece_vocabulary_falls_back_to(tmp_path):
+    text = "a 北京 b"
+    tokens = ["a", "b", "▁", "▁a", "▁b", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("▁", "a"), ("▁", "b")], byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    assert words_of(tokenizer, text, tmp_path) == (text, text.split())
+
+
+def test_accents_belong_to_words_and_letters_are_no_marks(tmp_path):
+    """Vowel signs of Hindi are pieces of their own. The mark of byte-level vocabularies is a letter of Maltese."""
+    tokens = ["[UNK]", "स", "##ं", "##स", "##्", "##क", "##ृ", "##त", "##ि", "Ġ", "##o", "Ġorġ", "#", "."]
+    tokenizer = Tokenizer(models.WordPiece({token: number for number, token in enumerate(tokens)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    assert words_of(tokenizer, "संस्कृति Ġorġ Ġo # .", tmp_path)[1] == ["संस्कृति", "Ġorġ", "Ġo", "#", "."]
+
+
 def test_a_store_without_a_tokenizer_shows_numbers(tmp_path):
     vocabulary = Vocabulary(tmp_path / "none", 5)
     assert vocabulary.join(np.array([3, 1])) == "#3 #1" and vocabulary.begins_word(np.array([3, 1])).all()

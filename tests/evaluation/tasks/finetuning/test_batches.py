@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mlsm.evaluation.tasks.finetuning.batches import IGNORED, batches_by_length, order, order_digest, tokenise
 from mlsm.evaluation.tasks.finetuning.data import load_task
@@ -85,6 +86,18 @@ def test_first_tokens_are_those_of_word_ids(tokenizer, teacher_directory, miniat
                 expected[place] = example.label[word]
         assert labels[row].tolist() == expected.tolist()
     assert -1 in encoded.words_N[3]  # one was cut off, or has no token
+
+
+def test_the_space_before_a_word_is_its_first_token_only_if_nothing_follows(miniatures):
+    vocabulary = [("[UNK]", 0.0), ("[CLS]", 0.0), ("[SEP]", 0.0), ("▁", -5.0), ("▁a", -1.0), ("東京", -2.0)]
+    backend = Tokenizer(models.Unigram(vocabulary, unk_id=0))
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[UNK]"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+    examples = [load_task(TASKS["conll2003"], miniatures).train[0]._replace(first=["a", "東京", "a"], label=[0, 1, 2])]
+    encoded = tokenise(tokenizer, examples, True, max_length=16, takes_types=False)
+    tokens = tokenizer.convert_ids_to_tokens(encoded.ids_T.tolist())
+    assert tokens == ["[CLS]", "▁a", "▁", "東京", "▁a", "[SEP]"] and encoded.words_N[0].tolist() == [1, 3, 4]
 
 
 def test_evaluation_takes_every_example_once_the_longest_first(tokenizer, miniatures):

@@ -11,9 +11,11 @@ import torch
 from tiny_exports import exported
 from tiny_families import SIZES, tiny_model
 from tiny_store import write_store, write_tokenizer
+from tokenizers import normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForMaskedLM
 
+from mlsm.common.errors import ScoringError
 from mlsm.evaluation.tasks.scoring import scorer as scorer_module
 from mlsm.evaluation.tasks.scoring.scorer import ProbedMaskedLm, Scorer, StockMaskedLm
 from pipeline.teacher import BUNDLED, FAMILIES, load_tokenizer
@@ -121,6 +123,16 @@ def test_a_word_is_hidden_from_the_token_on_to_its_end(metric, english, teacher_
     ours._model.get_output_embeddings().bias.data.copy_(model.get_output_embeddings().bias)
     (scores,) = Scorer(ours, tokenizer, metric).score([sentence])
     np.testing.assert_allclose(scores, expected, atol=1e-5)
+
+
+def test_a_tokenizer_that_does_not_tell_words_apart_has_no_rest_of_a_word(english):
+    model, tokenizer = english
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    with pytest.raises(ScoringError, match="does not say where words begin.*--metric original"):
+        Scorer(StockMaskedLm(model), tokenizer, "within-word-l2r")
+    Scorer(StockMaskedLm(model), tokenizer)
 
 
 def test_a_probed_student_is_scored_like_any_other(tmp_path):

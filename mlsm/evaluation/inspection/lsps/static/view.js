@@ -376,12 +376,15 @@
     });
   }
 
+  // Accents are ignored: some tokenizers remove them.
+  const folded = (text) => text.normalize("NFD").replace(/[\u0300-\u036f]/g, "").toLowerCase();
+
   // An LSP is found by its number, and by the beginnings of all words that its page lists: typical ones, lemmas, the label.
   const searched = remember(() => listed.map((lsp) => {
     if (!ofText) return [];
     const lemmas = data.senses ? data.senses[lsp][0].flatMap(([some]) => some) : [];
     const all = [...typical()[lsp].map(([word]) => word), ...lemmas];
-    return [...all.flatMap((text) => [text, ...text.split(/[ _]+/)]), ...labelOf(lsp).split(/[ ,.·]+/)].map((text) => text.toLowerCase());
+    return [...all.flatMap((text) => [text, ...text.split(/[ _]+/)]), ...labelOf(lsp).split(/[ ,.·]+/)].map(folded);
   }));
 
   function showLsps(asked) {
@@ -406,16 +409,16 @@
   function showWords(asked) {
     foundWords.hidden = !ofText || !asked || /^\d+$/.test(asked) && !words().some(({ word }) => word === asked);
     if (foundWords.hidden) return;
-    const beginning = words().filter(({ word }) => word.toLowerCase().startsWith(asked));
-    const found = beginning.length ? beginning : words().filter(({ word }) => word.toLowerCase().includes(asked));
-    found.sort((a, b) => (b.word.toLowerCase() === asked) - (a.word.toLowerCase() === asked));
+    const beginning = words().filter(({ word }) => folded(word).startsWith(asked));
+    const found = beginning.length ? beginning : words().filter(({ word }) => folded(word).includes(asked));
+    found.sort((a, b) => (folded(b.word) === asked) - (folded(a.word) === asked));
     const title = found.length ? "Words" : `No word with “${asked}” among the ${many(words().length)} most frequent`;
     foundWords.replaceChildren(element("h2", "", title), element("ul", "", ...found.slice(0, MOST_WORDS).map(({ word, count, lsps }) =>
       element("li", "", element("b", "", isolated(word)), ` ${many(count)} times`, element("div", "chips", ...lsps.map(chip))))));
   }
 
   function find() {
-    const asked = query.value.trim().toLowerCase();
+    const asked = folded(query.value.trim());
     showWords(asked);
     showLsps(asked);
   }
