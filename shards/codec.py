@@ -462,7 +462,7 @@ def block_windows(samples: Iterable[dict]) -> Iterator[dict[str, np.ndarray]]:
             if rows is not None:
                 lo, hi = rows.indptr[begin], rows.indptr[end]
                 window |= {
-                    "nnz": block["nnz.npy"][begin:end],
+                    "nnz": block["nnz.npy"][begin:end].copy(),  # torch wants arrays that can be written
                     "atoms": rows.indices[lo:hi],
                     "weights": rows.weights[lo:hi],
                     "tail": rows.tail[begin:end],
@@ -475,7 +475,7 @@ def block_windows(samples: Iterable[dict]) -> Iterator[dict[str, np.ndarray]]:
 def _hidden_of_window(block, begin, end):
     codes_nb = block["hidden.npy"].reshape(len(block["ids.npy"]), -1)[begin:end]
     if "coded.npy" in block:
-        return {"hidden": codes_nb, "coded": block["coded.npy"][begin:end] > 0}
+        return {"hidden": codes_nb.copy(), "coded": block["coded.npy"][begin:end] > 0}
     scales_n = block["scales.npy"][begin:end]
     return {"hidden": codes_nb * scales_n[:, None], "coded": scales_n > 0}
 

@@ -62,7 +62,8 @@ from shards.manifest import Plan, PlannedUnit, UnitRecord, fingerprint, parse_ta
 
 TEMPORARY = "mlsm-fetch-"  # the beginning of the names of temporary directories outside of the cache
 _AT_ONCE = 16  # small files to fetch in parallel
-_SMALL, _WIDEST, _MOST_ATOMS = 64 << 20, 4 * 8192, 1 << 30  # most bytes: of a small file, of one atom, of all atoms
+# most bytes of a small file, a plan (some 300 for each file of the corpus), one atom, all atoms
+_SMALL, _LARGEST_PLAN, _WIDEST, _MOST_ATOMS = 64 << 20, 1 << 30, 4 * 8192, 1 << 30
 _PLAN = re.compile(r"([0-9a-f]{32})\.json")
 _CACHED_STORE = re.compile(r"[0-9a-f]{12}-[0-9a-f]{8}")  # a store's directory in the cache
 _NAME = re.compile(r"\w[\w.-]*")  # names from a server become paths in the cache
@@ -174,7 +175,8 @@ class Server:
             raise RemoteError(f"{self.url} is damaged: it names {odd[0]}, which is outside its own directories")
 
         def fetch(name):
-            return self.fetch(name, directory / name, _SMALL, lambda path: check(f"{self.url}/{name}", path))
+            most = _LARGEST_PLAN if name.startswith("plans/") else _SMALL
+            return self.fetch(name, directory / name, most, lambda path: check(f"{self.url}/{name}", path))
 
         if len(names) < 2:
             return [name for name in names if not fetch(name)]

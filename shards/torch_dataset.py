@@ -27,6 +27,7 @@ because both share the windows among ranks: use LspWindows with accelerate and T
 losses (for LspWindows, see student/pretraining.py).
 """
 
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,7 +49,8 @@ from shards.position import STATE_FORMAT, Share, check_identity, sequence_identi
 from shards.reader import Store, open_store
 from shards.windows import WindowReader
 
-_CHUNK = 256  # windows that are decoded together; about 10 MB
+logger = logging.getLogger(__name__)
+_TOKENS_AT_ONCE = 32_768  # of windows that are decoded together
 _RANKS = 1024  # most ranks on one machine
 
 
@@ -186,7 +188,7 @@ class LspDataset(IterableDataset):
         """Window ids of the next batch, or of the next chunk of samples; None after the last."""
         step = 1 if self.batch_size else share.ranks * share.workers
         begin = self._start(progress) + share.item(progress.items) * self._width
-        end = begin + (self.batch_size or _CHUNK * step)
+        end = begin + (self.batch_size or step * max(1, _TOKENS_AT_ONCE // self.store.max_length))
         if not self.endless:
             end = min(end, (progress.epoch + 1) * len(self.windows))
         if begin >= end:
@@ -327,7 +329,8 @@ class LspWindows(Dataset[WindowTensors]):
 
     An item knows its epoch, from which its mask follows (student/pretraining.py). With accelerate and Trainer this is
     the epoch of the loader, on any number of ranks and workers and after resuming. With a plain DataLoader, or if
-    another dataset wraps this one, call `set_epoch` before each epoch. Held-out windows are always in epoch 0.
+    another dataset wraps this one, call `set_epoch` before each epoch. All loaders of one LspWindows share its epoch.
+    Held-out windows are always in epoch 0.
     """
 
     def __init__(self, store: Store | str | PathLike[str], split: str = "train", *, seed: int | None = None):
@@ -335,6 +338,7 @@ class LspWindows(Dataset[WindowTensors]):
         self.store, self.split, self.seed = open_store(store), split, seed
         self.windows = self.store.split(split)
         self._epoch, self._process = _shared_number(), os.getpid()
+        self._asked: int | None = None  # the epoch of `set_epoch` if accelerate's loader has not been compared with it
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
@@ -362,6 +366,12 @@ class LspWindows(Dataset[WindowTensors]):
         """From now on, items belong to this epoch, here and in loader workers."""
         if self.split == "held_out":
             return
+        loader = self._accelerate_loader()
+        if loader is None or loader.iteration != epoch:  # else accelerate calls
+            self._asked = epoch
+        self._fill_epoch(epoch)
+
+    def _fill_epoch(self, epoch):
         if os.getpid() != self._process:  # ranks forked from one process must not share it
             self._epoch, self._process = _shared_number(), os.getpid()
         self._epoch.fill_(epoch)
@@ -372,10 +382,26 @@ class LspWindows(Dataset[WindowTensors]):
         accelerate calls a dataset's `set_epoch` only if the sampler has none. The sampler that accelerate makes from a
         random sampler has one, so on several ranks and after resuming the dataset has to ask for the epoch.
         """
-        if get_worker_info() is None and (state := sys.modules.get("accelerate.state")):
-            loader = state.GradientState().active_dataloader
-            if getattr(loader, "dataset", None) is self:
-                self.set_epoch(loader.iteration)
+        loader = self._accelerate_loader()
+        if loader is None or self.split == "held_out":
+            return
+        if self._asked not in (None, loader.iteration):
+            logger.warning(
+                "LspWindows.set_epoch(%d) has no effect: accelerate's loader is in epoch %d. Call "
+                "loader.set_epoch(%d), which also sets the order of the windows.",
+                self._asked,
+                loader.iteration,
+                self._asked,
+            )
+        self._asked = None
+        self._fill_epoch(loader.iteration)
+
+    def _accelerate_loader(self):
+        """The loader of accelerate that is reading this dataset in this process; None if there is none."""
+        if get_worker_info() is not None or not (state := sys.modules.get("accelerate.state")):
+            return None
+        loader = state.GradientState().active_dataloader
+        return loader if getattr(loader, "dataset", None) is self else None
 
 
 def _shared_number():

@@ -20,6 +20,7 @@ Shapes: W windows, L positions, M chosen positions, T tokens of a text without s
 
 import json
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from os import PathLike, fspath
@@ -65,6 +66,10 @@ FACTS = object_of(  # lsp_config.json, as far as it is read
 )
 
 
+_COMPUTING = threading.Lock()
+"""Calls from several threads run one after the other: meanwhile the encoder holds the positions to predict."""
+
+
 class TextLsps(NamedTuple):
     """The LSPs of one text."""
 
@@ -92,7 +97,8 @@ def at_all_positions(
     """Outputs (W, L, K) of a Student or ProbedStudent. Token types are left out if its encoder does not have two."""
     everywhere = torch.arange(input_ids.numel(), device=input_ids.device)
     segments = token_type_ids if token_types(encoder.config) >= 2 else None
-    return student(input_ids, attention_mask, everywhere, segments_WL=segments).view(*input_ids.shape, -1)
+    with _COMPUTING:
+        return student(input_ids, attention_mask, everywhere, segments_WL=segments).view(*input_ids.shape, -1)
 
 
 class LspModel(nn.Module):
@@ -186,7 +192,8 @@ class LspModel(nn.Module):
         attention_WL = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in rows])
         where_M = torch.tensor([row * width + p for row, (_, places) in enumerate(rows) for p in places], dtype=int)
         device = self.student.output_bias_K.device
-        logits_Mk = self.student(input_WL.to(device), attention_WL.to(device), where_M.to(device))
+        with _COMPUTING:
+            logits_Mk = self.student(input_WL.to(device), attention_WL.to(device), where_M.to(device))
         return logits_Mk.float().softmax(dim=1).cpu()
 
 

@@ -318,3 +318,7 @@ class LspForPreTraining(PreTrainedModel):
     def get_input_embeddings(self) -> torch.nn.Module:
         """The token embeddings of the encoder."""
         return self.student.encoder.get_input_embeddings()
+
+    def set_input_embeddings(self, value: torch.nn.Module) -> None:
+        """Replace the token embeddings of the encoder, as `resize_token_embeddings` does."""
+        self.student.encoder.set_input_embeddings(value)

@@ -2,14 +2,16 @@
 
 import logging
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
 import torch
 
-from mlsm.common.errors import DeviceError
+from mlsm.common.errors import DeviceError, RunError
 
+_RANDOMNESS = threading.Lock()
 logger = logging.getLogger(__name__)
 
 
@@ -78,6 +80,17 @@ def lack_of_code(index: int) -> str:
 
 @contextmanager
 def own_randomness(device: torch.device) -> Iterator[None]:
-    """Restore the state of torch's global random generators after the block."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
+    """Restore the state of torch's global random generators after the block.
+
+    Raises  RunError if another thread is in such a block: both would draw from the same generators
+    """
+    if not _RANDOMNESS.acquire(blocking=False):
+        raise RunError(
+            "another thread of this process is training, and torch's random numbers are one sequence for all threads. "
+            "Train one after the other, or start a process for each."
+        )
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        _RANDOMNESS.release()

@@ -44,11 +44,11 @@ class Student(nn.Module):
         embedding_width = encoder.get_input_embeddings().weight.shape[1]
         self.encoder = encoder
         with torch.random.fork_rng(devices=[]):  # a module begins with random weights, which are replaced below
-            self.head = PredictionHead(encoder.config, embedding_width)
+            self.head = PredictionHead(encoder.config, embedding_width).float()  # whatever torch's default type is
         self.tied = tied
         own_rows = outputs - encoder.get_input_embeddings().weight.shape[0] if tied else outputs
-        self.output_Kd = nn.Parameter(torch.empty(own_rows, embedding_width)) if own_rows else None
-        self.output_bias_K = nn.Parameter(torch.zeros(outputs))
+        self.output_Kd = nn.Parameter(torch.empty(own_rows, embedding_width, dtype=torch.float32)) if own_rows else None
+        self.output_bias_K = nn.Parameter(torch.zeros(outputs, dtype=torch.float32))
         self._initialise_head(seed)
         self._last_layer, self._mask_later = LastLayer(encoder), MaskLater(encoder)
         adapt_deberta(encoder)

@@ -131,6 +131,10 @@ class MlsmModel(PreTrainedModel):
         """The token embeddings of the encoder."""
         return self.encoder.get_input_embeddings()
 
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the token embeddings of the encoder, as `resize_token_embeddings` does."""
+        self.encoder.set_input_embeddings(value)
+
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> MlsmOutput:
@@ -147,8 +151,10 @@ class MlsmModel(PreTrainedModel):
         in lsp_config.json is all, the text is read as it is.
 
         Returns  tokens without special ones; float32 distributions (T, k) on the CPU, of which every row sums to one
-        Raises   ValueError where the text is longer than the student reads
+        Raises   TypeError if `text` is not one string; ValueError if it is longer than the student reads
         """
+        if not isinstance(text, str):
+            raise TypeError(f"expected one text, a string, found {type(text).__name__}. Call this once for each text.")
         ids, special = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], self.facts["special_ids"]
         if len(ids) + 2 > (room := self.facts["max_length"]):
             raise ValueError(f"a text of {len(ids)} tokens: this student reads at most {room - 2}. Cut it.")
@@ -212,6 +218,10 @@ class MlsmForMaskedLM(PreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         """The token embeddings of the encoder."""
         return self.encoder.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the token embeddings of the encoder, as `resize_token_embeddings` does."""
+        self.encoder.set_input_embeddings(value)
 
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any

@@ -26,7 +26,7 @@ from shards.windows import WindowReader
 from student.objectives.base import MaskedTokens, Objective
 
 TOKENS = 2_000_000  # at most so many training tokens are read for the mean vectors of the baselines
-WINDOWS_AT_ONCE = 512
+TOKENS_AT_ONCE = 65_536  # that are read together
 SMALLEST = 1e-12  # a vector that is shorter has no direction
 
 
@@ -121,8 +121,9 @@ def mean_vectors(train: WindowReader, objective: Vectors) -> tuple[Tensor, dict[
     windows = min(len(train), -(-TOKENS * len(train) // max(1, train.tokens)))
     special, vocabulary = train.store.special_ids["all"], train.store.vocab_size
     sums_Vd, counts_V = np.zeros((vocabulary, objective.width)), np.zeros(vocabulary)
-    for start in range(0, windows, WINDOWS_AT_ONCE):
-        read = train.read(train.order(0, 0, start, min(start + WINDOWS_AT_ONCE, windows)))
+    at_once = max(1, TOKENS_AT_ONCE // train.store.max_length)
+    for start in range(0, windows, at_once):
+        read = train.read(train.order(0, 0, start, min(start + at_once, windows)))
         window_N, position_N = np.nonzero((read.documents >= 0) & ~np.isin(read.ids, special))
         targets = objective.read_targets(MaskedTokens(train, read, window_N, position_N))
         ids_N, coded_N = targets.labels_M.numpy(), targets.coded_M.numpy().astype(np.float64)

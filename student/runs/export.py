@@ -51,7 +51,7 @@ CODE_FILE = f"{EXPORTED}.py"
 # Entries of config.json: classes of that file for transformers to run, for LSPs and for a probe's words.
 AUTO_MAP = {"AutoModel": f"{EXPORTED}.MlsmModel", "AutoModelForMaskedLM": f"{EXPORTED}.MlsmForMaskedLM"}
 # SHA-256 of all versions of that file. export-student copies only such a file from a checkpoint, and no other code.
-KNOWN_CODE = ("e42aaf14d6c4fc060deb2465c28aeff54dab2e5c0a7a4040455af7872ffcb187",)
+KNOWN_CODE = ("6cbca2840af0ea57967d765c9af4181987636f0351e3963418a9eab492b8d444",)
 # Patterns of the file names of all exports, of any kind, family and tokenizer.
 EXPORT_FILES = (
     "config.json",

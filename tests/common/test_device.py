@@ -1,13 +1,14 @@
 """The device that is chosen if torch sees a GPU. Stand-ins play the GPU."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from mlsm.common import device
-from mlsm.common.device import choose_device, device_name
-from mlsm.common.errors import DeviceError
+from mlsm.common.device import choose_device, device_name, own_randomness
+from mlsm.common.errors import DeviceError, RunError
 
 WHEELS = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]  # of torch for CUDA 13
 
@@ -31,6 +32,17 @@ def gpu(monkeypatch):
 def test_records_name_the_gpu(gpu):
     gpu((9, 0), WHEELS)
     assert device_name("cuda:0") == device_name(torch.device("cuda")) == "Played GPU" and device_name("cpu") == "cpu"
+
+
+def test_two_threads_do_not_draw_from_one_generator():
+    def enter():
+        with own_randomness(torch.device("cpu")):
+            pass
+
+    told = pytest.raises(RunError, match="another thread of this process is training.*start a process for each")
+    with ThreadPoolExecutor(1) as pool, own_randomness(torch.device("cpu")), told:
+        pool.submit(enter).result()
+    enter()
 
 
 @pytest.mark.parametrize(

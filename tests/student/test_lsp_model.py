@@ -2,6 +2,7 @@ import json
 import os
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,28 @@ def test_texts_can_be_read_as_they_are(exported_mlsm):
     best, next_best = lsps.top(2)[1]
     assert best[0] == int(logits[1].argmax()) and best[1] > next_best[1]
     assert best[1] == pytest.approx(logits[1].softmax(dim=0).max().item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("masking", ["each", "none"])
+def test_threads_that_share_a_model_get_their_own_answers(exported_mlsm, masking):
+    """As those of a web server do."""
+    _, model = exported_mlsm
+    texts = [" ".join(f"w{(7 * i + j) % 60}" for j in range(4 + i % 9)) for i in range(40)]
+    alone = [model.lsp([text], masking=masking)[0].distributions_Tk for text in texts]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda text: model.lsp([text], masking=masking)[0].distributions_Tk, texts))
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(alone, found, strict=True))
+
+
+def test_torchs_default_type_does_not_matter(exported_mlsm, lsp_store, tmp_path):
+    _, model = exported_mlsm
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = LspModel.from_pretrained(tmp_path / "export").lsp(TEXTS)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for lsps, expected in zip(found, model.lsp(TEXTS), strict=True):
+        assert torch.allclose(lsps.distributions_Tk.float(), expected.distributions_Tk, atol=1e-6)
 
 
 def test_a_text_that_is_too_long_is_one_clear_line(exported_mlsm):

@@ -77,12 +77,20 @@ for path in sys.argv[1:]:
             assert "at most 14" in str(error)
         else:
             raise SystemExit("a text of 15 tokens was read")
+        try:
+            model.lsp(["w1", "w2"], tokenizer)
+        except TypeError as error:
+            assert "expected one text" in str(error)
+        else:
+            raise SystemExit("two texts were read as one")
         model.save_pretrained(export.parent / "again")
         again = AutoModel.from_pretrained(export.parent / "again", trust_remote_code=True)
         found["again"] = again(**inputs).lsp_logits
         if (export / "lsp_head_2.safetensors").exists():
             second = AutoModel.from_pretrained(export, trust_remote_code=True, head=2)
             found["second"] = second(**inputs).lsp_logits
+        model.resize_token_embeddings(model.config.vocab_size + 2)
+        assert torch.equal(model(**inputs).lsp_logits, found["logits"])
     save_file({name: tensor.contiguous() for name, tensor in found.items()}, export.parent / "found.safetensors")
 """
 

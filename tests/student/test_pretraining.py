@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from preloaded import start_ranks
 from pretrain import BATCH, Losses, digests
 from safetensors import SafetensorError
@@ -302,6 +303,18 @@ def test_a_plain_loader_is_told_the_epoch(lsp_store):
     assert not torch.equal(epochs[0], epochs[1]) and not torch.equal(epochs[1], epochs[2])
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_accelerates_loader_has_the_epoch_and_says_so_where_another_was_wanted(lsp_store, caplog, shuffle):
+    dataset = LspWindows(lsp_store)
+    loader = DataLoader(dataset, 50, shuffle=shuffle, collate_fn=lambda items: {items[0].epoch})
+    loader = Accelerator(cpu=True).prepare(loader)
+    loader.set_epoch(3)
+    assert set().union(*loader) == {3} and set().union(*loader) == {4} and not caplog.text
+    dataset.set_epoch(2)
+    assert set().union(*loader) == {5}
+    assert "set_epoch(2) has no effect: accelerate's loader is in epoch 5. Call loader.set_epoch(2)" in caplog.text
+
+
 # -- several processes -----------------------------------------------------------------------------------------
 
 
@@ -496,6 +509,15 @@ def test_a_batch_without_targets_has_no_loss_and_no_gradient(lsp_store):
         loss = model(**batch, num_items_in_batch=count).loss
         loss.backward()
         assert loss == 0 and all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+def test_tokens_can_be_added(lsp_store):
+    model = model_of(lsp_store).eval()
+    batch = LspCollator(lsp_store)([LspWindows(lsp_store)[0]])
+    before, tokens = model(**batch).loss, len(model.get_input_embeddings().weight)
+    model.resize_token_embeddings(tokens + 3)
+    assert len(model.student.encoder.get_input_embeddings().weight) == tokens + 3 == model.config.vocab_size
+    assert torch.equal(model(**batch).loss, before)
 
 
 def test_a_copied_dataset_shares_its_epoch_with_its_workers(lsp_store):
