@@ -92,13 +92,17 @@ def encode(executor: Executor, stores: Sequence[TargetStore], kind: type[Target]
     warn_of_disk(job.config.output, sum(shares) * job.expected_tokens)
     begun = {(unit.id, number): 0 for unit, wanting in tasks for number in wanting}  # tokens so far, by unit and store
 
+    in_begun = 0  # the sum of these, which may be many
+
     def show(figures):
-        done = sum(store.done for store in stores) + sum(begun.values())
+        done = sum(store.done for store in stores) + in_begun
         job.progress("encode", done // len(stores), job.expected_tokens, **figures)
 
     def note_block(unit, number, tokens, figures):
-        if tokens > begun.get((unit, number), tokens):  # a worker's report may come after its result
+        nonlocal in_begun
+        if tokens > (before := begun.get((unit, number), tokens)):  # a worker's report may come after its result
             begun[unit, number] = tokens
+            in_begun += tokens - before
             show(figures)
 
     show({})
@@ -106,7 +110,7 @@ def encode(executor: Executor, stores: Sequence[TargetStore], kind: type[Target]
     for unit, counts, figures in encode_missing(executor, tasks, paths, kind, note_block):
         for number, (tokens, quarantined) in counts.items():
             stores[number].note(unit, tokens, quarantined)
-            del begun[unit.id, number]
+            in_begun -= begun.pop((unit.id, number))
         show(figures)
     if not any(store.done for store in stores):
         raise job.no_windows_error()

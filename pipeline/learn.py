@@ -329,8 +329,9 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teac
         )
     if dictionary.centering == "position":
         check_position_means(teacher.name)
-    near, largest = count_near(dictionary.atoms_Kd)
-    if near and getattr(config, "solver", "cd") != "nearest":  # which gives all weight to one atom
+    # A solver that gives all weight to one atom has nothing to divide.
+    near, largest = count_near(dictionary.atoms_Kd) if getattr(config, "solver", "cd") != "nearest" else (0, 0.0)
+    if near:
         warnings.warn(
             f"{source}: {near:,} of {len(dictionary.atoms_Kd):,} atoms have a cosine above {NEAR} with another one, at "
             f"most {largest:.4f}. How a code divides its weight between them is arbitrary within --tolerance. "

@@ -98,7 +98,8 @@ def scan(
             f"{counts['bytes']:,} bytes of text{_left_out(counts)}. Check --corpus and the document boundaries."
         )
     if max_tokens is not None:
-        units = _limit(units, {s.name: s for s in sources}, hashes, tokenizer, special_ids, rules, max_tokens)
+        by_name = {source.name: source for source in sources}
+        units = _limit(units, by_name, hashes, tokenizer, special_ids, rules, max_tokens, progress)
     return Plan(rules, tuple(units), counts)
 
 
@@ -237,23 +238,24 @@ class WindowSample:
     order units are added. Only the sample is in memory.
 
     tokens  coded tokens that the sample should have
+    most    windows that are collected
     """
 
     def __init__(self, plan: Plan, tokens: int):
         self._tokens = tokens
         self._heap: list[tuple[int, tuple[str, int], Window]] = []  # (-hash, place, window): largest hash first
         least = plan.windowing["max_length"] // (16 if plan.windowing["packing"] == "pairs" else 2)
-        self._wanted = -(-tokens // max(1, least))  # windows: enough for windows of `least` tokens on average
+        self.most = -(-tokens // max(1, least))  # windows: enough for windows of `least` tokens on average
 
     @property
     def bound(self) -> int:
         """Only windows with a hash below this bound can be in the sample."""
-        return -self._heap[0][0] if len(self._heap) == self._wanted else 2**64
+        return -self._heap[0][0] if len(self._heap) == self.most else 2**64
 
     def add(self, found: Iterable[tuple[int, tuple[str, int], Window]]) -> None:
         """Add triples from `candidates`."""
         for value, place, window in found:
-            if len(self._heap) < self._wanted:
+            if len(self._heap) < self.most:
                 heappush(self._heap, (-value, place, window))
             elif value < self.bound:
                 heapreplace(self._heap, (-value, place, window))
@@ -380,13 +382,14 @@ def _unit(rules, source, content, span, max_windows=None):
     )
 
 
-def _limit(units, sources, hashes, tokenizer, special_ids, rules, max_tokens):
+def _limit(units, sources, hashes, tokenizer, special_ids, rules, max_tokens, progress):
     """Keep units up to the window that reaches the split's part of max_tokens."""
     left = {"train": max_tokens * (1 - HELD_OUT_SHARE), "held_out": max_tokens * HELD_OUT_SHARE}
     kept = []
     for unit in units:
         if left[unit.split] <= 0:
             continue
+        progress("tokenize", max_tokens - round(sum(left.values())), max_tokens)
         source = sources[unit.source]
         found = unit_windows(unit, source, tokenizer, special_ids, rules)
         for number, window in enumerate(found, start=1):

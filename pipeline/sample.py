@@ -12,6 +12,7 @@ import logging
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from heapq import nsmallest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,7 +134,7 @@ def sample_windows(executor: Executor, tokens: int, seed: int) -> list[Window]:
     job, suspects = executor.job, []
     sample = planning.WindowSample(job.plan, tokens)
     training = [number for number, unit in enumerate(job.plan.units) if unit.split == "train"]
-    find = partial(find_candidates, seed=seed)
+    find = partial(find_candidates, seed=seed, most=sample.most)
     job.progress("choose", 0, len(training), unit="units")
     with closing(executor.map(find, ((number, sample.bound) for number in training))) as results:
         for done, ((number, _), found) in enumerate(results, start=1):
@@ -228,12 +229,15 @@ def _leave_out_killers(executor, windows, layers):
 
 
 def find_candidates(
-    context: Context, items: Iterable[tuple[int, int]], *, seed: int
+    context: Context, items: Iterable[tuple[int, int]], *, seed: int, most: int
 ) -> Generator[list[tuple[int, tuple[str, int], Window]], None, None]:
-    """Windows of units for the sample, as `plan.candidates`; items are (number of a unit, bound)."""
+    """Windows of units for the sample, as `plan.candidates`; items are (number of a unit, bound).
+
+    most  windows in the sample. No unit can have more in it, though it may be a document of many gigabytes
+    """
     for number, bound in items:
         unit = context.job.plan.units[number]
-        yield list(planning.candidates(unit, context.windows(unit), seed, bound))
+        yield nsmallest(most, planning.candidates(unit, context.windows(unit), seed, bound))
 
 
 def read_hidden(

@@ -39,6 +39,7 @@ class OpenStore:
     def __init__(self, job: Job, path: str | Path):
         self.job, self.files = job, StoreFiles(path)
         self.target = self.files.target()
+        self._failed: dict[str, int] | None = None  # documents in quarantine, by unit; read once, when one fails here
 
     def finished(self, unit: PlannedUnit) -> UnitRecord | None:
         """The record of a unit; None if the unit must be encoded, for the first time or again."""
@@ -68,12 +69,18 @@ class OpenStore:
             self.check_quarantine(unit, writer.quarantined)
 
     def check_quarantine(self, unit: PlannedUnit, quarantined: Sequence[dict]) -> None:
-        """Raise EncodeError when too many documents failed in this unit and all units with a record together."""
+        """Raise EncodeError when too many documents failed in this unit and the other units that this process knows of:
+        those with a record when the first document failed, and its own since.
+        """
         if not quarantined:
+            if self._failed:
+                self._failed.pop(unit.id, None)
             return
-        plan = self.job.plan
-        records = (self.files.record(other.id) for other in plan.units if other.id != unit.id)
-        count = len(quarantined) + sum(len(record.quarantined) for record in records if record)
+        if self._failed is None:
+            records = map(self.files.record, (other.id for other in self.job.plan.units))
+            self._failed = {one.unit: len(one.quarantined) for one in records if one and one.quarantined}
+        self._failed[unit.id] = len(quarantined)
+        count = sum(self._failed.values())
         allowed = max(QUARANTINE_LEAST, int(QUARANTINE_SHARE * self.job.planned_documents))
         if count > allowed:
             raise EncodeError(

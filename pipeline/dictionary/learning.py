@@ -6,9 +6,9 @@ Mairal et al. 2009 (Online dictionary learning for sparse coding), algorithm 1 w
 the replacement of unused atoms of section 3.4. Nearly equal atoms are also replaced (near.py), just before an
 evaluation, so the returned atoms, which were evaluated, have none. This module has the order of the work, the
 evaluation on held-out vectors, and the stopping rule; the learners do the minibatches (cpu.py, torch.py). Memory is
-bounded by A and the Gram matrix (K x K each) and 16 bytes per vector, for (memory-mapped) input of any length; k-means
-needs 64 vectors per atom in addition. Random numbers follow from (seed, epoch): equal input and thread count give equal
-atoms, interrupted or not.
+bounded by A, the Gram matrix and, in an evaluation, its cosines (K x K each), and 16 bytes per vector, for
+(memory-mapped) input of any length; k-means needs 64 vectors per atom in addition. Random numbers follow from (seed,
+epoch): equal input and thread count give equal atoms, interrupted or not.
 Not handled here: the codes themselves (solvers/), where the vectors come from (sample.py), the files (atoms.py).
 
 Shapes: N training vectors, n of a minibatch, H held-out vectors, d width, K atoms.

@@ -62,6 +62,13 @@ def test_of_nearly_equal_atoms_the_most_used_is_kept(length):
     assert near_atoms(gram[6:, 6:], np.zeros(3)) == {} and count_near(atoms[6:]) == (0, 0)
 
 
+@pytest.mark.parametrize("at_once", [1, 3, 1024])
+def test_blocks_of_atoms_count_as_all_at_once(monkeypatch, at_once):
+    monkeypatch.setattr(near, "ATOMS_AT_ONCE", at_once)
+    atoms = at_angles(0, 0.15, 0.3, 1, 1.001, 2)
+    assert count_near(atoms) == (5, pytest.approx(largest_cosine(atoms)))
+
+
 def test_without_the_atoms_given_up_none_are_nearly_equal():
     rng = np.random.default_rng(0)
     atoms = unit_rows(np.repeat(rng.normal(size=(20, 16)), 5, axis=0) + 0.1 * rng.normal(size=(100, 16)))

@@ -12,7 +12,8 @@ from mlsm.common.progress import silent
 from pipeline import plan as planning
 from pipeline.corpus import JsonLines, TextFile
 from pipeline.corpus.documents import Selection
-from pipeline.sample import sample_windows
+from pipeline.executor import Context
+from pipeline.sample import find_candidates, sample_windows
 from pipeline.workers import Inline
 from shards.manifest import Plan, PlannedUnit
 
@@ -166,6 +167,20 @@ def test_a_single_document_that_is_held_out_is_named(tmp_path):
             assert "by chance, its only document is among the 1 % that are held out" in str(error)
             return
     pytest.fail("none was held out")
+
+
+def test_no_more_windows_of_a_unit_are_held_than_the_sample_has(tmp_path):
+    """A document is one unit, and may be many gigabytes."""
+    source = text_file(tmp_path / "a.txt", [" ".join(map(str, range(100, 30_000)))])
+    plan = scan([source])
+    (number,) = [number for number, unit in enumerate(plan.units) if unit.split == "train"]
+    found = windows(plan, [source], "train")
+    job = SimpleNamespace(plan=plan, windows=lambda unit: iter(found))
+    whole, bounded = planning.WindowSample(plan, 500), planning.WindowSample(plan, 500)
+    (some,) = find_candidates(Context(job), [(number, 2**64)], seed=5, most=whole.most)
+    bounded.add(some)
+    whole.add(planning.candidates(plan.units[number], found, 5, 2**64))
+    assert len(some) == whole.most < len(found) / 10 and bounded.windows() == whole.windows()
 
 
 def test_the_dictionary_sample_is_spread_over_the_corpus_and_leaves_held_out_text_alone(sources):
@@ -327,7 +342,9 @@ def test_what_is_left_out_is_part_of_the_address(tmp_path):
     (other,) = [u for u in scan([source], selection=Selection(duplicates=False)).units if u.split == "train"]
     assert one.dropped == "30" and other.dropped == "" and one.id != other.id
     assert (one.start, one.stop, one.offset) == (other.start, other.stop, other.offset)
-    limited = scan([source], max_tokens=100)
+    seen = []
+    limited = scan([source], max_tokens=100, progress=lambda *what, **figures: seen.append(what))
+    assert ("tokenize", 0, 100) in seen
     assert limited.units[0].dropped == "30", "a unit that is cut at --max-tokens still leaves it out"
     path = tmp_path / f"{limited.id}.json"
     path.write_text(json.dumps(limited.as_dict()))
