@@ -2,7 +2,7 @@
 
     python docs/answer.py       # writes them into the PAGES, and draws the figure
 
-A table stands in a page between `<!-- made by docs/answer.py: NAME -->` and `<!-- end -->`. tests/test_answer.py
+A table is in a page between `<!-- made by docs/answer.py: NAME -->` and `<!-- end -->`. tests/test_answer.py
 compares the pages with the records, and tries the same functions on a made-up complete study. The primary arms are in
 no table and no figure until all planned seeds of both, and of the untrained students, are scored (`compose` decides);
 a line says so. After that, the same command fills the cells.
@@ -45,7 +45,7 @@ from mlsm.evaluation.comparison.figures import (  # noqa: E402
 from mlsm.evaluation.comparison.significance import interval as t_interval  # noqa: E402
 from mlsm.evaluation.plots import save_figure, write_caption  # noqa: E402
 from mlsm.evaluation.similarity.zero_shot import correlation  # noqa: E402
-from mlsm.evaluation.studies.protocol.composite import compose, composite_of  # noqa: E402
+from mlsm.evaluation.studies.protocol.composite import anchors_of, compose, composite_of, ends_of, points_of  # noqa: E402
 from mlsm.evaluation.studies.protocol.composite import read_scores as read_composed  # noqa: E402
 from mlsm.evaluation.studies.protocol.description import Study, read_study  # noqa: E402
 from mlsm.evaluation.studies.word_senses.conclusions import draw_layers  # noqa: E402
@@ -178,13 +178,11 @@ def read_scores(second: Path) -> dict[str, dict[str, float]]:
         files = sorted(place.glob(pattern))
         for record in records.read(files) if files else []:
             scores = found.setdefault(record["model"], {})
-            values = {figure["metric"]: 100 * figure["value"] for figure in record["figures"]}
             if record["suite"] == "finetune":
-                tuned.setdefault((record["model"], record["task"]), []).append(fmean(values.values()))
-            for part in ("dev", "test") if record["suite"] == "frozen" else ():  # the latter replaces the former
-                ending = f"_{part}"
-                of_part = {name for name in values if name.endswith(ending)}
-                scores |= {f"{record['task']}/{name.removesuffix(ending)}": values[name] for name in of_part}
+                points = fmean(100 * figure["value"] for figure in record["figures"])
+                tuned.setdefault((record["model"], record["task"]), []).append(points)
+            elif record["suite"] == "frozen":
+                scores |= {f"{record['task']}/{name}": value for name, value in points_of(record, "test").items()}
     for (model, task), several in tuned.items():
         found[model][f"tuned {task}"] = fmean(several)
     return found
@@ -213,7 +211,7 @@ def describe(name: str, study: Study, scores: dict, found: dict) -> dict | None:
     anchors = found["anchors"]
     composites = []
     if anchors["untrained_seeds"] == len(study.arms["mlm"].seeds) and anchors["teacher"] is not None:
-        ends = {key: (low, anchors["teacher"][key]) for key, low in anchors["untrained"].items()}
+        ends = ends_of(anchors)
         composites = [composite_of(one, ends) for one in students if ends.keys() <= one.keys()]
     return {"seeds": len(students) if is_student else 0, "composites": composites, "measures": measures}
 
@@ -254,10 +252,7 @@ def screen(second: Path) -> dict:
     anchors, students = (read_composed(study, second / part) for part in ("pilot", "screen"))
     diagnosed = [read_json(file) for file in sorted((second / "screen").glob("diagnostics/*/result.json"))]
     f1 = {layer["layer"]: 100 * layer["f1"] for result in diagnosed for layer in result["layers"]}
-    assert anchors.teacher is not None
-    ends = {
-        key: (fmean(one[key] for one in anchors.untrained.values()), anchors.teacher[key]) for key in anchors.teacher
-    }
+    ends = ends_of(anchors_of(anchors))
     composites = {
         arm: {seed: composite_of(one, ends) for seed, one in of.items()} for arm, of in students.students.items() if of
     }
@@ -522,7 +517,7 @@ def figure_line(told: dict, link: str) -> str:
 
 
 def blocks(told: dict, page: str) -> dict[str, str]:
-    """What stands between the marks of a page."""
+    """The content between the marks of a page."""
     link = {"README.md": "docs/studies/second/contrasts.svg"}.get(page, "studies/second/contrasts.svg")
     return {
         "verdict": verdict(told),
@@ -539,7 +534,7 @@ def blocks(told: dict, page: str) -> dict[str, str]:
 
 
 def make_page(text: str, made: dict[str, str]) -> str:
-    """The text of a page with what stands between its marks made again. KeyError on a mark that is not known."""
+    """The page's text with new content between its marks. KeyError on a mark that is not known."""
     pattern = re.compile(r"(<!-- made by docs/answer\.py: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
     return pattern.sub(lambda mark: f"{mark[1]}{made[mark[2]]}\n{mark[3]}", text)
 

@@ -10,6 +10,7 @@ from mlsm.common.progress import Progress, silent
 from mlsm.common.text import shell_quote
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig as Settings
 from mlsm.results import Report
+from mlsm.terminal.tables import columns
 
 
 def run(settings: Settings, progress: Progress = silent) -> Report:
@@ -96,6 +97,4 @@ def _table(result):
         rows.append(row)
     if models[0]["average"] is not None:
         rows.append(["average of 14", *(f"{100 * model['average']:.2f}" for model in models)])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(f"  {line}".rstrip() for line in lines)
+    return "\n".join(columns(rows[0], rows[1:]))

@@ -93,26 +93,20 @@ def _short(commit):
     return commit if commit.startswith("version ") else commit[:12] + ("-dirty" if "-dirty" in commit else "")
 
 
+def _cell(value):
+    return f"{value:.1f}" if isinstance(value, float) else "" if value is None else value
+
+
 def _composite(composite):
     """The arms by their composite score, the condition for testing (gate), the hypotheses and other contrasts."""
     from mlsm.evaluation.comparison.conclusion import between, conclude_contrasts, exploratory_contrasts, points
+    from mlsm.evaluation.comparison.tables import table_of_composites
 
     if not composite["arms"]:
         return ["No composite yet: it needs the scores of the teacher and of an untrained student."]
     measures = [row["measure"] for row in composite["gate"]]
     header = ("arm", "seeds", "composite", "sd", *measures)
-    rows = []
-    for name, arm in composite["arms"].items():
-        if arm is None:
-            rows.append((name, "", "withheld", "", *("" for _ in measures)))
-        elif arm["seeds"]:
-            scores = [f"{arm['measures'][measure]:.1f}" for measure in measures]
-            deviation = "" if arm["deviation"] is None else f"{arm['deviation']:.1f}"
-            rows.append((name, str(len(arm["seeds"])), f"{arm['composite']:.1f}", deviation, *scores))
-    for name in ("untrained", "teacher"):
-        scores = [f"{composite['anchors'][name][measure]:.1f}" for measure in measures]
-        rows.append((name, "", "0" if name == "untrained" else "100", "", *scores))
-    lines = columns(header, rows)
+    lines = columns(header, [map(_cell, row) for row in table_of_composites(composite, measures).data[1]])
     for row in composite["gate"]:
         if row["stays"] is not None:
             lines.append(

@@ -1,12 +1,10 @@
 """Train a cased WordPiece tokenizer on a corpus."""
 
 from mlsm.common.progress import Progress, silent
-from mlsm.terminal.tables import paths
 from pipeline.config import TokenizerConfig as Settings
 
 RECIPES = True
 DOWNLOADS = False
-show = paths
 
 
 def run(settings: Settings, progress: Progress = silent) -> list[str]:
@@ -14,3 +12,8 @@ def run(settings: Settings, progress: Progress = silent) -> list[str]:
     from pipeline.tokenizer import make_tokenizer
 
     return [str(path) for path in make_tokenizer(settings, progress)]
+
+
+def show(made: list[str], settings: Settings) -> str:
+    """Show the directory."""
+    return "\n".join(made)

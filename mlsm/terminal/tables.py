@@ -7,8 +7,7 @@ LONGEST_LIST = 50
 
 def table(rows: Sequence[tuple[str, object]]) -> str:
     """Lay out pairs (name, value) in two columns."""
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+    return "\n".join(columns(None, rows))
 
 
 def columns(names: Sequence[object] | None, rows: Iterable[Sequence[object]], align: str = "<") -> list[str]:
@@ -27,11 +26,6 @@ def long_list(title: str, entries: Sequence[str], most: int = LONGEST_LIST) -> l
         return []
     more = [f"... and {len(entries) - most:,} more (--json lists all)"] if len(entries) > most else []
     return [f"\n{title}:", *(f"  {entry}" for entry in [*entries[:most], *more])]
-
-
-def paths(made: Iterable[object], settings: object) -> str:
-    """List the directories that a command has made."""
-    return "\n".join(map(str, made))
 
 
 def duration(seconds: float) -> str:

@@ -73,9 +73,9 @@ class StudyFacts:
     errors over two or more seeds; None: all tasks"""
     parts: tuple[Spent, ...] = ()
     accounts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """name of an arm -> what else its training needed, as "encoding" or "the teacher's training", in one order for all
-    arms -> seconds of a quiet machine: costs are shown without these, with the first, with the first two and so on.
-    An arm that needed none of them has an empty mapping; of one that is absent they are unknown"""
+    """name of an arm -> everything else that its training needed, such as "encoding", in the same order for all arms
+    -> seconds on a quiet machine. The table shows costs without these, then adds them one by one. Empty: the arm needed
+    nothing else; absent: unknown"""
     warning: str = ""
     """a sentence above the conclusion that says why the scores mean nothing; empty if they mean something"""
     not_run: tuple[str, ...] = ()

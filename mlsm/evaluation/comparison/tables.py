@@ -231,7 +231,7 @@ def tables_of_composite(composite: Mapping[str, Any]) -> list[Table]:
     return [
         Table("Hypotheses on the composite", caption + on_tests, *planned),
         Table("Exploratory contrasts of the composite", caption + on_others, *others),
-        _table_of_composites(composite, measures),
+        table_of_composites(composite, measures),
         _table_of_gate(composite),
     ]
 
@@ -281,7 +281,7 @@ def _short(measures: Sequence[str]) -> list[str]:
     return metrics if len(set(metrics)) == len(metrics) else list(measures)
 
 
-def _table_of_composites(composite: Mapping[str, Any], measures: Sequence[str]) -> Table:
+def table_of_composites(composite: Mapping[str, Any], measures: Sequence[str]) -> Table:
     """Every arm's composite and measures, then those of the untrained students and of the teacher."""
     anchors = composite["anchors"]
     rows: list[list[Cell]] = []

@@ -1,4 +1,4 @@
-"""Names that the word-sense diagnostic, where it has run, gives to LSPs: WordNet synsets and lexicographer files.
+"""Names of LSPs (WordNet synsets and lexicographer files) from a word-sense diagnostic, if one has run.
 
     labels = find_labels(dictionary fingerprint, place)
 

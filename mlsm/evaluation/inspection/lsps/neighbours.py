@@ -49,6 +49,12 @@ def nearest_atoms(atoms_Kd: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarra
     return found[others].reshape(len(rows), top), cosines[others].reshape(len(rows), top)
 
 
+def describe_nearest(near: tuple[np.ndarray, np.ndarray], lsp: int) -> list[dict]:
+    """The atoms nearest to one, from `nearest_atoms`: number and cosine."""
+    others_T, cosines_T = (part[lsp] for part in near)
+    return [{"lsp": int(other), "cosine": float(c)} for other, c in zip(others_T, cosines_T, strict=True)]
+
+
 def project(indptr: np.ndarray, lsps_E: np.ndarray, weights_E: np.ndarray, atoms_Kd: np.ndarray) -> np.ndarray:
     """CSR rows times the dictionary, scaled to unit length."""
     from scipy.sparse import csr_array

@@ -13,9 +13,9 @@ at least POSITIONAL_NATS and DEVIATIONS standard deviations of the rotated ones.
 
 The word information of an LSP is its own part of the gain of word types (ids of the vocabulary), cross-fitted
 (gains.py): nats per token by which a prediction that knows the word predicts this LSP better. What its positions
-explain is taken off, mean weight times position information: so LSPs of common words stand above those of rare ones,
-and LSPs that fire by position or evenly stand last. Not handled here: context beyond the word, which no table of this
-size holds.
+explain is taken off, mean weight times position information: so LSPs of common words are listed before those of rare
+ones, and LSPs that depend on the position, or fire evenly, come last. Not handled here: context beyond the word, which
+no table of this size holds.
 
 Shapes: N sampled tokens, E entries, K LSPs, B parts of a window.
 """

@@ -18,14 +18,14 @@ import numpy as np
 from mlsm.common.errors import InspectionError, RequestError, StoreError
 from mlsm.common.invocation import program
 from mlsm.common.text import printable
-from mlsm.evaluation.inspection.lsps import pages, text_pages, texts, vector_pages
+from mlsm.evaluation.inspection.lsps import pages, statistics, text_pages, texts, vector_pages
 from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
-from mlsm.evaluation.inspection.lsps.neighbours import nearest_atoms, scale_to_unit
+from mlsm.evaluation.inspection.lsps.neighbours import describe_nearest, nearest_atoms, scale_to_unit
 from mlsm.evaluation.inspection.lsps.sample import require_lsps
 from mlsm.evaluation.inspection.lsps.texts import kind_of_source
 from mlsm.evaluation.inspection.lsps.vectors import VectorView
-from mlsm.evaluation.inspection.lsps.view import NEIGHBOURS, StoreView
+from mlsm.evaluation.inspection.lsps.view import StoreView
 from mlsm.evaluation.records import shown_name
 from pipeline.dictionary import Dictionary
 from shards.config import store_of
@@ -179,7 +179,7 @@ def _dictionary(settings, progress):
     dictionary = Dictionary.load(path)
     place = settings.diagnostic or path.resolve().parent.parent
     labels = (require_labels if settings.diagnostic else find_labels)(dictionary.fingerprint, place)
-    near = nearest_atoms(dictionary.atoms_Kd, NEIGHBOURS)
+    near = nearest_atoms(dictionary.atoms_Kd, statistics.NEIGHBOURS)
     norms_K = np.linalg.norm(dictionary.atoms_Kd, axis=1)
     figures = {name: value for name, value in dictionary.report().items() if value == value}  # NaN is no JSON
     return {
@@ -228,10 +228,7 @@ def _atom(lsp, near, norms_K, labels):
         "norm": float(norms_K[lsp]),
         "label": shorten(label),
         "senses": label,
-        "nearest": [
-            {"lsp": int(other), "cosine": float(cosine)}
-            for other, cosine in zip(near[0][lsp], near[1][lsp], strict=True)
-        ],
+        "nearest": describe_nearest(near, lsp),
     }
 
 
@@ -257,7 +254,8 @@ def _student(settings, progress):
             "tokens": tokens,
         }
     outputs_Kd = scale_to_unit(model.student.output_matrix.detach().float().numpy())
-    near, norms_K = nearest_atoms(outputs_Kd, NEIGHBOURS), np.linalg.norm(model.student.output_matrix.detach(), axis=1)
+    near = nearest_atoms(outputs_Kd, statistics.NEIGHBOURS)
+    norms_K = np.linalg.norm(model.student.output_matrix.detach(), axis=1)
     return {
         "view": "student",
         "student": str(settings.store),

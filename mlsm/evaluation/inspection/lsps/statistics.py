@@ -6,9 +6,11 @@ Not handled here: the atoms' own neighbours and searches by profile (neighbours.
 Shapes: N sampled tokens, n tokens that have an LSP, K LSPs.
 """
 
+from functools import cached_property
+
 import numpy as np
 
-from mlsm.evaluation.inspection.lsps.sample import SEED, Sample
+from mlsm.evaluation.inspection.lsps.sample import SEED, Entries, Sample, by_lsp
 from pipeline.solvers.parallel import kernel
 
 TOP_CONTEXTS = 20
@@ -18,13 +20,38 @@ SAME_CONTEXT = 4  # tokens to either side that make two contexts one
 COUNTED_TOGETHER = 200_000  # tokens of the sample in which pairs of LSPs are counted
 LEAST_SUPPORT = 10  # tokens with both LSPs, below which NPMI is chance
 _NO_TOKEN = -1
+NEIGHBOURS = 8  # nearest atoms, co-firing LSPs
+
+
+class SampleView:
+    """What the views of a store and of vectors share: a sample by LSP, and which LSPs fire together in it."""
+
+    sample: Sample
+
+    @cached_property
+    def entries(self) -> Entries:
+        """The sample by LSP."""
+        return by_lsp(self.sample)
+
+    @cached_property
+    def _together(self) -> tuple[np.ndarray, int]:
+        return count_together(self.sample)
+
+    @property
+    def counted_together(self) -> int:
+        """Coded tokens or vectors in which pairs of LSPs were counted."""
+        return self._together[1]
+
+    def co_firing(self, lsp: int) -> list[dict]:
+        """The LSPs that fire together with one: number, NPMI and support, as of `co_firing`."""
+        found = co_firing(*self._together, lsp, NEIGHBOURS)
+        return [{"lsp": other, "npmi": npmi, "support": support} for other, npmi, support in found]
 
 
 def top_tokens(sample: Sample, tokens: np.ndarray, count: int = TOP_CONTEXTS) -> np.ndarray:
     """The tokens on which an LSP is heaviest, one per document, and no two with the same words around them.
 
-    Where too few documents have it (of three novels no more than three do), more come from the same documents, one of
-    a window.
+    If fewer than `count` documents have it, further tokens come from the same documents, one per window.
 
     tokens   those that have it, heaviest first
     Returns  token numbers, int64, at most `count`, heaviest first. Words are the same when the token and SAME_CONTEXT

@@ -54,7 +54,7 @@ def teacher_lsps(store: Store, dictionary: Dictionary, text: str, teacher: str |
 
     Hidden states are those of the teacher also if the store's were quantised (--hidden), so its LSPs may differ.
 
-    teacher  where it lies now; by default where the store says
+    teacher  its present location; None: the one in the store
     Returns  TextRows
     Raises   InspectionError when the text is too long or empty, or the teacher is not the store's; TeacherError
     """
@@ -99,7 +99,7 @@ def _read(store, text):
 
 
 def load_store_teacher(store: Store, place: str | None) -> "Teacher":
-    """The teacher of a store, cut after its layer, in its precision; `place` is where it lies now, if not where it did.
+    """The teacher of a store, cut after its layer, in its precision; `place` is its location, if it was moved.
 
     Raises  InspectionError when it is another teacher; TeacherError
     """
@@ -121,7 +121,7 @@ def load_judge(
     """The judge of words in the intruder test: an encoder or, by default, the input embeddings of a store's teacher.
 
     words    the texts of the vocabulary
-    teacher  where that of the store lies now
+    teacher  the present location of the store's; None: the one in the store
     Returns  (the judge's name, a vector for each word)
     Raises   InspectionError when it is another teacher; TeacherError
     """

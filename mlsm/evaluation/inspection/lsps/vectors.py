@@ -22,14 +22,13 @@ from mlsm.common.invocation import program
 from mlsm.common.json_checks import parse_json
 from mlsm.common.text import printable, shell_quote
 from mlsm.evaluation.inspection.lsps import statistics
-from mlsm.evaluation.inspection.lsps.neighbours import nearest_atoms
-from mlsm.evaluation.inspection.lsps.sample import Entries, Sample, by_lsp
+from mlsm.evaluation.inspection.lsps.neighbours import describe_nearest, nearest_atoms
+from mlsm.evaluation.inspection.lsps.sample import Sample
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
 from pipeline.dictionary.vectors import open_vectors, refuse_unusable, unit_length
 from pipeline.images import INDEX
 
-NEIGHBOURS = 8  # nearest atoms, co-firing LSPs
 HEAVIEST_IMAGES = 8
 ROWS_AT_ONCE = 16_384
 
@@ -48,13 +47,13 @@ def _read_index(file):
     return (rows, columns), images
 
 
-class VectorView:
+class VectorView(statistics.SampleView):
     """The LSPs of vectors.
 
     file   a .npy file of vectors; a file made by encode-images has its index of the images next to it
     most   vectors to read, in whole images (at least one) evenly over all
     grid   rows and columns of patches of an image
-    names  of the images, the last two parts of their paths; none where rows are known by their numbers alone
+    names  of the images, the last two parts of their paths; empty if the rows have only numbers
     Raises InspectionError if the vectors do not fit the dictionary; ValueError if they are no numbers
     """
 
@@ -119,22 +118,8 @@ class VectorView:
         )
 
     @cached_property
-    def entries(self) -> Entries:
-        """The sample by LSP."""
-        return by_lsp(self.sample)
-
-    @cached_property
-    def _together(self) -> tuple[np.ndarray, int]:
-        return statistics.count_together(self.sample)
-
-    @property
-    def counted_together(self) -> int:
-        """Coded vectors in which pairs of LSPs were counted."""
-        return self._together[1]
-
-    @cached_property
     def _nearest(self):
-        return nearest_atoms(self.dictionary.atoms_Kd, NEIGHBOURS)
+        return nearest_atoms(self.dictionary.atoms_Kd, statistics.NEIGHBOURS)
 
     def facts(self) -> dict:
         """The facts of what was read."""
@@ -173,21 +158,14 @@ class VectorView:
         if not 0 <= lsp < self.sample.k:
             raise InspectionError(f"there is no LSP {lsp}: they are numbered from 0 to {self.sample.k - 1}")
         tokens, weights = self.entries.heaviest_first(lsp)
-        found_Kn, cosines_Kn = self._nearest
         figures = self.row(lsp, statistics.TOP_CONTEXTS)
         for vector in figures["top"] if self.names else []:
             vector["patches"] = self._patches(vector["image"], lsp)
         return {
             **figures,
             "heaviest_images": self._heaviest_images(lsp) if self.names else [],
-            "co_firing": [
-                {"lsp": other, "npmi": npmi, "support": support}
-                for other, npmi, support in statistics.co_firing(*self._together, lsp, NEIGHBOURS)
-            ],
-            "nearest": [
-                {"lsp": int(other), "cosine": float(cosine)}
-                for other, cosine in zip(found_Kn[lsp], cosines_Kn[lsp], strict=True)
-            ],
+            "co_firing": self.co_firing(lsp),
+            "nearest": describe_nearest(self._nearest, lsp),
             "quantiles": [
                 {"from": least, "to": largest, "samples": [self._vector(token, lsp) for token in some.tolist()]}
                 for least, largest, some in statistics.quantile_samples(tokens, weights, lsp)

@@ -23,15 +23,14 @@ from mlsm.evaluation.inspection.lsps.clarity import clarity
 from mlsm.evaluation.inspection.lsps.contexts import context, lsp_contexts
 from mlsm.evaluation.inspection.lsps.intruders import IntruderTest, summarise_judged
 from mlsm.evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
-from mlsm.evaluation.inspection.lsps.neighbours import TokenIndex, nearest_atoms
+from mlsm.evaluation.inspection.lsps.neighbours import TokenIndex, describe_nearest, nearest_atoms
 from mlsm.evaluation.inspection.lsps.positions import PositionProfiles, position_profiles, word_information
-from mlsm.evaluation.inspection.lsps.sample import Entries, by_lsp, largest_weights, sample_tokens
+from mlsm.evaluation.inspection.lsps.sample import largest_weights, sample_tokens
 from mlsm.evaluation.inspection.lsps.vocabulary import Vocabulary
 from pipeline.dictionary import Dictionary
 from shards.copies import check_dictionary
 from shards.reader import Store, is_url
 
-NEIGHBOURS = 8  # nearest atoms, co-firing LSPs
 TYPICAL_WORDS = 8
 NAME_WORDS = 3
 WORD_LSPS = 10
@@ -39,7 +38,7 @@ WORD_CONTEXTS = 6
 SIMILAR_TOKENS = 20
 
 
-class StoreView:
+class StoreView(statistics.SampleView):
     """The LSPs of a store.
 
     diagnostic  directory that must have labels; None: labels are searched for next to the store
@@ -53,11 +52,6 @@ class StoreView:
         self.fingerprint = store.settings.get("dictionary")
         self._diagnostic = diagnostic
         self._typical: dict[int, list[list]] = {}
-
-    @cached_property
-    def entries(self) -> Entries:
-        """The sample by LSP."""
-        return by_lsp(self.sample)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -90,17 +84,8 @@ class StoreView:
         return find_labels(self.fingerprint, Path(self.store.path).resolve().parent.parent)
 
     @cached_property
-    def _together(self) -> tuple[np.ndarray, int]:
-        return statistics.count_together(self.sample)
-
-    @property
-    def counted_together(self) -> int:
-        """Coded tokens in which pairs of LSPs were counted."""
-        return self._together[1]
-
-    @cached_property
     def _nearest(self):
-        return nearest_atoms(self.dictionary.atoms_Kd, NEIGHBOURS) if self.dictionary else None
+        return nearest_atoms(self.dictionary.atoms_Kd, statistics.NEIGHBOURS) if self.dictionary else None
 
     @cached_property
     def densities(self) -> np.ndarray:
@@ -207,23 +192,15 @@ class StoreView:
             "tokens": int(self.entries.counts[lsp]),
             "typical": self.typical(lsp),
             "senses": self.label(lsp),
-            "co_firing": [
-                {"lsp": other, "npmi": npmi, "support": support, "words": self.name(other)}
-                for other, npmi, support in statistics.co_firing(*self._together, lsp, NEIGHBOURS)
-            ],
-            "nearest": self._near(lsp),
+            "co_firing": self._named(self.co_firing(lsp)),
+            "nearest": self._named(describe_nearest(self._nearest, lsp)) if self._nearest else [],
         }
 
     def _contexts(self, tokens, lsp):
         return lsp_contexts(self.sample, self.vocabulary, tokens, lsp)
 
-    def _near(self, lsp):
-        if self._nearest is None:
-            return []
-        return [
-            {"lsp": int(other), "cosine": float(cosine), "words": self.name(int(other))}
-            for other, cosine in zip(*(part[lsp] for part in self._nearest), strict=True)
-        ]
+    def _named(self, rows):
+        return [row | {"words": self.name(row["lsp"])} for row in rows]
 
     def word(self, word: str) -> dict:
         """The LSPs of a word over its sampled occurrences, regardless of its case; see words.py. A word that is not
@@ -277,7 +254,7 @@ class StoreView:
         """How interpretable the LSPs are by a test of intruders (intruders.py), each and all together.
 
         embeddings_Vd  the judge's vector of every entry of the vocabulary
-        Returns        facts, the store's target, what `summarise` says, and lsps: a dict for each LSP
+        Returns        facts, the store's target, what `summarise_judged` returns, and lsps: a dict for each LSP
         """
         test, judged = IntruderTest(self.sample, self.entries, self.vocabulary, embeddings_Vd), []
         for lsp in range(self.sample.k):

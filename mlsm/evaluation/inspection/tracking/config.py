@@ -16,8 +16,8 @@ class TrackConfig:
     """Two or more stores of LSPs (directories or URLs) of one plan, in order: before and after fine-tuning, the
     checkpoints of a run, layers, seeds or dictionaries."""
     matching: Literal["hungarian", "mutual-best"] = "hungarian"
-    """How LSPs are paired: one to one so that the correlations of all pairs have the largest sum, or each with the one
-    that is its best and whose best it is."""
+    """How LSPs are paired. hungarian: one to one, with the largest sum of correlations. mutual-best: two LSPs, each of
+    which correlates most with the other."""
     samples: int = 2_000_000
     """Most tokens to read of the stores' training split, in windows spread over it."""
     output: Path = Path("runs/tracking")

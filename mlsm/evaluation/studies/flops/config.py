@@ -16,7 +16,7 @@ class CountFlopsConfig:
     teacher: str = "bert-base"
     """The teacher, given as `--encoder` is, or `bundled`."""
     vocab_size: int | None = None
-    """Entries of the vocabulary; not given: the teacher's, or, where that is a named one, bert-base-cased's 28,996."""
+    """Entries of the vocabulary; unset: the teacher's, or 28,996 (bert-base-cased's) for a named teacher."""
     k: int = 3072
     """Number of latent semantic properties."""
     layer: int = 10

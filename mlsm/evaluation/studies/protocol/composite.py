@@ -67,10 +67,11 @@ def compose(study: Study, directory: Path) -> dict:
     is_open = has_anchors and all(_is_scored(study.arms[name], study.seeds, scored.students) for name in study.primary)
     hidden = () if is_open else study.primary
     found: dict = {"arms": {}, "contrasts": [], "withheld": True, "rule": RULE, "margin": study.composite.margin}
-    found |= {"anchors": _anchors(scored, lower), "gate": gate(study, scored, hidden)}
+    found |= {"anchors": anchors_of(scored), "gate": gate(study, scored, hidden)}
+    found["anchors"]["untrained_planned"] = len(lower.seeds)
     if scored.teacher is None or not scored.untrained:
         return found
-    ends = _ends(found["anchors"])
+    ends = ends_of(found["anchors"])
     values = {
         arm: {seed: composite_of(scores, ends) for seed, scores in by_seed.items()}
         for arm, by_seed in scored.students.items()
@@ -116,7 +117,7 @@ def read_scores(study: Study, directory: Path) -> Scored:
     paths = sorted((directory / "evaluations").glob("*/frozen/*.json"))
     found = records.read(paths) if paths else []
     for record, content in zip(found, records.contents_of(found), strict=True):
-        measured = {f"{record['task']}/{name}": value for name, value in _scores(record, composite.part).items()}
+        measured = {f"{record['task']}/{name}": value for name, value in points_of(record, composite.part).items()}
         by_name.setdefault(record["model"], {}).setdefault(content, {}).update(measured)
         if record["task"] in by_task:
             by_task[record["task"]][record["model"]] = record
@@ -192,7 +193,7 @@ def _passes(above: float, error: float, gained: float, learned: float) -> bool:
     return far and gained >= GATE["learned_standard_errors"] * learned
 
 
-def _scores(record: Mapping, part: str) -> Scores:
+def points_of(record: Mapping, part: str) -> Scores:
     """Metric -> points on the part; on dev if the part is `test` and the task has no test set."""
     values = {figure["metric"]: 100 * figure["value"] for figure in record["figures"]}
     names = {metric.rpartition("_")[0] for metric in values}
@@ -206,15 +207,14 @@ def _scores(record: Mapping, part: str) -> Scores:
     return found
 
 
-def _anchors(scored: Scored, lower: PlannedArm) -> dict:
+def anchors_of(scored: Scored) -> dict:
     untrained = {}
     for measure in next(iter(scored.untrained.values()), {}):
         untrained[measure] = fmean(one[measure] for one in scored.untrained.values())
-    counts = {"untrained_seeds": len(scored.untrained), "untrained_planned": len(lower.seeds)}
-    return {"untrained": untrained, "teacher": scored.teacher} | counts
+    return {"untrained": untrained, "teacher": scored.teacher, "untrained_seeds": len(scored.untrained)}
 
 
-def _ends(anchors: dict) -> dict[str, tuple[float, float]]:
+def ends_of(anchors: dict) -> dict[str, tuple[float, float]]:
     """For each measure, the scores that correspond to 0 and 100 points of the composite."""
     ends = {measure: (low, anchors["teacher"][measure]) for measure, low in anchors["untrained"].items()}
     for measure, (low, high) in ends.items():

@@ -13,7 +13,7 @@ class MatchEntropyConfig:
     store: Positional[str | None] = None
     """A store of LSPs (directory or URL); unset: the newest finished one under ./runs."""
     against: str | None = None
-    """Reach the mean entropy of this store of LSPs of the same text, one of `--solver fista --top-n all`, say."""
+    """Reach the mean entropy of this store of LSPs of the same text, such as one of `--solver fista --top-n all`."""
     entropy: float | None = None
     """Reach this mean entropy instead, in nats per token."""
     samples: int = 20_000
