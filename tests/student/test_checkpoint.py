@@ -58,6 +58,13 @@ def test_round_trip(tmp_path):
         assert all(torch.equal(ours[name], theirs[name]) for name in ("exp_avg", "exp_avg_sq", "step"))
 
 
+def test_an_optimiser_without_a_state_after_a_step_does_not_fit(tmp_path):
+    model, _ = trained()
+    Checkpoints(tmp_path, []).save(7, model, torch.optim.AdamW(model.parameters()), CHECKPOINT_STATE, export)
+    with pytest.raises(RunError, match="as it was written, but does not fit this run .*optimiser's state is empty"):
+        restore(tmp_path / "step-00000007", *trained(steps=1))
+
+
 def test_kept_checkpoints_stay_and_the_last_one_to_resume_from(tmp_path):
     saved(tmp_path, 1, 2, 3, 4)
     assert names(tmp_path) == ["step-00000002", "step-00000004"]

@@ -199,6 +199,13 @@ def test_what_is_no_such_checkpoint_is_refused(tmp_path):
     file = tmp_path / "relu" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_act": "relu"}))
     assert "always computes gelu" in message("relu")
+    official(tmp_path / "family")
+    file = tmp_path / "family" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "mobilebert"}))
+    assert "is a mobilebert, whose masked-LM head is not known here. Known are those of" in message("family")
+    official(tmp_path / "weightless")
+    (tmp_path / "weightless" / "model.safetensors").unlink()
+    assert "has no weights: expected model.safetensors or" in message("weightless")
 
 
 def test_checkpoints_of_two_runs_do_not_replace_each_other(tmp_path, monkeypatch):
