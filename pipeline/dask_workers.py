@@ -184,6 +184,8 @@ class WorkerPool(Executor):
         try:
             return enter(Client(address, loop=loop, set_as_default=False, timeout=SECONDS_TO_ANSWER))
         except (OSError, ValueError) as error:
+            if config.scheduler is None:
+                raise EncodeError(f"the workers could not be started ({error}). Run the same command again.") from error
             raise EncodeError(
                 f"--scheduler {address}: no scheduler answers there ({error}). Start one with: dask scheduler"
             ) from error
@@ -425,7 +427,8 @@ class Work(WorkerPlugin):
     def setup(self, worker: Any) -> None:
         self._stopped = threading.Event()
         self._context = WorkerContext(self._job, self._stopped)
-        self._context.report = lambda *report: worker.log_event(self._topic, report)
+        topic = self._topic  # a reference to `self` would keep the teacher in memory after the command's end
+        self._context.report = lambda *report: worker.log_event(topic, report)
 
     def teardown(self, worker: Any) -> None:
         """End the task in flight at its next window.

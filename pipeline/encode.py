@@ -154,7 +154,8 @@ def _encode_without_killers(executor, number, output, stores, kind):
     ((_, windows),) = executor.map(count_windows, [(number,)])
     if windows is KILLED:
         raise EncodeError(
-            f"workers crash when they read {where}, so none of it can be encoded. Remove it from the corpus."
+            f"workers crash when they read {where}, so none of it can be encoded. Remove it from the corpus. "
+            f"{TOO_LITTLE_MEMORY}"
         )
     probe = partial(probe_windows, stores=stores, kind=kind)
     killers = find_killers(
@@ -225,7 +226,7 @@ def encode_units(
 def count_windows(context: Context, items: Iterable[tuple[int]]) -> Generator[int, None, None]:
     """How many windows a unit has; items are 1-tuples of the unit's number."""
     for (number,) in items:
-        yield len(_keep_windows(context, number))
+        yield sum(1 for _ in context.windows(context.job.plan.units[number]))
 
 
 def probe_windows(
@@ -238,7 +239,7 @@ def probe_windows(
     for number, first, stop, output in items:
         _, coder = _open(context, stores, kind)
         try:
-            windows = _keep_windows(context, number)[first:stop]
+            windows = list(islice(context.windows(context.job.plan.units[number]), first, stop))
             found: Iterable[Any] = [[Block.of(windows, output)]] if windows else []
             for _, stage in coder.stages():
                 found = stage(found)
@@ -277,12 +278,6 @@ def open_coder(
                 f"{differing(found, given)}. Use the settings of the store, or another --output."
             )
     return opened, make_coder(teacher, targets, job)
-
-
-def _keep_windows(context, number):
-    """List of a unit's windows, kept until another unit's are requested."""
-    unit = context.job.plan.units[number]
-    return context.keep("windows", lambda: list(context.windows(unit)), unit.id)
 
 
 def _figures_of_merit(statistics):

@@ -33,7 +33,9 @@ MACHINE_SIGNS = ("allocate memory", "ALLOC_FAILED", "CUDA error", "OUT_OF_MEMORY
 REASON = "kills the worker process"
 MOST_KILLERS = 32  # most such windows per unit; each costs several workers
 RANGES = 32  # into which a range of windows is cut; not two, because each death costs the loading of a teacher
-TOO_LITTLE_MEMORY = "Do they have too little memory? Use fewer --workers or a smaller --batch-tokens."
+TOO_LITTLE_MEMORY = (
+    "Do they have too little memory? Give each more (fewer --workers on one machine), or use a smaller --batch-tokens."
+)
 logger = logging.getLogger(__name__)
 
 

@@ -389,7 +389,7 @@ def _limit(units, sources, hashes, tokenizer, special_ids, rules, max_tokens, pr
     for unit in units:
         if left[unit.split] <= 0:
             continue
-        progress("tokenize", max_tokens - round(sum(left.values())), max_tokens)
+        progress("tokenize", max_tokens - round(sum(max(0.0, part) for part in left.values())), max_tokens)
         source = sources[unit.source]
         found = unit_windows(unit, source, tokenizer, special_ids, rules)
         for number, window in enumerate(found, start=1):

@@ -147,7 +147,7 @@ def sample_windows(executor: Executor, tokens: int, seed: int) -> list[Window]:
         ((_, found),) = executor.map(find, [(number, sample.bound)])
         if found is KILLED:
             text = job.plan.text_of(job.plan.units[number])
-            raise EncodeError(f"workers crash when they read {text}. Remove it from the corpus.")
+            raise EncodeError(f"workers crash when they read {text}. Remove it from the corpus. {TOO_LITTLE_MEMORY}")
         sample.add(found)
     return sample.windows()
 

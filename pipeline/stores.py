@@ -39,7 +39,7 @@ class OpenStore:
     def __init__(self, job: Job, path: str | Path):
         self.job, self.files = job, StoreFiles(path)
         self.target = self.files.target()
-        self._failed: dict[str, int] | None = None  # documents in quarantine, by unit; read once, when one fails here
+        self._failed: dict[str, int] | None = None  # of `_count_failed`, once a document fails here
 
     def finished(self, unit: PlannedUnit) -> UnitRecord | None:
         """The record of a unit; None if the unit must be encoded, for the first time or again."""
@@ -69,25 +69,31 @@ class OpenStore:
             self.check_quarantine(unit, writer.quarantined)
 
     def check_quarantine(self, unit: PlannedUnit, quarantined: Sequence[dict]) -> None:
-        """Raise EncodeError when too many documents failed in this unit and the other units that this process knows of:
-        those with a record when the first document failed, and its own since.
+        """Raise EncodeError when too many documents failed in this unit and all units with a record together.
+
+        What other processes have done since the first document failed here is counted only before raising.
         """
         if not quarantined:
             if self._failed:
                 self._failed.pop(unit.id, None)
             return
         if self._failed is None:
-            records = map(self.files.record, (other.id for other in self.job.plan.units))
-            self._failed = {one.unit: len(one.quarantined) for one in records if one and one.quarantined}
+            self._failed = self._count_failed()
         self._failed[unit.id] = len(quarantined)
-        count = sum(self._failed.values())
         allowed = max(QUARANTINE_LEAST, int(QUARANTINE_SHARE * self.job.planned_documents))
-        if count > allowed:
+        if sum(self._failed.values()) > allowed:
+            self._failed = self._count_failed() | {unit.id: len(quarantined)}
+        if (count := sum(self._failed.values())) > allowed:
             raise EncodeError(
                 f"{self.files.path.name}: {count} documents could not be coded, more than the {allowed} that may be "
                 "in quarantine, so the documents are probably not the cause. The last one: "
                 f"{quarantined[-1]['reason']}"
             )
+
+    def _count_failed(self):
+        """The units with documents in quarantine -> how many."""
+        records = map(self.files.record, (unit.id for unit in self.job.plan.units))
+        return {record.unit: len(record.quarantined) for record in records if record and record.quarantined}
 
 
 class TargetStore(OpenStore):

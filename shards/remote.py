@@ -175,7 +175,8 @@ class Server:
             raise RemoteError(f"{self.url} is damaged: it names {odd[0]}, which is outside its own directories")
 
         def fetch(name):
-            most = _LARGEST_PLAN if name.startswith("plans/") else _SMALL
+            is_plan = name.startswith("plans/") and name.endswith(".json")
+            most = self._plan_limit(name) if is_plan else _SMALL
             return self.fetch(name, directory / name, most, lambda path: check(f"{self.url}/{name}", path))
 
         if len(names) < 2:
@@ -200,6 +201,12 @@ class Server:
                 return list(dict.fromkeys(_LINK.findall(page.decode(errors="replace"))))
             return [path.rpartition("/")[2] for path in self._repeat(f"{directory}/", _list) or ()]
         return []
+
+    def _plan_limit(self, name):
+        """The most bytes to fetch of a plan: those that it has, if they may be right."""
+        with suppress(FileNotFoundError):
+            return min(max(self.size(name) or 0, _SMALL), _LARGEST_PLAN)
+        return _SMALL
 
     def size(self, name: str) -> int | None:
         """How many bytes a file has; None if the protocol does not tell. Raises FileNotFoundError."""

@@ -77,7 +77,9 @@ COMMIT = "common/test_durable.py faults/test_links.py faults/test_places.py faul
 COMMIT += " faults/test_ending.py faults/test_workers.py"
 CORPORA = "pipeline/test_corpus.py pipeline/test_sources.py pipeline/test_documents.py pipeline/test_plan.py"
 CORPORA += " faults/test_corpora.py"
-FINETUNING = "test_heads.py test_batches.py test_metrics.py test_formats.py test_training.py test_suite.py"
+FINETUNING = (
+    "test_heads.py test_batches.py test_metrics.py test_formats.py test_training.py test_alike.py test_suite.py"
+)
 FINETUNING = " ".join(f"evaluation/tasks/finetuning/{name}" for name in FINETUNING.split())
 FROZEN = "evaluation/tasks/frozen/test_frozen.py evaluation/similarity/test_measures.py"
 SCORING = "evaluation/tasks/scoring/test_scorer.py evaluation/tasks/scoring/test_score.py"

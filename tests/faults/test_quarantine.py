@@ -6,6 +6,7 @@ The failure is planted by the content of a window, so it follows the text throug
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -274,3 +275,25 @@ def test_an_error_of_the_machine_is_no_texts_fault(error):
     with pytest.raises(type(error), match=str(error)):
         list(isolate(range(8), attempt))
     assert tried == [8]
+
+
+def test_documents_that_another_process_has_healed_meanwhile_do_not_count(monkeypatch):
+    """Records are read when the first document fails, and once more before too many are told."""
+    records = {"old": SimpleNamespace(unit="old", quarantined=[{}] * 8)}
+    units = {name: SimpleNamespace(id=name) for name in ("old", "first", "second", "third")}
+    job = SimpleNamespace(plan=SimpleNamespace(units=units.values()), planned_documents=100)
+    files = SimpleNamespace(path=Path("store"), record=records.get, target=dict)
+    monkeypatch.setattr(stores, "StoreFiles", lambda path: files)
+    store = stores.OpenStore(job, "store")
+
+    def commit(unit, count):
+        store.check_quarantine(units[unit], [{"reason": "odd"}] * count)
+        records[unit] = SimpleNamespace(unit=unit, quarantined=[{}] * count)
+
+    commit("first", 1)
+    records["old"] = SimpleNamespace(unit="old", quarantined=[])  # by another process, with --retry-quarantine
+    commit("second", 3)
+    commit("first", 0)
+    commit("third", 7)
+    with pytest.raises(EncodeError, match="^store: 11 documents could not be coded, more than the 10 .*: odd$"):
+        commit("old", 1)

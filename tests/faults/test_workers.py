@@ -3,12 +3,14 @@
 The workers are two processes of a cluster that all tests share; its nannies start a new one for each that dies.
 """
 
+import gc
 import os
 import re
 import shutil
 import signal
 import subprocess
 import time
+import weakref
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -303,3 +305,17 @@ def is_running(process):
         return bool(Path(f"/proc/{process}/cmdline").read_bytes())
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_the_workers_of_a_scheduler_drop_the_teacher_when_the_command_ends():
+    """Python's collector may come hours later, and the next command's teacher needs the memory."""
+    work = Work(SimpleNamespace(config=SimpleNamespace(scheduler="tcp://somewhere")), "topic")
+    gc.disable()
+    try:
+        work.setup(SimpleNamespace(log_event=lambda topic, report: None))
+        context = weakref.ref(work._context)
+        work.teardown(None)
+        del work
+        assert context() is None
+    finally:
+        gc.enable()
