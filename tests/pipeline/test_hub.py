@@ -163,6 +163,7 @@ def test_text_and_json_are_streamed_too(hub):
         (f"{DATA}/20231101.de/*.parquet", f"no such text, JSON lines or Parquet file at commit {COMMIT}"),
         (f"{DATA}/20231101.en/*.txt", "no such text"),
         (f"{DATA}/20231101.de", "no such text"),
+        (f"{DATA}/20231101.**/*.txt", rf"^{DATA}/20231101.\*\*/\*.txt: Invalid pattern: '\*\*' can only be an entire"),
     ],
 )
 def test_what_is_not_there_is_one_clear_error(hub, pattern, message):

@@ -273,6 +273,8 @@ def test_word_senses_are_those_of_the_slow_diagnostic(settings, with_senses, tea
     monkeypatch.setattr(senses, "ATOMS", 4)
     finetune(replace(settings, tasks=("wsd",), data_dir=with_senses))
     found, record = figures_of(settings, "wsd")
+    learned = {"k": 4, "lam": senses.LAM, "vectors": senses.SAMPLE, "seed": 0, "algorithm": senses.ALGORITHM}
+    assert record["settings"]["dictionary"] == learned  # as below
     layers = record["chosen"]["wsd"]["layers"]
     data = WsdData.read(with_senses / "wsd", silent)
     sizes = [sum(len(s.instances) for s in part) for part in (data.sentences[:5], data.sentences[5:])]
