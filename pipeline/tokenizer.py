@@ -121,9 +121,9 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 8192) -> "PreTrai
     unknown = sum(characters[word] for word in words if len(word) > LONGEST_WORD or not ids.keys() >= _pieces(word))
     if unknown > MUCH_UNKNOWN * sum(characters.values()):
         logger.warning(
-            "%.0f %% of the text's characters are in words that become [UNK], which nothing is learned from: they have "
-            "more than %d characters, as clauses have in languages without spaces, or rare ones. Put spaces between "
-            "the words, give a larger --vocab-size, or use the tokenizer of a teacher of that language.",
+            "%.0f %% of the text's characters are in words that become [UNK], from which nothing is learned. Such "
+            "words are longer than %d characters (a clause, in languages without spaces), or have characters that are "
+            "too rare for this --vocab-size. Use a teacher's tokenizer of that language, or put spaces between words.",
             100 * unknown / sum(characters.values()),
             LONGEST_WORD,
         )

@@ -21,7 +21,7 @@ from mlsm.common.errors import StoreError
 from shards.reader import Store
 from shards.windows import WindowReader
 from student.batches import Batch, Loader, MicroBatch, to_device
-from student.masks.masking import Masking
+from student.masks.masking import Masking, budget, maskable_positions
 from student.objectives.base import Objective
 from student.ranks import Ranks
 
@@ -94,13 +94,17 @@ class HeldOut:
         loader = Loader(split, masking, self.objective.read_targets, **reading)
         order = split.order(MASK_SEED, 0, 0, count)
         batch = loader.load(order, np.zeros(count, np.int64), MASK_SEED, masking.final_rate)
-        masked, ordinary = sum(len(micro.where_M) - micro.fillers for micro in batch.micro), batch.tokens - 2 * count
-        if masking.unit == "word" and masked < FEW_MASKED * masking.final_rate * ordinary:
+        if masking.unit == "word":
+            read = split.read(order)
+            maskable_WL = maskable_positions(read.ids, read.lengths, masking.special_ids["all"])
+            wanted = budget(maskable_WL, masking.final_rate).sum()
+            masked = sum(len(micro.where_M) - micro.fillers for micro in batch.micro)
+        if masking.unit == "word" and masked < FEW_MASKED * wanted:
             logger.warning(
-                "--mask-unit word masks %.1f %% of the tokens instead of %g %%: many words are longer than all that "
+                "--mask-unit word masks %.1f %% of the tokens instead of %.1f %%: many words are longer than all that "
                 "is masked of a window. In languages without spaces a word is a clause; use --mask-unit token or span.",
-                100 * masked / ordinary,
-                100 * masking.final_rate,
+                100 * masked / maskable_WL.sum(),
+                100 * wanted / maskable_WL.sum(),
             )
         if not all(batch.counts):
             logger.warning("no evaluation: in %d held-out windows no masked token has a target", count)

@@ -68,6 +68,7 @@ FACTS = object_of(  # lsp_config.json, as far as it is read
 
 _COMPUTING = threading.Lock()
 """Calls from several threads run one after the other: meanwhile the encoder holds the positions to predict."""
+os.register_at_fork(after_in_child=_COMPUTING._at_fork_reinit)  # type: ignore[attr-defined]  # else a child may wait
 
 
 class TextLsps(NamedTuple):

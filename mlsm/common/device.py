@@ -1,6 +1,7 @@
 """Choose the device to compute on, as --device names it (the CPU or a GPU that torch sees), and seed its randomness."""
 
 import logging
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ import torch
 
 from mlsm.common.errors import DeviceError, RunError
 
-_RANDOMNESS = threading.Lock()
+_RANDOMNESS = threading.RLock()
+os.register_at_fork(after_in_child=_RANDOMNESS._at_fork_reinit)  # type: ignore[attr-defined]  # a child has its own
 logger = logging.getLogger(__name__)
 
 

@@ -293,7 +293,7 @@ def choose_words(
     # First positions in their order, then all others:
     order_WL = np.argsort(_race(hashes_WL, weights_WL), axis=1, kind="stable")
     ordered_WL = word_WL[rows_W1, order_WL]
-    fits_WL = _fill(sizes_WL[rows_W1, ordered_WL], begins_WL.sum(axis=1), _budget(maskable_WL, rate))
+    fits_WL = _fill(sizes_WL[rows_W1, ordered_WL], begins_WL.sum(axis=1), budget(maskable_WL, rate))
     chosen_WL = np.zeros_like(maskable_WL)
     window_C, place_C = np.nonzero(fits_WL)
     chosen_WL[window_C, ordered_WL[window_C, place_C]] = True
@@ -340,14 +340,15 @@ def _hashes(purpose, wanted_WL, window_ids_W, seed, epoch):
     return np.where(wanted_WL, np.minimum(hashes_WL, _LAST - np.uint64(1)), _LAST)
 
 
-def _budget(maskable_WL, rate):
+def budget(maskable_WL: np.ndarray, rate: float) -> np.ndarray:
+    """How many positions of each window to mask, int64 (W): round(rate x maskable)."""
     return np.rint(rate * maskable_WL.sum(axis=1)).astype(np.int64)
 
 
 def _first_in_order(keys_WL, maskable_WL, rate):
     """Choose round(rate x maskable) positions in the order of (key, position)."""
     order_WL = np.argsort(keys_WL, axis=1, kind="stable")
-    taken_WL = np.arange(keys_WL.shape[1]) < _budget(maskable_WL, rate)[:, None]
+    taken_WL = np.arange(keys_WL.shape[1]) < budget(maskable_WL, rate)[:, None]
     mask_WL = np.zeros_like(maskable_WL)
     np.put_along_axis(mask_WL, order_WL, taken_WL, axis=1)
     return mask_WL

@@ -2,7 +2,8 @@
 
 Three ways of marking words are supported. WordPiece (and BPE like it) puts a prefix, "##", before pieces that continue
 a word. Byte-level BPE writes the space before a word as "Ġ", SentencePiece as "▁"; tokens without this mark continue a
-word, so punctuation belongs to the word before it. A vocabulary of whole words needs no marks. Not handled here:
+word, so punctuation belongs to the word before it. A vocabulary of whole words, of text that is split at spaces, needs
+no marks. Not handled here:
 languages without spaces, where a "word" found this way is a whole clause (held_out.py warns of it).
 """
 
@@ -17,6 +18,7 @@ from mlsm.common.errors import RunError, describe
 
 _BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # space, line feed, tab, carriage return in GPT-2's alphabet of bytes
 _SENTENCEPIECE_SPACE = "▁"
+_SPLITS_AT_SPACES = r'"(Whitespace(Split)?|BertPreTokenizer|CharDelimiterSplit)"|"String": " "'
 
 
 def continuation_flags(tokenizer_dir: Path, vocab_size: int) -> np.ndarray:
@@ -46,7 +48,7 @@ def _rule(tokenizer: dict, tokenizer_dir: Path):
     if prefix := model.get("continuing_subword_prefix"):
         return lambda token: token.startswith(prefix)
     parts = {kind: json.dumps(tokenizer.get(kind), ensure_ascii=False) for kind in ("normalizer", "pre_tokenizer")}
-    if model["type"] == "WordLevel" and re.search(r'"(Whitespace(Split)?|BertPreTokenizer)"', parts["pre_tokenizer"]):
+    if model["type"] == "WordLevel" and re.search(_SPLITS_AT_SPACES, parts["pre_tokenizer"]):
         return lambda token: False  # else its tokens may be characters
     if '"ByteLevel"' in parts["pre_tokenizer"]:
         return lambda token: not token.startswith(_BYTE_LEVEL_SPACES)

@@ -1,7 +1,9 @@
 """The device that is chosen if torch sees a GPU. Stand-ins play the GPU."""
 
 import logging
+import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 import torch
@@ -41,6 +43,14 @@ def test_two_threads_do_not_draw_from_one_generator():
 
     told = pytest.raises(RunError, match="another thread of this process is training.*start a process for each")
     with ThreadPoolExecutor(1) as pool, own_randomness(torch.device("cpu")), told:
+        enter()  # in the same thread
+        child = os.fork()
+        if not child:
+            with suppress(BaseException):
+                ThreadPoolExecutor(1).submit(enter).result()  # no other thread of the child's is in such a block
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
         pool.submit(enter).result()
     enter()
 

@@ -12,6 +12,7 @@ from tiny_exports import ATTENTION, IDS, WHERE, exported
 
 from mlsm.common.errors import RunError
 from mlsm.common.model_checks import token_types
+from student import lsp_model
 from student.config import StudentConfig
 from student.lsp_model import LspModel
 from student.objectives.mlm import Mlm
@@ -83,6 +84,14 @@ def test_threads_that_share_a_model_get_their_own_answers(exported_mlsm, masking
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda text: model.lsp([text], masking=masking)[0].distributions_Tk, texts))
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(alone, found, strict=True))
+
+
+def test_a_child_that_is_forked_meanwhile_does_not_wait():
+    with lsp_model._COMPUTING:  # as another thread may hold it
+        child = os.fork()
+        if not child:
+            os._exit(0 if lsp_model._COMPUTING.acquire(timeout=10) else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_torchs_default_type_does_not_matter(exported_mlsm, lsp_store, tmp_path):

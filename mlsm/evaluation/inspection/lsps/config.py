@@ -86,7 +86,7 @@ class ShowLspConfig:
             raise ValueError("--against and --judge are only for judging LSPs. Add --intruders")
         if self.judge and self.teacher:
             raise ValueError("--judge replaces the teacher's embeddings. Pass either --judge or --teacher")
-        require_utf8(self, "text")
+        require_utf8(self, "text", "word")
         require_at_least(self, 1, "samples")
 
     @property

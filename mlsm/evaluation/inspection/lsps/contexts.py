@@ -47,16 +47,19 @@ def _weights_of(indptr, lsps_E, weights_E, first, lsp, found):
 
 
 def _describe(sample, vocabulary, token, first, weights, weight):
-    texts = vocabulary.pieces(sample.ids_N[first : first + len(weights)])
+    ids_T = sample.ids_N[first : first + len(weights)]
+    shown_T, marks_T = vocabulary.shown_at(ids_T), np.zeros(len(ids_T))
+    np.maximum.at(marks_T, shown_T, weights)  # a token may have only a part of a character
+    chosen = first + int(shown_T[token - first])
     pieces: list[list] = []
     at = None
-    for place, (text, own) in enumerate(zip(texts, weights.tolist(), strict=True), start=first):
-        if own == 0 and place != token:
+    for place, (text, own) in enumerate(zip(vocabulary.pieces(ids_T), marks_T.tolist(), strict=True), start=first):
+        if own == 0 and place != chosen:
             _add_plain(pieces, text, at)
             continue
         if text.startswith(" "):  # the mark is on the token, not on the space before it
             _add_plain(pieces, " ", at)
-        at = len(pieces) if place == token else at
+        at = len(pieces) if place == chosen else at
         pieces.append([text.lstrip(" "), own])
     return {
         "window": int(sample.window_N[token]),

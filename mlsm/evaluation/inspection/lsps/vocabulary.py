@@ -34,13 +34,14 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer_dir: Path, vocab_size: int):
-        self._tokenizer = _load(Path(tokenizer_dir))
+        self._tokenizer, self._decoded = _load(Path(tokenizer_dir)), {}
         self.texts, self._is_partial_V = _texts(self._tokenizer, vocab_size)
         self.is_symbol_V = np.array([_is_symbol(text) for text in self.texts], bool) & ~self._is_partial_V
         try:
             self.continues_V = continuation_flags(Path(tokenizer_dir), vocab_size)
         except RunError:  # nobody knows where its words begin: every token is one
             self.continues_V = np.zeros(vocab_size, bool)
+        self._knows_words = bool(self.continues_V.any())
         self._tight_V = self.continues_V | np.array([text in _NO_SPACE_BEFORE for text in self.texts], bool)
         self._opening_V = np.array([text in _NO_SPACE_AFTER for text in self.texts], bool)
 
@@ -49,6 +50,10 @@ class Vocabulary:
         alone_T = self.is_symbol_V[ids_T]
         begins_T = ~self.continues_V[ids_T] | alone_T
         begins_T[1:] |= alone_T[:-1]
+        for first, stop, text in self._characters(ids_T):
+            begins_T[first] |= _is_symbol(text)
+            begins_T[first + 1 : stop] = False
+            begins_T[stop : stop + 1] |= _is_symbol(text)
         begins_T[:1] = True
         return begins_T
 
@@ -58,12 +63,37 @@ class Vocabulary:
         spaced_T[1:] &= ~self._opening_V[ids_T[:-1]]
         spaced_T[:1] = False
         texts = [self.texts[id] for id in ids_T.tolist()]
-        partial_T = self._is_partial_V[ids_T]
-        for run in np.split(np.arange(len(ids_T)), np.flatnonzero(np.diff(partial_T)) + 1) if partial_T.any() else ():
-            if partial_T[run[0]]:  # the first token gets all of their text
-                texts[run[0]] = self._tokenizer.decode(ids_T[run].tolist(), skip_special_tokens=False).strip()
-                texts[run[0] + 1 : run[-1] + 1] = [""] * (len(run) - 1)
+        for first, stop, text in self._characters(ids_T):
+            texts[first:stop] = [text, *[""] * (stop - first - 1)]
         return [" " * bool(spaced) + text for text, spaced in zip(texts, spaced_T, strict=True)]
+
+    def shown_at(self, ids_T: np.ndarray) -> np.ndarray:
+        """The place of the piece that has the text of each token, int64 (T): its own, or that of the first token of its
+        characters.
+        """
+        places_T = np.arange(len(ids_T))
+        for first, stop, _ in self._characters(ids_T):
+            places_T[first:stop] = first
+        return places_T
+
+    def _characters(self, ids_T):
+        """Tokens that have parts of characters, as few together as have whole ones: triples (first place, place after
+        the last, text)."""
+        is_partial_T = self._is_partial_V[ids_T]
+        splits = np.diff(is_partial_T.astype(np.int8), prepend=0, append=0)
+        for begin, end in zip(np.flatnonzero(splits > 0).tolist(), np.flatnonzero(splits < 0).tolist(), strict=True):
+            first = begin
+            for stop in range(begin + 1, end + 1):
+                text = self._decode(tuple(ids_T[first:stop].tolist()))
+                is_cut = stop == end or self._knows_words and not self.continues_V[ids_T[stop]]
+                if "\ufffd" not in text or is_cut:
+                    yield first, stop, text
+                    first = stop
+
+    def _decode(self, ids):
+        if ids not in self._decoded:
+            self._decoded[ids] = self._tokenizer.decode(list(ids), skip_special_tokens=False).strip()
+        return self._decoded[ids]
 
     def join(self, ids_T: np.ndarray) -> str:
         """The text of some tokens in a row."""
@@ -114,4 +144,5 @@ def _plain(text, name, mark):
 
 
 def _is_symbol(text):
-    return text != "" and not any(unicodedata.category(character)[0] in "LNM" for character in text)
+    """Whether a text is its own word. Half of a character belongs to the word before it."""
+    return text != "" and "\ufffd" not in text and not any(unicodedata.category(one)[0] in "LNM" for one in text)

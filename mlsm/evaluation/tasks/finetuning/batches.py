@@ -204,11 +204,11 @@ def _first_tokens(encoding, words):
     place of the word's first character.
     """
     begins = np.concatenate(([0], np.cumsum([len(word) + 1 for word in words])))[:-1].tolist()
-    first = np.full(len(words), -1)
+    first, tokens = np.full(len(words), -1), encoding.tokens
     for place, (begin, end) in enumerate(encoding.offsets):
         if begin == end or encoding.special_tokens_mask[place]:
             continue
         word = bisect.bisect_right(begins, end - 1) - 1  # by its end: a token may start with a space
-        if first[word] < 0 or encoding.tokens[first[word]] == "▁":
+        if first[word] < 0 or tokens[first[word]] == "▁":
             first[word] = place
     return first

@@ -1,9 +1,12 @@
 """Ids to readable text and words, for the three ways in which vocabularies mark where words begin."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from mlsm.evaluation.inspection.lsps.contexts import context
 from mlsm.evaluation.inspection.lsps.vocabulary import Vocabulary
 
 TEXT = "the bank raised its rates, and (as rates rise) the river's bank floods. naïve été"
@@ -60,16 +63,32 @@ def words_of(tokenizer, text, place):
 
 @pytest.mark.parametrize("merges", [0, 40])
 def test_bytes_are_read_as_the_characters_that_they_are_parts_of(merges, tmp_path):
-    text = "The bank rose.\nThe bank fell.\n\n\tBank 😁 北京 ñandú संस्कृति ##"
+    text = "The bank rose.\nThe bank fell.\n\n\tBank 😁 北京 ñandú संस्कृति “rates” ##"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator([text] * 9, trainers.BpeTrainer(vocab_size=256 + merges, initial_alphabet=alphabet))
     joined, words = words_of(tokenizer, text, tmp_path)
-    plain = text.replace("\n", "↵").replace("\t", "⇥").replace(" ", "")
-    assert joined.replace(" ", "") in (plain, plain.replace("↵↵", "↵"))  # the latter is one token
-    wanted = "The bank rose . The bank fell . Bank 😁 北京 ñandú संस्कृति"
+    plain = "The bank rose. ↵The bank fell. ↵ ↵ ⇥ Bank 😁 北京 ñandú संस्कृति “rates” ##"
+    shown = joined.replace("⇥Bank", "⇥ Bank")
+    assert shown in (plain, plain.replace("↵ ↵", "↵")), shown  # the latter is one token
+    wanted = "The bank rose . The bank fell . Bank 😁 北京 ñandú संस्कृति “ rates ”"
     assert [word for word in words if word.strip("↵⇥#")] == wanted.split()
+
+
+def test_the_mark_is_on_the_character_that_a_token_is_a_part_of(tmp_path):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(["a"], trainers.BpeTrainer(vocab_size=256, initial_alphabet=alphabet))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ids = np.array(tokenizer.encode("a’b").ids)  # a space, which ByteLevel adds; ’ is three bytes
+    sample = SimpleNamespace(ids_N=ids, window_N=ids * 0, position_N=np.arange(6), bounds=lambda token, reach: (0, 6))
+    vocabulary = Vocabulary(tmp_path, 256)
+    assert vocabulary.shown_at(ids).tolist() == [0, 1, 2, 2, 2, 5]
+    for token in (2, 3, 4):
+        found = context(sample, vocabulary, token)
+        assert found["text"][found["at"]][0] == "’" and "".join(text for text, _ in found["text"]).strip() == "a’b"
 
 
 def test_bytes_that_a_sentencepiece_vocabulary_falls_back_to(tmp_path):
