@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from mlsm.evaluation import records  # noqa: E402
-from mlsm.evaluation.comparison.conclusion import p_value  # noqa: E402
+from mlsm.evaluation.comparison.conclusion import FEWEST_PAIRS, p_value  # noqa: E402
 from mlsm.evaluation.comparison.figures import (  # noqa: E402
     CONTRASTS_HEADER,
     draw_contrasts,
@@ -217,10 +217,10 @@ def describe(name: str, study: Study, scores: dict, found: dict) -> dict | None:
 
 
 def main_contrasts(study: Study, found: dict, hidden: set[str]) -> list[dict]:
-    """The contrasts that may be shown, hypotheses first."""
+    """The contrasts that may be shown, hypotheses first; none of two pairs, whose interval says nothing."""
     rows = []
     for one in found["contrasts"]:
-        if "paired" in one and not hidden & {*one["pair"]}:
+        if "paired" in one and len(one["seeds"]) >= FEWEST_PAIRS and not hidden & {*one["pair"]}:
             stores = [study.stores[study.arms[name].store] for name in one["pair"]]
             dictionaries = len(one["seeds"]) if any(store.each_seed for store in stores) else 0
             rows.append(one | {"label": " − ".join(one["pair"]), "dictionaries": dictionaries})
