@@ -357,7 +357,10 @@ def test_a_full_directory_of_temporary_files_is_no_damage(subjects, monkeypatch)
         Store.open(subjects / "ids").load_tokenizer()
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"model": 1}', '{"model": {"vocab": [1], "type": "WordLevel"}}'])
+WHOLE_WORDS = '{"model": {"vocab": [1], "type": "WordLevel"}, "pre_tokenizer": {"type": "Whitespace"}}'
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"model": 1}', WHOLE_WORDS])
 def test_a_tokenizer_that_says_nothing_of_words(subjects, text):
     path = subjects / "ids" / "tokenizer" / "tokenizer.json"
     path.write_text(text)
