@@ -106,7 +106,7 @@ def _composite(composite):
         return ["No composite yet: it needs the scores of the teacher and of an untrained student."]
     measures = [row["measure"] for row in composite["gate"]]
     header = ("arm", "seeds", "composite", "sd", *measures)
-    lines = columns(header, [map(_cell, row) for row in table_of_composites(composite, measures).data[1]])
+    lines = columns(header, [[*map(_cell, row)] for row in table_of_composites(composite, measures).data[1]])
     for row in composite["gate"]:
         if row["stays"] is not None:
             lines.append(

@@ -34,7 +34,8 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer_dir: Path, vocab_size: int):
-        self._tokenizer, self._decoded = _load(Path(tokenizer_dir)), {}
+        self._tokenizer = _load(Path(tokenizer_dir))
+        self._decoded: dict[tuple[int, ...], str] = {}  # texts of tokens with parts of characters
         self.texts, self._is_partial_V = _texts(self._tokenizer, vocab_size)
         self.is_symbol_V = np.array([_is_symbol(text) for text in self.texts], bool) & ~self._is_partial_V
         try:
