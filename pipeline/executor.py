@@ -28,7 +28,7 @@ _Kept = TypeVar("_Kept")
 
 
 class Context:
-    """A job in one process, with the objects that functions keep there between items: teacher, coder, windows.
+    """A job in one process, with the objects that functions keep there between items: teacher and coder.
 
     job      the Job
     teacher  the teacher, if this process has loaded it already

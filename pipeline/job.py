@@ -99,8 +99,8 @@ class Job:
     def no_windows_error(self) -> CorpusError:
         """The error to raise if the text gives no window."""
         advice = (
-            "A pair needs two lines of one document, one sentence on each, with at least five words between spaces;"
-            " languages without spaces have none"
+            "A pair needs two lines of one document, one sentence on each, with five words or more together. Words are"
+            " separated by spaces, so a text in Chinese, Japanese or Thai has no pairs"
             if self.config.packing == "pairs"
             else "Check --corpus"
         )

@@ -118,13 +118,14 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 8192) -> "PreTrai
     ids = {token: number for number, token in enumerate(_learn_vocabulary(words, vocab_size))}
     tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD))
     characters = {word: count * len(word) for word, count in words.items()}
+    total = sum(characters.values())
     unknown = sum(characters[word] for word in words if len(word) > LONGEST_WORD or not ids.keys() >= _pieces(word))
-    if unknown > MUCH_UNKNOWN * sum(characters.values()):
+    if unknown > MUCH_UNKNOWN * total:
         logger.warning(
             "%.0f %% of the text's characters are in words that become [UNK], from which nothing is learned. Such "
             "words are longer than %d characters (a clause, in languages without spaces), or have characters that are "
             "too rare for this --vocab-size. Use a teacher's tokenizer of that language, or put spaces between words.",
-            100 * unknown / sum(characters.values()),
+            100 * unknown / total,
             LONGEST_WORD,
         )
     tokenizer.normalizer = normalizer

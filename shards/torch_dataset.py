@@ -397,7 +397,7 @@ class LspWindows(Dataset[WindowTensors]):
         self._fill_epoch(loader.iteration)
 
     def _accelerate_loader(self):
-        """The loader of accelerate that is reading this dataset in this process; None if there is none."""
+        """Accelerate's loader that is reading this dataset in this process, or None."""
         if get_worker_info() is not None or not (state := sys.modules.get("accelerate.state")):
             return None
         loader = state.GradientState().active_dataloader

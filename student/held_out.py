@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mlsm.common.errors import StoreError
 from shards.reader import Store
-from shards.windows import WindowReader
+from shards.windows import WindowBatch, WindowReader
 from student.batches import Batch, Loader, MicroBatch, to_device
 from student.masks.masking import Masking, budget, maskable_positions
 from student.objectives.base import Objective
@@ -95,18 +95,21 @@ class HeldOut:
         order = split.order(MASK_SEED, 0, 0, count)
         batch = loader.load(order, np.zeros(count, np.int64), MASK_SEED, masking.final_rate)
         if masking.unit == "word":
-            read = split.read(order)
-            maskable_WL = maskable_positions(read.ids, read.lengths, masking.special_ids["all"])
-            wanted = budget(maskable_WL, masking.final_rate).sum()
-            masked = sum(len(micro.where_M) - micro.fillers for micro in batch.micro)
-        if masking.unit == "word" and masked < FEW_MASKED * wanted:
-            logger.warning(
-                "--mask-unit word masks %.1f %% of the tokens instead of %.1f %%: many words are longer than all that "
-                "is masked of a window. In languages without spaces a word is a clause; use --mask-unit token or span.",
-                100 * masked / maskable_WL.sum(),
-                100 * wanted / maskable_WL.sum(),
-            )
+            _warn_of_few_masked(split.read(order), batch, masking)
         if not all(batch.counts):
             logger.warning("no evaluation: in %d held-out windows no masked token has a target", count)
             return None
         return batch
+
+
+def _warn_of_few_masked(read: WindowBatch, batch: Batch, masking: Masking) -> None:
+    maskable_WL = maskable_positions(read.ids, read.lengths, masking.special_ids["all"])
+    wanted = budget(maskable_WL, masking.final_rate).sum()
+    masked = sum(len(micro.where_M) - micro.fillers for micro in batch.micro)
+    if masked < FEW_MASKED * wanted:
+        logger.warning(
+            "--mask-unit word masks %.1f %% of the tokens instead of %.1f %%: many words are longer than all that is "
+            "masked of a window. In languages without spaces a word is a clause; use --mask-unit token or span.",
+            100 * masked / maskable_WL.sum(),
+            100 * wanted / maskable_WL.sum(),
+        )

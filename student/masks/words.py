@@ -2,9 +2,9 @@
 
 Three ways of marking words are supported. WordPiece (and BPE like it) puts a prefix, "##", before pieces that continue
 a word. Byte-level BPE writes the space before a word as "Ġ", SentencePiece as "▁"; tokens without this mark continue a
-word, so punctuation belongs to the word before it. A vocabulary of whole words, of text that is split at spaces, needs
-no marks. Not handled here:
-languages without spaces, where a "word" found this way is a whole clause (held_out.py warns of it).
+word, so punctuation belongs to the word before it. A vocabulary of whole words needs no marks, if the tokenizer splits
+text at spaces. Not handled here: languages without spaces, where a "word" found this way is a whole clause
+(held_out.py warns of it).
 """
 
 import json

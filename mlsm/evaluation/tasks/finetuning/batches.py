@@ -200,8 +200,8 @@ def _text(example):
 def _first_tokens(encoding, words):
     """For every word, the position of the first token that has a character of it; -1 if there is none.
 
-    The space that SentencePiece puts before a word counts only if nothing follows it: for it, the tokenizer gives the
-    place of the word's first character.
+    A lone "▁" counts only if the word has no other token: SentencePiece puts it before a word, and the tokenizer gives
+    it the place of the word's first character.
     """
     begins = np.concatenate(([0], np.cumsum([len(word) + 1 for word in words])))[:-1].tolist()
     first, tokens = np.full(len(words), -1), encoding.tokens
