@@ -700,7 +700,7 @@ def train_probe(
     save_every: int | None = None,
     keep_last: int = 1,
     eval_every: int | None = None,
-    eval_windows: int = 256,
+    eval_windows: int | None = None,
     track: Literal["tensorboard", "wandb", "trackio"] | Sequence[Literal["tensorboard", "wandb", "trackio"]] = (),
     run_dir: PathOrText | None = None,
     student: PathOrText | None = None,
@@ -767,7 +767,7 @@ def train_student(
     save_every: int | None = None,
     keep_last: int = 1,
     eval_every: int | None = None,
-    eval_windows: int = 256,
+    eval_windows: int | None = None,
     track: Literal["tensorboard", "wandb", "trackio"] | Sequence[Literal["tensorboard", "wandb", "trackio"]] = (),
     run_dir: PathOrText | None = None,
 ) -> TrainedStudent:

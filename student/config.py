@@ -31,7 +31,7 @@ LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-4, 1e9
 MaskUnit = Literal["token", "word", "span"]  # masks/masking.py explains them
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 
-FOLLOWING = ("max_steps", "batch_windows", "micro_batch", "lr", "save_every", "eval_every")
+FOLLOWING = ("max_steps", "batch_windows", "micro_batch", "lr", "save_every", "eval_every", "eval_windows")
 
 OPERATIONAL = frozenset(
     ["store", "run_dir", "device", "epochs", "micro_batch", "checkpoints", "save_every", "eval_every", "eval_windows"]
@@ -143,7 +143,7 @@ class StudentConfig:
     batch_windows: int | None = None
     """Windows per optimiser step, regardless of the micro-batch; unset: those of the recipe that made the store, else
     1,024, as in the paper, if the epochs then give 10,000 steps, otherwise the largest power of two that does, at least
-    64."""
+    64. Of windows of more than 512 tokens half as many for each doubling."""
 
     micro_batch: int | None = None
     """Windows per forward and backward pass. Lower it if memory runs out; unset: 2,048 tokens, with which
@@ -270,8 +270,9 @@ class StudentConfig:
     """Optimiser steps between evaluations on held-out windows; 0: only at kept checkpoints; unset: a twentieth of
     the run, from 50 to 1,000."""
 
-    eval_windows: int = 256
-    """Held-out windows per evaluation, with fixed masks."""
+    eval_windows: int | None = None
+    """Held-out windows per evaluation, with fixed masks; unset: 256, of more than 512 tokens half as many for each
+    doubling."""
 
     track: tuple[TrackerName, ...] = ()
     """Also show the log's values in tensorboard (tensorboard --logdir runs/students), wandb (or offline, with
@@ -627,4 +628,5 @@ class ResolvedConfig(StudentConfig):
     lr: float
     save_every: int
     eval_every: int
+    eval_windows: int
     compile: bool

@@ -10,9 +10,10 @@ Otherwise it follows from the size of the store and the width of the encoder:
 
     epochs      4, as in the paper, section 4.1; more if that is less than 2,000 steps
     batch       1,024 windows, as in the paper, if these epochs then are 10,000 steps or more; else the largest power of
-                two that makes them so, at least 64
+                two that makes them so, at least 64; of windows of more than 512 tokens half as many for each doubling
     rate        1e-4, the paper's, for encoders of width 768 or more and for weights that were trained before
                 (continue_from); 1e-3 up to width 256; between the two, log(rate) is linear in log(width)
+    evaluation  256 held-out windows, of long ones fewer, as in a batch: they stay in memory with their targets
     a probe's   batch as a student's; a tenth of a student's steps, the paper's 10,000 to 100,000, and at least 1,000
 
 The demonstration's recipe is not for weights that were trained before. Not handled here: what the settings mean
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 EPOCHS = 4
 ENOUGH_STEPS = 10_000
 LEAST_STEPS, LEAST_PROBE_STEPS = 2_000, 1_000
-LARGEST_BATCH, SMALLEST_BATCH = 1024, 64
+LARGEST_BATCH, SMALLEST_BATCH, EVAL_WINDOWS = 1024, 64, 256  # windows of up to LONG tokens; fewer if they are longer
+LONG = 512
 SMALL_WIDTH, BASE_WIDTH = 256, 768
 SMALL_RATE, BASE_RATE = 1e-3, 1e-4
 MUON_FACTOR = 4  # of AdamW's rate: mlm's best in both studies' pilots is 4e-3 (docs/training.md)
@@ -72,7 +74,7 @@ def resolve(config: StudentConfig, store: Store) -> Resolved:
         found |= config.origins
     _check_short_windows(config, store)
     if config.batch_windows is None or config.max_steps is None:
-        config = _choose_batch_and_steps(config, len(training_windows(store)), found)
+        config = _choose_batch_and_steps(config, store, found)
     known = cast(ResolvedConfig, config)  # from here on batch and steps are numbers
     chosen: dict[str, Any] = {}
     if config.micro_batch is None:
@@ -88,6 +90,8 @@ def resolve(config: StudentConfig, store: Store) -> Resolved:
     for name in ("save_every", "eval_every"):
         if getattr(config, name) is None:
             chosen[name] = min(1000, max(50, known.max_steps // 20))
+    if config.eval_windows is None:
+        chosen["eval_windows"] = of_length(EVAL_WINDOWS, store.max_length)
     return Resolved(replace(known, **chosen), found)
 
 
@@ -164,12 +168,17 @@ def rate_for_probe(probe_input: str, max_steps: int) -> float:
     return min(0.5, 100 / max_steps) if probe_input == "softmax" else 1e-3
 
 
-def batch_for(windows: int, epochs: float) -> int:
-    """The batch in windows at which so many epochs give enough steps."""
-    batch = LARGEST_BATCH
-    while batch > SMALLEST_BATCH and epochs * windows / batch < ENOUGH_STEPS:
+def batch_for(windows: int, epochs: float, length: int) -> int:
+    """The batch in windows, of at most so many tokens each, at which so many epochs give enough steps."""
+    batch, smallest = of_length(LARGEST_BATCH, length), of_length(SMALLEST_BATCH, length)
+    while batch > smallest and epochs * windows / batch < ENOUGH_STEPS:
         batch //= 2
     return batch
+
+
+def of_length(windows: int, length: int) -> int:
+    """So many windows; of more than LONG tokens half as many for each doubling, so that their tokens stay as many."""
+    return max(1, windows >> max(0, math.ceil(math.log2(length / LONG))))
 
 
 def _check_short_windows(config: StudentConfig, store: Store) -> None:
@@ -204,14 +213,15 @@ def _apply_recipe(config: StudentConfig, store: Store, found: dict[str, str]) ->
     return replace(config, **values)
 
 
-def _choose_batch_and_steps(config: StudentConfig, windows: int, found: dict[str, str]) -> StudentConfig:
+def _choose_batch_and_steps(config: StudentConfig, store: Store, found: dict[str, str]) -> StudentConfig:
+    windows, length = len(training_windows(store)), store.max_length
     epochs, batch = config.epochs or EPOCHS, config.batch_windows
     if batch is None:
-        batch = batch_for(windows, epochs)
+        batch = batch_for(windows, epochs, length)
         steps = _steps(windows, epochs, batch)
         if steps < ENOUGH_STEPS:
             found["batch_windows"] = f"store: the smallest, as {epochs:g} epochs are {steps:,} steps even so"
-        elif batch == LARGEST_BATCH:
+        elif batch == of_length(LARGEST_BATCH, length):
             found["batch_windows"] = f"store: {epochs:g} epochs are {ENOUGH_STEPS:,} steps or more, as in the paper"
         else:
             at_twice = f"{epochs:g} epochs would be {_steps(windows, epochs, 2 * batch):,} steps at twice that"

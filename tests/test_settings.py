@@ -56,9 +56,13 @@ def printed(capsys, *argv):
 # -- by size -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("windows", "batch"), [(25_800_000, 1024), (2_560_000, 1024), (2_559_999, 512), (4_177, 64)])
-def test_the_batch_is_the_largest_at_which_four_epochs_are_ten_thousand_steps(windows, batch):
-    assert batch_for(windows, 4) == batch
+@pytest.mark.parametrize(
+    ("windows", "length", "batch"),
+    [(25_800_000, 128, 1024), (2_560_000, 512, 1024), (2_559_999, 128, 512), (4_177, 512, 64)]
+    + [(160_000, 8192, 64), (159_999, 8192, 32), (65, 8192, 4), (65, 1_000_000, 1), (5_000_000, 513, 512)],
+)
+def test_the_batch_is_the_largest_at_which_four_epochs_are_ten_thousand_steps(windows, length, batch):
+    assert batch_for(windows, 4, length) == batch
 
 
 def test_the_rate_falls_with_the_width():

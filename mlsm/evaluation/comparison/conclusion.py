@@ -305,6 +305,12 @@ def _conclude_contrast(found: Mapping[str, Any], tests: int) -> Conclusion:
         few = "One pair of pre-training runs is" if pairs == 1 else f"{_pairs(pairs)} are"
         sentence = f"{few} too few to tell whether {better} is better than {than}: on the composite it scores {how}."
         return Conclusion("too few", sentence, beside, caveat)
+    if "paired" not in found:
+        sentence = (
+            f"{better} scores {how} {'than' if round(difference, 7) else 'as'} {than} in every one of {_pairs(pairs)}. "
+            "Nothing shows how much this would vary, so there is no interval."
+        )
+        return Conclusion("equal", sentence, beside, caveat)
     paired, margin = found["paired"], found.get("equivalence")
     holm = paired.get("p_adjusted")
     p = paired["p"] if holm is None else holm

@@ -66,6 +66,7 @@ _FOLLOW_FROM = {  # a setting is not named if it differs only along with these
     "mask_update_steps": ("mask_weights",),  # only adaptive masks have it
     "mask_weight_steps": ("mask_weights",),  # only alternating tables have it
     "wordnet": ("objective",),  # only supersense has it
+    "regress_loss": ("objective",),  # only regress has it
     "short_share": ("short_windows",),  # only runs that start with pieces of windows have it
     "decay_share": ("schedule",),  # only wsd has it
     "mask_rate_steps": ("mask_schedule",),  # only steps have it

@@ -104,6 +104,12 @@ def test_weights_of_masks_are_named_by_their_kind_and_content():
     assert list(named(a=identity(**turns), b=later).settings) == ["mask_weight_steps"]
 
 
+def test_the_loss_of_hidden_states_is_named_beside_students_of_them_only():
+    first, second = (identity("regress", regress_loss=loss) for loss in ("cosine", "mse"))
+    assert set(named(a=first, b=second).settings) == {"regress_loss"}
+    assert set(named(a=second, mlm=identity("mlm", regress_loss="cosine")).settings) == {"objective"}
+
+
 def test_another_wordnet_is_named_and_one_beside_other_objectives_is_not():
     first, second = (identity("supersense", wordnet=content * 16) for content in "ab")
     assert named(a=first, b=second).settings == {"wordnet": {"a" * 8: ["a"], "b" * 8: ["b"]}}

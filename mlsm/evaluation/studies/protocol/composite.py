@@ -95,7 +95,7 @@ def compose(study: Study, directory: Path) -> dict:
         contrasts.append(_contrast(pair, seeds, values, scored.students) | {"role": role})
     if contrasts[0].get("paired") and study.composite.margin is not None:
         contrasts[0]["equivalence"] = _equivalence(contrasts[0], study.composite.margin)
-    # A hypothesis without a p, that is without a result yet or with a single seed, is counted too, with p = 1.
+    # A hypothesis without a p (without a result yet, or whose pairs do not vary) is counted too, with p = 1.
     secondary = [one for one in contrasts if one["role"] == "secondary"]
     adjusted = holm([one.get("paired", {}).get("p", 1.0) for one in secondary])
     for one, p in zip(secondary, adjusted, strict=True):
@@ -252,8 +252,8 @@ def _mean(values: list[float]) -> float | None:
 def _contrast(pair: tuple[str, str], seeds: tuple[int, ...], values, students) -> dict:
     """The difference of two arms over their planned seeds, in points of the composite.
 
-    Has `paired` and `unpaired` (each with difference, low and high of the 95 % interval, and p; None with one seed),
-    and `measures`, the mean difference in each measure's own points.
+    Has `paired` and `unpaired` (each with low and high of the 95 % interval, and p; missing with one seed
+    and if every pair differs by as much), and `measures`, the mean difference in each measure's own points.
     """
     first, second = ([values[name][seed] for seed in seeds] for name in pair)
     found: dict = {"pair": pair, "seeds": seeds, "difference": fmean(first) - fmean(second)}
@@ -262,7 +262,7 @@ def _contrast(pair: tuple[str, str], seeds: tuple[int, ...], values, students) -
         measure: fmean(students[pair[0]][seed][measure] - students[pair[1]][seed][measure] for seed in seeds)
         for measure in students[pair[0]][seeds[0]]
     }
-    if len(seeds) > 1:
+    if len({round(difference, 9) for difference in found["differences"]}) > 1:
         from scipy import stats
 
         for name, test in (
@@ -271,8 +271,6 @@ def _contrast(pair: tuple[str, str], seeds: tuple[int, ...], values, students) -
         ):
             interval = test.confidence_interval(1 - LEVEL)
             found[name] = {"low": float(interval.low), "high": float(interval.high), "p": float(test.pvalue)}
-        if not any(found["differences"]):  # a t test would divide by zero
-            found["paired"] = {"low": 0.0, "high": 0.0, "p": 1.0}
     return found
 
 

@@ -22,6 +22,7 @@ from mlsm.common.errors import ComparisonError, StudyError
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
 from mlsm.evaluation.comparison.compare import compare, keep_withheld
+from mlsm.evaluation.comparison.conclusion import conclude_contrasts
 from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.studies.protocol.composite import compose
 from mlsm.evaluation.studies.protocol.config import StudyConfig
@@ -242,14 +243,19 @@ def test_a_hypothesis_with_one_seed_counts_before_and_after_it_is_scored(describ
     assert scored[1]["paired"]["p_adjusted"] == pytest.approx(2 * scored[1]["paired"]["p"])
 
 
-def test_arms_without_any_difference_are_no_evidence(described, tmp_path):
-    """A t test divides nothing by nothing; what is no number would adjust the other hypotheses to 1."""
+@pytest.mark.parametrize(("ahead", "said"), [(0.0, "the same as"), (0.1, "10.00 points higher than")])
+def test_pairs_that_all_differ_by_as_much_are_no_evidence(ahead, said, described, tmp_path):
+    """A t test divides by nothing; what is no number would adjust the other hypotheses to 1."""
     same = (0.5, 0.52, 0.58)
-    fill(tmp_path, mlsm=same, regress=same)
-    primary, *secondary = compose(described, tmp_path)["contrasts"]
-    assert primary["paired"] == {"low": 0.0, "high": 0.0, "p": 1.0}
-    assert primary["unpaired"]["p"] == pytest.approx(1.0) and primary["equivalence"]["equivalent"]
-    assert all(one["paired"]["p_adjusted"] == pytest.approx(2 * one["paired"]["p"]) for one in secondary)
+    fill(tmp_path, mlsm=[share + ahead for share in same], regress=same)
+    composite = compose(described, tmp_path)
+    primary, *secondary = composite["contrasts"]
+    assert primary["difference"] == pytest.approx(100 * ahead)
+    assert not {"paired", "unpaired", "equivalence"} & primary.keys()
+    (_, conclusion), *_ = conclude_contrasts(composite)
+    assert conclusion.verdict == "equal"
+    assert f"mlsm scores {said} regress in every one of 3 pairs" in conclusion.sentence
+    assert secondary and all(one["paired"]["p"] <= one["paired"]["p_adjusted"] < 1 for one in secondary)
 
 
 @pytest.mark.parametrize(("given", "recorded"), [("bundled", "bundled_teacher"), ("owner/model", "owner/model")])
