@@ -108,7 +108,7 @@ class TeacherBatch:
     coded_T    bool, for all tokens in sequence, whether each is coded
     windows    how many of the W windows are real; the others are copies
     first      number of the first window in its block
-    blocks     the blocks that it is part of, one per target; after the teacher, each target has its own Batch
+    blocks     the blocks that it is part of, one per target; after the teacher, each target has a batch of its own
     hidden     the hidden states, from the teacher until the solver takes them
     codes      the target's result from the hidden states
     marks      start and end times of "teacher" and of "solver", or of its replacement
@@ -212,7 +212,7 @@ def make_batch(
     documents_T: np.ndarray | None = None,
     segments: bool = False,
 ) -> TeacherBatch:
-    """The Batch of some windows, given end to end.
+    """The batch of some windows, given end to end.
 
     windows      windows in a forward pass; if there are fewer, copies of the first fill it up, so shapes are fixed
     pinned       whether to use memory that a GPU can copy from by itself
@@ -265,7 +265,7 @@ def add_amounts(totals: dict[str, Any], amounts: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Hidden:
-    """Unit-length hidden states of a layer, on the teacher's device.
+    """Hidden states of a layer as its target codes them (unit length, or raw), on the teacher's device.
 
     layer       its number
     rows_Nd     float32 tensor

@@ -451,7 +451,7 @@ class Coder:
         return most
 
     def cut(self, block: Block, start: int, stop: int, size: int) -> TeacherBatch:
-        """The Batch of a block's windows from `start` to `stop`, filled up to `size` windows."""
+        """The batch of a block's windows from `start` to `stop`, filled up to `size` windows."""
         columns = block.columns
         ends_W = np.cumsum(columns["lengths"])
         tokens = slice(ends_W[start] - columns["lengths"][start], ends_W[stop - 1])

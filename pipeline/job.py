@@ -1,9 +1,10 @@
 """The job of one stage A command: settings, tokenizer, plan and sources.
 
-    job = teacher_job(config, progress)
+    job = open_job(config, progress)
     job.plan.units, job.windows(unit), job.target(record)
 
-A Job is immutable and can be sent to other processes. A command makes one by `scan_corpus` or `teacher_job`.
+A Job is immutable and can be sent to other processes. A command makes one by `open_job` (text and teacher, or
+the store of --hidden) or, without a layer, by `scan_corpus`.
 Not handled here: dictionaries (learn.py), encoding (encode.py), who does the work (workers.py).
 """
 

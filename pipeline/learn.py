@@ -17,8 +17,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mlsm.common.device import choose_device
 from mlsm.common.disk import file_sha256
 from mlsm.common.durable import publish_directory
 from mlsm.common.errors import EncodeError
@@ -27,21 +28,23 @@ from mlsm.common.progress import silent
 from mlsm.common.workplaces import discard, workplace
 from pipeline.announcement import announcement
 from pipeline.batch import InputFormat
-from pipeline.config import OF_LEARNING, DictionaryConfig, EncodeHiddenConfig, LearnConfig
+from pipeline.config import OF_LEARNING, DictionaryConfig, EncodeHiddenConfig, LearnConfig, minibatch_size
+from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule, learning
+from pipeline.dictionary import learn_dictionary as learn
 from pipeline.dictionary.centering import Center
+from pipeline.dictionary.checkpoint import forget
+from pipeline.dictionary.near import NEAR, count_near
+from pipeline.dictionary.vectors import file_stamp, open_vectors, refuse_unusable
 from pipeline.executor import PART, Executor
 from pipeline.job import Job, load_teacher, name_of_dtype, named_by_content, open_job
 from pipeline.sample import RAW_SAMPLE, SAMPLE, sample_hidden
 from pipeline.stored import names_a_store
 from pipeline.targets.hidden import Codebook
+from pipeline.teacher import Teacher, check_position_means
 from pipeline.workers import open_executor
 from shards import copies
 from shards.files import StoreFiles, refuse_foreign_output
 from shards.manifest import fingerprint
-
-if TYPE_CHECKING:
-    from pipeline.dictionary import Dictionary
-    from pipeline.teacher import Teacher
 
 WORK_FILES = (SAMPLE, RAW_SAMPLE, f"{PART}*.npy", "center.npy", "center.json", "learning.npz")
 FIXED_BATCH = 2048  # vectors per minibatch; not in a dictionary's name if it has this value
@@ -88,7 +91,7 @@ def learn_dictionary(config: LearnConfig, progress: Callable[..., None] = silent
         return provide_dictionaries(executor, teacher)
 
 
-def provide_dictionaries(executor: Executor, teacher: "Teacher") -> list[dict]:
+def provide_dictionaries(executor: Executor, teacher: Teacher) -> list[dict]:
     """Reports of the dictionaries that the settings require, layer by layer; missing ones are learned now."""
     job = executor.job
     wanted = wanted_dictionaries(job, teacher)
@@ -104,7 +107,7 @@ def provide_dictionaries(executor: Executor, teacher: "Teacher") -> list[dict]:
     return [_report(entry, learned) | {"layer": entry.layer} for entry in wanted]
 
 
-def wanted_dictionaries(job: Job, teacher: "Teacher") -> list[WantedOfLayer]:
+def wanted_dictionaries(job: Job, teacher: Teacher) -> list[WantedOfLayer]:
     """The dictionaries that the settings require, layer by layer, whether they exist or not."""
     return [_wanted(job, teacher, layer, k) for layer in job.config.layer for k in job.config.k]
 
@@ -112,7 +115,7 @@ def wanted_dictionaries(job: Job, teacher: "Teacher") -> list[WantedOfLayer]:
 def _wanted(job, teacher, layer, k):
     config = job.config
     request: dict[str, Any] = {
-        "algorithm": _algorithm(),
+        "algorithm": learning.ALGORITHM,
         "teacher": teacher.fingerprint,
         "layer": layer,
         "plan": job.plan.id,
@@ -138,17 +141,8 @@ def _wanted(job, teacher, layer, k):
     )
 
 
-def _algorithm():
-    """The version of the learning algorithm."""
-    from pipeline.dictionary.learning import ALGORITHM
-
-    return ALGORITHM
-
-
 def minibatch_of_sample(job: Job) -> int:
     """Vectors per minibatch, from the sample size that the plan leads to expect."""
-    from pipeline.config import minibatch_size
-
     return minibatch_size(min(job.config.dictionary_tokens, job.planned_tokens))
 
 
@@ -165,9 +159,6 @@ def atoms_key(config: DictionaryConfig) -> dict[str, str]:
 def _provide_from_file(config, hidden, progress):
     """Learn the dictionaries for vectors in a .npy file, without loading a teacher or a corpus. Returns their
     reports."""
-    from mlsm.common.device import choose_device
-    from pipeline.config import minibatch_size
-    from pipeline.dictionary.vectors import file_stamp, open_vectors, refuse_unusable
 
     refuse_foreign_output(config.output)
     _refuse_settings_of_text(config)
@@ -187,7 +178,7 @@ def _provide_from_file(config, hidden, progress):
     batch, reports = minibatch_size(len(hidden_Nd)), []
     for k in config.k:
         request = {
-            "algorithm": _algorithm(),
+            "algorithm": learning.ALGORITHM,
             "content": content,
             "k": k,
             "lam": config.lam,
@@ -218,8 +209,6 @@ def _refuse_settings_of_text(config):
 
 
 def _report(entry, learned):
-    from pipeline.dictionary import Dictionary
-
     discard(entry.work)
     return Dictionary.load(entry.directory).report() | {
         "dictionary": str(entry.directory),
@@ -250,10 +239,6 @@ def _learn_together(lacking, config, batch, progress, make_vectors, check_vector
 
 
 def _learn(config, k, batch, hidden_Nd, place, progress, check_vectors):
-    from pipeline.dictionary import DictionarySettings, LearningSchedule
-    from pipeline.dictionary import learn_dictionary as learn
-    from pipeline.dictionary.checkpoint import forget
-
     found = learn(
         hidden_Nd,
         DictionarySettings(k, config.lam, config.seed, atoms=config.atoms),
@@ -282,16 +267,12 @@ def _announce(directory):
         )
 
 
-def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: "Teacher") -> "Dictionary":
+def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: Teacher) -> Dictionary:
     """The dictionary of a directory, to code hidden states of the teacher with.
 
     Raises  DictionaryError; EncodeError when its width or its centring does not fit; TeacherError; StoreError when a
             store's copy is not the one that the store's target names: it would silently start a new store
     """
-    from pipeline.dictionary import Dictionary
-    from pipeline.dictionary.near import NEAR, count_near
-    from pipeline.teacher import check_position_means
-
     directory = Path(source)
     dictionary = Dictionary.load(directory)
     files = StoreFiles(directory.absolute().parent)
@@ -372,7 +353,7 @@ def _warn_of_other_origin(config, dictionary, teacher):
 # -- codebooks ---------------------------------------------------------------------------------------------
 
 
-def check_bytes(config: EncodeHiddenConfig, teacher: "Teacher") -> None:
+def check_bytes(config: EncodeHiddenConfig, teacher: Teacher) -> None:
     """Raise EncodeError if the teacher's hidden states cannot be cut into as many pieces as --bytes."""
     if config.quantise == "pq" and teacher.hidden_size % config.bytes:
         raise EncodeError(
@@ -381,7 +362,7 @@ def check_bytes(config: EncodeHiddenConfig, teacher: "Teacher") -> None:
         )
 
 
-def provide_codebook(executor: Executor, teacher: "Teacher", layer: int) -> Codebook | None:
+def provide_codebook(executor: Executor, teacher: Teacher, layer: int) -> Codebook | None:
     """The Codebook that the settings ask for; None for --quantise int8.
 
     Raises  EncodeError when it does not fit the teacher, or the sample is too small

@@ -166,7 +166,7 @@ class StoredHidden:
     # -- instead of a teacher -------------------------------------------------------------------------
 
     def read(self, batch: Any, number_W: np.ndarray) -> torch.Tensor:
-        """The stored states of a Batch's coded tokens, float32 (N, d) on the host; NaN at those that have none.
+        """The stored states of a TeacherBatch's coded tokens, float32 (N, d) on the host; NaN at those that have none.
 
         number_W  the numbers of the batch's windows, as `windows` gives them
         """

@@ -247,7 +247,7 @@ class UnitWriter:
                     better = self._retry and winner.lacking > record.lacking
                     if not better and (winner.sha256 != self._replaces or _same(winner, record)):
                         return winner
-                    replace_json(path, record.as_dict())
+                    replace_json(path, record.as_dict())  # the next round finds ours, or another that replaced it (NFS)
         return record
 
 

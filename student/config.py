@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from mlsm.common.settings import check, require, require_at_least
 from student.masks.config import ADAPTIVE, UNIFORM, corruption_shares
-from student.objectives import OBJECTIVES
+from student.objectives import OBJECTIVES, OWN_SETTINGS
 
 if TYPE_CHECKING:
     ObjectiveName: TypeAlias = str
@@ -306,10 +306,12 @@ class StudentConfig:
                 f"--kappa {self.kappa:g} is only for objectives that learn words in addition to another target"
                 f" ({_names('kappa')}), found {self.objective}. Omit it."
             )
-        if self.regress_loss != "cosine" and self.objective != "regress":
-            raise ValueError(
-                f"--regress-loss {self.regress_loss} is only for --objective regress, found {self.objective}. Omit it."
-            )
+        for name in OWN_SETTINGS:
+            value = getattr(self, name)
+            if name not in facts.settings and value != getattr(type(self), name):
+                of = ", ".join(other.name for other in OBJECTIVES.values() if name in other.settings)
+                flag = f"--{name.replace('_', '-')} {value}"
+                raise ValueError(f"{flag} is only for --objective {of}, found {self.objective}. Omit it.")
         require(self, "warmup", lambda value: 0 <= value < 1, "a share of the steps from 0 to below 1")
         require(self, "decay_share", lambda value: 0 < value <= 1, "a share of the steps above 0")
         require_at_least(self, 2, "short_windows")
@@ -342,16 +344,9 @@ class StudentConfig:
                 f" {self.target_temperature:g}. Targets are float32: below, every weight but a token's largest is 0, as"
                 f" with --objective hard-mlsm; above, all stored entries of a token have the same weight."
             )
-        if self.target_temperature != 1 and not facts.temperable:
+        if "wordnet" in facts.settings and self.wordnet is None:
             raise ValueError(
-                f"--target-temperature other than 1 is for the objectives {_names('temperable')}, found "
-                f"{self.objective}, which learns no stored distribution, or one whose power is not known (kd sums the "
-                "entries that its store omits). Omit it, or use one of these objectives."
-            )
-        if (self.wordnet is None) == facts.wordnet:
-            raise ValueError(
-                "--wordnet (WordNet's index.sense, which prepare-data wsd provides) and --objective supersense belong "
-                f"together; found objective {self.objective}, wordnet {self.wordnet or 'unset'}. Pass both or neither."
+                f"--objective {self.objective} needs --wordnet, WordNet's index.sense, which prepare-data wsd provides."
             )
         if self.untied and not facts.vocabulary:
             raise ValueError(

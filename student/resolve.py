@@ -30,7 +30,7 @@ from mlsm.recipes.reading import DEMONSTRATION, recipe_of_store, recipe_settings
 from shards.reader import Store
 from shards.windows import WindowReader
 from student.config import FOLLOWING, OF_MASKS, ProbeConfig, ResolvedConfig, StudentConfig
-from student.objectives import OBJECTIVES, USUAL_OBJECTIVE
+from student.objectives import OBJECTIVES, OWN_SETTINGS, USUAL_OBJECTIVE
 
 if TYPE_CHECKING:
     import torch
@@ -144,12 +144,12 @@ def without_rivals(values: dict, given: Mapping[str, Any], kind: str | None = No
     if kind and "objective" in values.keys() - given.keys() and kind not in OBJECTIVES[values["objective"]].kinds:
         objective = USUAL_OBJECTIVE[kind]
         values = values | {"objective": objective}
-    if objective != "regress":
-        dropped = dropped | {"regress_loss"}
-    if OBJECTIVES[objective or StudentConfig.objective].kappa is None:
+    facts = OBJECTIVES[objective or StudentConfig.objective]
+    dropped = dropped | {*OWN_SETTINGS} - {*facts.settings}
+    if facts.kappa is None:
         dropped = dropped | {"kappa"}
     masks = {"kappa", *OF_MASKS} & given.keys()
-    if masks or (objective and not OBJECTIVES[objective].all_positions):
+    if masks or (objective and not facts.all_positions):
         dropped = dropped | {"positions"}
     return {name: value for name, value in values.items() if name not in dropped}
 

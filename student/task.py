@@ -17,7 +17,8 @@ from student.batches import store_has_pairs
 from student.config import StudentConfig
 from student.encoders.build import encoder_config
 from student.encoders.model import Student, build_student
-from student.encoders.stock import copy_head, ignores_activation
+from student.encoders.stock import copy_head, has_known_head, ignores_activation
+from student.objectives import OBJECTIVES
 from student.objectives.base import Objective
 from student.objectives.several_stores import build_objective, open_beside
 from student.runs.export import export_student
@@ -71,9 +72,7 @@ def student_task(config: StudentConfig, store: Store) -> TrainingTask:
         config.weights,
         kappa=config.kappa,
         untied=config.untied,
-        target_temperature=config.target_temperature,
-        wordnet=config.wordnet,
-        regress_loss=config.regress_loss,
+        **{name: getattr(config, name) for name in OBJECTIVES[config.objective].settings},
     )
     for one in stores if "ids" not in objective.kinds else ():  # only stored targets have a teacher
         if config.documents_apart != one.settings.get("documents_apart", False):
@@ -86,6 +85,13 @@ def student_task(config: StudentConfig, store: Store) -> TrainingTask:
             f"{config.encoder_source}: its hidden_act is {hf_config.hidden_act}, but transformers always computes gelu"
             f" in the masked-LM head of a {hf_config.model_type}, so an export would not predict what the student does."
             " Set hidden_act to gelu in its config.json, or use an encoder of another family, such as bert."
+        )
+
+    if objective.token_columns is not None and not has_known_head(hf_config):
+        logger.warning(
+            "the export will be the encoder alone: the layout of transformers' head of a %s that predicts words is not"
+            " known (mlsm docs exports)",
+            hf_config.model_type,
         )
 
     def build() -> Student:

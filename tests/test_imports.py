@@ -92,6 +92,17 @@ def test_no_circle_in_the_pipeline():
         pytest.fail(" <- ".join(error.args[1]))
 
 
+def test_the_pipeline_is_read_from_top_to_bottom():
+    """Each line of its block in ARCHITECTURE.md imports only lines above it."""
+    page = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    block = re.search(r"^pipeline/ .*\n((?:  .*\n)+)", page, re.MULTILINE)[1]
+    rows = [re.findall(r"([a-z_]+)(?:\.py|/)", re.split(r" {2,}", line.strip())[0]) for line in block.splitlines()]
+    place = {name: number for number, row in enumerate(rows) for name in row}
+    edges = {(name, other) for name, others in import_graph("pipeline").items() for other in others}
+    rooms = {(name.split(".")[1], other.split(".")[1]) for name, other in edges if "." in name and "." in other}
+    assert len(rooms) > 60 and not {(name, other) for name, other in rooms if place[name] < place[other]}
+
+
 def test_workers_know_no_step():
     graph = import_graph("pipeline")
     assert graph["pipeline.executor"] == set() and graph["pipeline.dask_workers"] == {"pipeline.executor"}

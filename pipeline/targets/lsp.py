@@ -56,8 +56,8 @@ class Lsp:
     def __init__(self, config: EncodeConfig, teacher: "Teacher", layer: int, dictionary: Dictionary):
         self.config, self.teacher, self.layer, self.dictionary = config, teacher, layer, dictionary
         asked = config.solver_backend if config.solver == "cd" else config.solver
-        self._is_proven = asked == "auto" and proof.is_needed(teacher.device)
-        self._backend: str | None = None if self._is_proven else "cpu" if asked == "auto" else asked
+        self._by_trial = asked == "auto" and proof.is_needed(teacher.device)
+        self._backend: str | None = None if self._by_trial else "cpu" if asked == "auto" else asked
         self._begun_with: str | None = None  # solver of the store's first unit
         self._is_settled = True  # whether later commands keep the solver
         self.environment: dict = {}
@@ -77,7 +77,7 @@ class Lsp:
         dictionary = Dictionary.load(files.dictionary)
         copies.check_dictionary(files, dictionary.fingerprint)
         target = cls(job.config, teacher, settings["layer"], dictionary)
-        if target._is_proven:
+        if target._by_trial:
             target._begun_with = recorded_backend(files)
         return target
 
@@ -160,7 +160,7 @@ class Lsp:
     def columns(self, codes: Codes | None, batch: TeacherBatch) -> dict[str, np.ndarray]:
         if codes is None:
             return columns_of(None, batch)
-        if self._is_proven and self._backend is not None:
+        if self._by_trial and self._backend is not None:
             batch.block.facts["solver_backend"] = self._backend
             if not self._is_settled:
                 batch.block.facts["solver_unsettled"] = True

@@ -88,6 +88,7 @@ def _modernbert(layer, hidden_WLd, where_M, most_masked, *args, **kwargs):
 
 FORWARDS: dict[str, Callable[..., Any]] = {
     "bert": _bert,
+    "camembert": _bert,
     "electra": _bert,
     "roberta": _bert,
     "xlm-roberta": _bert,

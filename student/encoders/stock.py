@@ -24,6 +24,7 @@ from student.objectives.base import Objective
 # Where a family's masked-LM model keeps (dense, norm) of its head. Its decoder is get_output_embeddings().
 HEAD_LAYOUTS = {
     "bert": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
+    "camembert": ("lm_head.dense", "lm_head.layer_norm"),
     "deberta": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
     "deberta-v2": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
     "distilbert": ("vocab_transform", "vocab_layer_norm"),
@@ -34,7 +35,7 @@ HEAD_LAYOUTS = {
 }
 
 # Families whose masked-LM head computes gelu, whatever the config's hidden_act is.
-_ALWAYS_GELU = ("electra", "roberta", "xlm-roberta")
+_ALWAYS_GELU = ("camembert", "electra", "roberta", "xlm-roberta")
 
 
 def stock_model(model: Student, objective: Objective) -> PreTrainedModel | None:

@@ -40,14 +40,12 @@ class Facts:
     """whether its students predict words without a probe (regress also does with kappa, but no study uses this)"""
     all_positions: bool = False
     """whether it learns only stored targets, which follow from the context, so that `positions` may be all"""
-    temperable: bool = False
-    """whether `target_temperature` applies"""
     several_stores: bool = False
     """whether it can learn from several stores at once, which requires that its outputs are only LSPs"""
-    wordnet: bool = False
-    """whether it needs WordNet"""
     kappa: float | None = None
     """the usual weight of predicting words relative to its other target; None: there is no such weight"""
+    settings: tuple[str, ...] = ()
+    """settings of its own, fields of StudentConfig that other objectives refuse; its class has an attribute for each"""
 
     def load(self) -> "type[Objective]":
         """The class. Imports its file."""
@@ -67,7 +65,7 @@ _ALL = (
         kinds=("lsp",),
         lsps=True,
         all_positions=True,
-        temperable=True,
+        settings=("target_temperature",),
         several_stores=True,
     ),
     Facts(name="mlm", cls="Mlm", target="its identity", label="MLM", kinds=KINDS, vocabulary=True, words=True),
@@ -90,7 +88,7 @@ _ALL = (
         lsps=True,
         vocabulary=True,
         words=True,
-        temperable=True,
+        settings=("target_temperature",),
         kappa=1.0,
     ),
     Facts(
@@ -112,7 +110,7 @@ _ALL = (
         lsps=True,
         vocabulary=True,
         all_positions=True,
-        temperable=True,
+        settings=("target_temperature",),
     ),
     Facts(
         name="supersense",
@@ -120,7 +118,7 @@ _ALL = (
         target="its lexicographer files in WordNet (no teacher)",
         label="supersenses",
         kinds=KINDS,
-        wordnet=True,
+        settings=("wordnet",),
     ),
     Facts(
         name="type",
@@ -138,6 +136,7 @@ _ALL = (
         kinds=("hidden",),
         all_positions=True,
         kappa=0.0,
+        settings=("regress_loss",),
     ),
     Facts(
         name="recon",
@@ -149,6 +148,7 @@ _ALL = (
     ),
 )
 OBJECTIVES = {facts.name: facts for facts in _ALL}
+OWN_SETTINGS = tuple(dict.fromkeys(name for facts in _ALL for name in facts.settings))  # of any objective
 USUAL_OBJECTIVE = {"lsp": "mlsm", "hidden": "regress", "logits": "kd", "ids": "mlm"}  # of each kind of store
 
 LSP_OBJECTIVES = tuple(facts.name for facts in _ALL if facts.lsps)

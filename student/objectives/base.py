@@ -58,13 +58,11 @@ class MaskedTokens(NamedTuple):
 class Objective:
     """The part that all objectives share.
 
-    kappa               weight of predicting words relative to the other target of mtl and regress, None: the usual one;
-                        the other objectives ignore it
-    untied              whether the vocabulary, if it has outputs, has output rows of its own
-    target_temperature  T of the LSP distributions p^(1/T) that mlsm, naive-mlsm and mtl learn; the others ignore it
-    wordnet             of supersense, WordNet's index.sense or its directory; the others ignore it
-    regress_loss        of regress, `cosine` or `mse`; the others ignore it
-    Raises              RunError if the store does not hold what the objective needs
+    kappa     weight of predicting words relative to the other target of mtl and regress, None: the usual one; the other
+              objectives ignore it
+    untied    whether the vocabulary, if it has outputs, has output rows of its own
+    settings  its own (Facts.settings): each becomes the attribute of its name
+    Raises    RunError if the store does not hold what the objective needs; TypeError at a setting of another objective
     """
 
     name: str
@@ -106,9 +104,7 @@ class Objective:
         kappa: float | None = None,
         *,
         untied: bool = False,
-        target_temperature: float = 1.0,
-        wordnet: Path | None = None,
-        regress_loss: str = "cosine",
+        **settings: Any,
     ):
         if store.kind not in self.kinds:
             raise RunError(
@@ -116,9 +112,11 @@ class Objective:
                 f"{_HOLDS[store.kind]}. Make one:  {program()} encode-{self.kinds[0]}   or train with another "
                 "--objective."
             )
-        self.kappa = kappa if kappa is not None else OBJECTIVES[self.name].kappa or 0.0
-        self.untied, self.temperature, self.wordnet = untied, target_temperature, wordnet
-        self.regress_loss = regress_loss
+        facts = OBJECTIVES[self.name]
+        if foreign := settings.keys() - {*facts.settings}:
+            raise TypeError(f"objective {self.name} has no setting {', '.join(sorted(foreign))}")
+        vars(self).update(settings)
+        self.kappa, self.untied = kappa if kappa is not None else facts.kappa or 0.0, untied
         self.facts: dict = {}  # facts about the targets, for the log
         self.set_up(store)
 

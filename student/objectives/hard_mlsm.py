@@ -29,7 +29,7 @@ class HardMlsm(Mlsm):
 
     def set_up(self, store: Store) -> None:
         super().set_up(store)
-        self.temperature = 0.0
+        self.target_temperature = 0.0
 
     def measure(self, logits_MK: Tensor, targets: SparseTargets) -> dict:
         largest_C = targets.entries_E[targets.weights_E == 1]  # one for each of C coded tokens

@@ -68,6 +68,8 @@ class Mlsm(Objective):
     loss_name, reference = "held-out KL", "the marginal (a constant average LSP distribution)"
     reference_by_position = "the marginal by position (the average LSP distribution at the token's position)"
 
+    target_temperature = 1.0
+    """T of the learned distribution P^(1/T)"""
     behind_vocabulary = False
     """whether the LSPs are the last k of V + k outputs, not all outputs"""
     enough_mass = ENOUGH_LSP_MASS
@@ -81,12 +83,12 @@ class Mlsm(Objective):
         self._check_mass(
             store, self.enough_mass, "an LSP distribution on average, and what it keeps is learned as if it were all"
         )
-        if self.temperature != 1:
-            self.facts["target_temperature"] = self.temperature
+        if self.target_temperature != 1:
+            self.facts["target_temperature"] = self.target_temperature
             logger.info(
                 "targets are p^(1/%g): loss and baseline cannot be compared with those of another "
                 "--target-temperature, but kl_untempered and kl_untempered_back can",
-                self.temperature,
+                self.target_temperature,
             )
 
     def read_targets(self, masked: MaskedTokens) -> SparseTargets:
@@ -102,9 +104,9 @@ class Mlsm(Objective):
             negative_entropy=negative_entropy(weights_E.astype(np.float64)),
             position_E=torch.from_numpy(np.repeat(position_M, np.diff(rows.indptr))),
         )
-        if self.temperature == 1:
+        if self.target_temperature == 1:
             return targets
-        tempered_E = temper(rows, self.temperature)
+        tempered_E = temper(rows, self.target_temperature)
         return targets._replace(
             weights_E=torch.from_numpy(tempered_E.astype(np.float32)),
             negative_entropy=negative_entropy(tempered_E),
@@ -129,14 +131,14 @@ class Mlsm(Objective):
         if targets.untempered_E is None:
             return {}
         logits = {"kl_untempered": logits_MK}
-        if self.temperature > 0:
-            logits["kl_untempered_back"] = logits_MK.float() * self.temperature
-        return {name: self.loss_sums(logits_MK, targets.as_stored())[0] for name, logits_MK in logits.items()}
+        if self.target_temperature > 0:
+            logits["kl_untempered_back"] = logits_MK.float() * self.target_temperature
+        return {name: Mlsm.loss_sums(self, logits_MK, targets.as_stored())[0] for name, logits_MK in logits.items()}
 
     def baseline(self, train: WindowReader, held_out: list[SparseTargets], directory: Path | None = None) -> dict:
         """KL of the held-out rows against the average LSP distribution of the training split: of all tokens, and
         (`_by_position`) of the tokens at the same position."""
-        return average_lsp_figures(train, held_out, directory, lsps=self.lsps, temperature=self.temperature)
+        return average_lsp_figures(train, held_out, directory, lsps=self.lsps, temperature=self.target_temperature)
 
 
 def average_lsp_figures(

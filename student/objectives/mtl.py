@@ -37,10 +37,11 @@ class Mtl(Objective):
     loss_name, reference = "held-out loss", "the marginal and unigram frequencies"
     reference_by_position = "the marginal by position and unigram frequencies"
     tied = True
+    target_temperature = 1.0  # as of mlsm
 
     def set_up(self, store: Store) -> None:
         self.tied = not self.untied
-        self.lsp_part, self.token_part = NaiveMlsm(store, target_temperature=self.temperature), Mlm(store)
+        self.lsp_part, self.token_part = NaiveMlsm(store, target_temperature=self.target_temperature), Mlm(store)
         self.facts = self.lsp_part.facts
         self.outputs = self.lsp_part.outputs
         self.token_columns, self.lsp_columns = self.token_part.token_columns, self.lsp_part.lsp_columns

@@ -28,6 +28,7 @@ class Regress(Vectors):
 
     name = "regress"
     learns = "predicting a teacher's hidden states at masked tokens"
+    regress_loss = "cosine"  # or "mse"
 
     def set_up(self, store: Store) -> None:
         assert store.hidden is not None, "its kind says so"

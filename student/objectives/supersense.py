@@ -70,6 +70,7 @@ class Supersense(TokenTable):
     learns = "predicting the supersenses of masked tokens (the lexicographer files of their synsets in WordNet)"
     loss_name, reference = "held-out KL", "the average distribution over supersenses"
     coverage = "tokens_with_supersenses"
+    wordnet: Path | None = None  # index.sense or its directory
 
     def set_up(self, store: Store) -> None:
         self.outputs, self._store = len(LEXNAMES), store

@@ -207,7 +207,7 @@ def test_a_minibatch_that_always_was_keeps_the_name_and_another_gets_its_own(tmp
     for batch in (None, 400, 500, 2048):
         with monkeypatch.context() as patch:
             if batch is not None:
-                patch.setattr("pipeline.config.minibatch_size", lambda vectors, batch=batch: batch)
+                patch.setattr("pipeline.learn.minibatch_size", lambda vectors, batch=batch: batch)
             made[batch] = learn_dictionary(config)[0]["dictionary"]
     assert Path(made[2048]).name.endswith(fingerprint(request)[:12])
     assert made[None] == made[400] and Path(made[400]).name.endswith(fingerprint(request | {"batch": 400})[:12])
@@ -217,7 +217,7 @@ def test_a_minibatch_that_always_was_keeps_the_name_and_another_gets_its_own(tmp
 
 def test_the_minibatch_of_a_teachers_sample_is_part_of_the_name(place, unbroken, tmp_path, monkeypatch):
     assert Dictionary.load(unbroken["dictionary"]).settings["batch"] == 400
-    monkeypatch.setattr("pipeline.config.minibatch_size", lambda vectors: 2048)
+    monkeypatch.setattr("pipeline.learn.minibatch_size", lambda vectors: 2048)
     older = learn_dictionary(replace(place, output=tmp_path))[0]
     assert Path(older["dictionary"]).name != Path(unbroken["dictionary"]).name
     assert Dictionary.load(older["dictionary"]).settings["batch"] == 2048

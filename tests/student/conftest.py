@@ -11,6 +11,7 @@ from preloaded import run_python
 from tiny_store import write_store
 from transformers import (
     BertConfig,
+    CamembertConfig,
     DebertaConfig,
     DebertaV2Config,
     DistilBertConfig,
@@ -23,6 +24,7 @@ SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "in
 FAMILIES = {
     "bert": BertConfig(**SIZE),
     "roberta": RobertaConfig(**SIZE, max_position_embeddings=10),  # too few positions for the store
+    "camembert": CamembertConfig(**SIZE),
     "deberta": DebertaConfig(**SIZE, relative_attention=True, pos_att_type=["c2p", "p2c"]),
     "deberta-v2": DebertaV2Config(**SIZE, relative_attention=True, pos_att_type=["p2c", "c2p"]),
     "electra": ElectraConfig(**SIZE, embedding_size=16),

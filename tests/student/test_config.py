@@ -9,7 +9,7 @@ import pytest
 import student.objectives
 from student.config import StudentConfig
 from student.encoders.build import named_size
-from student.objectives import OBJECTIVES
+from student.objectives import OBJECTIVES, OWN_SETTINGS
 from student.resolve import without_rivals
 
 
@@ -117,14 +117,18 @@ def test_the_facts_of_an_objective_are_what_its_class_does(name, store_for):
     facts, store = OBJECTIVES[name], store_for(name)
     plain = facts(store)
     assert type(plain).__name__ == facts.cls and plain.name == name and plain.kinds == facts.kinds
-    own_rows, tempered = facts(store, untied=True), facts(store, target_temperature=2.0)
+    own_rows = facts(store, untied=True)
     others = {"supersense": 45, "regress": 12, "recon": 12}.get(name, 0)
     assert plain.outputs == store.k * facts.lsps + store.vocab_size * facts.vocabulary + others
     assert plain.tied == facts.vocabulary and not own_rows.tied
     assert (plain.lsp_columns is not None) == facts.lsps
     assert (plain.token_columns is not None) == facts.words
-    if facts.temperable:
-        assert "target_temperature" in tempered.facts and tempered.temperature == 2
+    for setting in OWN_SETTINGS:
+        if setting in facts.settings:
+            assert getattr(plain, setting) == getattr(StudentConfig, setting)
+        else:
+            with pytest.raises(TypeError, match=f"objective {name} has no setting {setting}"):
+                facts(store, **{setting: getattr(StudentConfig, setting)})
     if facts.several_stores:
         assert plain.lsp_columns == slice(0, plain.outputs)
     assert len(facts(store, kappa=0.5).term_weights) == 1 + (facts.kappa is not None)

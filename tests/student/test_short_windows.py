@@ -32,7 +32,8 @@ def settings(settings):
 
 
 def loader_for(store, config, objective="mlm", **reading):
-    read_targets = OBJECTIVES[objective](store, wordnet=config.wordnet).read_targets
+    facts = OBJECTIVES[objective]
+    read_targets = facts(store, **{name: getattr(config, name) for name in facts.settings}).read_targets
     reading = {"micro_batch": config.micro_batch, "pieces": LENGTH // PIECE, "short_steps": 1} | reading
     return Loader(store.split("train"), build_masking(config, store), read_targets, **reading)
 

@@ -95,7 +95,8 @@ def state_of(stepper):
 
 
 def stepper_and_loader(config, store, **reading):
-    objective = OBJECTIVES[config.objective](store, wordnet=config.wordnet)
+    facts = OBJECTIVES[config.objective]
+    objective = facts(store, **{name: getattr(config, name) for name in facts.settings})
     masking = build_masking(config, store)
     loader = Loader(store.split("train"), masking, objective.read_targets, micro_batch=config.micro_batch, **reading)
     return Stepper(config, build_student(config, store, objective), objective), loader

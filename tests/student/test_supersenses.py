@@ -196,9 +196,10 @@ def test_a_run_is_named_after_what_its_wordnet_says_of_the_vocabulary(ids_store,
 
 
 def test_what_does_not_go_together_is_one_clear_line(ids_store, index, tmp_path):
-    for wrong in ({"objective": "supersense"}, {"objective": "mlm", "wordnet": index}):
-        with pytest.raises(ValueError, match="--wordnet .*--objective supersense belong together; found objective"):
-            StudentConfig(**wrong)
+    with pytest.raises(ValueError, match="--objective supersense needs --wordnet, WordNet's index.sense"):
+        StudentConfig(objective="supersense")
+    with pytest.raises(ValueError, match="--wordnet .* is only for --objective supersense, found mlm. Omit it"):
+        StudentConfig(objective="mlm", wordnet=index)
     with pytest.raises(RunError, match="no token of .* is a word of .*index.sense") as caught:
         supersense_table(index, ids_store)  # whose words are w0, w1, ...
     assert "\n" not in str(caught.value)

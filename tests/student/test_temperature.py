@@ -68,6 +68,19 @@ def test_loss_gradient_and_figures_are_those_of_the_dense_formula(name, temperat
     assert figures["loss" if name != "mtl" else "kl"] == pytest.approx(expected.item() / coded, rel=1e-4)
 
 
+def test_figures_against_the_stored_distributions_are_kl_whatever_loss_is_derived(lsp_store):
+    class Doubled(Mlsm):
+        def loss_sums(self, logits_MK, targets):
+            return 2 * super().loss_sums(logits_MK, targets)
+
+    mlsm, doubled = (cls(lsp_store, target_temperature=2.0) for cls in (Mlsm, Doubled))
+    targets = read_half(lsp_store, mlsm)
+    logits = torch.randn(len(targets.coded_M), mlsm.outputs, generator=torch.Generator().manual_seed(0))
+    once, twice = (objective.measure(logits, targets) for objective in (mlsm, doubled))
+    assert twice["loss"] == 2 * once["loss"] and once.keys() == {"loss", "kl_untempered", "kl_untempered_back"}
+    assert all(twice[name] == once[name] for name in ("kl_untempered", "kl_untempered_back"))
+
+
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_a_perfect_student_of_tempered_targets_takes_the_temperature_back(temperature, lsp_store):
     mlsm = Mlsm(lsp_store, target_temperature=temperature)
