@@ -83,6 +83,8 @@ def import_dictionary(config: ImportConfig, progress: Callable[..., None] = sile
             "most 1, because the penalty is defined for such atoms. Use the other --orientation, or divide the atoms "
             "by their norms."
         )
+    if not norms_K.any():
+        raise DictionaryError(f"{config.file}: every atom is zero, so every code would be empty. Export it again.")
     source = {"file": config.file.name, "sha256": file_sha256(config.file), "orientation": orientation}
     dictionary = Dictionary(
         np.ascontiguousarray(atoms_Kd, np.float32), [], "imported, not learned here", {"imported": source}

@@ -16,8 +16,10 @@ Shapes: N training vectors, n of a minibatch, H held-out vectors, d width, K ato
 
 import itertools
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ ALGORITHM = 2
 FORGETTING = 4.0  # minibatch s weighs (s / t) ** FORGETTING at minibatch t
 KMEANS_ITERATIONS = 2  # ten take five times as long for a gain of 0.2 % after two passes
 KMEANS_VECTORS_PER_ATOM = 64
+SLICES_OF_SAMPLED = 16  # of as many vectors as atoms, searched for atoms that are not nearly equal
 CLUSTER_ITERATIONS = 25  # iterations of k-means if its centroids are the atoms
 KEPT = (8, 16, 24, 32, 48, 64, 96, 128, 192, 255)  # entries of a distribution whose mass is recorded
 SMALLEST_VARIANCE = 1e-6  # of unit-length held-out vectors; below it is only rounding
@@ -135,6 +138,8 @@ def _request(settings: DictionarySettings, schedule: LearningSchedule, batch: in
 
 def _check(settings, vectors):
     k, count = settings["k"], len(vectors)
+    if not isinstance(k, Integral):
+        raise ValueError(f"k must be a whole number; found {k!r}")
     if not 1 <= k <= count:
         raise ValueError(
             f"k = {k:,} atoms need at least as many training vectors; found {count:,}, with "
@@ -149,8 +154,8 @@ def _check(settings, vectors):
             f"held-out vectors must have shape (H, {vectors.width}) with H >= 1; found {np.shape(vectors.held_out_Hd)}"
         )
     for name in ("lam", "epochs", "batch", "evaluate_every"):
-        if not settings[name] > 0:
-            raise ValueError(f"{name} must be positive; found {settings[name]}")
+        if not 0 < settings[name] < math.inf:
+            raise ValueError(f"{name} must be positive and finite; found {settings[name]}")
     if settings["init"] not in ("sample", "kmeans"):
         raise ValueError(f"init must be 'sample' or 'kmeans'; found {settings['init']!r}")
     if settings.get("atoms", "sampled") not in ("sampled", "clusters"):
@@ -287,7 +292,7 @@ class _Learning:
 def _initial_atoms(vectors, settings, device):
     k, kind = settings["k"], settings.get("atoms", settings["init"])
     if kind in ("sample", "sampled"):
-        return _without_near_ones(vectors.sample(k), vectors)
+        return _without_near_ones(vectors.sample(k), vectors, SLICES_OF_SAMPLED if kind == "sampled" else 1)
     import faiss
     import torch
 
@@ -311,13 +316,16 @@ def _initial_atoms(vectors, settings, device):
     return centroids_Kd if kind == "clusters" else _without_near_ones(centroids_Kd, vectors)
 
 
-def _without_near_ones(atoms_Kd, vectors):
-    """The atoms, with sampled vectors replacing those that are nearly equal to an earlier one."""
-    given_up = list(near_atoms(atoms_Kd @ atoms_Kd.T, np.zeros(len(atoms_Kd))))
-    if given_up:
-        spare_Kd = vectors.sample(len(atoms_Kd), skip=len(atoms_Kd))
-        rows = far_rows(spare_Kd, np.delete(atoms_Kd, given_up, axis=0), len(given_up))
-        atoms_Kd[given_up[: len(rows)]] = spare_Kd[rows]
+def _without_near_ones(atoms_Kd, vectors, slices=1):
+    """The atoms, with vectors of the next slices of the sample, as many as atoms each, replacing those that are nearly
+    equal to an earlier one. (What is left of them learning replaces, but a sample that is not learned keeps.)"""
+    given_up, k = list(near_atoms(atoms_Kd @ atoms_Kd.T, np.zeros(len(atoms_Kd)))), len(atoms_Kd)
+    for slice_number in range(1, 1 + slices):
+        if given_up:
+            spare_Kd = vectors.sample(k, skip=slice_number * k)
+            rows = far_rows(spare_Kd, np.delete(atoms_Kd, given_up, axis=0), len(given_up))
+            atoms_Kd[given_up[: len(rows)]] = spare_Kd[rows]
+            given_up = given_up[len(rows) :]
     return atoms_Kd
 
 

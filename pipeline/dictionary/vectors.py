@@ -114,7 +114,7 @@ class TrainingVectors:
         spread = np.linspace(0, count - 1, min(count, IDENTITY_ROWS)).astype(np.int64)
         digest = hashlib.sha256(f"{self.hidden_Nd.dtype} {self.hidden_Nd.shape}".encode())
         digest.update(np.ascontiguousarray(self.hidden_Nd[spread]).data)
-        digest.update(self.held_out_Hd.data)
+        digest.update(np.ascontiguousarray(self.held_out_Hd).data)
         return digest.hexdigest()
 
     def _unit_rows(self, rows):

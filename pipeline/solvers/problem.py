@@ -20,7 +20,8 @@ import torch
 
 ROWS_AT_ONCE = 512
 LONGEST = 1e8  # norm of a row or an atom: of longer ones, products of squares would not be float32 numbers
-GRAM_ROUNDING = 0.02  # of the largest squared norm: what a Gram matrix in few bits may be off by
+GRAM_ROUNDING = 0.004  # of the largest squared norm: what a Gram matrix in bfloat16 is off by, twice
+GRAM_ROWS = 32  # at least so many rows of a given Gram matrix are computed again, if it has as many
 Array: TypeAlias = np.ndarray | torch.Tensor
 
 
@@ -123,16 +124,21 @@ def numpy_rows(array_Nd: Array, rows: slice, dtype: type) -> np.ndarray:
 
 
 def check_gram(square: float, difference: float, largest: float) -> None:
-    """Refuse a Gram matrix that is not that of the atoms, as far as its diagonal and its largest entry show.
+    """Refuse a Gram matrix that is not that of the atoms, as far as diagonal, `some_rows` and largest entry show.
 
-    square, difference, largest  the largest squared norm of an atom, how far the diagonal is from the squared norms,
-                                 and the largest absolute entry
+    square, difference, largest  the largest squared norm of an atom, how far the diagonal and some rows are from
+                                 products of atoms, and the largest absolute entry
     """
     if not (difference <= GRAM_ROUNDING * square + 1e-30 and largest <= (1 + GRAM_ROUNDING) * square + 1e-30):
         raise ValueError(
             f"gram must be atoms @ atoms.T, whose largest entry is {square:.3g} (the largest squared norm); found "
-            f"{largest:.3g}, and a diagonal that is off by up to {difference:.3g}. Compute it from these atoms."
+            f"{largest:.3g}, and entries that are off by up to {difference:.3g}. Compute it from these atoms."
         )
+
+
+def some_rows(atoms: int) -> slice:
+    """The rows of a given Gram matrix of so many atoms that are compared with products of atoms."""
+    return slice(None, None, max(1, atoms // GRAM_ROWS))
 
 
 def _per_token(function, hidden_Nd, atoms_Kd, codes, lam):

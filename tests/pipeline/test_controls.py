@@ -23,7 +23,8 @@ from mlsm.terminal.encoding import encoding
 from pipeline import estimate as estimating
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig, LearnConfig
-from pipeline.dictionary import Dictionary, DictionarySettings, learn_dictionary
+from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule, learn_dictionary
+from pipeline.dictionary.near import count_near
 from pipeline.dictionary.vectors import TrainingVectors
 from pipeline.learn import learn_dictionary as learn_dictionaries
 from pipeline.solvers import nonneg_lasso
@@ -92,6 +93,24 @@ def test_the_nearest_atom_is_the_largest_correlation(count):
     assert np.array_equal(codes.indices, correlations.argmax(1)) and 30 not in codes.indices
     assert np.array_equal(codes.indptr, np.arange(count + 1)) and np.array_equal(codes.values, np.ones(count))
     assert np.array_equal(nearest_atoms(torch.from_numpy(hidden).half(), atoms).indices, codes.indices)
+
+
+def test_a_row_of_zeros_has_no_nearest_atom():
+    codes = nearest_atoms(np.diag([1.0, 0.0, -1.0, 0.0]), np.eye(4)[::-1])
+    assert codes.indptr.tolist() == [0, 1, 1, 2, 2] and codes.values.tolist() == [1, 1]
+    assert codes.indices[0] == 3 and codes.indices[1] != 1 and len(codes.kkt) == 4
+
+
+def test_sampled_atoms_are_not_nearly_equal_if_most_of_the_sample_is():
+    """One slice of the sample, as many vectors as atoms, does not hold enough others."""
+    rng = np.random.default_rng(0)
+    same = unit_rows(rng.normal(size=(1, 48))) + 1e-4 * rng.normal(size=(8_000, 48))
+    found = learn_dictionary(
+        np.concatenate([same, rng.normal(size=(2_000, 48))]).astype(np.float32),
+        DictionarySettings(256, 0.1, 0, atoms="sampled"),
+        LearningSchedule(1, 256),
+    )
+    assert count_near(found.atoms_Kd)[0] == 0
 
 
 @pytest.fixture(scope="module")

@@ -230,11 +230,26 @@ def test_values_that_are_not_finite_are_refused_with_their_rows(value):
         learn_dictionary(hidden, DictionarySettings(20, 0.05, seed=0))
 
 
+def test_held_out_vectors_may_have_any_order_in_memory(tmp_path):
+    hidden, _ = planted(300)
+    settings, schedule = DictionarySettings(20, 0.05, seed=0), LearningSchedule(1, 100)
+    orders = (np.ascontiguousarray, np.asfortranarray)
+    first, second = (
+        learn_dictionary(
+            hidden, settings, schedule, held_out_Hd=order(hidden[:50]), checkpoint=tmp_path / "learning.npz"
+        )
+        for order in orders
+    )
+    assert first.fingerprint == second.fingerprint
+
+
 def test_other_nonsense_is_refused():
     hidden, _ = planted(200)
     good, usual = DictionarySettings(20, 0.05, seed=0), LearningSchedule()
     for settings, schedule, held_out, message in [
         (replace(good, lam=0), usual, None, "lam must be positive"),
+        (replace(good, k=2.5), usual, None, "k must be a whole number; found 2.5"),
+        (good, LearningSchedule(epochs=np.inf), None, "epochs must be positive and finite; found inf"),
         (replace(good, init="zeros"), usual, None, "init must be"),
         (good, LearningSchedule(epochs=-1), None, "epochs must be positive"),
         (good, LearningSchedule(batch=0), None, "batch must be positive"),

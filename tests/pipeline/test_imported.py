@@ -72,6 +72,8 @@ def test_what_cannot_be_imported_is_said(tmp_path, atoms_Kd):
     with pytest.raises(DictionaryError, match=r"atom \d+ \(of the columns\) has norm .* expected at most 1"):
         run(saved(tmp_path / "other.npy", atoms_Kd), orientation="columns")
     short = run(saved(tmp_path / "short.npy", np.vstack([0.5 * atoms_Kd, np.zeros((1, 16))])), orientation="rows")
+    with pytest.raises(DictionaryError, match="every atom is zero"):
+        run(saved(tmp_path / "zeros.npy", np.zeros((9, 16))), orientation="rows")
     assert short["zero_atoms"] == 1 and short["largest_norm"] == pytest.approx(0.5)
     spoilt = atoms_Kd.copy()
     spoilt[3, 2] = np.nan

@@ -130,6 +130,21 @@ def test_what_float32_cannot_square_is_refused(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS[:2])
+def test_the_gram_matrix_of_atoms_in_another_order_is_refused_and_one_in_bfloat16_is_not(backend):
+    """Its diagonal and its largest entry are right: wrong codes would be certified."""
+    rng = np.random.default_rng(0)
+    atoms, hidden = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in rng.normal(size=(2, 300, 32)))
+    gram = (atoms @ atoms.T).astype(np.float32)
+    order = rng.permutation(300)
+    coarse = np.round(gram / 0.02) * np.float32(0.02)
+    for wrong in (gram[order][:, order], coarse):
+        with pytest.raises(ValueError, match="gram must be atoms @ atoms.T.*off by"):
+            nonneg_lasso(hidden, atoms, 0.05, gram_KK=wrong, backend=backend)
+    codes = nonneg_lasso(hidden, atoms, 0.05, gram_KK=torch.from_numpy(gram).bfloat16(), backend=backend)
+    assert codes.kkt.max() <= 1e-3
+
+
+@pytest.mark.parametrize("backend", BACKENDS[:2])
 @pytest.mark.parametrize("factor", [1e20, 1e-9, -1.0, np.nan])
 def test_a_gram_matrix_of_other_atoms_is_refused(backend, factor):
     eye = np.eye(4, dtype=np.float32)
