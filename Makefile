@@ -106,6 +106,7 @@ release-check:
 
 # torch first and pinned: an unpinned one may pull gigabytes of GPU packages
 .venv/installed: setup.cfg constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("mlsm needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make $(MAKECMDGOALS) PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(PIP) torch
 	$(PIP) --editable ".[encode]"

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from mlsm.common.durable import check_links
 from mlsm.common.errors import TeacherError
 from mlsm.common.model_checks import describe_unsplit
 from mlsm.common.progress import silent
@@ -144,6 +145,8 @@ def encode_lsp(config: EncodeConfig, progress: Callable[..., None] = silent) -> 
         if given is not None:
             sources = [(config.layer[0], str(config.dictionary))]
         else:
+            if lacking:
+                check_links(config.output)  # before hours of learning
             learned = provide_dictionaries(executor, teacher)
             sources = [(report["layer"], report["dictionary"]) for report in learned]
         for layer, source in sources:

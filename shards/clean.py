@@ -68,7 +68,7 @@ def clean(path: str | Path, dry_run: bool = False, everything: bool = False) -> 
     path = Path(path)
     if not path.is_dir():
         raise RequestError(f"no such directory to clean: {path}. Name one with outputs of this package, such as runs")
-    if path.resolve() in (Path("/"), Path.home().resolve()):
+    if path.resolve() in (Path("/"), Path(os.path.expanduser("~")).resolve()):
         raise RequestError(
             f"{path} holds more than outputs of this package, and left-overs of other programs could look alike. Name"
             " a directory of outputs, such as runs"

@@ -32,6 +32,7 @@ import numpy as np
 
 from mlsm.common import disk
 from mlsm.common.errors import BlockError, RemoteError, ShardError, StoreError, WrongAnswerError
+from mlsm.common.machine import usable_cores
 from mlsm.common.progress import silent
 from mlsm.common.text import redacted
 from shards import copies
@@ -322,7 +323,7 @@ class _Count:
 def _check_shards(files, target, records, full, threads, progress):
     """Damage of all units, in the records' order."""
     total, count = sum(record.bytes for record in records), _Count()
-    pool = ThreadPoolExecutor(threads or len(os.sched_getaffinity(0)))
+    pool = ThreadPoolExecutor(threads or usable_cores())
     try:
         jobs = [pool.submit(_check_shard, files, target, record, full, count) for record in records]
         left = set(jobs)

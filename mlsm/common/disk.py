@@ -46,6 +46,7 @@ _KINDS = {
 }
 _OF_THE_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 _OF_THE_FILE = {None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG}
+_NOT_OF_DIRECTORIES = {errno.EINVAL, errno.ENOTSUP}  # of fsync, on some network and FUSE file systems
 _TEMPORARY_NAME = re.compile(r"\.(?P<rest>.+\.(?P<pid>\d+)\.[0-9a-f]{6})(?P<check>[0-9a-f]{6})\.tmp")
 _DIRECTORY = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)  # O_PATH needs no permission to list
 _temporaries: set[tuple[int, Path]] = set()
@@ -259,7 +260,7 @@ def mkdir(path: Path) -> None:
 
 
 def fsync_path(path: Path) -> None:
-    """Make a file's bytes, or a directory's names, survive a power cut."""
+    """Make a file's bytes, or a directory's names, survive a power cut; the latter if the file system can."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     if _roots.isdisjoint(_absolute(path).parents):
         descriptor = os.open(path, flags)
@@ -267,7 +268,11 @@ def fsync_path(path: Path) -> None:
         with _parent(path) as (parent, name), _named(path):
             descriptor = os.open(name, flags | os.O_NOFOLLOW, dir_fd=parent)
     try:
-        os.fsync(descriptor)
+        with _named(path):
+            os.fsync(descriptor)
+    except OSError as error:
+        if not (error.errno in _NOT_OF_DIRECTORIES and stat.S_ISDIR(os.fstat(descriptor).st_mode)):
+            raise
     finally:
         os.close(descriptor)
 

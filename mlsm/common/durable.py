@@ -107,6 +107,19 @@ def publish(temporary: Path, final: Path, withdraw: bool = False) -> bool:
     return published
 
 
+def check_links(directory: Path) -> None:
+    """Refuse a directory on a file system without hard links, before long work whose result needs them.
+
+    Raises  WriteError; OSError if nothing can be written there
+    """
+    make_directories(directory)
+    with _written(directory / "links", b"", sync=False) as one, _temporary(directory / "links") as other:
+        try:
+            disk.link(one, other)
+        except OSError as error:
+            raise explain_link(error, directory) from error
+
+
 def explain_link(error: OSError, final: Path) -> OSError:
     """The error to raise for a failed hard link: a WriteError if the file system has no hard links, else the same
     error."""

@@ -1,4 +1,4 @@
-"""The name of this machine, its user's cache, and the JSON files of answers in it."""
+"""The name and the cores of this machine, its user's cache, and the JSON files of answers in it."""
 
 import json
 import os
@@ -27,6 +27,11 @@ def processor() -> str:
     facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     numbers = [f"{name} {facts[name]}" for name in ("cpu family", "model", "stepping") if name in facts]
     return ", ".join([cpu_model(), *numbers])
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on; where the system does not tell (macOS), all of them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cache_directory() -> Path:

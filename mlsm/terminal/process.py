@@ -175,6 +175,8 @@ def one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in REMEDIES:
         place = f"{error.filename}: " if error.filename else ""
         text = f"{place}{error.strerror}. {remedy_for(error)}, and run the same command: finished work is kept"
+    elif "No usable temporary directory" in text:
+        text += ". Let TMPDIR name a directory that can be written"
     return f"{type(error).__name__}: {text} (run again with --debug for the traceback)"
 
 

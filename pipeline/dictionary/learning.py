@@ -19,7 +19,6 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +137,7 @@ def _request(settings: DictionarySettings, schedule: LearningSchedule, batch: in
 
 def _check(settings, vectors):
     k, count = settings["k"], len(vectors)
-    if not isinstance(k, Integral):
+    if k != int(k):
         raise ValueError(f"k must be a whole number; found {k!r}")
     if not 1 <= k <= count:
         raise ValueError(

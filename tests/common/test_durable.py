@@ -5,6 +5,8 @@ import errno
 import json
 import math
 import os
+import re
+from contextlib import nullcontext
 
 import pytest
 from faulty_disk import killed_at, recorded
@@ -94,3 +96,16 @@ def test_files_of_the_user_survive_a_kill_at_any_call_and_then_a_clean(tmp_path)
         assert (final / "mine").read_text() == "mine", calls[number]
         assert set(os.listdir(final.parent)) <= {"view", ".view.replaced"}
     assert refused == 1
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_a_file_system_that_syncs_no_directories_is_no_error(tmp_path, monkeypatch, number):
+    def refuse(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match=re.escape(str(tmp_path / "file"))):
+        disk.fsync_path(tmp_path / "file")
+    with pytest.raises(OSError, match=re.escape(str(tmp_path))) if number == errno.EIO else nullcontext():
+        disk.fsync_path(tmp_path)

@@ -20,8 +20,8 @@ from preloaded import Python, run_python
 
 from mlsm.common import disk
 from mlsm.common.disk import file_sha256
-from mlsm.common.durable import publish_directory
-from mlsm.common.errors import PlaceError, StoreError, exit_code
+from mlsm.common.durable import check_links, publish_directory
+from mlsm.common.errors import PlaceError, StoreError, WriteError, exit_code
 from shards.files import StoreFiles
 from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.reader import Store
@@ -441,6 +441,17 @@ def test_a_disk_without_hard_links_is_refused_in_words(tmp_path, number, monkeyp
         write(tmp_path / "store")
     assert exit_code(caught.value) == 74
     assert not temporaries(tmp_path)
+
+
+def test_a_disk_without_hard_links_is_refused_before_long_work(tmp_path, monkeypatch):
+    def no_links(old, new):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    check_links(tmp_path / "runs")
+    monkeypatch.setattr(disk, "link", no_links)
+    with pytest.raises(WriteError, match="runs could not be written: this disk does not support hard links"):
+        check_links(tmp_path / "runs")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "runs"]
 
 
 def test_another_error_of_a_link_is_as_it_was(tmp_path, monkeypatch):

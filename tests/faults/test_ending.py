@@ -188,5 +188,7 @@ def test_an_error_of_the_file_system_says_what_to_do():
     with pytest.raises(ConnectionResetError) as caught, naming(Path("runs/units")):
         raise ConnectionResetError(104, "reset")
     assert caught.value.filename is None
+    no_place = one_line(FileNotFoundError(2, "No usable temporary directory found in ['/tmp', '/']"))
+    assert "found in ['/tmp', '/']. Let TMPDIR name a directory that can be written (run" in no_place
     assert one_line(PeerError("another process ended")) == "another process ended"
     assert one_line(KeyError("x")) == "KeyError: 'x' (run again with --debug for the traceback)"

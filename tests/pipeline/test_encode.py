@@ -1,5 +1,6 @@
 """Stage A end to end on real English with a tiny random teacher, against slow independent computations."""
 
+import errno
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import tokenizers
 from preloaded import run_python
 
 from mlsm.commands import load
+from mlsm.common import disk
 from mlsm.common.errors import (
     CorpusError,
     DeviceError,
@@ -21,6 +23,7 @@ from mlsm.common.errors import (
     ShardError,
     StoreError,
     TeacherError,
+    WriteError,
 )
 from mlsm.common.progress import silent
 from pipeline import encode as encoding
@@ -62,6 +65,16 @@ def place(tmp_path_factory, english_text, teacher_directory):
 @pytest.fixture(scope="module")
 def report(place):
     return encode_lsp(place)[0]
+
+
+def test_a_disk_without_hard_links_is_refused_before_a_dictionary_is_learned(place, tmp_path, monkeypatch):
+    def no_links(old, new):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(disk, "link", no_links)
+    with pytest.raises(WriteError, match="this disk does not support hard links"):
+        encode_lsp(replace(place, output=tmp_path / "runs"))
+    assert [path.name for path in tmp_path.rglob("*")] == ["runs"]
 
 
 def test_the_report_says_what_was_made(report):

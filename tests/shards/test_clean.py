@@ -223,3 +223,5 @@ def test_what_is_not_recognised_is_not_touched(store, dead_pid, monkeypatch, tmp
             clean(place, dry_run=True)
     with pytest.raises(RequestError, match="no such directory to clean"):
         clean(tmp_path / "nothing")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # a user whom the system does not know, without HOME
+    assert clean(runs, dry_run=True)["removed"] == []

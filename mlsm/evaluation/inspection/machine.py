@@ -21,7 +21,7 @@ from typing import Any
 
 from mlsm.common.errors import describe
 from mlsm.common.invocation import program
-from mlsm.common.machine import cpu_model
+from mlsm.common.machine import cpu_model, usable_cores
 from mlsm.common.progress import silent
 from mlsm.common.settings import check
 
@@ -71,12 +71,18 @@ def _processor():
 
     threads = torch.get_num_threads()  # torch uses fewer if two logical cores share a physical one
     cores, memory = available_cores(), available_memory()
-    is_limited = threads < cores and "OMP_NUM_THREADS" in os.environ
+    is_limited, is_crowded = threads < cores and "OMP_NUM_THREADS" in os.environ, threads > cores
     found = f"{cores} of {cpu_model()}; matrix products use {threads}"
     means = "Encoding and training use them automatically; --workers N shares them among N processes."
     if is_limited:
         means = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} leaves some of them idle: unset it, or set it higher."
-    yield _check("cores", found, means, not is_limited, cores=cores, threads=threads, model=cpu_model())
+    elif is_crowded:
+        means = (
+            f"A quota (of a container) leaves fewer cores than there are. Set OMP_NUM_THREADS={cores} and "
+            f"NUMBA_NUM_THREADS={cores}: more threads than cores wait for one another."
+        )
+    is_fit = not (is_limited or is_crowded)
+    yield _check("cores", found, means, is_fit, cores=cores, threads=threads, model=cpu_model())
     means = "Every worker process loads its own teacher: 0.5 GB for BERT-base in float32, plus its batches."
     yield _check("memory", f"{memory / 1e9:.0f} GB", means, bytes=memory)
     list_capabilities: Callable[[], Any] = getattr(torch.cpu, "get_capabilities", dict)  # missing in torch 2.11
@@ -100,7 +106,7 @@ def _processor():
 
 def available_cores() -> int:
     """Cores that this process may use: those of its affinity, or fewer if its control group has a quota."""
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     v2 = _numbers("{group}/cpu.max")
     v1 = _numbers("cpu/cpu.cfs_quota_us") + _numbers("cpu/cpu.cfs_period_us")
     quotas = [math.ceil(found[0] / found[1]) for found in (v1, v2) if len(found) == 2 and found[0] > 0]

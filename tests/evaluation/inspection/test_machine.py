@@ -14,6 +14,7 @@ from mlsm import __main__ as cli
 from mlsm.cli.flags import read_flags, take_value
 from mlsm.commands import load
 from mlsm.commands.doctor import show as examination
+from mlsm.common.machine import usable_cores
 from mlsm.evaluation.inspection import machine
 from mlsm.evaluation.inspection.machine import DoctorConfig, examine
 
@@ -50,6 +51,20 @@ def test_cores_and_memory_are_those_that_dask_finds():
     from distributed.system import MEMORY_LIMIT
 
     assert (machine.available_cores(), machine.available_memory()) == (CPU_COUNT, MEMORY_LIMIT)
+
+
+def test_more_threads_than_a_quota_leaves_cores_are_advised_against(look, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 64)
+    monkeypatch.setattr(machine, "available_cores", lambda: 3)
+    check = look()["cores"]
+    assert not check["ok"] and "Set OMP_NUM_THREADS=3 and NUMBA_NUM_THREADS=3" in check["means"]
+
+
+def test_where_a_process_is_not_told_its_cores_it_has_all_of_them(monkeypatch):
+    assert usable_cores() == len(os.sched_getaffinity(0))
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    assert usable_cores() == os.cpu_count()
 
 
 @pytest.mark.parametrize("version", [1, 2])
