@@ -10,7 +10,7 @@
 #             about an hour on two cores; resumes after an interruption
 # make bounds the tests of what runs compiled by Numba, with the bounds of every array checked
 # make lint   ruff, mypy, and the words of tests/words.txt, which are never right
-# make docs   the site of docs/ in build/site; open build/site/index.html
+# make docs   the site of docs/ in build/site; `python -m http.server -d build/site` shows it, with its search
 # make notebooks   runs docs/tutorials at full size (half an hour on quiet cores) and stores their outputs in them
 # make screenshots   the pictures of pages in docs/figures, by a headless browser (MLSM_BROWSER=...); after make demo
 # make release-check   build sdist and wheel of what is committed, install the wheel into an empty environment, and use it

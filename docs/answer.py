@@ -508,9 +508,16 @@ def draw(told: dict, stem: Path) -> list[Path]:
 
 def figure_line(told: dict, link: str) -> str:
     """The Markdown of the figure, "" while no planned contrast may be shown."""
-    if any(one["role"] != "not planned" for one in told["contrasts"]):
-        return f"![Differences of arms with their intervals]({link})"
-    return ""
+    planned = [one for one in told["contrasts"] if one["role"] != "not planned"]
+    if not planned:
+        return ""
+    found = [
+        f"{' − '.join(one['pair'])} {number(one['difference'], 1, sign=True)} ({interval(one['paired'])})"
+        for one in planned
+        if "paired" in one
+    ]
+    said = f"Planned: {'; '.join(found)}" if found else "Planned contrasts are withheld"
+    return f"![Differences of arms in points of the composite, with 95 % intervals. {said}]({link})"
 
 
 # -- pages -------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import shutil
 import textwrap
 from collections.abc import Iterable
 from itertools import pairwise
@@ -69,16 +70,22 @@ def overview(commands: dict[str, Command]) -> str:
     others = [name for name in commands if name not in STAGES]
     groups = [first, [name for name in others if commands[name].recipes]]
     groups.append([name for name in others if not commands[name].recipes])
-    lists = ["\n".join(f"  {name:<18} {commands[name].summary}" for name in group) for group in groups]
+    width = max(60, shutil.get_terminal_size().columns - 1)
+    lists = ["\n".join(_row(name, commands[name].summary, width) for name in group) for group in groups]
     return (
         "usage: mlsm COMMAND [FLAGS]      (or: python cli.py COMMAND [FLAGS])\n\n"
-        "Masked Latent Semantic Modeling in two stages: encode a corpus once, train from it many times.\n\n"
+        "Masked Latent Semantic Modeling in two stages: encode a corpus once, train many times.\n\n"
         + "".join(f"{listed}\n\n" for listed in lists)
         + (
             f"Every command has --help (everything: mlsm help COMMAND), and:\n{COMMON}\n\nThe commands of the first "
             f"two groups also have:\n{RECIPES}\n\nRunning a command again resumes it, or says that it is finished."
         )
     )
+
+
+def _row(name, summary, width):
+    """A line of a list, wrapped under its second column."""
+    return textwrap.fill(f"  {name:<18} {summary}", width, subsequent_indent=" " * 21, break_on_hyphens=False)
 
 
 def unknown_command(name: str, names: Iterable[str]) -> str:

@@ -144,7 +144,7 @@ def _context(context, figure="weight"):
 
 def _quote(context):
     """Write a token in its context, with its window and position."""
-    text = "".join(f"«{piece}»" if i == context["at"] else piece for i, (piece, _) in enumerate(context["text"]))
+    text = "".join(f"«{piece or '␣'}»" if i == context["at"] else piece for i, (piece, _) in enumerate(context["text"]))
     return f"{' '.join(text.split())}   {context['window']}:{context['position']}"
 
 

@@ -112,7 +112,7 @@ def _make_data(view, facts, edits):
         "words": pack(_frequent_words(view, texts)),
         "runs": pack(_runs(view.sample, tokens_S)),
         "passages": pack(texts[piece] for piece in pieces),
-        "texts": list(texts),  # last: the others ask for their numbers
+        "texts": [printable(text) for text in texts],  # last: the others ask for their numbers
     }
 
 

@@ -150,7 +150,7 @@ class StoreView(statistics.SampleView):
         """The typical words of an LSP, each with its share of the LSP's mass."""
         if lsp not in self._typical:
             found = words.typical(self.entries, self.words, lsp, TYPICAL_WORDS)
-            self._typical[lsp] = [[self.words.texts[number], share] for number, share in found]
+            self._typical[lsp] = [[self.words.texts[number] or "␣", share] for number, share in found]
         return self._typical[lsp]
 
     # -- views -------------------------------------------------------------------------------------------

@@ -274,6 +274,17 @@ def test_a_link_to_a_view_stays_a_link(hostile_view, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
 
 
+def test_a_space_has_a_sign_and_what_a_terminal_would_act_on_is_escaped(hostile_store, tmp_path):
+    view = StoreView(hostile_store, 1_000_000)
+    number = view.words.texts.index(view.typical(3)[0][0])
+    for text, shown in (("", "␣"), ("over\u202eride\x1b", "over\\u202eride\\x1b")):
+        view.words.texts[number] = text
+        view._typical.clear()
+        text_pages.write(view, tmp_path / "lsps")
+        data = (tmp_path / "lsps" / "data.js").read_text().removeprefix("window.LSPS = ").rstrip(";\n")
+        assert shown in json.loads(data)["texts"] and not {"\x1b", "\u202e"} & {*"".join(json.loads(data)["texts"])}
+
+
 # -- in a browser -----------------------------------------------------------------------------------------
 
 
@@ -281,6 +292,7 @@ def test_a_link_to_a_view_stays_a_link(hostile_view, tmp_path, monkeypatch):
 def opened(browser, written):
     """A function that opens an address of the page from disk; it may not complain or run a text of the corpus."""
     base = Path(written[0]).as_uri()
+    browser.get_log("browser")  # of earlier tests
 
     def open_page(address=""):
         browser.get("about:blank")  # the same page with another hash would not be loaded again
@@ -362,7 +374,10 @@ def test_the_way_back_to_the_list_keeps_its_search_and_place(opened):
     browser.execute_script("scrollTo(0, 200)")
     _find(browser, "tbody tr:nth-child(9) a").click()
     assert _title(browser).startswith("LSP ") and browser.execute_script("return scrollY") == 0
+    assert browser.switch_to.active_element.tag_name == "h1"  # so that it is announced
+    followed = browser.current_url
     browser.back()
+    assert browser.switch_to.active_element.get_property("href") == followed
     assert _title(browser) == "Latent semantic properties" and browser.execute_script("return scrollY") == 200
     _search(browser, "w3")
     found = _column(browser, 0)
@@ -372,6 +387,20 @@ def test_the_way_back_to_the_list_keeps_its_search_and_place(opened):
     browser.back()
     assert _column(browser, 0) == found and _find(browser, "input").get_property("value") == "w3"
     assert _column(opened("#q=w3"), 0) == found  # the address alone says it
+
+
+def test_more_rows_are_added_to_those_that_are_there(browser, written, tmp_path):
+    shutil.copytree(written[0], tmp_path / "lsps")
+    script = tmp_path / "lsps" / "view.js"
+    script.write_text(script.read_text().replace("const PAGE = 100", "const PAGE = 4"))
+    browser.get((tmp_path / "lsps" / "index.html").as_uri())
+    _title(browser)
+    first = _find(browser, "tbody tr")
+    for rows in (4, 20, 24):
+        assert len(_all(browser, "tbody tr")) == rows and _find(browser, "#more").is_displayed() == (rows < 24)
+        if rows < 24:
+            _find(browser, "#more").click()
+    assert len({*_column(browser, 0)}) == 24 and first.text == _find(browser, "tbody tr").text  # not stale
 
 
 def test_sentences_of_the_head_are_apart(browser, hostile_store, tmp_path):
@@ -479,7 +508,6 @@ def test_a_page_without_its_data_says_what_is_missing(browser, written, tmp_path
     shutil.copytree(written[0], tmp_path / "lsps", ignore=shutil.ignore_patterns("data.js"))
     browser.get((tmp_path / "lsps" / "index.html").as_uri())
     assert "data.js" in _find(browser, "body").text
-    browser.get_log("browser")
 
 
 def _find(browser, selector):

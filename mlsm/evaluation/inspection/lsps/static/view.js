@@ -109,7 +109,7 @@
       if (place !== token && weight === undefined) {
         found.append(word);
       } else {
-        const mark = element("mark", place === token ? "at" : "", word);
+        const mark = element("mark", place === token ? "at" : "", word || "␣");
         if (weight !== undefined) give(style(mark, { "--w": weight / heaviest }), { title: thousandths(weight) });
         found.append(mark);
       }
@@ -131,7 +131,7 @@
 
   const typical = remember(() => lsps.typical.map((packed) => read(packed, (next) => [texts[next()], next()])));
   const nameOf = (lsp) => typical()[lsp].slice(0, data.name_words).map(([word]) => word).join(" · ");
-  const isolated = (word) => element("bdi", "", word); // so that a word written from right to left moves nothing beside it
+  const isolated = (word) => element("bdi", "", word || "␣"); // so that a word written from right to left moves nothing beside it
   const named = (lsp) => typical()[lsp].slice(0, data.name_words).flatMap(([word], place) => [...(place ? [" · "] : []), isolated(word)]);
   const labelOf = (lsp) => data.labels ? data.labels[lsp] : "";
   const words = remember(() => read(data.words, (next, list) => ({ word: texts[next()], count: next(), lsps: list(() => [next(), next()]) })));
@@ -323,7 +323,7 @@
   const shownColumns = ofText ? [number, clarity, dense, information, { ...weight, name: "number wide" }, typicalColumn] : [number, dense, weight, heaviest];
 
   const listed = Array.from({ length: facts.k }, (_, lsp) => lsp).filter((lsp) => ofText || lsps.tokens[lsp]);
-  let sorted = ofText ? clarity : number, rising = !ofText, limit = PAGE;
+  let sorted = ofText ? clarity : number, rising = !ofText, limit = PAGE, found = []; // what is listed now
 
   const { form, input: query } = searchForm(ofText ? "A word, an LSP's number or label" : "An LSP's number");
   const foundWords = give(element("section"), { id: "words", hidden: true, ariaLive: "polite" });
@@ -387,15 +387,21 @@
     return [...all.flatMap((text) => [text, ...text.split(/[ _]+/)]), ...labelOf(lsp).split(/[ ,.·]+/)].map(folded);
   }));
 
-  function showLsps(asked) {
-    const found = order(listed.filter((lsp, place) => !asked || String(lsp) === asked || searched()[place].some((text) => text.startsWith(asked))));
-    if (asked) found.sort((a, b) => (String(b) === asked) - (String(a) === asked));
-    body.replaceChildren(...found.slice(0, limit).map((lsp) =>
+  // The rows from a place on to the limit.
+  function showRows(from) {
+    body.append(...found.slice(from, limit).map((lsp) =>
       element("tr", "", ...shownColumns.map((column) => element("td", column.name || "", ...column.cell(lsp))))));
+    more.hidden = found.length <= limit;
+  }
+
+  function showLsps(asked) {
+    found = order(listed.filter((lsp, place) => !asked || String(lsp) === asked || searched()[place].some((text) => text.startsWith(asked))));
+    if (asked) found.sort((a, b) => (String(b) === asked) - (String(a) === asked));
+    body.replaceChildren();
+    showRows(0);
     const how = ofText ? "number, words or label begin with" : "number is";
     count.textContent = asked ? `${many(found.length)} ${found.length === 1 ? "LSP" : "LSPs"} whose ${how} “${asked}”` : "";
     table.hidden = !found.length;
-    more.hidden = found.length <= limit;
     shownColumns.forEach((column, place) => {
       column === sorted ? heads[place].setAttribute("aria-sort", rising ? "ascending" : "descending") : heads[place].removeAttribute("aria-sort");
     });
@@ -436,6 +442,7 @@
     if (lsp < facts.k) {
       showLsp(lsp);
       document.body.replaceChildren(single);
+      if (shown !== null) give(single.querySelector("h1"), { tabIndex: -1 }).focus(); // so that it is announced
     } else {
       document.title = `LSPs of ${data.name}`;
       const asked = new URLSearchParams(hash.slice(1)).get("q") ?? "";
@@ -444,6 +451,7 @@
       find();
       document.body.replaceChildren(list);
       if (shown === null) query.focus();
+      else [...list.querySelectorAll("a")].find((link) => link.getAttribute("href") === shown)?.focus();
     }
     scrollTo(0, followed ? 0 : places.get(hash) ?? 0);
     shown = hash;
@@ -458,8 +466,9 @@
     find();
   });
   more.addEventListener("click", () => {
+    const from = limit;
     limit += 4 * PAGE;
-    find();
+    showRows(from);
   });
   document.addEventListener("click", (event) => { followed ||= event.target.closest("a") !== null; });
   history.scrollRestoration = "manual";
