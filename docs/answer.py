@@ -506,7 +506,7 @@ def draw(told: dict, stem: Path) -> list[Path]:
     return save_figure(figure, stem, CONTRASTS_HEADER, rows, png=False)
 
 
-def figure_line(told: dict, link: str) -> str:
+def figure_line(told: dict) -> str:
     """The Markdown of the figure, "" while no planned contrast may be shown."""
     planned = [one for one in told["contrasts"] if one["role"] != "not planned"]
     if not planned:
@@ -517,7 +517,9 @@ def figure_line(told: dict, link: str) -> str:
         if "paired" in one
     ]
     said = f"Planned: {'; '.join(found)}" if found else "Planned contrasts are withheld"
-    return f"![Differences of arms in points of the composite, with 95 % intervals. {said}]({link})"
+    return (
+        f"![Differences of arms in points of the composite, with 95 % intervals. {said}](studies/second/contrasts.svg)"
+    )
 
 
 # -- pages -------------------------------------------------------------------------------------------------------
@@ -525,14 +527,13 @@ def figure_line(told: dict, link: str) -> str:
 
 def blocks(told: dict, page: str) -> dict[str, str]:
     """The content between the marks of a page."""
-    link = {"README.md": "docs/studies/second/contrasts.svg"}.get(page, "studies/second/contrasts.svg")
     return {
         "verdict": verdict(told),
         "front": front_table(told, short=page == "README.md"),
         "speeds": speeds_table(told),
         "contrasts": contrasts_table(told),
         "measures": by_measure_table(told),
-        "figure": figure_line(told, link),
+        "figure": figure_line(told),
         "rates": rates_table(told),
         "layers": layers_table(told),
         "senses": senses_table(MPNET),
