@@ -69,8 +69,9 @@ from shards.manifest import PlannedUnit, UnitRecord, differing, fingerprint
 from shards.schema import windows_per_block
 from shards.writer import UnitWriter
 
-Task: TypeAlias = tuple[PlannedUnit, Sequence[int]]  # a unit, and the numbers of the stores that need it
-Counts: TypeAlias = dict[int, tuple[int, Sequence[dict]]]  # by a store's number: tokens and quarantined documents
+# `output` is everywhere the number of a store, and of its target, among those that a command adds to.
+Task: TypeAlias = tuple[PlannedUnit, Sequence[int]]  # a unit, and the outputs that need it
+Counts: TypeAlias = dict[int, tuple[int, Sequence[dict]]]  # by output: tokens and quarantined documents
 # How many items each stage may have ready for the next; 0 means that both share a thread.
 LAYOUTS = {
     "cpu": {"read": 4, "teach": 0, "code": 0, "retry": 0, "finish": 2},
@@ -86,11 +87,11 @@ def encode(executor: Executor, stores: Sequence[TargetStore], kind: type[Target]
     Raises  CorpusError if the text gives no window
     """
     job, started = executor.job, time.perf_counter()
-    tasks = [(unit, [n for n, store in enumerate(stores) if unit.id in store.wanted]) for unit in job.plan.units]
+    tasks = [(unit, [i for i, store in enumerate(stores) if unit.id in store.wanted]) for unit in job.plan.units]
     tasks = [(unit, wanting) for unit, wanting in tasks if wanting]
     shares = [likely_bytes(store.target) * len(store.wanted) / len(job.plan.units) for store in stores]
     warn_of_disk(job.config.output, sum(shares) * job.expected_tokens)
-    begun = {(unit.id, number): 0 for unit, wanting in tasks for number in wanting}  # tokens so far, by unit and store
+    begun = {(unit.id, output): 0 for unit, wanting in tasks for output in wanting}  # tokens so far, by unit and store
 
     in_begun = 0  # the sum of these, which may be many
 
@@ -98,19 +99,19 @@ def encode(executor: Executor, stores: Sequence[TargetStore], kind: type[Target]
         done = sum(store.done for store in stores) + in_begun
         job.progress("encode", done // len(stores), job.expected_tokens, **figures)
 
-    def note_block(unit, number, tokens, figures):
+    def note_block(unit_id, output, tokens, figures):
         nonlocal in_begun
-        if tokens > (before := begun.get((unit, number), tokens)):  # a worker's report may come after its result
-            begun[unit, number] = tokens
+        if tokens > (before := begun.get((unit_id, output), tokens)):  # a worker's report may come after its result
+            begun[unit_id, output] = tokens
             in_begun += tokens - before
             show(figures)
 
     show({})
     paths = [store.files.path for store in stores]
     for unit, counts, figures in encode_missing(executor, tasks, paths, kind, note_block):
-        for number, (tokens, quarantined) in counts.items():
-            stores[number].note(unit, tokens, quarantined)
-            in_begun -= begun.pop((unit.id, number))
+        for output, (tokens, quarantined) in counts.items():
+            stores[output].note(unit, tokens, quarantined)
+            in_begun -= begun.pop((unit.id, output))
         show(figures)
     if not any(store.done for store in stores):
         raise job.no_windows_error()
@@ -141,17 +142,17 @@ def encode_missing(
                 suspects.append(item)
             else:
                 yield units[item[0]], *result
-    for number, outputs, _ in suspects:
+    for unit_number, outputs, _ in suspects:
         for output in outputs:
-            yield units[number], *_encode_without_killers(executor, number, output, tuple(stores), kind)
+            yield units[unit_number], *_encode_without_killers(executor, unit_number, output, tuple(stores), kind)
 
 
-def _encode_without_killers(executor, number, output, stores, kind):
+def _encode_without_killers(executor, unit_number, output, stores, kind):
     """Encode a unit for one store without the windows that kill workers. Returns what `encode_units` yields."""
-    unit = executor.job.plan.units[number]
+    unit = executor.job.plan.units[unit_number]
     where = executor.job.plan.text_of(unit)
     logger.info("workers died at %s: searching for the windows that crash them", where)
-    ((_, windows),) = executor.map(count_windows, [(number,)])
+    ((_, windows),) = executor.map(count_windows, [(unit_number,)])
     if windows is KILLED:
         raise EncodeError(
             f"workers crash when they read {where}, so none of it can be encoded. Remove it from the corpus. "
@@ -159,12 +160,12 @@ def _encode_without_killers(executor, number, output, stores, kind):
         )
     probe = partial(probe_windows, stores=stores, kind=kind)
     killers = find_killers(
-        lambda first, stop, trials: executor.survives(probe, (number, first, stop, output), trials),
+        lambda first, stop, trials: executor.survives(probe, (unit_number, first, stop, output), trials),
         windows,
         executor.job.progress,
     )
     encode = partial(encode_units, stores=stores, kind=kind)
-    ((_, result),) = executor.map(encode, [(number, (output,), dict.fromkeys(killers, REASON))])
+    ((_, result),) = executor.map(encode, [(unit_number, (output,), dict.fromkeys(killers, REASON))])
     if result is KILLED:
         raise EncodeError(
             f"workers crash at {where}, even without the {len(killers)} windows that crash one by themselves. "
@@ -195,7 +196,9 @@ def encode_units(
         return
     opened, coder = _open(context, stores, kind)
     # An item may be encoded already, by a worker that died before it reported this, or by another command.
-    found = [{output: opened[output].finished(units[number]) for output in outputs} for number, outputs, _ in items]
+    found = [
+        {output: opened[output].finished(units[unit_number]) for output in outputs} for unit_number, outputs, _ in items
+    ]
     lacking = [[output for output, record in records.items() if record is None] for records in found]
     figures: dict[str, float] = {}
 
@@ -204,13 +207,16 @@ def encode_units(
         context.report(writer.meta.unit, block.output, writer.tokens, dict(figures))
 
     written = write_units(
-        [(units[number], outputs) for (number, *_), outputs in zip(items, lacking, strict=True) if outputs],
+        [(units[unit_number], outputs) for (unit_number, *_), outputs in zip(items, lacking, strict=True) if outputs],
         context.windows,
         coder,
         context.job.config.max_length,
         lambda unit, output: opened[output].writer(unit, coder.environment),
         note_block,
-        {units[number].id: context.job.known_failures(units[number]) | failed for number, _, failed in items},
+        {
+            units[unit_number].id: context.job.known_failures(units[unit_number]) | failed
+            for unit_number, _, failed in items
+        },
     )
     with closing(written):
         for outputs in lacking:
@@ -225,8 +231,8 @@ def encode_units(
 
 def count_windows(context: Context, items: Iterable[tuple[int]]) -> Generator[int, None, None]:
     """How many windows a unit has; items are 1-tuples of the unit's number."""
-    for (number,) in items:
-        yield sum(1 for _ in context.windows(context.job.plan.units[number]))
+    for (unit_number,) in items:
+        yield sum(1 for _ in context.windows(context.job.plan.units[unit_number]))
 
 
 def probe_windows(
@@ -236,10 +242,10 @@ def probe_windows(
 
     items   (number of a unit, first and stop of the range, number of the store that they are coded for)
     """
-    for number, first, stop, output in items:
+    for unit_number, first, stop, output in items:
         _, coder = _open(context, stores, kind)
         try:
-            windows = list(islice(context.windows(context.job.plan.units[number]), first, stop))
+            windows = list(islice(context.windows(context.job.plan.units[unit_number]), first, stop))
             found: Iterable[Any] = [[Block.of(windows, output)]] if windows else []
             for _, stage in coder.stages():
                 found = stage(found)
@@ -354,12 +360,12 @@ def _note_failed(quarantined, block, unit, first_window):
     begins = np.cumsum(block.columns["lengths"]) - block.columns["lengths"]
     windows = np.searchsorted(begins, block.columns["run_starts"], side="right") - 1
     for window, reason in sorted(block.failed.items()):
-        for record in block.columns["run_records"][windows == window]:
-            number = unit.start + int(record)
-            if number not in known:
-                known[number] = {"record": number, "source": unit.source, "windows": [], "reason": reason}
-                quarantined.append(known[number])
-            known[number]["windows"].append(first_window + window)
+        for record_in_unit in block.columns["run_records"][windows == window]:
+            record = unit.start + int(record_in_unit)
+            if record not in known:
+                known[record] = {"record": record, "source": unit.source, "windows": [], "reason": reason}
+                quarantined.append(known[record])
+            known[record]["windows"].append(first_window + window)
 
 
 def make_coder(teacher: Any, targets: Sequence[Any], job: Job) -> "Coder | IdsCoder":
