@@ -43,7 +43,7 @@ from mlsm.common import disk
 from mlsm.common.durable import appearing_whole, make_directories
 from mlsm.common.errors import EncodeError, describe
 from mlsm.common.extras import name_extras
-from mlsm.common.machine import usable_cores
+from mlsm.common.machine import available_cores
 from mlsm.common.progress import silent
 from mlsm.common.version import VERSION
 from pipeline.executor import KILLED, PART, Context, Executor, Function, Results
@@ -323,7 +323,7 @@ _NANNY = {
 
 def _settings(workers):
     """Dask's settings of scheduler, nannies and workers; the environment's own counts of threads take precedence."""
-    threads = max(1, usable_cores() // workers)
+    threads = max(1, available_cores() // workers)
     levels = {f"DASK_LOGGING__{name.upper()}": "critical" for name in LOGGERS if "." not in name}
     return {
         "distributed.nanny.pre-spawn-environ": dict.fromkeys(THREADS, threads) | levels,

@@ -11,6 +11,7 @@ from functools import cache
 import torch
 
 from mlsm.common.errors import DeviceError, RunError
+from mlsm.common.machine import available_cores
 
 _RANDOMNESS = threading.RLock()
 os.register_at_fork(after_in_child=_RANDOMNESS._at_fork_reinit)  # type: ignore[attr-defined]  # a child has its own
@@ -20,6 +21,12 @@ logger = logging.getLogger(__name__)
 def device_name(device: torch.device | str) -> str:
     """The model of a GPU, or "cpu": what records say."""
     return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu"
+
+
+def _keep_to_quota():
+    """Let torch have no more threads than a quota leaves cores (a container's, say), unless OMP_NUM_THREADS says so."""
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > (cores := available_cores()):
+        torch.set_num_threads(cores)
 
 
 def choose_device(name: str | torch.device) -> torch.device:
@@ -39,6 +46,7 @@ def choose_device(name: str | torch.device) -> torch.device:
     except RuntimeError:
         raise DeviceError(f"device {name}: there is no such device. Use cpu, cuda or auto.") from None
     if device.type == "cpu":
+        _keep_to_quota()
         return device
     if device.type != "cuda":
         raise DeviceError(f"device {name}: only CPUs and CUDA GPUs are supported. Use cpu, cuda or auto.")

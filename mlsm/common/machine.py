@@ -1,12 +1,15 @@
 """The name and the cores of this machine, its user's cache, and the JSON files of answers in it."""
 
 import json
+import math
 import os
 import platform
 from pathlib import Path
 
 from mlsm.common import disk
 from mlsm.common.durable import make_directories, replace_json
+
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 def cpu_model() -> str:
@@ -32,6 +35,24 @@ def processor() -> str:
 def usable_cores() -> int:
     """Cores that this process may run on; where the system does not tell (macOS), all of them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_cores() -> int:
+    """Cores that this process may use: those of its affinity, or fewer if its control group has a quota."""
+    cores = usable_cores()
+    v2 = control_group_numbers("{group}/cpu.max")
+    v1 = control_group_numbers("cpu/cpu.cfs_quota_us") + control_group_numbers("cpu/cpu.cfs_period_us")
+    quotas = [math.ceil(found[0] / found[1]) for found in (v1, v2) if len(found) == 2 and found[0] > 0]
+    return min([cores, *quotas])
+
+
+def control_group_numbers(name: str) -> list[int]:
+    """The numbers in a file of the control groups (versions 1 and 2); [] if it is missing or states no limit."""
+    try:
+        group = Path("/proc/self/cgroup").read_text().split(":")[-1].strip().strip("/")  # control groups of version 2
+        return [int(word) for word in (CONTROL_GROUPS / name.format(group=group).strip("/")).read_text().split()]
+    except (OSError, ValueError):
+        return []
 
 
 def cache_directory() -> Path:

@@ -6,6 +6,7 @@ nothing that a fork breaks, and compilation is several times quicker than with N
 
 import functools
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import numba
 from threadpoolctl import ThreadpoolController
+
+from mlsm.common.machine import available_cores
 
 # no NaN or infinity gets here, and sums may be reordered: both are needed to vectorise reductions
 OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "arcp", "nsz", "nnan", "ninf"}}
@@ -38,8 +41,9 @@ def kernel(function: Callable) -> Callable:
 
 
 def thread_count() -> int:
-    """Threads to use: NUMBA_NUM_THREADS, by default the cores that this process may use."""
-    return numba.config.NUMBA_NUM_THREADS
+    """Threads to use: NUMBA_NUM_THREADS, by default the cores that affinity and quota leave to this process."""
+    threads: int = numba.config.NUMBA_NUM_THREADS
+    return threads if "NUMBA_NUM_THREADS" in os.environ else min(threads, available_cores())
 
 
 _blas_lock = threading.Lock()

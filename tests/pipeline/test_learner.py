@@ -51,6 +51,7 @@ def test_thread_count_does_not_change_the_atoms(tmp_path, monkeypatch):
     prints = set()
     for threads in (1, 2, 3):
         monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)
+        monkeypatch.setenv("NUMBA_NUM_THREADS", str(threads))  # of more than there are cores
         assert thread_count() == threads
         prints.add(learn_dictionary(tmp_path / "hidden.npy", settings, schedule).fingerprint)
     assert len(prints) == 1

@@ -6,7 +6,6 @@ Nothing is changed, and the network is not used. For about a second, temporary f
 faster library for matrix products is not reported: commands measure that themselves (mlsm/common/matrix_products.py).
 """
 
-import math
 import os
 import platform
 import shutil
@@ -19,15 +18,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from mlsm.common.device import choose_device
 from mlsm.common.errors import describe
 from mlsm.common.invocation import program
-from mlsm.common.machine import cpu_model, usable_cores
+from mlsm.common.machine import available_cores, control_group_numbers, cpu_model
 from mlsm.common.progress import silent
 from mlsm.common.settings import check
 
 BYTES_PER_TOKEN = 75  # of a store with 32 LSPs per token (docs/small-encoder.md)
 WRITTEN, SECONDS = 2**28, 1.0  # limits of the disk test: bytes and seconds
-CONTROL_GROUPS = Path("/sys/fs/cgroup")
 INSTRUCTION_SETS = ("avx2", "avx512_f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16")
 
 
@@ -69,6 +68,7 @@ def _processor():
 
     from mlsm.common.onednn import available, multiplies_bfloat16
 
+    choose_device("cpu")  # keeps torch's threads to a quota
     threads = torch.get_num_threads()  # torch uses fewer if two logical cores share a physical one
     cores, memory = available_cores(), available_memory()
     is_limited, is_crowded = threads < cores and "OMP_NUM_THREADS" in os.environ, threads > cores
@@ -77,10 +77,7 @@ def _processor():
     if is_limited:
         means = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} leaves some of them idle: unset it, or set it higher."
     elif is_crowded:
-        means = (
-            f"A quota (of a container) leaves fewer cores than there are. Set OMP_NUM_THREADS={cores} and "
-            f"NUMBA_NUM_THREADS={cores}: more threads than cores wait for one another."
-        )
+        means = f"More threads than cores wait for one another: unset OMP_NUM_THREADS, or set it to {cores}."
     is_fit = not (is_limited or is_crowded)
     yield _check("cores", found, means, is_fit, cores=cores, threads=threads, model=cpu_model())
     means = "Every worker process loads its own teacher: 0.5 GB for BERT-base in float32, plus its batches."
@@ -104,29 +101,14 @@ def _processor():
     yield _check("bfloat16", "multiplied by the processor" if fast else "emulated", means, fast=fast)
 
 
-def available_cores() -> int:
-    """Cores that this process may use: those of its affinity, or fewer if its control group has a quota."""
-    cores = usable_cores()
-    v2 = _numbers("{group}/cpu.max")
-    v1 = _numbers("cpu/cpu.cfs_quota_us") + _numbers("cpu/cpu.cfs_period_us")
-    quotas = [math.ceil(found[0] / found[1]) for found in (v1, v2) if len(found) == 2 and found[0] > 0]
-    return min([cores, *quotas])
-
-
 def available_memory() -> int:
     """Bytes of memory of this machine, or of the control group of this process if that has fewer."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = [_numbers(name) for name in ("memory/memory.limit_in_bytes", "{group}/memory.max", "{group}/memory.high")]
+    limits = [
+        control_group_numbers(name)
+        for name in ("memory/memory.limit_in_bytes", "{group}/memory.max", "{group}/memory.high")
+    ]
     return min([machine, *(found[0] for found in limits if found)])
-
-
-def _numbers(name: str) -> list[int]:
-    """The numbers in a file of the control groups (versions 1 and 2); [] if it is missing or states no limit."""
-    try:
-        group = Path("/proc/self/cgroup").read_text().split(":")[-1].strip().strip("/")  # control groups of version 2
-        return [int(word) for word in (CONTROL_GROUPS / name.format(group=group).strip("/")).read_text().split()]
-    except (OSError, ValueError):
-        return []
 
 
 def _gpu():

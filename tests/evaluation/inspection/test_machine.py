@@ -14,9 +14,11 @@ from mlsm import __main__ as cli
 from mlsm.cli.flags import read_flags, take_value
 from mlsm.commands import load
 from mlsm.commands.doctor import show as examination
+from mlsm.common.device import choose_device
 from mlsm.common.machine import usable_cores
 from mlsm.evaluation.inspection import machine
 from mlsm.evaluation.inspection.machine import DoctorConfig, examine
+from pipeline.solvers.parallel import thread_count
 
 
 @pytest.fixture
@@ -54,11 +56,28 @@ def test_cores_and_memory_are_those_that_dask_finds():
 
 
 def test_more_threads_than_a_quota_leaves_cores_are_advised_against(look, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
     monkeypatch.setattr("torch.get_num_threads", lambda: 64)
     monkeypatch.setattr(machine, "available_cores", lambda: 3)
     check = look()["cores"]
-    assert not check["ok"] and "Set OMP_NUM_THREADS=3 and NUMBA_NUM_THREADS=3" in check["means"]
+    assert not check["ok"] and "unset OMP_NUM_THREADS, or set it to 3" in check["means"]
+
+
+@pytest.mark.parametrize("given", [None, "2"])
+def test_threads_keep_to_a_quota_unless_their_number_is_given(monkeypatch, given):
+    torch, numba = pytest.importorskip("torch"), pytest.importorskip("numba")
+    before = torch.get_num_threads()
+    for module in ("mlsm.common.device", "pipeline.solvers.parallel"):
+        monkeypatch.setattr(f"{module}.available_cores", lambda: 1)
+    monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 2)
+    for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False) if given is None else monkeypatch.setenv(name, given)
+    try:
+        torch.set_num_threads(2)
+        choose_device("cpu")
+        assert (torch.get_num_threads(), thread_count()) == ((1, 1) if given is None else (2, 2))
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_where_a_process_is_not_told_its_cores_it_has_all_of_them(monkeypatch):
@@ -70,7 +89,7 @@ def test_where_a_process_is_not_told_its_cores_it_has_all_of_them(monkeypatch):
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(("quota", "cores"), [(50_000, 1), (100_000, 1), (10**9, None), (-1, None)])
 def test_a_control_group_leaves_less(tmp_path, monkeypatch, version, quota, cores):
-    monkeypatch.setattr(machine, "CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr("mlsm.common.machine.CONTROL_GROUPS", tmp_path)
     machine_has = machine.available_cores(), machine.available_memory()
     group = Path("/proc/self/cgroup").read_text().split(":")[-1].strip().strip("/")
     names = ("cpu", "memory") if version == 1 else (group, group)
