@@ -159,7 +159,6 @@ def atoms_key(config: DictionaryConfig) -> dict[str, str]:
 def _provide_from_file(config, hidden, progress):
     """Learn the dictionaries for vectors in a .npy file, without loading a teacher or a corpus. Returns their
     reports."""
-
     refuse_foreign_output(config.output)
     _refuse_settings_of_text(config)
     choose_device(config.device)  # refuses a device that does not exist

@@ -143,7 +143,7 @@ class StudentConfig:
     batch_windows: int | None = None
     """Windows per optimiser step, regardless of the micro-batch; unset: those of the recipe that made the store, else
     1,024, as in the paper, if the epochs then give 10,000 steps, otherwise the largest power of two that does, at least
-    64. Of windows of more than 512 tokens half as many for each doubling."""
+    64. Both are halved for each doubling of the windows' length beyond 512 tokens, down to 8."""
 
     micro_batch: int | None = None
     """Windows per forward and backward pass. Lower it if memory runs out; unset: 2,048 tokens, with which
@@ -271,8 +271,8 @@ class StudentConfig:
     the run, from 50 to 1,000."""
 
     eval_windows: int | None = None
-    """Held-out windows per evaluation, with fixed masks; unset: 256, of more than 512 tokens half as many for each
-    doubling."""
+    """Held-out windows per evaluation, with fixed masks; unset: 256, halved for each doubling of their length beyond
+    512 tokens."""
 
     track: tuple[TrackerName, ...] = ()
     """Also show the log's values in tensorboard (tensorboard --logdir runs/students), wandb (or offline, with

@@ -10,10 +10,11 @@ Otherwise it follows from the size of the store and the width of the encoder:
 
     epochs      4, as in the paper, section 4.1; more if that is less than 2,000 steps
     batch       1,024 windows, as in the paper, if these epochs then are 10,000 steps or more; else the largest power of
-                two that makes them so, at least 64; of windows of more than 512 tokens half as many for each doubling
+                two that makes them so, at least 64. Both are halved for each doubling of the windows' length beyond 512
+                tokens, down to 8
     rate        1e-4, the paper's, for encoders of width 768 or more and for weights that were trained before
                 (continue_from); 1e-3 up to width 256; between the two, log(rate) is linear in log(width)
-    evaluation  256 held-out windows, of long ones fewer, as in a batch: they stay in memory with their targets
+    evaluation  256 held-out windows, halved as in a batch: they stay in memory with their targets
     a probe's   batch as a student's; a tenth of a student's steps, the paper's 10,000 to 100,000, and at least 1,000
 
 The demonstration's recipe is not for weights that were trained before. Not handled here: what the settings mean
@@ -39,7 +40,7 @@ EPOCHS = 4
 ENOUGH_STEPS = 10_000
 LEAST_STEPS, LEAST_PROBE_STEPS = 2_000, 1_000
 LARGEST_BATCH, SMALLEST_BATCH, EVAL_WINDOWS = 1024, 64, 256  # windows of up to LONG tokens; fewer if they are longer
-LONG = 512
+LONG, FEWEST = 512, 8  # fewer could not be shared by the GPUs of a machine
 SMALL_WIDTH, BASE_WIDTH = 256, 768
 SMALL_RATE, BASE_RATE = 1e-3, 1e-4
 MUON_FACTOR = 4  # of AdamW's rate: mlm's best in both studies' pilots is 4e-3 (docs/training.md)
@@ -177,8 +178,8 @@ def batch_for(windows: int, epochs: float, length: int) -> int:
 
 
 def of_length(windows: int, length: int) -> int:
-    """So many windows; of more than LONG tokens half as many for each doubling, so that their tokens stay as many."""
-    return max(1, windows >> max(0, math.ceil(math.log2(length / LONG))))
+    """So many windows; of more than LONG tokens half as many for each doubling of their length, but at least FEWEST."""
+    return max(FEWEST, windows >> max(0, math.ceil(math.log2(length / LONG))))
 
 
 def _check_short_windows(config: StudentConfig, store: Store) -> None:

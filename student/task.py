@@ -89,8 +89,8 @@ def student_task(config: StudentConfig, store: Store) -> TrainingTask:
 
     if objective.token_columns is not None and not has_known_head(hf_config):
         logger.warning(
-            "the export will be the encoder alone: the layout of transformers' head of a %s that predicts words is not"
-            " known (mlsm docs exports)",
+            "the export will have no head that predicts words: the layout of transformers' head of a %s is not known"
+            " (mlsm docs exports)",
             hf_config.model_type,
         )
 

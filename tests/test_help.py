@@ -22,6 +22,16 @@ from mlsm.common.settings import flag_of, settable
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def test_the_list_of_commands_fits_the_terminal(capsys, monkeypatch):
+    for width in (70, 100, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert cli.run(["--help"]) == 0
+        shown = capsys.readouterr().out
+        listed = [line for line in shown.splitlines() if re.match(r"  [a-z-]+ {2}| {21}\S", line)]
+        assert len(listed) >= len(names()) and max(map(len, listed)) < width
+        assert all(f"  {name} " in shown for name in names())
+
+
 def test_a_new_command_is_one_file(tmp_path):
     """Its flags, help and Python function follow; that it is described in docs/commands.md is test_docs.py's."""
     for room in ("mlsm", "pipeline", "shards", "student"):

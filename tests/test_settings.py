@@ -59,10 +59,20 @@ def printed(capsys, *argv):
 @pytest.mark.parametrize(
     ("windows", "length", "batch"),
     [(25_800_000, 128, 1024), (2_560_000, 512, 1024), (2_559_999, 128, 512), (4_177, 512, 64)]
-    + [(160_000, 8192, 64), (159_999, 8192, 32), (65, 8192, 4), (65, 1_000_000, 1), (5_000_000, 513, 512)],
+    + [(160_000, 8192, 64), (159_999, 8192, 32), (65, 8192, 8), (65, 1_000_000, 8), (5_000_000, 513, 512)],
 )
 def test_the_batch_is_the_largest_at_which_four_epochs_are_ten_thousand_steps(windows, length, batch):
     assert batch_for(windows, 4, length) == batch
+
+
+@pytest.mark.parametrize(("length", "windows", "batch"), [(None, 256, 64), (1024, 128, 32), (8192, 16, 8)])
+def test_long_windows_are_fewer_in_evaluations_and_batches(length, windows, batch, own, monkeypatch):
+    if length is not None:
+        monkeypatch.setattr(own, "max_length", length)
+    config, _ = resolve(StudentConfig(store=own.path, encoder="bert-1x32", device="cpu"), own)
+    assert (config.eval_windows, config.batch_windows) == (windows, batch)
+    given, _ = resolve(replace(StudentConfig(store=own.path, device="cpu"), eval_windows=7), own)
+    assert given.eval_windows == 7
 
 
 def test_the_rate_falls_with_the_width():

@@ -74,7 +74,7 @@ def overview(commands: dict[str, Command]) -> str:
     lists = ["\n".join(_row(name, commands[name].summary, width) for name in group) for group in groups]
     return (
         "usage: mlsm COMMAND [FLAGS]      (or: python cli.py COMMAND [FLAGS])\n\n"
-        "Masked Latent Semantic Modeling in two stages: encode a corpus once, train many times.\n\n"
+        "Masked Latent Semantic Modeling: encode a corpus once, train from it many times.\n\n"
         + "".join(f"{listed}\n\n" for listed in lists)
         + (
             f"Every command has --help (everything: mlsm help COMMAND), and:\n{COMMON}\n\nThe commands of the first "

@@ -39,7 +39,6 @@ ALGORITHM = 2
 FORGETTING = 4.0  # minibatch s weighs (s / t) ** FORGETTING at minibatch t
 KMEANS_ITERATIONS = 2  # ten take five times as long for a gain of 0.2 % after two passes
 KMEANS_VECTORS_PER_ATOM = 64
-SLICES_OF_SAMPLED = 16  # of as many vectors as atoms, searched for atoms that are not nearly equal
 CLUSTER_ITERATIONS = 25  # iterations of k-means if its centroids are the atoms
 KEPT = (8, 16, 24, 32, 48, 64, 96, 128, 192, 255)  # entries of a distribution whose mass is recorded
 SMALLEST_VARIANCE = 1e-6  # of unit-length held-out vectors; below it is only rounding
@@ -137,8 +136,9 @@ def _request(settings: DictionarySettings, schedule: LearningSchedule, batch: in
 
 def _check(settings, vectors):
     k, count = settings["k"], len(vectors)
-    if k != int(k):
-        raise ValueError(f"k must be a whole number; found {k!r}")
+    for name in ("k", "batch"):
+        if not isinstance(settings[name], int | np.integer):
+            raise ValueError(f"{name} must be a whole number; found {settings[name]!r}")
     if not 1 <= k <= count:
         raise ValueError(
             f"k = {k:,} atoms need at least as many training vectors; found {count:,}, with "
@@ -291,7 +291,7 @@ class _Learning:
 def _initial_atoms(vectors, settings, device):
     k, kind = settings["k"], settings.get("atoms", settings["init"])
     if kind in ("sample", "sampled"):
-        return _without_near_ones(vectors.sample(k), vectors, SLICES_OF_SAMPLED if kind == "sampled" else 1)
+        return _without_near_ones(vectors.sample(k), vectors, whole_sample=kind == "sampled")
     import faiss
     import torch
 
@@ -315,17 +315,20 @@ def _initial_atoms(vectors, settings, device):
     return centroids_Kd if kind == "clusters" else _without_near_ones(centroids_Kd, vectors)
 
 
-def _without_near_ones(atoms_Kd, vectors, slices=1):
-    """The atoms, with vectors of the next slices of the sample, as many as atoms each, replacing those that are nearly
-    equal to an earlier one. (What is left of them learning replaces, but a sample that is not learned keeps.)"""
+def _without_near_ones(atoms_Kd, vectors, whole_sample=False):
+    """The atoms, with sampled vectors replacing those that are nearly equal to an earlier one.
+
+    whole_sample  whether to search all of the sample for others, not only as many vectors as there are atoms: learning
+                  replaces the near atoms that are left, but a sample that is not learned keeps them
+    """
     given_up, k = list(near_atoms(atoms_Kd @ atoms_Kd.T, np.zeros(len(atoms_Kd)))), len(atoms_Kd)
-    for slice_number in range(1, 1 + slices):
-        if given_up:
-            spare_Kd = vectors.sample(k, skip=slice_number * k)
-            rows = far_rows(spare_Kd, np.delete(atoms_Kd, given_up, axis=0), len(given_up))
-            atoms_Kd[given_up[: len(rows)]] = spare_Kd[rows]
-            given_up = given_up[len(rows) :]
-    return atoms_Kd
+    for skip in itertools.count(k, k):
+        spare_Kd = vectors.sample(k, skip=skip) if given_up else atoms_Kd[:0]
+        rows = far_rows(spare_Kd, np.delete(atoms_Kd, given_up, axis=0), len(given_up))
+        atoms_Kd[given_up[: len(rows)]] = spare_Kd[rows]
+        given_up = given_up[len(rows) :]
+        if not whole_sample or len(spare_Kd) == 0:
+            return atoms_Kd
 
 
 def kept_mass(codes: Codes) -> dict[str, float]:

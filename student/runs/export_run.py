@@ -28,11 +28,11 @@ from mlsm.common.progress import silent
 from mlsm.common.settings import settable
 from shards.copies import write_files
 from shards.reader import Store
-from student.config import OPERATIONAL, ProbeConfig, StudentConfig
+from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import build_encoder
 from student.encoders.libraries import libraries_record, recorded_libraries
 from student.encoders.model import Student
-from student.objectives import OBJECTIVES, is_untied
+from student.objectives import is_untied
 from student.objectives.several_stores import build_objective
 from student.probe import probe_task
 from student.runs.checkpoint import Checkpoints, load_weights
@@ -262,10 +262,8 @@ def _task(run: Path, description: dict, stores: list[Store], path: Path) -> Trai
     settings, architecture = description["settings"], description["architecture"]
     if "probe_input" in settings:
         return _probe_task(run, description, stores[0])
-    own = {*OBJECTIVES[settings["objective"]].settings} - OPERATIONAL
-    how = {"kappa": settings.get("kappa")} | {name: settings[name] for name in own & settings.keys()}
-    weights = settings.get("store_weights", ())
-    objective = build_objective(settings["objective"], stores, weights, untied=is_untied(settings), **how)
+    weights, how = settings.get("store_weights", ()), {"kappa": settings.get("kappa"), "untied": is_untied(settings)}
+    objective = build_objective(settings["objective"], stores, weights, **how)
 
     def build() -> Student:
         check_counts(architecture, path / "resume")

@@ -249,6 +249,8 @@ def test_other_nonsense_is_refused():
     for settings, schedule, held_out, message in [
         (replace(good, lam=0), usual, None, "lam must be positive"),
         (replace(good, k=2.5), usual, None, "k must be a whole number; found 2.5"),
+        (replace(good, k=np.inf), usual, None, "k must be a whole number; found inf"),
+        (good, LearningSchedule(batch=10.5), None, "batch must be a whole number; found 10.5"),
         (good, LearningSchedule(epochs=np.inf), None, "epochs must be positive and finite; found inf"),
         (replace(good, init="zeros"), usual, None, "init must be"),
         (good, LearningSchedule(epochs=-1), None, "epochs must be positive"),

@@ -14,6 +14,7 @@ from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
     AutoTokenizer,
+    CamembertConfig,
     ElectraConfig,
     ModernBertConfig,
     RobertaConfig,
@@ -149,7 +150,7 @@ def test_an_export_keeps_the_output_bias_of_a_modernbert_whose_config_has_none(i
     assert torch.allclose(theirs.flatten(0, 1)[WHERE], model(IDS, ATTENTION, WHERE), atol=1e-5)
 
 
-@pytest.mark.parametrize("config_class", [ElectraConfig, RobertaConfig])
+@pytest.mark.parametrize("config_class", [CamembertConfig, ElectraConfig, RobertaConfig])
 def test_words_are_not_learned_by_a_head_that_transformers_would_compute_otherwise(
     config_class, ids_store, lsp_store, tmp_path
 ):
@@ -177,10 +178,12 @@ def test_mlsm_exports_give_the_encoder_and_a_documented_head(objective, family, 
     assert torch.allclose(logits, model(IDS, ATTENTION, WHERE)[:, objective.lsp_columns], atol=1e-5)
 
 
-def test_a_family_of_unknown_layout_exports_its_encoder_and_says_so(ids_store, tmp_path, monkeypatch):
+def test_a_family_of_unknown_layout_exports_its_encoder_and_says_so(ids_store, tmp_path, monkeypatch, caplog):
     monkeypatch.delitem(HEAD_LAYOUTS, "bert")
     _, export = exported("bert-2x32", Mlm(ids_store), ids_store, tmp_path)
     assert "head is not exported" in (export / "README.md").read_text()
+    student_task(StudentConfig(encoder="bert-2x32", objective="mlm"), ids_store)
+    assert "the export will have no head that predicts words: the layout of transformers' head of a bert" in caplog.text
     assert AutoModel.from_pretrained(export).config.hidden_size == 32
 
 

@@ -18,7 +18,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mlsm.common.device import choose_device
 from mlsm.common.errors import describe
 from mlsm.common.invocation import program
 from mlsm.common.machine import available_cores, control_group_numbers, cpu_model
@@ -66,6 +65,7 @@ def _processor():
     """Cores, memory, and the instructions used for matrix products."""
     import torch
 
+    from mlsm.common.device import choose_device
     from mlsm.common.onednn import available, multiplies_bfloat16
 
     choose_device("cpu")  # keeps torch's threads to a quota

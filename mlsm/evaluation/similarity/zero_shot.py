@@ -51,11 +51,11 @@ def evaluate_table(
 
 
 def correlation(values: Sequence[float] | np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Pearson's and Spearman's correlation, and the latter's 95 % interval; all 0 if the values do not vary."""
+    """Pearson's and Spearman's correlation, and the latter's 95 % interval; 0 (-1 to 1) if no value varies."""
     from scipy import stats
 
     if np.ptp(values) == 0:
-        return dict.fromkeys(("pearson", "spearman", "low", "high"), 0.0)
+        return {"pearson": 0.0, "spearman": 0.0, "low": -1.0, "high": 1.0}
     rho = float(stats.spearmanr(values, labels).statistic)
     half = stats.norm.ppf(0.975) * math.sqrt((1 + rho**2 / 2) / (len(labels) - 3))
     low, high = (math.tanh(math.atanh(min(max(rho, -1 + 1e-12), 1 - 1e-12)) + side * half) for side in (-1, 1))
