@@ -197,7 +197,7 @@ def test_codes_of_a_frequent_token_are_unique():
 
 def start_with_near_atoms(monkeypatch):
     """Leave the near vectors of the sample among the first atoms: learning has to find them."""
-    monkeypatch.setattr(learning, "_without_near_ones", lambda atoms_Kd, vectors: atoms_Kd)
+    monkeypatch.setattr(learning, "_without_near_ones", lambda atoms_Kd, vectors, whole_sample: atoms_Kd)
 
 
 def test_atoms_that_are_near_later_are_replaced_and_interruptions_change_nothing(tmp_path, monkeypatch):
