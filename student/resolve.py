@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 EPOCHS = 4
 ENOUGH_STEPS = 10_000
 LEAST_STEPS, LEAST_PROBE_STEPS = 2_000, 1_000
-LARGEST_BATCH, SMALLEST_BATCH, EVAL_WINDOWS = 1024, 64, 256  # windows of up to LONG tokens; fewer if they are longer
-LONG, FEWEST = 512, 8  # fewer could not be shared by the GPUs of a machine
+LONG = 512  # tokens: beyond it, the next three numbers of windows are halved for each doubling
+LARGEST_BATCH, SMALLEST_BATCH, EVAL_WINDOWS = 1024, 64, 256
+FEWEST = 8  # windows, however long: the GPUs of a machine can share them
 SMALL_WIDTH, BASE_WIDTH = 256, 768
 SMALL_RATE, BASE_RATE = 1e-3, 1e-4
 MUON_FACTOR = 4  # of AdamW's rate: mlm's best in both studies' pilots is 4e-3 (docs/training.md)

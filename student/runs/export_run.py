@@ -262,8 +262,8 @@ def _task(run: Path, description: dict, stores: list[Store], path: Path) -> Trai
     settings, architecture = description["settings"], description["architecture"]
     if "probe_input" in settings:
         return _probe_task(run, description, stores[0])
-    weights, how = settings.get("store_weights", ()), {"kappa": settings.get("kappa"), "untied": is_untied(settings)}
-    objective = build_objective(settings["objective"], stores, weights, **how)
+    weights, kappa = settings.get("store_weights", ()), settings.get("kappa")
+    objective = build_objective(settings["objective"], stores, weights, kappa=kappa, untied=is_untied(settings))
 
     def build() -> Student:
         check_counts(architecture, path / "resume")

@@ -181,7 +181,7 @@ def test_a_tokenizer_is_kept_whole_or_not_at_all(made, options, tmp_path):
 
 
 def test_a_plan_may_be_large(made, options, tmp_path, monkeypatch):
-    """A plan of a million small files has 300 MB."""
+    """The plan of a million small files takes 300 MB."""
     monkeypatch.setattr("shards.remote._SMALL", 10_000)
     store = Store.open(shutil.copytree(made[0], tmp_path / "lsp"))
     with open(tmp_path / "lsp" / "plans" / f"{store.plan_id}.json", "ab") as file:

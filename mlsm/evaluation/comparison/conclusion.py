@@ -33,6 +33,7 @@ VERDICTS: dict[Verdict, str] = {
     "withheld": "withheld",
 }
 EXPLORATORY: dict[Verdict, str] = {"for": "higher", "against": "lower"}  # if there was no hypothesis
+NO_INTERVAL = "All pairs differ by as much, so no interval can be computed."
 NOT_PLANNED = "No hypothesis was written down before the scores were seen, so this is exploratory."
 ON_COMPOSITE = "The hypotheses of this study are about the composite, so this is exploratory."
 
@@ -190,7 +191,7 @@ def conclude(
     if found.p is None or found.low is None or found.high is None or found.detectable is None:
         sentence = (
             f"{so_far}{better} {_direction(effect)} in every one of {_pairs(found.n)}, to the last digit ({over}). "
-            "Nothing shows how much this would vary, so there is no interval."
+            + NO_INTERVAL
         )
         return Conclusion("equal", sentence, beside, caveat)
     p = found.p if adjusted is None else adjusted
@@ -308,7 +309,7 @@ def _conclude_contrast(found: Mapping[str, Any], tests: int) -> Conclusion:
     if "paired" not in found:
         sentence = (
             f"{better} scores {how} {'than' if round(difference, 7) else 'as'} {than} in every one of {_pairs(pairs)}. "
-            "Nothing shows how much this would vary, so there is no interval."
+            + NO_INTERVAL
         )
         return Conclusion("equal", sentence, beside, caveat)
     paired, margin = found["paired"], found.get("equivalence")

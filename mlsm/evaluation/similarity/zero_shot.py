@@ -51,7 +51,7 @@ def evaluate_table(
 
 
 def correlation(values: Sequence[float] | np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Pearson's and Spearman's correlation, and the latter's 95 % interval; 0 (-1 to 1) if no value varies."""
+    """Pearson's and Spearman's correlation, and the latter's 95 % interval; 0 (-1 to 1) of equal values."""
     from scipy import stats
 
     if np.ptp(values) == 0:

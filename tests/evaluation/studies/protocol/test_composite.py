@@ -245,7 +245,7 @@ def test_a_hypothesis_with_one_seed_counts_before_and_after_it_is_scored(describ
 
 @pytest.mark.parametrize(("ahead", "said"), [(0.0, "the same as"), (0.1, "10.00 points higher than")])
 def test_pairs_that_all_differ_by_as_much_are_no_evidence(ahead, said, described, tmp_path):
-    """A t test divides by nothing; what is no number would adjust the other hypotheses to 1."""
+    """A t test would divide by zero, and its NaN would raise the p of the other hypotheses to 1."""
     same = (0.5, 0.52, 0.58)
     fill(tmp_path, mlsm=[share + ahead for share in same], regress=same)
     composite = compose(described, tmp_path)
