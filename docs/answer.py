@@ -72,20 +72,20 @@ MEASURES = {
 }
 ROWS = {  # arm or model -> what it is
     TEACHER: "the teacher, MiniLM 6 × 384",
-    "mlm": "student, learns words",
-    "mlsm": "student, learns LSPs",
-    "mlsm-l3": "the same, of the teacher's layer 3, not 4",
-    "regress": "student, learns hidden states (int8)",
-    "regress-pq64": "student, learns hidden states (64 bytes)",
-    "type": "student, learns the average LSPs of the masked word",
-    "mlsm-visible": "student, learns LSPs of all tokens, none masked",
-    "mlsm-visible-l3": "the same, of the teacher's layer 3, not 4",
-    "regress-visible": "student, learns hidden states of all tokens, none masked",
-    "regress-visible-l3": "the same, of the teacher's layer 3, not 4",
-    "mlm-equal-hours": "student, learns words for as many hours as layer 3's LSPs take",
-    "mlm-4x256": "larger student, 4 × 256, learns words",
-    "mlsm-visible-l3-4x256": "larger student, learns layer 3's LSPs of all tokens",
-    "regress-visible-l3-4x256": "larger student, learns layer 3's hidden states of all tokens",
+    "mlm": "student of masked words",
+    "mlsm": "student of LSPs at masked tokens",
+    "mlsm-l3": "student of layer 3's LSPs at masked tokens",
+    "regress": "student of hidden states at masked tokens (int8)",
+    "regress-pq64": "student of hidden states at masked tokens (64 bytes)",
+    "type": "student of masked words' average LSPs",
+    "mlsm-visible": "student of LSPs at all tokens",
+    "mlsm-visible-l3": "student of layer 3's LSPs at all tokens",
+    "regress-visible": "student of hidden states at all tokens",
+    "regress-visible-l3": "student of layer 3's hidden states at all tokens",
+    "mlm-equal-hours": "student of masked words, as many hours as for layer 3's LSPs",
+    "mlm-4x256": "larger student (4 × 256) of masked words",
+    "mlsm-visible-l3-4x256": "larger student of layer 3's LSPs at all tokens",
+    "regress-visible-l3-4x256": "larger student of layer 3's hidden states at all tokens",
     "untrained": "student, untrained",
     "untrained-4x256": "larger student, untrained",
     "teacher-2-layers": "instead: the teacher cut after two layers",
@@ -104,7 +104,10 @@ LIKE = {"from-teacher": "teacher-2-layers"}  # of one architecture, so as fast a
 UNTRAINED = {"untrained": "mlm", "untrained-4x256": "mlm-4x256"}  # the arm whose students were scored at step 0
 LARGER = ("mlm-4x256", "mlsm-visible-l3-4x256", "regress-visible-l3-4x256", "untrained-4x256")
 COSTS = ("sentences/s", "MB", "hours to make", "bytes per token stored")
-SHORT_WITHOUT = ("parts of speech", "chunks", "word senses", "type", "mlsm-l3", *LARGER)
+SHORT_WITHOUT = (
+    *("seeds", "entities", "parts of speech", "chunks", "word senses"),
+    *("type", "mlsm-l3", "regress-pq64", "mlsm-visible", "regress-visible", "from-teacher", *LARGER),
+)
 TARGETS = {  # arms of the planned contrasts -> what their students learn
     "mlm": "words",
     "mlsm": "LSPs",
