@@ -10,8 +10,8 @@ other tokens: rare tokens are harder, whatever the student has learned. Not hand
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mlsm.common.errors import StoreError
 from shards.reader import Store
-from shards.windows import WindowBatch, WindowReader
+from shards.windows import WindowBatch
 from student.batches import Batch, Loader, MicroBatch, to_device
 from student.masks.masking import Masking, budget, maskable_positions
 from student.objectives.base import Objective
@@ -34,29 +34,27 @@ MASK_SEED = 0  # seed of the evaluation's masks, regardless of the run's seed
 class HeldOut:
     """Evaluation on the first windows of the held-out split's epoch 0.
 
+    loader     the run's, of the training split. Held-out windows are read as it reads, but whole, at the final mask
+               rate and without weights
     windows    the largest number of windows to read; if the split is empty, all results are empty dicts
-    masking    the run's; used here at its final rate throughout and without weights
     marginals  directory in which averages of the training split are kept for the next run; None: not kept
-    reading    micro_batch, documents_apart, segments, mask_later and few_shapes, as of a Loader
     """
 
     def __init__(
         self,
         store: Store,
-        train_windows: WindowReader,
+        loader: Loader,
         objective: Objective,
         *,
         windows: int,
-        masking: Masking,
         marginals: Path | None = None,
-        **reading: Any,
     ):
         self.objective = objective
-        self.batch = self._read(store, windows, masking, reading)
+        self.batch = _read(store, loader, windows)
         self.baseline: dict = {}
         if self.batch is not None:
             targets = [micro.targets for micro in self.batch.micro]
-            self.baseline = objective.baseline(train_windows, targets, marginals)
+            self.baseline = objective.baseline(loader.windows, targets, marginals)
 
     def evaluate(self, model: nn.Module, forward: Callable[[MicroBatch], Tensor], ranks: Ranks) -> dict:
         """Held-out figures: loss (nats per token that carries loss), and what else the objective measures.
@@ -82,24 +80,26 @@ class HeldOut:
         model.train()
         return {name: value.item() for name, value in sums.items()}
 
-    def _read(self, store: Store, windows: int, masking: Masking, reading: dict) -> Batch | None:
-        try:
-            split = store.split("held_out")
-        except StoreError as error:
-            logger.warning("no evaluation: %s", error)
-            return None
-        count = min(windows, len(split))
-        if count == 0:
-            return None
-        loader = Loader(split, masking, self.objective.read_targets, **reading)
-        order = split.order(MASK_SEED, 0, 0, count)
-        batch = loader.load(order, np.zeros(count, np.int64), MASK_SEED, masking.final_rate)
-        if masking.unit == "word":
-            _warn_of_few_masked(split.read(order), batch, masking)
-        if not all(batch.counts):
-            logger.warning("no evaluation: in %d held-out windows no masked token has a target", count)
-            return None
-        return batch
+
+def _read(store: Store, loader: Loader, windows: int) -> Batch | None:
+    try:
+        split = store.split("held_out")
+    except StoreError as error:
+        logger.warning("no evaluation: %s", error)
+        return None
+    count = min(windows, len(split))
+    if count == 0:
+        return None
+    masking = loader.masking
+    order = split.order(MASK_SEED, 0, 0, count)
+    held_out = replace(loader, windows=split, by_token=False)
+    batch = held_out.load(order, np.zeros(count, np.int64), MASK_SEED, masking.final_rate)
+    if masking.unit == "word":
+        _warn_of_few_masked(split.read(order), batch, masking)
+    if not all(batch.counts):
+        logger.warning("no evaluation: in %d held-out windows no masked token has a target", count)
+        return None
+    return batch
 
 
 def _warn_of_few_masked(read: WindowBatch, batch: Batch, masking: Masking) -> None:

@@ -143,7 +143,8 @@ class Trainer:
         signals: StopSignals,
         started: float,
     ):
-        self.config, self.origins = config, _ = resolved
+        self.config, self.origins = resolved
+        config = self.config
         self.store, self.task, self.run, self.ranks = store, task, run, ranks
         self.progress = progress if ranks.is_first else silent
         self.signals, self.started = signals, started
@@ -159,18 +160,24 @@ class Trainer:
         kept_steps = config.checkpoint_steps(config.max_steps)
         self.checkpoints = Checkpoints(run.checkpoint_directory, kept_steps, config.keep_last)
         table_at = self.adaptive.table_at if self.adaptive else take_turns(run.tables, config)
-        masking = build_masking(config, store, table_at)
-        reading: dict[str, Any] = {"masking": masking, "micro_batch": config.micro_batch}
-        reading |= {"documents_apart": config.documents_apart, "segments": task.segments}
-        reading |= {"mask_later": mask_later_of(model.encoder.config) > 0, "few_shapes": config.compile}
-        of_steps: dict[str, Any] = {"by_token": is_adaptive, "short_steps": config.short_steps(config.max_steps)}
-        of_steps |= {"pieces": store.max_length // (config.short_windows or store.max_length)}
-        windows = training_windows(store)
+        self.loader = Loader(
+            training_windows(store),
+            build_masking(config, store, table_at),
+            objective.read_targets,
+            micro_batch=config.micro_batch,
+            documents_apart=config.documents_apart,
+            segments=task.segments,
+            mask_later=mask_later_of(model.encoder.config) > 0,
+            by_token=is_adaptive,
+            few_shapes=config.compile,
+            pieces=store.max_length // (config.short_windows or store.max_length),
+            short_steps=config.short_steps(config.max_steps),
+        )
         # The first process saves what objective and averages by position compute, so that the others can load it.
-        ranks.first_then_all(partial(objective.prepare, windows, run.marginals_directory))
-        self.loader = Loader(windows, read_targets=objective.read_targets, **of_steps, **reading)
-        reading |= {"windows": config.eval_windows, "marginals": run.marginals_directory}
-        self.held_out = ranks.first_then_all(partial(HeldOut, store, self.loader.windows, objective, **reading))
+        marginals = run.marginals_directory
+        ranks.first_then_all(partial(objective.prepare, self.loader.windows, marginals))
+        evaluation = partial(HeldOut, store, self.loader, objective, windows=config.eval_windows, marginals=marginals)
+        self.held_out = ranks.first_then_all(evaluation)
         self.trackers = Trackers([])
         self.state = RunState(baseline=self.held_out.baseline)
 

@@ -181,7 +181,8 @@ def test_where_it_cannot_be_done_right_it_is_refused(hf_config, reason, ids_stor
 def test_a_batch_says_which_documents_it_holds_if_asked(packed_store):
     masking = Masking(packed_store.special_ids, packed_store.vocab_size, 0.15)
     given = (packed_store.split("train"), masking, Mlm(packed_store).read_targets)
-    apart = Loader(*given, micro_batch=4, documents_apart=True).step(1, 0, 6)
+    loader = Loader(*given, micro_batch=4, documents_apart=True)
+    apart = loader.step(1, 0, 6)
     as_one = Loader(*given, micro_batch=4).step(1, 0, 6)
     for micro in apart.micro:
         real = (micro.input_WL != 0).long()
@@ -189,8 +190,7 @@ def test_a_batch_says_which_documents_it_holds_if_asked(packed_store):
         assert torch.equal(micro.documents_WL[:, 5:], 2 * real[:, 5:] - 1)  # 1, and -1 at padding
     assert [micro.documents_WL for micro in as_one.micro] == [None, None]
     assert apart.digest == as_one.digest
-    reading = {"masking": masking, "micro_batch": 4, "documents_apart": True}
-    held_out = HeldOut(packed_store, given[0], Mlm(packed_store), windows=5, **reading)
+    held_out = HeldOut(packed_store, loader, Mlm(packed_store), windows=5)
     assert [len(micro.documents_WL) for micro in held_out.batch.micro] == [4, 1]
 
 

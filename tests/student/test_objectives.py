@@ -354,6 +354,11 @@ def masked_tokens(store):
     return order[window], position
 
 
+def baseline_of(objective, store):
+    loader = Loader(store.split("train"), masking(store), objective.read_targets, micro_batch=7)
+    return HeldOut(store, loader, objective, windows=99).baseline
+
+
 def test_marginal_baseline_equals_an_independent_dense_computation(lsp_store):
     def dense(split_name):
         split = lsp_store.split(split_name)
@@ -372,9 +377,7 @@ def test_marginal_baseline_equals_an_independent_dense_computation(lsp_store):
     target = target[target.sum(axis=1) > 0]
     logs = np.log(np.where(target > 0, target, 1)) - np.log(np.where(target > 0, mean, 1))
     expected = (target * logs).sum(axis=1).mean()
-    mlsm = Mlsm(lsp_store)
-    held_out = HeldOut(lsp_store, lsp_store.split("train"), mlsm, windows=99, masking=masking(lsp_store), micro_batch=7)
-    assert held_out.baseline["loss"] == pytest.approx(expected, rel=2e-3)
+    assert baseline_of(Mlsm(lsp_store), lsp_store)["loss"] == pytest.approx(expected, rel=2e-3)
 
 
 def test_unigram_baseline_equals_an_independent_count(ids_store):
@@ -387,7 +390,7 @@ def test_unigram_baseline_equals_an_independent_count(ids_store):
     total = len(words) + ids_store.vocab_size
     expected = -np.mean([np.log((counts.get(label, 0) + 1) / total) for label in labels])
     best = max(sorted(counts), key=counts.get)
-    found = HeldOut(ids_store, train, Mlm(ids_store), windows=99, masking=masking(ids_store), micro_batch=7).baseline
+    found = baseline_of(Mlm(ids_store), ids_store)
     assert found["loss"] == pytest.approx(expected)
     assert found["accuracy"] == pytest.approx(np.mean([label == best for label in labels]))
     assert found["perplexity"] == pytest.approx(np.exp(expected))
@@ -402,6 +405,5 @@ def test_the_teachers_average_equals_an_independent_dense_computation(logits_sto
     masked = held_out.targets(held_out.read(window), np.arange(len(window)), position)
     log_mean = torch.from_numpy(np.log(mean.clip(1e-30))).repeat(len(window), 1)
     expected = dense_bucket_kl(masked, log_mean, 65).item() / len(window)
-    kd = Kd(logits_store)
-    found = HeldOut(logits_store, train, kd, windows=99, masking=masking(logits_store), micro_batch=7).baseline
+    found = baseline_of(Kd(logits_store), logits_store)
     assert found["loss"] == pytest.approx(expected, rel=5e-3)

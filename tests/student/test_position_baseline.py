@@ -13,6 +13,7 @@ from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta
 from shards.writer import UnitWriter
+from student.batches import Loader
 from student.config import StudentConfig
 from student.held_out import HeldOut
 from student.masks.masking import build_masking
@@ -93,15 +94,9 @@ def all_rows(split):
 
 
 def held_out_of(store, objective, **given):
-    return HeldOut(
-        store,
-        store.split("train"),
-        objective,
-        windows=99,
-        masking=build_masking(StudentConfig(), store),
-        micro_batch=16,
-        **given,
-    )
+    masking = build_masking(StudentConfig(), store)
+    loader = Loader(store.split("train"), masking, objective.read_targets, micro_batch=16)
+    return HeldOut(store, loader, objective, windows=99, **given)
 
 
 def test_the_marginals_are_means_shrunk_towards_the_mean_of_all(store):

@@ -19,7 +19,7 @@ from mlsm.common.errors import Interrupted, RunError, StoreError
 from mlsm.evaluation.lineage import lineage
 from shards.manifest import Plan
 from shards.reader import Store
-from student.batches import to_device
+from student.batches import Loader, to_device
 from student.config import ProbeConfig, StudentConfig
 from student.held_out import HeldOut
 from student.lsp_model import LspModel
@@ -92,7 +92,8 @@ def test_baselines_are_those_of_each_store_and_their_weighted_sum(settings_of_ta
     def baseline(*of, weights=()):
         objective = build_objective("mlsm", of, weights, **settings_of_targets)
         masking = build_masking(StudentConfig(), of[0])
-        return HeldOut(of[0], of[0].split("train"), objective, windows=20, masking=masking, micro_batch=8).baseline
+        loader = Loader(of[0].split("train"), masking, objective.read_targets, micro_batch=8)
+        return HeldOut(of[0], loader, objective, windows=20).baseline
 
     found, alone = baseline(*stores, weights=WEIGHTS), [baseline(store) for store in stores]
     for number, own in enumerate(alone, 1):
