@@ -36,7 +36,7 @@ from mlsm.common.proofs import lacks_memory
 from shards.counter import hash_u64
 from shards.manifest import fingerprint
 from shards.reader import Store
-from student.announcement import Start, announcement
+from student.announcement import announcement
 from student.batches import Batch, Loader, MicroBatch, copy_to_host, pin, read_ahead, to_device
 from student.config import ResolvedConfig, StudentConfig
 from student.encoders.build import weights_fingerprint
@@ -190,7 +190,7 @@ class Trainer:
         with self._start_trackers() as self.trackers, closing(batches):
             first = list(islice(batches, 1))  # empty if only the export was missing
             if first and ranks.is_first:
-                logger.info(announcement(self._start()))
+                self._announce()
             self._log_start(restore_seconds)
             if 0 in self.checkpoints.kept_steps and state.saved is None:
                 self._log(**self._evaluate())
@@ -340,24 +340,25 @@ class Trainer:
             requested,
         )
 
-    def _start(self) -> Start:
-        held_out = self.held_out.batch.micro if self.held_out.batch else []
-        return Start(
-            self.config,
-            self.origins,
-            self.task,
-            self.store,
-            self.model,
-            self.loader,
-            self.meter,
-            self.stepper.autocast_dtype,
-            self.state.steps,
-            sum(len(micro.input_WL) for micro in held_out),
-            self.ranks.size,
-            self.run.directory,
-        )
-
     # -- before the first step -----------------------------------------------------------------------------
+
+    def _announce(self) -> None:
+        held_out = self.held_out.batch.micro if self.held_out.batch else []
+        logger.info(
+            announcement(
+                self.config,
+                self.origins,
+                self.task,
+                self.store,
+                self.model,
+                self.loader,
+                self.meter,
+                run=self.run.directory,
+                steps=self.state.steps,
+                held_out=sum(len(micro.input_WL) for micro in held_out),
+                processes=self.ranks.size,
+            )
+        )
 
     def _start_trackers(self) -> Trackers:
         store = {"store": str(self.store.path), "store_target": self.store.target_id, "store_plan": self.store.plan_id}
