@@ -74,10 +74,6 @@ class Checkpoints:
         self.keep_last = keep_last
         self._damaged: set[Path] = set()  # checkpoints that newest_whole passed over
 
-    def find(self) -> list[Path]:
-        """Paths that have a checkpoint's name, in the order of the steps."""
-        return checkpoints_in(self.directory)
-
     def path(self, step: int) -> Path:
         """The directory of the checkpoint of a step, once it is saved."""
         return self.directory / f"step-{step:08d}"
@@ -90,7 +86,7 @@ class Checkpoints:
         state: dict,
         export: Callable[[Path], None],
         mask_statistics: dict[str, torch.Tensor] | None = None,
-    ) -> Path:
+    ) -> None:
         """Write the checkpoint of a step, then remove old ones that were only kept to resume from.
 
         state   JSON values that are needed on resume
@@ -127,14 +123,13 @@ class Checkpoints:
                 f" and run the same command: it continues from the newest."
             ) from error
         self._prune(step)
-        return final
 
     def newest_whole(self) -> tuple[Path, dict] | None:
         """Path and state of the newest checkpoint whose files are all unchanged; None if there is none.
 
         Raises  RunError if a checkpoint cannot be read now: it may be whole
         """
-        for path in reversed(self.find()):
+        for path in reversed(checkpoints_in(self.directory)):
             problem, state = _inspect(path)
             if problem is None:
                 return path, state
@@ -152,7 +147,7 @@ class Checkpoints:
         return None if problem else (path, state)
 
     def _prune(self, newest: int) -> None:
-        found = [path for path in self.find() if path.is_dir() and not path.is_symlink()]
+        found = [path for path in checkpoints_in(self.directory) if path.is_dir() and not path.is_symlink()]
         older = [path for path in found if path <= self.path(newest)]
         later = set(found).difference(older, self._damaged)  # the run did not start from them, but they may be whole
         keep = {self.path(step) for step in self.kept_steps} | set(older[-self.keep_last :]) | later

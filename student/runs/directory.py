@@ -44,7 +44,7 @@ from student.runs.identity import (
     check_same_run,
     default_directory,
     differing_settings,
-    is_description,
+    find_description,
     read_or_none,
     run_identity,
     warn_of_older_plan,
@@ -90,7 +90,7 @@ class Run:
         self.export_directory = self.directory / "export"
         place = Path(config.root) if config.run_dir is None else self.directory
         self.marginals_directory = place.parent / MARGINALS  # shared by runs: see position_marginals.py
-        found, is_new = read_or_none(self.config_file, is_description), False
+        found, is_new = find_description(self.directory), False
         if found is not None and not differing_settings(found, identity, architecture):
             # From config.json: its spelling of the settings, and the libraries that the run was started with.
             self.identity = {name: found.get(name, value) for name, value in identity.items()}

@@ -35,7 +35,7 @@ from student.encoders.model import Student
 from student.objectives import is_untied
 from student.objectives.several_stores import build_objective
 from student.probe import probe_task
-from student.runs.checkpoint import Checkpoints, load_weights
+from student.runs.checkpoint import Checkpoints, checkpoints_in, load_weights
 from student.runs.export import (
     AUTO_MAP,
     CODE_FILE,
@@ -49,7 +49,7 @@ from student.runs.export import (
 )
 from student.runs.export_config import ExportConfig
 from student.runs.hub import Revision, push
-from student.runs.identity import read_json
+from student.runs.identity import find_description
 from student.runs.probed import recorded_store
 from student.task import TrainingTask
 
@@ -85,7 +85,7 @@ def export_run(config: ExportConfig, progress: Callable[..., None] = silent, api
     if config.push_to_hub is not None:
         as_it_is = _is_kept(path) and config.license is None and not config.language
         main = Revision("main", path if config.dry_run and as_it_is else output, f"Step {state['step']}")
-        kept = [path for path in checkpoints.find() if _is_kept(path)]
+        kept = [path for path in checkpoints_in(checkpoints.directory) if _is_kept(path)]
         branches = [Revision(path.name, path, f"Step {int(path.name[5:])}") for path in kept]
         for branch in branches:
             if (found := checkpoints.whole(int(branch.branch[5:]))) is None:
@@ -123,7 +123,12 @@ def _open_run(run: Path) -> tuple[Checkpoints, dict]:
             f"{run} is not a run with checkpoints (config.json and checkpoints/). Give a directory under"
             f" {StudentConfig.root} or {ProbeConfig.root}."
         )
-    return Checkpoints(run / "checkpoints", []), read_json(run / "config.json")
+    if (description := find_description(run)) is None:
+        raise RunError(
+            f"{run / 'config.json'} is damaged; the checkpoints were not touched. Run the command that trains this run"
+            " once more: it writes the file again."
+        )
+    return Checkpoints(run / "checkpoints", []), description
 
 
 def _refuse_another_run(output: Path, description: dict) -> None:
@@ -140,7 +145,7 @@ def _refuse_another_run(output: Path, description: dict) -> None:
 def _find(checkpoints: Checkpoints, wanted: str) -> tuple[Path, dict]:
     found = checkpoints.newest_whole() if wanted == "latest" else checkpoints.whole(int(wanted))
     if found is None:
-        there = ", ".join(str(int(path.name[5:])) for path in checkpoints.find()) or "none"
+        there = ", ".join(str(int(path.name[5:])) for path in checkpoints_in(checkpoints.directory)) or "none"
         raise RunError(
             f"{checkpoints.directory} has no whole checkpoint {wanted}; those there are: {there}."
             f" Give one of them, or `latest`."

@@ -12,7 +12,6 @@ import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from mlsm.common import disk
 from mlsm.common.disk import file_sha256
@@ -60,18 +59,7 @@ def default_name(config: StudentConfig, identity: dict) -> str:
 
 def find_description(directory: Path) -> dict | None:
     """The content of a run's config.json; None if there is none, or if it is damaged or not a run's."""
-    return read_or_none(directory / "config.json", is_description)
-
-
-def read_json(path: Path) -> dict:
-    """Read a run's config.json; RunError when it is damaged."""
-    description = read_or_none(path, is_description)
-    if description is None:
-        raise RunError(
-            f"{path} is damaged; the checkpoints were not touched. Run the command that trains this run once more: it "
-            "writes the file again."
-        )
-    return description
+    return read_or_none(directory / "config.json", lambda values: find_problem(values, DESCRIPTION) is None)
 
 
 def read_or_none(path: Path, is_whole: Callable) -> dict | None:
@@ -81,11 +69,6 @@ def read_or_none(path: Path, is_whole: Callable) -> dict | None:
     except (OSError, ValueError, RecursionError):
         return None
     return values if is_whole(values) else None
-
-
-def is_description(values: Any) -> bool:
-    """Whether this is what a run's config.json holds."""
-    return find_problem(values, DESCRIPTION) is None
 
 
 def check_same_run(directory: Path, kept: dict, identity: dict, encoder_config: dict, store: Store) -> None:
@@ -141,7 +124,7 @@ def warn_of_older_plan(new: Path, identity: dict, encoder_config: dict, store: S
 def _runs_like(directory):
     """Pairs (directory, description) of the runs whose default names differ at most in the last part."""
     for file in sorted(directory.parent.glob(f"{glob.escape(directory.name.rpartition('-')[0])}-*/config.json")):
-        if (found := read_or_none(file, is_description)) is not None:
+        if (found := find_description(file.parent)) is not None:
             yield file.parent, found
 
 

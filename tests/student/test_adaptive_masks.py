@@ -18,7 +18,7 @@ from student.masks.table import read_table
 from student.objectives import OBJECTIVES
 from student.objectives.mlm import Mlm
 from student.ranks import Ranks
-from student.runs.identity import read_json
+from student.runs.identity import find_description
 from student.train import train
 
 
@@ -177,7 +177,7 @@ def test_before_the_first_update_masks_are_uniform_then_they_follow_the_objectiv
     assert len({tuple(batches[name][3:]) for name in apart}) == len(apart)
     assert batches["naive-mlsm"][3:] != batches["uniform"][3:]
     assert baselines["mlm"] == baselines["uniform"]  # held-out masks are uniform throughout
-    kept = read_json(tmp_path / "mlm" / "config.json")["settings"]
+    kept = find_description(tmp_path / "mlm")["settings"]
     assert (kept["mask_weights"], kept["mask_update_steps"]) == ("adaptive", 3)
 
 

@@ -30,7 +30,7 @@ from student.runs.directory import Run
 from student.runs.export import check_export_place
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
-from student.runs.identity import read_json
+from student.runs.identity import find_description
 from student.train import train
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -158,9 +158,7 @@ def test_the_encoder_is_built_from_the_words_of_the_run(family, lsp_store, tmp_p
     config = StudentConfig(encoder=str(family), objective="mtl", store=str(lsp_store.path), run_dir=tmp_path / "run")
     Run(config, lsp_store, encoder_config(config, lsp_store).to_diff_dict())
     trained = scrambled(build_student(config, lsp_store, objective))
-    built = exporting._task(
-        config.run_dir, read_json(config.run_dir / "config.json"), [lsp_store], config.run_dir
-    ).build()
+    built = exporting._task(config.run_dir, find_description(config.run_dir), [lsp_store], config.run_dir).build()
     built.load_state_dict(trained.state_dict(), strict=True)
     assert torch.equal(built.eval()(IDS, ATTENTION, WHERE), trained(IDS, ATTENTION, WHERE))
     assert built.encoder.config.to_diff_dict() == trained.encoder.config.to_diff_dict()
@@ -174,7 +172,7 @@ def test_a_further_trained_student_needs_no_weights_to_begin_with(lsp_store, set
     shutil.rmtree(start)
     report = export_run(ExportConfig(run=settings["run_dir"], output=tmp_path / "out"))
     assert report["step"] == 3
-    described = read_json(settings["run_dir"] / "config.json")["settings"]
+    described = find_description(settings["run_dir"])["settings"]
     assert json.loads((tmp_path / "out" / "lineage.json").read_text())["settings"] == described
     weights = load_file(settings["run_dir"] / "checkpoints" / "step-00000003" / "resume" / "student.safetensors")
     loaded = LspModel.from_pretrained(tmp_path / "out").student.state_dict()
@@ -184,7 +182,7 @@ def test_a_further_trained_student_needs_no_weights_to_begin_with(lsp_store, set
 def test_the_lineage_of_a_further_trained_student_says_which_weights_it_began_with(lsp_store, settings, tmp_path):
     _, start = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "start")
     train(StudentConfig(**settings | {"store": lsp_store.path, "continue_from": start, "max_steps": 2}))
-    export, described = settings["run_dir"] / "export", read_json(settings["run_dir"] / "config.json")["settings"]
+    export, described = settings["run_dir"] / "export", find_description(settings["run_dir"])["settings"]
     known = json.loads((export / "lineage.json").read_text())
     assert known["settings"] == described and known["continued_from"] == str(start)
     assert described["continue_from"] == lineage(export)["identity"]["settings"]["continue_from"] != str(start)
@@ -378,7 +376,7 @@ def test_without_a_log_there_is_no_baseline(unfinished, tmp_path):
 
 
 def test_a_store_that_the_run_names_from_elsewhere_can_be_named(unfinished, lsp_store, ids_store, tmp_path):
-    description = read_json(unfinished / "config.json")
+    description = find_description(unfinished)
     description["operational"]["store"] = "stores/far"
     replace_json(unfinished / "config.json", description)
     with pytest.raises(RunError, match="trained on stores/far, relative to another directory.*--store"):

@@ -45,7 +45,7 @@ from student.probe import train_probe
 from student.runs.export import export_student
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
-from student.runs.identity import read_json
+from student.runs.identity import find_description
 from student.train import Stepper, train
 
 MASK, LENGTH, OUTPUTS = 4, 24, 7
@@ -321,7 +321,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_without_the_setting_is_what_it_was
         assert [line["batch"] for line in curves[name].values()] == [line["batch"] for line in curves["later"].values()]
     assert curves["usual"][1]["loss"] != curves["later"][1]["loss"]
     assert curves["later"][1]["flops"] < 0.9 * curves["usual"][1]["flops"]
-    described = {name: read_json(tmp_path / name / "config.json") for name in ("usual", "later")}
+    described = {name: find_description(tmp_path / name) for name in ("usual", "later")}
     assert described["later"]["settings"] == described["usual"]["settings"] | {"mask_later": 2}
     assert "mask_later" not in described["usual"]["architecture"]
 
@@ -387,7 +387,7 @@ def test_a_probe_learns_and_scores_with_masks_that_enter_later(probe_input, lsp_
     probe_Vk = load_file(tmp_path / "run" / "checkpoints" / "step-00000008" / "resume" / "student.safetensors")[
         "probe_Vk"
     ]
-    assert "mask_later" not in read_json(tmp_path / "run" / "config.json")["settings"]
+    assert "mask_later" not in find_description(tmp_path / "run")["settings"]
     found = Scorer(*load(Path(result["export"]), torch.device("cpu"))).score(SENTENCES)
     for sentence, scores in zip(SENTENCES, found, strict=True):
         states, tokens = of_masked_tokens(result["export"], sentence)

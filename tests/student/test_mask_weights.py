@@ -24,7 +24,7 @@ from student.masks.config import MaskWeightsConfig
 from student.masks.table import read_table, write_table
 from student.masks.weights import make_mask_weights
 from student.objectives import OBJECTIVES
-from student.runs.identity import read_json
+from student.runs.identity import find_description
 from student.train import train
 
 
@@ -269,7 +269,7 @@ def test_objectives_see_the_same_weighted_batches_and_are_judged_on_uniform_mask
     (table,) = (tmp_path / "students" / "mask-weights").iterdir()  # made once, by the first run
     assert read_table(table).kind == kind
     kept = tmp_path / "students" / "mlm"
-    name = read_json(kept / "config.json")["settings"]["mask_weights"]
+    name = find_description(kept)["settings"]["mask_weights"]
     assert name == read_table(kept / "mask_weights.npz").name == read_table(table).name
     assert json.loads((kept / "export" / "lineage.json").read_text())["settings"]["mask_weights"] == name
 
@@ -309,7 +309,7 @@ def test_tables_take_turns_at_the_given_steps(store_for, settings, tmp_path, mon
     (frequency,) = (tmp_path / "students" / "mask-weights").iterdir()  # made once, by the first run
     names = [read_table(path).name for path in (tmp_path / "table.npz", frequency)]
     assert kept == dict(zip(("mask_weights-1.npz", "mask_weights-3.npz"), names, strict=True))
-    found = read_json(output / "config.json")["settings"]
+    found = find_description(output)["settings"]
     assert found["mask_weights"] == [names[0], "uniform", names[1]]
     assert found["mask_weight_steps"] == [0.2, 0.55]
 

@@ -22,7 +22,7 @@ from student.objectives.mlsm import Mlsm
 from student.objectives.mtl import Mtl
 from student.probe import ProbedLspModel, ProbedStudent, merge, probe_task, train_probe
 from student.resolve import rate_for_probe
-from student.runs.identity import read_json
+from student.runs.identity import find_description
 from student.train import train
 
 
@@ -255,7 +255,7 @@ def test_a_task_without_a_student_is_refused(lsp_store):
 def test_a_store_recorded_relative_to_another_directory_is_asked_for(lsp_store, settings, probing, monkeypatch):
     run = settings["run_dir"]
     train(StudentConfig(store=lsp_store.path, **settings))
-    description = read_json(run / "config.json")
+    description = find_description(run)
     description["operational"]["store"] = lsp_store.path.name
     replace_json(run / "config.json", description)
     probe = probing | {"student": str(run), "run_dir": run.parent / "probe", "store": None}

@@ -12,7 +12,7 @@ from mlsm.common.errors import RunError, StoreError, WriteError
 from student.config import StudentConfig
 from student.resolve import resolve_dtype
 from student.runs.directory import Run
-from student.runs.identity import default_name, read_json, run_identity
+from student.runs.identity import default_name, find_description, run_identity
 from student.train import train
 
 
@@ -150,7 +150,7 @@ def test_the_precision_that_auto_stood_for_stays(ids_store, settings):
     """A run begun on a CPU in float32 is not continued in bfloat16 on a GPU, unless asked to by no name."""
     config = StudentConfig(store=ids_store.path, objective="mlm", **settings)
     train(config)
-    assert read_json(config.run_dir / "config.json")["settings"]["dtype"] == "float32"
+    assert find_description(config.run_dir)["settings"]["dtype"] == "float32"
     assert resolve_dtype("auto", torch.device("cuda", 0)) == "bfloat16"
     train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"dtype": "float32"}))
     with pytest.raises(RunError, match=r"dtype \(there float32, now bfloat16\)"):
@@ -169,7 +169,7 @@ def test_a_store_and_its_plan_are_found_again_from_another_directory(ids_store, 
     for place in (ids_store.path.name, f"{ids_store.path.name}/plans/{ids_store.plan_id}.json"):
         output = settings["run_dir"] / place.replace("/", "-")
         run = Run(StudentConfig(store=place, objective="mlm", run_dir=output), ids_store, {})
-        assert read_json(run.config_file)["operational"]["store"] == str(ids_store.path.parent / place)
+        assert find_description(run.directory)["operational"]["store"] == str(ids_store.path.parent / place)
 
 
 def test_names_of_runs_tell_them_apart(ids_store, tmp_path, monkeypatch):

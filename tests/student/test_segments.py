@@ -20,7 +20,7 @@ from student.objectives.mlm import Mlm
 from student.probe import ProbedStudent, train_probe
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
-from student.runs.identity import read_json
+from student.runs.identity import find_description
 from student.train import train
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -103,7 +103,7 @@ def test_pairs_train_with_segments_unless_asked_not_to(pairs_store, settings, tm
         runs[name] = log_of(tmp_path / name)
         start = json.loads((tmp_path / name / "log.jsonl").read_text().splitlines()[0])
         lineage = json.loads((tmp_path / name / "export" / "lineage.json").read_text())
-        described = read_json(tmp_path / name / "config.json")["settings"]
+        described = find_description(tmp_path / name)["settings"]
         assert start["segments"] is (name == "auto")
         assert lineage["settings"].get("segments", False) is described.get("segments", False) is (name == "auto")
         assert lineage["settings"] == described
@@ -116,7 +116,7 @@ def test_on_packed_stores_nothing_changes(lsp_store, settings, tmp_path):
     for name in ("auto", "never"):
         train(StudentConfig(**settings | {"store": lsp_store.path, "segments": name, "run_dir": tmp_path / name}))
     logs = [[line["loss"] for line in log_of(tmp_path / name).values()] for name in ("auto", "never")]
-    described = [read_json(tmp_path / name / "config.json") for name in ("auto", "never")]
+    described = [find_description(tmp_path / name) for name in ("auto", "never")]
     assert logs[0] == logs[1] and described[0]["settings"] == described[1]["settings"]
     assert "segments" not in described[0]["settings"] and "segments" not in StudentConfig().identity()
 
@@ -124,7 +124,7 @@ def test_on_packed_stores_nothing_changes(lsp_store, settings, tmp_path):
 def test_an_encoder_without_segments_is_told_none(pairs_store, settings, tmp_path):
     DebertaConfig(**SIZE).save_pretrained(tmp_path / "deberta")  # as the named deberta-base: no token types
     train(StudentConfig(**settings | {"store": pairs_store.path, "encoder": str(tmp_path / "deberta")}))
-    assert "segments" not in read_json(settings["run_dir"] / "config.json")["settings"]
+    assert "segments" not in find_description(settings["run_dir"])["settings"]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_probe_reads_the_student_as_it_was_trained(learned, pairs_store, setti
     with pytest.raises(Stopped):
         train_probe(ProbeConfig(**probing), stop_after_4)
     assert told and {tensor is not None for tensor in told} == {learned} and "segments" not in caplog.text
-    assert read_json(settings["run_dir"] / "config.json")["settings"].get("segments", False) is learned
+    assert find_description(settings["run_dir"])["settings"].get("segments", False) is learned
     export_run(ExportConfig(run=settings["run_dir"], output=tmp_path / "out"))
     lineage = json.loads((tmp_path / "out" / "lineage.json").read_text())
     assert lineage["settings"].get("segments", False) is learned

@@ -29,7 +29,7 @@ from student.objectives.mlsm import Mlsm
 from student.objectives.several_stores import build_objective, open_beside
 from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
-from student.runs.identity import read_json
+from student.runs.identity import find_description
 from student.runs.probed import with_student_and_store
 from student.task import student_task
 from student.train import term_scales, train
@@ -122,7 +122,7 @@ def test_batches_and_masks_are_those_of_a_run_on_either_store(stores, both, tmp_
         (store.target_id, weight) for store, weight in zip(stores, WEIGHTS, strict=True)
     ]
     assert logs["both"][8]["held_out"].keys() == {"loss", "loss_1", "loss_2"}
-    assert "store_weights" not in (described := read_json(tmp_path / "first" / "config.json"))["settings"]
+    assert "store_weights" not in (described := find_description(tmp_path / "first"))["settings"]
     assert "other_targets" not in described["settings"] and "other_stores" not in described["operational"]
 
 
@@ -174,7 +174,7 @@ def test_every_target_and_weight_names_the_run(stores, both, tmp_path):
     first, second = both["store"]
     third = str(write_store(tmp_path / "third", k=8).path)
     train(StudentConfig(**both))
-    settings = read_json(both["run_dir"] / "config.json")["settings"]
+    settings = find_description(both["run_dir"])["settings"]
     assert settings["store_weights"] == [1.0, 0.5] and settings["other_targets"] == [stores[1].target_id]
     for change, named in (
         ({"store_weights": (1, 1)}, r"store_weights \(there \[1.0, 0.5\], now \[1.0, 1.0\]\)"),

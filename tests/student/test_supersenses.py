@@ -20,7 +20,7 @@ from mlsm.common.wordnet import LEXNAMES, WordNet
 from student.config import StudentConfig
 from student.objectives import OBJECTIVES
 from student.objectives.supersense import Supersense, supersense_table
-from student.runs.identity import read_json
+from student.runs.identity import find_description
 from student.train import train
 
 INDEX = """\
@@ -175,7 +175,7 @@ def test_the_baseline_is_the_average_row_of_the_text(ids_store, needed_by):
 def test_a_run_is_named_after_what_its_wordnet_says_of_the_vocabulary(ids_store, needed_by, settings, tmp_path):
     changes = {"store": str(ids_store.path), "objective": "supersense"} | needed_by("supersense")
     result = train(StudentConfig(**settings | changes))
-    kept = read_json(settings["run_dir"] / "config.json")
+    kept = find_description(settings["run_dir"])
     assert kept["operational"]["wordnet"] == str(changes["wordnet"])
     start = json.loads((settings["run_dir"] / "log.jsonl").read_text().splitlines()[0])
     assert 0 < start["targets"]["tokens_with_supersenses"] < 1

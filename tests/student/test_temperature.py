@@ -14,7 +14,7 @@ from student.config import LOWEST_TEMPERATURE, StudentConfig
 from student.objectives import OBJECTIVES
 from student.objectives.mlsm import Mlsm
 from student.objectives.sparse_rows import temper
-from student.runs.identity import read_json
+from student.runs.identity import find_description
 from student.train import train
 
 LSPS = 24
@@ -126,7 +126,7 @@ def test_a_run_names_its_temperature_and_without_one_is_what_it_was(lsp_store, s
         runs[temperature] = tmp_path / str(temperature)
         train(StudentConfig(**settings | given | {"store": lsp_store.path, "run_dir": runs[temperature]}))
     logs = {temperature: log_of(run) for temperature, run in runs.items()}
-    described = {temperature: read_json(run / "config.json")["settings"] for temperature, run in runs.items()}
+    described = {temperature: find_description(run)["settings"] for temperature, run in runs.items()}
     for name in ("loss", "grad_norm", "batch"):
         plain, one = ([line[name] for line in logs[temperature].values()] for temperature in (None, 1.0))
         assert plain == one
