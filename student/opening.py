@@ -17,7 +17,6 @@ from shards.reader import Store
 from student import proof
 from student.config import StudentConfig
 from student.encoders.libraries import choose_libraries, contradicts
-from student.masks.config import UNIFORM
 from student.masks.weights import mask_tables
 from student.ranks import Ranks
 from student.resolve import Resolved, resolve, resolve_compile, resolve_dtype
@@ -47,7 +46,7 @@ def open_run(
     if proof.is_needed(config, ranks.device):
         proven = _prove(config, resolved.config, store, task, tables, ranks, prepare)
         resolved, task = resolved._replace(config=proven), prepare(proven, store)
-    settings = _settings(task, resolved.config, tables)
+    settings = task.settings(resolved.config, tables)
 
     def choose() -> Mapping[str, str]:
         return choose_libraries(resolved.config, task.build(), store.max_length, ranks.device, ranks.size)
@@ -65,17 +64,10 @@ def open_run(
     return resolved, store, task, run
 
 
-def _settings(task, config, tables):
-    """The facts that determine what is trained; mask weights are identified by content, not by path."""
-    names = [UNIFORM if table is None else table.name for table in tables]
-    mask_weights = {"mask_weights": names if len(names) > 1 else names[0]} if any(tables) else {}
-    return task.settings(config) | mask_weights
-
-
 def _prove(asked, settled, store, task, tables, ranks, prepare):
     """The settings with dtype and compile that are right on this GPU (proof.py), or those that the run started with."""
     for one in proof.candidates(asked, settled):
-        identity = run_identity(one, store, task.architecture, _settings(task, one, tables))
+        identity = run_identity(one, store, task.architecture, task.settings(one, tables))
         directory = Path(one.run_dir or default_directory(one, identity, task.architecture))
         kept = find_description(directory)
         if kept is not None and not differing_settings(kept, identity, task.architecture):

@@ -4,7 +4,7 @@ Not handled here: the training itself (train.py).
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -18,6 +18,8 @@ from student.config import StudentConfig
 from student.encoders.build import encoder_config
 from student.encoders.model import Student, build_student
 from student.encoders.stock import copy_head, has_known_head, ignores_activation
+from student.masks.config import UNIFORM
+from student.masks.table import MaskTable
 from student.objectives import OBJECTIVES
 from student.objectives.base import Objective
 from student.objectives.several_stores import build_objective, open_beside
@@ -53,11 +55,20 @@ class TrainingTask(NamedTuple):
     segments: bool = False
     """whether the encoder reads which sentence of a pair a token belongs to"""
 
-    def settings(self, config: StudentConfig) -> dict:
-        """The settings that determine what is trained: those of the configuration, and those decided here."""
-        segments = {"segments": True} if self.segments else {}
-        others = [store.target_id for store in self.objective.other_stores]
-        return config.identity() | self.objective.identity() | segments | ({"other_targets": others} if others else {})
+    def settings(self, config: StudentConfig, tables: Sequence[MaskTable | None]) -> dict:
+        """The settings that determine what is trained: those of the configuration, and those decided here.
+
+        tables  of mask weights, in the order in which the run uses them: content identifies them, not their paths
+        """
+        found = config.identity() | self.objective.identity()
+        if self.segments:
+            found["segments"] = True
+        if self.objective.other_stores:
+            found["other_targets"] = [store.target_id for store in self.objective.other_stores]
+        if any(tables):
+            names = [UNIFORM if table is None else table.name for table in tables]
+            found["mask_weights"] = names if len(names) > 1 else names[0]
+        return found
 
 
 def student_task(config: StudentConfig, store: Store) -> TrainingTask:

@@ -57,4 +57,4 @@ def name_of(settings, store_for):
     store = store_for(settings["objective"])
     config = StudentConfig(**ENCODER | {"store": store.path, "dtype": "float32"} | settings)
     task = student_task(config, store)
-    return default_name(config, run_identity(config, store, task.architecture, task.settings(config)))
+    return default_name(config, run_identity(config, store, task.architecture, task.settings(config, [None])))
