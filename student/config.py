@@ -624,4 +624,5 @@ class ResolvedConfig(StudentConfig):
     save_every: int
     eval_every: int
     eval_windows: int
+    dtype: Literal["float32", "bfloat16"]
     compile: bool
