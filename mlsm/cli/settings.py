@@ -64,9 +64,15 @@ def parse(command: Command, argv: list[str], recipe: str | None = None) -> Parse
     if is_asked_for:
         why = f"recipe {recipe}"
     elif command.trains:
-        store, choice = store_to_train_on(command, settings_class(**given))
+        asked = settings_class(**given)
+        store, choice = store_to_train_on(command, asked)
         chosen = {"store": str(store.path)} if store is not None and choice else {}
-        recipe = _recipe_of(command.name, store, given)
+        if store is not None:
+            from student.resolve import recipe_for
+
+            recipe = recipe_for(asked, store)
+        elif {"store", "student", "continue_from"}.isdisjoint(given):
+            recipe = DEMONSTRATION
         why = f"recipe {recipe}" + (", which made the store" if store else " (the demonstration's settings)")
     elif command.recipes and OWN_MATERIAL.isdisjoint(given):
         recipe = DEMONSTRATION
@@ -91,16 +97,6 @@ def parse(command: Command, argv: list[str], recipe: str | None = None) -> Parse
         of_recipe = why if command.trains else f"recipe {recipe}"
         object.__setattr__(settings, "origins", dict.fromkeys(values, of_recipe) | dict.fromkeys(given, "flag"))
     return Parsed(settings, recipe, why, store, choice)
-
-
-def _recipe_of(name: str, store: "Store | None", given: dict) -> str | None:
-    """Find the recipe for training if the user names none: the store's, or the demonstration's if there is no store."""
-    if store is None:
-        return DEMONSTRATION if {"store", "student", "continue_from"}.isdisjoint(given) else None
-    from mlsm.recipes.reading import recipe_of_store
-
-    recipe = recipe_of_store(store, name)
-    return None if recipe == DEMONSTRATION and "continue_from" in given else recipe
 
 
 def as_yaml(command: Command, parsed: Parsed) -> str:
