@@ -57,8 +57,8 @@ from student.masks.config import MaskWeightsConfig
 from student.pretraining import LspCollator as LspCollator
 from student.pretraining import LspForPreTraining as LspForPreTraining
 from student.probe import ProbedLspModel as ProbedLspModel
-from student.runs.export_config import ExportConfig
-from student.runs.import_config import ImportStudentConfig
+from student.runs.config import ExportConfig
+from student.runs.config import ImportStudentConfig
 
 Progress = Callable[..., None] | bool | None
 PathOrText = str | PathLike[str]

@@ -15,8 +15,8 @@ from shards.export import export
 from shards.manifest import with_checksum
 from shards.reader import Store
 from student.config import StudentConfig
+from student.runs.config import ExportConfig
 from student.runs.export import CardText, write_card_and_lineage
-from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.train import train
 

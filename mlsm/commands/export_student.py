@@ -5,7 +5,7 @@ from mlsm.common.progress import Progress, silent
 from mlsm.results import Exported
 from mlsm.terminal.tables import table
 from mlsm.terminal.training import how_to_load
-from student.runs.export_config import ExportConfig as Settings
+from student.runs.config import ExportConfig as Settings
 
 WORKS_ON = "run"
 newest = runs

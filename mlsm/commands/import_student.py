@@ -6,7 +6,7 @@ from mlsm.common.text import shell_join
 from mlsm.results import ImportedStudent
 from mlsm.terminal.tables import table
 from mlsm.terminal.training import how_to_load
-from student.runs.import_config import ImportStudentConfig as Settings
+from student.runs.config import ImportStudentConfig as Settings
 
 
 def run(settings: Settings, progress: Progress = silent) -> ImportedStudent:

@@ -36,6 +36,7 @@ from student.objectives import is_untied
 from student.objectives.several_stores import build_objective
 from student.probe import probe_task
 from student.runs.checkpoint import Checkpoints, checkpoints_in, load_weights
+from student.runs.config import ExportConfig
 from student.runs.export import (
     AUTO_MAP,
     CODE_FILE,
@@ -47,7 +48,6 @@ from student.runs.export import (
     is_export_file,
     writing,
 )
-from student.runs.export_config import ExportConfig
 from student.runs.hub import Revision, push
 from student.runs.identity import find_description
 from student.runs.probed import recorded_store

@@ -57,6 +57,7 @@ from shards.copies import TOKENIZER_FILES, write_files
 from shards.manifest import MAX_WIDTH
 from student.encoders.modeling_mlsm import LspHead, save_head
 from student.encoders.stock import HEAD_LAYOUTS, has_known_head, ignores_activation
+from student.runs.config import ImportStudentConfig
 from student.runs.export import (
     LINEAGE_FILE,
     LSP_LOADING,
@@ -68,7 +69,6 @@ from student.runs.export import (
     writing,
 )
 from student.runs.export_run import EXPORTS
-from student.runs.import_config import ImportStudentConfig
 
 _HUB_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*", *TOKENIZER_FILES]
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the file, or with .index.json for several files

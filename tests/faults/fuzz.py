@@ -109,7 +109,7 @@ from shards.verify import verify
 from student.config import ProbeConfig, StudentConfig
 from student.lsp_model import LspModel
 from student.probe import train_probe
-from student.runs.export_config import ExportConfig
+from student.runs.config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.probed import with_student_and_store
 from student.train import train

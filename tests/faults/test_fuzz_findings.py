@@ -57,7 +57,7 @@ from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import vocabulary_of
 from student.lsp_model import LspModel
 from student.masks.words import continuation_flags
-from student.runs.export_config import ExportConfig
+from student.runs.config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.hub import Revision, push
 from student.runs.probed import with_student_and_store

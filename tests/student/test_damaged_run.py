@@ -14,7 +14,7 @@ from tiny_store import log_of
 from mlsm.common.errors import RunError
 from student.config import StudentConfig
 from student.runs import tracking
-from student.runs.export_config import ExportConfig
+from student.runs.config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.probed import export_of
 from student.train import train

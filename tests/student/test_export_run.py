@@ -26,9 +26,9 @@ from student.objectives.mlsm import Mlsm
 from student.objectives.mtl import Mtl
 from student.probe import ProbedLspModel, train_probe
 from student.runs import export_run as exporting
+from student.runs.config import ExportConfig
 from student.runs.directory import Run
 from student.runs.export import check_export_place
-from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.identity import find_description
 from student.train import train

@@ -9,7 +9,7 @@ from transformers import BertConfig
 from mlsm.common.errors import RunError
 from mlsm.evaluation.lineage import lineage
 from student.config import StudentConfig
-from student.runs.export_config import ExportConfig
+from student.runs.config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.hub import Revision, push
 from student.train import train

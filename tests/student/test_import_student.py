@@ -20,7 +20,7 @@ from mlsm.evaluation.tasks.finetuning.suite import finetune
 from mlsm.evaluation.tasks.scoring.models import load as load_scored
 from student.encoders.stock import HEAD_LAYOUTS
 from student.lsp_model import LspModel
-from student.runs.import_config import ImportStudentConfig
+from student.runs.config import ImportStudentConfig
 from student.runs.import_student import import_student
 
 K, WORDS = 12, 64

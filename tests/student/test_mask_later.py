@@ -42,8 +42,8 @@ from student.objectives import OBJECTIVES
 from student.objectives.mlm import Mlm
 from student.objectives.mlsm import Mlsm
 from student.probe import train_probe
+from student.runs.config import ExportConfig
 from student.runs.export import export_student
-from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.identity import find_description
 from student.train import Stepper, train

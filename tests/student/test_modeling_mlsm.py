@@ -27,8 +27,8 @@ from student.objectives.mlsm import Mlsm
 from student.objectives.mtl import Mtl
 from student.probe import ProbedLspModel, probe_task
 from student.runs import checkpoint
+from student.runs.config import ExportConfig
 from student.runs.export import CODE_FILE, KNOWN_CODE, export_student
-from student.runs.export_config import ExportConfig
 from student.runs.export_run import export_run
 from student.train import train
 

@@ -18,7 +18,7 @@ from student.encoders.stock import masked_lm
 from student.masks.masking import Masking
 from student.objectives.mlm import Mlm
 from student.probe import ProbedStudent, train_probe
-from student.runs.export_config import ExportConfig
+from student.runs.config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.identity import find_description
 from student.train import train

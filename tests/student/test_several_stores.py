@@ -27,7 +27,7 @@ from student.masks.masking import build_masking
 from student.objectives import OBJECTIVES
 from student.objectives.mlsm import Mlsm
 from student.objectives.several_stores import build_objective, open_beside
-from student.runs.export_config import ExportConfig
+from student.runs.config import ExportConfig
 from student.runs.export_run import export_run
 from student.runs.identity import find_description
 from student.runs.probed import with_student_and_store

@@ -17,7 +17,7 @@ from student.lsp_model import LspModel
 from student.objectives.mlsm import Mlsm
 from student.objectives.mtl import Mtl
 from student.objectives.naive_mlsm import NaiveMlsm
-from student.runs.export_config import ExportConfig
+from student.runs.config import ExportConfig
 from student.runs.export_run import export_run
 from student.train import train
 

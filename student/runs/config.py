@@ -1,10 +1,10 @@
-"""Settings of export-student. Imports nothing heavy."""
+"""Settings of export-student and import-student. Imports nothing heavy."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlsm.common.settings import Positional, check
+from mlsm.common.settings import Positional, check, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,3 +41,23 @@ class ExportConfig:
             raise ValueError(f"--license is an identifier of the Hub's, like apache-2.0 or other, found {self.license}")
         if wrong := [code for code in self.language if not re.fullmatch("[a-z]{2,3}|multilingual|code", code)]:
             raise ValueError(f"--language takes codes of ISO 639, like en or deu, found {wrong[0]}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportStudentConfig:
+    """Make an export from a checkpoint of the official MLSM code."""
+
+    model: Positional[str | None] = None
+    """Directory of a checkpoint that the official code saved, or a Hub id, like SzegedAI/babylm-strict-mlsm."""
+    max_length: int = 128
+    """Tokens of the longest window that it was trained on, special ones included: the official code's --max-seq-len,
+    which the checkpoint does not say."""
+    output: Path | None = None
+    """Directory to write; unset: runs/exports/<name of the checkpoint>, unless that holds another
+    import."""
+
+    def __post_init__(self):
+        check(self)
+        if self.model is None:
+            raise ValueError("MODEL is missing: a checkpoint of the official MLSM code, a directory or a Hub id")
+        require(self, "max_length", lambda value: 3 <= value <= 65_535, "from 3 to 65535")
