@@ -66,8 +66,6 @@ class Objective:
     """
 
     name: str
-    kinds: tuple[str, ...]
-    """kinds of store that it learns from, as in its Facts"""
     tied = False
     """whether the first outputs are the vocabulary, with the token embedding as their rows of the output matrix"""
     term_weights: tuple[float, ...] = (1.0,)
@@ -94,10 +92,6 @@ class Objective:
     other_stores: tuple[Store, ...] = ()
     """stores that it learns from in addition to the first one (several_stores.py)"""
 
-    def __init_subclass__(cls):
-        if "name" in vars(cls):
-            cls.kinds = OBJECTIVES[cls.name].kinds
-
     def __init__(
         self,
         store: Store,
@@ -119,6 +113,11 @@ class Objective:
         self.kappa, self.untied = kappa if kappa is not None else facts.kappa or 0.0, untied
         self.facts: dict = {}  # facts about the targets, for the log
         self.set_up(store)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of store that it learns from."""
+        return OBJECTIVES[self.name].kinds
 
     def set_up(self, store: Store) -> None:
         """Set the attributes that depend on the store, at least `outputs`."""

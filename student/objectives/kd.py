@@ -95,21 +95,14 @@ class Kd(Objective):
         return with_perplexity(super().figures(sums, counts), "cross_entropy")
 
     def baseline(self, train: WindowReader, held_out: list[TeacherTargets], directory: Path | None = None) -> dict:
-        """KL of the held-out rows against the constant average of the training split's stored entries, smoothed."""
-        return average_teacher_figures(train, held_out, self.outputs)
-
-
-def average_teacher_figures(train_windows: WindowReader, held_out: list[TeacherTargets], outputs: int) -> dict:
-    """KL (nats per token) of the teacher's held-out distributions, with their buckets, to its average in training.
-
-    outputs  of the student, as many as the teacher's vocabulary: entries index flattened logits (M, outputs)
-    """
-    mean_V = smoothed_mean(train_windows, train_windows.store.k)[:outputs]  # a teacher's padded output layer has more
-    count, loss = sum(targets.counts[0] for targets in held_out), 0.0
-    for targets in held_out:
-        row_E, column_E = np.divmod(targets.entries_E.numpy(), outputs)
-        outside_M = 1 - np.bincount(row_E, mean_V[column_E], len(targets.tail_M))
-        log_outside_M = np.log(outside_M.clip(min=np.finfo(np.float64).tiny))
-        expected = targets.weights_E.double().numpy() @ np.log(mean_V[column_E])
-        loss += targets.negative_entropy - expected - targets.tail_M.double().numpy() @ log_outside_M
-    return {"loss": float(loss) / max(count, 1)}
+        """KL of the teacher's held-out distributions, with their buckets, to the constant average of the training
+        split's stored entries, smoothed."""
+        mean_V = smoothed_mean(train, train.store.k)[: self.outputs]  # a teacher's padded output layer has more
+        count, loss = sum(targets.counts[0] for targets in held_out), 0.0
+        for targets in held_out:
+            row_E, column_E = np.divmod(targets.entries_E.numpy(), self.outputs)
+            outside_M = 1 - np.bincount(row_E, mean_V[column_E], len(targets.tail_M))
+            log_outside_M = np.log(outside_M.clip(min=np.finfo(np.float64).tiny))
+            expected = targets.weights_E.double().numpy() @ np.log(mean_V[column_E])
+            loss += targets.negative_entropy - expected - targets.tail_M.double().numpy() @ log_outside_M
+        return {"loss": float(loss) / max(count, 1)}

@@ -22,8 +22,6 @@ from student.objectives.sparse_rows import negative_entropy, row_of_entry, tempe
 
 logger = logging.getLogger(__name__)
 
-ENOUGH_LSP_MASS = 0.95  # average mass of the stored entries, below which there is a warning
-
 
 class SparseTargets(NamedTuple):
     """Sparse target distributions of M tokens. The reader renormalises the stored entries; then they are tempered."""
@@ -72,7 +70,7 @@ class Mlsm(Objective):
     """T of the learned distribution P^(1/T)"""
     behind_vocabulary = False
     """whether the LSPs are the last k of V + k outputs, not all outputs"""
-    enough_mass = ENOUGH_LSP_MASS
+    enough_mass = 0.95
     """average mass that the store should keep of a distribution; below it there is a warning"""
 
     def set_up(self, store: Store) -> None:
@@ -136,36 +134,27 @@ class Mlsm(Objective):
         return {name: Mlsm.loss_sums(self, logits_MK, targets.as_stored())[0] for name, logits_MK in logits.items()}
 
     def baseline(self, train: WindowReader, held_out: list[SparseTargets], directory: Path | None = None) -> dict:
-        """KL of the held-out rows against the average LSP distribution of the training split: of all tokens, and
-        (`_by_position`) of the tokens at the same position."""
-        return average_lsp_figures(train, held_out, directory, lsps=self.lsps, temperature=self.target_temperature)
+        """KL (nats per token) of the held-out rows to the average LSP distribution of the training split: of all
+        tokens, and (`_by_position`) of the tokens at the same position.
 
-
-def average_lsp_figures(
-    train_windows: WindowReader, held_out: list[SparseTargets], directory: Path | None, *, lsps: int, temperature: float
-) -> dict:
-    """KL (nats per token) of held-out rows to the average LSP distribution, of all tokens and by position.
-
-    The former is smoothed by one uniform token, so that an LSP that never occurs in training costs some nats instead of
-    infinitely many. A store has no sums of tempered distributions: for these, both averages are over the tokens that
-    position_marginals.py reads. At temperature 0, where one LSP of a token has all the mass, the result also has the
-    accuracy of always predicting the most frequent LSP.
-
-    directory  where averages by position are kept for the next run; None: not kept
-    """
-    mean_K, mean_PK = smoothed_mean(train_windows, lsps), position_marginals(train_windows, directory)
-    if temperature == 1:
-        return kl_to_averages(mean_K, mean_PK, held_out, "loss")
-    stored = [targets.as_stored() for targets in held_out]
-    halves = position_sums(train_windows, directory, temperature=temperature)
-    tempered_K = (halves[0] + halves[1]).mean_K
-    figures = kl_to_averages(tempered_K, shrink(halves), held_out, "loss")
-    figures |= kl_to_averages(mean_K, mean_PK, stored, "kl_untempered")
-    if temperature > 0:
-        return figures | kl_to_averages(mean_K, mean_PK, stored, "kl_untempered_back")
-    guess = tempered_K.argmax()
-    correct = sum(float(targets.weights_E[targets.entries_E % lsps == guess].sum()) for targets in held_out)
-    return figures | {"accuracy": correct / max(sum(targets.counts[0] for targets in held_out), 1)}
+        The former is smoothed by one uniform token, so that an LSP that never occurs in training costs some nats
+        instead of infinitely many. A store has no sums of tempered distributions: for these, both averages are over the
+        tokens that position_marginals.py reads. At temperature 0, where one LSP of a token has all the mass, the result
+        also has the accuracy of always predicting the most frequent LSP.
+        """
+        mean_K, mean_PK = smoothed_mean(train, self.lsps), position_marginals(train, directory)
+        if self.target_temperature == 1:
+            return kl_to_averages(mean_K, mean_PK, held_out, "loss")
+        stored = [targets.as_stored() for targets in held_out]
+        halves = position_sums(train, directory, temperature=self.target_temperature)
+        tempered_K = (halves[0] + halves[1]).mean_K
+        figures = kl_to_averages(tempered_K, shrink(halves), held_out, "loss")
+        figures |= kl_to_averages(mean_K, mean_PK, stored, "kl_untempered")
+        if self.target_temperature > 0:
+            return figures | kl_to_averages(mean_K, mean_PK, stored, "kl_untempered_back")
+        guess = tempered_K.argmax()
+        correct = sum(float(targets.weights_E[targets.entries_E % self.lsps == guess].sum()) for targets in held_out)
+        return figures | {"accuracy": correct / max(sum(targets.counts[0] for targets in held_out), 1)}
 
 
 def kl_to_averages(mean_K: np.ndarray, mean_PK: np.ndarray, held_out: list[SparseTargets], name: str) -> dict:

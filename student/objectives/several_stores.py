@@ -59,7 +59,7 @@ class SeveralStores(Objective):
     def __init__(self, parts: Sequence[Objective], stores: Sequence[Store], weights: Sequence[float]):
         first = parts[0]
         self.parts, self.stores, self.other_stores = parts, stores, tuple(stores[1:])
-        self.name, self.kinds = first.name, first.kinds
+        self.name = first.name
         self.learns = f"{first.learns}, of {len(stores)} stores at once"
         self.term_weights = tuple(float(weight) for weight in weights)
         self.outputs = sum(part.outputs for part in parts)
