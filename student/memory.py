@@ -55,19 +55,12 @@ def shortage(error: Exception) -> str:
 
 
 def what_fits(micro_batch: int, fits: Callable[[int], bool]) -> str:
-    """Advice to someone whose micro-batch did not fit."""
-    smaller = largest_that_fits(micro_batch, fits)
+    """Advice to someone whose micro-batch did not fit: the first of its half, its quarter, ... that does."""
+    smaller = micro_batch // 2
+    while smaller > 0 and not fits(smaller):
+        smaller //= 2
     advice = f"--micro-batch {smaller} fits" if smaller else "Not even one window fits: use a smaller --encoder"
     return (
         f"with --micro-batch {micro_batch}. {advice}; the effective batch stays as it is. --activation-checkpointing"
         f" needs less, too."
     )
-
-
-def largest_that_fits(micro_batch: int, fits: Callable[[int], bool]) -> int | None:
-    """The largest micro-batch that fits, of a half, a quarter, ... of this one; None if not even one window fits."""
-    while micro_batch > 1:
-        micro_batch //= 2
-        if fits(micro_batch):
-            return micro_batch
-    return None

@@ -152,9 +152,9 @@ class Trainer:
         self.model = model = task.build().to(ranks.device)
         self.initial_encoder = weights_fingerprint(model.encoder)  # before a checkpoint replaces the weights
         self.model_built = time.perf_counter()
-        is_adaptive = config.mask_weights == ADAPTIVE
-        every, device = config.mask_update_steps, ranks.device
-        self.adaptive = AdaptiveWeights(store, objective, every, device) if is_adaptive else None
+        self.adaptive = None
+        if config.mask_weights == ADAPTIVE:
+            self.adaptive = AdaptiveWeights(store, objective, config.mask_update_steps, ranks.device)
         self.stepper = Stepper(config, model, objective, ranks, run.libraries, self.adaptive)
         self.meter = Meter.of_run(config, model, store.max_length, self.stepper.autocast_dtype, ranks.size)
         kept_steps = config.checkpoint_steps(config.max_steps)
@@ -168,7 +168,7 @@ class Trainer:
             documents_apart=config.documents_apart,
             segments=task.segments,
             mask_later=mask_later_of(model.encoder.config) > 0,
-            by_token=is_adaptive,
+            by_token=self.adaptive is not None,
             few_shapes=config.compile,
             pieces=store.max_length // (config.short_windows or store.max_length),
             short_steps=config.short_steps(config.max_steps),

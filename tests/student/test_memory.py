@@ -8,7 +8,7 @@ from mlsm.common.errors import TrainingError
 from student.config import StudentConfig
 from student.encoders.model import Student
 from student.held_out import HeldOut
-from student.memory import forget_peak, largest_that_fits, peak_memory
+from student.memory import forget_peak, peak_memory, what_fits
 from student.train import train
 
 pytestmark = pytest.mark.promise("11 a GPU's memory …")
@@ -81,9 +81,10 @@ def test_too_little_memory_for_an_evaluation_is_one_line_too(ids_store, settings
 
 def test_the_largest_of_the_halves_is_found():
     tried = []
-    assert largest_that_fits(100, lambda windows: tried.append(windows) or windows <= 12) == 12
-    assert tried == [50, 25, 12]
-    assert largest_that_fits(1, lambda windows: True) is None
+    advice = what_fits(100, lambda windows: tried.append(windows) or windows <= 12)
+    assert tried == [50, 25, 12] and "--micro-batch 12 fits" in advice
+    assert "Not even one window fits" in what_fits(1, lambda windows: True)
+    assert "Not even one window fits" in what_fits(5, lambda windows: False)
 
 
 def test_a_gpu_forgets_its_peak_and_one_that_was_not_used_yet_has_none(monkeypatch):
