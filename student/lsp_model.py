@@ -89,15 +89,11 @@ class TextLsps(NamedTuple):
 
 
 def at_all_positions(
-    student: nn.Module,
-    encoder: nn.Module,
-    input_ids: Tensor,
-    attention_mask: Tensor | None,
-    token_type_ids: Tensor | None,
+    student: nn.Module, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
 ) -> Tensor:
     """Outputs (W, L, K) of a Student or ProbedStudent. Token types are left out if its encoder does not have two."""
     everywhere = torch.arange(input_ids.numel(), device=input_ids.device)
-    segments = token_type_ids if token_types(encoder.config) >= 2 else None
+    segments = token_type_ids if token_types(student.encoder.config) >= 2 else None
     with _COMPUTING:
         return student(input_ids, attention_mask, everywhere, segments_WL=segments).view(*input_ids.shape, -1)
 
@@ -136,7 +132,7 @@ class LspModel(nn.Module):
         The student was trained at positions that hold the mask token, to predict the LSPs of the token that was there;
         with --positions all, at every position of unmasked text.
         """
-        return at_all_positions(self.student, self.student.encoder, input_ids, attention_mask, token_type_ids)
+        return at_all_positions(self.student, input_ids, attention_mask, token_type_ids)
 
     @torch.no_grad()
     def lsp(

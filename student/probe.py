@@ -168,9 +168,7 @@ class ProbedLspModel(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> MaskedLMOutput:
         """`logits` (W, L, V) of all positions; trained at positions that hold the mask token."""
-        encoder = self.probed.student.encoder
-        logits = at_all_positions(self.probed, encoder, input_ids, attention_mask, token_type_ids)
-        return MaskedLMOutput(logits=logits)
+        return MaskedLMOutput(logits=at_all_positions(self.probed, input_ids, attention_mask, token_type_ids))
 
 
 def _load_hidden(source, probe_Vd, revision) -> tuple[ProbedStudent, PreTrainedTokenizerBase]:
