@@ -80,7 +80,7 @@ def read_log(config: StudentConfig) -> list[dict]:
 
 def move_to(config: StudentConfig, store, step: int) -> None:
     """Make the newest checkpoint of a run that of a later step."""
-    checkpoints = Checkpoints(config.run_dir / "checkpoints", [])
+    checkpoints = Checkpoints(config.run_dir / "checkpoints")
     path, state = checkpoints.newest_whole()
     model = build_student(config, store, OBJECTIVES[config.objective](store))
     optimizer = build_optimizer(model, config)

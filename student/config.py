@@ -439,6 +439,11 @@ class StudentConfig:
         return self.objective
 
     @property
+    def shared_directory(self) -> Path:
+        """The directory for what runs share: beside the run, or beside the directory of all runs."""
+        return (Path(self.root) if self.run_dir is None else self.run_dir).parent
+
+    @property
     def initial_weights(self) -> Path | None:
         """The directory to load for `continue_from`: a run's export, or the directory itself."""
         if self.continue_from is None:

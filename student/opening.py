@@ -7,7 +7,6 @@ unset settings get their values (resolve.py), what the directory holds (runs/).
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from mlsm.common.errors import RunError
@@ -21,7 +20,7 @@ from student.masks.weights import mask_tables
 from student.ranks import Ranks
 from student.resolve import Resolved, resolve, resolve_compile, resolve_dtype
 from student.runs.directory import MARGINALS, RESULT_FILE, Run
-from student.runs.identity import default_directory, differing_settings, find_description, run_identity
+from student.runs.identity import differing_settings, directory_of, find_description, run_identity
 from student.runs.tracking import check_trackers
 from student.task import TrainingTask
 
@@ -68,7 +67,7 @@ def _prove(asked, settled, store, task, tables, ranks, prepare):
     """The settings with dtype and compile that are right on this GPU (proof.py), or those that the run started with."""
     for one in proof.candidates(asked, settled):
         identity = run_identity(one, store, task.architecture, task.settings(one, tables))
-        directory = Path(one.run_dir or default_directory(one, identity, task.architecture))
+        directory = directory_of(one, identity, task.architecture)
         kept = find_description(directory)
         if kept is not None and not differing_settings(kept, identity, task.architecture):
             begun = one
@@ -77,7 +76,7 @@ def _prove(asked, settled, store, task, tables, ranks, prepare):
         begun = None
     if begun is not None and (not ranks.is_first or (directory / RESULT_FILE).exists()):
         return begun  # the first process has chosen already, or the run is finished
-    marginals = Path(settled.root if settled.run_dir is None else settled.run_dir).parent / MARGINALS
+    marginals = settled.shared_directory / MARGINALS
     choice = proof.find_arithmetic(asked, settled, store, task, prepare, ranks.device, marginals=marginals)
     if begun is None:
         return replace(settled, dtype=choice.dtype, compile=choice.compile)

@@ -118,7 +118,7 @@ def train(
 
 def _warn_of_missed(run: Run, config: ResolvedConfig, done: int) -> None:
     """Name the steps whose checkpoint --checkpoints asks for and the run no longer passes."""
-    path_of = Checkpoints(run.checkpoint_directory, []).path
+    path_of = Checkpoints(run.checkpoint_directory).path
     wanted = [step for step in config.checkpoint_steps(config.max_steps) if step < done or 0 < step == done]
     if missed := [f"{step:,}" for step in wanted if not (path_of(step) / "config.json").exists()]:
         logger.warning(

@@ -99,9 +99,8 @@ def _table_of(name: str | None, config: StudentConfig, store: Store) -> MaskTabl
         return None
     path = Path(name)
     if name in KINDS:
-        place = Path(config.root) if config.run_dir is None else config.run_dir
         kind = cast(WeightsKind, name)
-        path, _ = _make(MaskWeightsConfig(kind=kind), store, place.parent / ROOT.name, silent)
+        path, _ = _make(MaskWeightsConfig(kind=kind), store, config.shared_directory / ROOT.name, silent)
     table = read_table(path)
     table.check_fits(store)
     if len(table.collocations_C5) and config.mask_unit == "span":

@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,7 +68,7 @@ class Checkpoints:
     keep_last   how many of the newest checkpoints are kept in addition
     """
 
-    def __init__(self, directory: Path, kept_steps: list[int], keep_last: int = 1):
+    def __init__(self, directory: Path, kept_steps: Iterable[int] = (), keep_last: int = 1):
         self.directory = directory
         self.kept_steps = set(kept_steps)
         self.keep_last = keep_last

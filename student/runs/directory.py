@@ -42,8 +42,8 @@ from student.masks.table import MaskTable, holds_table, write_table
 from student.runs.checkpoint import Checkpoints, are_figures
 from student.runs.identity import (
     check_same_run,
-    default_directory,
     differing_settings,
+    directory_of,
     find_description,
     read_or_none,
     run_identity,
@@ -77,7 +77,7 @@ class Run:
     ):
         self.tables = tables
         self.identity = identity = run_identity(config, store, architecture, settings)
-        self.directory = Path(config.run_dir or default_directory(config, identity, architecture))
+        self.directory = directory_of(config, identity, architecture)
         disk.follow_no_links_below(config.run_dir or config.root)
         self.config_file = self.directory / "config.json"
         self.log_file = self.directory / "log.jsonl"
@@ -88,8 +88,7 @@ class Run:
         own_tables = [(file, table) for file, table in zip(files, tables, strict=True) if table is not None]
         self.checkpoint_directory = self.directory / "checkpoints"
         self.export_directory = self.directory / "export"
-        place = Path(config.root) if config.run_dir is None else self.directory
-        self.marginals_directory = place.parent / MARGINALS  # shared by runs: see position_marginals.py
+        self.marginals_directory = config.shared_directory / MARGINALS  # see position_marginals.py
         found, is_new = find_description(self.directory), False
         if found is not None and not differing_settings(found, identity, architecture):
             # From config.json: its spelling of the settings, and the libraries that the run was started with.
@@ -100,7 +99,7 @@ class Run:
                     logger.warning("%s was damaged or lost: written again", file)
                     self.keep_table(file, table)
             return
-        whole = Checkpoints(self.checkpoint_directory, []).newest_whole() if create else None
+        whole = Checkpoints(self.checkpoint_directory).newest_whole() if create else None
         newest = None if whole is None else whole[1]  # the state of the newest whole checkpoint
         if newest is not None and newest.get("run") == fingerprint(identity):
             logger.warning(
@@ -175,7 +174,7 @@ class Run:
             logger.warning("%s is damaged; it is written again from the last checkpoint", self.result_file)
         if result is None or self.export_directory.is_dir():
             return result
-        if Checkpoints(self.checkpoint_directory, []).whole(result["steps"]) is None:
+        if Checkpoints(self.checkpoint_directory).whole(result["steps"]) is None:
             return result
         logger.warning("%s is gone; it is written again from the last checkpoint", self.export_directory)
         return None

@@ -128,7 +128,7 @@ def _open_run(run: Path) -> tuple[Checkpoints, dict]:
             f"{run / 'config.json'} is damaged; the checkpoints were not touched. Run the command that trains this run"
             " once more: it writes the file again."
         )
-    return Checkpoints(run / "checkpoints", []), description
+    return Checkpoints(run / "checkpoints"), description
 
 
 def _refuse_another_run(output: Path, description: dict) -> None:

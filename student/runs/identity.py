@@ -1,7 +1,7 @@
 """The identity of a run: the settings, store and encoder that define it, and how two runs differ.
 
     identity = run_identity(config, store, encoder_config)
-    default_directory(config, identity, encoder_config)        # where this run is, or would be started
+    directory_of(config, identity, encoder_config)        # where this run is, or would be started
 
 A run's config.json holds its identity. Not handled here: what else a run's directory holds (directory.py).
 """
@@ -102,8 +102,10 @@ def _without_pooler(encoder_config: dict) -> dict:
     return {name: value for name, value in encoder_config.items() if name not in unused}
 
 
-def default_directory(config: StudentConfig, identity: dict, encoder_config: dict) -> Path:
-    """The default directory of a run. A run that was started with its dropout set or unset is found either way."""
+def directory_of(config: StudentConfig, identity: dict, encoder_config: dict) -> Path:
+    """The directory of a run. By default a run that was started with its dropout set or unset is found either way."""
+    if config.run_dir is not None:
+        return config.run_dir
     usual = Path(config.root) / default_name(config, identity)
     if not usual.exists():
         for directory, found in _runs_like(usual):

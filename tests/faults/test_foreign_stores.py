@@ -823,7 +823,7 @@ def test_a_crafted_checkpoint_is_passed_over(tmp_path, caplog, state):
         state = STATE | state
         state = json.dumps(state | {"checksum": _checksum(state)})
     (tmp_path / "step-00000003" / "state.json").write_text(state)
-    assert Checkpoints(tmp_path, []).newest_whole() is None
+    assert Checkpoints(tmp_path).newest_whole() is None
     assert "step-00000003 is damaged" in caplog.text and "state.json" in caplog.text
 
 
@@ -836,7 +836,7 @@ def test_a_pipe_in_a_checkpoint_is_not_waited_for(tmp_path, caplog):
     (tmp_path / "step-00000003" / "state.json").write_text(json.dumps(state | {"checksum": _checksum(state)}))
     os.mkfifo(tmp_path / "step-00000003" / "resume")
     with within_seconds(20):
-        assert Checkpoints(tmp_path, []).newest_whole() is None
+        assert Checkpoints(tmp_path).newest_whole() is None
     assert "a pipe, not a file" in caplog.text
 
 

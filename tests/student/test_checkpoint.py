@@ -47,7 +47,7 @@ def names(directory):
 
 def test_round_trip(tmp_path):
     model, optimizer = trained()
-    checkpoints = Checkpoints(tmp_path, [])
+    checkpoints = Checkpoints(tmp_path)
     checkpoints.save(7, model, optimizer, CHECKPOINT_STATE | {"tokens": 3}, export)
     path, state = checkpoints.newest_whole()
     assert (state["step"], state["tokens"]) == (7, 3)
@@ -60,7 +60,7 @@ def test_round_trip(tmp_path):
 
 def test_an_optimiser_without_a_state_after_a_step_does_not_fit(tmp_path):
     model, _ = trained()
-    Checkpoints(tmp_path, []).save(7, model, torch.optim.AdamW(model.parameters()), CHECKPOINT_STATE, export)
+    Checkpoints(tmp_path).save(7, model, torch.optim.AdamW(model.parameters()), CHECKPOINT_STATE, export)
     with pytest.raises(RunError, match="as it was written, but does not fit this run .*optimiser's state is empty"):
         restore(tmp_path / "step-00000007", *trained(steps=1))
 
@@ -188,7 +188,7 @@ def test_killed_at_every_call_of_a_save_the_newest_whole_one_is_the_old_or_the_n
         directory = tmp_path / str(number)
         saved(directory, 1)
         assert killed_at(number, lambda directory=directory: save_second(directory)) == -signal.SIGKILL
-        path, state = Checkpoints(directory, []).newest_whole()
+        path, state = Checkpoints(directory).newest_whole()
         restore(path, *trained(steps=1))
         assert state["tokens"] == 10 * state["step"]
         found.add(state["step"])
