@@ -22,12 +22,12 @@ import numpy as np
 from benchmarks.data import conditions, data_file, minilm_directory
 from pipeline.config import LearnConfig, minibatch_size
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
+from pipeline.executor import Inline
 from pipeline.job import load_teacher, teacher_job
 from pipeline.precision import total_variation
 from pipeline.sample import sample_hidden
 from pipeline.solvers import nonneg_lasso
 from pipeline.targets.hidden import Codebook
-from pipeline.workers import Inline
 from shards import codec
 from shards.schema import LSP_OCTAVES, HiddenLayout
 

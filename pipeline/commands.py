@@ -5,7 +5,7 @@
 Running a command again continues it: units that have a record are finished and skipped. An interruption loses only the
 unit that is being written and the few batches read ahead. Several layers, or several k, share one pass of the teacher;
 each gets its own store. Not handled here: how units are encoded (encode.py), what the stores of each kind contain
-(targets/), the processes that may share the units (workers.py).
+(targets/), the processes that may share the units (executor.py).
 """
 
 import logging
@@ -37,7 +37,7 @@ from pipeline.config import (
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode
 from pipeline.estimate import estimate, estimate_lsp
-from pipeline.job import Job, check_teacher, load_teacher, open_job, scan_corpus
+from pipeline.job import Job, check_teacher, load_teacher, open_executor, open_job, scan_corpus
 from pipeline.learn import check_bytes, load_dictionary, provide_codebook, provide_dictionaries, wanted_dictionaries
 from pipeline.stores import TargetStore
 from pipeline.targets.hidden import HiddenStates, provisional_codebook
@@ -46,7 +46,6 @@ from pipeline.targets.logits import Logits
 from pipeline.targets.lsp import Lsp
 from pipeline.teacher import check_documents_apart, check_reads_masks, load_tokenizer, refuse_long_windows
 from pipeline.teacher.masked_lm import MaskedLm
-from pipeline.workers import open_executor
 from shards.reader import is_url
 
 ADDED_LATER = {"held_out_by": "document", "atoms": "learned", "masked": False}  # setting -> value of older stores

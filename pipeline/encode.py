@@ -23,7 +23,7 @@ A document whose coding fails is quarantined: its windows keep their numbers but
 names it. If workers die twice at a unit, the unit is put aside until nothing else runs. Then ever smaller ranges of its
 windows are tried, until the windows that kill a worker are found. The unit is encoded without them, and its record
 names their documents. Not supported: several workers on one unit. Not handled here: threads and streams (overlap.py),
-processes (workers.py).
+processes (executor.py).
 
 Shapes: W windows, L window length, T tokens end to end, N coded tokens, d hidden width.
 """
@@ -133,45 +133,43 @@ def encode_missing(
     Raises  as encode_lsp
     """
     units, number_of = executor.job.plan.units, {unit.id: i for i, unit in enumerate(executor.job.plan.units)}
-    encode = partial(encode_units, stores=tuple(stores), kind=kind)
+    encode, probe = (partial(each, stores=tuple(stores), kind=kind) for each in (encode_units, probe_windows))
     items: Iterator[tuple] = ((number_of[unit.id], tuple(outputs), {}) for unit, outputs in tasks)
-    suspects = []
-    with closing(executor.map(encode, items, report=report)) as results:
-        for item, result in results:
-            if result is KILLED:
-                suspects.append(item)
-            else:
-                yield units[item[0]], *result
-    for unit_number, outputs, _ in suspects:
-        for output in outputs:
-            yield units[unit_number], *_encode_without_killers(executor, unit_number, output, tuple(stores), kind)
+    rescue = partial(_encode_without_killers, executor, encode, probe)
+    for (unit_number, *_), found in executor.map_or_rescue(encode, items, rescue, report):
+        yield units[unit_number], *found
 
 
-def _encode_without_killers(executor, unit_number, output, stores, kind):
-    """Encode a unit for one store without the windows that kill workers. Returns what `encode_units` yields."""
-    unit = executor.job.plan.units[unit_number]
-    where = executor.job.plan.text_of(unit)
+def _encode_without_killers(executor, encode, probe, item):
+    """Encode a unit without the windows that kill workers. Returns what `encode_units` yields.
+
+    encode, probe  `encode_units` and `probe_windows` for the stores;  item  of `encode_units`, at which workers died
+    """
+    unit_number, outputs, _ = item
+    where = executor.job.plan.text_of(executor.job.plan.units[unit_number])
     logger.info("workers died at %s: searching for the windows that crash them", where)
-    ((_, windows),) = executor.map(count_windows, [(unit_number,)])
+    windows = executor.apply(count_windows, (unit_number,))
     if windows is KILLED:
         raise EncodeError(
             f"workers crash when they read {where}, so none of it can be encoded. Remove it from the corpus. "
             f"{TOO_LITTLE_MEMORY}"
         )
-    probe = partial(probe_windows, stores=stores, kind=kind)
-    killers = find_killers(
-        lambda first, stop, trials: executor.survives(probe, (unit_number, first, stop, output), trials),
-        windows,
-        executor.job.progress,
-    )
-    encode = partial(encode_units, stores=stores, kind=kind)
-    ((_, result),) = executor.map(encode, [(unit_number, (output,), dict.fromkeys(killers, REASON))])
-    if result is KILLED:
-        raise EncodeError(
-            f"workers crash at {where}, even without the {len(killers)} windows that crash one by themselves. "
-            f"{TOO_LITTLE_MEMORY}"
-        )
-    return result
+
+    def survives(output, first, stop, trials):
+        return executor.apply(probe, (unit_number, first, stop, output), trials) is not KILLED
+
+    counts: dict[int, tuple] = {}
+    for output in outputs:
+        killers = find_killers(partial(survives, output), windows, executor.job.progress)
+        found = executor.apply(encode, (unit_number, (output,), dict.fromkeys(killers, REASON)))
+        if found is KILLED:
+            raise EncodeError(
+                f"workers crash at {where}, even without the {len(killers)} windows that crash one by themselves. "
+                f"{TOO_LITTLE_MEMORY}"
+            )
+        of_output, figures = found  # those of the last output
+        counts |= of_output
+    return counts, figures
 
 
 # -- one item of the work, in any process ------------------------------------------------------------------

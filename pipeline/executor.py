@@ -1,16 +1,18 @@
-"""The interface of executors, and the objects that their worker processes keep.
+"""Apply a function to items, in this process or in others, and keep objects there from one item to the next.
 
-    for item, result in executor.map(function, items): ...
+    with open_executor(job, teacher) as executor:        # in job.py
+        for item, result in executor.map(function, items): ...
 
-An executor applies a function to items, in this process or in others. A function takes a Context and an iterator over
-items, and yields one result per item, in order. The executor decides whether the function gets all items or one at a
-time: with all, it can start the next item before it has finished the current one; one at a time, items can go to
-several processes. A function must be defined in a module, or be a `partial` of such a function, so that it can be
-pickled by name. Not handled here: which processes there are (workers.py, dask_workers.py), what the functions do
-(encode.py, sample.py).
+A function takes a Context and an iterator over items, and yields one result per item, in order. The executor decides
+whether the function gets all items or one at a time: with all, it can start the next item before it has finished the
+current one; one at a time, items can go to several processes. A function must be defined in a module, or be a `partial`
+of such a function, so that it can be pickled by name. Not handled here: Dask's processes (dask_workers.py), what the
+functions do (encode.py, sample.py).
 """
 
+from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -105,7 +107,49 @@ class Executor:
         """
         raise NotImplementedError
 
-    def survives(self, function: Function, item: Any, trials: int) -> bool:
-        """Whether a process can apply the function to the item without dying. The result is dropped."""
+    def apply(self, function: Function, item: Any, trials: int = 2) -> Any:
+        """The result of one item; KILLED if `trials` processes died at it."""
         ((_, result),) = self.map(function, [item], trials=trials)
-        return result is not KILLED
+        return result
+
+    def map_or_rescue(
+        self,
+        function: Function,
+        items: Iterable[Any],
+        rescue: Callable[[Any], Any],
+        report: Callable[..., None] = silent,
+    ) -> Results:
+        """As `map`, but after all others, an item at which processes died has the result of rescue(item)."""
+        killed = []
+        with closing(self.map(function, items, report=report)) as results:
+            for item, result in results:
+                if result is KILLED:
+                    killed.append(item)
+                else:
+                    yield item, result
+        for item in killed:
+            yield item, rescue(item)
+
+
+class Inline(Executor):
+    """Applies functions in the caller's thread. No result is KILLED, as a death ends the caller's process too."""
+
+    def __init__(self, job: Any, teacher: Any = None):
+        super().__init__(job)
+        self._context = Context(job, teacher)
+
+    def map(
+        self, function: Function, items: Iterable[Any], *, trials: int = 2, report: Callable[..., None] = silent
+    ) -> Results:
+        """See Executor; results come in the order of the items."""
+        taken: deque[Any] = deque()
+
+        def take():
+            for item in items:
+                taken.append(item)
+                yield item
+
+        self._context.report = report
+        with closing(function(self._context, take())) as results:
+            for result in results:
+                yield taken.popleft(), result

@@ -2,14 +2,15 @@
 
     job = open_job(config, progress)
     job.plan.units, job.windows(unit), job.target(record)
+    with open_executor(job, teacher) as executor: ...
 
 A Job is immutable and can be sent to other processes. A command makes one by `open_job` (text and teacher, or
 the store of --hidden) or, without a layer, by `scan_corpus`.
-Not handled here: dictionaries (learn.py), encoding (encode.py), who does the work (workers.py).
+Not handled here: dictionaries (learn.py), encoding (encode.py), how executors work (executor.py, dask_workers.py).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -24,6 +25,7 @@ from pipeline.corpus import windows as packing
 from pipeline.corpus.documents import Selection
 from pipeline.corpus.source import Piece, Source
 from pipeline.corpus.windows import drops_white_space
+from pipeline.executor import Executor, Inline
 from pipeline.stored import StoredHidden
 from shards.copies import tokenizer_fingerprint
 from shards.files import refuse_foreign_output
@@ -270,6 +272,21 @@ def load_teacher(job: Job) -> "Teacher":
     check_teacher(job, teacher)
     teacher.choose_libraries(config.products, config.tokens_at_once(), config.max_length, job.libraries)
     return teacher
+
+
+def open_executor(job: Job, teacher: "Teacher | None" = None) -> Executor:
+    """The executor that the settings require, as a context manager.
+
+    teacher  the job's teacher, if it is loaded already: workers use its libraries of matrix products
+    Raises   ImportError if the work is for several processes and Dask is not installed
+    """
+    if teacher is not None:
+        job = replace(job, libraries=teacher.libraries)
+    if job.config.workers == 1 and job.config.scheduler is None:
+        return Inline(job, teacher)
+    from pipeline.dask_workers import WorkerPool  # takes half a second to import
+
+    return WorkerPool(job)
 
 
 def name_of_dtype(teacher: Any) -> str:

@@ -36,12 +36,11 @@ from pipeline.dictionary.checkpoint import forget
 from pipeline.dictionary.near import NEAR, count_near
 from pipeline.dictionary.vectors import file_stamp, open_vectors, refuse_unusable
 from pipeline.executor import PART, Executor
-from pipeline.job import Job, load_teacher, name_of_dtype, named_by_content, open_job
+from pipeline.job import Job, load_teacher, name_of_dtype, named_by_content, open_executor, open_job
 from pipeline.sample import RAW_SAMPLE, SAMPLE, sample_hidden
 from pipeline.stored import names_a_store
 from pipeline.targets.hidden import Codebook
 from pipeline.teacher import Teacher, check_position_means
-from pipeline.workers import open_executor
 from shards import copies
 from shards.files import StoreFiles, refuse_foreign_output
 from shards.manifest import fingerprint

@@ -131,24 +131,23 @@ def sample_windows(executor: Executor, tokens: int, seed: int) -> list[Window]:
 
     [SEP] and [UNK] within a window are counted, although they have no code. The windows are in the order of their hash.
     """
-    job, suspects = executor.job, []
+    job = executor.job
     sample = planning.WindowSample(job.plan, tokens)
     training = [number for number, unit in enumerate(job.plan.units) if unit.split == "train"]
     find = partial(find_candidates, seed=seed, most=sample.most)
-    job.progress("choose", 0, len(training), unit="units")
-    with closing(executor.map(find, ((number, sample.bound) for number in training))) as results:
-        for done, ((number, _), found) in enumerate(results, start=1):
-            if found is KILLED:
-                suspects.append(number)
-                continue
-            sample.add(found)
-            job.progress("choose", done, len(training), unit="units")
-    for number in suspects:  # each by itself, as another item may have killed the worker
-        ((_, found),) = executor.map(find, [(number, sample.bound)])
+
+    def try_again(item):  # by itself, as another item may have killed the worker
+        found = executor.apply(find, item)
         if found is KILLED:
-            text = job.plan.text_of(job.plan.units[number])
+            text = job.plan.text_of(job.plan.units[item[0]])
             raise EncodeError(f"workers crash when they read {text}. Remove it from the corpus. {TOO_LITTLE_MEMORY}")
+        return found
+
+    job.progress("choose", 0, len(training), unit="units")
+    results = executor.map_or_rescue(find, ((number, sample.bound) for number in training), try_again)
+    for done, (_, found) in enumerate(results, start=1):
         sample.add(found)
+        job.progress("choose", done, len(training), unit="units")
     return sample.windows()
 
 
@@ -183,8 +182,16 @@ def _read_hidden(executor, teacher, batches, layers, place):
     items = [(number, batches[i : i + executor.batches_at_once]) for number, i in enumerate(starts)]
     read = partial(read_hidden, layers=layers, place=place, expected=expected)
     ready, wanted = {}, 0
+
+    def leave_out_killers(item):
+        number, batches = item
+        packed = executor.apply(read, (number, [_leave_out_killers(executor, windows, layers) for windows in batches]))
+        if packed is KILLED:
+            raise EncodeError(f"workers crash at the dictionary's sample. {TOO_LITTLE_MEMORY}")
+        return packed
+
     try:
-        for number, packed in _map_without_killers(executor, read, items, layers):
+        for (number, _), packed in executor.map_or_rescue(read, items, leave_out_killers):
             ready[number] = packed
             while wanted in ready:
                 yield [unpack(rows) for rows in ready.pop(wanted)]
@@ -195,31 +202,14 @@ def _read_hidden(executor, teacher, batches, layers, place):
                 disk.unlink(path)
 
 
-def _map_without_killers(executor, read, items, layers):
-    """Pairs (number of an item, its result) as they arrive, without windows that kill workers."""
-    suspects = []
-    with closing(executor.map(read, items)) as results:
-        for item, packed in results:
-            if packed is KILLED:
-                suspects.append(item)
-            else:
-                yield item[0], packed
-    for number, batches in suspects:
-        spared = [_leave_out_killers(executor, windows, layers) for windows in batches]
-        ((_, packed),) = executor.map(read, [(number, spared)])
-        if packed is KILLED:
-            raise EncodeError(f"workers crash at the dictionary's sample. {TOO_LITTLE_MEMORY}")
-        yield number, packed
-
-
 def _leave_out_killers(executor, windows, layers):
     """The windows without those at which workers die."""
     probe = partial(probe_hidden, layers=layers)
-    killers = find_killers(
-        lambda first, stop, trials: executor.survives(probe, (windows[first:stop],), trials),
-        len(windows),
-        executor.job.progress,
-    )
+
+    def survives(first, stop, trials):
+        return executor.apply(probe, (windows[first:stop],), trials) is not KILLED
+
+    killers = find_killers(survives, len(windows), executor.job.progress)
     for _ in killers:
         logger.warning("a window is left out of the dictionary's sample: %s", REASON)
     return [window for number, window in enumerate(windows) if number not in killers]

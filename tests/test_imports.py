@@ -106,7 +106,6 @@ def test_the_pipeline_is_read_from_top_to_bottom():
 def test_workers_know_no_step():
     graph = import_graph("pipeline")
     assert graph["pipeline.executor"] == set() and graph["pipeline.dask_workers"] == {"pipeline.executor"}
-    assert graph["pipeline.workers"] == {"pipeline.executor", "pipeline.dask_workers"}
 
 
 @pytest.mark.parametrize("package", [name for name in ALLOWED if (ROOT / name).is_dir()])

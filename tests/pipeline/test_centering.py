@@ -24,10 +24,9 @@ from pipeline.config import EncodeConfig, LearnConfig
 from pipeline.dictionary import Dictionary
 from pipeline.dictionary import checkpoint as learning_checkpoint
 from pipeline.dictionary.centering import LEAST_TOKENS, HiddenSums
-from pipeline.job import load_teacher, teacher_job
+from pipeline.job import load_teacher, open_executor, teacher_job
 from pipeline.learn import learn_dictionary
 from pipeline.teacher import check_position_means
-from pipeline.workers import open_executor
 from shards.reader import Store
 
 SETTINGS = ("mean", "position")

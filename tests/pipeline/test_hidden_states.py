@@ -28,6 +28,7 @@ from pipeline.commands import encode_hidden, encode_lsp
 from pipeline.config import EncodeConfig, EncodeHiddenConfig, LearnConfig
 from pipeline.dictionary import Dictionary
 from pipeline.encode import LAYOUTS
+from pipeline.executor import Inline
 from pipeline.job import load_teacher, stored_job, teacher_job
 from pipeline.learn import learn_dictionary
 from pipeline.precision import total_variation
@@ -35,7 +36,6 @@ from pipeline.sample import sample_hidden, sample_windows
 from pipeline.solvers import nonneg_lasso
 from pipeline.targets.hidden import Codebook
 from pipeline.teacher import Teacher
-from pipeline.workers import Inline
 from shards.derive import derive
 from shards.reader import Store
 from shards.verify import verify

@@ -12,9 +12,8 @@ from mlsm.common.progress import silent
 from pipeline import plan as planning
 from pipeline.corpus import JsonLines, TextFile
 from pipeline.corpus.documents import Selection
-from pipeline.executor import Context
+from pipeline.executor import Context, Inline
 from pipeline.sample import find_candidates, sample_windows
-from pipeline.workers import Inline
 from shards.manifest import Plan, PlannedUnit
 
 pytestmark = pytest.mark.promise("odd, blank and no …")

@@ -44,10 +44,9 @@ from pipeline.announcement import announcement
 from pipeline.batch import center_on
 from pipeline.dictionary import Dictionary
 from pipeline.dictionary.learning import ALGORITHM
-from pipeline.job import load_teacher, named_by_content, teacher_job
+from pipeline.job import load_teacher, named_by_content, open_executor, teacher_job
 from pipeline.learn import batch_key, minibatch_of_sample, provide_dictionaries, wanted_dictionaries
 from pipeline.solvers import nonneg_lasso, proof
-from pipeline.workers import open_executor
 from shards.manifest import fingerprint
 
 if TYPE_CHECKING:
