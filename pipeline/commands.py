@@ -37,14 +37,14 @@ from pipeline.config import (
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode
 from pipeline.estimate import estimate, estimate_lsp
-from pipeline.job import Job, check_teacher, load_teacher, open_executor, open_job, scan_corpus
+from pipeline.job import Job, fit_teacher, load_teacher, open_executor, open_job, scan_corpus
 from pipeline.learn import check_bytes, load_dictionary, provide_codebook, provide_dictionaries, wanted_dictionaries
 from pipeline.stores import TargetStore
 from pipeline.targets.hidden import HiddenStates, provisional_codebook
 from pipeline.targets.ids import Ids
 from pipeline.targets.logits import Logits
 from pipeline.targets.lsp import Lsp
-from pipeline.teacher import check_documents_apart, check_reads_masks, load_tokenizer, refuse_long_windows
+from pipeline.teacher import check_documents_apart, check_max_length, check_reads_masks, load_tokenizer
 from pipeline.teacher.masked_lm import MaskedLm
 from shards.reader import is_url
 
@@ -75,16 +75,15 @@ def encode_logits(config: EncodeLogitsConfig, progress: Callable[..., None] = si
         check_documents_apart(config.teacher)
     if config.masked:
         check_reads_masks(config.teacher)
+    check_max_length(config.teacher, config.max_length)
     tokenizer = load_tokenizer(config.teacher)
     if trouble := describe_unsplit(tokenizer, config.teacher):
         raise TeacherError(trouble)
     # Load the teacher before the corpus is read, so that a teacher without a head is refused at once.
     progress("load teacher", 0, None)
     teacher = MaskedLm.load(config.teacher, dtype=config.dtype, device=config.device)
-    refuse_long_windows(teacher.name, teacher.max_positions, config.max_length)
     job = scan_corpus(config, tokenizer, progress)
-    check_teacher(job, teacher)
-    teacher.choose_libraries(config.products, config.tokens_at_once(), config.max_length)
+    fit_teacher(job, teacher)
     logger.info("%s", announcement("encode-logits", job, teacher))
     target = Logits(config, teacher, job.special_ids)
     if config.dry_run:

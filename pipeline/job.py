@@ -180,12 +180,12 @@ class Job:
 
 
 def open_job(config: Any, progress: Callable[..., None]) -> Job:
-    """The Job of a command that reads text with a teacher, or the store that --hidden names."""
-    return teacher_job(config, progress) if config.hidden is None else stored_job(config, progress)
+    """The Job of a command that reads text with a teacher, or the store that --hidden names.
 
-
-def stored_job(config: Any, progress: Callable[..., None]) -> Job:
-    """The Job of a command whose --hidden names a store. Raises ValueError, StoreError"""
+    Raises  ValueError, StoreError; as teacher_job
+    """
+    if config.hidden is None:
+        return teacher_job(config, progress)
     refuse_foreign_output(config.output)
     stored = StoredHidden.open(config.hidden, config.device)
     store, config = stored.store, stored.settle(config)
@@ -260,7 +260,7 @@ def teacher_job(config: DictionaryConfig, progress: Callable[..., None]) -> Job:
 def load_teacher(job: Job) -> "Teacher":
     """The teacher of the settings, cut after the deepest of their layers, or the store that replaces it.
 
-    Raises  TeacherError, DeviceError; EncodeError when the windows are too long
+    Raises  TeacherError, DeviceError
     """
     from pipeline.teacher import Teacher
 
@@ -269,9 +269,18 @@ def load_teacher(job: Job) -> "Teacher":
     config = job.config
     job.progress("load teacher", 0, None)
     teacher = Teacher.load(config.teacher, max(config.layer), dtype=config.dtype, device=config.device)
-    check_teacher(job, teacher)
-    teacher.choose_libraries(config.products, config.tokens_at_once(), config.max_length, job.libraries)
+    fit_teacher(job, teacher)
     return teacher
+
+
+def fit_teacher(job: Job, teacher: "Teacher") -> None:
+    """Choose the libraries of a teacher's matrix products, after a check that it can read the job's token ids.
+
+    Raises  TeacherError
+    """
+    config = job.config
+    teacher.check_tokenizer(job.tokenizer)
+    teacher.choose_libraries(config.products, config.tokens_at_once(), config.max_length, job.libraries)
 
 
 def open_executor(job: Job, teacher: "Teacher | None" = None) -> Executor:
@@ -302,14 +311,6 @@ def check_same_teacher(teacher: Any, fingerprint: str, dtype: str) -> None:
         raise EncodeError(
             f"a worker {what} this command. Make the same files visible to all workers, and pass --dtype and --device."
         )
-
-
-def check_teacher(job: Job, teacher: "Teacher") -> None:
-    """Raise TeacherError or EncodeError when a teacher cannot read the job's token ids or windows."""
-    from pipeline.teacher import refuse_long_windows
-
-    teacher.check_tokenizer(job.tokenizer)
-    refuse_long_windows(teacher.name, teacher.max_positions, job.config.max_length)
 
 
 def named_by_content(parent: Path, name: str, content: str) -> Path:

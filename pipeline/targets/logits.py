@@ -35,7 +35,7 @@ import torch
 from mlsm.common.errors import EncodeError
 from pipeline.batch import Hidden, InputFormat, TeacherBatch, not_finite
 from pipeline.config import EncodeLogitsConfig
-from pipeline.job import Job, Record, check_teacher, name_of_dtype
+from pipeline.job import Job, Record, fit_teacher, name_of_dtype
 from pipeline.targets.distributions import MOST_ENTRIES, Distributions, columns_of
 from pipeline.teacher.masked_lm import HEAD_ROWS, MaskedLm
 from shards.counter import permutation
@@ -91,9 +91,7 @@ class Logits:
     @staticmethod
     def load_teacher(job: Job) -> MaskedLm:
         teacher = MaskedLm.load(job.config.teacher, dtype=job.config.dtype, device=job.config.device)
-        check_teacher(job, teacher)
-        config = job.config
-        teacher.choose_libraries(config.products, config.tokens_at_once(), config.max_length, job.libraries)
+        fit_teacher(job, teacher)
         return teacher
 
     @classmethod

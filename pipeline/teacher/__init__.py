@@ -28,7 +28,6 @@ from pipeline.teacher.cut import (
     cut_config,
     load_weights,
     read_config,
-    refuse_long_windows,
 )
 from pipeline.teacher.location import BUNDLED, locate, teacher_fingerprint
 from pipeline.teacher.tokenizer import load_tokenizer, special_ids
@@ -50,7 +49,6 @@ __all__ = [
     "load_weights",
     "locate",
     "read_config",
-    "refuse_long_windows",
     "special_ids",
     "teacher_fingerprint",
 ]

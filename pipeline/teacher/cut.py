@@ -286,14 +286,10 @@ def check_max_length(name_or_path: str | Path, max_length: int) -> None:
             model = MODEL_MAPPING[type(config)](cut_config(config, 1), **without_pooler(config))
     except Exception:  # a model that cannot be built: loading it says why
         return
-    refuse_long_windows(str(name_or_path), max_positions(model), max_length)
-
-
-def refuse_long_windows(name: str, most: float, max_length: int) -> None:
-    """Raise EncodeError when windows are longer than the `most` tokens that a teacher of this name reads."""
-    if max_length > most:
+    if max_length > (most := max_positions(model)):
         raise EncodeError(
-            f"--max-length {max_length}, but {name} reads at most {most} tokens. Use --max-length {most} or less."
+            f"--max-length {max_length}, but {name_or_path} reads at most {most} tokens. Use --max-length {most} or "
+            "less."
         )
 
 

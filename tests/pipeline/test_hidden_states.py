@@ -29,7 +29,7 @@ from pipeline.config import EncodeConfig, EncodeHiddenConfig, LearnConfig
 from pipeline.dictionary import Dictionary
 from pipeline.encode import LAYOUTS
 from pipeline.executor import Inline
-from pipeline.job import load_teacher, stored_job, teacher_job
+from pipeline.job import load_teacher, open_job, teacher_job
 from pipeline.learn import learn_dictionary
 from pipeline.precision import total_variation
 from pipeline.sample import sample_hidden, sample_windows
@@ -346,7 +346,7 @@ def learning(place, store, **settings):
 def test_a_dictionary_is_learned_from_the_windows_that_a_teacher_would_read(place, store, tmp_path):
     common = {name: getattr(place, name) for name in ("teacher", "corpus", "max_length", "max_tokens", "unit_tokens")}
     of_text = teacher_job(LearnConfig(layer=2, output=tmp_path, **common), lambda *_, **__: None)
-    of_store = stored_job(learning(place, store), lambda *_, **__: None)
+    of_store = open_job(learning(place, store), lambda *_, **__: None)
     chosen = [sample_windows(Inline(job), 5_000, 42) for job in (of_text, of_store)]
     assert [window[:3] for window in chosen[0]] == [window[:3] for window in chosen[1]] and len(chosen[0]) > 100
     training = len(store.split("train"))
@@ -364,7 +364,7 @@ def test_the_sample_is_the_stored_states_of_those_windows(place, store, tmp_path
     """And what is learned from it is what is learned from the same rows in a file."""
     (report,) = learn_dictionary(learning(place, store))
     assert report["layer"] == 2 and learn_dictionary(learning(place, store))[0]["finished_before"]
-    job = stored_job(learning(place, store, output=tmp_path), lambda *_, **__: None)
+    job = open_job(learning(place, store, output=tmp_path), lambda *_, **__: None)
     windows, rows = sample_windows(Inline(job), 5_000, 42), []
     reader = WindowReader(store, store.iter_records(), "whole")
     for window in windows:
