@@ -8,9 +8,8 @@ cuts do not depend on dropped documents: if a new earlier file contains a text, 
 now dropped changes. Not handled here: encoding a unit (encode.py).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from heapq import heappush, heapreplace
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ from pipeline.corpus import windows as packing
 from pipeline.corpus.documents import DEFAULT_SELECTION, Seen, Selection, documents, split_key_of, take_head
 from pipeline.corpus.source import Source
 from pipeline.corpus.windows import Window
-from shards.counter import hash_u64
 from shards.manifest import Plan, PlannedUnit, fingerprint
 
 if TYPE_CHECKING:
@@ -218,57 +216,6 @@ def _if_of_split(document, split):
     head = take_head(document)
     if _split(split_key_of("".join([piece.text for piece in head]))) == split:
         yield from chain(head, document)
-
-
-def candidates(
-    unit: PlannedUnit, windows: Iterable[Window], seed: int, bound: int
-) -> Iterator[tuple[int, tuple[str, int], Window]]:
-    """A unit's windows with a hash below a bound: triples (hash, (unit's id, number in the unit), window).
-
-    The hash is counter-based, of (seed, unit, number).
-    """
-    for number, window in enumerate(windows):
-        value = int(hash_u64(seed, int(unit.id[:16], 16), number))
-        if value < bound:
-            yield value, (unit.id, number), window
-
-
-class WindowSample:
-    """Collects the windows of a plan with the smallest hashes. They follow only from the plan and the seed, in whatever
-    order units are added. Only the sample is in memory.
-
-    tokens  coded tokens that the sample should have
-    most    windows that are collected
-    """
-
-    def __init__(self, plan: Plan, tokens: int):
-        self._tokens = tokens
-        self._heap: list[tuple[int, tuple[str, int], Window]] = []  # (-hash, place, window): largest hash first
-        least = plan.windowing["max_length"] // (16 if plan.windowing["packing"] == "pairs" else 2)
-        self.most = -(-tokens // max(1, least))  # windows: enough for windows of `least` tokens on average
-
-    @property
-    def bound(self) -> int:
-        """Only windows with a hash below this bound can be in the sample."""
-        return -self._heap[0][0] if len(self._heap) == self.most else 2**64
-
-    def add(self, found: Iterable[tuple[int, tuple[str, int], Window]]) -> None:
-        """Add triples from `candidates`."""
-        for value, place, window in found:
-            if len(self._heap) < self.most:
-                heappush(self._heap, (-value, place, window))
-            elif value < self.bound:
-                heapreplace(self._heap, (-value, place, window))
-
-    def windows(self) -> list[Window]:
-        """The windows with the smallest hashes that together have enough tokens, in the order of their hashes."""
-        chosen, total = [], 0
-        for _, _, window in sorted(self._heap, reverse=True):
-            if total >= self._tokens:
-                break
-            chosen.append(window)
-            total += len(window.ids) - 2
-        return chosen
 
 
 def _split(key):

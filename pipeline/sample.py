@@ -12,7 +12,7 @@ import logging
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
-from heapq import nsmallest
+from heapq import heappush, heapreplace, nsmallest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,6 @@ import numpy as np
 from mlsm.common import disk
 from mlsm.common.durable import explain_link
 from mlsm.common.errors import EncodeError, describe
-from pipeline import plan as planning
 from pipeline.batch import InputFormat, hidden_rows
 from pipeline.corpus import Window
 from pipeline.dictionary.centering import HiddenSums
@@ -30,6 +29,8 @@ from pipeline.executor import KILLED, PART, Context, Executor, unpack
 from pipeline.failures import REASON, SOME_WINDOWS, TOO_LITTLE_MEMORY, find_killers, isolate, may_be_the_texts_fault
 from pipeline.files import growing_rows
 from pipeline.job import Job, check_same_teacher, load_teacher, name_of_dtype
+from shards.counter import hash_u64
+from shards.manifest import Plan
 
 if TYPE_CHECKING:
     from pipeline.teacher import Teacher
@@ -61,8 +62,7 @@ def sample_hidden(
         if not (place / SAMPLE).is_file() and not (place / first).is_file()
     }
     if new:
-        windows, count = choose_windows(executor, k)
-        _write_samples(new, executor, teacher, windows, count)
+        _write_samples(new, executor, teacher, k)
     for place in place_of.values():
         if not (place / SAMPLE).is_file():
             job.progress("centre", 0, None)
@@ -103,19 +103,6 @@ def sample_dtype(job: Job, teacher: "Teacher") -> np.dtype:
     return np.dtype([("position", "<i4"), ("row", "<f4", (teacher.hidden_size,))])
 
 
-def choose_windows(executor: Executor, k: int) -> tuple[list[Window], int]:
-    """The windows of the sample, and how many vectors it should have."""
-    job, config = executor.job, executor.job.config
-    windows = sample_windows(executor, config.dictionary_tokens, config.seed)
-    job.check_sources()
-    if not windows:
-        raise job.no_windows_error()
-    special = job.special_ids["all"]
-    count = min(config.dictionary_tokens, sum(int((~np.isin(window.ids, special)).sum()) for window in windows))
-    check_enough(k, count)
-    return windows, count
-
-
 def check_enough(k: int, vectors: int) -> None:
     """Raise EncodeError if a sample has too few vectors for k atoms, after some are set aside for evaluation."""
     training = vectors - held_out_of(vectors)
@@ -126,13 +113,51 @@ def check_enough(k: int, vectors: int) -> None:
         )
 
 
+class WindowSample:
+    """Collects the windows of a plan with the smallest hashes. They follow only from the plan and the seed, in whatever
+    order units are added. Only the sample is in memory.
+
+    tokens  coded tokens that the sample should have
+    most    windows that are collected
+    """
+
+    def __init__(self, plan: Plan, tokens: int):
+        self._tokens = tokens
+        self._heap: list[tuple[int, tuple[str, int], Window]] = []  # (-hash, place, window): largest hash first
+        least = plan.windowing["max_length"] // (16 if plan.windowing["packing"] == "pairs" else 2)
+        self.most = -(-tokens // max(1, least))  # windows: enough for windows of `least` tokens on average
+
+    @property
+    def bound(self) -> int:
+        """Only windows with a hash below this bound can be in the sample."""
+        return -self._heap[0][0] if len(self._heap) == self.most else 2**64
+
+    def add(self, found: Iterable[tuple[int, tuple[str, int], Window]]) -> None:
+        """Add triples from `find_candidates`."""
+        for value, place, window in found:
+            if len(self._heap) < self.most:
+                heappush(self._heap, (-value, place, window))
+            elif value < self.bound:
+                heapreplace(self._heap, (-value, place, window))
+
+    def windows(self) -> list[Window]:
+        """The windows with the smallest hashes that together have enough tokens, in the order of their hashes."""
+        chosen, total = [], 0
+        for _, _, window in sorted(self._heap, reverse=True):
+            if total >= self._tokens:
+                break
+            chosen.append(window)
+            total += len(window.ids) - 2
+        return chosen
+
+
 def sample_windows(executor: Executor, tokens: int, seed: int) -> list[Window]:
     """A uniform sample of training windows that holds at least `tokens` tokens, if the plan has them.
 
     [SEP] and [UNK] within a window are counted, although they have no code. The windows are in the order of their hash.
     """
     job = executor.job
-    sample = planning.WindowSample(job.plan, tokens)
+    sample = WindowSample(job.plan, tokens)
     training = [number for number, unit in enumerate(job.plan.units) if unit.split == "train"]
     find = partial(find_candidates, seed=seed, most=sample.most)
 
@@ -151,10 +176,17 @@ def sample_windows(executor: Executor, tokens: int, seed: int) -> list[Window]:
     return sample.windows()
 
 
-def _write_samples(path_of, executor, teacher, windows, count):
-    """Write the sample of every layer in one pass of the teacher."""
-    job, layers = executor.job, tuple(path_of)
-    batch, dtype = job.config.windows_at_once(), sample_dtype(job, teacher)
+def _write_samples(path_of, executor, teacher, k):
+    """Choose the windows of the sample, and write it for every layer in one pass of the teacher."""
+    job, config, layers = executor.job, executor.job.config, tuple(path_of)
+    windows = sample_windows(executor, config.dictionary_tokens, config.seed)
+    job.check_sources()
+    if not windows:
+        raise job.no_windows_error()
+    special = job.special_ids["all"]
+    count = min(config.dictionary_tokens, sum(int((~np.isin(window.ids, special)).sum()) for window in windows))
+    check_enough(k, count)
+    batch, dtype = config.windows_at_once(), sample_dtype(job, teacher)
     batches = [windows[i : i + batch] for i in range(0, len(windows), batch)]
     with ExitStack() as files:
         shape = (count, *dtype.shape)
@@ -221,13 +253,19 @@ def _leave_out_killers(executor, windows, layers):
 def find_candidates(
     context: Context, items: Iterable[tuple[int, int]], *, seed: int, most: int
 ) -> Generator[list[tuple[int, tuple[str, int], Window]], None, None]:
-    """Windows of units for the sample, as `plan.candidates`; items are (number of a unit, bound).
+    """Windows of units for the sample; items are (number of a unit, bound).
 
-    most  windows in the sample. No unit can have more in it, though it may be a document of many gigabytes
+    most    windows in the sample. No unit can have more in it, though it may be a document of many gigabytes
+    Yields  the unit's windows with the smallest hashes, if below the bound: triples (hash, (unit's id, number in the
+            unit), window). The hash is counter-based, of (seed, unit, number)
     """
-    for number, bound in items:
-        unit = context.job.plan.units[number]
-        yield nsmallest(most, planning.candidates(unit, context.windows(unit), seed, bound))
+    for unit_number, bound in items:
+        unit = context.job.plan.units[unit_number]
+        hashed = (
+            (int(hash_u64(seed, int(unit.id[:16], 16), number)), (unit.id, number), window)
+            for number, window in enumerate(context.windows(unit))
+        )
+        yield nsmallest(most, (found for found in hashed if found[0] < bound))
 
 
 def read_hidden(
@@ -277,42 +315,34 @@ def read_batch(job: Job, teacher: "Teacher", layers: Sequence[int], windows: lis
     Returns  list of (n, d) float32, one for a layer; with --center list of (n) records as `sample_dtype` has them
     Raises   EncodeError when the teacher fails at most of the windows
     """
-    batch, found = job.config.windows_at_once(), []
-    if not windows:
-        return [_no_rows(job, teacher)] * len(layers)
-    for layer, (rows_nd, failing) in zip(layers, _read_usable(job, teacher, layers, windows, batch), strict=True):
-        if failing > max(SOME_WINDOWS, len(windows) // 2):
-            raise EncodeError(f"{teacher.name}, layer {layer}, fails at most of a batch; see the log")
-        found.append(rows_nd)
-    return found
-
-
-def _read_usable(job, teacher, layers, windows, batch):
-    """The hidden states of every layer on the windows that the teacher can read, and the number of windows that it
-    cannot read."""
     form, raw = InputFormat.of(job.config, teacher), job.config.center != "none"
+    batch, dtype = job.config.windows_at_once(), sample_dtype(job, teacher)
+    no_rows = np.zeros((0, *dtype.shape), np.float32 if dtype.shape else dtype)
 
-    def read(layers, windows):
+    def read(windows):
         rows, _ = hidden_rows(teacher, windows, batch, job.config.max_length, job.special_ids, layers, form, raw)
-        return [_as_records(found, sample_dtype(job, teacher)) if raw else found for found in rows]
+        return [_as_records(found, dtype) if raw else found for found in rows]
 
+    if not windows:
+        return [no_rows] * len(layers)
     if len(layers) > 1:
         try:
-            return [(rows_nd, 0) for rows_nd in read(layers, windows)]
+            return read(windows)
         except Exception as error:
             if not may_be_the_texts_fault(error):
                 raise
         # If only one layer failed, the samples of the other layers must not show it.
-        return [_read_usable(job, teacher, (layer,), windows, batch)[0] for layer in layers]
+        return [read_batch(job, teacher, (layer,), windows)[0] for layer in layers]
     parts, failing = [], 0
-    for _, rows, reason in isolate(windows, partial(read, layers)):
+    for _, rows, reason in isolate(windows, read):
         if reason is None:
-            parts.append(rows[0])
+            parts += rows
         else:
             logger.warning("a window is left out of the dictionary's sample: %s", describe(reason))
-            parts.append(_no_rows(job, teacher))
             failing += 1
-    return [(parts[0] if len(parts) == 1 else np.concatenate(parts), failing)]
+    if failing > max(SOME_WINDOWS, len(windows) // 2):
+        raise EncodeError(f"{teacher.name}, layer {layers[0]}, fails at most of a batch; see the log")
+    return [np.concatenate(parts or [no_rows])]
 
 
 def _as_records(found, dtype):
@@ -320,8 +350,3 @@ def _as_records(found, dtype):
     records_n = np.empty(len(found.rows_Nd), dtype)
     records_n["row"], records_n["position"] = found.rows_Nd, found.position_N
     return records_n
-
-
-def _no_rows(job, teacher):
-    dtype = sample_dtype(job, teacher)
-    return np.zeros((0, *dtype.shape), np.float32 if dtype.shape else dtype)

@@ -108,7 +108,7 @@ def test_targets_are_those_of_subtracted_unit_rows_by_scikit_learn(made):
 def test_the_centre_is_the_mean_of_the_sampled_raw_states(made, monkeypatch):
     config, _, dictionary = made
     job = teacher_job(config, silent)
-    windows, _ = sampling.choose_windows(open_executor(job), 24)
+    windows = sampling.sample_windows(open_executor(job), config.dictionary_tokens, config.seed)
     rows_Nd, position_N = raw_states(config, [window.ids for window in windows])
     rows_Nd, position_N = rows_Nd[:6000], position_N[:6000]
     assert dictionary.center.record["tokens"] == len(rows_Nd)

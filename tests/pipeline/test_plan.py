@@ -13,7 +13,7 @@ from pipeline import plan as planning
 from pipeline.corpus import JsonLines, TextFile
 from pipeline.corpus.documents import Selection
 from pipeline.executor import Context, Inline
-from pipeline.sample import find_candidates, sample_windows
+from pipeline.sample import WindowSample, find_candidates, sample_windows
 from shards.manifest import Plan, PlannedUnit
 
 pytestmark = pytest.mark.promise("odd, blank and no …")
@@ -175,10 +175,11 @@ def test_no_more_windows_of_a_unit_are_held_than_the_sample_has(tmp_path):
     (number,) = [number for number, unit in enumerate(plan.units) if unit.split == "train"]
     found = windows(plan, [source], "train")
     job = SimpleNamespace(plan=plan, windows=lambda unit: iter(found))
-    whole, bounded = planning.WindowSample(plan, 500), planning.WindowSample(plan, 500)
+    whole, bounded = WindowSample(plan, 500), WindowSample(plan, 500)
     (some,) = find_candidates(Context(job), [(number, 2**64)], seed=5, most=whole.most)
+    (all_of_them,) = find_candidates(Context(job), [(number, 2**64)], seed=5, most=len(found))
     bounded.add(some)
-    whole.add(planning.candidates(plan.units[number], found, 5, 2**64))
+    whole.add(all_of_them)
     assert len(some) == whole.most < len(found) / 10 and bounded.windows() == whole.windows()
 
 
