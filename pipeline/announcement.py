@@ -103,11 +103,11 @@ def _origin(config: Any, name: str) -> str:
 # -- notes and warnings ------------------------------------------------------------------------------------
 
 
-def mention_other_tolerance(stores: Path, target: Mapping) -> None:
-    """Log when a new store differs from an existing one only in the solver's tolerance."""
-    if any(stores.glob(f"*-{target['target'][:12]}")):
+def mention_other_tolerance(stores: Path, target_json: Mapping) -> None:
+    """Log when a new store with this target.json differs from an existing one only in the solver's tolerance."""
+    if any(stores.glob(f"*-{target_json['target'][:12]}")):
         return
-    wanted = {name: value for name, value in target["settings"].items() if name != "tolerance"}
+    wanted = {name: value for name, value in target_json["settings"].items() if name != "tolerance"}
     for path in sorted(stores.glob("*/target.json")):
         try:
             found = dict(StoreFiles(path.parent).target()["settings"])
@@ -120,7 +120,7 @@ def mention_other_tolerance(stores: Path, target: Mapping) -> None:
                 "to it",
                 path.parent,
                 tolerance,
-                target["settings"]["tolerance"],
+                target_json["settings"]["tolerance"],
                 tolerance,
             )
 

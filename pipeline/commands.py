@@ -160,7 +160,8 @@ def encode_lsp(config: EncodeConfig, progress: Callable[..., None] = silent) -> 
 def make_lsp_store(job: Job, target: Lsp) -> TargetStore:
     """The TargetStore of one layer and dictionary."""
     command = select_settings(job.config) | {"layer": [target.layer], "k": [len(target.dictionary.atoms_Kd)]}
-    mention_other_tolerance(job.config.output / "stores", job.target(target.record(job)))
+    _, target_json = target.describe_store(job)
+    mention_other_tolerance(job.config.output / "stores", target_json)
     if job.config.dictionary is None:  # otherwise it is in the announcement
         mention_kept_mass(job.config, target.layer, target.dictionary)
     return TargetStore(job, target, {"encode-lsp": command})

@@ -89,7 +89,7 @@ def encode(executor: Executor, stores: Sequence[TargetStore], kind: type[Target]
     job, started = executor.job, time.perf_counter()
     tasks = [(unit, [i for i, store in enumerate(stores) if unit.id in store.wanted]) for unit in job.plan.units]
     tasks = [(unit, wanting) for unit, wanting in tasks if wanting]
-    shares = [likely_bytes(store.target) * len(store.wanted) / len(job.plan.units) for store in stores]
+    shares = [likely_bytes(store.target_json) * len(store.wanted) / len(job.plan.units) for store in stores]
     warn_of_disk(job.config.output, sum(shares) * job.expected_tokens)
     begun = {(unit.id, output): 0 for unit, wanting in tasks for output in wanting}  # tokens so far, by unit and store
 
@@ -271,11 +271,11 @@ def open_coder(
     teacher = context.keep("teacher", partial(kind.load_teacher, job))
     targets: list[Any] = []
     for store in opened:
-        found = store.target["settings"]
+        found = store.target_json["settings"]
         if teacher is not None:
             check_same_teacher(teacher, found["teacher"], found["dtype"])
         targets.append(kind.open(job, teacher, store.files, found))
-        given = targets[-1].record(job).settings
+        given = targets[-1].describe_store(job)[1]["settings"]
         if fingerprint(given) != fingerprint(found):
             raise EncodeError(
                 f"{store.files.path} was made with other settings than those of this command: "

@@ -64,8 +64,8 @@ def estimate(job: Job, teacher: Any, targets: Sequence[Any]) -> dict:
     Raises   CorpusError if no window can be cut from the text
     """
     coder = make_coder(teacher, targets, job)
-    contents = [job.target(target.record(job)) for target in targets]
-    parts = _measure(job, coder, contents)
+    target_jsons = [target.describe_store(job)[1] for target in targets]
+    parts = _measure(job, coder, target_jsons)
     train = [unit for unit in job.plan.units if unit.split == "train"]
     total, measured = job.tokens_by_sample(train), sum(records[0].tokens for records, _ in parts)
     if not measured:
@@ -94,8 +94,8 @@ def estimate(job: Job, teacher: Any, targets: Sequence[Any]) -> dict:
         "disk_free": free_bytes(job.config.output),
         "corpus": describe_corpus(job),
         "kept": [
-            (target["settings"]["top_n"], _total(records, "kept_mass") / max(1, _total(records, "coded_tokens")))
-            for target, records in zip(contents, of_stores, strict=True)
+            (target_json["settings"]["top_n"], _total(records, "kept_mass") / max(1, _total(records, "coded_tokens")))
+            for target_json, records in zip(target_jsons, of_stores, strict=True)
             if "kept_mass" in records[0].statistics
         ],
         **busy,
@@ -211,17 +211,18 @@ def _readable_windows(job, unit):
     return (window for number, window in enumerate(job.windows(unit)) if number not in lacking)
 
 
-def _measure(job, coder, targets):
+def _measure(job, coder, target_jsons):
     """Encode windows from several places until that has lasted long enough.
 
-    Returns  for each place the records of its windows, one for each target, and the seconds
+    target_jsons  contents of the stores' target.json
+    Returns       for each place the records of its windows, one for each store, and the seconds
     """
     train = [unit for unit in job.plan.units if unit.split == "train"]
     units = train[:: max(1, len(train) // PLACES)][:PLACES]
     job.progress("measure", 0, None)
     room = coder.most_windows
     count = -(-FEWEST_WINDOWS // room) * room  # full forward passes
-    warm_up = _encode_some(job, coder, targets, units[0], _readable_windows(job, units[0]), count)  # compiles
+    warm_up = _encode_some(job, coder, target_jsons, units[0], _readable_windows(job, units[0]), count)  # compiles
     tokens, most, found = 0, 0, [warm_up]
     unread = [(unit, _readable_windows(job, unit)) for unit in units]
     for _ in islice(unread[0][1], count):  # skip the windows of the warm-up
@@ -230,7 +231,7 @@ def _measure(job, coder, targets):
         parts = []
         for unit, windows in unread:
             if (first := next(windows, None)) is not None:
-                parts.append(_encode_some(job, coder, targets, unit, chain([first], windows), count))
+                parts.append(_encode_some(job, coder, target_jsons, unit, chain([first], windows), count))
                 job.progress("measure", tokens := tokens + parts[-1][0][0].tokens, None)
         read = [records[0].windows for records, _ in parts]
         if sum(read) > most:
@@ -240,17 +241,17 @@ def _measure(job, coder, targets):
         count *= 2
 
 
-def _encode_some(job, coder, targets, unit, windows, count):
+def _encode_some(job, coder, target_jsons, unit, windows, count):
     """Encode the next windows of a unit into temporary stores. Returns their records, and the seconds."""
     with tempfile.TemporaryDirectory() as directory:
         opened = []
-        for number, target in enumerate(targets):
+        for number, target_json in enumerate(target_jsons):
             files = StoreFiles(Path(directory) / str(number))
             files.units.mkdir(parents=True)
-            opened.append(UnitWriter(files, ShardMeta.of_unit(target, unit.id)))
+            opened.append(UnitWriter(files, ShardMeta.of_unit(target_json, unit.id)))
         began = time.perf_counter()
         written = write_units(
-            [(unit, list(range(len(targets))))],
+            [(unit, list(range(len(target_jsons))))],
             lambda unit: islice(windows, count),
             coder,
             job.config.max_length,

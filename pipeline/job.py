@@ -1,7 +1,7 @@
 """The job of one stage A command: settings, tokenizer, plan and sources.
 
     job = open_job(config, progress)
-    job.plan.units, job.windows(unit), job.target(record)
+    job.plan.units, job.windows(unit)
     with open_executor(job, teacher) as executor: ...
 
 A Job is immutable and can be sent to other processes. A command makes one by `open_job` (text and teacher, or
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from mlsm.common.device import choose_device
 from mlsm.common.errors import CorpusError, EncodeError
@@ -41,23 +41,6 @@ PROBED_UNITS, PROBED_BYTES = 4, 1 << 18  # text that is tokenised to estimate th
 MOST_PROBED_BYTES = 1 << 20  # per unit, if a document is longer than PROBED_BYTES
 
 _scanned: dict[tuple, tuple[list[Source], Plan]] = {}  # the last scan, as all stores of a study have one plan
-
-
-class Record(NamedTuple):
-    """The facts that distinguish a store.
-
-    name      first part of its directory's name
-    settings  the settings that name it: stores with different settings differ in content
-    lineage   the other entries of its target.json
-    k         entries of a distribution; 0 if there is none
-    octaves   range of the stored weights, in octaves
-    """
-
-    name: str
-    settings: dict
-    lineage: dict
-    k: int
-    octaves: int = LSP_OCTAVES
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,16 +138,22 @@ class Job:
         found = round(self.plan.corpus["bytes"] * tokens / max(1, size))
         return min(found, self.config.max_tokens or found)
 
-    def target(self, record: Record) -> dict:
-        """The content of target.json."""
+    def target_json(self, settings: dict, lineage: dict, k: int = 0, octaves: int = LSP_OCTAVES) -> dict:
+        """The content of a store's target.json.
+
+        settings  those that name the store: stores with different settings differ in content
+        lineage   what else is kept about its origin
+        k         entries of a distribution; 0 if there is none
+        octaves   range of the stored weights, in octaves
+        """
         return {
-            "target": fingerprint(record.settings),
-            "settings": record.settings,
-            "lineage": record.lineage,
-            "k": record.k,
+            "target": fingerprint(settings),
+            "settings": settings,
+            "lineage": lineage,
+            "k": k,
             "vocab_size": max(self.tokenizer.get_vocab().values()) + 1,
             "max_length": self.config.max_length,
-            "weight_octaves": record.octaves,
+            "weight_octaves": octaves,
             "special_ids": self.special_ids,
         }
 

@@ -34,11 +34,14 @@ FISTA_ENTRIES = 75  # the same for 100 FISTA steps
 
 
 class OpenStore:
-    """A store into which a process writes units of a job."""
+    """A store into which a process writes units of a job.
+
+    target_json  the content of its target.json
+    """
 
     def __init__(self, job: Job, path: str | Path):
         self.job, self.files = job, StoreFiles(path)
-        self.target = self.files.target()
+        self.target_json = self.files.target()
         self._failed: dict[str, int] | None = None  # of `_count_failed`, once a document fails here
 
     def finished(self, unit: PlannedUnit) -> UnitRecord | None:
@@ -56,7 +59,7 @@ class OpenStore:
     @contextmanager
     def writer(self, unit: PlannedUnit, environment: dict) -> Iterator[UnitWriter]:
         """The UnitWriter of a unit. The block's end commits if the source is unchanged and few documents failed."""
-        meta, replaces = ShardMeta.of_unit(self.target, unit.id), None
+        meta, replaces = ShardMeta.of_unit(self.target_json, unit.id), None
         if self.job.stored is not None:
             environment = environment | {"source_sha256": self.job.stored.sha256(unit)}
             record = self.files.record(unit.id)
@@ -105,10 +108,9 @@ class TargetStore(OpenStore):
     """
 
     def __init__(self, job: Job, target: Any, command: dict):
-        record = target.record(job)
-        content = job.target(record)
-        files = StoreFiles(named_by_content(job.config.output / "stores", record.name, content["target"]))
-        files.create(content)
+        name, target_json = target.describe_store(job)
+        files = StoreFiles(named_by_content(job.config.output / "stores", name, target_json["target"]))
+        files.create(target_json)
         super().__init__(job, files.path)
         keep_copy(
             files.tokenizer,
@@ -121,10 +123,10 @@ class TargetStore(OpenStore):
         kept = command | {"recipe": job.config.recipe or files.command(job.plan.id).get("recipe")}
         # JSON is YAML. It is written again because the corpus may have moved.
         replace_json(files.plans / f"{job.plan.id}.yaml", with_checksum(kept))
-        self.wanted = {unit.id for unit in files.missing_units(job.plan)}
+        self.wanted: set[str] = set()
         self.done = self.new_tokens = 0
         for unit in job.plan.units:
-            record = None if unit.id in self.wanted else self.finished(unit)
+            record = self.finished(unit)
             if record is None:
                 self.wanted.add(unit.id)
             else:
@@ -192,14 +194,14 @@ def free_bytes(path: str | Path) -> int:
     return shutil.disk_usage(path).free
 
 
-def likely_bytes(target: Mapping) -> float:
-    """Bytes per token in a store, a high estimate."""
-    size = 2 if ids_dtype(target["vocab_size"]) == "uint16" else 4
-    if layout := HiddenLayout.of_settings(target["settings"]):
+def likely_bytes(target_json: Mapping) -> float:
+    """Bytes per token in a store with this target.json, a high estimate."""
+    size = 2 if ids_dtype(target_json["vocab_size"]) == "uint16" else 4
+    if layout := HiddenLayout.of_settings(target_json["settings"]):
         return size + layout.bytes + (4 if layout.quantise == "int8" else 1)
-    if not target["k"]:
+    if not target_json["k"]:
         return size
-    kept = target["settings"].get("top_n", "all")
-    usual = USUAL_ENTRIES if target["settings"].get("kind") == "lsp" else 255
-    usual = FISTA_ENTRIES if "solver" in target["settings"] else usual
-    return size + 2 + (usual if kept == "all" else min(kept, usual)) * (index_bits(target["k"]) / 8 + 1)
+    kept = target_json["settings"].get("top_n", "all")
+    usual = USUAL_ENTRIES if target_json["settings"].get("kind") == "lsp" else 255
+    usual = FISTA_ENTRIES if "solver" in target_json["settings"] else usual
+    return size + 2 + (usual if kept == "all" else min(kept, usual)) * (index_bits(target_json["k"]) / 8 + 1)

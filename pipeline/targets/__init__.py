@@ -1,7 +1,7 @@
 """The kinds of targets that stores can hold. A target describes one store: its name, and how a batch becomes rows.
 
     target = Lsp(config, teacher, layer, dictionary)
-    target.record(job)                              # what names the store, and the rest of its target.json
+    name, target_json = target.describe_store(job)  # first part of its directory's name, content of its target.json
     target.prepare()
     hidden, = target.states(teacher, batch, [target])
     codes = target.code(hidden.rows_Nd)             # on the teacher's device
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from pipeline.batch import Hidden, TeacherBatch
-from pipeline.job import Job, Record
+from pipeline.job import Job
 from shards.files import StoreFiles
 
 
@@ -40,8 +40,8 @@ class Target(Protocol):
         Raises    StoreError when the store holds another dictionary or codebook than these name
         """
 
-    def record(self, job: Job) -> Record:
-        """The facts that distinguish its store."""
+    def describe_store(self, job: Job) -> tuple[str, dict]:
+        """The first part of the name of its store's directory, and the content of the store's target.json."""
 
     def save_copies(self, files: StoreFiles) -> None:
         """Keep a copy of its dictionary or codebook in its store."""

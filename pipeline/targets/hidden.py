@@ -19,7 +19,7 @@ from mlsm.common.disk import read_file
 from mlsm.common.errors import EncodeError, describe
 from pipeline.batch import Hidden, InputFormat, TeacherBatch, add_amounts, centred_rows
 from pipeline.config import EncodeHiddenConfig
-from pipeline.job import Job, Record, load_teacher, name_of_dtype
+from pipeline.job import Job, load_teacher, name_of_dtype
 from pipeline.stores import keep_copy
 from shards import codec, copies
 from shards.files import StoreFiles
@@ -116,7 +116,7 @@ class HiddenStates:
         codebook = Codebook(copies.load_codebook(files)) if is_pq else None
         return cls(job.config, teacher, settings["layer"], codebook)
 
-    def record(self, job: Job) -> Record:
+    def describe_store(self, job: Job) -> tuple[str, dict]:
         teacher, layout = self.teacher, self.layout
         quantise: dict[str, Any] = {"name": layout.quantise}
         name = f"hidden-{Path(teacher.name).name}-l{self.layer}"
@@ -136,7 +136,7 @@ class HiddenStates:
         if job.stored is not None:
             settings["hidden"] = job.stored.identity()
         lineage = {"teacher_name": teacher.name, "teacher_layers": teacher.num_layers}
-        return Record(name, settings, lineage, k=0)
+        return name, job.target_json(settings, lineage)
 
     def save_copies(self, files: StoreFiles) -> None:
         if self.codebook is not None:

@@ -3,7 +3,7 @@
 from typing import Self
 
 from pipeline.config import EncodeIdsConfig
-from pipeline.job import Job, Record
+from pipeline.job import Job
 from shards.files import StoreFiles
 from shards.schema import FORMAT_VERSION
 
@@ -22,9 +22,10 @@ class Ids:
     def open(cls, job: Job, teacher: None, files: StoreFiles, settings: dict) -> Self:
         return cls(job.config)
 
-    def record(self, job: Job) -> Record:
+    def describe_store(self, job: Job) -> tuple[str, dict]:
         settings = {"kind": "ids", "format": FORMAT_VERSION, "windowing": job.rules}
-        return Record(f"ids-L{self.config.max_length}", settings, {"tokenizer_name": self.config.tokenizer}, k=0)
+        lineage = {"tokenizer_name": self.config.tokenizer}
+        return f"ids-L{self.config.max_length}", job.target_json(settings, lineage)
 
     def save_copies(self, files: StoreFiles) -> None:
         pass

@@ -35,7 +35,7 @@ import torch
 from mlsm.common.errors import EncodeError
 from pipeline.batch import Hidden, InputFormat, TeacherBatch, not_finite
 from pipeline.config import EncodeLogitsConfig
-from pipeline.job import Job, Record, fit_teacher, name_of_dtype
+from pipeline.job import Job, fit_teacher, name_of_dtype
 from pipeline.targets.distributions import MOST_ENTRIES, Distributions, columns_of
 from pipeline.teacher.masked_lm import HEAD_ROWS, MaskedLm
 from shards.counter import permutation
@@ -98,7 +98,7 @@ class Logits:
     def open(cls, job: Job, teacher: MaskedLm, files: StoreFiles, settings: dict) -> Self:
         return cls(job.config, teacher, job.special_ids)
 
-    def record(self, job: Job) -> Record:
+    def describe_store(self, job: Job) -> tuple[str, dict]:
         teacher = self.teacher
         settings = {
             "kind": "logits",
@@ -114,7 +114,7 @@ class Logits:
         if self.config.masked:  # only if masked, so that stores keep their names
             settings["masked_passes"], name = PASSES, f"{name}-masked"
         lineage = {"teacher_name": teacher.name, "teacher_layers": teacher.num_layers}
-        return Record(name, settings, lineage, teacher.vocabulary, LOGITS_OCTAVES)
+        return name, job.target_json(settings, lineage, teacher.vocabulary, LOGITS_OCTAVES)
 
     def save_copies(self, files: StoreFiles) -> None:
         pass

@@ -24,7 +24,7 @@ from mlsm.common.errors import EncodeError, ShardError, StoreError
 from pipeline.batch import Hidden, InputFormat, TeacherBatch, add_amounts, center_on, centred_rows
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
-from pipeline.job import Job, Record, load_teacher, name_of_dtype
+from pipeline.job import Job, load_teacher, name_of_dtype
 from pipeline.precision import total_variation
 from pipeline.solvers import nonneg_lasso, onednn, prepare, proof
 from pipeline.solvers.nearest import nearest_atoms
@@ -81,7 +81,7 @@ class Lsp:
             target._begun_with = recorded_backend(files)
         return target
 
-    def record(self, job: Job) -> Record:
+    def describe_store(self, job: Job) -> tuple[str, dict]:
         config, dictionary, k = self.config, self.dictionary, len(self.dictionary.atoms_Kd)
         settings = {
             "kind": "lsp",
@@ -117,7 +117,7 @@ class Lsp:
             "teacher_layers": self.teacher.num_layers,
             "dictionary_settings": dictionary.settings,
         }
-        return Record(name, settings, lineage, k)
+        return name, job.target_json(settings, lineage, k)
 
     def save_copies(self, files: StoreFiles) -> None:
         keep_copy(files.dictionary, lambda: copies.read_dictionary(files), self.dictionary.save)
