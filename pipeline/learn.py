@@ -59,11 +59,6 @@ class Wanted:
     directory: Path
     k: int
 
-    @property
-    def work(self) -> Path:
-        """Where its sample and checkpoints are until it is learned: it follows only from the digits of the name."""
-        return self.directory.with_name(f".{self.directory.name.rpartition('-')[2]}.learning")
-
 
 @dataclass(frozen=True)
 class WantedOfLayer(Wanted):
@@ -72,6 +67,12 @@ class WantedOfLayer(Wanted):
     layer: int
     teacher: str
     """fingerprint"""
+
+
+def working_directory(directory: Path) -> Path:
+    """Where the sample and checkpoints of a directory are until it is finished: it follows only from the digits of the
+    name."""
+    return directory.with_name(f".{directory.name.rpartition('-')[2]}.learning")
 
 
 def learn_dictionary(config: LearnConfig, progress: Callable[..., None] = silent) -> list[dict]:
@@ -94,16 +95,16 @@ def provide_dictionaries(executor: Executor, teacher: Teacher) -> list[dict]:
     """Reports of the dictionaries that the settings require, layer by layer; missing ones are learned now."""
     job = executor.job
     wanted = wanted_dictionaries(job, teacher)
-    lacking = [entry for entry in wanted if not entry.directory.is_dir()]
-    for entry in lacking:
-        _announce(entry.directory)
+    for entry in wanted:
+        if not entry.directory.is_dir():
+            _announce(entry.directory)
 
     def sample(places):
         layers = [(entry.layer, place) for entry, place in places]
         return sample_hidden(executor, teacher, layers, max(entry.k for entry, _ in places))
 
-    learned = _learn_together(lacking, job.config, minibatch_of_sample(job), job.progress, sample)
-    return [_report(entry, learned) | {"layer": entry.layer} for entry in wanted]
+    reports = _provide(wanted, job.config, minibatch_of_sample(job), job.progress, sample)
+    return [report | {"layer": entry.layer} for entry, report in zip(wanted, reports, strict=True)]
 
 
 def wanted_dictionaries(job: Job, teacher: Teacher) -> list[WantedOfLayer]:
@@ -187,9 +188,7 @@ def _provide_from_file(config, hidden, progress):
         }
         name = "-".join([f"{hidden.stem}-k{k}", *atoms_key(config).values()])
         entry = Wanted(named_by_content(config.output / "dictionaries", name, fingerprint(request)), k)
-        lacking = [] if entry.directory.is_dir() else [entry]
-        learned = _learn_together(lacking, config, batch, progress, lambda _: [hidden_Nd], check_unchanged)
-        reports.append(_report(entry, learned))
+        reports += _provide([entry], config, batch, progress, lambda _: [hidden_Nd], check_unchanged)
     return reports
 
 
@@ -206,51 +205,47 @@ def _refuse_settings_of_text(config):
             )
 
 
-def _report(entry, learned):
-    discard(entry.work)
-    return Dictionary.load(entry.directory).report() | {
-        "dictionary": str(entry.directory),
-        "finished_before": entry not in learned,
-    }
-
-
-def _learn_together(lacking, config, batch, progress, make_vectors, check_vectors=silent):
-    """Learn dictionaries that share a pass of the teacher.
+def _provide(wanted, config, batch, progress, make_vectors, check_vectors=silent):
+    """Reports of dictionaries; those that do not exist yet are learned now, from one pass of the teacher.
 
     batch          vectors of a minibatch
     make_vectors   function from (Wanted, its working directory) pairs to their training vectors
     check_vectors  raises ValueError when the vectors are no longer those that the directories are named by
-    Returns        those that were learned here; another process may have finished the others before this one had
-                    their locks
     """
+    lacking = [entry for entry in wanted if not entry.directory.is_dir()]
     with ExitStack() as held:
-        places = [(entry, held.enter_context(workplace(entry.work, WORK_FILES))) for entry in lacking]
+        places = [
+            (entry, held.enter_context(workplace(working_directory(entry.directory), WORK_FILES))) for entry in lacking
+        ]
+        # Another process may have finished some before this one had their locks.
         places = [(entry, place) for entry, place in places if not entry.directory.is_dir()]
         vectors = make_vectors(places) if places else []
         for (entry, place), hidden_Nd in zip(places, vectors, strict=True):
             progress("start dictionary", 0, None)
-            found = _learn(config, entry.k, batch, hidden_Nd, place, progress, check_vectors)
+            found = learn(
+                hidden_Nd,
+                DictionarySettings(entry.k, config.lam, config.seed, atoms=config.atoms),
+                LearningSchedule(config.dictionary_epochs, batch),
+                device=config.device,
+                checkpoint=place,
+                progress=progress,
+            )
+            try:
+                check_vectors()
+            except ValueError:
+                forget(place)  # partly learned from other vectors
+                raise
+            if config.center != "none":
+                found = replace(found, center=Center.load(place))
             if isinstance(entry, WantedOfLayer):
                 found = replace(found, settings=found.settings | {"teacher": entry.teacher, "layer": entry.layer})
             found.save(entry.directory)
-    return [entry for entry, _ in places]
-
-
-def _learn(config, k, batch, hidden_Nd, place, progress, check_vectors):
-    found = learn(
-        hidden_Nd,
-        DictionarySettings(k, config.lam, config.seed, atoms=config.atoms),
-        LearningSchedule(config.dictionary_epochs, batch),
-        device=config.device,
-        checkpoint=place,
-        progress=progress,
-    )
-    try:
-        check_vectors()
-    except ValueError:
-        forget(place)  # partly learned from other vectors
-        raise
-    return found if config.center == "none" else replace(found, center=Center.load(place))
+    learned, reports = [entry for entry, _ in places], []
+    for entry in wanted:
+        discard(working_directory(entry.directory))
+        about = {"dictionary": str(entry.directory), "finished_before": entry not in learned}
+        reports.append(Dictionary.load(entry.directory).report() | about)
+    return reports
 
 
 def _announce(directory):
@@ -383,7 +378,7 @@ def provide_codebook(executor: Executor, teacher: Teacher, layer: int) -> Codebo
         request["hidden"] = job.stored.store.target_id
     name = f"{Path(teacher.name).name}-l{layer}-pq{config.bytes}"
     directory = named_by_content(config.output / "codebooks", name, fingerprint(request))
-    work = directory.with_name(f".{directory.name.rpartition('-')[2]}.learning")
+    work = working_directory(directory)
     if not directory.is_dir():
         with workplace(work, (SAMPLE, f"{PART}*.npy")) as place:
             if not directory.is_dir():  # another process may have finished before this one had the lock
