@@ -245,7 +245,7 @@ def probe_windows(
         try:
             windows = list(islice(context.windows(context.job.plan.units[unit_number]), first, stop))
             found: Iterable[Any] = [[Block.of(windows, output)]] if windows else []
-            for _, stage in coder.stages():
+            for stage, _ in coder.stages():
                 found = stage(found)
             for _ in found:
                 pass
@@ -318,8 +318,8 @@ def write_units(
     """
     with Stages() as stages:
         items = _read_blocks(tasks, windows_of, max_length, failed or {})
-        for name, stage in coder.stages():
-            items = stages.ahead(stage(items), coder.layout[name])
+        for stage, depth in coder.stages():
+            items = stages.ahead(stage(items), depth)
         for unit, outputs in tasks:
             with ExitStack() as commits:
                 writers = {output: commits.enter_context(open_writer(unit, output)) for output in outputs}
@@ -374,7 +374,6 @@ def make_coder(teacher: Any, targets: Sequence[Any], job: Job) -> "Coder | IdsCo
 class IdsCoder:
     """A coder that leaves blocks with only their ids."""
 
-    layout = {"read": 2}
     most_windows = 1
 
     def __init__(self) -> None:
@@ -384,7 +383,7 @@ class IdsCoder:
         return windows
 
     def stages(self) -> tuple:
-        return (("read", lambda items: (item if item is UNIT_END else item[0] for item in items)),)
+        return ((lambda items: (item if item is UNIT_END else item[0] for item in items), 2),)
 
 
 class Coder:
@@ -401,7 +400,6 @@ class Coder:
         self.teacher, self.targets, self.config, self.special_ids = teacher, targets, config, special_ids
         self._form = InputFormat.of(config, teacher)
         self._on_gpu = teacher.device.type == "cuda"
-        self.layout = LAYOUTS[teacher.device.type]
         self.environment = {"device": device_name(teacher.device), **_library_versions()}
         if teacher.libraries:
             self.environment["products"] = dict(teacher.libraries)
@@ -414,13 +412,14 @@ class Coder:
         self._comparison = PrecisionCheck(self)
 
     def stages(self) -> tuple:
-        """Pairs of a stage's name and its generator; the first takes lists of blocks with their ids."""
+        """Pairs of a stage and the number of items that it may have ready; the first takes lists of blocks with ids."""
+        ready = LAYOUTS[self.teacher.device.type]
         return (
-            ("read", self.read),
-            ("teach", self.teach),
-            ("code", self.code),
-            ("retry", self.retry),
-            ("finish", self.finish),
+            (self.read, ready["read"]),
+            (self.teach, ready["teach"]),
+            (self.code, ready["code"]),
+            (self.retry, ready["retry"]),
+            (self.finish, ready["finish"]),
         )
 
     # -- read ----------------------------------------------------------------------------------------------
@@ -438,10 +437,8 @@ class Coder:
                 block.batches = -(-windows // size)
             for start in range(0, windows, size):
                 stop = min(start + size, windows)
-                batch = self.cut(blocks[0], start, stop, self.room_for(stop - start, size))
-                batch.blocks, batch.first = blocks, start
-                batch.compared, begins_unit = self._comparison.wanted and begins_unit, False
-                yield batch.without_known_failures()
+                compared, begins_unit = self._comparison.wanted and begins_unit, False
+                yield self.cut(blocks, start, stop, self.room_for(stop - start, size), compared)
 
     def room_for(self, windows: int, most: int) -> int:
         """How many windows a forward pass has for the last windows of a block: on a CPU as few as halving `most`
@@ -454,9 +451,10 @@ class Coder:
             most //= 2
         return most
 
-    def cut(self, block: Block, start: int, stop: int, size: int) -> TeacherBatch:
-        """The batch of a block's windows from `start` to `stop`, filled up to `size` windows."""
-        columns = block.columns
+    def cut(self, blocks: list[Block], start: int, stop: int, size: int, compared: bool) -> TeacherBatch:
+        """The batch of the windows from `start` to `stop` of blocks of one text, filled up to `size` windows, without
+        those that are known to fail."""
+        columns, number_W = blocks[0].columns, blocks[0].number_W
         ends_W = np.cumsum(columns["lengths"])
         tokens = slice(ends_W[start] - columns["lengths"][start], ends_W[stop - 1])
         documents_t = documents_of(columns)[tokens] if self._form.documents_apart else None
@@ -470,9 +468,10 @@ class Coder:
             documents_t,
             self._form.segments,
         )
-        if block.number_W is not None:
-            batch.rows_Nd = self.teacher.read(batch, block.number_W[start:stop])
-        return batch
+        batch.blocks, batch.first, batch.compared = blocks, start, compared
+        if number_W is not None:
+            batch.rows_Nd = self.teacher.read(batch, number_W[start:stop])
+        return batch.without_known_failures()
 
     # -- teach ---------------------------------------------------------------------------------------------
 
@@ -566,7 +565,8 @@ class Coder:
             block.parts.append(self._finish(batch))
             if len(block.parts) == block.batches:
                 names = {name: None for part in block.parts for name in part}
-                block.columns |= {name: _join(block.parts, name) for name in names}
+                for name in names:  # a part without entries may lack some
+                    block.columns[name] = np.concatenate([part[name] for part in block.parts if name in part])
                 yield block
 
     def _finish(self, batch):
@@ -582,11 +582,6 @@ class Coder:
         seconds["teacher"] /= batch.sharing
         add_amounts(batch.block.seconds, {f"{name}_seconds": amount for name, amount in seconds.items()})
         return columns
-
-
-def _join(parts, name):
-    """A column of a block, joined from its parts; parts without entries may not have it."""
-    return np.concatenate([part[name] for part in parts if name in part])
 
 
 def _library_versions():

@@ -133,12 +133,11 @@ def _note_lack_of_memory(coder, batch):
 
 def _divide(coder, batch):
     """Split a batch into batches of the size that last fitted into the device's memory."""
-    size, block, stop = coder.most_windows, batch.block, batch.first + batch.windows
-    block.batches += -(-batch.windows // size) - 1
+    size, stop = coder.most_windows, batch.first + batch.windows
+    batch.block.batches += -(-batch.windows // size) - 1
     for start in range(batch.first, stop, size):
-        part = coder.cut(block, start, min(start + size, stop), size)
-        part.blocks, part.first, part.compared = batch.blocks, start, batch.compared and start == batch.first
-        yield part.without_known_failures()
+        compared = batch.compared and start == batch.first
+        yield coder.cut(batch.blocks, start, min(start + size, stop), size, compared)
 
 
 # -- text that kills the process ---------------------------------------------------------------------------
