@@ -77,7 +77,7 @@ def spread(rows, name, ratio):
 
 def learn(teacher, windows, special):
     """Pairs of every layer and its dictionary, learned from these windows."""
-    hidden = hidden_rows(teacher, windows, len(windows), MAX_LENGTH, special, LAYERS)[0]
+    hidden = hidden_rows(teacher, windows, len(windows), MAX_LENGTH, special, LAYERS)
     settings, schedule = DictionarySettings(K, LAM, seed=0), LearningSchedule(epochs=1)
     return [
         (layer, learn_dictionary(hidden_Nd, settings, schedule))
@@ -109,7 +109,7 @@ def time_solvers(windows, coder):
     grams = [output.dictionary.atoms_Kd @ output.dictionary.atoms_Kd.T for output in coder.targets]
     for start in range(0, len(windows), size):
         batch = windows[start : start + size]
-        hidden = hidden_rows(coder.teacher, batch, size, MAX_LENGTH, coder.special_ids, LAYERS)[0]
+        hidden = hidden_rows(coder.teacher, batch, size, MAX_LENGTH, coder.special_ids, LAYERS)
         clock = time.perf_counter()
         for hidden_Nd, output, gram_KK in zip(hidden, coder.targets, grams, strict=True):
             nonneg_lasso(hidden_Nd, output.dictionary.atoms_Kd, config.lam, gram_KK=gram_KK, tol=config.tolerance)

@@ -113,12 +113,13 @@ class _Tokens:
         for start in range(0, len(windows), WINDOWS_AT_ONCE):
             chunk = windows[start : start + WINDOWS_AT_ONCE]
             form = InputFormat.of(job.config, teacher)
-            (raw,), coded_T = hidden_rows(
+            (raw,) = hidden_rows(
                 teacher, chunk, WINDOWS_AT_ONCE, job.config.max_length, job.special_ids, (layer,), form, raw=True
             )
             rows.append(raw.rows_Nd)
             positions.append(raw.position_N)
-            ids.append(np.concatenate([window.ids for window in chunk])[coded_T])
+            ids_T = np.concatenate([window.ids for window in chunk])
+            ids.append(ids_T[~np.isin(ids_T, special)])
             lengths = [int((~np.isin(window.ids, special)).sum()) for window in chunk]
             numbers.append(np.repeat(np.arange(start, start + len(chunk)), lengths))
         self.windows, self.tokenizer = len(windows), job.tokenizer

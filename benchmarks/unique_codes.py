@@ -70,10 +70,11 @@ def read_states(name, layers, directory):
         found, ids, count = {layer: [] for layer in layers}, [], 0
         while count < TRAINING + NEW:
             batch = list(itertools.islice(windows, BATCH))
-            rows, coded_T = hidden_rows(teacher, batch, BATCH, MAX_LENGTH, special, layers)
+            rows = hidden_rows(teacher, batch, BATCH, MAX_LENGTH, special, layers)
             for layer, rows_nd in zip(layers, rows, strict=True):
                 found[layer].append(rows_nd.astype(np.float16))
-            ids.append(np.concatenate([window.ids for window in batch])[coded_T])
+            ids_T = np.concatenate([window.ids for window in batch])
+            ids.append(ids_T[~np.isin(ids_T, special["all"])])
             count += len(ids[-1])
             print(f"hidden states: {count:,} of {TRAINING + NEW:,}", flush=True)
         for layer, path in paths.items():

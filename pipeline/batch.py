@@ -328,13 +328,12 @@ def hidden_rows(
     layers: Sequence[int],
     form: InputFormat = AS_ONE_TEXT,
     raw: bool = False,
-) -> tuple[list, np.ndarray]:
+) -> list:
     """Unit-length hidden states of the non-special tokens of some windows, on the host.
 
     batch    windows in a forward pass; if there are fewer, copies of the first fill it up, so shapes are fixed
     raw      return the teacher's raw hidden states instead, with their positions
-    Returns  list of hidden_Nd float32 (raw: of TeacherRows), one for every layer; coded_T bool over the windows' tokens
-             end to end
+    Returns  list of hidden_Nd float32 (raw: of TeacherRows), one for every layer
     Raises   EncodeError on a hidden state that is not finite
     """
     columns = join_windows(windows)
@@ -351,15 +350,14 @@ def hidden_rows(
     if windows[0].number is not None:
         prepared.rows_Nd = teacher.read(prepared, np.array([window.number for window in windows]))
     if raw:
-        found = raw_rows(teacher, prepared, layers)
-        for layer, rows_Nd in found.items():
-            Hidden(layer, rows_Nd, (~rows_Nd.isfinite().all(1)).sum()).check(teacher)
-        position_N = prepared.position_N.numpy()
-        return [TeacherRows(found[layer].cpu().numpy(), position_N) for layer in layers], prepared.coded_T
-    found = dict(zip(layers, centred_rows(teacher, prepared, [(layer, None) for layer in layers]), strict=True))
-    for hidden in found.values():
+        rows_of = raw_rows(teacher, prepared, layers)
+        found = [Hidden(layer, rows_of[layer], (~rows_of[layer].isfinite().all(1)).sum()) for layer in layers]
+    else:
+        found = centred_rows(teacher, prepared, [(layer, None) for layer in layers])
+    for hidden in found:
         hidden.check(teacher)
-    return [found[layer].rows_Nd.cpu().numpy() for layer in layers], prepared.coded_T
+    rows = [hidden.rows_Nd.cpu().numpy() for hidden in found]
+    return [TeacherRows(rows_Nd, prepared.position_N.numpy()) for rows_Nd in rows] if raw else rows
 
 
 def center_on(device: torch.device | str, dictionary: Dictionary) -> torch.Tensor | None:

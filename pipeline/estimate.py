@@ -179,7 +179,7 @@ def _learn_provisional(job, teacher, entry):
         windows = _readable_windows(job, unit)
         while count < wanted and (chunk := list(islice(windows, size))):
             form = InputFormat.of(config, teacher)
-            (found,), _ = hidden_rows(
+            (found,) = hidden_rows(
                 teacher, chunk, size, config.max_length, job.special_ids, (entry.layer,), form, raw=centred
             )
             parts.append(found)

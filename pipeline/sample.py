@@ -320,7 +320,7 @@ def read_batch(job: Job, teacher: "Teacher", layers: Sequence[int], windows: lis
     no_rows = np.zeros((0, *dtype.shape), np.float32 if dtype.shape else dtype)
 
     def read(windows):
-        rows, _ = hidden_rows(teacher, windows, batch, job.config.max_length, job.special_ids, layers, form, raw)
+        rows = hidden_rows(teacher, windows, batch, job.config.max_length, job.special_ids, layers, form, raw)
         return [_as_records(found, dtype) if raw else found for found in rows]
 
     if not windows:
