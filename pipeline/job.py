@@ -82,6 +82,12 @@ class Job:
         for name in self.sources:
             self.check_unchanged(name)
 
+    def check_unchanged(self, name: str) -> None:
+        """The same for one source; for stored windows, every block is compared with its hash."""
+        if self.stored is None:
+            for file in self.sources[name].files:
+                file.check_unchanged(self.stamps[file.name])
+
     def no_windows_error(self) -> CorpusError:
         """The error to raise if the text gives no window."""
         advice = (
@@ -91,12 +97,6 @@ class Job:
             else "Check --corpus"
         )
         return CorpusError(f"no window can be cut from {', '.join(self.config.corpus)}. {advice}.")
-
-    def check_unchanged(self, name: str) -> None:
-        """The same for one source; for stored windows, every block is compared with its hash."""
-        if self.stored is None:
-            for file in self.sources[name].files:
-                file.check_unchanged(self.stamps[file.name])
 
     @property
     def planned_tokens(self) -> int:

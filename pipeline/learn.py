@@ -28,7 +28,7 @@ from mlsm.common.progress import silent
 from mlsm.common.workplaces import discard, workplace
 from pipeline.announcement import announcement
 from pipeline.batch import InputFormat
-from pipeline.config import OF_LEARNING, DictionaryConfig, EncodeHiddenConfig, LearnConfig, minibatch_size
+from pipeline.config import OF_LEARNING, DictionaryConfig, EncodeConfig, EncodeHiddenConfig, LearnConfig, minibatch_size
 from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule, learning
 from pipeline.dictionary import learn_dictionary as learn
 from pipeline.dictionary.centering import Center
@@ -260,7 +260,7 @@ def _announce(directory):
         )
 
 
-def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: Teacher) -> Dictionary:
+def load_dictionary(config: EncodeConfig, source: str | Path, teacher: Teacher) -> Dictionary:
     """The dictionary of a directory, to code hidden states of the teacher with.
 
     Raises  DictionaryError; EncodeError when its width or its centring does not fit; TeacherError; StoreError when a
@@ -277,13 +277,12 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: Teach
             f"{source}: atoms of width {width}, but {teacher.name} has hidden "
             f"states of width {teacher.hidden_size}. Learn one for this teacher: {program()} learn-dictionary"
         )
-    asked = getattr(config, "k", None) if getattr(config, "dictionary", None) is not None else None
-    if asked is not None and tuple(asked) != (len(dictionary.atoms_Kd),):
-        raise EncodeError(
-            f"--k {' '.join(map(str, asked))}, but the dictionary {source} has {len(dictionary.atoms_Kd):,} atoms. "
-            f"Omit --k, or learn another dictionary: {program()} learn-dictionary"
-        )
-    if getattr(config, "dictionary", None) is not None:
+    if config.dictionary is not None:
+        if config.k is not None and tuple(config.k) != (len(dictionary.atoms_Kd),):
+            raise EncodeError(
+                f"--k {' '.join(map(str, config.k))}, but the dictionary {source} has {len(dictionary.atoms_Kd):,} "
+                f"atoms. Omit --k, or learn another dictionary: {program()} learn-dictionary"
+            )
         _refuse_settings_of_learning(config)
         _warn_of_other_origin(config, dictionary, teacher)
     is_given = config.center != "none" or config.origins.get("center") == "flag"
@@ -296,7 +295,7 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: Teach
         logger.info(
             "hidden states are centred as they were for learning the dictionary: --center %s", dictionary.centering
         )
-    if getattr(config, "hidden", None) is not None and dictionary.centering != "none":
+    if config.hidden is not None and dictionary.centering != "none":
         raise EncodeError(
             f"{source} was learned with --center {dictionary.centering}, which needs hidden states of their own "
             "length, but --hidden names rows of unit length. Learn another dictionary, or encode without --hidden."
@@ -304,7 +303,7 @@ def load_dictionary(config: DictionaryConfig, source: str | Path, teacher: Teach
     if dictionary.centering == "position":
         check_position_means(teacher.name)
     # A solver that gives all weight to one atom has nothing to divide.
-    near, largest = count_near(dictionary.atoms_Kd) if getattr(config, "solver", "cd") != "nearest" else (0, 0.0)
+    near, largest = count_near(dictionary.atoms_Kd) if config.solver != "nearest" else (0, 0.0)
     if near:
         warnings.warn(
             f"{source}: {near:,} of {len(dictionary.atoms_Kd):,} atoms have a cosine above {NEAR} with another one, at "
