@@ -71,7 +71,7 @@ from shards.writer import UnitWriter
 
 # `output` is everywhere the number of a store, and of its target, among those that a command adds to.
 Task: TypeAlias = tuple[PlannedUnit, Sequence[int]]  # a unit, and the outputs that need it
-Counts: TypeAlias = dict[int, tuple[int, Sequence[dict]]]  # by output: tokens and quarantined documents
+Records: TypeAlias = dict[int, UnitRecord]  # of one unit, by output
 # How many items each stage may have ready for the next; 0 means that both share a thread.
 LAYOUTS = {
     "cpu": {"read": 4, "teach": 0, "code": 0, "retry": 0, "finish": 2},
@@ -108,9 +108,9 @@ def encode(executor: Executor, stores: Sequence[TargetStore], kind: type[Target]
 
     show({})
     paths = [store.files.path for store in stores]
-    for unit, counts, figures in encode_missing(executor, tasks, paths, kind, note_block):
-        for output, (tokens, quarantined) in counts.items():
-            stores[output].note(unit, tokens, quarantined)
+    for unit, records, figures in encode_missing(executor, tasks, paths, kind, note_block):
+        for output, record in records.items():
+            stores[output].note(unit, record)
             in_begun -= begun.pop((unit.id, output))
         show(figures)
     if not any(store.done for store in stores):
@@ -124,12 +124,12 @@ def encode_missing(
     stores: Sequence[Path],
     kind: type[Target],
     report: Callable[..., None] = silent,
-) -> Iterator[tuple[PlannedUnit, Counts, dict[str, float]]]:
+) -> Iterator[tuple[PlannedUnit, Records, dict[str, float]]]:
     """Encode units, each for the stores that need it.
 
     stores  directories of the stores, valid in every process that encodes;  kind  see `encode`
     report  called as report(unit's id, output, its tokens so far, figures) after each block that is written
-    Yields  a unit, its Counts and its figures of merit, when a unit ends
+    Yields  a unit, its Records and its figures of merit, when a unit ends
     Raises  as encode_lsp
     """
     units, number_of = executor.job.plan.units, {unit.id: i for i, unit in enumerate(executor.job.plan.units)}
@@ -158,7 +158,7 @@ def _encode_without_killers(executor, encode, probe, item):
     def survives(output, first, stop, trials):
         return executor.apply(probe, (unit_number, first, stop, output), trials) is not KILLED
 
-    counts: dict[int, tuple] = {}
+    records: Records = {}
     for output in outputs:
         killers = find_killers(partial(survives, output), windows, executor.job.progress)
         found = executor.apply(encode, (unit_number, (output,), dict.fromkeys(killers, REASON)))
@@ -168,8 +168,8 @@ def _encode_without_killers(executor, encode, probe, item):
                 f"{TOO_LITTLE_MEMORY}"
             )
         of_output, figures = found  # those of the last output
-        counts |= of_output
-    return counts, figures
+        records |= of_output
+    return records, figures
 
 
 # -- one item of the work, in any process ------------------------------------------------------------------
@@ -181,13 +181,13 @@ def encode_units(
     *,
     stores: Sequence[Path],
     kind: type[Target],
-) -> Generator[tuple[Counts, dict[str, float]], None, None]:
+) -> Generator[tuple[Records, dict[str, float]], None, None]:
     """Encode units for the stores that lack them.
 
     items   triples of a unit's number, the numbers of the stores that need it, and its windows that are known to fail
             with the reason
     stores  directories;  kind  see `encode`
-    Yields  the Counts of a unit and its figures of merit
+    Yields  the Records of a unit and its figures of merit
     """
     items, units = list(items), context.job.plan.units
     if not items:
@@ -221,7 +221,7 @@ def encode_units(
             records = found.pop(0)
             if outputs:
                 records |= next(written)
-            yield {output: (record.tokens, record.quarantined) for output, record in records.items()}, dict(figures)
+            yield records, dict(figures)
             figures.clear()
         for _ in written:  # an error from closing a stage is raised at the end
             pass
@@ -305,7 +305,7 @@ def write_units(
     open_writer: Callable[[PlannedUnit, int], AbstractContextManager[UnitWriter]],
     after_block: Callable[[Block, UnitWriter], None] = silent,
     failed: Mapping[str, Mapping[int, str]] | None = None,
-) -> Generator[dict[int, UnitRecord], None, None]:
+) -> Generator[Records, None, None]:
     """Read, code and write units in overlapping stages; the bytes do not depend on what overlaps.
 
     windows_of   function from a unit to its windows
@@ -313,7 +313,7 @@ def write_units(
                  commits at its end
     after_block  called with each Block and its UnitWriter once it is written
     failed       by the id of a unit: its windows that are known to fail, with the reason
-    Yields       for each unit once it is committed, a dict of its targets' numbers to their records
+    Yields       the Records of each unit once it is committed
     Raises       what any of these raises, as it is; the units before it are committed
     """
     with Stages() as stages:

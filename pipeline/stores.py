@@ -71,7 +71,7 @@ class OpenStore:
                 entry["source"], entry["record"] = self.job.plan.place(unit, entry["record"])
             self.check_quarantine(unit, writer.quarantined)
 
-    def check_quarantine(self, unit: PlannedUnit, quarantined: Sequence[dict]) -> None:
+    def check_quarantine(self, unit: PlannedUnit, quarantined: Sequence[Mapping]) -> None:
         """Raise EncodeError when too many documents failed in this unit and all units with a record together.
 
         What other processes have done since the first document failed here is counted only before raising.
@@ -133,12 +133,12 @@ class TargetStore(OpenStore):
                 self.files.check_size(record)
                 self.done += record.tokens
 
-    def note(self, unit: PlannedUnit, tokens: int, quarantined: Sequence[dict]) -> None:
+    def note(self, unit: PlannedUnit, record: UnitRecord) -> None:
         """Note that a unit was committed. Raises EncodeError when too many documents failed, since the process that
         committed it could not know what other processes were about to commit."""
-        self.done += tokens
-        self.new_tokens += tokens
-        self.check_quarantine(unit, quarantined)
+        self.done += record.tokens
+        self.new_tokens += record.tokens
+        self.check_quarantine(unit, record.quarantined)
 
     def report(self, seconds: float) -> dict:
         """A report on the store, with its statistics."""

@@ -302,12 +302,12 @@ def test_progress_counts_each_token_once(place, report, tmp_path, monkeypatch):
     """Also if a report of a block comes late, or again, as from workers that died."""
 
     def report_late(executor, tasks, paths, kind, note_block):
-        for unit, counts, figures in encode_missing(executor, tasks, paths, kind, note_block):
-            for number in counts:
+        for unit, records, figures in encode_missing(executor, tasks, paths, kind, note_block):
+            for number in records:
                 note_block(unit.id, number, 1, figures)
-            yield unit, counts, figures
-            for number, (tokens, _) in counts.items():
-                note_block(unit.id, number, tokens, figures)
+            yield unit, records, figures
+            for number, record in records.items():
+                note_block(unit.id, number, record.tokens, figures)
 
     monkeypatch.setattr(encoding, "encode_missing", report_late)
     given, shown = replace(place, dictionary=Path(report["dictionary"]), output=tmp_path), []
