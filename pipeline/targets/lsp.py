@@ -128,7 +128,7 @@ class Lsp:
 
     def prepare(self) -> None:
         self._center_Pd = center_on(self.teacher.device, self.dictionary)
-        self._prepared = _load_dictionary(self.teacher.device, self.dictionary.atoms_Kd, self._backend)
+        self._prepared = _prepare_atoms(self.teacher.device, self.dictionary.atoms_Kd, self._backend)
 
     def _prove(self, rows_Nd):
         """Choose a GPU's solver by a test on these rows; if none is right there, the CPU codes."""
@@ -136,7 +136,7 @@ class Lsp:
         choice = proof.choose_solver(rows_Nd, atoms_Kd, lam, rows_Nd.device, begun_with=self._begun_with)
         self._backend, self._is_settled = choice.backend, choice.keep
         if self._backend == "cpu":
-            self._prepared = _load_dictionary(torch.device("cpu"), atoms_Kd, "cpu")
+            self._prepared = _prepare_atoms(torch.device("cpu"), atoms_Kd, "cpu")
 
     def code(self, rows_Nd: torch.Tensor, tolerance: float | None = None) -> Codes:
         if self._backend is None and len(rows_Nd):
@@ -206,7 +206,7 @@ def _correlations():
     return "bfloat16" if onednn.multiplies_bfloat16() else "float32"
 
 
-def _load_dictionary(device, atoms_Kd, backend):
+def _prepare_atoms(device, atoms_Kd, backend):
     """Atoms and their Gram matrix in the solver's form."""
     with one_blas_thread():  # how a product is cut up for threads changes how its sums round
         gram_KK = atoms_Kd @ atoms_Kd.T
