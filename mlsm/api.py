@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from mlsm.cli.flags import meant_by
+from mlsm.cli.settings import make_settings, take_recipe
 from mlsm.commands import Command, load
 from mlsm.commands._newest import choose_newest
 from mlsm.common.extras import name_extras
 from mlsm.common.progress import silent
 from mlsm.common.settings import is_word, plain_hint, settable
-from mlsm.recipes.reading import recipe_settings, recipe_to_keep
 from mlsm.terminal.process import is_follower
 from mlsm.terminal.progress import Progress
 
@@ -120,20 +120,12 @@ def _configure(command: Command, settings: dict[str, Any], recipe: Any) -> Any:
         meant = meant_by(unknown, [*fields, *_more(command)])
         hint = f" Did you mean {meant}?" if meant else f" It has: {', '.join(fields)}."
         raise TypeError(f"{command.python_name} has no setting {unknown!r}.{hint}")
-    values = {} if recipe is None else recipe_settings(str(recipe), command.name, command.settings, True)
-    if settings.get("dictionary") is not None:
-        values.pop("k", None)  # a recipe's k is for a dictionary that is still to be learned
-    if command.trains:
-        from student.resolve import given_values, without_rivals
-
-        settings = given_values(settings)
-        values = without_rivals(values, settings)
-    config = command.settings(**values | settings)
-    if recipe is not None and hasattr(command.settings, "recipe"):
-        object.__setattr__(config, "recipe", recipe_to_keep(str(recipe)))
-    if recipe is not None and hasattr(command.settings, "origins"):
-        object.__setattr__(config, "origins", dict.fromkeys(values.keys() - settings.keys(), f"recipe {recipe}"))
-    return config
+    recipe = None if recipe is None else str(recipe)
+    values, settings = take_recipe(command, settings, recipe)
+    if recipe is None:
+        return command.settings(**settings)
+    origins = dict.fromkeys(values.keys() - settings.keys(), f"recipe {recipe}")
+    return make_settings(command, values | settings, recipe, origins)
 
 
 def read_records(paths: str | Path | Iterable[str | Path]) -> list[dict[str, Any]]:

@@ -77,26 +77,45 @@ def parse(command: Command, argv: list[str], recipe: str | None = None) -> Parse
     elif command.recipes and OWN_MATERIAL.isdisjoint(given):
         recipe = DEMONSTRATION
         why = f"recipe {recipe} (the demonstration's settings; --recipe NAME|FILE for others)"
-    values = recipe_settings(recipe, command.name, settings_class, is_asked_for) if recipe else {}
-    if "dictionary" in given:
-        values.pop("k", None)  # a recipe's k is for a dictionary that is still to be learned
-    if command.trains:
-        from student.resolve import given_values, without_rivals
-
-        given = given_values(given)
-        values = without_rivals(values, given, None if store is None or is_asked_for else store.kind)
+    kind = None if store is None or is_asked_for else store.kind
+    values, given = take_recipe(command, given, recipe, is_asked_for, kind)
     if not (values or is_asked_for):
         recipe, why = None, ""
     if wants_help:
         print(flags_of(command, values, why, brief="--help-all" not in argv).format_help(), end="")
         sys.exit(0)
-    settings = settings_class(**values | given | chosen)
-    if command.recipes and hasattr(settings_class, "recipe"):
-        object.__setattr__(settings, "recipe", recipe_to_keep(recipe))
-    if hasattr(settings_class, "origins"):
-        of_recipe = why if command.trains else f"recipe {recipe}"
-        object.__setattr__(settings, "origins", dict.fromkeys(values, of_recipe) | dict.fromkeys(given, "flag"))
+    origins = dict.fromkeys(values, why if command.trains else f"recipe {recipe}") | dict.fromkeys(given, "flag")
+    settings = make_settings(command, values | given | chosen, recipe, origins)
     return Parsed(settings, recipe, why, store, choice)
+
+
+def take_recipe(
+    command: Command, given: dict, recipe: str | None, is_asked_for: bool = True, kind: str | None = None
+) -> tuple[dict, dict]:
+    """The values of a recipe that apply next to the values that are given, and the latter; both by setting.
+
+    is_asked_for  whether the user named the recipe
+    kind          of the store that is trained on, if its recipe applies
+    """
+    values = recipe_settings(recipe, command.name, command.settings, is_asked_for) if recipe is not None else {}
+    if given.get("dictionary") is not None:
+        values.pop("k", None)  # a recipe's k is for a dictionary that is still to be learned
+    if command.trains:
+        from student.resolve import given_values, without_rivals
+
+        given = given_values(given)
+        values = without_rivals(values, given, kind)
+    return values, given
+
+
+def make_settings(command: Command, values: dict, recipe: str | None, origins: dict[str, str]) -> Any:
+    """The settings object of a command, which keeps its recipe and where each value comes from."""
+    settings = command.settings(**values)
+    if command.recipes and hasattr(settings, "recipe"):
+        object.__setattr__(settings, "recipe", recipe_to_keep(recipe))
+    if hasattr(settings, "origins"):
+        object.__setattr__(settings, "origins", origins)
+    return settings
 
 
 def as_yaml(command: Command, parsed: Parsed) -> str:
