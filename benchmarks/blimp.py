@@ -16,13 +16,12 @@ Needs $MLSM_DATA/data or ../shared/data. Without minicons, only our own speed is
 import statistics
 import time
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from benchmarks.data import conditions, data_directory, report
+from benchmarks.data import conditions, data_directory, forget_peak, memory_mb, report, with_range
 from mlsm.evaluation.tasks.blimp.data import read, subset
 from mlsm.evaluation.tasks.scoring.scorer import Scorer, StockMaskedLm
 from pipeline.teacher import load_tokenizer
@@ -38,10 +37,10 @@ def main():
     rounds = [[s for pair in subset(paradigm, PAIRS).pairs for s in pair] for paradigm in chosen]
     ours = Scorer(StockMaskedLm(random_bert(len(tokenizer))), tokenizer).score
     ours(rounds[0][:TRIED])
-    before = memory("VmRSS")
-    reset_peak()
+    before = memory_mb("VmRSS")
+    forget_peak()
     timed(ours, rounds[0])
-    result = {"benchmark": "blimp", "memory": memory("VmHWM") - before}
+    result = {"benchmark": "blimp", "memory": memory_mb("VmHWM") - before}
     if find_spec("minicons") is None:
         print("minicons is not installed, so nothing is compared: pip install --no-deps minicons==0.3.39 wonderwords")
         rows = [{"ours": timed(ours, sentences)[1:]} for sentences in rounds]
@@ -51,7 +50,7 @@ def main():
         rows = [compare(ours, theirs, sentences) for sentences in rounds]
         packages = ("minicons",)
         result |= {"minicons_batch_size": batch_size, "difference": max(row["difference"] for row in rows)}
-        result |= spread(rows, "vs_minicons", 0) | spread(rows, "cpu_vs_minicons", 1)
+        result |= over_minicons(rows)
         result["minicons_sentences_per_second"] = rate(rows, "minicons")
     result |= {"sentences_per_second": rate(rows, "ours"), "rounds": ROUNDS, "sentences": 2 * PAIRS}
     result |= {"threads": torch.get_num_threads(), **conditions(*packages)}
@@ -97,24 +96,16 @@ def timed(score, sentences):
     return scores, time.perf_counter() - wall, time.process_time() - cpu
 
 
-def spread(rows, name, clock):
-    ratios = [row["minicons"][clock] / row["ours"][clock] for row in rows]
-    return {name: statistics.median(ratios), f"{name}_spread": [min(ratios), max(ratios)]}
+def over_minicons(rows):
+    """How many times our time minicons took, by the clock and by the processor."""
+    found = {}
+    for clock, name in enumerate(("vs_minicons", "cpu_vs_minicons")):
+        found |= with_range(name, [row["minicons"][clock] / row["ours"][clock] for row in rows])
+    return found
 
 
 def rate(rows, name):
     return 2 * PAIRS / statistics.median(row[name][0] for row in rows)
-
-
-def reset_peak():
-    """Let the kernel forget the process's peak of memory."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def memory(name):
-    """A figure of /proc/self/status, in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
 
 
 if __name__ == "__main__":

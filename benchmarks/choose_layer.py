@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from benchmarks.data import conditions, data_file, minilm_directory, report
+from benchmarks.data import conditions, data_file, minilm_directory, report, with_range
 from mlsm.common.wordnet import WordNet
 from mlsm.evaluation.studies.word_senses.choose_layer import WordVectors, diagnose_layer
 from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
@@ -41,8 +41,8 @@ def main():
         atoms_Kd, passes = prepare(Path(directory) / "learning", job, teacher, data)
         rows = [measure(Path(directory) / str(n), job, teacher, data, atoms_Kd, passes) for n in range(REPEATS + 1)][1:]
     result = {
-        **spread(rows, "diagnostic_vs_teacher", "diagnostic", "teacher"),
-        **spread(rows, "cpu_diagnostic_vs_teacher", "cpu_diagnostic", "cpu_teacher"),
+        **with_range("diagnostic_vs_teacher", [row["diagnostic"] / row["teacher"] for row in rows]),
+        **with_range("cpu_diagnostic_vs_teacher", [row["cpu_diagnostic"] / row["cpu_teacher"] for row in rows]),
         **{f"{name}_seconds": round(statistics.median(row[name] for row in rows), 3) for name in rows[0]},
         "sentences": len(data.sentences),
         "training_words": data.training,
@@ -53,11 +53,6 @@ def main():
         **conditions(),
     }
     report(result)
-
-
-def spread(rows, name, over, under):
-    ratios = [row[over] / row[under] for row in rows]
-    return {name: statistics.median(ratios), f"{name}_spread": [min(ratios), max(ratios)]}
 
 
 def share_of_semcor():

@@ -27,7 +27,7 @@ UNITS, UNIT_TOKENS = 12, 12_288
 def main():
     for name in THREADS:  # those of the workers, which inherit them; before NumPy and torch are loaded
         os.environ[name] = "1"
-    from benchmarks.data import conditions, minilm_directory, report
+    from benchmarks.data import conditions, minilm_directory, report, with_range
     from pipeline.config import EncodeConfig
 
     with tempfile.TemporaryDirectory() as directory:
@@ -46,12 +46,10 @@ def main():
         )
         rows = [measure(settings, directory / str(i)) for i in range(REPEATS)]
     ratios = [row["two"] / row["one"] for row in rows]
-    whole = [row["whole_two"] / row["whole_one"] for row in rows]
     result = {
         "two_workers_vs_one": statistics.median(ratios),
         "spread": [min(ratios), max(ratios)],
-        "with_start_up": statistics.median(whole),
-        "with_start_up_spread": [min(whole), max(whole)],
+        **with_range("with_start_up", [row["whole_two"] / row["whole_one"] for row in rows]),
         "tokens_per_s_one": statistics.median(row["one"] for row in rows),
         "tokens_per_s_two": statistics.median(row["two"] for row in rows),
         "tokens": UNITS * UNIT_TOKENS,

@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import statistics
 import sys
 import time
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ import numpy as np
 from mlsm.common.machine import processor
 
 ROOT = Path(__file__).resolve().parent.parent
+SPAMS_REQUIREMENT = "spams-bin==2.6.14"
 
 
 def bench_states(part="test"):
@@ -78,10 +80,7 @@ def minilm_directory():
 
 def require(module, requirement):
     """Import a module that only benchmarks need; says what to install if it is not there."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        sys.exit(f"this benchmark compares with {module}: pip install {requirement}")
+    return find_module(module) or sys.exit(f"this benchmark compares with {module}: pip install {requirement}")
 
 
 def find_module(module, requirement=None):
@@ -106,6 +105,31 @@ def conditions(*packages):
         "date": time.strftime("%Y-%m-%d"),
         "command": f"python -m {_module()}",
     }
+
+
+def with_quartiles(name, values, suffix="quartiles"):
+    """The median of some measurements by name, and their quartiles."""
+    return {name: float(np.median(values)), f"{name}_{suffix}": quartiles(values)}
+
+
+def quartiles(values):
+    return np.quantile(values, [0.25, 0.75]).tolist()
+
+
+def with_range(name, values, suffix="spread"):
+    """The median of some measurements by name, and the least and the largest."""
+    return {name: float(statistics.median(values)), f"{name}_{suffix}": [float(min(values)), float(max(values))]}
+
+
+def memory_mb(name):
+    """A figure of this process, such as VmHWM, the peak since `forget_peak` (Linux)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
+
+
+def forget_peak():
+    """Let the kernel forget this process's peak of memory. Raises OSError elsewhere than on Linux."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def report(result):

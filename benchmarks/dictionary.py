@@ -36,13 +36,12 @@ import warnings
 
 import numpy as np
 
-from benchmarks.data import bench_states, conditions, require, unit_rows
+from benchmarks.data import SPAMS_REQUIREMENT, bench_states, conditions, require, unit_rows
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.solvers import nonneg_lasso
 from pipeline.solvers.parallel import thread_count
 from pipeline.solvers.problem import objective
 
-SPAMS_REQUIREMENT = "spams-bin==2.6.14"
 K, LAM, HELD_OUT, SPAMS_BATCH = 3072, 0.05, 2048, 400
 SPAMS_ITERATIONS = (82, 300)
 SEEDS, EPOCHS, QUICK_EPOCHS, EVALUATE_EVERY = (0, 1, 2), 4.0, 2.0, 8192

@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.data import conditions, report
+from benchmarks.data import conditions, report, with_range
 from benchmarks.encode import MAX_LENGTH, real_windows, time_teacher
 from pipeline.batch import hidden_rows
 from pipeline.config import EncodeConfig
@@ -54,12 +54,12 @@ def main():
         measure(warm_up[:64], together, alone, Path(directory) / "warm-up")
         rows = [measure(run, together, alone, Path(directory) / f"run{i}") for i, run in enumerate(runs)]
     result = {
-        **spread(rows, "one_pass_vs_teacher_and_solvers", lambda r: r["one_pass"] / (r["teacher"] + r["solvers"])),
-        **spread(rows, "one_pass_vs_separate_runs", lambda r: r["one_pass"] / r["separate"]),
-        **spread(
-            rows, "cpu_vs_teacher_and_solvers", lambda r: r["cpu_one_pass"] / (r["cpu_teacher"] + r["cpu_solvers"])
+        **with_range("one_pass_vs_teacher_and_solvers", [r["one_pass"] / (r["teacher"] + r["solvers"]) for r in rows]),
+        **with_range("one_pass_vs_separate_runs", [r["one_pass"] / r["separate"] for r in rows]),
+        **with_range(
+            "cpu_vs_teacher_and_solvers", [r["cpu_one_pass"] / (r["cpu_teacher"] + r["cpu_solvers"]) for r in rows]
         ),
-        **spread(rows, "cpu_vs_separate_runs", lambda r: r["cpu_one_pass"] / r["cpu_separate"]),
+        **with_range("cpu_vs_separate_runs", [r["cpu_one_pass"] / r["cpu_separate"] for r in rows]),
         **{f"{name}_seconds": statistics.median(row[name] for row in rows) for name in rows[0]},
         "tokens": sum(len(window.ids) for window in runs[0]),
         "layers": LAYERS,
@@ -68,11 +68,6 @@ def main():
         **conditions(),
     }
     report(result)
-
-
-def spread(rows, name, ratio):
-    ratios = [ratio(row) for row in rows]
-    return {name: statistics.median(ratios), f"{name}_spread": [min(ratios), max(ratios)]}
 
 
 def learn(teacher, windows, special):

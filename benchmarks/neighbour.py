@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.data import ROOT, conditions
+from benchmarks.data import ROOT, conditions, with_range
 from benchmarks.student_step import write_store
 
 ROUNDS, STEPS, WARM_UP = 2, 30, 5
@@ -37,15 +37,10 @@ def main() -> None:
                     with neighbour:
                         rates.setdefault(f"{state}{kind}", []).append(train(store, output, environment))
                     print(f"{state}{kind:<12} {rates[f'{state}{kind}'][-1]:8.0f} tokens/s")
-    shares = {
-        f"busy_share{kind}": [
-            busy / alone for busy, alone in zip(rates[f"busy{kind}"], rates[f"alone{kind}"], strict=True)
-        ]
-        for kind in WAITING
-    }
     result: dict = {"benchmark": "neighbour"}
-    for name, values in shares.items():
-        result |= {name: statistics.median(values), f"{name}_spread": [min(values), max(values)]}
+    for kind in WAITING:
+        pairs = zip(rates[f"busy{kind}"], rates[f"alone{kind}"], strict=True)
+        result |= with_range(f"busy_share{kind}", [busy / alone for busy, alone in pairs])
     result["alone_vs_alone_spinning"] = statistics.median(rates["alone"]) / statistics.median(rates["alone_spinning"])
     print(json.dumps(result | {"tokens_per_second": rates} | conditions()))
 

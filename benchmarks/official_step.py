@@ -21,7 +21,6 @@ FISTA's targets are 8 % off the optimum.
 
 import copy
 import json
-import statistics
 import tempfile
 import traceback
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ from transformers import AutoModel, BertConfig
 from transformers.models.deberta.modeling_deberta import DisentangledSelfAttention
 from transformers.utils import logging as transformers_logging
 
-from benchmarks.data import bench_atoms, conditions, minilm_directory
+from benchmarks.data import bench_atoms, conditions, minilm_directory, with_quartiles
 from benchmarks.student_step import LENGTH, LSPS, TURNS, interleave, loader_of, our_step, take_turn, write_store
 from mlsm.common.onednn import multiply
 from pipeline.solvers.fista import STEPS, fista_steps
@@ -98,10 +97,8 @@ def measure(store, encoder: str, teacher, atoms_Kd, windows: int = WINDOWS, turn
     cost = cost_of_ours(store, config, float(np.median(seconds["ours"]))) | {"peak_memory_bytes": memory}
     found = {"tokens_per_second": rates, "ours": cost, "official_products_by": "torch" if GPU else fastest}
     for name in OVER.keys() & rivals.keys():
-        ratios = seconds[name] / seconds["ours"]
-        ratio, spread = statistics.median(ratios), [float(np.quantile(ratios, q)) for q in (0.25, 0.75)]
-        print(f"{encoder}: ours {rates['ours']:.0f} tokens/s, {name} {rates[name]:.0f}: {ratio:.2f} x")
-        found |= {OVER[name]: ratio, f"{OVER[name]}_spread": spread}
+        found |= with_quartiles(OVER[name], seconds[name] / seconds["ours"], "spread")
+        print(f"{encoder}: ours {rates['ours']:.0f} tokens/s, {name} {rates[name]:.0f}: {found[OVER[name]]:.2f} x")
     return found
 
 

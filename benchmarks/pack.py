@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.data import conditions, report
+from benchmarks.data import conditions, report, with_range
 from benchmarks.stores import MAX_LENGTH, TOP_N, VOCABULARY, K, make_store, row_columns, write_unit
 from pipeline.solvers import Codes
 from pipeline.targets.distributions import distributions
@@ -54,8 +54,7 @@ def main():
     both, npz = (np.array(seconds[name]) + seconds["top_n"] for name in ("pack", "npz"))
     result = {
         "pack_tokens_per_second": tokens / statistics.median(both),
-        "pack_vs_npz": statistics.median(npz / both),
-        "pack_vs_npz_range": [float(min(npz / both)), float(max(npz / both))],
+        **with_range("pack_vs_npz", npz / both, "range"),
         "pack_tokens_per_cpu_second": tokens / middle["cpu"],
         "spread": (max(both) - min(both)) / statistics.median(both),
         "writer_alone_tokens_per_second": tokens / middle["pack"],

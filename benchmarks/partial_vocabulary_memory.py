@@ -18,14 +18,13 @@ import argparse
 import ctypes
 import gc
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarks.data import conditions, data_file, minilm_directory
+from benchmarks.data import conditions, data_file, minilm_directory, with_range
 
 TASKS = {"cola": "glue/CoLA", "conll2003": "conll2003", "mrpc": "glue/MRPC", "rte": "glue/RTE", "sst2": "glue/SST-2"}
 TASKS |= {"stsb": "glue/STS-B", "wic": "wic"}  # those that are there as a whole
@@ -62,8 +61,7 @@ def main() -> None:
     ratios = [measured["peak_memory_ratio"] for measured in found.values()]
     result = {
         "benchmark": "partial_vocabulary_memory",
-        "peak_memory_ratio": statistics.median(ratios),
-        "peak_memory_ratio_range": [min(ratios), max(ratios)],
+        **with_range("peak_memory_ratio", ratios, "range"),
         "equal_figures": all(measured["equal_figures"] for measured in found.values()),
         "tasks": found,
         **conditions(),

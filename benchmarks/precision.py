@@ -10,14 +10,13 @@ multiplies bfloat16 (AVX512-BF16 or AMX) to be worth anything. Prints readable l
 """
 
 import json
-import statistics
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.data import conditions
+from benchmarks.data import conditions, with_quartiles
 from benchmarks.student_step import CONFIG, interleave, our_step, write_store
 from benchmarks.whole_run import encode
 from mlsm.common.onednn import multiplies_bfloat16
@@ -33,7 +32,6 @@ def main() -> None:
         config = replace(CONFIG, encoder="bert-6x256")
         forms = {dtype: our_step(synthetic, replace(config, dtype=dtype), "mlsm") for dtype in ("float32", "bfloat16")}
         seconds = {name: np.array(times) for name, times in interleave(forms, TURNS).items()}
-        gains = seconds["float32"] / seconds["bfloat16"]
         store = encode(Path(directory), TOKENS)
         curves = {
             name: curve(store, Path(directory) / name, dtype, seed)
@@ -51,8 +49,7 @@ def main() -> None:
 
     result = {
         "benchmark": "precision",
-        "mlsm_bf16_vs_f32_step": statistics.median(gains),
-        "mlsm_bf16_vs_f32_step_spread": [float(np.quantile(gains, q)) for q in (0.25, 0.75)],
+        **with_quartiles("mlsm_bf16_vs_f32_step", seconds["float32"] / seconds["bfloat16"], "spread"),
         "held_out_nats_bf16_minus_f32": differences("bfloat16"),
         "held_out_nats_other_seed_minus_f32": differences("other_seed"),
         "held_out_nats": curves,

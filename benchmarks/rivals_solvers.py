@@ -32,7 +32,6 @@ Shapes: N tokens, d hidden width, K atoms.
 
 import argparse
 import json
-import statistics
 import tempfile
 import time
 import warnings
@@ -45,10 +44,18 @@ import numpy as np
 import scipy.sparse
 import torch
 
-from benchmarks.data import conditions, data_file, find_module, has_bench_data, unit_rows
+from benchmarks.data import (
+    SPAMS_REQUIREMENT,
+    conditions,
+    data_file,
+    find_module,
+    has_bench_data,
+    unit_rows,
+    with_quartiles,
+)
 from benchmarks.hidden_states import sample_rows
 from benchmarks.official_step import fista_by_onednn
-from benchmarks.sparse_coding import SPAMS_REQUIREMENT, spams_lasso
+from benchmarks.sparse_coding import spams_lasso
 from benchmarks.sparse_coding_scaling import vectors
 from pipeline.config import LearnConfig
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
@@ -148,14 +155,11 @@ def measure(train_Nd, test_Nd, atoms_Kd, rounds):
         gaps = {
             name: gap(problem, coder.code(rows_of_a_round(coder)), tight_N) for name, coder in coders.items()
         }  # of the rows of a round
-    ratios = {name: np.array(rates["ours"]) / values for name, values in rates.items()}
     figures = {
         name: {
             "setting": coder.setting,
-            "tokens_per_s": statistics.median(rates[name]),
-            "tokens_per_s_quartiles": np.quantile(rates[name], [0.25, 0.75]).tolist(),
-            "ours_over_it": float(np.median(ratios[name])),
-            "ours_over_it_quartiles": np.quantile(ratios[name], [0.25, 0.75]).tolist(),
+            **with_quartiles("tokens_per_s", rates[name]),
+            **with_quartiles("ours_over_it", np.array(rates["ours"]) / rates[name]),
             "gap": gaps[name],
         }
         for name, coder in coders.items()

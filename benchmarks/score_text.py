@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.blimp import compare, minicons, random_bert, spread, timed
+from benchmarks.blimp import compare, minicons, over_minicons, random_bert, timed
 from benchmarks.data import conditions, data_directory, report
 from mlsm.evaluation.tasks.finetuning.data import load_task
 from mlsm.evaluation.tasks.finetuning.tasks import TASKS
@@ -53,8 +53,7 @@ def main():
         theirs, result["minicons_batch_size"] = minicons(random_bert(len(tokenizer)), tokenizer, rounds[0][:TRIED])
         rows = [compare(ours, theirs, sentences) for sentences in rounds]
         seconds, packages = [row["ours"][0] for row in rows], ("minicons",)
-        result |= {"difference": max(row["difference"] for row in rows)}
-        result |= spread(rows, "vs_minicons", 0) | spread(rows, "cpu_vs_minicons", 1)
+        result |= {"difference": max(row["difference"] for row in rows)} | over_minicons(rows)
     result["sentences_per_second"] = len(rounds) * len(rounds[0]) / sum(seconds)
     result |= {"threads": torch.get_num_threads(), **conditions(*packages)}
     report(result)

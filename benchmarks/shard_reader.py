@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.data import ROOT, conditions, report
+from benchmarks.data import ROOT, conditions, memory_mb, report, with_quartiles
 from benchmarks.stores import MAX_LENGTH, VOCABULARY, K, make_store, real_columns, write_store
 from shards.manifest import Plan, PlannedUnit, UnitRecord, fingerprint
 from shards.reader import Store
@@ -80,14 +80,10 @@ def reading(store, raw):
         ][1:]  # the first fetches the files' pages
         rates = np.array([ours for ours, _ in pairs])
         for name, rate in zip(("second", "cpu_second"), rates.T, strict=True):
-            result |= middle_and_quartiles(f"read_tokens_per_{name}_batch_{size}", rate)
+            result |= with_quartiles(f"read_tokens_per_{name}_batch_{size}", rate)
         ratio = np.array([ours[0] / anchor for ours, anchor in pairs])
-        result |= middle_and_quartiles("read_vs_raw" if size == 1024 else f"read_vs_raw_batch_{size}", ratio)
+        result |= with_quartiles("read_vs_raw" if size == 1024 else f"read_vs_raw_batch_{size}", ratio)
     return result
-
-
-def middle_and_quartiles(name, values):
-    return {name: float(np.median(values)), f"{name}_quartiles": np.quantile(values, [0.25, 0.75]).tolist()}
 
 
 def read_epoch_part(windows, size, epoch, batches=None):
@@ -147,10 +143,10 @@ class RawArrays:
 
 def reading_memory(path):
     """Anonymous memory that a pass over the store takes beyond the interpreter and its imports."""
-    before = anonymous_mb()
+    before = memory_mb("RssAnon")
     windows = Store.open(path).split("train")
     read_epoch_part(windows, 1024, epoch=0, batches=len(windows) // 1024)
-    return {"reading_anonymous_memory_mb": anonymous_mb() - before}
+    return {"reading_anonymous_memory_mb": memory_mb("RssAnon") - before}
 
 
 # -- opening ---------------------------------------------------------------------------------------------
@@ -158,7 +154,7 @@ def reading_memory(path):
 
 def opening(path):
     """Seconds and memory from nothing to the first windows of a store with many units."""
-    before, start, cpu = anonymous_mb(), time.perf_counter(), time.process_time()
+    before, start, cpu = memory_mb("RssAnon"), time.perf_counter(), time.process_time()
     store = Store.open(path)
     decided = time.perf_counter()
     windows = store.split("train")
@@ -167,7 +163,7 @@ def opening(path):
         "missing_units_seconds": decided - start,
         "open_seconds": time.perf_counter() - start,
         "open_cpu_seconds": time.process_time() - cpu,
-        "anonymous_memory_mb": anonymous_mb() - before,
+        "anonymous_memory_mb": memory_mb("RssAnon") - before,
     }
 
 
@@ -217,12 +213,6 @@ def made_up_record(target):
     values = record.as_dict()
     values.pop("checksum")
     return json.dumps(values)
-
-
-def anonymous_mb():
-    """Anonymous resident memory of this process, in megabytes (Linux)."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
-    return int(line.split()[1]) / 1024
 
 
 # -- shuffle ---------------------------------------------------------------------------------------------

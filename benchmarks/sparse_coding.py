@@ -24,12 +24,22 @@ against bench/reference.json. Peak memory is of coding 65,536 tokens, beyond inp
 import json
 import time
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.data import bench_atoms, bench_reference, bench_states, conditions, require, unit_rows
+from benchmarks.data import (
+    SPAMS_REQUIREMENT,
+    bench_atoms,
+    bench_reference,
+    bench_states,
+    conditions,
+    forget_peak,
+    memory_mb,
+    require,
+    unit_rows,
+    with_quartiles,
+)
 from benchmarks.official_step import fista_by_onednn
 from pipeline.solvers import nonneg_lasso, onednn, prepare
 from pipeline.solvers.cd_cpu import TASK_ROWS
@@ -37,7 +47,6 @@ from pipeline.solvers.fista import STEPS, fista_steps
 from pipeline.solvers.parallel import run_in_threads, thread_count
 from pipeline.solvers.problem import kkt_violation, objective
 
-SPAMS_REQUIREMENT = "spams-bin==2.6.14"
 ROUNDS, FISTA_TOKENS, MEMORY_TOKENS, CHUNK_ROWS = 5, 1024, 65_536, 1024
 
 
@@ -183,31 +192,21 @@ def speeds(rates):
     rates = rates | {name: np.max([rates[form] for form in forms], axis=0) for name, forms in fastest.items()}
     figures = {f"{name}_tokens_per_s": float(np.median(values)) for name, values in rates.items()}
     for rival in ("spams", "fista100", "matmul_bound", "onednn_bound", "torch_bound", "best_matmul_bound"):
-        ratios = np.array(rates["cpu"]) / rates[rival]
-        figures[f"cpu_vs_{rival}"] = float(np.median(ratios))
-        figures[f"cpu_vs_{rival}_quartiles"] = [float(np.quantile(ratios, q)) for q in (0.25, 0.75)]
-    ratios = np.array(rates["torch_solver"]) / rates["fista100"]
-    figures["torch_solver_vs_fista100"] = float(np.median(ratios))
-    figures["torch_solver_vs_fista100_quartiles"] = [float(np.quantile(ratios, q)) for q in (0.25, 0.75)]
-    return figures
+        figures |= with_quartiles(f"cpu_vs_{rival}", np.array(rates["cpu"]) / rates[rival])
+    return figures | with_quartiles("torch_solver_vs_fista100", np.array(rates["torch_solver"]) / rates["fista100"])
 
 
 def peak_memory_mb(task):
     """Most memory that coding MEMORY_TOKENS adds to what the process has; None where Linux does not tell."""
-    clear, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
     task.ours()  # compiled now
     hidden_Nd = np.resize(task.hidden_Nd, (MEMORY_TOKENS, task.hidden_Nd.shape[1]))
     try:
-        clear.write_text("5")  # resets the high-water mark
+        forget_peak()
     except OSError:
         return None
-    before = memory_kb(status, "VmRSS")
+    before = memory_mb("VmRSS")
     nonneg_lasso(hidden_Nd, task.atoms_Kd, task.lam, gram_KK=task.gram_KK)
-    return round((memory_kb(status, "VmHWM") - before) / 1024, 1)
-
-
-def memory_kb(status, field):
-    return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(field))
+    return round(memory_mb("VmHWM") - before, 1)
 
 
 def show(result):

@@ -27,6 +27,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from benchmarks.data import quartiles
 from benchmarks.student_step import CONFIG, here, interleave, our_step, write_deberta, write_store
 from mlsm.common.documents import accept_pairwise_mask
 from mlsm.common.matrix_products import USUAL
@@ -67,10 +68,7 @@ def measure(store, config, pieces: list[str]) -> dict:
     rivals |= {piece: without(piece, store, config) for piece in pieces}
     seconds = {name: np.array(times) for name, times in interleave(rivals, TURNS).items()}
     ratios = {piece: seconds[piece] / seconds["whole"] for piece in pieces}
-    return {
-        piece: {"ratio": float(np.median(each)), "spread": [float(np.quantile(each, q)) for q in (0.25, 0.75)]}
-        for piece, each in ratios.items()
-    }
+    return {piece: {"ratio": float(np.median(each)), "spread": quartiles(each)} for piece, each in ratios.items()}
 
 
 def without(piece: str, store, config):

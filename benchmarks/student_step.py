@@ -21,7 +21,6 @@ Prints readable lines, then one of JSON. Left out: time to a given quality (anot
 
 import argparse
 import json
-import statistics
 import tempfile
 import time
 from dataclasses import replace
@@ -32,7 +31,7 @@ import torch
 import transformers
 from transformers import DebertaConfig
 
-from benchmarks.data import conditions
+from benchmarks.data import conditions, with_quartiles
 from mlsm.common.device import choose_device, device_name
 from shards.files import StoreFiles
 from shards.manifest import Plan, PlannedUnit, fingerprint
@@ -106,12 +105,10 @@ def mask_later(store, config: StudentConfig) -> dict:
         rivals[name] = our_step(store, one, "mlsm")
         flops[name] = step_flops(build_student(one, store, OBJECTIVES["mlsm"](store)), one, LENGTH)
     seconds = {name: np.array(times) for name, times in interleave(rivals).items()}
-    ratios = seconds["later"] / seconds["usual"]  # step by step
     found = {
         "layer": later.mask_later,
         "mask_rate": LATER_RATE,
-        "step_time_ratio": float(np.median(ratios)),
-        "step_time_ratio_spread": [float(np.quantile(ratios, q)) for q in (0.25, 0.75)],
+        **with_quartiles("step_time_ratio", seconds["later"] / seconds["usual"], "spread"),  # step by step
         "flops_ratio": flops["later"] / flops["usual"],
         "seconds": {name: float(np.median(times)) for name, times in seconds.items()},
     }
@@ -283,9 +280,7 @@ def report(seconds: dict, fastest: dict, title: str) -> dict:
     figures: dict = dict(fastest)
     pairs = [(ours, rival) for ours in ("mlsm", "our_mlm") for rival in fastest]
     for name, rival in [*pairs, ("mlsm", "our_mlm")]:
-        ratios = seconds[rival] / seconds[name]  # step by step
-        figures[f"{name}_vs_{rival}"] = statistics.median(ratios)
-        figures[f"{name}_vs_{rival}_spread"] = [float(np.quantile(ratios, q)) for q in (0.25, 0.75)]
+        figures |= with_quartiles(f"{name}_vs_{rival}", seconds[rival] / seconds[name], "spread")  # step by step
     figures["tokens_per_second"] = {name: tokens / float(np.median(times)) for name, times in seconds.items()}
     return figures
 

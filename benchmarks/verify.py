@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.data import conditions, report
+from benchmarks.data import conditions, report, with_quartiles
 from benchmarks.stores import real_columns, write_store
 from shards.derive import derive
 from shards.schema import BLOCK_TOKENS
@@ -38,14 +38,10 @@ def main():
         size = sum(path.stat().st_size for path in shards)
         derived = timed(lambda: derive(files.path, 8))
     rounds = {name: np.array(times[1:]) for name, times in measured.items()}  # the first warms up
-    rate = size / rounds["verify"][:, 0]
-    ratio = rounds["hash"][:, 0] / rounds["verify"][:, 0]
     result = {
-        "verify_bytes_per_second": statistics.median(rate),
-        "verify_bytes_per_second_quartiles": np.quantile(rate, [0.25, 0.75]).tolist(),
+        **with_quartiles("verify_bytes_per_second", size / rounds["verify"][:, 0]),
         "verify_bytes_per_wall_second": size / statistics.median(rounds["verify"][:, 1]),
-        "verify_vs_hash_alone": statistics.median(ratio),
-        "verify_vs_hash_alone_quartiles": np.quantile(ratio, [0.25, 0.75]).tolist(),
+        **with_quartiles("verify_vs_hash_alone", rounds["hash"][:, 0] / rounds["verify"][:, 0]),
         "hash_bytes_per_second": size / statistics.median(rounds["hash"][:, 0]),
         "quick_look_seconds": statistics.median(rounds["quick"][:, 1]),
         "derive_tokens_per_second": UNITS * BLOCKS * BLOCK_TOKENS / derived[0],

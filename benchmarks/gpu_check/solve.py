@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from transformers import BertConfig
 
-from benchmarks.data import ROOT
+from benchmarks.data import ROOT, quartiles
 from benchmarks.gpu_check.items import Setting, Skip, item, needs_gpu
 from benchmarks.lifted import LAM, LiftedTeacher, Problem, available_problem, toy_problem
 from benchmarks.official_step import in_tf32
@@ -99,7 +99,7 @@ def coder_vs_teacher(setting: Setting) -> Iterator[dict]:
         yield {
             f"{tolerance:g}": {
                 "coder_vs_teacher": float(np.median(ratios)),
-                "quartiles": [float(np.quantile(ratios, q)) for q in (0.25, 0.75)],
+                "quartiles": quartiles(ratios),
                 **{f"{name}_ns_a_token": statistics.median(t) / len(hidden_Nd) * 1e9 for name, t in times.items()},
                 **quality(code(), hidden_Nd, problem),
             }
