@@ -34,7 +34,7 @@ from transformers.models.deberta.modeling_deberta import DisentangledSelfAttenti
 from transformers.utils import logging as transformers_logging
 
 from benchmarks.data import bench_atoms, conditions, minilm_directory, with_quartiles
-from benchmarks.student_step import LENGTH, LSPS, TURNS, interleave, loader_of, our_step, take_turn, write_store
+from benchmarks.student_step import LENGTH, LSPS, TURNS, interleave, masked_batches, our_step, take_turn, write_store
 from mlsm.common.onednn import multiply
 from pipeline.solvers.fista import STEPS, fista_steps
 from student.config import StudentConfig
@@ -140,27 +140,27 @@ def cost_of_ours(store, config: StudentConfig, seconds: float) -> dict:
     return {"flops_per_second": flops, "mfu": None if peak is None else flops / peak}
 
 
-def official_step(store, config: StudentConfig, teacher, atoms_Kd, onednn: bool = False):
-    """One step as the official code does it, on one batch; with `onednn`, its products are those of oneDNN."""
+def official_step(store, config: StudentConfig, teacher, atoms_Kd, onednn: bool = False, ready: bool = True):
+    """One step as the official code does it; with `onednn`, its products are those of oneDNN. `ready` as in
+    `masked_batches`."""
     student = stock_student(store, config).to(atoms_Kd.device).train()
     if onednn:
         teacher = copy.deepcopy(teacher)
         for model in (student, teacher):
             use_fast_linear(model)
     optimizer = build_optimizer(student, config)
-    micro = loader_of(store, config, OBJECTIVES["mlm"](store)).step(config.seed, 0, WINDOWS).micro[0]
-    masked_WL, where_M = micro.input_WL.to(atoms_Kd.device), micro.where_M.to(atoms_Kd.device)
-    ids_WL = micro.input_WL.flatten().index_copy(0, micro.where_M, micro.targets.labels_M).view_as(micro.input_WL)
-    ids_WL = ids_WL.to(atoms_Kd.device)
+    read = masked_batches(store, config, atoms_Kd.device, ready)
     step_size = 1.0 / torch.linalg.eigvalsh(atoms_Kd.T @ atoms_Kd)[-1].item()
 
     def step(number):
+        micro = read(number)
+        ids_WL = micro.input_WL.flatten().index_copy(0, micro.where_M, micro.targets.labels_M).view_as(micro.input_WL)
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16, enabled=GPU):
             with torch.no_grad():
-                hidden_Md = teacher(input_ids=ids_WL).last_hidden_state.flatten(0, 1)[where_M]
-            target_MK = online_targets(hidden_Md.float(), atoms_Kd, step_size, onednn)
-            logits_MK = student(masked_WL, where_M)
+                states_WLd = teacher(input_ids=ids_WL, attention_mask=micro.attention_WL).last_hidden_state
+            target_MK = online_targets(states_WLd.flatten(0, 1)[micro.where_M].float(), atoms_Kd, step_size, onednn)
+            logits_MK = student(micro.input_WL, micro.where_M)
         log_student_MK = F.log_softmax(logits_MK.float(), dim=1)
         F.kl_div(log_student_MK, target_MK, reduction="batchmean").backward()
         torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0).item()
@@ -210,20 +210,20 @@ def stock_student(store, config: StudentConfig) -> StockStudent:
     for module in encoder.modules():
         if type(module) is DisentangledSelfAttention:
             module.__class__ = AutocastSelfAttention
-    return StockStudent(encoder, stock_head(ours), LSPS)
-
-
-def stock_head(ours):
-    """Dense, GELU, norm, by stock modules."""
-    width = ours.encoder.config.hidden_size
-    return torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU(), torch.nn.LayerNorm(width))
+    width = encoder.config.hidden_size
+    head = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU(), torch.nn.LayerNorm(width))
+    return StockStudent(encoder, head, store.k)
 
 
 def cpu_teacher():
     """MiniLM after layer 5, and its dictionary."""
-    atoms_Kd = torch.from_numpy(bench_atoms())
-    cut = {"num_hidden_layers": 5, "dtype": torch.float32, "add_pooling_layer": False}
-    return AutoModel.from_pretrained(minilm_directory(), **cut).eval(), atoms_Kd
+    return cut_model(minilm_directory(), 5), torch.from_numpy(bench_atoms())
+
+
+def cut_model(directory: Path, layer: int, dtype: torch.dtype = torch.float32):
+    """transformers' model without the layers above one."""
+    cut = {"num_hidden_layers": layer, "dtype": dtype, "add_pooling_layer": False}
+    return AutoModel.from_pretrained(directory, **cut).eval()
 
 
 def gpu_teacher():

@@ -39,6 +39,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -47,11 +48,12 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from benchmarks.data import ROOT, conditions, data_file, report, require
+from benchmarks.data import ROOT, SPAMS_REQUIREMENT, conditions, data_file, report, require
 from benchmarks.encode import MAX_LENGTH, coder_of, measure
-from benchmarks.official_step import fista_by_onednn
+from benchmarks.official_step import cut_model, fista_by_onednn, official_step
+from benchmarks.sparse_coding import spams_lasso
 from benchmarks.student_step import our_step
-from benchmarks.whole_run import official_step, timed
+from benchmarks.whole_run import timed
 from pipeline.corpus import open_corpus
 from pipeline.corpus.windows import packed_windows, tokenise
 from pipeline.precision import total_variation
@@ -172,15 +174,12 @@ def exact_codes(rows_Nd: np.ndarray, atoms_Kd: np.ndarray) -> np.ndarray:
 
 def ordinary_ways(teacher: Path, tokenizer, text, ids_WL, hidden_Nd, atoms_Kd) -> dict:
     """Functions that return how many tokens they read or coded."""
-    spams = require("spams", "spams-bin")
+    require("spams", SPAMS_REQUIREMENT)
     whole = transformers.AutoModel.from_pretrained(teacher).eval()
-    cut = transformers.AutoModel.from_pretrained(teacher, num_hidden_layers=LAYER, add_pooling_layer=False).eval()
+    cut, half = cut_model(teacher, LAYER), cut_model(teacher, LAYER, torch.bfloat16)
     sentences = list(
         islice((s.strip() for piece in text.pieces() for s in piece.text.split(". ") if s.strip()), SENTENCES)
     )
-    half = transformers.AutoModel.from_pretrained(
-        teacher, num_hidden_layers=LAYER, add_pooling_layer=False, dtype=torch.bfloat16
-    ).eval()
     sentences.sort(key=len)  # alike in length, so that little is padded
     batches = [
         tokenizer(
@@ -195,9 +194,9 @@ def ordinary_ways(teacher: Path, tokenizer, text, ids_WL, hidden_Nd, atoms_Kd) -
     masked_Nd = torch.from_numpy(hidden_Nd[:FISTA_TOKENS])
 
     @torch.inference_mode()
-    def stock():
+    def stock(model):
         for batch in ids_WL.split(STOCK_WINDOWS):
-            cut(input_ids=batch)
+            model(input_ids=batch)
         return ids_WL.numel()
 
     @torch.inference_mode()
@@ -213,31 +212,21 @@ def ordinary_ways(teacher: Path, tokenizer, text, ids_WL, hidden_Nd, atoms_Kd) -
 
     def by_spams():
         correlations_KN = np.asfortranarray(atoms_dK.T @ rows_dN)
-        spams.lasso(rows_dN, Q=gram_KK, q=correlations_KN, lambda1=LAM, mode=2, pos=True, numThreads=thread_count())
+        spams_lasso(rows_dN, LAM, Q=gram_KK, q=correlations_KN)
         return rows_dN.shape[1]
 
-    def by_fista():
-        fista_steps(masked_Nd, torch.from_numpy(atoms_Kd), LAM, step, STEPS_OF_FISTA)
-        return FISTA_TOKENS
-
     @torch.inference_mode()
-    def by_fista_onednn():
-        fista_by_onednn(masked_Nd, torch.from_numpy(atoms_Kd), LAM, step, STEPS_OF_FISTA)
+    def by_fista(solve):
+        solve(masked_Nd, torch.from_numpy(atoms_Kd), LAM, step, STEPS_OF_FISTA)
         return FISTA_TOKENS
-
-    @torch.inference_mode()
-    def stock_bfloat16():
-        for batch in ids_WL.split(STOCK_WINDOWS):
-            half(input_ids=batch)
-        return ids_WL.numel()
 
     return {
-        "stock": stock,
-        "stock_bfloat16": stock_bfloat16,
+        "stock": partial(stock, cut),
+        "stock_bfloat16": partial(stock, half),
         "sentences": read_sentences,
         "spams": by_spams,
-        "fista": by_fista,
-        "fista_onednn": by_fista_onednn,
+        "fista": partial(by_fista, fista_steps),
+        "fista_onednn": partial(by_fista, fista_by_onednn),
     }
 
 
@@ -245,10 +234,11 @@ def measure_steps(teacher: Path, store: Store, steps: int) -> dict:
     """Microseconds a token of the steps of both ways."""
     windows = 32
     config = StudentConfig(encoder="bert-6x256", batch_windows=windows, micro_batch=windows, max_steps=1000, lr=5e-4)
+    online = cut_model(teacher, LAYER), torch.from_numpy(np.load(store.files.dictionary / "atoms.npy"))
     ways = {
         "ours": our_step(store, config, "mlsm"),
-        "official": official_step(config, store, False, teacher, LAYER),
-        "official_onednn": official_step(config, store, True, teacher, LAYER),
+        "official": official_step(store, config, *online, ready=False),
+        "official_onednn": official_step(store, config, *online, onednn=True, ready=False),
     }
     found: dict = {name: [] for name in ways}
     for number in range(WARM_UP + steps):  # in turns

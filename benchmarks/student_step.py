@@ -38,7 +38,7 @@ from shards.manifest import Plan, PlannedUnit, fingerprint
 from shards.reader import Store
 from shards.schema import LSP_OCTAVES, ShardMeta, windows_per_block
 from shards.writer import UnitWriter
-from student.batches import Loader, pin, read_ahead
+from student.batches import Loader, pin, read_ahead, to_device
 from student.config import StudentConfig
 from student.encoders.build import encoder_config, named_config
 from student.encoders.flops import step_flops
@@ -172,45 +172,61 @@ def our_step(store, config: StudentConfig, objective_name: str):
     return step
 
 
-def stock_step(store, config: StudentConfig, onednn: bool = False):
+def stock_step(store, config: StudentConfig, onednn: bool = False, ready: bool = True):
     """One step of the usual recipe: dense logits, labels of -100 off the mask."""
 
-    def loss(model, ids_WL, where_M, labels_M):
-        labels = torch.full((ids_WL.numel(),), -100, device=ids_WL.device).index_copy(0, where_M, labels_M)
-        return model(input_ids=ids_WL, labels=labels.view_as(ids_WL)).loss
+    def loss(model, micro):
+        labels_T = torch.full((micro.input_WL.numel(),), -100, device=micro.input_WL.device)
+        labels_T = labels_T.index_copy(0, micro.where_M, micro.targets.labels_M)
+        labels_WL = labels_T.view_as(micro.input_WL)
+        return model(input_ids=micro.input_WL, attention_mask=micro.attention_WL, labels=labels_WL).loss
 
-    return stock_training(store, config, loss, onednn)
+    return stock_training(store, config, loss, onednn, ready)
 
 
-def sparse_step(store, config: StudentConfig, onednn: bool = False):
+def sparse_step(store, config: StudentConfig, onednn: bool = False, ready: bool = True):
     """The usual recipe, but for head and logits at the masked positions only."""
 
-    def loss(model, ids_WL, where_M, labels_M):
-        hidden_Md = model.bert(input_ids=ids_WL).last_hidden_state.flatten(0, 1)[where_M]
-        return torch.nn.functional.cross_entropy(model.cls(hidden_Md), labels_M)
+    def loss(model, micro):
+        read = model.bert(input_ids=micro.input_WL, attention_mask=micro.attention_WL)
+        hidden_Md = read.last_hidden_state.flatten(0, 1)[micro.where_M]
+        return torch.nn.functional.cross_entropy(model.cls(hidden_Md), micro.targets.labels_M)
 
-    return stock_training(store, config, loss, onednn)
+    return stock_training(store, config, loss, onednn, ready)
 
 
-def stock_training(store, config: StudentConfig, loss, onednn: bool):
-    """A step of transformers' model by torch's AdamW, on one batch that lies ready."""
-    model = transformers.BertForMaskedLM(encoder_config(config, store)).to(device()).train()
+def stock_training(store, config: StudentConfig, loss, onednn: bool, ready: bool):
+    """A step of transformers' model by torch's AdamW."""
+    where = choose_device(config.device)
+    model = transformers.BertForMaskedLM(encoder_config(config, store)).to(where).train()
     if onednn:
         use_fast_linear(model)
     rates = {"lr": config.lr, "weight_decay": config.weight_decay}
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, **rates)
-    micro = loader_of(store, config, OBJECTIVES["mlm"](store)).step(config.seed, 0, WINDOWS).micro[0]
-    batch = [tensor.to(device()) for tensor in (micro.input_WL, micro.where_M, micro.targets.labels_M)]
+    read = masked_batches(store, config, where, ready)
 
     def step(number):
+        micro = read(number)
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", torch.bfloat16, enabled=device() == "cuda"):  # as ours does there
-            found = loss(model, *batch)
+        with torch.autocast("cuda", torch.bfloat16, enabled=where.type == "cuda"):  # as ours does there
+            found = loss(model, micro)
         found.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
         optimizer.step()
 
     return step
+
+
+def masked_batches(store, config: StudentConfig, where: torch.device, ready: bool):
+    """A function from a step's number to its batch, which is read then; with `ready`, to the first one, read before."""
+    loader = loader_of(store, config, OBJECTIVES["mlm"](store))
+
+    def read(number):
+        (micro,) = loader.step(config.seed, number, config.batch_windows).micro
+        return to_device(micro, where)
+
+    first = read(0)
+    return (lambda number: first) if ready else read
 
 
 def loader_of(store, config: StudentConfig, objective) -> Loader:

@@ -32,23 +32,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 import transformers
-from transformers import AutoModel, BertForMaskedLM
 
 from benchmarks.data import conditions, data_file, minilm_directory, report
-from benchmarks.official_step import StockStudent, online_targets, stock_head
-from benchmarks.student_step import loader_of
+from benchmarks.official_step import cut_model, official_step
+from benchmarks.student_step import sparse_step, stock_step
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
 from shards.reader import Store
 from student.config import StudentConfig
-from student.encoders.build import encoder_config
-from student.encoders.linear import use_fast_linear
-from student.encoders.model import build_student
-from student.objectives import OBJECTIVES
-from student.optimizer import build_optimizer
 from student.train import train
 
 TEXT = "text/wiki_en_2014/wiki_en_2014_small.txt.xz"
@@ -109,8 +102,8 @@ def encode(directory: Path, tokens: int) -> Store:
 def train_stock(config: StudentConfig, store, quick: bool) -> tuple[float, str]:
     """Seconds of an epoch of the fastest kind of stock training, measured or by its median step; and which that is."""
     steps = {
-        f"stock_mlm{'_masked' * masked}{'_onednn' * onednn}": stock_step(config, store, onednn, masked)
-        for masked in (False, True)
+        f"{name}{'_onednn' * onednn}": make(store, config, onednn, ready=False)
+        for name, make in (("stock_mlm", stock_step), ("stock_mlm_masked", sparse_step))
         for onednn in (False, True)
     }
     race = {name: sum(sorted(timed(step, range(RACE_STEPS)))[: RACE_STEPS // 2]) for name, step in steps.items()}
@@ -120,75 +113,17 @@ def train_stock(config: StudentConfig, store, quick: bool) -> tuple[float, str]:
     return sum(timed(steps[fastest], range(config.max_steps))), fastest
 
 
-def stock_step(config: StudentConfig, store, onednn: bool, masked: bool):
-    """A step of transformers' model by torch's AdamW, reading included; with `masked`, head and logits are computed at
-    masked positions only.
-    """
-    model = BertForMaskedLM(encoder_config(config, store)).train()
-    if onednn:
-        use_fast_linear(model)
-    optimizer = build_optimizer(model, config)
-    loader = loader_of(store, config, OBJECTIVES["mlm"](store))
-
-    def step(number):
-        (micro,) = loader.step(config.seed, number, config.batch_windows).micro
-        if masked:
-            read = model.bert(input_ids=micro.input_WL, attention_mask=micro.attention_WL)
-            hidden_Md = read.last_hidden_state.flatten(0, 1)[micro.where_M]
-            return update(model, optimizer, F.cross_entropy(model.cls(hidden_Md), micro.targets.labels_M))
-        labels_WL = torch.full((micro.input_WL.numel(),), -100).index_copy(0, micro.where_M, micro.targets.labels_M)
-        labels_WL = labels_WL.view_as(micro.input_WL)
-        loss = model(input_ids=micro.input_WL, attention_mask=micro.attention_WL, labels=labels_WL).loss
-        return update(model, optimizer, loss)
-
-    return step
-
-
 def train_officially(config: StudentConfig, store, steps: int) -> tuple[float, str]:
     """Seconds of an epoch with teacher and solver online, by the median step of the faster kind, and which that is."""
+    teacher = cut_model(minilm_directory(), LAYER)
+    atoms_Kd = torch.from_numpy(Dictionary.load(store.files.dictionary).atoms_Kd)
     medians = {}
     for name in ("official", "official_onednn"):
-        step = official_step(config, store, onednn=name == "official_onednn")
+        step = official_step(store, config, teacher, atoms_Kd, onednn=name == "official_onednn", ready=False)
         timed(step, range(WARM_UP))
         medians[name] = float(np.median(timed(step, range(WARM_UP, WARM_UP + steps))))
     fastest = min(medians, key=lambda name: medians[name])
     return medians[fastest] * config.max_steps, fastest
-
-
-def official_step(
-    config: StudentConfig, store, onednn: bool, teacher_directory: Path | None = None, layer: int = LAYER
-):
-    """A step with teacher and solver online, reading included."""
-    ours = build_student(config, store, OBJECTIVES["mlsm"](store))
-    encoder = AutoModel.from_config(ours.encoder.config, add_pooling_layer=False)
-    student = StockStudent(encoder, stock_head(ours), store.k).train()
-    optimizer = build_optimizer(student, config)
-    loader = loader_of(store, config, OBJECTIVES["mlm"](store))
-    directory = teacher_directory or minilm_directory()
-    teacher = AutoModel.from_pretrained(directory, num_hidden_layers=layer, add_pooling_layer=False).eval()
-    for model in (student, teacher) if onednn else ():
-        use_fast_linear(model)
-    atoms_Kd = torch.from_numpy(Dictionary.load(store.files.dictionary).atoms_Kd)
-    step_size = 1.0 / torch.linalg.eigvalsh(atoms_Kd.T @ atoms_Kd)[-1].item()
-
-    def step(number):
-        (micro,) = loader.step(config.seed, number, config.batch_windows).micro
-        ids_WL = micro.input_WL.flatten().index_copy(0, micro.where_M, micro.targets.labels_M)
-        with torch.no_grad():
-            read = teacher(input_ids=ids_WL.view_as(micro.input_WL), attention_mask=micro.attention_WL)
-            hidden_Md = read.last_hidden_state.flatten(0, 1)[micro.where_M]
-            target_MK = online_targets(hidden_Md, atoms_Kd, step_size, onednn)
-        logits_MK = student(micro.input_WL, micro.where_M)
-        update(student, optimizer, F.kl_div(F.log_softmax(logits_MK, dim=1), target_MK, reduction="batchmean"))
-
-    return step
-
-
-def update(model, optimizer, loss) -> None:
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
-    optimizer.step()
 
 
 def timed(step, numbers) -> list[float]:
