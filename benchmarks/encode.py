@@ -115,22 +115,7 @@ def measure(windows, coder, directory):
     """Tokens per second of the bare teacher and of the whole path on the same windows."""
     tokens = sum(len(window.ids) for window in windows)
     teacher_seconds = time_teacher(windows, coder)
-    files = StoreFiles(directory)
-    files.units.mkdir(parents=True)
-    writers = []
-
-    def open_writer(unit, output):
-        k = len(coder.targets[output].dictionary.atoms_Kd)
-        meta = ShardMeta("bench", unit.id, k, coder.teacher.vocab_size, MAX_LENGTH)
-        writers.append(UnitWriter(files, meta))
-        return writers[0]
-
-    clock = time.perf_counter()
-    tasks = [(PlannedUnit("unit", "train", "bundled", 0, 1), [0])]
-    for _ in write_units(tasks, lambda _: iter(windows), coder, MAX_LENGTH, open_writer):
-        pass
-    encode_seconds = time.perf_counter() - clock
-    record = writers[0].record
+    encode_seconds, (record,) = time_encoding(windows, coder, directory)
     return {
         "teacher": tokens / teacher_seconds,
         "encode": tokens / encode_seconds,
@@ -138,6 +123,21 @@ def measure(windows, coder, directory):
         "distributions": tokens / record.environment["distributions_seconds"],
         "nnz": record.statistics["entries"] / record.statistics["coded_tokens"],
     }
+
+
+def time_encoding(windows, coder, directory):
+    """Seconds from windows to committed shards, one for every target of the coder; and the shards' records."""
+    writers = []
+    for number, target in enumerate(coder.targets):
+        files = StoreFiles(directory / str(number))
+        files.units.mkdir(parents=True)
+        k = len(target.dictionary.atoms_Kd)
+        writers.append(UnitWriter(files, ShardMeta("bench", "unit", k, coder.teacher.vocab_size, MAX_LENGTH)))
+    clock = time.perf_counter()
+    tasks = [(PlannedUnit("unit", "train", "bundled", 0, 1), list(range(len(writers))))]
+    for _ in write_units(tasks, lambda _: iter(windows), coder, MAX_LENGTH, lambda unit, output: writers[output]):
+        pass
+    return time.perf_counter() - clock, [writer.record for writer in writers]
 
 
 def time_teacher(windows, coder):

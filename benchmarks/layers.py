@@ -21,18 +21,14 @@ import time
 from pathlib import Path
 
 from benchmarks.data import conditions, report, with_range
-from benchmarks.encode import MAX_LENGTH, real_windows, time_teacher
+from benchmarks.encode import MAX_LENGTH, real_windows, time_encoding, time_teacher
 from pipeline.batch import hidden_rows
 from pipeline.config import EncodeConfig
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
-from pipeline.encode import Coder, write_units
+from pipeline.encode import Coder
 from pipeline.solvers import nonneg_lasso
 from pipeline.targets.lsp import Lsp
 from pipeline.teacher import Teacher, load_tokenizer, special_ids
-from shards.files import StoreFiles
-from shards.manifest import PlannedUnit
-from shards.schema import ShardMeta
-from shards.writer import UnitWriter
 
 LAYERS, K, LAM, TOP_N = (2, 4, 6, 8, 9, 10, 11, 12), 1024, 0.05, 32
 TRAINING_WINDOWS, REPEATS = 160, 3
@@ -86,8 +82,8 @@ def measure(windows, together, alone, directory):
     works = {
         "teacher": lambda: time_teacher(windows, together),
         "solvers": lambda: time_solvers(windows, together),
-        "one_pass": lambda: time_encoding(windows, together, directory / "together"),
-        "separate": lambda: sum(time_encoding(windows, coder, directory / str(n)) for n, coder in enumerate(alone)),
+        "one_pass": lambda: time_encoding(windows, together, directory / "together")[0],
+        "separate": lambda: sum(time_encoding(windows, coder, directory / str(n))[0] for n, coder in enumerate(alone)),
     }
     row = {}
     for name, work in works.items():
@@ -110,22 +106,6 @@ def time_solvers(windows, coder):
             nonneg_lasso(hidden_Nd, output.dictionary.atoms_Kd, config.lam, gram_KK=gram_KK, tol=config.tolerance)
         seconds += time.perf_counter() - clock
     return seconds
-
-
-def time_encoding(windows, coder, directory):
-    """Seconds from windows to committed shards, one for every target of the coder."""
-    stores = [StoreFiles(directory / str(output.layer)) for output in coder.targets]
-    for files in stores:
-        files.units.mkdir(parents=True)
-
-    def open_writer(unit, output):
-        return UnitWriter(stores[output], ShardMeta("bench", unit.id, K, coder.teacher.vocab_size, MAX_LENGTH))
-
-    clock = time.perf_counter()
-    tasks = [(PlannedUnit("unit", "train", "bundled", 0, 1), list(range(len(stores))))]
-    for _ in write_units(tasks, lambda _: iter(windows), coder, MAX_LENGTH, open_writer):
-        pass
-    return time.perf_counter() - clock
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def made_up(rng):
 def write(directory, rows, columns, blocks):
     """The rows `blocks` times as one committed unit; returns its size in bytes."""
     files, target = make_store(directory / "store")
-    return write_unit(files, target, "unit", columns | row_columns(rows), blocks).bytes
+    return write_unit(files, target, "unit", [columns | row_columns(rows)] * blocks).bytes
 
 
 def write_npz(directory, rows, columns, blocks):

@@ -164,6 +164,7 @@ def batch_of(numbers, ids, nnz, atoms, weights):
 class Reader:
     """One library's data set and loader in one process of `ranks`.
 
+    open()               makes both
     batches()            from where it stands to the end of the epoch (of ours: endlessly)
     state()              as the library saves it after what `batches` has delivered
     load(state)          before `batches`
@@ -174,6 +175,31 @@ class Reader:
         self.path, self.windows, self.batch, self.workers = path, windows, batch, workers
         self.rank, self.ranks, self.delivered = rank, ranks, 0
         self.open()
+
+    def batches(self):
+        return iter(self.loader)
+
+    def state(self):
+        return self.loader.state_dict()
+
+    def load(self, state):
+        self.loader.load_state_dict(state)
+
+
+class Counted(Reader):
+    """The same of a library without a state: the user counts what it has delivered."""
+
+    where = 0, 0  # epoch, and windows of it that all ranks have had
+
+    def state(self):
+        epoch, begin = self.where
+        return {"epoch": epoch, "begin": begin + self.delivered * self.ranks}
+
+    def load(self, state):
+        self.place(**state)
+
+    def place(self, epoch, begin):
+        self.where = epoch, begin
 
 
 class Ours(Reader):
@@ -225,15 +251,6 @@ class Streaming(Reader):
             self.dataset, batch_size=self.batch, num_workers=self.workers, collate_fn=collate
         )
 
-    def batches(self):
-        return iter(self.loader)
-
-    def state(self):
-        return self.loader.state_dict()
-
-    def load(self, state):
-        self.loader.load_state_dict(state)
-
     def place(self, epoch, begin):
         place = {"epoch": epoch, "sample_in_epoch": begin, "shuffle_seed": SEED}
         self.load(place | {"num_canonical_nodes": 1, "initial_physical_nodes": 1})
@@ -260,15 +277,6 @@ class LitData(Reader):
             self.dataset, batch_size=self.batch, num_workers=self.workers, collate_fn=collate
         )
 
-    def batches(self):
-        return iter(self.loader)
-
-    def state(self):
-        return self.loader.state_dict()
-
-    def load(self, state):
-        self.loader.load_state_dict(state)
-
     def place(self, epoch, begin):
         if not begin:
             self.loader.current_epoch = epoch - 1  # which the loader counts up when it begins
@@ -281,7 +289,7 @@ class LitData(Reader):
         self.load(state)
 
 
-class HuggingFace(Reader):
+class HuggingFace(Counted):
     name, module = "HF datasets", "datasets"
 
     @staticmethod
@@ -301,7 +309,7 @@ class HuggingFace(Reader):
     def open(self):
         from datasets import load_from_disk
 
-        self.dataset, self.where = load_from_disk(self.path), (0, 0)
+        self.dataset = load_from_disk(self.path)
 
     def batches(self):
         epoch, begin = self.where
@@ -313,16 +321,6 @@ class HuggingFace(Reader):
         ):
             self.delivered += len(batch["window_ids"])
             yield batch
-
-    def state(self):
-        epoch, begin = self.where
-        return {"epoch": epoch, "begin": begin + self.delivered * self.ranks}
-
-    def load(self, state):
-        self.place(**state)
-
-    def place(self, epoch, begin):
-        self.where = epoch, begin
 
 
 class Tables:
@@ -344,7 +342,7 @@ def collate_table(table):
     return batch_of(table["number"].to_numpy(), **arrays)
 
 
-class WebData(Reader):
+class WebData(Counted):
     name, module = "WebDataset", "webdataset"
 
     @staticmethod
@@ -359,15 +357,14 @@ class WebData(Reader):
                 writer.write({"__key__": f"{sample['number']:08d}", "rows.ten": bytes(encode_buffer(arrays))})
 
     def open(self):
-        self.where = 0, 0
+        self.shards = sorted(map(str, self.path.glob("*.tar")))
 
     def batches(self):
         import webdataset
 
         epoch, begin = self.where
-        shards = sorted(map(str, self.path.glob("*.tar")))
-        order = {"shardshuffle": len(shards), "detshuffle": True, "seed": SEED + epoch}
-        dataset = webdataset.WebDataset(shards, nodesplitter=webdataset.split_by_node, **order).compose(
+        order = {"shardshuffle": len(self.shards), "detshuffle": True, "seed": SEED + epoch}
+        dataset = webdataset.WebDataset(self.shards, nodesplitter=webdataset.split_by_node, **order).compose(
             webdataset.detshuffle(BUFFER, BUFFER, SEED + epoch),
             webdataset.decode(),
             webdataset.to_tuple("rows.ten"),
@@ -378,16 +375,6 @@ class WebData(Reader):
         for batch in islice(every, begin // (self.batch * self.ranks), None):
             self.delivered += len(batch["window_ids"])
             yield batch
-
-    def state(self):
-        epoch, begin = self.where
-        return {"epoch": epoch, "begin": begin + self.delivered * self.ranks}
-
-    def load(self, state):
-        self.place(**state)
-
-    def place(self, epoch, begin):
-        self.where = epoch, begin
 
 
 def named(arrays):

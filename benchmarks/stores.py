@@ -46,7 +46,7 @@ def real_columns(tokens):
     return window_columns(tokens) | row_columns(rows, tokens // len(rows))
 
 
-def make_store(path, kind="lsp", k=K, top_n=TOP_N):
+def make_store(path, kind="lsp", k=K, top_n=TOP_N, vocabulary=VOCABULARY, special=SPECIAL):
     """An empty store of LSPs or logits at a path: its StoreFiles, and its target. Of logits k is the vocabulary."""
     files = StoreFiles(path)
     settings = {"kind": kind, "format": FORMAT_VERSION, "k": k, "top_n": top_n}
@@ -55,19 +55,19 @@ def make_store(path, kind="lsp", k=K, top_n=TOP_N):
         "settings": settings,
         "lineage": {},
         "k": k,
-        "vocab_size": k if kind == "logits" else VOCABULARY,
+        "vocab_size": k if kind == "logits" else vocabulary,
         "max_length": MAX_LENGTH,
         "weight_octaves": LOGITS_OCTAVES if kind == "logits" else LSP_OCTAVES,
-        "special_ids": SPECIAL,
+        "special_ids": special,
     }
     files.create(target)
     return files, target
 
 
-def write_unit(files, target, unit, columns, blocks):
-    """One committed unit that holds a block so many times; returns its record."""
+def write_unit(files, target, unit, blocks):
+    """One committed unit of some blocks, the columns of each; returns its record."""
     with UnitWriter(files, ShardMeta.of_unit(target, unit)) as writer:
-        for _ in range(blocks):
+        for columns in blocks:
             writer.write_block(**columns)
     return writer.record
 
@@ -77,6 +77,6 @@ def write_store(path, columns, units, blocks, **target):
     files, target = make_store(path, **target)
     plan = Plan({}, tuple(PlannedUnit(f"{n:032}", "train", "bench", n, n + 1) for n in range(units)), {})
     for unit in plan.units:
-        write_unit(files, target, unit.id, columns, blocks)
+        write_unit(files, target, unit.id, [columns] * blocks)
     files.publish_plan(plan)
     return files

@@ -32,12 +32,11 @@ import transformers
 from transformers import DebertaConfig
 
 from benchmarks.data import conditions, with_quartiles
+from benchmarks.stores import make_store, write_unit
 from mlsm.common.device import choose_device, device_name
-from shards.files import StoreFiles
-from shards.manifest import Plan, PlannedUnit, fingerprint
+from shards.manifest import Plan, PlannedUnit
 from shards.reader import Store
-from shards.schema import LSP_OCTAVES, ShardMeta, windows_per_block
-from shards.writer import UnitWriter
+from shards.schema import LSP_OCTAVES, windows_per_block
 from student.batches import Loader, pin, read_ahead, to_device
 from student.config import StudentConfig
 from student.encoders.build import encoder_config, named_config
@@ -238,25 +237,11 @@ def loader_of(store, config: StudentConfig, objective) -> Loader:
 
 def write_store(directory: Path, vocabulary: int = VOCABULARY):
     """Two blocks of full windows: ids by Zipf's law, rows of Poisson length with falling weights."""
-    rng = np.random.default_rng(0)
-    files = StoreFiles(directory / "store")
-    settings = {"synthetic": "benchmarks.student_step", "vocabulary": vocabulary}
-    target = {
-        "target": fingerprint(settings),
-        "settings": settings,
-        "lineage": {},
-        "k": LSPS,
-        "vocab_size": vocabulary,
-        "max_length": LENGTH,
-        "special_ids": SPECIAL_IDS,
-        "weight_octaves": LSP_OCTAVES,
-    }
-    files.create(target)
+    rng, windows = np.random.default_rng(0), windows_per_block(LENGTH)
+    files, target = make_store(directory / "store", k=LSPS, vocabulary=vocabulary, special=SPECIAL_IDS)
     unit = PlannedUnit("synthetic", "train", "synthetic", 0, 1)
-    with UnitWriter(files, ShardMeta(target["target"], unit.id, LSPS, vocabulary, LENGTH)) as writer:
-        for _ in range(2):
-            writer.write_block(**block(rng, windows_per_block(LENGTH), vocabulary))
-    files.publish_plan(Plan({"synthetic": True}, (unit,)))
+    write_unit(files, target, unit.id, (block(rng, windows, vocabulary) for _ in range(2)))
+    files.publish_plan(Plan({}, (unit,)))
     return Store.open(files.path)
 
 
