@@ -37,6 +37,7 @@ from mlsm.common.errors import RequestError, ShardError
 from mlsm.common.invocation import program
 from mlsm.common.workplaces import is_part, lock_if_free, read_mark
 from shards.files import StoreFiles
+from shards.manifest import shard_name, unit_of_shard
 
 SAFE_SECONDS = 3600
 COMMIT_SECONDS = 60  # a shard's record follows it within this time, on any disk
@@ -44,7 +45,6 @@ CLOCK_SECONDS = 60  # by so much two clocks that set a file's times may differ
 
 _PLACE_KIND, _SHARD_KIND = "interrupted command, whose work is lost", "shard without a record"
 NO_WORKPLACE_BESIDE = ("target.json", "log.jsonl")  # files of a store or run, in which `lock` may be another program's
-_SHARD = re.compile(r"(?P<unit>.+)-(?P<digits>[0-9a-f]{12})\.tar")
 
 
 @dataclass(frozen=True)
@@ -129,22 +129,21 @@ def _holds_only(path, files):
 
 def _unrecorded_shards(files, names):
     for name in names:
-        match = _SHARD.fullmatch(name)
-        if not match:
+        if (unit := unit_of_shard(name)) is None:
             continue
         try:
-            record = files.record(match["unit"])
+            record = files.record(unit)
         except ShardError:
             yield LeftOver(files.units / name, _SHARD_KIND, f"its record is damaged: see {program()} verify-shards")
             continue
-        if (record is None or record.file != name) and _has_digits(files.units / name, match["digits"]):
+        if (record is None or record.file != name) and _fits_its_name(files.units / name, unit):
             yield LeftOver(files.units / name, _SHARD_KIND, None)
 
 
-def _has_digits(path, digits):
-    """Whether a file is the shard that its name says: its hash has the name's digits."""
+def _fits_its_name(path, unit):
+    """Whether a file is the shard of this unit that its name says: its hash has the name's digits."""
     try:
-        return file_sha256(path).startswith(digits)
+        return path.name == shard_name(unit, file_sha256(path))
     except OSError:  # removed, not readable, or not a file
         return False
 

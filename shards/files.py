@@ -23,8 +23,8 @@ from mlsm.common.durable import make_directories, publish_json
 from mlsm.common.errors import RequestError, ShardError, StoreError
 from mlsm.common.invocation import program
 from mlsm.common.json_checks import parse_json
+from mlsm.common.text import shell_quote
 from shards.manifest import Plan, PlannedUnit, UnitRecord, differing, fits_checksum, parse_target, with_checksum
-from shards.schema import repair_hint
 
 logger = logging.getLogger(__name__)
 
@@ -218,7 +218,10 @@ class StoreFiles:
 
     def repair_hint(self) -> str:
         """The advice about damage in this store, for an error message."""
-        return repair_hint(self.path)
+        return (
+            f"Remove the damaged files with: {program()} verify-shards {shell_quote(self.path)} --repair, and run the "
+            "encoding command that it names: it encodes only those units again."
+        )
 
     def discard(self, file: str) -> str:
         """Remove a damaged shard if it can be fetched again. Returns the advice for an error message."""

@@ -12,6 +12,7 @@ Not handled here: the files themselves (files.py, remote.py), tar members (write
 
 import hashlib
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -409,6 +410,17 @@ class UnitRecord:
             if ("windows" in group) != ("tokens" in group) or windows > tokens or 2 * (windows + tokens) > length:
                 return f"field groups: {name} of {length:,} bytes cannot hold {windows} windows of {tokens} tokens"
         return None
+
+
+def shard_name(unit: str, sha256: str) -> str:
+    """The name of a unit's shard: the unit, and the first digits of the hash of the shard's bytes."""
+    return f"{unit}-{sha256[:12]}.tar"
+
+
+def unit_of_shard(name: str) -> str | None:
+    """The unit of a shard's name; None if it is not the name of a shard."""
+    match = re.fullmatch(r"(.+)-[0-9a-f]{12}\.tar", name)
+    return match and match[1]
 
 
 _Histogram = Annotated[list[Count], Meta(min_length=_HISTOGRAM, max_length=_HISTOGRAM)]

@@ -55,9 +55,6 @@ Not handled here: how bytes become arrays (codec.py), how files become visible (
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from mlsm.common.invocation import program
-from mlsm.common.text import shell_quote
-
 FORMAT_VERSION = 1
 KINDS = ("ids", "lsp", "logits", "hidden")  # of stores, the plainest first: `encode-<kind>` makes one
 BLOCK_TOKENS = 65_536
@@ -68,14 +65,6 @@ MAX_OCTAVES = 100  # beyond 118 the smallest of 255 weights is a subnormal float
 TAIL_STEPS_PER_OCTAVE = 16
 NO_TAIL = 255
 SHARD_MTIME = 0
-
-
-def repair_hint(store: object) -> str:
-    """The advice about damage in a store, for an error message."""
-    return (
-        f"Remove the damaged files with: {program()} verify-shards {shell_quote(store)} --repair, and run the "
-        "encoding command that it names: it encodes only those units again."
-    )
 
 
 def kind_of(target: Mapping) -> str:

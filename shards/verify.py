@@ -38,14 +38,13 @@ from mlsm.common.text import redacted
 from shards import copies
 from shards.block_check import check_block
 from shards.files import StoreFiles, is_plan_file, read_command, read_small
-from shards.manifest import Plan, UnitRecord, differing
+from shards.manifest import Plan, UnitRecord, differing, shard_name, unit_of_shard
 from shards.reader import is_url, plan_of
 from shards.repair import repair_commands
 from shards.schema import ShardMeta
 from shards.shard_file import ShardFile
 
 _UNIT_ID = re.compile(r"[0-9a-f]{32}")
-_SHARD = re.compile(r"(?P<unit>.+)-[0-9a-f]{12}\.tar")
 _SECONDS_BETWEEN_PROGRESS = 0.2
 
 
@@ -174,14 +173,14 @@ def _survey(files, target):
     planned = {unit.id for plan in found.plans for unit in plan.units}
     listed = _listed(found, files.units)
     for path in listed:
-        if unit := _unit_of_shard(path):
+        if unit := unit_of_shard(path.name):
             found.shards.setdefault(unit, []).append(path.name)
         if _is_record(path, planned):
             _try(found, path, path.stem, lambda path=path: found.records.append(_read_record(path, target)))
     named = {record.file for record in found.records}
     unreadable = {entry["unit"] for entry in found.damaged} - {None}  # a damaged plan is of no unit
     for path in listed:
-        ours = _is_record(path, planned) or _unit_of_shard(path) in unreadable
+        ours = _is_record(path, planned) or unit_of_shard(path.name) in unreadable
         if path.name not in named and not ours:
             found.stray += _stray(files, path)
     for name, read in copies.READERS.items():
@@ -196,11 +195,6 @@ def _survey(files, target):
 def _is_record(path, planned):
     """Whether a file name is that of a unit's record; notes.json is not."""
     return path.suffix == ".json" and (path.stem in planned or bool(_UNIT_ID.fullmatch(path.stem)))
-
-
-def _unit_of_shard(path):
-    match = _SHARD.fullmatch(path.name)
-    return match and match["unit"]
 
 
 def _try(found, path, unit, read):
@@ -258,7 +252,7 @@ def _read_record(path, target):
         if group["offset"] != end:
             raise ShardError(f"group {group['name']} does not begin where the one before it ends")
         end += group["length"]
-    if record.file != f"{record.unit}-{record.sha256[:12]}.tar" or "/" in record.file:
+    if record.file != shard_name(record.unit, record.sha256):
         raise ShardError(f"the record names a shard {record.file!r}, which is not of this unit and hash")
     sums = [sum(block[name] for block in record.blocks) for name in ("windows", "tokens")]
     if sums != [record.windows, record.tokens]:

@@ -29,7 +29,7 @@ from mlsm.common.machine import cpu_model
 from mlsm.common.version import VERSION
 from shards import codec
 from shards.files import StoreFiles
-from shards.manifest import Group, Quarantined, UnitRecord
+from shards.manifest import Group, Quarantined, UnitRecord, shard_name
 from shards.schema import BLOCK_TOKENS, SHARD_MTIME, ShardMeta
 
 FIDELITY = ("fidelity_tokens", "fidelity_kl", "fidelity_tv", "fidelity_tail")  # sums in the unit's statistics
@@ -195,7 +195,7 @@ class UnitWriter:
         disk.fsync(self._file)
         self._close()
         digest = self._hash.hexdigest()
-        name = f"{self.meta.unit}-{digest[:12]}.tar"
+        name = shard_name(self.meta.unit, digest)
         self._publish_shard(self.files.units / name)
         record = self._publish_record(
             UnitRecord(
