@@ -60,23 +60,14 @@ class UnitWriter:
         self.files, self.meta, self._retry, self._replaces = files, meta, retry, replaces
         self.environment = local_environment() | (environment or {})
         self.quarantined: list[Quarantined] = []
-        self.statistics: dict[str, Any] = (
-            {
-                "documents": 0,
-                "entries": 0,
-                "coded_tokens": 0,
-                "kept_mass": 0.0,
-                "entropy_nats": 0.0,
-                "nnz_histogram": [0] * 256,
-                **dict.fromkeys(FIDELITY, 0.0),
-            }
-            if meta.k
-            else {"documents": 0}
-        )
+        self.statistics: dict[str, Any] = {"documents": 0}
+        self.sums: dict[str, np.ndarray] = {}  # float64; the caller adds those of hidden states
+        if meta.k:
+            self.statistics |= {"entries": 0, "coded_tokens": 0, "kept_mass": 0.0, "entropy_nats": 0.0}
+            self.statistics |= {"nnz_histogram": [0] * 256, **dict.fromkeys(FIDELITY, 0.0)}
+            self.sums["mass"] = np.zeros(meta.k)
         if meta.hidden:
             self.statistics["coded_tokens"] = 0
-        self.sums = {"mass": np.zeros(meta.k)} if meta.k else {}  # float64; the caller adds those of hidden states
-        if meta.hidden:
             self.sums = {name: np.zeros(meta.hidden.width) for name in ("hidden_sum", "hidden_squares")}
         self._token_counts = np.zeros(meta.vocab_size, np.int64)
         self._groups: list[Group] = []
@@ -114,7 +105,7 @@ class UnitWriter:
 
     def write_block(self, **columns: np.ndarray) -> None:
         """Append one block; the columns are those of `codec.pack_block`."""
-        key = f"{sum('windows' in group for group in self._groups):06d}"
+        key = f"{len(self._groups) - 1:06d}"  # the first group is __meta__
         block = codec.pack_block(self.meta, **columns)
         members = {f"{name}.npy": _npy_bytes(array) for name, array in block.items()}
         windows, tokens = len(columns["lengths"]), len(columns["ids"])
