@@ -431,10 +431,10 @@ def _refuse_accelerate():
 
 def _own_states(state):
     """The states of this class in a state: the state itself, or one per worker if it is a StatefulDataLoader's."""
-    found = [state] if isinstance(state, dict) and state.get("format") == STATE_FORMAT else _nested_states(state)
+    found = _nested_states(state)
     if not found:
         raise StoreError(f"not a state of this dataset: there is no {STATE_FORMAT!r} in it")
-    if isinstance(state, dict) and state.get("_steps_since_snapshot"):
+    if state.get("_steps_since_snapshot"):
         raise StoreError("the loader's state is older than its position: make it with snapshot_every_n_steps=1")
     return found
 
