@@ -295,9 +295,7 @@ class WindowReader:
             try:
                 codec.gather_rows_of_blocks(self._meta, [part])
             except ShardError as error:
-                unit = self._table.unit[number]
-                where = f"{self._table.files[unit]}: block {self._table.group(number)[0]}"
-                raise ShardError(f"{where}: {error}. {self.store.files.repair_hint()}") from None
+                raise self._describe(self._table.unit[number], self._table.group(number)[0], error) from None
 
     def mean_distribution(self) -> np.ndarray:
         """Average stored distribution over the split's coded tokens, float64 (k,); sums to 1."""
