@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mlsm.common.json_lines import read_json_lines
 from mlsm.common.machine import processor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,6 +120,11 @@ def quartiles(values):
 def with_range(name, values, suffix="spread"):
     """The median of some measurements by name, and the least and the largest."""
     return {name: float(statistics.median(values)), f"{name}_{suffix}": [float(min(values)), float(max(values))]}
+
+
+def log_of(run):
+    """The lines of a run's log, by its directory."""
+    return read_json_lines(run / "log.jsonl", needed=())[0]
 
 
 def memory_mb(name):

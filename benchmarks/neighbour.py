@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.data import ROOT, conditions, with_range
+from benchmarks.data import ROOT, conditions, log_of, with_range
 from benchmarks.student_step import write_store
 
 ROUNDS, STEPS, WARM_UP = 2, 30, 5
@@ -63,8 +63,9 @@ def train(store: Path, output: Path, environment: dict) -> float:
     command = [sys.executable, str(ROOT / "cli.py"), "train-student", "--store", str(store), "--run-dir", str(output)]
     kept = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
     subprocess.run([*command, *settings], env=kept | environment, check=True, capture_output=True)
-    lines = map(json.loads, (output / "log.jsonl").read_text().splitlines())
-    return statistics.median(line["tokens_per_second"] for line in lines if line["step"] > WARM_UP and "loss" in line)
+    return statistics.median(
+        line["tokens_per_second"] for line in log_of(output) if line["step"] > WARM_UP and "loss" in line
+    )
 
 
 if __name__ == "__main__":

@@ -162,8 +162,8 @@ class _Tokens:
         )
 
 
-def _some(rows_Nd, count=TUNED_ON):
-    return np.random.default_rng(1).choice(len(rows_Nd), min(count, len(rows_Nd)), replace=False)
+def _some(rows_Nd):
+    return np.random.default_rng(1).choice(len(rows_Nd), min(TUNED_ON, len(rows_Nd)), replace=False)
 
 
 def _learn(rows_Nd, config, lam, vectors, epochs):

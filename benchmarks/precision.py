@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.data import conditions, with_quartiles
+from benchmarks.data import conditions, log_of, with_quartiles
 from benchmarks.student_step import CONFIG, interleave, our_step, write_store
 from benchmarks.whole_run import encode
 from mlsm.common.onednn import multiplies_bfloat16
@@ -64,8 +64,7 @@ def curve(store, output: Path, dtype: str, seed: int) -> dict:
     sizes = {"encoder": "bert-2x128", "batch_windows": 32, "micro_batch": 32, "lr": 1e-3, "max_steps": STEPS}
     often = {"eval_every": STEPS // 4, "save_every": 0, "checkpoints": (1.0,), "device": "cpu"}
     train(StudentConfig(store=str(store.path), run_dir=output, dtype=dtype, seed=seed, **sizes, **often))
-    lines = map(json.loads, (output / "log.jsonl").read_text().splitlines())
-    return {line["step"]: line["held_out"]["loss"] for line in lines if "held_out" in line}
+    return {line["step"]: line["held_out"]["loss"] for line in log_of(output) if "held_out" in line}
 
 
 if __name__ == "__main__":

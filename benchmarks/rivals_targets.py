@@ -41,7 +41,7 @@ import numpy as np
 import torch
 
 from benchmarks.data import conditions, has_bench_data, require
-from benchmarks.shard_bytes import read_rows, size_of_columns
+from benchmarks.shard_bytes import divergence, read_rows, size_of_columns
 from benchmarks.stores import MAX_LENGTH, K, real_codes, row_columns, window_columns, write_store
 from pipeline.corpus import BUNDLED_TEXT
 from pipeline.targets.distributions import Distributions, distributions
@@ -152,20 +152,6 @@ def lost(weights_Tn, stored_Tn):
     return float((p_Tn[is_kept] * np.log(p_Tn[is_kept] / q_Tn[is_kept])).sum() / len(p_Tn))
 
 
-def lost_of_rows(kept, stored):
-    """The same of sparse rows; infinite where an entry that was kept is not stored."""
-    row_E, row_S = (np.repeat(np.arange(len(rows.indptr) - 1), np.diff(rows.indptr)) for rows in (kept, stored))
-    width = int(kept.indices.max()) + 1
-    found_S = np.searchsorted(row_E * width + kept.indices, row_S * width + stored.indices)
-    stored_E = np.zeros(len(kept.weights))
-    stored_E[found_S] = stored.weights
-    p_E, q_E = (
-        weights_E / np.bincount(row_E, weights_E)[row_E] for weights_E in (kept.weights.astype(float), stored_E)
-    )
-    with np.errstate(divide="ignore"):
-        return float((p_E * np.log(p_E / q_E)).sum() / (len(kept.indptr) - 1))
-
-
 # -- formats ---------------------------------------------------------------------------------------------
 
 
@@ -175,7 +161,7 @@ def measure_ours(rows, ids, **target):
         copies = BLOCK_TOKENS // len(rows)
         once, often = (write_ours(Path(directory) / str(n), rows, ids, n, target) for n in (1, copies))
         size = size_of_columns(often) / (copies * len(rows))
-        return {"bytes_per_token": size, "kl": lost_of_rows(rows, read_rows(once))}
+        return {"bytes_per_token": size, "kl": divergence(rows, read_rows(once))}
 
 
 def write_ours(path, rows, ids, copies, target):

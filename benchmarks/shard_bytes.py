@@ -79,18 +79,20 @@ def entropy(symbols):
     return float(-(counts * np.log2(counts)).sum())
 
 
-def divergence(stored, exact):
-    """Mean KL(stored || exact) in nats over the tokens; rows of `exact` are normalised and cover the support."""
-    total, tokens = 0.0, len(stored.indptr) - 1
-    for t in range(tokens):
-        got = slice(stored.indptr[t], stored.indptr[t + 1])
-        all_of = slice(exact.indptr[t], exact.indptr[t + 1])
-        at = all_of.start + np.searchsorted(exact.indices[all_of], stored.indices[got])
-        q = exact.weights[at].astype(np.float64) / exact.weights[all_of].sum(dtype=np.float64)
-        p = stored.weights[got].astype(np.float64)
-        p /= p.sum()
-        total += float((p * np.log(p / q)).sum())
-    return total / tokens
+def divergence(rows, others):
+    """Mean KL(rows || others) in nats over the tokens, of sparse rows that are divided by their sums; infinite where
+    the others lack an entry."""
+    row_E, row_F = (np.repeat(np.arange(len(each.indptr) - 1), np.diff(each.indptr)) for each in (rows, others))
+    width = int(max(rows.indices.max(), others.indices.max())) + 1
+    place_E, place_F = row_E * width + rows.indices, row_F * width + others.indices
+    at_E = np.searchsorted(place_F, place_E).clip(max=len(place_F) - 1)
+    p_E, q_F = (
+        weights / np.bincount(row, weights)[row]
+        for row, weights in ((row_E, rows.weights.astype(float)), (row_F, others.weights.astype(float)))
+    )
+    q_E = np.where(place_F[at_E] == place_E, q_F[at_E], 0)
+    with np.errstate(divide="ignore"):
+        return float((p_E * np.log(p_E / q_E)).sum() / (len(rows.indptr) - 1))
 
 
 if __name__ == "__main__":

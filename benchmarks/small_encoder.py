@@ -23,8 +23,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.data import conditions
-from mlsm.common.json_lines import read_json_lines
+from benchmarks.data import conditions, log_of
 from mlsm.recipes.reading import recipe_settings
 from pipeline.commands import encode_hidden, encode_ids, encode_lsp
 from pipeline.config import EncodeConfig, EncodeHiddenConfig, EncodeIdsConfig
@@ -94,8 +93,7 @@ def measure(objective, positions, whole, store, run):
         del values["regress_loss"]
     values |= {"epochs": None, "max_steps": STEPS, "eval_every": 0, "save_every": 0, "device": "cpu"}
     train(StudentConfig(store=str(store), run_dir=run, **values))
-    lines, _ = read_json_lines(run / "log.jsonl")
-    rates = [line["tokens_per_second"] for line in lines if line["step"] > STEPS // 2]
+    rates = [line["tokens_per_second"] for line in log_of(run) if line["step"] > STEPS // 2]
     found = {
         "encoding_tokens_per_second": whole["tokens_per_second"],
         "training_tokens_per_second": statistics.median(rates),

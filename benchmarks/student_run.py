@@ -9,7 +9,6 @@ to the first batch, reading and checking the checkpoint apart (`restore_seconds`
 the step). Prints JSON as its last line.
 """
 
-import json
 import os
 import signal
 import statistics
@@ -18,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.data import conditions, report
+from benchmarks.data import conditions, log_of, report
 from benchmarks.student_step import CONFIG, write_store
 from mlsm.common.errors import Interrupted
 from student.config import StudentConfig
@@ -47,7 +46,7 @@ def main() -> None:
         steps = run_until(config, STEPS)
         move_to(config, store, FAR)
         resumed = run_until(config, FAR + 5)
-        start = [line for line in read_log(config) if line.get("event") == "start"][-1]
+        start = [line for line in log_of(config.run_dir) if line.get("event") == "start"][-1]
     result = {
         "benchmark": "student_run",
         "data_wait_share": statistics.median(line["data_wait_share"] for line in steps[2:]),
@@ -71,11 +70,7 @@ def run_until(config: StudentConfig, last: int) -> list[dict]:
 
     with suppress(Interrupted):
         train(config, stop)
-    return [line for line in read_log(config) if "loss" in line]
-
-
-def read_log(config: StudentConfig) -> list[dict]:
-    return [json.loads(line) for line in (config.run_dir / "log.jsonl").read_text().splitlines()]
+    return [line for line in log_of(config.run_dir) if "loss" in line]
 
 
 def move_to(config: StudentConfig, store, step: int) -> None:

@@ -3,7 +3,6 @@
 Stores are synthetic (benchmarks/student_step.py): 3,072 LSPs, 28,996 tokens of vocabulary, windows of 128.
 """
 
-import json
 import statistics
 import tempfile
 import time
@@ -19,6 +18,7 @@ import torch
 from transformers import BertConfig, DebertaConfig
 
 from benchmarks import encode, official_step, student_step
+from benchmarks.data import log_of
 from benchmarks.gpu_check.items import Setting, item, needs_gpu
 from benchmarks.gpu_check.solve import TINY_BERT, median_seconds, states
 from benchmarks.student_step import our_step, take_turn, write_store
@@ -180,7 +180,7 @@ def trainer(setting: Setting) -> Iterator[dict]:
         fixed = {"store": str(store.path), "encoder": encoder, "batch_windows": windows, "micro_batch": windows}
         config = StudentConfig(**fixed, max_steps=steps, lr=1e-4, **often, run_dir=Path(directory) / "whole")
         train(config)
-        whole = log_of(config)
+        whole = steps_of(config)
         counted = whole[2:]  # the first steps allocate
         yield {
             name: statistics.median(line[name] for line in counted)
@@ -196,7 +196,7 @@ def trainer(setting: Setting) -> Iterator[dict]:
         with suppress(Interrupted):
             train(config, stop_half_way)
         train(config)
-        curves = ([(line["loss"], line["grad_norm"]) for line in log] for log in (log_of(config), whole))
+        curves = ([(line["loss"], line["grad_norm"]) for line in log] for log in (steps_of(config), whole))
         yield {"resumed_differs_by": difference(*curves)}
     needs_gpu(setting)
 
@@ -312,10 +312,9 @@ def played_lack(setting: Setting, most: int) -> Iterator[None]:
         yield
 
 
-def log_of(config: StudentConfig) -> list[dict]:
+def steps_of(config: StudentConfig) -> list[dict]:
     """The lines of a run's steps."""
-    lines = [json.loads(line) for line in (config.run_dir / "log.jsonl").read_text().splitlines()]
-    return [line for line in lines if "loss" in line]
+    return [line for line in log_of(config.run_dir) if "loss" in line]
 
 
 def tiny_deberta(directory: Path) -> str:
