@@ -353,7 +353,7 @@ def claim_a_petabyte(values):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda values: values.update(file=f"../../{values['file']}"), "names the shard"),
+        (lambda values: values.update(file=f"../../{values['file']}"), "field file: expected a plain name"),
         (lambda values: values.update(target="0" * 32), "of target 000"),
         (lambda values: values["groups"][-1].update(length=8), "__stats__ of 8 bytes cannot hold the sums"),
         (claim_a_petabyte, "its record says 1,125,899,9"),
