@@ -6,8 +6,9 @@
 
 A recipe that the user names applies. Otherwise training uses the recipe that made its store. Encoding uses the
 demonstration's recipe, `quickstart`, unless --corpus, --teacher, --tokenizer, --dictionary or --hidden is passed: the
-user's own text must not be cut to the demonstration's two million tokens. Not handled here: reading the flags
-(flags.py) and recipes (mlsm/recipes/reading.py), and the checks of values (mlsm/common/settings.py).
+user's own text must not be cut to the demonstration's two million tokens. The functions of `mlsm` (mlsm/api.py) make
+their settings here, too, by `take_recipe` and `make_settings`. Not handled here: reading the flags (flags.py) and
+recipes (mlsm/recipes/reading.py), and the checks of values (mlsm/common/settings.py).
 """
 
 import dataclasses
