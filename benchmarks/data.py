@@ -122,6 +122,11 @@ def with_range(name, values, suffix="spread"):
     return {name: float(statistics.median(values)), f"{name}_{suffix}": [float(min(values)), float(max(values))]}
 
 
+def spread(values):
+    """The median of some measurements, the least and the largest, as one entry."""
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+
+
 def log_of(run):
     """The lines of a run's log, by its directory."""
     return read_json_lines(run / "log.jsonl", needed=())[0]

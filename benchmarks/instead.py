@@ -40,7 +40,7 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarks.data import conditions, data_directory, require
+from benchmarks.data import conditions, data_directory, require, spread
 from mlsm.common.disk import file_sha256
 from mlsm.common.durable import publish_directory
 from mlsm.common.model_checks import without_pooler
@@ -225,8 +225,7 @@ def time_all(teacher, cut, table, students):
             if number > 0:
                 rates[name].append(len(texts) / (time.perf_counter() - began))
     for name, several in rates.items():
-        spread = {"median": statistics.median(several), "least": min(several), "most": max(several)}
-        found[name]["sentences_per_second"] = spread
+        found[name]["sentences_per_second"] = spread(several)
         found[name] |= {"sentences": len(texts), "mean_tokens": statistics.fmean(lengths), "batch": BATCH, "threads": 1}
     found[CUT]["making_seconds"], found[TABLE]["making_seconds"] = 0.0, making
     return found

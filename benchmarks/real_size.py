@@ -32,7 +32,6 @@ and what bfloat16 does to the codes: the mean total variation of the distributio
 """
 
 import argparse
-import json
 import resource
 import statistics
 import subprocess
@@ -48,7 +47,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from benchmarks.data import ROOT, SPAMS_REQUIREMENT, conditions, data_file, report, require
+from benchmarks.data import ROOT, SPAMS_REQUIREMENT, conditions, data_file, report, require, spread
 from benchmarks.encode import MAX_LENGTH, coder_of, measure
 from benchmarks.official_step import cut_model, fista_by_onednn, official_step
 from benchmarks.sparse_coding import spams_lasso
@@ -124,10 +123,10 @@ def encode_as_a_user(teacher: Path, directory: Path) -> tuple[Store, dict]:
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     store = Store.open(next((directory / "stores").iterdir()))
     tokens = len(store.split("train")) * store.max_length
-    busy = dict.fromkeys(("teacher_seconds", "solver_seconds", "distributions_seconds"), 0.0)
-    for file in sorted(store.path.glob("units/**/*.json")):
-        environment = json.loads(file.read_text()).get("environment", {})
-        busy = {name: seconds + environment.get(name, 0.0) for name, seconds in busy.items()}
+    busy = {
+        name: sum(record.environment.get(name, 0.0) for record in store.records())
+        for name in ("teacher_seconds", "solver_seconds", "distributions_seconds")
+    }
     return store, {"seconds": wall, **busy, "tokens": tokens, "peak_memory_mb": peak}
 
 
@@ -265,11 +264,6 @@ def ratios(rates: dict, steps: dict) -> dict:
             found[f"targets_vs_online_at_{epochs}{ending}"] = encode / (epochs * online)
             found[f"run_vs_official_at_{epochs}{ending}"] = (encode + epochs * ours) / (epochs * official)
     return found
-
-
-def spread(values: list[float]) -> dict:
-    """Median and range."""
-    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
 
 
 if __name__ == "__main__":
