@@ -102,10 +102,10 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
         significance=significance,
         win_rates=win_rates(models),
         frozen=[
-            FrozenScore(model.label, task, figure["metric"], figure["value"], figure["n"])
-            for task, measured in frozen.items()
-            for model in measured
-            for figure in model.frozen[task, None]["figures"]
+            FrozenScore(label, task, figure["metric"], figure["value"], figure["n"])
+            for task, alike in frozen.items()
+            for label, record in alike.items()
+            for figure in record["figures"]
         ],
         blimp=compare_on_blimp(models),
         differences=differ,

@@ -12,20 +12,18 @@ pre-training models differ (identity.py), which of them are checkpoints or seeds
 A training is (task, seed). A figure of the suite is (task, metric); there are 14. A score is (task, metric, seed).
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 from mlsm.common.errors import ComparisonError
 from mlsm.evaluation.comparison.identity import text
 from mlsm.evaluation.lineage import FIELDS, WITHOUT_TARGETS
 from mlsm.evaluation.records import CONTENT, FROZEN, METRICS, contents_of, path_of
 from student import objectives
-
-T = TypeVar("T")
 
 SEEDS = 5  # the paper's fine-tuning runs per task
 SUITE = tuple((task, metric) for task, metrics in METRICS.items() for metric in metrics)
@@ -311,9 +309,12 @@ def _content(data):
     return files, {key: data[key] for key in data if key not in (("name", "files") if files else ("files",))}
 
 
-def largest_alike(found: Sequence[T], record_of: Callable[[T], Any]) -> list[T]:
-    """The most whose records have the same data and settings; of several such sets the first."""
-    sets = [[two for two in found if not find_disagreements(record_of(one), record_of(two))] for one in found]
+def largest_alike(records: Mapping[str, Mapping]) -> list[str]:
+    """The most names whose records have the same data and settings; of several such sets the first."""
+    sets = [
+        [name for name, other in records.items() if not find_disagreements(record, other)]
+        for record in records.values()
+    ]
     return max(sets, key=len, default=[])
 
 
@@ -322,32 +323,31 @@ def scored_alike(models: Iterable[Model]) -> tuple[list[Model], dict[str, str]]:
 
     Returns  (models, {label of one left out: why})
     """
-    scored = [(model, model.blimp) for model in models if model.blimp]
-    chosen = largest_alike(scored, lambda one: one[1])
-    others = [one for one in scored if one not in chosen]
-    return [model for model, _ in chosen], {
-        model.label: find_disagreements(record, chosen[0][1]) for model, record in others
+    models = list(models)
+    scored = {model.label: model.blimp for model in models if model.blimp}
+    alike = largest_alike(scored)
+    return [model for model in models if model.label in alike], {
+        label: find_disagreements(record, scored[alike[0]]) for label, record in scored.items() if label not in alike
     }
 
 
-def frozen_alike(models: Sequence[Model]) -> tuple[dict[str, list[Model]], list[str]]:
-    """For each task of `finetune --frozen`, the largest set of models whose records agree in data and settings.
+def frozen_alike(models: Sequence[Model]) -> tuple[dict[str, dict[str, dict]], list[str]]:
+    """For each task of `finetune --frozen`, the records of the largest set of models that agree in data and settings.
 
-    Returns  (task -> models, a sentence for each model that is left out)
+    Returns  (task -> label of a model -> its record, a sentence for each model that is left out)
     """
-    alike, notes = {}, []
+    found, notes = {}, []
     for task in FROZEN:
-        key = task, None
-        measured = [model for model in models if key in model.frozen]
-        records = [(model, model.frozen[key]) for model in measured]
-        alike[task] = [model for model, _ in largest_alike(records, lambda one: one[1])]
+        records = {model.label: model.frozen[task, None] for model in models if (task, None) in model.frozen}
+        alike = largest_alike(records)
+        found[task] = {label: records[label] for label in alike}
         notes += [
-            f"The frozen scores of {task} of {model.label} cannot be compared with the others:"
-            f" {find_disagreements(model.frozen[key], alike[task][0].frozen[key])}"
-            for model in measured
-            if model not in alike[task]
+            f"The frozen scores of {task} of {label} cannot be compared with the others:"
+            f" {find_disagreements(record, records[alike[0]])}"
+            for label, record in records.items()
+            if label not in alike
         ]
-    return {task: found for task, found in alike.items() if found}, notes
+    return found, notes
 
 
 def checkpoint_name(model: Model) -> str:

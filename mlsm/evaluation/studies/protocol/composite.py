@@ -17,7 +17,7 @@ Not handled here: the measures (mlsm/evaluation/tasks/frozen), sentences and the
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
@@ -149,19 +149,18 @@ def read_scores(study: Study, directory: Path) -> Scored:
             untrained[seed] = scores
     teacher = whole(name_in_records(composite.teacher))
     for task, of_model in by_task.items():
-        _refuse_unlike(task, [record for name, record in of_model.items() if name in used])
+        _refuse_unlike(task, {name: record for name, record in of_model.items() if name in used})
     return Scored(students, untrained, teacher)
 
 
-def _refuse_unlike(task: str, measured: Sequence[dict]) -> None:
-    """Raise StudyError if records of a task differ in data or settings; it names one that most others differ from."""
-    alike = largest_alike(measured, lambda record: record)
-    for record in measured:
-        if record not in alike:
+def _refuse_unlike(task: str, measured: Mapping[str, dict]) -> None:
+    """Raise StudyError if models' records of a task differ in data or settings; it names one that most differ from."""
+    alike = largest_alike(measured)
+    for name, record in measured.items():
+        if name not in alike:
             raise StudyError(
-                f"the frozen record of {task} of {record['model']} cannot be compared with that of "
-                f"{alike[0]['model']}: {find_disagreements(alike[0], record)}. "
-                "Move it away, and score that model again."
+                f"the frozen record of {task} of {name} cannot be compared with that of {alike[0]}: "
+                f"{find_disagreements(measured[alike[0]], record)}. Move it away, and score that model again."
             )
 
 
