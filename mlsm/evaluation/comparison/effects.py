@@ -104,7 +104,7 @@ class LeftOut(NamedTuple):
 
 
 def score_differences(model: Model, other: Model, pairs: Sequence[Training], level: str) -> list[float]:
-    """x_model - x_other for every observation at a level.
+    """x_model - x_other for every observation at a level, in the order of the pairs.
 
     pairs  (task, seed) of comparable runs, from `match_trainings`
     """
@@ -316,8 +316,7 @@ def find_effect(better: Arm, than: Arm, planned_tasks: Collection[str], planned_
             unplanned.append(seed)
             continue
         model, other = mine[seed], theirs[other_seed]
-        matched, _ = match_trainings(model, other)
-        found[seed] = (model, other, [pair for pair in matched if not planned_tasks or pair[0] in planned_tasks])
+        found[seed] = model, other, match_trainings(model, other)[0]
     if not found:
         which = "planned " if unplanned else ""
         return Effect(better.name, than.name, lacks=f"they have no {which}pre-training seed in common")
@@ -336,23 +335,25 @@ def find_effect(better: Arm, than: Arm, planned_tasks: Collection[str], planned_
             return replace(effect, lacks="their pairs of pre-trainings have no task in common")
         which = f"of all the planned tasks ({', '.join(planned_tasks)})" if planned_tasks else "of a task"
         return replace(effect, lacks=f"no pair of their pre-trainings has fine-tunings {which} that agree")
-    named = tuple(task for task in METRICS if task in tasks)
-    rows = tuple(
-        tuple(
-            score_differences(model, other, [pair for pair in matched if pair[0] == task], "tasks")[0] for task in named
-        )
+    pairs = [
+        (model, other, [training for training in matched if training[0] in tasks])
         for model, other, matched in whole.values()
-    )
-    scores = _test_scores([(model, other) for model, other, _ in whole.values()])
-    tunings = [
-        pair in of_one
-        for model, other, matched in whole.values()
-        for of_one in (model.failed, other.failed)
-        for pair in matched
-        if pair[0] in tasks
     ]
-    failed = sum(tunings), len(tunings)
-    return replace(effect, tasks=named, seeds=tuple(whole), differences_ST=rows, scores=scores, failed=failed)
+    rows = tuple(tuple(score_differences(*pair, "tasks")) for pair in pairs)
+    tunings = [
+        training in of_one
+        for model, other, trainings in pairs
+        for of_one in (model.failed, other.failed)
+        for training in trainings
+    ]
+    return replace(
+        effect,
+        tasks=tuple(sorted(tasks)),
+        seeds=tuple(whole),
+        differences_ST=rows,
+        scores=_test_scores(whole.values()),
+        failed=(sum(tunings), len(tunings)),
+    )
 
 
 def learned_tasks(effect: Effect) -> tuple[str, ...]:
@@ -364,14 +365,13 @@ def learned_tasks(effect: Effect) -> tuple[str, ...]:
     return tuple(task for task, d_S in columns if fmean(d_S) > ERRORS * stdev(d_S) / len(d_S) ** 0.5)
 
 
-def _test_scores(pairs: Iterable[tuple[Model, Model]]) -> ScoreTest:
-    matched = [(model, other, match_trainings(model, other)[0]) for model, other in pairs]
-    common = sorted(set.intersection(*(set(trainings) for *_, trainings in matched)))
-    by_pair = [score_differences(model, other, common, "scores") for model, other, _ in matched]
+def _test_scores(pairs: Collection[tuple[Model, Model, list[Training]]]) -> ScoreTest:
+    """The paper's test on some pairs of models with their comparable fine-tuning runs."""
+    common = sorted(set.intersection(*(set(trainings) for *_, trainings in pairs)))
+    by_pair = [score_differences(model, other, common, "scores") for model, other, _ in pairs]
     d = [fmean(of_score) for of_score in zip(*by_pair, strict=True)]
-    tasks = {task for task, _ in common}
-    named = tuple(task for task in METRICS if task in tasks)
-    return ScoreTest(named, len(d), *count_wins(d), wilcoxon(d), wilcoxon(d, "two-sided"))
+    tasks = tuple(dict.fromkeys(task for task, _ in common))
+    return ScoreTest(tasks, len(d), *count_wins(d), wilcoxon(d), wilcoxon(d, "two-sided"))
 
 
 def adjust(effects: Sequence[Effect]) -> list[float | None]:
