@@ -1,4 +1,4 @@
-"""The origin of a model, read from its export and its run, as the fields of a record.
+"""The origin of a model, read from its export, as the fields of a record.
 
 An export carries lineage.json (student/runs/export.py). The lineage of a probe is that of its student; its identity has
 the settings of both. For a stock model nothing is known.
@@ -12,7 +12,6 @@ Not handled here: counting a student's operations (student/encoders/flops.py doe
 """
 
 import json
-import logging
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,8 @@ from typing import Any
 from mlsm.common.disk import read_file
 from mlsm.common.errors import LineageError
 from mlsm.common.json_checks import Count, Number, find_problem, object_of, optional
-from mlsm.common.json_lines import damage, read_json_lines
 from mlsm.common.model_checks import open_config, without_pooler
 from student import objectives
-
-logger = logging.getLogger(__name__)
 
 FIELDS = (
     "objective",
@@ -113,15 +109,15 @@ def lineage(directory: Path | str) -> dict:
                see `identity`, None for a model without our lineage
     Raises     LineageError if there is a lineage.json that cannot be read
     """
-    export = directory = Path(directory)
-    file = export / "lineage.json"
+    directory = Path(directory)
+    file = directory / "lineage.json"
     if not file.exists():
         return dict.fromkeys(FIELDS) | {"flops": {"pretraining": None, "teacher": None}, "identity": None}
     known = whole = read_lineage(file)
     probing = 0.0
     if "student" in known:  # a probe
         probing, known = known.get("flops") or 0.0, known["student"]
-    _fill_in_dropout(known, export)  # also a probe's: it has its student's encoder, which is elsewhere
+    _fill_in_dropout(known, directory)  # also a probe's: it has its student's encoder, which is elsewhere
     settings, target = known.get("settings", {}), known.get("store", {}).get("settings", {})
     step, steps = known.get("step"), settings.get("max_steps")
     objective = UNTRAINED if step == 0 and settings.get("continue_from") is None else known.get("objective")
@@ -197,20 +193,6 @@ def flops_until(known: dict, probing: float) -> dict[str, float | None]:
         "pretraining": None if flops is None or continued else flops + probing,
         "teacher": _count_teacher(known),
     }
-
-
-def find_log(directory: Path) -> Path | None:
-    """The log of the run that contains an export or a checkpoint; None if it is not in a run."""
-    logs = (run / "log.jsonl" for run in directory.absolute().parents[:2])
-    return next((log for log in logs if log.is_file()), None)
-
-
-def read_log(log: Path) -> list[dict]:
-    """The lines of a run's log, each with its step. Damaged lines are skipped with a warning."""
-    lines, damaged = read_json_lines(log)
-    if damaged:
-        logger.warning(damage(log, damaged))
-    return lines
 
 
 def _count_teacher(known):

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mlsm.common.json_checks import is_number
+from mlsm.common.json_lines import damage, read_json_lines
 from mlsm.evaluation.comparison.arms import Arm, Seed, is_probe
 from mlsm.evaluation.comparison.models import mean_score, tasks_of
-from mlsm.evaluation.lineage import find_log, read_log
 
 logger = logging.getLogger(__name__)
 AXES = {  # the quantity on the x axis -> the axis label
@@ -85,20 +85,36 @@ def read_courses(arms: Sequence[Arm]) -> list[Course]:
     found: dict[tuple[str, Seed], Course] = {}
     for arm in arms:
         for model in arm.models:
-            seed = model.facts["run_seed"]
-            if (arm.name, seed) in found or is_probe(model):
+            run = arm.name, model.facts["run_seed"]
+            if run in found or is_probe(model):
                 continue
             try:
-                log = find_log(Path(model.facts["path"]))
-                lines = [line for line in read_log(log) if "loss" in line and line["step"] > 0] if log else []
+                course = _read_course(*run, Path(model.facts["path"]))
             except OSError as error:  # a record may come from another machine, and so may the path in it
                 logger.warning("no curves for %s: the log of its run cannot be read: %s", model.label, error)
                 continue
-            points = _points(lines)
-            if log and points:
-                step_seconds = quiet_step_seconds(lines)
-                found[arm.name, seed] = Course(arm.name, seed, log.parent.name, log, step_seconds, points)
+            if course is not None:
+                found[run] = course
     return list(found.values())
+
+
+def _read_course(arm: str, seed: Seed, directory: Path) -> Course | None:
+    """The curve of the run that contains an export or a checkpoint; None if it is not in a run, or nothing was logged.
+
+    Damaged lines are skipped with a warning.
+    """
+    logs = (run / "log.jsonl" for run in directory.absolute().parents[:2])
+    log = next((log for log in logs if log.is_file()), None)
+    if log is None:
+        return None
+    lines, damaged = read_json_lines(log)
+    if damaged:
+        logger.warning(damage(log, damaged))
+    steps = [line for line in lines if "loss" in line and line["step"] > 0]
+    if not steps:
+        return None
+    step_seconds = quiet_step_seconds(steps)
+    return Course(arm, seed, log.parent.name, log, step_seconds, _points(steps, step_seconds))
 
 
 def quiet_step_seconds(lines: Sequence[dict]) -> float | None:
@@ -117,21 +133,21 @@ def quiet_step_seconds(lines: Sequence[dict]) -> float | None:
     return fmean(seconds[: max(1, len(seconds) // 10)]) * last["flops"] / last["step"]
 
 
-def _points(lines):
-    step_seconds = quiet_step_seconds(lines)
+def _points(lines: Sequence[dict], step_seconds: float | None) -> tuple[Point, ...]:
+    """The points of a curve: at the steps with a held-out loss, and at the last."""
     points = {}
     for line in lines:
-        tokens, flops, share = (
-            line.get(name) if is_number(line.get(name)) else None
-            for name in ("tokens", "flops", "held_out_vs_baseline")
-        )
+        tokens, flops, share = (_number(line.get(name)) for name in ("tokens", "flops", "held_out_vs_baseline"))
         held_out = line.get("held_out")
-        loss = held_out.get("loss") if isinstance(held_out, dict) else None
-        seconds = None if step_seconds is None else line["step"] * step_seconds
-        if line is lines[-1] or is_number(loss):
-            loss = loss if is_number(loss) else None
+        loss = _number(held_out.get("loss")) if isinstance(held_out, dict) else None
+        if line is lines[-1] or loss is not None:
+            seconds = None if step_seconds is None else line["step"] * step_seconds
             points[line["step"]] = Point(line["step"], tokens, flops, seconds, loss, share)
     return tuple(points[step] for step in sorted(points))
+
+
+def _number(value: Any) -> float | None:
+    return value if is_number(value) else None
 
 
 def read_checkpoints(arms: Sequence[Arm], courses: Sequence[Course], tasks: Sequence[str]) -> list[Reached]:
