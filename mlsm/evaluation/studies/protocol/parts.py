@@ -77,7 +77,7 @@ class Part(NamedTuple):
 
     def settings(self) -> Any:
         """The settings of the command. Raises StudyError if a part that it needs has not been run."""
-        values = {name: _place(value) for name, value in self.values.items()}
+        values = {name: value.find() if isinstance(value, Made) else value for name, value in self.values.items()}
         return SETTINGS[self.verb](**values)
 
     def run(self, progress: Callable[..., None]) -> Any:
@@ -157,12 +157,6 @@ def _predicts_words(model: str) -> bool:
         return any(name.endswith(("ForMaskedLM", "ForPreTraining", "LMHeadModel")) for name in architectures)
     except (OSError, ValueError, KeyError, TypeError):
         return True
-
-
-def _place(value):
-    if isinstance(value, tuple):
-        return tuple(map(_place, value))
-    return value.find() if isinstance(value, Made) else value
 
 
 class _Planner:

@@ -160,8 +160,7 @@ def _refuse_other_records(part: Part, evaluations: Path) -> None:
     if part.verb != "train-student":
         return
     name = Path(part.values["run_dir"]).name
-    stores = part.values["store"] if isinstance(part.values["store"], tuple) else (part.values["store"],)
-    wanted = StudentConfig(**part.values | {"store": tuple(map(str, stores))}).identity()
+    wanted = StudentConfig(**part.values | {"store": str(part.values["store"])}).identity()
     for pattern in (f"{name}-{DIGITS}", f"{name}-step-{DIGITS}-{DIGITS}"):
         for file in sorted(evaluations.glob(f"{pattern}/*/*.json")):
             trained = records.read_file(file)["identity"]["settings"]
