@@ -215,12 +215,8 @@ def read_file(file: Path) -> dict:
         record = json.loads(disk.read_file(file))
     except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{file}: expected a record as JSON: {error}. Delete it and evaluate again.") from None
-    return _fill_in(check_record(record, file))
-
-
-def _fill_in(record):
-    """Fill in the fine-tuning settings that a record may lack: no warm-up, no clipping."""
-    if record["suite"] == "finetune":
+    check_record(record, file)
+    if record["suite"] == "finetune":  # a record that lacks these was made without warm-up and clipping
         record["settings"] = {"warmup": 0.0, "grad_clip": 0.0} | record["settings"]
     return record
 
@@ -332,7 +328,8 @@ def is_kept(file: Path, facts: Mapping, overwrite: str, tally: dict[str, Any]) -
     if overwrite == "always" or not file.is_file():
         return False
     record = read_file(file)
-    if not (differing := _describe_differences(record, _known_there(record, facts))):
+    known = {name: value for name, value in facts.items() if name in record or name not in CONTENT}
+    if not (differing := _describe_differences(record, known)):
         tally["kept"] += 1
     elif overwrite == "missing":
         raise StudyError(
@@ -342,11 +339,6 @@ def is_kept(file: Path, facts: Mapping, overwrite: str, tally: dict[str, Any]) -
     else:
         tally["differing"].append(str(file))
     return True
-
-
-def _known_there(record, facts):
-    """The facts without those of CONTENT that a record does not have."""
-    return {name: value for name, value in facts.items() if name in record or name not in CONTENT}
 
 
 def contents_of(found: Sequence[Mapping]) -> list[tuple[str | None, ...]]:
