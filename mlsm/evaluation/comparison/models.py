@@ -75,14 +75,17 @@ class Model:
         }
 
     @cached_property
+    def values(self) -> dict[SuiteFigure, list[float]]:
+        """(task, metric) -> its values of the available seeds, in the suite's order."""
+        by_figure: dict[SuiteFigure, list[float]] = {figure: [] for figure in SUITE}
+        for (task, metric, _), value in self.scores.items():
+            by_figure[task, metric].append(value)
+        return {figure: values for figure, values in by_figure.items() if values}
+
+    @cached_property
     def figures(self) -> dict[SuiteFigure, float]:
         """(task, metric) -> mean over the available seeds, in the suite's order."""
-        scores = self.scores
-        by_figure = {
-            figure: [value for (task, metric, _), value in scores.items() if (task, metric) == figure]
-            for figure in SUITE
-        }
-        return {figure: fmean(values) for figure, values in by_figure.items() if values}
+        return {figure: fmean(values) for figure, values in self.values.items()}
 
     @property
     def accuracies(self) -> dict[str, float]:

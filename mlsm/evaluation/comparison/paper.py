@@ -322,7 +322,7 @@ def _draw_task(drawing: Drawing, axes: "Axes", arms: Sequence[Arm], suite_figure
         values = [model.figures[suite_figure] for model in models]
         axes.plot([model.facts["step"] for model in models], values, **style(place))
         for model, value in zip(models, values, strict=True):
-            seeds = sum((task, metric) == suite_figure for task, metric, _ in model.scores)
+            seeds = len(model.values[suite_figure])
             drawing.add(" ".join(suite_figure), arm.name, model.facts["step"], value, seeds)
     axes.set_title(figure_title(suite_figure), fontsize=10)
     tick_steps(axes)

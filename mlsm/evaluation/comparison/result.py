@@ -260,9 +260,6 @@ def summarise_model(
     figures, paradigms  those that all models have, so that averages are comparable
     aucs                intruder AUC by target of a store
     """
-    by_figure: dict[SuiteFigure, list[float]] = {figure: [] for figure in model.figures}
-    for (task, metric, _), value in model.scores.items():
-        by_figure[task, metric].append(value)
     failed = [task for task, _ in model.failed]
     return Summary(
         model,
@@ -270,7 +267,7 @@ def summarise_model(
         average(model, figures) if figures and model.trainings else None,
         [
             FigureMean(task, metric, fmean(of), stdev(of) if len(of) > 1 else None, len(of), failed.count(task))
-            for (task, metric), of in by_figure.items()
+            for (task, metric), of in model.values.items()
         ],
         _summarise_blimp(model, paradigms),
         aucs.get(model.target) if model.target else None,
