@@ -1,17 +1,14 @@
-"""Parts for drawing the figures of a comparison, and the figures of its page: SVG files with their numbers as CSV.
+"""The figures of a comparison's page: SVG files with their numbers as CSV.
 
     figures = draw_page_figures(result, directory)     # name of a gallery -> figures
     figure, rows = draw_contrasts(contrasts, margin)   # also for docs/answer.py
-    panel_of_matrix(axes, cells.p, labels, p_text, 0.5, title)
 
 Each figure of the page is also a file of its own. In the page, its black and white are replaced by the page's text and
 background colours (report.css). Not handled here: the paper's figures (paper.py), what is drawn (curves.py,
 effects.py), files (mlsm/evaluation/plots.py).
 """
 
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,12 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mlsm.common.text import printable
 from mlsm.evaluation.comparison.arms import Arm, Seed
 from mlsm.evaluation.comparison.curves import AXES
-from mlsm.evaluation.comparison.effects import Effect, Matrix
-from mlsm.evaluation.comparison.identity import differences
-from mlsm.evaluation.comparison.models import SEEDS, SUITE, TITLES, Model, SuiteFigure, out_of
+from mlsm.evaluation.comparison.effects import Effect
+from mlsm.evaluation.comparison.models import TITLES
 from mlsm.evaluation.comparison.result import Comparison
 from mlsm.evaluation.comparison.significance import SIGNIFICANT
-from mlsm.evaluation.plots import drawn, new_figure, save_figure, write_caption
+from mlsm.evaluation.plots import drawn, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,10 +28,6 @@ if TYPE_CHECKING:
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")  # Okabe and Ito
 MARKERS = ("o", "X", "s", "D", "^", "v", "P", "*")
-_COLUMNS = 3  # in figures with a panel per task
-_APART = 0.08  # least distance of two labels, as a fraction of the axis
-PAPER = {"color": "0.45", "linestyle": "--", "linewidth": 1, "marker": "d", "markersize": 4}
-HEADER = ("panel", "series", "x", "against", "value", "n", "source")
 STEMS = tuple(f"report-{what}-by-{axis}" for what in ("held-out-loss", "scores") for axis in AXES)
 EFFECT_STEM = "report-differences"
 CONTRASTS_STEM = "report-composite-differences"
@@ -49,94 +41,9 @@ _OF_THE_PAPER = (
 _GREY = "#808080"  # readable on white and on black
 
 
-@dataclass
-class Drawing:
-    """A figure and, for its CSV, every number in it.
-
-    note     says whose numbers these are
-    caption  says whether these models differ only in what the figure is about; shown below the figure
-    """
-
-    figure: "Figure"
-    note: str
-    rows: list = field(default_factory=list)
-    caption: str = ""
-
-    def explain(self, models: Sequence[Model], studied: Collection[str], more: str = "") -> None:
-        """Write the caption.
-
-        studied  names of the settings that the figure is about;
-        more     a sentence to add
-        """
-        self.caption = " ".join(filter(None, (differences(models).sentence(studied), more)))
-        write_caption(self.figure, self.caption)
-
-    def add(
-        self,
-        panel: str,
-        series: str,
-        x: object,
-        value: object,
-        n: object = "",
-        against: object = "",
-        source: str = "measured",
-    ) -> None:
-        """Record one number for the CSV."""
-        self.rows.append([panel, series, x, against, value, n, source])
-
-
 def style(place: int) -> dict:
     """Colour and marker of the n-th series."""
     return {"color": COLORS[place % len(COLORS)], "marker": MARKERS[place % len(MARKERS)], "markersize": 5}
-
-
-def task_panels(count: int, height: float) -> "tuple[Figure, list[Axes], list[Axes]]":
-    """A figure with `count` panels in rows of three, each `height` inches high, without empty panels.
-
-    Returns  (figure, the axes of these panels, the axes with no panel below them)
-    """
-    rows = -(-count // _COLUMNS)
-    figure, axes = new_figure(width=2, rows=rows, columns=_COLUMNS)
-    figure.set_figheight(max(height * rows, 4))
-    panels = list(axes.flat)
-    for empty in panels[count:]:
-        empty.remove()
-    return figure, panels[:count], panels[max(0, count - _COLUMNS) : count]
-
-
-def tick_steps(axes: "Axes") -> None:
-    """Few ticks for optimiser steps, 250k for 250,000, so that they do not overlap in a small panel."""
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-
-
-def tick_values(axes: "Axes", values: Iterable[float]) -> None:
-    """A tick at each value, labelled unless it is so close to the label on its left that they would overlap."""
-    from matplotlib.ticker import NullLocator
-
-    values = sorted(values)
-    place = math.log2 if axes.get_xscale() == "log" else float
-    least, last, labels = _APART * (place(values[-1]) - place(values[0])), -math.inf, []
-    for value in values:
-        is_apart = place(value) - last >= least
-        labels.append(f"{value:g}" if is_apart else "")
-        last = place(value) if is_apart else last
-    axes.set_xticks(values, labels)
-    axes.xaxis.set_minor_locator(NullLocator())
-
-
-def figure_title(figure: SuiteFigure) -> str:
-    """(task, metric) for people."""
-    task, metric = figure
-    return f"{TITLES[task]} ({metric.replace('_', ' ')})"
-
-
-def how_many(models: Sequence[Model], figures: Sized) -> str:
-    """For an axis label: how many of the suite's scores (n) the averages are based on."""
-    shown = "" if len(figures) == len(SUITE) else f"over {len(figures)} of {len(SUITE)} figures, "
-    return shown + out_of([len(model.scores) for model in models], SEEDS * len(SUITE))
 
 
 def p_text(p: float) -> str:
@@ -144,41 +51,6 @@ def p_text(p: float) -> str:
     text = "<.001" if p < 0.001 else f"{p:.3f}".lstrip("0") if p < 0.9995 else "1"
     return f"{text}*" if p < SIGNIFICANT else text
 
-
-def panel_of_matrix(
-    axes: "Axes", cells: Matrix, labels: list[str], text: Callable[[Any], str], largest: float, title: str
-) -> None:
-    """Draw a matrix of numbers, row against column; cells are dark if the row is better.
-
-    cells    (M, M) rows, None if there is none
-    text     function from a number to its cell's text
-    largest  number at which a cell is white (p values); if negative, minus the number at which it is black (counts)
-    """
-    shades = [[_shade(value, largest) for value in row] for row in cells]
-    axes.imshow(shades, cmap="Blues", vmin=0, vmax=1.15)
-    size = 9 if len(cells) <= 5 else 7 if len(cells) <= 8 else 5
-    for i, row in enumerate(cells):
-        for j, value in enumerate(row):
-            said = "–" if value is None else text(value)
-            axes.text(j, i, said, ha="center", va="center", fontsize=size, color="w" if shades[i][j] > 0.6 else "k")
-    axes.set_xticks(range(len(labels)), labels)
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_xticks([place + 0.5 for place in range(len(labels) - 1)], minor=True)
-    axes.set_yticks([place + 0.5 for place in range(len(labels) - 1)], minor=True)
-    axes.grid(visible=False)
-    axes.grid(visible=True, which="minor", color="w", alpha=1)
-    axes.tick_params(length=0, which="both")
-    axes.spines[:].set_visible(False)
-    axes.set_title(title, fontsize=10)
-
-
-def _shade(value, largest):
-    if value is None:
-        return 0.0
-    return max(0.0, 1 - value / largest) if largest > 0 else value / -largest
-
-
-# -- of the page ------------------------------------------------------------------------------------------
 
 Line = tuple[str, Seed, int, float, float]  # arm, seed, step, x, y
 

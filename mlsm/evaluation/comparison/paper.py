@@ -8,12 +8,14 @@ drawn but listed with what it needs. On request, the paper's published numbers (
 own. Not handled here: the paper's figures 1, 2 and 11, which show no scores.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence, Sized
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
 from operator import itemgetter
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlsm.evaluation.comparison import published
 from mlsm.evaluation.comparison.arms import (
@@ -27,27 +29,14 @@ from mlsm.evaluation.comparison.arms import (
     vary,
 )
 from mlsm.evaluation.comparison.config import CompareConfig
-from mlsm.evaluation.comparison.effects import Matrices, matrices, win_rates
-from mlsm.evaluation.comparison.figures import (
-    COLORS,
-    HEADER,
-    MARKERS,
-    PAPER,
-    Drawing,
-    figure_title,
-    how_many,
-    p_text,
-    panel_of_matrix,
-    style,
-    task_panels,
-    tick_steps,
-    tick_values,
-)
+from mlsm.evaluation.comparison.effects import Matrices, Matrix, matrices, win_rates
+from mlsm.evaluation.comparison.figures import COLORS, MARKERS, p_text, style
 from mlsm.evaluation.comparison.identity import differences
 from mlsm.evaluation.comparison.models import (
     PARADIGMS,
     SEEDS,
     SUITE,
+    TITLES,
     Model,
     SuiteFigure,
     average,
@@ -60,16 +49,109 @@ from mlsm.evaluation.comparison.models import (
     scored_alike,
 )
 from mlsm.evaluation.comparison.result import Comparison, PaperFigure
-from mlsm.evaluation.plots import new_figure, save_figure
+from mlsm.evaluation.plots import new_figure, save_figure, write_caption
 from mlsm.evaluation.studies.word_senses.conclusions import read_result
 from student.objectives import WITHOUT_WORDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _NAMES = {"layer": "layer of the teacher", "k": "number of LSPs, k", "kappa": "weight of MLM relative to MLSM, κ"}
 _STUDIED = {"objective", "step"}  # by the figures of checkpoints
 _RIVALS = ("mlm", "kd")  # compared with MLSM in figure 7
+_HEADER = ("panel", "series", "x", "against", "value", "n", "source")
+_PUBLISHED = {"color": "0.45", "linestyle": "--", "linewidth": 1, "marker": "d", "markersize": 4}
+_COLUMNS = 3  # in figures with a panel per task
+_APART = 0.08  # least distance of two labels, as a fraction of the axis
+
+
+# -- parts of figures ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Drawing:
+    """A figure and, for its CSV, every number in it.
+
+    note     says whose numbers these are
+    caption  says whether these models differ only in what the figure is about; shown below the figure
+    """
+
+    figure: "Figure"
+    note: str
+    rows: list = field(default_factory=list)
+    caption: str = ""
+
+    def explain(self, models: Sequence[Model], studied: Collection[str], more: str = "") -> None:
+        """Write the caption.
+
+        studied  names of the settings that the figure is about;
+        more     a sentence to add
+        """
+        self.caption = " ".join(filter(None, (differences(models).sentence(studied), more)))
+        write_caption(self.figure, self.caption)
+
+    def add(
+        self,
+        panel: str,
+        series: str,
+        x: object,
+        value: object,
+        n: object = "",
+        against: object = "",
+        source: str = "measured",
+    ) -> None:
+        """Record one number for the CSV."""
+        self.rows.append([panel, series, x, against, value, n, source])
+
+
+def task_panels(count: int, height: float) -> "tuple[Figure, list[Axes], list[Axes]]":
+    """A figure with `count` panels in rows of three, each `height` inches high, without empty panels.
+
+    Returns  (figure, the axes of these panels, the axes with no panel below them)
+    """
+    rows = -(-count // _COLUMNS)
+    figure, axes = new_figure(width=2, rows=rows, columns=_COLUMNS)
+    figure.set_figheight(max(height * rows, 4))
+    panels = list(axes.flat)
+    for empty in panels[count:]:
+        empty.remove()
+    return figure, panels[:count], panels[max(0, count - _COLUMNS) : count]
+
+
+def tick_steps(axes: "Axes") -> None:
+    """Few ticks for optimiser steps, 250k for 250,000, so that they do not overlap in a small panel."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def tick_values(axes: "Axes", values: Iterable[float]) -> None:
+    """A tick at each value, labelled unless it is so close to the label on its left that they would overlap."""
+    from matplotlib.ticker import NullLocator
+
+    values = sorted(values)
+    place = math.log2 if axes.get_xscale() == "log" else float
+    least, last, labels = _APART * (place(values[-1]) - place(values[0])), -math.inf, []
+    for value in values:
+        is_apart = place(value) - last >= least
+        labels.append(f"{value:g}" if is_apart else "")
+        last = place(value) if is_apart else last
+    axes.set_xticks(values, labels)
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def figure_title(figure: SuiteFigure) -> str:
+    """(task, metric) for people."""
+    task, metric = figure
+    return f"{TITLES[task]} ({metric.replace('_', ' ')})"
+
+
+def how_many(models: Sequence[Model], figures: Sized) -> str:
+    """For an axis label: how many of the suite's scores (n) the averages are based on."""
+    shown = "" if len(figures) == len(SUITE) else f"over {len(figures)} of {len(SUITE)} figures, "
+    return shown + out_of([len(model.scores) for model in models], SEEDS * len(SUITE))
 
 
 # -- one quantity varied ------------------------------------------------------------------------------------
@@ -112,7 +194,7 @@ def _draw_varied(models: Sequence[Model], settings: CompareConfig, fact: str, ta
     draw_averages(drawing, axes[0], arm, fact, figures)
     if settings.paper:
         averages = published.printed_averages(table)
-        axes[0].plot(list(averages), list(averages.values()), label="paper", **PAPER)
+        axes[0].plot(list(averages), list(averages.values()), label="paper", **_PUBLISHED)
         for value, mean in averages.items():
             drawing.add("average", "mean", value, mean, source="paper")
     if fact == "k":
@@ -160,8 +242,10 @@ def _draw_matrices(drawing: Drawing, axes: "Sequence[Axes]", cells: Matrices, va
     labels = [f"{value:g}" for value in values]
     paired = [n for row in cells.n for n in row if n is not None]
     n = out_of(paired, SEEDS * len(SUITE))
-    panel_of_matrix(axes[0], cells.p, labels, p_text, 0.5, f"p, row better than column ({n}; * p < 0.01)")
-    panel_of_matrix(axes[1], cells.wins, labels, str, -max(*paired, 1), f"pairs won by the row ({n})")
+    most = max(*paired, 1)
+    title = f"p, row better than column ({n}; * p < 0.01)"
+    _draw_matrix(axes[0], cells.p, labels, p_text, lambda p: max(0.0, 1 - p / 0.5), title)
+    _draw_matrix(axes[1], cells.wins, labels, str, lambda wins: wins / most, f"pairs won by the row ({n})")
     for i, value in enumerate(values):
         for j, other in enumerate(values):
             if i != j:
@@ -169,9 +253,36 @@ def _draw_matrices(drawing: Drawing, axes: "Sequence[Axes]", cells: Matrices, va
                     drawing.add(name, "", value, getattr(cells, name)[i][j], cells.n[i][j], other)
 
 
-layers = partial(_draw_varied, fact="layer", table=1)
-numbers_of_lsps = partial(_draw_varied, fact="k", table=2)
-weights_of_mlm = partial(_draw_varied, fact="kappa", table=4)
+def _draw_matrix(
+    axes: "Axes",
+    cells: Matrix,
+    labels: list[str],
+    text: Callable[[Any], str],
+    shade: Callable[[Any], float],
+    title: str,
+) -> None:
+    """Draw a matrix of numbers, row against column; cells are dark if the row is better.
+
+    cells  (M, M) rows, None if there is none
+    text   function from a number to its cell's text
+    shade  function from a number to how dark its cell is, from 0 to 1
+    """
+    shades = [[0.0 if value is None else shade(value) for value in row] for row in cells]
+    axes.imshow(shades, cmap="Blues", vmin=0, vmax=1.15)
+    size = 9 if len(cells) <= 5 else 7 if len(cells) <= 8 else 5
+    for i, row in enumerate(cells):
+        for j, value in enumerate(row):
+            said = "–" if value is None else text(value)
+            axes.text(j, i, said, ha="center", va="center", fontsize=size, color="w" if shades[i][j] > 0.6 else "k")
+    axes.set_xticks(range(len(labels)), labels)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_xticks([place + 0.5 for place in range(len(labels) - 1)], minor=True)
+    axes.set_yticks([place + 0.5 for place in range(len(labels) - 1)], minor=True)
+    axes.grid(visible=False)
+    axes.grid(visible=True, which="minor", color="w", alpha=1)
+    axes.tick_params(length=0, which="both")
+    axes.spines[:].set_visible(False)
+    axes.set_title(title, fontsize=10)
 
 
 # -- the word-sense diagnostic ----------------------------------------------------------------------------
@@ -333,7 +444,7 @@ def _draw_published(drawing, panels, shown):
     levels = [published.printed_averages(1)[10], *(published.scores(1)[10][suite_figure] for suite_figure in shown)]
     names = ["average", *(" ".join(suite_figure) for suite_figure in shown)]
     for panel, level, name in zip(panels, levels, names, strict=True):
-        panel.axhline(level, label="paper: MLSM, finished", **PAPER | {"marker": ""})
+        panel.axhline(level, label="paper: MLSM, finished", **_PUBLISHED | {"marker": ""})
         drawing.add(name, "MLSM, layer 10", "", level, source="paper")
 
 
@@ -481,15 +592,18 @@ def _finish_costs(settings, drawing, axes, paradigms):
 
 # -- all of them ------------------------------------------------------------------------------------------
 
-FIGURES: dict[
-    int, tuple[str, str, Callable[[Sequence[Model], CompareConfig], Drawing]]
-] = {  # number -> name of its files, title, function
-    3: ("layers", "fine-tuning by layer of the teacher, with its matrices", layers),
+FIGURES: dict[int, tuple[str, str, Callable[[Sequence[Model], CompareConfig], Drawing]]] = {
+    # number -> name of its files, title, function
+    3: (
+        "layers",
+        "fine-tuning by layer of the teacher, with its matrices",
+        partial(_draw_varied, fact="layer", table=1),
+    ),
     4: ("word-senses", "fine-tuning by word-sense F1 of the layer", word_senses),
-    5: ("lsps", "fine-tuning by number of LSPs, with its matrices", numbers_of_lsps),
+    5: ("lsps", "fine-tuning by number of LSPs, with its matrices", partial(_draw_varied, fact="k", table=2)),
     6: ("steps", "fine-tuning by pre-training step: average and tasks", averages_and_tasks),
     7: ("pairs", "paired scores of MLSM and the others, share of wins", paired_scores),
-    8: ("mlm-weight", "fine-tuning by weight of MLM, with its matrices", weights_of_mlm),
+    8: ("mlm-weight", "fine-tuning by weight of MLM, with its matrices", partial(_draw_varied, fact="kappa", table=4)),
     9: ("blimp", "BLiMP by cost of pre-training and teacher", blimp_over_cost),
     10: ("another-encoder", "fine-tuning by step, another encoder", averages_of_another_encoder),
 }
@@ -505,7 +619,7 @@ def draw_paper_figures(result: Comparison, settings: CompareConfig, progress: Ca
         except (Lacking, ImportError) as lack:
             found.append(PaperFigure(number, shows, [], None, None, str(lack)))
             continue
-        files = save_figure(drawing.figure, settings.output / _stem(number, name), HEADER, drawing.rows)
+        files = save_figure(drawing.figure, settings.output / _stem(number, name), _HEADER, drawing.rows)
         found.append(PaperFigure(number, shows, list(map(str, files)), drawing.note, drawing.caption, None))
     return found
 

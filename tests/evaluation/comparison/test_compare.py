@@ -17,9 +17,8 @@ from mlsm.common.progress import silent
 from mlsm.evaluation.comparison import published
 from mlsm.evaluation.comparison.compare import compare
 from mlsm.evaluation.comparison.config import CompareConfig
-from mlsm.evaluation.comparison.figures import tick_values
 from mlsm.evaluation.comparison.models import SUITE
-from mlsm.evaluation.comparison.paper import correlations
+from mlsm.evaluation.comparison.paper import correlations, tick_values
 from mlsm.evaluation.plots import new_figure
 from mlsm.evaluation.records import METRICS
 from mlsm.terminal.comparison import comparison
