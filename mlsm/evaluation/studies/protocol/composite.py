@@ -27,7 +27,7 @@ from mlsm.evaluation import records
 from mlsm.evaluation.comparison.models import find_disagreements, largest_alike
 from mlsm.evaluation.comparison.significance import LEVEL, holm
 from mlsm.evaluation.studies.protocol.costs import name_in_records
-from mlsm.evaluation.studies.protocol.description import PlannedArm, Study
+from mlsm.evaluation.studies.protocol.description import Study
 
 GATE = {"standard_errors": 5.0, "points": 3.0, "learned_standard_errors": 2.0}  # see `gate`
 RULE = (
@@ -64,7 +64,7 @@ def compose(study: Study, directory: Path) -> dict:
     lower = study.arms[study.composite.untrained]
     # Scores are relative to the anchors, so they are final only if both anchors are scored as planned.
     has_anchors = scored.untrained.keys() >= set(lower.seeds)
-    is_open = has_anchors and all(_is_scored(study.arms[name], study.seeds, scored.students) for name in study.primary)
+    is_open = has_anchors and all(scored.students[name].keys() >= set(study.seeds) for name in study.primary)
     hidden = () if is_open else study.primary
     found: dict = {"arms": {}, "contrasts": [], "withheld": True, "rule": RULE, "margin": study.composite.margin}
     found |= {"anchors": anchors_of(scored), "gate": gate(study, scored, hidden)}
@@ -85,7 +85,7 @@ def compose(study: Study, directory: Path) -> dict:
     for role, pair in named:
         seeds = study.seeds_of(pair)
         is_hidden = any(name in hidden for name in pair)
-        if is_hidden or not has_anchors or not all(_is_scored(study.arms[name], seeds, values) for name in pair):
+        if is_hidden or not has_anchors or not all(values[name].keys() >= set(seeds) for name in pair):
             planned = dict.fromkeys(pair, seeds) | (dict.fromkeys(study.primary, study.seeds) if is_hidden else {})
             counts = [f"{len(values[arm].keys() & set(of))} of {len(of)} of {arm}" for arm, of in planned.items()]
             if not has_anchors:
@@ -194,23 +194,29 @@ def _passes(above: float, error: float, gained: float, learned: float) -> bool:
 
 def points_of(record: Mapping, part: str) -> Scores:
     """Metric -> points on the part; on dev if the part is `test` and the task has no test set."""
-    values = {figure["metric"]: 100 * figure["value"] for figure in record["figures"]}
-    names = {metric.rpartition("_")[0] for metric in values}
-    wanted = ("test", "dev") if part == "test" else (part,)
-    found = {}
-    for name in names:
-        for one in wanted:
-            if f"{name}_{one}" in values:
-                found[name] = values[f"{name}_{one}"]
-                break
+    found: Scores = {}
+    for one in ("dev", "test") if part == "test" else (part,):  # test replaces dev
+        suffix = f"_{one}"
+        found |= {
+            figure["metric"].removesuffix(suffix): 100 * figure["value"]
+            for figure in record["figures"]
+            if figure["metric"].endswith(suffix)
+        }
     return found
 
 
 def anchors_of(scored: Scored) -> dict:
-    untrained = {}
-    for measure in next(iter(scored.untrained.values()), {}):
-        untrained[measure] = fmean(one[measure] for one in scored.untrained.values())
-    return {"untrained": untrained, "teacher": scored.teacher, "untrained_seeds": len(scored.untrained)}
+    return {
+        "untrained": _means(scored.untrained),
+        "teacher": scored.teacher,
+        "untrained_seeds": len(scored.untrained),
+    }
+
+
+def _means(scores: Mapping[int, Scores]) -> Scores:
+    """The mean of each measure over seeds; empty if there are none."""
+    measures = next(iter(scores.values()), {})
+    return {measure: fmean(one[measure] for one in scores.values()) for measure in measures}
 
 
 def ends_of(anchors: dict) -> dict[str, tuple[float, float]]:
@@ -230,17 +236,12 @@ def composite_of(scores: Scores, ends: dict[str, tuple[float, float]]) -> float:
     return fmean(100 * (scores[measure] - low) / (high - low) for measure, (low, high) in ends.items())
 
 
-def _is_scored(arm: PlannedArm, seeds, values) -> bool:
-    return set(seeds) <= values[arm.name].keys()
-
-
 def _summary(by_seed: dict[int, float], scores: dict[int, Scores]) -> dict:
-    measures = next(iter(scores.values()), {})
     return {
         "seeds": sorted(by_seed),
         "composite": _mean(list(by_seed.values())),
         "deviation": stdev(by_seed.values()) if len(by_seed) > 1 else None,
-        "measures": {measure: fmean(one[measure] for one in scores.values()) for measure in measures},
+        "measures": _means(scores),
     }
 
 
