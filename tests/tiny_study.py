@@ -6,7 +6,8 @@ from tiny_records import a_record, digest
 
 from mlsm.evaluation.records import METRICS
 
-TARGETS = {"mlm": {"layer": None, "k": None, "lambda": None, "dictionary": None, "teacher": None}}
+WITHOUT_TARGETS = dict.fromkeys(("layer", "k", "lambda", "dictionary", "teacher"))
+TARGETS = {"mlm": WITHOUT_TARGETS, "untrained": WITHOUT_TARGETS}
 
 
 def identity(objective, seed, **settings):
@@ -23,8 +24,9 @@ def arm(objective, scores, name=None, fraction=1.0, root="runs", of_identity=Non
     for seed, by_task in scores.items():
         run, step = f"{name or objective}-seed{seed}", int(1000 * fraction)
         label, place = (run, "export") if fraction == 1 else (f"{run}-step-{step:08}", f"checkpoints/step-{step:08}")
-        facts = {"objective": objective, "run_seed": seed, "step": step, "fraction": fraction, "encoder": "bert-2x32"}
-        facts |= {"path": f"{root}/{run}/{place}", "weights": digest(label)} | TARGETS.get(objective, {})
+        of = "untrained" if fraction == 0 and "continue_from" not in (of_identity or {}) else objective
+        facts = {"objective": of, "run_seed": seed, "step": step, "fraction": fraction, "encoder": "bert-2x32"}
+        facts |= {"path": f"{root}/{run}/{place}", "weights": digest(label)} | TARGETS.get(of, {})
         facts |= {"identity": identity(objective, seed, **of_identity or {})} | fields
         for task, mean in by_task.items():
             for spread, tuning in ((-0.01, 0), (0.01, 1)):

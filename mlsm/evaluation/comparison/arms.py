@@ -21,6 +21,7 @@ from typing import Any
 from mlsm.evaluation.comparison.config import StudyFacts
 from mlsm.evaluation.comparison.identity import KEPT, differences
 from mlsm.evaluation.comparison.models import OBJECTIVES, Model, common_figures, mean_score, sort_key, tasks_of
+from mlsm.evaluation.lineage import UNTRAINED
 
 Seed = int | None  # of a pre-training run; None: unknown
 Runs = Mapping[str, tuple[str, ...]]  # name of an arm -> names of its runs
@@ -107,13 +108,7 @@ def _one_a_seed(models: Sequence[Model]) -> dict[Seed, Model]:
 def fraction_of(model: Model) -> float:
     """The fraction of pre-training that a model has completed; 1 if unknown, or if the model was never trained."""
     fraction = model.facts["fraction"]
-    return 1.0 if fraction is None or _is_untrained(model) else fraction
-
-
-def _is_untrained(model: Model) -> bool:
-    """Whether a model is the start of a run that did not continue from trained weights."""
-    settings = (model.facts["identity"] or {}).get("settings", {})
-    return model.facts["step"] == 0 and settings.get("continue_from") is None
+    return 1.0 if fraction is None or model.facts["objective"] == UNTRAINED else fraction
 
 
 def is_probe(model: Model) -> bool:
@@ -289,7 +284,7 @@ def find_arms(models: Sequence[Model], study: StudyFacts | None = None) -> Arms:
     """Sort models into a study's arms, or into arms by their settings; floor and ceiling are kept separate."""
     named: Runs = study.arms if study else {}
     teachers = _find_teachers(models, {model.facts["teacher"] for model in models} - {None})
-    floors = _floors([model for model in models if _is_untrained(model)])
+    floors = _floors([model for model in models if model.facts["objective"] == UNTRAINED])
     ceiling = [model for model in models if model.label in teachers]
     apart = {model.label for floor in floors for model in floor.models} | {model.label for model in ceiling}
     between = [model for model in models if model.label not in apart]

@@ -75,7 +75,8 @@ def reported(tmp_path_factory):
     found = pair(DIFFERENCES) + arm("mlsm", EARLY, fraction=0.5) + arm("mlm", EARLY, fraction=0.5)
     found = [record | {"path": str(directory / record["path"]), "model": record["model"]} for record in found]
     teacher = {"objective": None, "teacher": None, "model": found[0]["teacher"]}
-    for base, facts in ((0.2, {"step": 0, "fraction": 0.0, "model": "untrained"}), (0.8, teacher)):
+    untrained = {"step": 0, "fraction": 0.0, "model": "untrained", "objective": "untrained"}
+    for base, facts in ((0.2, untrained), (0.8, teacher)):
         ends = arm("mlsm", {0: dict.fromkeys(("cola", "mrpc", "rte"), base)}, name=facts["model"])
         found += [record | {"identity": None, "path": facts["model"]} | facts for record in ends]
     mtl = arm("mtl", {9: {"rte": 0.4}}, name="other")
