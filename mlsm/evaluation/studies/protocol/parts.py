@@ -168,7 +168,6 @@ class _Planner:
         common = study.common
         self.tunes, self.probes = common.get("finetune"), common.get("train-probe")
         self.frozen = common.get("frozen")
-        self.blimp, self.senses = common.get("evaluate-blimp"), common.get("choose-layer")
         if data is None and self.tunes is not None:
             self.left_out.append(
                 "Fine-tuning uses built-in miniature data, so the scores mean nothing: no directory of evaluation "
@@ -177,11 +176,16 @@ class _Planner:
         if data is None and self.frozen is not None:
             self.frozen = None
             self.left_out.append("The frozen measures are not run: no directory of evaluation data was given.")
-        for name, folder in (("evaluate-blimp", "blimp"), ("choose-layer", "wsd")):
-            if name in common and (data is None or not (data / folder).is_dir()):
-                setattr(self, "blimp" if name == "evaluate-blimp" else "senses", None)
-                where = "no directory of evaluation data was given" if data is None else f"{data} has no {folder}"
-                self.left_out.append(f"{name} is not run: {where}.")
+        self.blimp, self.senses = self._with_data("evaluate-blimp", "blimp"), self._with_data("choose-layer", "wsd")
+
+    def _with_data(self, verb: str, folder: str) -> dict[str, Any] | None:
+        """The settings of a command that reads a folder of the data; None if it is not to be run, or cannot be."""
+        settings = self.study.common.get(verb)
+        if settings is None or (self.data is not None and (self.data / folder).is_dir()):
+            return settings
+        where = "no directory of evaluation data was given" if self.data is None else f"{self.data} has no {folder}"
+        self.left_out.append(f"{verb} is not run: {where}.")
+        return None
 
     def stores(self, names: Iterable[str], seed: int | None = None) -> Iterator[Part]:
         """The parts that make some stores, each after the stores that it is made from.
