@@ -255,13 +255,12 @@ def _add_mass(found: dict[str, dict[str, list[str]]], values: dict[str, Any], mo
 
 
 def _by_text(values: dict[str, Any]) -> dict[str, list[str]]:
+    shown = {label: text(value) for label, value in values.items()}
+    if len(set(shown.values())) == 1 and len({_canonical(value) for value in values.values()}) > 1:
+        shown = {label: str(value) for label, value in values.items()}  # those were equal only when shortened
     texts: dict[str, list[str]] = {}
-    for label, value in values.items():
-        texts.setdefault(text(value), []).append(label)
-    if len(texts) == 1 and len({_canonical(value) for value in values.values()}) > 1:  # equal only when shortened
-        texts = {}
-        for label, value in values.items():
-            texts.setdefault(str(value), []).append(label)
+    for label, said in shown.items():
+        texts.setdefault(said, []).append(label)
     return texts
 
 

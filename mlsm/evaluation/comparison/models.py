@@ -250,9 +250,8 @@ def _add(model, record):
 
 def sort_key(model: Model) -> tuple:
     """The order of models: by objective and its targets, then by step and name."""
-    facts = model.facts
-    known = [name for name in OBJECTIVES if name == facts["objective"]]
-    rank = list(OBJECTIVES).index(known[0]) if known else len(OBJECTIVES)
+    facts, known = model.facts, list(OBJECTIVES)
+    rank = known.index(facts["objective"]) if facts["objective"] in known else len(known)
     numbers = [facts[name] if facts[name] is not None else -1 for name in ("layer", "k", "kappa", "step")]
     return rank, facts["encoder"] or "", *numbers, model.label, facts["weights"]
 

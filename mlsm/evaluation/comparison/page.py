@@ -139,12 +139,12 @@ def _sources(result: Comparison) -> list[tuple[str, list]]:
     sources = []
     for arm in result.arms.with_ends():
         records = [
-            record
+            record["file"]
             for model in arm.models
             for record in (*model.trainings.values(), *model.frozen.values(), *model.blimps.values())
         ]
         logs = [course.log for course in result.courses if course.arm == arm.name]
-        sources.append((arm.name, [*sorted(record["file"] for record in records if "file" in record), *logs]))
+        sources.append((arm.name, [*sorted(records), *logs]))
     return sources
 
 
