@@ -2,7 +2,6 @@
 
     sort_into_arms(models, {"step"})                  # the checkpoints of one pre-training run
     sort_into_arms(models, {"run_seed", "step"})      # one way to pre-train, with its seeds and checkpoints
-    vary(models, "layer")                             # finished models that differ only in the layer
     find_arms(models, study).arm("mlsm at 50%")       # the report's arms: by a study's names, or by settings
 
 Models agree as far as their records say (identity.py). The models of a report's arm may differ in pre-training seed and
@@ -20,7 +19,7 @@ from typing import Any
 
 from mlsm.evaluation.comparison.config import StudyFacts
 from mlsm.evaluation.comparison.identity import KEPT, differences
-from mlsm.evaluation.comparison.models import OBJECTIVES, Model, common_figures, mean_score, sort_key, tasks_of
+from mlsm.evaluation.comparison.models import OBJECTIVES, Model, mean_score, sort_key, tasks_of
 from mlsm.evaluation.lineage import UNTRAINED
 
 Seed = int | None  # of a pre-training run; None: unknown
@@ -28,8 +27,6 @@ Runs = Mapping[str, tuple[str, ...]]  # name of an arm -> names of its runs
 
 CHECKPOINTS = frozenset({"step"})  # settings in which models of one pre-training run differ
 PRETRAINING = frozenset({"run_seed", "step"})  # settings in which models of one pre-training condition differ
-VARIED = {"layer": {"layer"}, "k": {"k"}, "kappa": {"objective", "kappa"}}  # fact -> the settings that vary with it
-_HELD = ("encoder", "teacher", "layer", "k", "lambda", "step")  # must agree at least, except the varied one
 _SHORT = {
     "objective": "{}",
     "encoder": "{}",
@@ -40,10 +37,6 @@ _SHORT = {
     "kappa": "κ {}",
     "run_seed": "run seed {}",
 }
-
-
-class Lacking(ValueError):
-    """The records are not sufficient for a figure; the message says what is missing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,65 +160,6 @@ def _tell_apart(groups: Sequence[Sequence[Model]], may_differ: Collection[str]) 
     return [
         f"{name} ({group[0].label})" if names.count(name) > 1 else name
         for name, group in zip(names, groups, strict=True)
-    ]
-
-
-def vary(models: Iterable[Model], fact: str) -> Arm:
-    """The largest arm of fine-tuned models that differ only in one fact, at the last step, ordered by the fact's
-    values.
-
-    If no two models agree in all other settings of pre-training, the largest set that agrees at least in encoder,
-    teacher, layer, k, lambda and step is used. Its figure names the other differences.
-
-    fact     layer, k (of objective mlsm), or kappa (of mtl; mlsm is κ = 0)
-    Raises   Lacking
-    """
-    having = [model for model in models if value_of(model, fact) is not None and model.trainings]
-    roughly: dict[tuple, list[Model]] = {}
-    for model in having:
-        roughly.setdefault(tuple(model.facts[name] for name in _HELD if name != fact), []).append(model)
-
-    def rank(group: Sequence[Model]) -> tuple[int, float]:
-        step = group[0].facts["step"]
-        return len({value_of(model, fact) for model in group}), float("inf") if step is None else step
-
-    alike = max((arm.models for arm in sort_into_arms(having, VARIED[fact])), key=rank, default=())
-    chosen: Sequence[Model] = max(roughly.values(), key=rank, default=[])
-    if len({value_of(model, fact) for model in alike}) > 1:
-        chosen = alike
-    values = [value_of(model, fact) for model in chosen]
-    if len(set(values)) < 2:
-        kinds = "mlsm and mtl (with kappa)" if fact == "kappa" else "mlsm"
-        raise Lacking(f"fine-tuned {kinds} models of one step that differ only in {fact}; found {fact}: {values}")
-    twice = [model.label for model, value in zip(chosen, values, strict=True) if values.count(value) > 1]
-    if twice:
-        raise Lacking(
-            f"one model for each {fact}; {', '.join(twice)} have the same {fact}. Pass the records of only one"
-        )
-    if not common_figures(chosen):
-        raise Lacking("a task that all of these models were fine-tuned on")
-    return Arm(fact, tuple(sorted(chosen, key=lambda model: value_of(model, fact) or 0.0)))
-
-
-def value_of(model: Model, fact: str) -> float | None:
-    """A model's value of the varied fact; None if the model is not among those that vary it."""
-    objective = model.facts["objective"]
-    if (model.facts["identity"] or {}).get("other_targets"):  # such as several layers
-        return None
-    if fact == "kappa":
-        return {"mlsm": 0.0, "mtl": model.facts["kappa"]}.get(objective)
-    return model.facts[fact] if objective == "mlsm" else None
-
-
-def roughly_alike(models: Iterable[Model], arm: Arm, fact: str) -> list[Model]:
-    """The fine-tuned models that are not in a varied arm only because some other setting differs."""
-    return [
-        model
-        for model in models
-        if model not in arm.models
-        and model.trainings
-        and value_of(model, fact) is not None
-        and all(model.facts[name] == arm.facts[name] for name in _HELD if name != fact)
     ]
 
 

@@ -18,16 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from mlsm.evaluation.comparison import published
-from mlsm.evaluation.comparison.arms import (
-    CHECKPOINTS,
-    VARIED,
-    Arm,
-    Lacking,
-    roughly_alike,
-    sort_into_arms,
-    value_of,
-    vary,
-)
+from mlsm.evaluation.comparison.arms import CHECKPOINTS, Arm, sort_into_arms
 from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.comparison.effects import Matrices, Matrix, matrices, win_rates
 from mlsm.evaluation.comparison.figures import COLORS, MARKERS, p_text, style
@@ -58,6 +49,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NAMES = {"layer": "layer of the teacher", "k": "number of LSPs, k", "kappa": "weight of MLM relative to MLSM, κ"}
+_VARIED = {"layer": {"layer"}, "k": {"k"}, "kappa": {"objective", "kappa"}}  # fact -> the settings that vary with it
+_HELD = ("encoder", "teacher", "layer", "k", "lambda", "step")  # must agree at least, except the varied one
 _STUDIED = {"objective", "step"}  # by the figures of checkpoints
 _RIVALS = ("mlm", "kd")  # compared with MLSM in figure 7
 _HEADER = ("panel", "series", "x", "against", "value", "n", "source")
@@ -67,6 +60,10 @@ _APART = 0.08  # least distance of two labels, as a fraction of the axis
 
 
 # -- parts of figures ---------------------------------------------------------------------------------------
+
+
+class Lacking(ValueError):
+    """The records are not sufficient for a figure; the message says what is missing."""
 
 
 @dataclass
@@ -157,6 +154,53 @@ def how_many(models: Sequence[Model], figures: Sized) -> str:
 # -- one quantity varied ------------------------------------------------------------------------------------
 
 
+def vary(models: Iterable[Model], fact: str) -> Arm:
+    """The largest arm of fine-tuned models that differ only in one fact, at the last step, ordered by the fact's
+    values.
+
+    If no two models agree in all other settings of pre-training, the largest set that agrees at least in encoder,
+    teacher, layer, k, lambda and step is used. Its figure names the other differences.
+
+    fact     layer, k (of objective mlsm), or kappa (of mtl; mlsm is κ = 0)
+    Raises   Lacking
+    """
+    having = [model for model in models if _value_of(model, fact) is not None and model.trainings]
+    roughly: dict[tuple, list[Model]] = {}
+    for model in having:
+        roughly.setdefault(tuple(model.facts[name] for name in _HELD if name != fact), []).append(model)
+
+    def rank(group: Sequence[Model]) -> tuple[int, float]:
+        step = group[0].facts["step"]
+        return len({_value_of(model, fact) for model in group}), float("inf") if step is None else step
+
+    alike = max((arm.models for arm in sort_into_arms(having, _VARIED[fact])), key=rank, default=())
+    chosen: Sequence[Model] = max(roughly.values(), key=rank, default=[])
+    if len({_value_of(model, fact) for model in alike}) > 1:
+        chosen = alike
+    values = [_value_of(model, fact) for model in chosen]
+    if len(set(values)) < 2:
+        kinds = "mlsm and mtl (with kappa)" if fact == "kappa" else "mlsm"
+        raise Lacking(f"fine-tuned {kinds} models of one step that differ only in {fact}; found {fact}: {values}")
+    twice = [model.label for model, value in zip(chosen, values, strict=True) if values.count(value) > 1]
+    if twice:
+        raise Lacking(
+            f"one model for each {fact}; {', '.join(twice)} have the same {fact}. Pass the records of only one"
+        )
+    if not common_figures(chosen):
+        raise Lacking("a task that all of these models were fine-tuned on")
+    return Arm(fact, tuple(sorted(chosen, key=lambda model: _value_of(model, fact) or 0.0)))
+
+
+def _value_of(model: Model, fact: str) -> float | None:
+    """A model's value of the varied fact; None if the model is not among those that vary it."""
+    objective = model.facts["objective"]
+    if (model.facts["identity"] or {}).get("other_targets"):  # such as several layers
+        return None
+    if fact == "kappa":
+        return {"mlsm": 0.0, "mtl": model.facts["kappa"]}.get(objective)
+    return model.facts[fact] if objective == "mlsm" else None
+
+
 def word_senses(models: Sequence[Model], settings: CompareConfig) -> Drawing:
     """Figure 4: word-sense F1 of choose-layer against fine-tuning averages."""
     if settings.diagnostic is None:
@@ -176,10 +220,14 @@ def word_senses(models: Sequence[Model], settings: CompareConfig) -> Drawing:
 
 
 def _name_left_out(models: Sequence[Model], arm: Arm, fact: str) -> str:
-    """A sentence on the models that a figure omits only because some other setting differs."""
+    """A sentence on the fine-tuned models that a figure omits only because some other setting differs."""
     named = [
-        f"{model.label} ({', '.join(differences([arm.models[0], model]).beyond(VARIED[fact])) or 'unknown'})"
-        for model in roughly_alike(models, arm, fact)
+        f"{model.label} ({', '.join(differences([arm.models[0], model]).beyond(_VARIED[fact])) or 'unknown'})"
+        for model in models
+        if model not in arm.models
+        and model.trainings
+        and _value_of(model, fact) is not None
+        and all(model.facts[name] == arm.facts[name] for name in _HELD if name != fact)
     ]
     return f"Excluded because other settings differ: {', '.join(named)}." if named else ""
 
@@ -203,7 +251,7 @@ def _draw_varied(models: Sequence[Model], settings: CompareConfig, fact: str, ta
     axes[0].set(xlabel=_NAMES[fact], ylabel="average fine-tuning score", title=title)
     tick_values(axes[0], {row[2] for row in drawing.rows})
     axes[0].title.set_fontsize(10)
-    drawing.explain(arm.models, VARIED[fact], _name_left_out(models, arm, fact))
+    drawing.explain(arm.models, _VARIED[fact], _name_left_out(models, arm, fact))
     axes[0].legend(fontsize=8)
     _draw_matrices(drawing, axes[1:], matrices(arm.models)[0]["scores"], values)
     for panel in axes[1:]:
@@ -213,7 +261,7 @@ def _draw_varied(models: Sequence[Model], settings: CompareConfig, fact: str, ta
 
 def _values(arm: Arm, fact: str) -> list[float]:
     """The values of the varied fact that the models of an arm have."""
-    return [value for model in arm.models if (value := value_of(model, fact)) is not None]
+    return [value for model in arm.models if (value := _value_of(model, fact)) is not None]
 
 
 def draw_averages(drawing: Drawing, axes: "Axes", arm: Arm, fact: str, figures: Sequence[SuiteFigure]) -> None:
@@ -326,7 +374,7 @@ def _draw_word_senses(models: Sequence[Model], settings: CompareConfig, arm: Arm
         drawing.add("word senses", "F1", layer, x)
     right.set(xlabel="word-sense F1", ylabel="average fine-tuning score")
     _write_correlations(settings, drawing, right, correlations(senses, means), len(values))
-    drawing.explain(arm.models, VARIED["layer"], _name_left_out(models, arm, "layer"))
+    drawing.explain(arm.models, _VARIED["layer"], _name_left_out(models, arm, "layer"))
     return drawing
 
 

@@ -11,11 +11,12 @@ from tiny_records import a_record, layer_study, of_table, store
 from mlsm.common.errors import ComparisonError
 from mlsm.common.progress import silent
 from mlsm.evaluation.comparison import published
-from mlsm.evaluation.comparison.arms import CHECKPOINTS, sort_into_arms, vary
+from mlsm.evaluation.comparison.arms import CHECKPOINTS, sort_into_arms
 from mlsm.evaluation.comparison.compare import compare
 from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.comparison.identity import KEPT, differences
 from mlsm.evaluation.comparison.models import models_of
+from mlsm.evaluation.comparison.paper import vary
 from mlsm.terminal.comparison import comparison
 
 LEARNED = {"k": 3072, "lam": 0.05, "seed": 0, "epochs": 1, "vectors": 1000}
