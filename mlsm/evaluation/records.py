@@ -145,7 +145,7 @@ def config_sha256(directory: Path | str) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def environment(device: "torch.device | str" = "cpu") -> dict[str, str | int]:
+def environment(device: "torch.device | str") -> dict[str, str | int]:
     """Versions, device and threads with which a record's scores were computed."""
     import torch
     import transformers

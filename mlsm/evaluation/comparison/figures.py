@@ -67,7 +67,7 @@ def draw_page_figures(result: Comparison, directory: Path) -> dict[str, list[Pag
     """Draw the contrasts of composites, the difference of the first hypothesis, and losses and scores against every
     cost. Returns none without matplotlib. The paper's figures are drawn elsewhere (paper.py).
     """
-    effects = [test.effect for test in result.tests[:1] if not test.effect.lacks]
+    first = result.tests[0].effect if result.tests else None
     paper = [
         PageFigure(f"Figure {figure.figure}, {figure.shows}", _OF_THE_PAPER, list(map(Path, figure.files)))
         for figure in result.figures
@@ -75,7 +75,7 @@ def draw_page_figures(result: Comparison, directory: Path) -> dict[str, list[Pag
     ]
     return {
         "composite": drawn(_draw_composite, result.composite, directory) if result.composite else [],
-        "effect": [figure for effect in effects for figure in drawn(draw_effect, effect, directory)],
+        "effect": drawn(draw_effect, first, directory) if first and not first.lacks else [],
         "losses": drawn(draw_losses, result, directory),
         "scores": drawn(draw_scores, result, directory),
         "paper": paper,
