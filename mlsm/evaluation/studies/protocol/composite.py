@@ -29,11 +29,11 @@ from mlsm.evaluation.comparison.significance import LEVEL, holm
 from mlsm.evaluation.studies.protocol.costs import name_in_records
 from mlsm.evaluation.studies.protocol.description import Study
 
-GATE = {"standard_errors": 5.0, "points": 3.0, "learned_standard_errors": 2.0}  # see `gate`
+ABOVE_ERRORS, ABOVE_POINTS = 5.0, 3.0  # standard errors and points by which the teacher is above trained students
+LEARNED_ERRORS = 2.0  # standard errors by which trained students are above untrained ones
 RULE = (
-    f"A measure passes if the teacher is at least {GATE['standard_errors']:g} standard errors and {GATE['points']:g} "
-    f"points above the trained students, and these at least {GATE['learned_standard_errors']:g} standard errors above "
-    "the untrained ones"
+    f"A measure passes if the teacher is at least {ABOVE_ERRORS:g} standard errors and {ABOVE_POINTS:g} points above "
+    f"the trained students, and these at least {LEARNED_ERRORS:g} standard errors above the untrained ones"
 )
 Scores = dict[str, float]  # measure -> score, in points
 
@@ -175,21 +175,23 @@ def gate(study: Study, scored: Scored, hidden: Collection[str]) -> list[dict]:
     arm = {} if study.composite.untrained in hidden else scored.students[study.composite.untrained]
     for measure in study.composite.measures:
         low, high = ([one[measure] for one in of.values()] for of in (scored.untrained, arm))
-        row: dict = {"measure": measure, "arm": study.composite.untrained, "seeds": len(high)}
-        row |= {"untrained": _mean(low), "trained": _mean(high)}
-        row |= {"teacher": None if scored.teacher is None else scored.teacher[measure], "stays": None}
+        row: dict = {
+            "measure": measure,
+            "arm": study.composite.untrained,
+            "seeds": len(high),
+            "untrained": _mean(low),
+            "trained": _mean(high),
+            "teacher": None if scored.teacher is None else scored.teacher[measure],
+            "stays": None,
+        }
         if len(low) > 1 and len(high) > 1 and scored.teacher is not None:
             error = stdev(high) / math.sqrt(len(high))
             learned = math.hypot(error, stdev(low) / math.sqrt(len(low)))
             above, gained = scored.teacher[measure] - fmean(high), fmean(high) - fmean(low)
-            row |= {"standard_error": error, "stays": _passes(above, error, gained, learned)}
+            stays = above >= max(ABOVE_POINTS, ABOVE_ERRORS * error) and gained >= LEARNED_ERRORS * learned
+            row |= {"standard_error": error, "stays": stays}
         rows.append(row)
     return rows
-
-
-def _passes(above: float, error: float, gained: float, learned: float) -> bool:
-    far = above >= max(GATE["points"], GATE["standard_errors"] * error)
-    return far and gained >= GATE["learned_standard_errors"] * learned
 
 
 def points_of(record: Mapping, part: str) -> Scores:
