@@ -139,14 +139,12 @@ def read_scores(study: Study, directory: Path) -> Scored:
     for arm in study.arms.values():
         last = f"-step-{arm.settings['max_steps']:08}"
         for seed in arm.seeds:
-            name = f"{arm.name}-seed{seed}"
+            name = arm.student(seed)
             if (scores := whole(name) or whole(name + last)) is not None:
                 students[arm.name][seed] = scores
     lower = study.arms[composite.untrained]
-    untrained = {}
-    for seed in lower.seeds:
-        if (scores := whole(f"{lower.name}-seed{seed}-step-{0:08}")) is not None:
-            untrained[seed] = scores
+    starts = {seed: whole(f"{lower.student(seed)}-step-{0:08}") for seed in lower.seeds}
+    untrained = {seed: scores for seed, scores in starts.items() if scores is not None}
     teacher = whole(name_in_records(composite.teacher))
     for task, of_model in by_task.items():
         _refuse_unlike(task, {name: record for name, record in of_model.items() if name in used})

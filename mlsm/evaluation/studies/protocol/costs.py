@@ -26,7 +26,7 @@ from mlsm.common.errors import MlsmError, StudyError
 from mlsm.common.wordnet import LEXNAMES
 from mlsm.evaluation import records
 from mlsm.evaluation.studies.flops.encoders import BASE_WIDTH, CASED_VOCABULARY, EncoderShape
-from mlsm.evaluation.studies.protocol.description import STORES
+from mlsm.evaluation.studies.protocol.description import STORES, TRAININGS
 from mlsm.evaluation.studies.protocol.parts import FUNCTIONS, Made, Part
 from mlsm.evaluation.tasks.blimp.data import choose_paradigms
 from mlsm.evaluation.tasks.blimp.evaluate import task_of
@@ -76,7 +76,7 @@ def costs(
             found = of_stores.get(_apart_from_seed(part)) or _store_cost(part, parts, progress)
             of_stores[part.name] = of_stores[_apart_from_seed(part)] = found
             yield Cost(part.name, found["seconds"] + found.get("learning_seconds", 0.0), found["bytes"])
-        elif part.verb in ("train-student", "train-probe"):
+        elif part.verb in TRAININGS:
             yield _training_cost(part, parts)
         elif part.verb == "finetune":
             yield Cost(part.name, _tuning_seconds(part, parts), 0)
@@ -99,7 +99,7 @@ def is_finished(part: Part, parts: list[Part]) -> bool:
 
 def is_made(part: Part, parts: list[Part]) -> bool:
     """Whether a part's own files are complete; an evaluation must have all its records."""
-    if part.verb in ("train-student", "train-probe"):
+    if part.verb in TRAININGS:
         return (Path(part.values["run_dir"]) / "result.json").is_file()
     output = Path(part.values["output"])
     if part.verb in STORES:
@@ -312,7 +312,7 @@ def _speed_of(training: Part, parts: list[Part], length: int | None = None) -> "
 
 def _run_of(model: str, parts: list[Part]) -> Part | None:
     """The part that makes the student or the probe in a directory; None for any other model."""
-    made = {str(part.values["run_dir"]): part for part in parts if part.verb in ("train-student", "train-probe")}
+    made = {str(part.values["run_dir"]): part for part in parts if part.verb in TRAININGS}
     return made.get(model)
 
 

@@ -51,6 +51,7 @@ STORES: dict[str, type] = {
     "encode-hidden": EncodeHiddenConfig,
     "derive-shards": DeriveConfig,
 }
+TRAININGS = ("train-student", "train-probe")
 SETTINGS: dict[str, type] = STORES | {
     "train-student": StudentConfig,
     "train-probe": ProbeConfig,
@@ -100,6 +101,10 @@ class StoreRecipe(NamedTuple):
         """The names of the stores that it is made from."""
         return tuple(name for name in (self.of, self.dictionary, self.hidden) if name is not None)
 
+    def named(self, seed: int | None) -> str:
+        """Its name, with the seed if it is made for every seed."""
+        return f"{self.name}-seed{seed}" if self.each_seed else self.name
+
     def choices(self) -> Iterator[tuple[str, int | None, int | None]]:
         """For every store that it makes: the suffix of its arms' names, the layer, and k (for LSPs)."""
         if self.verb not in ("encode-lsp", "encode-hidden"):
@@ -123,6 +128,10 @@ class PlannedArm(NamedTuple):
     settings: dict[str, Any]
     """settings of train-student, by field: the common ones and the arm's own"""
     seeds: tuple[int, ...]
+
+    def student(self, seed: int) -> str:
+        """The name of a seed's student: of its run and, when it is finished, of its model in records."""
+        return f"{self.name}-seed{seed}"
 
 
 class Composite(NamedTuple):
@@ -490,7 +499,7 @@ def _convert(path: Path, verb: str, section: Mapping) -> dict[str, Any]:
     if settings.get("k", ...) is None:
         del settings["k"]
     for name in CHOSEN_HERE:
-        if name in settings and not (name == "seed" and verb not in ("train-student", "train-probe")):
+        if name in settings and not (name == "seed" and verb not in TRAININGS):
             raise StudyError(f"recipe {path}: {verb}: the study itself sets {name.replace('_', '-')}. Leave it out.")
     if verb == "frozen":
         settings["frozen"] = True

@@ -15,7 +15,7 @@ from mlsm.common.json_lines import read_json_lines
 from mlsm.evaluation.comparison.config import Spent, StudyFacts
 from mlsm.evaluation.comparison.curves import quiet_step_seconds
 from mlsm.evaluation.studies.protocol.costs import Cost, is_finished
-from mlsm.evaluation.studies.protocol.description import NEEDED, PlannedArm, Study
+from mlsm.evaluation.studies.protocol.description import NEEDED, TRAININGS, PlannedArm, Study
 from mlsm.evaluation.studies.protocol.parts import Part, StudyPlan, name_of
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from student.config import StudentConfig
@@ -60,7 +60,7 @@ def facts_of(
     explored = [name for name in study.arms if name not in named]
     not_run = [*planned.left_out, *_not_run(planned.parts)]
     arms = {  # an arm's students and their probes
-        name: tuple(f"{probe}{name}-seed{seed}" for seed in arm.seeds for probe in ("", "softmax-", "logits-"))
+        name: tuple(f"{probe}{arm.student(seed)}" for seed in arm.seeds for probe in ("", "softmax-", "logits-"))
         for name, arm in study.arms.items()
     }
     accounts = {name: _account(study, arm, kept) for name, arm in study.arms.items()}
@@ -114,7 +114,7 @@ def _with_those_before(study: Study, store: str) -> Iterator[str]:
 
 def _spent(part: Part, expected: dict | None) -> Spent:
     measured = None
-    if part.verb in ("train-student", "train-probe"):
+    if part.verb in TRAININGS:
         with suppress(OSError):
             lines, _ = read_json_lines(Path(part.values["run_dir"]) / "log.jsonl")
             step = quiet_step_seconds(lines)

@@ -213,7 +213,7 @@ class _Planner:
     def student(self, arm: PlannedArm, seed: int) -> Iterator[Part]:
         """A student with its store and its first evaluations: the frozen measures, or all if there are none."""
         yield from self.stores({arm.store}, seed)
-        name = f"{arm.name}-seed{seed}"
+        name = arm.student(seed)
         run, recipe = self.directory / "students" / name, self.study.stores[arm.store]
         train = Part(
             f"train-student/{name}",
@@ -233,7 +233,7 @@ class _Planner:
         """
         if arm.name not in self.study.tuned:
             return
-        name = f"{arm.name}-seed{seed}"
+        name = arm.student(seed)
         run, recipe = self.directory / "students" / name, self.study.stores[arm.store]
         needs, step = (f"train-student/{name}",), self._step(arm)
         yield from self._fine_tuning(name, run, needs, step)
@@ -303,7 +303,7 @@ class _Planner:
         return "all" if arm.name in self.study.curves else None
 
     def _place(self, recipe: StoreRecipe, seed: int | None) -> Path:
-        return self.directory / "stores" / (f"{recipe.name}-seed{seed}" if recipe.each_seed else recipe.name)
+        return self.directory / "stores" / recipe.named(seed)
 
     def _made_store(self, recipe: StoreRecipe, layer: int | None, k: int | None, seed: int | None = None) -> Made:
         which = "*"
@@ -320,4 +320,4 @@ class _Planner:
 
 def name_of(recipe: StoreRecipe, seed: int | None = None) -> str:
     """The name of the part that makes a store; for a store that is made for every seed, with that seed."""
-    return f"{recipe.verb}/{recipe.name}" + (f"-seed{seed}" if recipe.each_seed else "")
+    return f"{recipe.verb}/{recipe.named(seed)}"

@@ -17,12 +17,10 @@ from mlsm.common.invocation import program
 from mlsm.common.settings import is_word, settable
 from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.studies.protocol.config import StudyConfig
-from mlsm.evaluation.studies.protocol.description import SETTINGS
+from mlsm.evaluation.studies.protocol.description import SETTINGS, TRAININGS
 from mlsm.evaluation.studies.protocol.parts import Made, Part
 from mlsm.recipes.reading import OWN_MATERIAL
 from student.config import OPERATIONAL
-
-TRAININGS = ("train-student", "train-probe")
 
 
 def command_line(part: Part) -> str:

@@ -74,7 +74,7 @@ def _read(study: Study, by_name: dict[str, Part]) -> Iterator[dict]:
     of_store = cache(_of_store)
     for arm in study.arms.values():
         for seed in arm.seeds:
-            values = by_name[f"train-student/{arm.name}-seed{seed}"].values
+            values = by_name[f"train-student/{arm.student(seed)}"].values
             found = read_or_none(Path(values["run_dir"]) / "result.json", lambda it: find_problem(it, _RESULT) is None)
             if found is None:
                 continue
