@@ -45,5 +45,7 @@ class StudyConfig:
     @property
     def data(self) -> Path | None:
         """The directory of evaluation data, None if there is none."""
-        data_dir = self.data_dir or (Path(os.environ["MLSM_DATA"]) / "data" if os.environ.get("MLSM_DATA") else None)
-        return data_dir if data_dir is not None and (self.data_dir or data_dir.is_dir()) else None
+        if self.data_dir is not None:
+            return self.data_dir
+        root = os.environ.get("MLSM_DATA")
+        return Path(root) / "data" if root and (Path(root) / "data").is_dir() else None
