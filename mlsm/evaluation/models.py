@@ -1,21 +1,23 @@
-"""Find the directories of the models that the user names for an evaluation.
+"""Find the directories of the models that the user names for an evaluation, and load their tokenizers.
 
     for directory in directories(("runs/students/<run>", "bundled"), step="all"):
         ...
 
 All evaluations use this module, so that a model has the same files, digest and lineage in the records of each. Not
-handled here: loading (tasks/scoring/models.py, tasks/finetuning/heads.py).
+handled here: loading weights (tasks/scoring/models.py, tasks/finetuning/heads.py).
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from mlsm.common.errors import ModelError
 from mlsm.common.invocation import program
+from mlsm.common.model_checks import describe_unfit_tokenizer
 from mlsm.common.text import shell_quote
-from pipeline.teacher import BUNDLED
+from pipeline.teacher import BUNDLED, load_tokenizer
 from student.runs.checkpoint import checkpoints_in
 from student.runs.export import EXPORT_FILES
 from student.runs.probed import export_of
@@ -37,6 +39,20 @@ def directories(names: Sequence[str], step: str | None = None) -> list[Path]:
             "not such a run. Pass the run's directory."
         )
     return [directory for name in names for directory in _find(name, step)]
+
+
+def load_fitting_tokenizer(directory: Path, model: PreTrainedModel, pads: bool = False) -> PreTrainedTokenizerFast:
+    """The tokenizer of a model that was loaded from a directory.
+
+    pads    whether it must have a padding token, because texts of different lengths are read together
+    Raises  TeacherError if it cannot be loaded, ModelError if it does not fit
+    """
+    tokenizer = load_tokenizer(directory)
+    if trouble := describe_unfit_tokenizer(tokenizer, model):
+        raise ModelError(f"{directory}: {trouble} Use a model with the tokenizer that it was trained with.")
+    if pads and tokenizer.pad_token_id is None:
+        raise ModelError(f"{directory}: its tokenizer has no padding token. Add one, and save it.")
+    return tokenizer
 
 
 def _find(name: str, step: str | None) -> list[Path]:

@@ -20,17 +20,16 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
-from mlsm.common.errors import ModelError, StudyError
-from mlsm.common.model_checks import describe_unfit_tokenizer
+from mlsm.common.errors import StudyError
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
+from mlsm.evaluation.models import load_fitting_tokenizer
 from mlsm.evaluation.tasks.finetuning import metrics, training
 from mlsm.evaluation.tasks.finetuning.batches import EncodedExamples, order_digest, tokenise
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.data import TaskData, hold_out_tenth
 from mlsm.evaluation.tasks.finetuning.heads import Backbone, positions_of, takes_types
 from mlsm.evaluation.tasks.finetuning.tasks import Task
-from pipeline.teacher import load_tokenizer
 from student.memory import peak_memory
 
 logger = logging.getLogger(__name__)
@@ -125,12 +124,8 @@ def load(directory: Path) -> tuple[Backbone, PreTrainedTokenizerFast]:
 
     Raises  ModelError, TeacherError if they cannot be loaded or do not fit together
     """
-    backbone, tokenizer = Backbone(directory), load_tokenizer(directory)
-    if trouble := describe_unfit_tokenizer(tokenizer, backbone.encoder):
-        raise ModelError(f"{directory}: {trouble} Use a model with the tokenizer that it was trained with.")
-    if tokenizer.pad_token_id is None:
-        raise ModelError(f"{directory}: its tokenizer has no padding token. Add one, and save it.")
-    return backbone, tokenizer
+    backbone = Backbone(directory)
+    return backbone, load_fitting_tokenizer(directory, backbone.encoder, pads=True)
 
 
 class Examples(NamedTuple):

@@ -22,10 +22,10 @@ import torch
 from mlsm.common.arrays import read_npz
 from mlsm.common.durable import appearing_whole
 from mlsm.common.errors import ModelError
-from mlsm.common.model_checks import describe_unfit_tokenizer
+from mlsm.evaluation.models import load_fitting_tokenizer
 from mlsm.evaluation.tasks.finetuning.batches import EncodedExamples, batches_by_length, tokenise
 from mlsm.evaluation.tasks.finetuning.formats import Example
-from pipeline.teacher import Teacher, load_tokenizer, read_config
+from pipeline.teacher import Teacher, read_config
 
 AT_ONCE = 64  # texts in a forward pass
 ROWS = 4096  # examples in a block of features
@@ -61,11 +61,7 @@ class FeatureExtractor:
         if wrong := [layer for layer in self.layers if not 0 <= layer <= depth]:
             raise ModelError(f"{directory} has layers 0 (its embeddings) to {depth}, found --layer {wrong[0]}.")
         self.teacher = Teacher.load(directory, depth, device=device)
-        self.tokenizer = load_tokenizer(directory)
-        if trouble := describe_unfit_tokenizer(self.tokenizer, self.teacher._model):
-            raise ModelError(f"{directory}: {trouble} Use a model with the tokenizer that it was trained with.")
-        if self.tokenizer.pad_token_id is None:
-            raise ModelError(f"{directory}: its tokenizer has no padding token. Add one, and save it.")
+        self.tokenizer = load_fitting_tokenizer(directory, self.teacher._model, pads=True)
         self.max_length = int(min(max_length, self.teacher.max_positions))
 
     @property

@@ -22,15 +22,14 @@ from mlsm.common.invocation import program
 from mlsm.common.model_checks import (
     check_size,
     describe_foreign_settings,
-    describe_unfit_tokenizer,
     describe_unsplit,
     describe_unused_weights,
     open_config,
     quiet_transformers,
 )
 from mlsm.common.text import shell_quote
+from mlsm.evaluation.models import load_fitting_tokenizer
 from mlsm.evaluation.tasks.scoring.scorer import MaskedLm, ProbedMaskedLm, StockMaskedLm
-from pipeline.teacher import load_tokenizer
 from student.encoders.mask_later import mask_later_of
 from student.encoders.modeling_mlsm import HEAD_FILE, PROBE_FILE
 from student.probe import ProbedLspModel
@@ -49,9 +48,7 @@ def load(directory: Path, device: torch.device) -> tuple[MaskedLm, PreTrainedTok
     else:
         stock = _load_stock(directory).to(device)
         model, encoder = StockMaskedLm(stock), stock
-    tokenizer = load_tokenizer(directory)
-    if trouble := describe_unfit_tokenizer(tokenizer, encoder):
-        raise ModelError(f"{directory}: {trouble} Use a model with the tokenizer that it was trained with.")
+    tokenizer = load_fitting_tokenizer(directory, encoder)
     if trouble := describe_unsplit(tokenizer, directory):
         raise ModelError(trouble)
     largest = max(tokenizer.get_vocab().values())
