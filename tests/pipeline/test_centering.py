@@ -148,7 +148,7 @@ def test_a_damaged_centre_is_noticed(made, tmp_path):
 
 def test_a_text_is_coded_as_the_store_was(made):
     config, store, dictionary = made
-    found = teacher_lsps(store, dictionary, "Return the value of the first element.")
+    found = teacher_lsps(store, "Return the value of the first element.")
     ids = [store.special_ids["cls"], *found.ids_T.tolist(), store.special_ids["sep"]]
     rows_Nd, position_N = raw_states(config, [ids])
     rows_Nd = dictionary.center.subtract_from(rows_Nd, position_N)

@@ -163,7 +163,7 @@ def test_its_cost_its_text_and_its_command_are_of_the_same_store(place, clusters
     assert sparse.path.name.startswith("lsp-tiny-l2-k40-clusters-")
     assert store_flops(sparse) - store_flops(store) > 0
     assert correlation_flops(coded, 40, 32) < store_flops(store)
-    text = teacher_lsps(store, Dictionary.load(clusters["dictionary"]), "the module returns a value")
+    text = teacher_lsps(store, "the module returns a value")
     assert np.array_equal(np.diff(text.rows.indptr), np.ones(len(text.ids_T)))
     (path,) = store.path.glob("plans/*.yaml")
     kept = json.loads(path.read_text())["encode-lsp"]

@@ -247,7 +247,7 @@ def test_the_command_of_a_fista_store_can_be_given_again(fista):
 def test_a_text_is_coded_as_the_store_was(place, fista):
     """What show-lsp --text and count-flops say of a store made with FISTA."""
     store, dictionary = Store.open(fista["store"]), Dictionary.load(place.dictionary)
-    found = teacher_lsps(store, dictionary, "the module returns a value")
+    found = teacher_lsps(store, "the module returns a value")
     ids = torch.tensor([[store.special_ids["cls"], *found.ids_T, store.special_ids["sep"]]])
     model = AutoModel.from_pretrained(place.teacher, dtype=torch.float32).eval()
     with torch.no_grad():

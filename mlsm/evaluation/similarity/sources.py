@@ -21,9 +21,13 @@ from scipy.sparse import csr_array
 
 from mlsm.common.errors import InspectionError
 from mlsm.evaluation.inspection.lsps.sample import require_lsps
-from mlsm.evaluation.inspection.lsps.texts import code_rows, kind_of_source, load_store_teacher, load_student
-from pipeline.dictionary import Dictionary
-from shards.copies import check_dictionary
+from mlsm.evaluation.inspection.lsps.texts import (
+    code_rows,
+    kind_of_source,
+    load_store_dictionary,
+    load_store_teacher,
+    load_student,
+)
 from shards.reader import Store, is_url
 
 BATCH = 64  # texts in a forward pass
@@ -54,8 +58,7 @@ class TeacherSource:
 
         require_lsps(store)
         self.store, self.cut = store, 0
-        self._dictionary = Dictionary.load(store.files.dictionary)
-        check_dictionary(store.files, self._dictionary.fingerprint)
+        self._dictionary = load_store_dictionary(store)
         self.atoms_Ke = self._dictionary.atoms_Kd
         teacher_to_layer = load_store_teacher(store, teacher)
         layer, last = teacher_to_layer.layer, teacher_to_layer.num_layers

@@ -18,7 +18,6 @@ from mlsm.evaluation.inspection.lsps.texts import teacher_lsps
 from mlsm.evaluation.similarity.compare import compare_texts
 from mlsm.evaluation.similarity.config import SimilarityConfig
 from mlsm.evaluation.similarity.sources import open_source
-from pipeline.dictionary import Dictionary
 from shards.copies import load_tokenizer
 from student.lsp_model import LspModel
 from student.objectives.mlsm import Mlsm
@@ -42,9 +41,8 @@ def test_a_dictionary_reads_no_texts(coded_store):
 
 
 def test_lsps_are_those_of_the_text_alone(coded_store, source):
-    dictionary = Dictionary.load(coded_store.files.dictionary)
     for text, tokens in zip(TEXTS, source.read(TEXTS), strict=True):
-        alone = teacher_lsps(coded_store, dictionary, text)
+        alone = teacher_lsps(coded_store, text)
         entries, shape = (alone.rows.weights, alone.rows.indices, alone.rows.indptr), (len(alone.texts), coded_store.k)
         expected = csr_array(entries, shape).toarray()
         coded = expected.any(1)

@@ -29,7 +29,6 @@ from mlsm.evaluation.inspection.lsps.view import StoreView
 from mlsm.evaluation.records import shown_name
 from pipeline.dictionary import Dictionary
 from shards.config import store_of
-from shards.copies import check_dictionary
 from shards.reader import Store, finished_stores
 
 OVERVIEW_ROWS = 16
@@ -126,7 +125,7 @@ def _text(settings, store, progress):
         lsps = {lsp for position in edited["positions"] for lsp, *_ in position["lsps"] + position["edited"]}
         return {"view": "edit", **edited, **_named(settings, store, lsps, progress)}
     student = texts.load_student(settings.student, fingerprint, store.k) if settings.student else None
-    rows = _teacher_rows(settings, store)
+    rows = texts.teacher_lsps(store, settings.text, settings.teacher)
     tokens = texts.compare_tokens(student, settings.text, rows)
     return {
         "view": "text",
@@ -151,14 +150,8 @@ def _named(settings, store, lsps, progress):
     return {**view.facts(), "names": [[lsp, view.name(lsp), shorten(view.label(lsp))] for lsp in sorted(lsps)]}
 
 
-def _teacher_rows(settings, store):
-    dictionary = Dictionary.load(store.files.dictionary)
-    check_dictionary(store.files, dictionary.fingerprint)
-    return texts.teacher_lsps(store, dictionary, settings.text, settings.teacher)
-
-
 def _similar_to_text(settings, view):
-    rows = _teacher_rows(settings, view.store)
+    rows = texts.teacher_lsps(view.store, settings.text, settings.teacher)
     number = settings.similar_to
     if not (number.isdecimal() and int(number) < len(rows.texts)):
         numbered = " ".join(f"{i}:{token}" for i, token in enumerate(rows.texts))

@@ -1,6 +1,6 @@
 """The LSPs of a text: the teacher's, as encode-lsp would store them, and a student's predictions.
 
-    rows = teacher_lsps(store, dictionary, text)
+    rows = teacher_lsps(store, text)
     tokens = compare_tokens(load_student("runs/students/..."), text, rows)
 
 The teacher reads the text as it is. The student reads it once for every token, with that token masked, which is what it
@@ -23,6 +23,7 @@ from mlsm.common.errors import InspectionError, RunError
 from mlsm.evaluation.inspection.lsps.sample import largest_weights
 from pipeline.dictionary import Dictionary
 from shards.codec import SparseRows
+from shards.copies import check_dictionary
 from shards.reader import Store, is_url
 
 EMBEDDED_AT_ONCE = 256
@@ -49,19 +50,21 @@ class TextRows(NamedTuple):
         return self.rows.indices[entries], self.rows.weights[entries]
 
 
-def teacher_lsps(store: Store, dictionary: Dictionary, text: str, teacher: str | None = None) -> TextRows:
+def teacher_lsps(store: Store, text: str, teacher: str | None = None) -> TextRows:
     """The LSPs of every token of a text, by the store's teacher, dictionary and solver.
 
     Hidden states are those of the teacher also if the store's were quantised (--hidden), so its LSPs may differ.
 
     teacher  its present location; None: the one in the store
     Returns  TextRows
-    Raises   InspectionError when the text is too long or empty, or the teacher is not the store's; TeacherError
+    Raises   InspectionError when the text is too long or empty, or the teacher is not the store's; TeacherError; those
+             of `load_store_dictionary`
     """
     import torch
 
     from pipeline.batch import center_on, centred_rows, make_batch
 
+    dictionary = load_store_dictionary(store)
     tokenizer, ids_T = _read(store, text)
     framed_T = np.array([store.special_ids["cls"], *ids_T, store.special_ids["sep"]])
     batch = make_batch(framed_T, np.array([len(framed_T)]), 1, store.max_length, store.special_ids)
@@ -96,6 +99,16 @@ def _read(store, text):
         most = store.max_length - 2
         raise InspectionError(f"--text has {len(ids)} tokens; expected 1 to {most}, one window. Give another text.")
     return tokenizer, np.array(ids, np.int64)
+
+
+def load_store_dictionary(store: Store) -> Dictionary:
+    """The dictionary of a store's LSPs.
+
+    Raises  DictionaryError if there is none, or it is damaged; StoreError when it is another one
+    """
+    dictionary = Dictionary.load(store.files.dictionary)
+    check_dictionary(store.files, dictionary.fingerprint)
+    return dictionary
 
 
 def load_store_teacher(store: Store, place: str | None) -> "Teacher":

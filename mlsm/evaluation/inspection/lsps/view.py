@@ -26,9 +26,9 @@ from mlsm.evaluation.inspection.lsps.labels import find_labels, require_labels, 
 from mlsm.evaluation.inspection.lsps.neighbours import TokenIndex, describe_nearest, nearest_atoms
 from mlsm.evaluation.inspection.lsps.positions import PositionProfiles, position_profiles, word_information
 from mlsm.evaluation.inspection.lsps.sample import largest_weights, sample_tokens
+from mlsm.evaluation.inspection.lsps.texts import load_store_dictionary
 from mlsm.evaluation.inspection.lsps.vocabulary import Vocabulary
 from pipeline.dictionary import Dictionary
-from shards.copies import check_dictionary
 from shards.reader import Store, is_url
 
 TYPICAL_WORDS = 8
@@ -67,12 +67,9 @@ class StoreView(statistics.SampleView):
     @cached_property
     def dictionary(self) -> Dictionary | None:
         """The atoms; None in a store without them."""
-        directory = self.store.files.dictionary
-        if self.fingerprint is None and not directory.is_dir():
+        if self.fingerprint is None and not self.store.files.dictionary.is_dir():
             return None
-        dictionary = Dictionary.load(directory)
-        check_dictionary(self.store.files, dictionary.fingerprint)
-        return dictionary
+        return load_store_dictionary(self.store)
 
     @cached_property
     def labels(self) -> list[dict] | None:

@@ -29,14 +29,12 @@ from scipy.optimize import brentq
 from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps.sample import WINDOWS_AT_ONCE, open_alike, sample_tokens
-from mlsm.evaluation.inspection.lsps.texts import load_store_teacher
+from mlsm.evaluation.inspection.lsps.texts import load_store_dictionary, load_store_teacher
 from mlsm.evaluation.studies.targets.config import MatchEntropyConfig
 from pipeline.batch import center_on, centred_rows, make_batch
-from pipeline.dictionary import Dictionary
 from pipeline.solvers import nonneg_lasso, prepare
 from pipeline.targets.distributions import distributions
 from shards.codec import SparseRows
-from shards.copies import check_dictionary
 from student.objectives.sparse_rows import temper
 
 TEMPERATURES = 1 / 32, 32.0
@@ -137,8 +135,7 @@ def _sample(store, config, progress):
 
 def _recode(store, windows_W, config, progress):
     """Make a function from the penalty to the mean entropy of these windows' codes, with the store's other settings."""
-    dictionary = Dictionary.load(store.files.dictionary)
-    check_dictionary(store.files, dictionary.fingerprint)
+    dictionary = load_store_dictionary(store)
     hidden_Nd = _hidden_states(store, dictionary, windows_W, config, progress)
     atoms_Kd = dictionary.atoms_Kd
     gram_KK, codings = prepare(atoms_Kd, atoms_Kd @ atoms_Kd.T), count(1)

@@ -31,7 +31,7 @@ def export(coded_store, tmp_path_factory):
     return exported("bert-1x32", Mlsm(coded_store), coded_store, tmp_path_factory.mktemp("student") / "export")[1]
 
 
-def test_a_stored_window_has_the_stored_lsps(coded_store, dictionary):
+def test_a_stored_window_has_the_stored_lsps(coded_store):
     """Of windows whose words survive being written out and read again. The store rounds weights to 3 %, and another
     batch rounds hidden states otherwise, so rows are compared by their total variation."""
     from transformers import AutoTokenizer
@@ -44,7 +44,7 @@ def test_a_stored_window_has_the_stored_lsps(coded_store, dictionary):
         text = tokenizer.decode(ids)
         if tokenizer(text, add_special_tokens=False)["input_ids"] != ids.tolist() or np.isin(ids, [1]).any():
             continue
-        found = texts.teacher_lsps(coded_store, dictionary, text)
+        found = texts.teacher_lsps(coded_store, text)
         stored = reader.targets(batch, np.zeros(len(ids), np.int64), np.arange(1, len(ids) + 1))
         assert found.ids_T.tolist() == ids.tolist()
         variation = abs(dense(found.rows, coded_store.k) - dense(stored, coded_store.k)).sum(1) / 2
@@ -61,7 +61,7 @@ def dense(rows, k):
 
 def test_teacher_and_student_with_their_distance(coded_store, export, dictionary):
     text = "The function returns a list [MASK] values."
-    rows = texts.teacher_lsps(coded_store, dictionary, text)
+    rows = texts.teacher_lsps(coded_store, text)
     model = texts.load_student(export, dictionary.fingerprint)
     tokens, predicted = texts.compare_tokens(model, text, rows), model.lsp([text])[0]
     assert [token["text"] for token in tokens] == predicted.tokens and "[MASK]" in predicted.tokens
@@ -130,7 +130,7 @@ def test_a_student_that_names_no_dictionary_is_compared_with_a_warning(coded_sto
 def test_what_cannot_be_compared_is_refused(coded_store, dictionary, export, tmp_path, teacher_directory):
     for text in ("", "word " * 31):
         with pytest.raises(InspectionError, match="expected 1 to 30, one window"):
-            texts.teacher_lsps(coded_store, dictionary, text)
+            texts.teacher_lsps(coded_store, text)
     with pytest.raises(InspectionError, match="numbers mean different things"):
         texts.load_student(export, "0" * 64)
     with pytest.raises(InspectionError, match=f"predicts {coded_store.k} LSPs, and the store has 3,072"):
@@ -140,4 +140,4 @@ def test_what_cannot_be_compared_is_refused(coded_store, dictionary, export, tmp
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-5}))
     with pytest.raises(InspectionError, match="is not the teacher of"):
-        texts.teacher_lsps(coded_store, dictionary, "a text", teacher=str(other))
+        texts.teacher_lsps(coded_store, "a text", teacher=str(other))
