@@ -63,8 +63,7 @@ def _store(settings, progress):
     if settings.text is not None and settings.similar_to is None:
         progress("read text", 0, None)
         return _text(settings, store, progress)
-    if unknown := [lsp for lsp in settings.lsp if not 0 <= lsp < store.k]:
-        raise InspectionError(f"there is no LSP {unknown[0]}: they are numbered from 0 to {store.k - 1}")
+    _refuse_unknown(settings, store.k)
     if settings.html is not None:
         return {"view": "pages", **_pages(settings, store, progress)}
     view = StoreView(store, settings.samples, settings.diagnostic, progress)
@@ -170,6 +169,7 @@ def _dictionary(settings, progress):
     _refuse(settings, "a dictionary", ("word", "text", "similar_to", "html", "intruders"))
     path = Path(os.path.expanduser(settings.store))
     dictionary = Dictionary.load(path)
+    _refuse_unknown(settings, len(dictionary.atoms_Kd))
     place = settings.diagnostic or path.resolve().parent.parent
     labels = (require_labels if settings.diagnostic else find_labels)(dictionary.fingerprint, place)
     near = nearest_atoms(dictionary.atoms_Kd, statistics.NEIGHBOURS)
@@ -189,6 +189,7 @@ def _vectors(settings, progress):
     if settings.html is not None:
         pages.refuse_foreign_pages(settings.html)
     dictionary = Dictionary.load(settings.store)
+    _refuse_unknown(settings, len(dictionary.atoms_Kd))
     view = VectorView(dictionary, settings.vectors, settings.samples, progress)
     if settings.html is not None:
         return {"view": "vectors", **vector_pages.write(view, settings.html)}
@@ -213,8 +214,6 @@ def _atoms(near, norms_K):
 
 
 def _atom(lsp, near, norms_K, labels):
-    if not 0 <= lsp < len(norms_K):
-        raise InspectionError(f"there is no LSP {lsp}: they are numbered from 0 to {len(norms_K) - 1}")
     label = labels[lsp] if labels else None
     return {
         "lsp": lsp,
@@ -246,6 +245,7 @@ def _student(settings, progress):
             **(_named(settings, store, _heaviest(tokens), progress) if store else {}),
             "tokens": tokens,
         }
+    _refuse_unknown(settings, len(model.student.output_matrix))
     outputs_Kd = scale_to_unit(model.student.output_matrix.detach().float().numpy())
     near = nearest_atoms(outputs_Kd, statistics.NEIGHBOURS)
     norms_K = np.linalg.norm(model.student.output_matrix.detach(), axis=1)
@@ -270,6 +270,11 @@ def _store_of(model):
             if store.settings.get("dictionary") == model.facts.get("dictionary", ""):
                 return store
     return None
+
+
+def _refuse_unknown(settings, k):
+    if unknown := [lsp for lsp in settings.lsp if not 0 <= lsp < k]:
+        raise InspectionError(f"there is no LSP {unknown[0]}: they are numbered from 0 to {k - 1}")
 
 
 def _refuse(settings, what, names):

@@ -24,7 +24,7 @@ NEIGHBOURS = 8  # nearest atoms, co-firing LSPs
 
 
 class SampleView:
-    """What the views of a store and of vectors share: a sample by LSP, and which LSPs fire together in it."""
+    """What the views of a store and of vectors share: a sample by LSP, and how often LSPs fire, alone and together."""
 
     sample: Sample
 
@@ -32,6 +32,11 @@ class SampleView:
     def entries(self) -> Entries:
         """The sample by LSP."""
         return by_lsp(self.sample)
+
+    @cached_property
+    def densities(self) -> np.ndarray:
+        """Share of the coded tokens or vectors that have each LSP, float64 (K)."""
+        return self.entries.counts / max(1, self.sample.coded)
 
     @cached_property
     def _together(self) -> tuple[np.ndarray, int]:

@@ -141,7 +141,7 @@ class VectorView(statistics.SampleView):
         tokens, _ = self.entries.heaviest_first(lsp)
         return {
             "lsp": lsp,
-            "density": float(self.entries.counts[lsp] / max(1, self.sample.coded)),
+            "density": float(self.densities[lsp]),
             "mean_weight": float(self.entries.mean_weights[lsp]),
             "count": int(self.entries.counts[lsp]),
             "top": [self._vector(token, lsp) for token in statistics.top_tokens(self.sample, tokens, count).tolist()],
@@ -155,8 +155,6 @@ class VectorView(statistics.SampleView):
     def lsp(self, lsp: int) -> dict:
         """Everything of one LSP. Where it is heaviest, an image's "patches" are all that have the LSP, each as
         [row, column, weight]."""
-        if not 0 <= lsp < self.sample.k:
-            raise InspectionError(f"there is no LSP {lsp}: they are numbered from 0 to {self.sample.k - 1}")
         tokens, weights = self.entries.heaviest_first(lsp)
         figures = self.row(lsp, statistics.TOP_CONTEXTS)
         for vector in figures["top"] if self.names else []:

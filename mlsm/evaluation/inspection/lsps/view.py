@@ -85,11 +85,6 @@ class StoreView(statistics.SampleView):
         return nearest_atoms(self.dictionary.atoms_Kd, statistics.NEIGHBOURS) if self.dictionary else None
 
     @cached_property
-    def densities(self) -> np.ndarray:
-        """Share of the coded tokens that have each LSP, float64 (K)."""
-        return self.entries.counts / max(1, self.sample.coded)
-
-    @cached_property
     def profiles(self) -> PositionProfiles:
         """The LSPs over the positions of the window."""
         return position_profiles(self.sample)
