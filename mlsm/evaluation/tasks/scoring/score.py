@@ -63,7 +63,7 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
     files = config.sentences or config.pairs
     materials = [read(path, config.text_field, bool(config.pairs)) for path in files]
     kind = {"pairs": bool(config.pairs), "metric": config.metric}
-    jobs = []  # directory, what is known of its model, and for every file: path, material, record to be, place
+    jobs = []  # directory of a model, and for every file: path, material, record to be, place
     for directory in places:
         known = records.describe_model(directory)
         model = records.directory_of(config.output, known | {"suite": "scores"}).parent.name
@@ -74,11 +74,11 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
             digits = fingerprint([*content, *kind.values(), material.digest])[:8]
             base = config.output / "scores" / model / f"{path.name}-{config.metric}-{digits}"
             of_model.append((path, material, record, base))
-        jobs.append((directory, known, of_model))
+        jobs.append((directory, of_model))
 
     def load_and_check(directory, of_model):
         """The scorer of a model, if every sentence that it still has to score can be scored."""
-        left = [material for _, material, _, base in of_model if _read_finished(*_files(base)) is None]
+        left = [material for _, material, _, base in of_model if _read_finished(base) is None]
         if not left:
             return None
         scorer = Scorer(*load(directory, device), config.metric, config.batch_tokens)
@@ -86,24 +86,24 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
             _check_sentences(scorer, material)
         return scorer
 
-    for directory, _, of_model in jobs[1:]:  # so that what cannot be scored is found before the first is scored
+    for directory, of_model in jobs[1:]:  # so that what cannot be scored is found before the first is scored
         load_and_check(directory, of_model)
     results = []
-    for directory, known, of_model in jobs:
+    for directory, of_model in jobs:
         scorer = None  # frees the model before
         scorer = load_and_check(directory, of_model)
         for path, material, record, base in of_model:
             scores, commit = _files(base)
-            finished = _read_finished(scores, commit)
+            finished = _read_finished(base)
             if finished is not None:
                 discard(base)  # of a command that was killed after its last write
             else:
                 scorer = scorer or Scorer(*load(directory, device), config.metric, config.batch_tokens)
                 clock = time.perf_counter()
                 with refuse_what_is_in_the_way(), workplace(base, ("*.jsonl",)):
-                    finished = _read_finished(scores, commit)  # by another command since
+                    finished = _read_finished(base)  # by another command since
                     if finished is None:
-                        rows = _score_in_parts(scorer, material, base, known["model"], progress)
+                        rows = _score_in_parts(scorer, material, base, record["model"], progress)
                         replace_bytes(scores, _json_lines(rows))
                         took = {"env": records.environment(device), "wall": time.perf_counter() - clock}
                         record |= figures_of(rows) | took
@@ -192,20 +192,18 @@ def _cannot_be_scored(sentence: str, why: str) -> ScoringError:
     return ScoringError(f"the sentence {sentence[:60]!r} cannot be scored: {why}.")
 
 
-def score_rows(scorer: Scorer, rows: Sequence[tuple[str, ...]], columns: tuple[str, ...] = ()) -> list[dict]:
-    """Score sentences, (sentence,), or minimal pairs, (good, bad).
+def score_rows(scorer: Scorer, rows: Sequence[tuple[str, ...]], columns: tuple[str, ...]) -> list[dict]:
+    """Score sentences, (sentence,), or minimal pairs, (good, bad). Every sentence has tokens (`_check_sentences`).
 
     columns  names of the two sentences of a pair
     Returns  for a sentence: {"sentence", "tokens": [[token, ln p], ...], "pll": nats, "pppl" (None: too large)}; for a
              pair its sentences under their columns, and two values each of "tokens" (their number), "pll" and
              "shared_pll"
-    Raises   ScoringError on a sentence without tokens or longer than the model reads, and on scores that are not finite
+    Raises   ScoringError on scores that are not finite, and on a sentence longer than the model reads
     """
     sentences = [sentence for row in rows for sentence in row]
     encoded, scores = scorer.encode(sentences), scorer.score(sentences)
     for sentence, values in zip(sentences, scores, strict=True):
-        if not len(values):
-            raise _cannot_be_scored(sentence, "it has no tokens")
         if not np.isfinite(values).all():
             raise _cannot_be_scored(sentence, "its scores are not finite, because the model's weights are not")
     # fsum rounds once, so the sum does not depend on the order of the scores
@@ -245,8 +243,9 @@ def _read_lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n")]
 
 
-def _read_finished(scores: Path, commit: Path) -> tuple[dict, list[dict]] | None:
+def _read_finished(base: Path) -> tuple[dict, list[dict]] | None:
     """The record and the rows that an earlier command wrote; None if there are none, or if they are damaged."""
+    scores, commit = _files(base)
     if not scores.is_file():
         return None
     try:
