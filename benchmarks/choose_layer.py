@@ -82,7 +82,7 @@ def word_vectors(place, job, teacher, data):
     place.mkdir()
     text = Readings(data.sentences, job.tokenizer, job.special_ids, teacher.max_positions)
     sizes = job.config.tokens_at_once(), job.special_ids["pad"]
-    vectors = WordVectors(place, text, teacher, [LAYER], *sizes, report=lambda tokens, of: None)
+    vectors = WordVectors(place, text, teacher, {LAYER: (LAYER, None)}, *sizes, report=lambda tokens, of: None)
     vectors.make()
     return vectors
 
@@ -97,7 +97,7 @@ def measure(place, job, teacher, data, atoms_Kd, passes):
     clock, processor = time.perf_counter(), time.process_time()
     vectors = word_vectors(place, job, teacher, data)
     row["vectors"] = time.perf_counter() - clock
-    found = diagnose_layer(vectors, LAYER, atoms_Kd, data, job.config)
+    found = diagnose_layer(vectors, LAYER, atoms_Kd, data, job.config.lam, job.config.tolerance)
     row["diagnostic"], row["cpu_diagnostic"] = time.perf_counter() - clock, time.process_time() - processor
     return row | {name.removesuffix("_seconds"): found.costs[name] for name in ("coding_seconds", "scoring_seconds")}
 

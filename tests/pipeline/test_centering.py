@@ -169,7 +169,7 @@ def test_vectors_of_words_are_centred_by_the_positions_of_their_subtokens(made):
     ids = [special["cls"], 50, 60, 70, 80, special["sep"]]
     readings = [WordReading(ids, [1, 2, 4], [0, 0, 1])]
     centers = {"centred": (2, torch.from_numpy(dictionary.center.rows_Pd)), 2: (2, None)}
-    found = word_vectors(teacher, 2, readings, [2], 1024, special["pad"], centers)
+    found = word_vectors(teacher, 2, readings, centers, 1024, special["pad"])
     raw_Nd, _ = raw_states(config, [ids])
     for name, rows_Nd in (("centred", dictionary.center.subtract_from(raw_Nd, np.arange(1, 5))), (2, raw_Nd)):
         sums = np.stack([rows_Nd[0] + rows_Nd[1], rows_Nd[3]])

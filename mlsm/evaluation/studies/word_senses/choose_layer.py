@@ -143,7 +143,6 @@ def _diagnose(job, teacher, directory, lacking):
     data.warn_of_differences()
     learned = _dictionaries(job, teacher, lacking)
     with workplace(directory / "vectors", files=("part-*.npz",)) as place:
-        layers = sorted({layer for layer, _ in lacking})
         centers = {
             vectors_name(layer, dictionary): (layer, center_on("cpu", dictionary))
             for (layer, _), (dictionary, _) in sorted(learned.items(), key=lambda item: item[0])
@@ -151,12 +150,13 @@ def _diagnose(job, teacher, directory, lacking):
         text = Readings(data.sentences, job.tokenizer, job.special_ids, teacher.max_positions)
         report = partial(job.progress, "word vectors")
         batch_tokens = job.config.tokens_at_once()
-        vectors = WordVectors(place, text, teacher, layers, batch_tokens, job.special_ids["pad"], report, centers)
+        vectors = WordVectors(place, text, teacher, centers, batch_tokens, job.special_ids["pad"], report)
         vectors.make()
         for done, ((layer, k), path) in enumerate(lacking.items()):
             job.progress("layers", done, len(lacking), unit="layers")
             dictionary, seconds = learned[layer, k]
-            found = diagnose_layer(vectors, vectors_name(layer, dictionary), dictionary.atoms_Kd, data, job.config)
+            name, lam, tolerance = vectors_name(layer, dictionary), job.config.lam, job.config.tolerance
+            found = diagnose_layer(vectors, name, dictionary.atoms_Kd, data, lam, tolerance)
             found.costs = vectors.costs(layer) | {"dictionary_seconds": seconds} | found.costs
             save = partial(_save, found, teacher, layer, dictionary, data)
             publish_directory(path, save, replace=False)
@@ -186,8 +186,7 @@ class WordVectors:
     """Vectors of all annotated words at some layers, in files of a directory, in the order of the teacher's pass.
 
     report       called as report(tokens read, tokens of the text)
-    centers      name of the vectors -> their layer and the centre to subtract, as for `word_vectors`; by default all
-                 layers by number, without a centre
+    centers      name of the vectors -> their layer and the centre to subtract, as for `word_vectors`
     chunks       pairs of word numbers and readings, one for each file
     word_of_row  int64: the word of each row, counted from 0, training words first
     device       the teacher's, until another is set; codes are computed there if the solver's kernels passed their
@@ -199,15 +198,13 @@ class WordVectors:
         place: Path,
         text: Readings,
         teacher: "Teacher",
-        layers: list[int],
+        centers: Centers,
         batch_tokens: int,
         pad: int,
         report: Callable[[int, int], None],
-        centers: Centers | None = None,
     ):
-        self.place, self.text, self.teacher, self.layers = place, text, teacher, layers
+        self.place, self.text, self.teacher, self._centers = place, text, teacher, centers
         self._batch_tokens, self._pad, self._report = batch_tokens, pad, report
-        self._centers = centers or {layer: (layer, None) for layer in layers}
         self.device = teacher.device
         self.chunks = list(self.text.chunks(PART_TOKENS))
         self.word_of_row = np.concatenate([words for words, _ in self.chunks])
@@ -229,7 +226,7 @@ class WordVectors:
     def _write(self, number, words, readings, report):
         clock = time.perf_counter()
         sizes = self._batch_tokens, self._pad
-        found = word_vectors(self.teacher, words, readings, self.layers, *sizes, self._centers, report)
+        found = word_vectors(self.teacher, words, readings, self._centers, *sizes, report)
         seconds = time.perf_counter() - clock
         with appearing_whole(self._path(number)) as file:
             np.savez(
@@ -300,15 +297,16 @@ class LayerFindings:
 
 
 def diagnose_layer(
-    vectors: WordVectors, name: int | str, atoms_Kd: np.ndarray, data: WsdData, config: ChooseLayerConfig
+    vectors: WordVectors, name: int | str, atoms_Kd: np.ndarray, data: WsdData, lam: float, tolerance: float
 ) -> LayerFindings:
     """Codes, Φ, NPMI and answers of one layer.
 
-    vectors  WordVectors, or an object with the same `layer`, `word_of_row` and `device`
-    name     name of the vectors to use: see `vectors_name`
+    vectors         WordVectors, or an object with the same `layer`, `word_of_row` and `device`
+    name            name of the vectors to use: see `vectors_name`
+    lam, tolerance  penalty of the codes, and the largest KKT violation that one may keep
     """
     clock = time.perf_counter()
-    codes = _codes(vectors.layer(name), vectors.word_of_row, atoms_Kd, config, vectors.device)
+    codes = _codes(vectors.layer(name), vectors.word_of_row, atoms_Kd, lam, tolerance, vectors.device)
     coded = time.perf_counter()
     right, scores, phi, phi_npmi = {}, {}, None, None
     learned_from = {"raw": codes[: data.training], "normalised": normalise(codes[: data.training])}
@@ -332,14 +330,14 @@ def diagnose_layer(
     return LayerFindings(phi, phi_npmi, right, scores, costs)
 
 
-def _codes(parts, word_of_row, atoms_Kd, config, device):
+def _codes(parts, word_of_row, atoms_Kd, lam, tolerance, device):
     """Codes of all words in the order of their numbers: CSR (words, K)."""
-    proven = proof.kept_backend(device, atoms_Kd.shape[1], len(atoms_Kd), config.lam) if device.type == "cuda" else None
+    proven = proof.kept_backend(device, atoms_Kd.shape[1], len(atoms_Kd), lam) if device.type == "cuda" else None
     backend = "cuda" if proven == "cuda" else "cpu"
     gram_KK = atoms_Kd @ atoms_Kd.T
     found = []
     for rows_nd in parts:
-        codes = nonneg_lasso(rows_nd, atoms_Kd, config.lam, gram_KK=gram_KK, tol=config.tolerance, backend=backend)
+        codes = nonneg_lasso(rows_nd, atoms_Kd, lam, gram_KK=gram_KK, tol=tolerance, backend=backend)
         found.append(sparse.csr_array((codes.values, codes.indices, codes.indptr), (len(rows_nd), len(atoms_Kd))))
     return sparse.vstack(found, format="csr")[np.argsort(word_of_row)]
 

@@ -2,8 +2,8 @@
 
     text = Readings(sentences, tokenizer, special, teacher.max_positions)
     for numbers, readings in text.chunks(65_536):
-        vectors = word_vectors(teacher, len(numbers), readings, layers, batch_tokens, special["pad"])
-        vectors[layers[0]]                                                             # (n, d)
+        vectors = word_vectors(teacher, len(numbers), readings, {10: (10, None)}, batch_tokens, special["pad"])
+        vectors[10]                                                                     # (n, d), of layer 10
 
 The context is one sentence, its words in order with single spaces between them. The vector of a word is the mean over
 its subtokens, scaled to unit length. Sentences of about equal length share a forward pass, so that there is little
@@ -14,7 +14,7 @@ a vector of zeros. Not handled here: codes (choose_layer.py).
 Shapes: W windows, L ids of a window, N chosen subtokens, n words of a chunk, d hidden width.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -162,28 +162,25 @@ def word_vectors(
     teacher: "Teacher",
     words: int,
     readings: list[WordWindow],
-    layers: Sequence[int],
+    centers: Centers,
     batch_tokens: int,
     pad: int,
-    centers: Centers | None = None,
     report: Callable[[int], None] = silent,
 ) -> dict[int | str, np.ndarray]:
     """Unit-length vectors of the words of a chunk.
 
-    layers   numbers of layers, at most the teacher's depth
-    centers  name -> (layer, rows to subtract at each position, see dictionary/centering.py, or None); by default all
-             layers by number, without a centre
+    centers  name -> (layer, rows to subtract at each position, see dictionary/centering.py, or None)
     report   called after each forward pass with the number of tokens read
     Returns  dict of name to (words, d) float32
     Raises   EncodeError on a hidden state that is not finite
     """
-    centers = centers or {layer: (layer, None) for layer in layers}
+    layers = sorted({layer for layer, _ in centers.values()})
     sums = {name: torch.zeros(words, teacher.hidden_size) for name in centers}
     read = 0
     for batch in batches(readings, batch_tokens, pad):
         inputs = batch.ids_WL, batch.real_WL, batch.tokens_N
         position_N = batch.tokens_N % batch.ids_WL.shape[1]
-        states = [teacher(*inputs)] if list(layers) == [teacher.layer] else teacher(*inputs, layers=layers)
+        states = [teacher(*inputs)] if layers == [teacher.layer] else teacher(*inputs, layers=layers)
         rows_of = dict(zip(layers, (rows_Nd.cpu() for rows_Nd in states), strict=True))
         for name, (layer, center_Pd) in centers.items():
             rows_Nd = rows_of[layer]

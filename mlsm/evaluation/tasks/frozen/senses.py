@@ -21,10 +21,9 @@ from mlsm.common.disk import file_sha256
 from mlsm.common.errors import ModelError, WsdDataError
 from mlsm.common.progress import silent
 from mlsm.evaluation.studies.word_senses.choose_layer import WordVectors, diagnose_layer
-from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
 from mlsm.evaluation.studies.word_senses.data import WsdData
 from mlsm.evaluation.studies.word_senses.framework import SEMCOR, data_files
-from mlsm.evaluation.studies.word_senses.word_vectors import Readings
+from mlsm.evaluation.studies.word_senses.word_vectors import Centers, Readings
 from mlsm.evaluation.tasks.frozen.features import FeatureExtractor
 from pipeline.dictionary import DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.dictionary.learning import ALGORITHM
@@ -78,7 +77,8 @@ class Senses:
         def report_texts(tokens, of):
             report(self.total * tokens // max(1, of))
 
-        vectors = WordVectors(place, text, encoder.teacher, layers, BATCH_TOKENS, special["pad"], report_texts)
+        centers: Centers = {layer: (layer, None) for layer in layers}
+        vectors = WordVectors(place, text, encoder.teacher, centers, BATCH_TOKENS, special["pad"], report_texts)
         vectors.make()
         vectors.device = torch.device("cpu")  # the solver's, so that scores do not depend on a GPU
         found = [self._diagnose(vectors, layer) for layer in layers]
@@ -98,8 +98,7 @@ class Senses:
         sample_nd = sample_nd[np.any(sample_nd != 0, axis=1)]  # a word that the tokenizer drops has a zero vector
         atoms = min(ATOMS, len(sample_nd) // 2)
         dictionary = learn_dictionary(sample_nd, DictionarySettings(k=atoms, lam=LAM, seed=0), LearningSchedule())
-        right_Q = diagnose_layer(
-            vectors, layer, dictionary.atoms_Kd, self._data, ChooseLayerConfig(lam=LAM, tolerance=TOLERANCE)
-        ).right[VARIANT]
+        found = diagnose_layer(vectors, layer, dictionary.atoms_Kd, self._data, LAM, TOLERANCE)
+        right_Q = found.right[VARIANT]
         is_tuning = self._data.groups[TUNING]
         return {"layer": layer, "tuning": float(right_Q[is_tuning].mean()), "test": float(right_Q[~is_tuning].mean())}

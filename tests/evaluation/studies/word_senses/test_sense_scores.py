@@ -95,7 +95,7 @@ def check_against_the_slow_one(root, width, k, seed):
     vectors = StandIn(unit_vectors(seed, total, width))
     vectors.hidden_Nd[total // 2] = vectors.hidden_Nd[-1] = 0  # words without subtokens
     atoms_Kd = unit_vectors(seed + 1, k, width)
-    found = diagnose_layer(vectors, 1, atoms_Kd, WsdData.read(root, silent), config)
+    found = diagnose_layer(vectors, 1, atoms_Kd, WsdData.read(root, silent), config.lam, config.tolerance)
     expected = slow_diagnostic(root, vectors.codes(atoms_Kd, config, counts))
     assert list(found.scores) == list(expected)
     for variant, scores in expected.items():

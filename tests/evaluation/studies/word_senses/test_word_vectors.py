@@ -34,9 +34,10 @@ def ours(directory, sentences, layers, depth, batch_tokens=40, chunk=30, max_pos
     teacher, tokenizer = Teacher.load(directory, depth), load_tokenizer(directory)
     special = special_ids(tokenizer)
     text = Readings(sentences, tokenizer, special, max_positions or teacher.max_positions)
+    centers = {layer: (layer, None) for layer in layers}
     found = np.full((len(layers), text.words, teacher.hidden_size), np.nan, np.float32)
     for words, readings in text.chunks(chunk):
-        vectors = word_vectors(teacher, len(words), readings, layers, batch_tokens, special["pad"])
+        vectors = word_vectors(teacher, len(words), readings, centers, batch_tokens, special["pad"])
         for i, layer in enumerate(layers):
             found[i, words] = vectors[layer]
     return found
@@ -99,4 +100,4 @@ def test_a_hidden_state_that_is_not_finite_is_refused(teacher_directory):
     teacher._model.get_input_embeddings().weight.data.fill_(float("nan"))
     words, readings = next(Readings(annotated(SENTENCES, ANNOTATED), tokenizer, special, 128).chunks(100))
     with pytest.raises(EncodeError, match="not finite. Try --dtype float32"):
-        word_vectors(teacher, len(words), readings, [1], 512, special["pad"])
+        word_vectors(teacher, len(words), readings, {1: (1, None)}, 512, special["pad"])
