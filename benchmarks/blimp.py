@@ -32,7 +32,7 @@ PAIRS, ROUNDS, BATCH_SIZES, TRIED = 50, 7, (1, 2, 8, 32), 32  # the last: senten
 def main():
     data = data_directory()
     tokenizer = load_tokenizer(data / "bert_base_uncased_tokenizer")
-    paradigms = read(data / "blimp")[0]
+    paradigms = read(data / "blimp")
     chosen = paradigms[:: len(paradigms) // ROUNDS][:ROUNDS]
     rounds = [[s for pair in subset(paradigm, PAIRS).pairs for s in pair] for paradigm in chosen]
     ours = Scorer(StockMaskedLm(random_bert(len(tokenizer))), tokenizer).score

@@ -110,7 +110,7 @@ def _count_senses(root: Path) -> dict[str, int]:
 
 
 def _count_pairs(root: Path) -> dict[str, int]:
-    paradigms, _ = blimp.read(root / "blimp")
+    paradigms = blimp.read(root / "blimp")
     return {"paradigms": len(paradigms), "pairs": sum(len(paradigm.pairs) for paradigm in paradigms)}
 
 

@@ -144,7 +144,7 @@ def test_blimp_from_a_checkout_as_zip(places):
     write_zip(places[0] / "blimp-master.zip", {f"blimp-master/data/{name}.jsonl": line for name in PARADIGMS})
     (part,) = run("blimp", places)["parts"]
     assert part["counts"] == {"paradigms": 67, "pairs": 67}
-    assert len(read_blimp(places[1] / "blimp")[0]) == 67
+    assert len(read_blimp(places[1] / "blimp")) == 67
 
 
 def test_senses_from_the_framework_and_wordnet(places, tmp_path):

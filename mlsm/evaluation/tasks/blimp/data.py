@@ -1,6 +1,6 @@
 """BLiMP's minimal pairs: 67 paradigms of 1,000, in 12 phenomena (Warstadt et al. 2020, doi:10.1162/tacl_a_00321).
 
-    paradigms, files = read(Path("data/blimp"))    # or read(None), from the Hub
+    paradigms = read(Path("data/blimp"))    # or read(None), from the Hub
     paradigms = [subset(paradigm, 100) for paradigm in paradigms]
 
 A file is <paradigm>.jsonl with sentence_good and sentence_bad in every line. The module lists the paper's 12 phenomena,
@@ -81,14 +81,13 @@ class Paradigm(NamedTuple):
         return hashlib.sha256(json.dumps(self.pairs).encode()).hexdigest()
 
 
-def read(directory: Path | None) -> tuple[list[Paradigm], dict[str, str]]:
-    """All paradigms, and the digest of each one's pairs by its name.
+def read(directory: Path | None) -> list[Paradigm]:
+    """All paradigms.
 
     directory  of the 67 files, or a checkout of github.com/alexwarstadt/blimp; None: from the Hub
     Raises     BlimpError naming file, line and what was expected
     """
-    paradigms = _from_hub() if directory is None else [_parse(file, read_file(file)) for file in _files(directory)]
-    return paradigms, {paradigm.name: paradigm.digest for paradigm in paradigms}
+    return _from_hub() if directory is None else [_parse(file, read_file(file)) for file in _files(directory)]
 
 
 def choose_paradigms(names: tuple[str, ...]) -> list[str]:

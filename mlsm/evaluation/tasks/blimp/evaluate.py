@@ -68,7 +68,8 @@ def evaluate_blimp(config: BlimpConfig, progress: Callable[..., None] = silent) 
     progress("read data and models", 0, None)
     device = choose_device(config.device)
     places = _find_models(config)
-    paradigms, files = read(config.data_dir)
+    paradigms = read(config.data_dir)
+    files = {paradigm.name: paradigm.digest for paradigm in paradigms}
     chosen = choose_paradigms(config.tasks)
     paradigms = [paradigm for paradigm in paradigms if paradigm.name in chosen]
     if config.per_paradigm is not None:

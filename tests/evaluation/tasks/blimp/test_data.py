@@ -22,9 +22,9 @@ def directory(tmp_path):
 
 def test_upstream_is_67_thousand_pairs_of_the_phenomena_that_it_names():
     directory = data_path("blimp")
-    paradigms, files = read(directory)  # the checkout; its files are in data/
+    paradigms = read(directory)  # the checkout; its files are in data/
     assert [(paradigm.name, len(paradigm.pairs)) for paradigm in paradigms] == [(name, 1000) for name in PARADIGMS]
-    assert len(files) == len(PARADIGMS) == 67 and len(PHENOMENA) == 12
+    assert len(PARADIGMS) == 67 and len(PHENOMENA) == 12
     assert sum(good == bad for paradigm in paradigms for good, bad in paradigm.pairs) == 7
     theirs = {"s_selection": "argument_structure", "filler_gap_dependency": "filler_gap"}
     for phenomenon, names in PHENOMENA.items():
@@ -99,7 +99,6 @@ def test_the_hub_is_asked_for_every_paradigm_at_one_revision(monkeypatch):
         return datasets.Dataset.from_dict({"sentence_good": [f"{name} is."], "sentence_bad": [f"{name} are."]})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    paradigms, files = read(None)
+    paradigms = read(None)
     assert asked == [("nyu-mll/blimp", name, "train", 40) for name in PARADIGMS]
     assert paradigms[3].pairs == [(f"{PARADIGMS[3]} is.", f"{PARADIGMS[3]} are.")]
-    assert files == {paradigm.name: paradigm.digest for paradigm in paradigms}
