@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from scipy.sparse import csr_array
 
 from mlsm.common.errors import InspectionError
@@ -28,6 +29,8 @@ from mlsm.evaluation.inspection.lsps.texts import (
     load_store_teacher,
     load_student,
 )
+from pipeline.batch import center_on, make_batch, raw_rows
+from pipeline.dictionary.centering import centred_unit_rows
 from shards.reader import Store, is_url
 
 BATCH = 64  # texts in a forward pass
@@ -53,7 +56,6 @@ class TeacherSource:
     """
 
     def __init__(self, store: Store, teacher: str | None = None):
-        from pipeline.batch import center_on
         from pipeline.teacher import Teacher
 
         require_lsps(store)
@@ -86,9 +88,6 @@ class TeacherSource:
         return [found[number] for number in range(len(texts))]
 
     def _read_batch(self, texts: list) -> Iterator[Tokens]:
-        from pipeline.batch import make_batch, raw_rows
-        from pipeline.dictionary.centering import centred_unit_rows
-
         special = self.store.special_ids
         framed = [[special["cls"], *ids, special["sep"]] for ids, _ in texts]
         lengths = np.array([len(ids) for ids in framed])
@@ -133,8 +132,6 @@ class StudentSource:
 
     def read(self, texts: Sequence[str]) -> list[Tokens]:
         """The tokens of every text, in order. Raises InspectionError on a text without tokens."""
-        import torch
-
         special, room = self._model.facts["special_ids"], self._model.facts["max_length"] - 2
         found = []
         for text in texts:

@@ -16,7 +16,10 @@ Shapes: N sampled tokens, R indexed rows, d hidden width, K atoms.
 from collections.abc import Callable
 
 import numpy as np
+from scipy.sparse import csr_array
 
+from mlsm.common import faiss_gpu
+from mlsm.common.device import choose_device
 from mlsm.evaluation.inspection.lsps.sample import Sample
 
 INDEX_BYTES = 500_000_000  # of the indexed rows, two bytes a number: 650,000 tokens at d = 384
@@ -37,9 +40,6 @@ def nearest_atoms(atoms_Kd: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarra
     """
     import faiss
 
-    from mlsm.common import faiss_gpu
-    from mlsm.common.device import choose_device
-
     rows, top = scale_to_unit(atoms_Kd), min(top, len(atoms_Kd) - 1)
     index = faiss_gpu.place(faiss.IndexFlatIP(rows.shape[1]), choose_device("auto"), products=len(rows) * rows.size)
     index.add(rows)
@@ -57,8 +57,6 @@ def describe_nearest(near: tuple[np.ndarray, np.ndarray], lsp: int) -> list[dict
 
 def project(indptr: np.ndarray, lsps_E: np.ndarray, weights_E: np.ndarray, atoms_Kd: np.ndarray) -> np.ndarray:
     """CSR rows times the dictionary, scaled to unit length."""
-    from scipy.sparse import csr_array
-
     rows = csr_array((weights_E, lsps_E.astype(np.int32), indptr), (len(indptr) - 1, len(atoms_Kd)))
     return scale_to_unit(rows @ atoms_Kd)
 

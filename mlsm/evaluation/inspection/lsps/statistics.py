@@ -9,6 +9,7 @@ Shapes: N sampled tokens, n tokens that have an LSP, K LSPs.
 from functools import cached_property
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from mlsm.evaluation.inspection.lsps.sample import SEED, Entries, Sample, by_lsp
 from pipeline.solvers.parallel import kernel
@@ -137,8 +138,6 @@ def count_together(sample: Sample) -> tuple[np.ndarray, int]:
 
     Returns  counts int32 (K, K), an LSP's own tokens on the diagonal, and how many tokens with a code were looked at
     """
-    from scipy.sparse import csr_array
-
     indptr, lsps, _ = sample.rows(sample.spread(COUNTED_TOGETHER))
     has = csr_array((np.ones(len(lsps), np.int32), lsps.astype(np.int32), indptr), (len(indptr) - 1, sample.k))
     return (has.T @ has).toarray(), int((np.diff(indptr) > 0).sum())

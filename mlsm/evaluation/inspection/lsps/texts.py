@@ -18,10 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 
 from mlsm.common.errors import InspectionError, RunError
 from mlsm.evaluation.inspection.lsps.sample import largest_weights
+from pipeline.batch import center_on, centred_rows, make_batch
 from pipeline.dictionary import Dictionary
+from pipeline.solvers import nonneg_lasso
+from pipeline.solvers.nearest import nearest_atoms
+from pipeline.targets.distributions import Distributions, distributions
 from shards.codec import SparseRows
 from shards.copies import check_dictionary
 from shards.reader import Store, is_url
@@ -31,8 +36,7 @@ SHOWN = 5  # LSPs of a token
 OF_THIS_STORE = "Pass the store that the student was trained from."
 logger = logging.getLogger(__name__)
 
-if TYPE_CHECKING:
-    from pipeline.targets.distributions import Distributions
+if TYPE_CHECKING:  # they import transformers
     from pipeline.teacher import Teacher
     from student.lsp_model import LspModel
 
@@ -60,10 +64,6 @@ def teacher_lsps(store: Store, text: str, teacher: str | None = None) -> TextRow
     Raises   InspectionError when the text is too long or empty, or the teacher is not the store's; TeacherError; those
              of `load_store_dictionary`
     """
-    import torch
-
-    from pipeline.batch import center_on, centred_rows, make_batch
-
     dictionary = load_store_dictionary(store)
     tokenizer, ids_T = _read(store, text)
     framed_T = np.array([store.special_ids["cls"], *ids_T, store.special_ids["sep"]])
@@ -76,12 +76,8 @@ def teacher_lsps(store: Store, text: str, teacher: str | None = None) -> TextRow
     return TextRows(ids_T, tokenizer.convert_ids_to_tokens(ids_T.tolist()), rows)
 
 
-def code_rows(store: Store, dictionary: Dictionary, hidden_Nd: np.ndarray) -> "Distributions":
+def code_rows(store: Store, dictionary: Dictionary, hidden_Nd: np.ndarray) -> Distributions:
     """The LSPs of unit-length hidden states, found and cut off as those in the store were."""
-    from pipeline.solvers import nonneg_lasso
-    from pipeline.solvers.nearest import nearest_atoms
-    from pipeline.targets.distributions import distributions
-
     settings = store.settings
     solver, how = settings.get("solver"), {"tol": settings.get("tolerance")}
     if solver and solver["name"] == "nearest":

@@ -28,6 +28,7 @@ from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
 from pipeline.dictionary.vectors import open_vectors, refuse_unusable, unit_length
 from pipeline.images import INDEX
+from pipeline.solvers import nonneg_lasso, prepare
 
 HEAVIEST_IMAGES = 8
 ROWS_AT_ONCE = 16_384
@@ -91,8 +92,6 @@ class VectorView(statistics.SampleView):
 
     def _code(self, vectors_Nd, most):
         """The LSPs of whole images spread over the file, as a Sample."""
-        from pipeline.solvers import nonneg_lasso, prepare
-
         patches = self.grid[0] * self.grid[1]
         chosen = np.arange(0, len(vectors_Nd) // patches, -(-len(vectors_Nd) // max(most, patches)))
         rows = (chosen[:, None] * patches + np.arange(patches)).ravel()

@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from functools import partial
 from io import BufferedReader, BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import sparse
@@ -47,11 +46,8 @@ from pipeline.dictionary.learning import ALGORITHM
 from pipeline.job import load_teacher, named_by_content, open_executor, teacher_job
 from pipeline.learn import batch_key, minibatch_of_sample, provide_dictionaries, wanted_dictionaries
 from pipeline.solvers import nonneg_lasso, proof
+from pipeline.teacher import Teacher, locate, read_config
 from shards.manifest import fingerprint
-
-if TYPE_CHECKING:
-    from pipeline.teacher import Teacher
-
 
 FORMAT = 1  # of a layer's files; increase it when equal settings give other results
 PART_TOKENS = 65_536  # per file of vectors
@@ -102,8 +98,6 @@ def choose_layer(config: ChooseLayerConfig, progress: Callable[..., None] = sile
 
 def _number_layers(config):
     """The settings, with `all` replaced by the numbers of the teacher's layers."""
-    from pipeline.teacher import locate, read_config
-
     if config.layer != "all":
         return config
     depth = read_config(locate(config.teacher), config.teacher).num_hidden_layers
@@ -197,7 +191,7 @@ class WordVectors:
         self,
         place: Path,
         text: Readings,
-        teacher: "Teacher",
+        teacher: Teacher,
         centers: Centers,
         batch_tokens: int,
         pad: int,

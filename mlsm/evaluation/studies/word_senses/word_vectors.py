@@ -15,7 +15,7 @@ Shapes: W windows, L ids of a window, N chosen subtokens, n words of a chunk, d 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,10 +23,7 @@ import torch
 from mlsm.common.errors import EncodeError
 from mlsm.common.progress import silent
 from mlsm.evaluation.studies.word_senses.framework import Sentence
-
-if TYPE_CHECKING:
-    from pipeline.teacher import Teacher
-
+from pipeline.teacher import Teacher
 
 Centers = Mapping[int | str, tuple[int, torch.Tensor | None]]
 WIDTHS = 4  # windows are padded to a multiple of this, for fewer shapes: oneDNN compiles for each
@@ -159,7 +156,7 @@ def _batch(readings, width, pad):
 
 @torch.inference_mode()
 def word_vectors(
-    teacher: "Teacher",
+    teacher: Teacher,
     words: int,
     readings: list[WordWindow],
     centers: Centers,

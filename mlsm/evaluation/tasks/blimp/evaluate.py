@@ -19,9 +19,10 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from mlsm.common.arrays import read_npz
 from mlsm.common.device import choose_device
@@ -36,10 +37,6 @@ from mlsm.evaluation.tasks.blimp.data import PHENOMENA, Paradigm, choose_paradig
 from mlsm.evaluation.tasks.scoring.models import check_family, load
 from mlsm.evaluation.tasks.scoring.scorer import Scorer
 from shards.manifest import fingerprint
-
-if TYPE_CHECKING:
-    import torch
-
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +156,7 @@ def _evaluate(
     record: dict,
     paradigms: list[Paradigm],
     config: BlimpConfig,
-    device: "torch.device",
+    device: torch.device,
     stage: str,
     progress: Callable[..., None],
 ) -> tuple[Path, dict]:

@@ -12,19 +12,16 @@ import bisect
 import hashlib
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from mlsm.common.model_checks import special_tokens
 from mlsm.evaluation.tasks.finetuning.formats import Example
 from shards.counter import permutation
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 _ORDER_PURPOSE = 0x66744F72  # "ftOr"
 _CHOICE_PURPOSE = 0x66744368  # "ftCh"
@@ -101,7 +98,7 @@ class EncodedExamples:
 
 
 def tokenise(
-    tokenizer: "PreTrainedTokenizerFast",
+    tokenizer: PreTrainedTokenizerFast,
     examples: Sequence[Example],
     labels_words: bool,
     *,

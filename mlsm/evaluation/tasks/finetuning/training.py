@@ -13,11 +13,12 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from transformers import PreTrainedModel
 
 from mlsm.common.device import own_randomness
 from mlsm.evaluation.tasks.finetuning.batches import IGNORED, EncodedExamples, batches_by_length, order, task_number
@@ -26,9 +27,6 @@ from mlsm.evaluation.tasks.finetuning.metrics import UNREAD, Predictions
 from mlsm.evaluation.tasks.finetuning.tasks import Task
 from shards.counter import hash_u64
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 WEIGHT_DECAY = 0.01
 EVALUATED_AT_ONCE = 64
 _DROPOUT_PURPOSE = 0x66744470  # "ftDp"
@@ -36,7 +34,7 @@ _SECONDS_BETWEEN_REPORTS = 0.5
 
 
 def train(
-    model: "PreTrainedModel",
+    model: PreTrainedModel,
     encoded: EncodedExamples,
     task: Task,
     seed: int,
@@ -100,7 +98,7 @@ def _loss(model, inputs, labels):
 
 
 @torch.inference_mode()
-def predict(model: "PreTrainedModel", encoded: EncodedExamples, task: Task) -> Predictions:
+def predict(model: PreTrainedModel, encoded: EncodedExamples, task: Task) -> Predictions:
     """A model's predictions for all examples, in order.
 
     Returns  int labels or float scores (N); if words have labels, for every example the list of its words' labels,

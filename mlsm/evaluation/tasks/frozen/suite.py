@@ -10,25 +10,22 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from mlsm.common.workplaces import workplace
 from mlsm.evaluation import records
 from mlsm.evaluation.tasks.finetuning.config import FROZEN_EXAMPLES, FROZEN_LENGTH, FinetuneConfig
-from mlsm.evaluation.tasks.finetuning.trials import check_length
+from mlsm.evaluation.tasks.finetuning.trials import Candidate, check_length
 from mlsm.evaluation.tasks.frozen.features import FeatureExtractor
 from mlsm.evaluation.tasks.frozen.measures import Measure, read_measure
 from mlsm.evaluation.tasks.frozen.senses import check_reads_senses
 
-if TYPE_CHECKING:
-    from mlsm.evaluation.tasks.finetuning.trials import Candidate
-
 
 def measure_frozen(
     settings: FinetuneConfig,
-    candidates: "Sequence[Candidate]",
+    candidates: Sequence[Candidate],
     data_dir: Path | None,
     device: torch.device,
     progress: Callable[..., None],
@@ -68,7 +65,7 @@ def _layers(settings):
     return "all" if settings.layer is None else list(settings.layer)
 
 
-def facts_of(candidate: "Candidate", measure: Measure, settings: FinetuneConfig, length: int) -> dict:
+def facts_of(candidate: Candidate, measure: Measure, settings: FinetuneConfig, length: int) -> dict:
     """The fields of a record that identify the measurement."""
     common = {"frozen": True, "max_length": length, "layers": _layers(settings)}
     return {
@@ -89,7 +86,7 @@ def _is_missing(candidate, facts, name, settings, tally):
 
 def record_scores(
     encoder: FeatureExtractor,
-    candidate: "Candidate",
+    candidate: Candidate,
     name: str,
     measure: Measure,
     facts: dict,

@@ -21,11 +21,12 @@ import copy
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from mlsm.common.errors import ScoringError
 from mlsm.common.model_checks import max_positions
@@ -35,11 +36,7 @@ from student.encoders.deberta import adapt_deberta
 from student.encoders.last_layer import LastLayer
 from student.encoders.linear import use_fast_linear
 from student.encoders.mask_later import MaskLater
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
-    from student.probe import ProbedLspModel
+from student.probe import ProbedLspModel
 
 # Limits of a batch. On a CPU more tokens are not faster. The logits are float32, and their exponentials need the same
 # memory again.
@@ -67,7 +64,7 @@ class StockMaskedLm:
     [MASK] enters the encoder at the same layer as in training (student/encoders/mask_later.py).
     """
 
-    def __init__(self, model: "PreTrainedModel"):
+    def __init__(self, model: PreTrainedModel):
         self._model = model.eval()
         self.device = model.device
         self.room = max_positions(model)
@@ -146,7 +143,7 @@ class StockMaskedLm:
 class ProbedMaskedLm:
     """A ProbedLspModel (student/probe.py) with the same interface."""
 
-    def __init__(self, model: "ProbedLspModel"):
+    def __init__(self, model: ProbedLspModel):
         self._probed = model.probed.eval()
         self.device = model.probed.probe_Vk.device
         self.vocabulary = len(model.probed.probe_Vk)
@@ -188,7 +185,7 @@ class Scorer:
     def __init__(
         self,
         model: MaskedLm,
-        tokenizer: "PreTrainedTokenizerFast",
+        tokenizer: PreTrainedTokenizerFast,
         metric: str = "original",
         batch_tokens: int | None = None,
     ):
