@@ -22,7 +22,7 @@ from mlsm.evaluation.tasks.finetuning.tasks import Task
 
 Predictions = np.ndarray | list[list[int]]  # for every example; if words have labels, for every example's words
 NEAR = 0.01  # a run whose score is at most this much above always giving the most frequent answer has collapsed
-UNREAD = -1  # predicted "label" of a word that the model did not read
+UNREAD, UNREAD_TAG = -1, "I-unread"  # predicted "label" of a word that the model did not read, and its tag
 
 
 def figures(task: Task, gold: dict[str, list], predicted: dict[str, Predictions]) -> list[dict]:
@@ -89,7 +89,7 @@ def _f1(task, gold, predicted):
         from sklearn.metrics import f1_score
 
         return float(f1_score(gold, predicted, zero_division=0.0))
-    tags = dict(enumerate(task.labels)) | {UNREAD: "I-unread"}
+    tags = dict(enumerate(task.labels)) | {UNREAD: UNREAD_TAG}
     names = [[[tags[int(label)] for label in sentence] for sentence in part] for part in (gold, predicted)]
     return span_f1(*names)
 

@@ -36,7 +36,6 @@ from mlsm.evaluation.tasks.frozen.linear import (
 from mlsm.evaluation.tasks.frozen.senses import Senses
 
 Report = Callable[[int], None]
-UNREAD = "I-unread"  # the tag of a word that the model did not read: always wrong
 LINEAR = {"inverse_penalties": list(INVERSE_PENALTIES), "iterations": MOST_ITERATIONS, "tolerance": TOLERANCE}
 
 
@@ -141,7 +140,7 @@ class Tags:
         value = _accuracy if metric == "pos" else metrics.span_f1
 
         def worth(part, said_T):
-            return value(gold[part], _by_sentence(names[said_T], words[part].read_N))
+            return value(gold[part], _by_sentence(names[said_T], words[part]))
 
         x_TD = np.concatenate([words["nine"].states_TD, words["tuning"].states_TD])
         parts = [part for part in ("dev", "test") if part in words]
@@ -164,7 +163,7 @@ def _words(encoder: FeatureExtractor, file: Path, sentences, done: int, report: 
 
     def make():
         words = encoder.words(sentences, lambda number: report(done + number))
-        return {"states": words.states_TD, "read": np.concatenate(words.read_N)}
+        return {"states": words.states_TD, "read": words.all_read}
 
     arrays = kept(file, make)
     ends = np.cumsum([len(words) for words in sentences])
@@ -176,12 +175,12 @@ def _read_tags(tags_N: Sequence[Sequence[str]], words: WordFeatures) -> np.ndarr
     return np.concatenate([np.array(tags)[read] for tags, read in zip(tags_N, words.read_N, strict=True)])
 
 
-def _by_sentence(said_T: np.ndarray, read_N: list[np.ndarray]) -> list[list[str]]:
-    """Predicted tags of every sentence's words, UNREAD for those that were not read."""
-    all_read = np.concatenate(read_N)
-    tags = np.full(len(all_read), UNREAD, dtype=object)
+def _by_sentence(said_T: np.ndarray, words: WordFeatures) -> list[list[str]]:
+    """Predicted tags of every sentence's words; those that were not read have a tag that is always wrong."""
+    all_read = words.all_read
+    tags = np.full(len(all_read), metrics.UNREAD_TAG, dtype=object)
     tags[all_read] = said_T
-    return [part.tolist() for part in np.split(tags, np.cumsum([len(read) for read in read_N])[:-1])]
+    return [part.tolist() for part in np.split(tags, np.cumsum([len(read) for read in words.read_N])[:-1])]
 
 
 def _accuracy(gold: list[list[str]], said: list[list[str]]) -> float:
