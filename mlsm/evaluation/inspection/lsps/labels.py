@@ -24,7 +24,7 @@ def find_labels(fingerprint: str | None, place: Path) -> list[dict] | None:
     Returns  list with one entry an LSP, from the file that was written last
     """
     found = []
-    for path in {path for pattern in PATTERNS for path in Path(place).glob(pattern)}:
+    for path in {path for pattern in PATTERNS for path in place.glob(pattern)}:
         kept = _read(path)
         if kept and kept["dictionary"] == fingerprint:
             found.append((path.stat().st_mtime_ns, str(path), kept["lsps"]))

@@ -34,12 +34,12 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer_dir: Path, vocab_size: int):
-        self._tokenizer = _load(Path(tokenizer_dir))
+        self._tokenizer = _load(tokenizer_dir)
         self._decoded: dict[tuple[int, ...], str] = {}  # texts of tokens with parts of characters
         self.texts, self._is_partial_V = _texts(self._tokenizer, vocab_size)
         self.is_symbol_V = np.array([_is_symbol(text) for text in self.texts], bool) & ~self._is_partial_V
         try:
-            self.continues_V = continuation_flags(Path(tokenizer_dir), vocab_size)
+            self.continues_V = continuation_flags(tokenizer_dir, vocab_size)
         except RunError:  # nobody knows where its words begin: every token is one
             self.continues_V = np.zeros(vocab_size, bool)
         self._knows_words = bool(self.continues_V.any())

@@ -367,7 +367,7 @@ class TaskSize(NamedTuple):
 @cache
 def _task_size(name: str, data_dir: str, max_length: int, batch: int) -> TaskSize:
     task = TASKS[name]
-    data = load_task(task, data_dir)
+    data = load_task(task, Path(data_dir))
     sample = tokenise(
         load_tokenizer(BUNDLED), data.train[:EXAMPLES], task.labels_words, max_length=max_length, takes_types=False
     )

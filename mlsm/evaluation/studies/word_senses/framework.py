@@ -53,7 +53,7 @@ def data_files(root: Path) -> list[Path]:
     """Every file that the diagnostic reads. Raises WsdDataError if one is missing."""
     folders = [SEMCOR, *TEST_SETS.values()]
     names = [path.with_name(path.name + end) for path in folders for end in (".data.xml", ".gold.key.txt")]
-    files = [Path(root) / name for name in [*names, SENSE_INDEX]]
+    files = [root / name for name in [*names, SENSE_INDEX]]
     for file in files:
         if not file.is_file():
             raise WsdDataError(
@@ -70,7 +70,7 @@ def read_annotated(root: Path, folder: Path, wordnet: WordNet) -> list[Sentence]
     Returns  list of Sentence
     Raises   WsdDataError on a damaged file, an instance without gold keys or gold keys without an instance
     """
-    base = Path(root) / folder
+    base = root / folder
     gold, xml = base.with_name(base.name + ".gold.key.txt"), base.with_name(base.name + ".data.xml")
     keys = _read_keys(gold, wordnet)
     sentences = _Reader(xml, keys, gold).read()

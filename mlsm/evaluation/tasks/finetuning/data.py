@@ -39,7 +39,7 @@ class TaskData(NamedTuple):
         return {"name": self.name, "files": self.files, "n_train": len(self.train), "n_eval": n_eval}
 
 
-def load_task(task: Task, data_dir: Path | str | None = None, split: str = "validation") -> TaskData:
+def load_task(task: Task, data_dir: Path | None = None, split: str = "validation") -> TaskData:
     """Load a task's examples: from the local directory if the task's files are there, otherwise from the Hub.
 
     data_dir  contains the task's directory (MRPC, wic, ...) or a directory `glue` with it
@@ -47,7 +47,7 @@ def load_task(task: Task, data_dir: Path | str | None = None, split: str = "vali
               read, since `hold_out_tenth` takes the evaluation from the training part
     Raises    DataError, which names the malformed file, line and format, or lists all paths that were tried
     """
-    directory = None if data_dir is None else find_directory(task, Path(data_dir))
+    directory = None if data_dir is None else find_directory(task, data_dir)
     if split == "test" and (directory is None or not task.test):
         raise DataError(
             f"--split test: {task.name} has no labelled test set here. {_describe_test_sets()} Choose others with "
@@ -137,7 +137,7 @@ def choose_file(task: Task, directory: Path, alternatives: tuple[TaskFile, ...])
     )
 
 
-def _from_hub(task: Task, data_dir: Path | str | None, sets: Collection[str]) -> TaskData:
+def _from_hub(task: Task, data_dir: Path | None, sets: Collection[str]) -> TaskData:
     (dataset, revision), config = task.hub.dataset, task.hub.config
     with name_extras(f"{_describe_search(task, data_dir)}, and the Hub"):
         from datasets import load_dataset

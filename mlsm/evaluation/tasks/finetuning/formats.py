@@ -148,7 +148,7 @@ def numbered_lines(path: Path) -> list[str]:
         with open(path, encoding="utf-8-sig", newline="\n") as file:
             lines = file.read().split("\n")
     except UnicodeDecodeError as error:
-        number = Path(path).read_bytes()[: error.start].count(b"\n") + 1
+        number = path.read_bytes()[: error.start].count(b"\n") + 1
         raise malformed(path, number, "text in UTF-8", repr(error.object[error.start : error.end])) from None
     if lines[-1] == "":
         lines.pop()

@@ -19,9 +19,8 @@ GOOD, BAD = ("charming", "bright", "warm", "witty"), ("dull", "clumsy", "tired",
 NOUNS = ("film", "story", "scene", "play")
 
 
-def write_miniatures(directory: Path | str) -> Path:
+def write_miniatures(directory: Path) -> Path:
     """Write all tasks below a directory, which can then be used as --data-dir. Returns the directory."""
-    directory = Path(directory)
     for name, header in _HEADERS.items():
         for part in ("train", "dev"):
             rows = [_row(name, part, number) for number in range(_count(part))]

@@ -14,7 +14,7 @@ Not handled here: a single run (trials.py), comparing models (mlsm/evaluation/co
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,12 +61,11 @@ def finetune(settings: FinetuneConfig, progress: Callable[..., None] = silent) -
     settings = settings.apply_smoke()
     device = choose_device(settings.device)
     candidates = _find_candidates(settings)
-    if settings.frozen:
-        with _data_dir(settings) as data_dir:
-            return measure_frozen(settings, candidates, data_dir and Path(data_dir), device, progress)
-    settings = settle(settings, candidates)
-    tally = {"made": 0, "kept": 0, "differing": []}
     with _data_dir(settings) as data_dir:
+        if settings.frozen:
+            return measure_frozen(settings, candidates, data_dir, device, progress)
+        settings = settle(settings, candidates)
+        tally = {"made": 0, "kept": 0, "differing": []}
         # first report everything wrong with data, older records and models, before hours of training
         plan = {}
         for name in settings.chosen_tasks():
@@ -90,13 +89,14 @@ def finetune(settings: FinetuneConfig, progress: Callable[..., None] = silent) -
     } | tally
 
 
+@contextmanager
 def _data_dir(settings):
-    """A context manager for the data directory; with --smoke, a temporary one."""
+    """The data directory; with --smoke, a temporary one."""
     if not settings.smoke:
-        return nullcontext(settings.data_dir)
-    temporary = TemporaryDirectory()
-    write_miniatures(temporary.name)
-    return temporary
+        yield settings.data_dir
+        return
+    with TemporaryDirectory() as place:
+        yield write_miniatures(Path(place))
 
 
 def _find_candidates(settings):

@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -190,7 +189,7 @@ class PreparedTrial:
         """Train with a seed and evaluate. Returns the record without writing it."""
         began, task = time.monotonic(), self.trial.task
         lr, choice, done = self.choose_rate(seed, device, report)
-        found = self._train(self.examples, lr, seed, device, partial(_go_on, report, done))
+        found = self._train(self.examples, lr, seed, device, report, done)
         labels = [example.label for example in self.trial.data.train]
         diverged = False if found.bad_step is None else f"the loss was not finite at step {found.bad_step}"
         return {
@@ -218,7 +217,7 @@ class PreparedTrial:
         }
 
     def choose_rate(
-        self, seed: int, device: torch.device, report: Callable[[int, float], None] = silent
+        self, seed: int, device: torch.device, report: Callable[[int, float], None]
     ) -> tuple[float, dict, int]:
         """Choose the learning rate of a seed. Returns it, the record's entry on the choice, and the number of steps
         used.
@@ -226,27 +225,25 @@ class PreparedTrial:
         rates = self.settings.rates()
         if self.tenth is None:
             return rates[0], {}, 0
-        steps, tried, best, best_score = (
-            training.steps_of(len(self.tenth.train), self.settings),
-            [],
-            rates[0],
-            -math.inf,
-        )
+        steps = training.steps_of(len(self.tenth.train), self.settings)
+        tried, best, best_score = [], rates[0], -math.inf
         for number, lr in enumerate(rates):
-            found = self._train(self.tenth, lr, seed, device, partial(_go_on, report, number * steps))
+            found = self._train(self.tenth, lr, seed, device, report, number * steps)
             score = mean(figure["value"] for figure in found.figures) if found.bad_step is None else None
             tried.append({"lr": lr, "score": score})
             if score is not None and score > best_score:
                 best, best_score = lr, score
         return best, {"lr_choice": {"lr": best, "tried": tried}}, steps * len(rates)
 
-    def _train(self, examples, lr, seed, device, report):
-        """Train with a new head and one learning rate, and predict."""
+    def _train(self, examples, lr, seed, device, report, done):
+        """Train with a new head and one learning rate, and predict. Steps are reported as following `done` others."""
         task, settings = self.trial.task, replace(self.settings, lr=lr)
         model, head = self.backbone.with_head(task, seed, settings.output / "heads")
         model = model.to(device)
         began = time.monotonic()
-        bad_step = training.train(model, examples.train, task, seed, settings, report)
+        bad_step = training.train(
+            model, examples.train, task, seed, settings, lambda step, loss: report(done + step, loss)
+        )
         seconds = (time.monotonic() - began) / training.steps_of(len(examples.train), settings)
         predicted = {part: training.predict(model, encoded, task) for part, encoded in examples.evaluation.items()}
         figures = metrics.figures(task, examples.gold, predicted)
@@ -262,8 +259,3 @@ class PreparedTrial:
         }
         unread = [part.unread for part in parts if part.unread is not None]
         return cut | ({"words": max(unread)} if unread else {})
-
-
-def _go_on(report, done, step, loss):
-    """Report a step, counted after the `done` steps of earlier runs."""
-    report(done + step, loss)
