@@ -38,9 +38,6 @@ def overlap(p_NK: np.ndarray, q_MK: np.ndarray) -> np.ndarray:
     return np.clip((total_NM - distance_NM) / np.where(most_NM > 0, most_NM, 1), 0, 1)
 
 
-MEASURES = {"jensen-shannon": jensen_shannon, "overlap": overlap}  # on distributions
-
-
 def best_pairs(similarity_NM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The one-to-one pairs of tokens with the largest sum of similarities: rows and columns, min(N, M) of each."""
     return linear_sum_assignment(similarity_NM, maximize=True)

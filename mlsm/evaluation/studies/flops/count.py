@@ -15,6 +15,7 @@ from mlsm.common.settings import plain
 from mlsm.evaluation.plots import drawn
 from mlsm.evaluation.studies.flops.config import CountFlopsConfig
 from mlsm.evaluation.studies.flops.encoders import measure_head, measure_student
+from mlsm.evaluation.studies.flops.figure import draw_costs
 from mlsm.evaluation.studies.flops.pretraining import (
     FISTA,
     TRAINING,
@@ -42,7 +43,7 @@ def count_flops(settings: CountFlopsConfig, progress: Callable[..., None] = sile
     setting = Setting.of(settings)
     result = _count(setting, settings)
     result["measured"] = _measure(setting, progress)
-    result["figure"] = _figure(result, settings)
+    result["figure"] = [str(path) for path in drawn(draw_costs, result, settings.output / "flops")]
     return result
 
 
@@ -135,9 +136,3 @@ def _measure(setting, progress):
     computed = measure_student(setting.student, windows, length, masked, setting.k)
     rows.append({"what": "train-student: last layer and head where masked", "formula": None, "measured": computed})
     return rows
-
-
-def _figure(result, settings):
-    from mlsm.evaluation.studies.flops.figure import draw_costs
-
-    return [str(path) for path in drawn(draw_costs, result, settings.output / "flops")]

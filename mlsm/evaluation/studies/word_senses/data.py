@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mlsm.common.disk import file_sha256
 from mlsm.common.wordnet import WordNet
 from mlsm.evaluation.studies.word_senses.config import EXPECTED
 from mlsm.evaluation.studies.word_senses.framework import (
@@ -135,6 +136,5 @@ def data_fingerprint(root: Path) -> str:
     """A hash of the content of every file that is read. Raises WsdDataError if one is missing."""
     digest = hashlib.sha256()
     for file in data_files(root):
-        with open(file, "rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+        digest.update(bytes.fromhex(file_sha256(file)))
     return digest.hexdigest()
