@@ -7,7 +7,10 @@ the bank. They are loaded into every model with the same names and shapes. Matri
 
     <bank>/<task>-seed<seed>-<8 digits of names and shapes>.safetensors
 
-The encoder's weights must all be in the checkpoint. Not handled here: training (training.py).
+The encoder's weights must all be in the checkpoint. Not handled here: training (training.py), which tokens a task uses
+(trials.py).
+
+Shapes: V tokens of the vocabulary, R of them with rows.
 """
 
 import hashlib
@@ -19,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     MODEL_MAPPING,
     AutoModelForSequenceClassification,
@@ -35,7 +38,6 @@ from mlsm.common.invocation import program
 from mlsm.common.model_checks import max_positions, open_config, quiet_transformers, without_pooler
 from mlsm.evaluation.tasks.finetuning.batches import task_number
 from mlsm.evaluation.tasks.finetuning.tasks import Task
-from mlsm.evaluation.tasks.finetuning.vocabulary import PartialEmbedding
 from pipeline.teacher import check_report, check_settings, load_weights
 from shards.counter import hash_u64
 from shards.manifest import fingerprint
@@ -120,6 +122,37 @@ class Backbone:
         # copy: the weights' file stays mapped as long as any weight refers to it
         for weight in self.encoder.parameters():
             weight.data = weight.data.clone()
+
+
+class PartialEmbedding(nn.Embedding):
+    """Some rows of an embedding table, looked up by the ids of the whole table.
+
+    A task's examples use only some tokens of a vocabulary. The rows of other tokens get no gradient and are never read
+    (Williams and Aletras, RepL4NLP 2025, partial embedding matrix adaptation). Without them the table, its gradient and
+    AdamW's two moments are smaller, and the scores are the same. Tokens keep their ids, and this module maps ids to
+    rows, because models also use ids otherwise: RoBERTa counts positions from its padding id.
+
+    The only difference from training all rows is that missing rows get no weight decay. All other weights are computed
+    from the same numbers, on a CPU in the same order. Trained rows are not written back into the whole table, because
+    fine-tuned models are not saved.
+    """
+
+    ids_R: Tensor
+    """of the rows"""
+    rows_V: Tensor
+    """row of each id; -1 if it has none"""
+
+    def __init__(self, whole: nn.Embedding, ids_R: Tensor):
+        """whole: an nn.Embedding; ids_R: int64, ascending, the rows to keep, including its padding_idx."""
+        super().__init__(len(ids_R), whole.embedding_dim, _weight=whole.weight.detach()[ids_R])
+        rows_V = torch.full((whole.num_embeddings,), -1)  # no row: reading it raises an error
+        rows_V[ids_R] = torch.arange(len(ids_R))
+        self.padding_idx = None if whole.padding_idx is None else int(rows_V[whole.padding_idx])
+        self.register_buffer("rows_V", rows_V, persistent=False)
+        self.register_buffer("ids_R", ids_R, persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(self.rows_V[ids])
 
 
 def takes_types(config: PretrainedConfig) -> bool:

@@ -13,9 +13,8 @@ from transformers import AutoTokenizer
 from mlsm.evaluation import records
 from mlsm.evaluation.tasks.finetuning import training, trials
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
-from mlsm.evaluation.tasks.finetuning.heads import Backbone
+from mlsm.evaluation.tasks.finetuning.heads import Backbone, PartialEmbedding
 from mlsm.evaluation.tasks.finetuning.suite import finetune
-from mlsm.evaluation.tasks.finetuning.vocabulary import PartialEmbedding
 
 FAMILIES = ("bert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "roberta")
 
