@@ -1,8 +1,8 @@
 """Names of LSPs (WordNet synsets and lexicographer files) from a word-sense diagnostic, if one has run.
 
-    labels = find_labels(dictionary fingerprint, place)
+    labels = find_labels(dictionary fingerprint, None, near=Path("runs"))
 
-choose-layer writes <place>/diagnostics/*/layer-*-k*/labels.json: {"dictionary": fingerprint, "layer", "k", "lsps": [{
+choose-layer writes <output>/diagnostics/*/layer-*-k*/labels.json: {"dictionary": fingerprint, "layer", "k", "lsps": [{
 "synsets": [{"synset", "lemmas", "lexname", "npmi", "mass"}, …], "lexnames": [[name, share], …]}, …]}. Labels belong to
 one dictionary: those of another would name other LSPs, so the fingerprint decides. Not handled here: making them.
 """
@@ -17,29 +17,26 @@ from mlsm.common.invocation import program
 PATTERNS = ("labels.json", "layer-*-k*/labels.json", "*/layer-*-k*/labels.json", "diagnostics/*/layer-*-k*/labels.json")
 
 
-def find_labels(fingerprint: str | None, place: Path) -> list[dict] | None:
-    """The labels of a dictionary's LSPs under a directory, None when there are none.
+def find_labels(fingerprint: str | None, diagnostic: Path | None, near: Path) -> list[dict] | None:
+    """The labels of a dictionary's LSPs, None when there are none.
 
-    place    a diagnostic, one of its layers, or the directory that `diagnostics` is in
-    Returns  list with one entry an LSP, from the file that was written last
+    diagnostic  directory that the user named, which must have labels: a diagnostic, one of its layers, or the directory
+                that `diagnostics` is in
+    near        the directory to look into instead, if none was named
+    Returns     list with one entry an LSP, from the file that was written last
+    Raises      InspectionError if the directory that was named has none for this dictionary
     """
     found = []
-    for path in {path for pattern in PATTERNS for path in place.glob(pattern)}:
+    for path in {path for pattern in PATTERNS for path in (diagnostic or near).glob(pattern)}:
         kept = _read(path)
         if kept and kept["dictionary"] == fingerprint:
             found.append((path.stat().st_mtime_ns, str(path), kept["lsps"]))
-    return max(found)[2] if found else None
-
-
-def require_labels(fingerprint: str | None, directory: Path) -> list[dict]:
-    """Labels from a directory that the user named. Raises InspectionError if it has none for this dictionary."""
-    labels = find_labels(fingerprint, directory)
-    if labels is None:
+    if diagnostic is not None and not found:
         raise InspectionError(
-            f"--diagnostic {directory} has no labels.json of this dictionary "
+            f"--diagnostic {diagnostic} has no labels.json of this dictionary "
             f"({(fingerprint or 'unknown')[:12]}). Run the diagnostic with it:  {program()} choose-layer --help"
         )
-    return labels
+    return max(found)[2] if found else None
 
 
 def _read(path):

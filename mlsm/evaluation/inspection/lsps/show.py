@@ -20,7 +20,7 @@ from mlsm.common.invocation import program
 from mlsm.common.text import printable
 from mlsm.evaluation.inspection.lsps import pages, statistics, text_pages, texts, vector_pages
 from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
-from mlsm.evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
+from mlsm.evaluation.inspection.lsps.labels import find_labels, shorten
 from mlsm.evaluation.inspection.lsps.neighbours import describe_nearest, nearest_atoms, scale_to_unit
 from mlsm.evaluation.inspection.lsps.sample import require_lsps
 from mlsm.evaluation.inspection.lsps.texts import kind_of_source
@@ -170,8 +170,7 @@ def _dictionary(settings, progress):
     path = Path(os.path.expanduser(settings.store))
     dictionary = Dictionary.load(path)
     _refuse_unknown(settings, len(dictionary.atoms_Kd))
-    place = settings.diagnostic or path.resolve().parent.parent
-    labels = (require_labels if settings.diagnostic else find_labels)(dictionary.fingerprint, place)
+    labels = find_labels(dictionary.fingerprint, settings.diagnostic, path.resolve().parent.parent)
     near = nearest_atoms(dictionary.atoms_Kd, statistics.NEIGHBOURS)
     norms_K = np.linalg.norm(dictionary.atoms_Kd, axis=1)
     figures = {name: value for name, value in dictionary.report().items() if value == value}  # NaN is no JSON

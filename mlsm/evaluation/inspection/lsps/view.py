@@ -22,7 +22,7 @@ from mlsm.evaluation.inspection.lsps import statistics, words
 from mlsm.evaluation.inspection.lsps.clarity import clarity
 from mlsm.evaluation.inspection.lsps.contexts import context, lsp_contexts
 from mlsm.evaluation.inspection.lsps.intruders import IntruderTest, summarise_judged
-from mlsm.evaluation.inspection.lsps.labels import find_labels, require_labels, shorten
+from mlsm.evaluation.inspection.lsps.labels import find_labels, shorten
 from mlsm.evaluation.inspection.lsps.neighbours import TokenIndex, describe_nearest, nearest_atoms
 from mlsm.evaluation.inspection.lsps.positions import PositionProfiles, position_profiles, word_information
 from mlsm.evaluation.inspection.lsps.sample import largest_weights, sample_tokens
@@ -74,11 +74,9 @@ class StoreView(statistics.SampleView):
     @cached_property
     def labels(self) -> list[dict] | None:
         """Labels by LSP; None if no diagnostic has run."""
-        if self._diagnostic is not None:
-            return require_labels(self.fingerprint, self._diagnostic)
-        if is_url(self.store.path):
+        if self._diagnostic is None and is_url(self.store.path):
             return None
-        return find_labels(self.fingerprint, Path(self.store.path).resolve().parent.parent)
+        return find_labels(self.fingerprint, self._diagnostic, Path(self.store.path).resolve().parent.parent)
 
     @cached_property
     def _nearest(self):

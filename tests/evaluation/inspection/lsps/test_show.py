@@ -14,7 +14,7 @@ from mlsm.commands.show_lsp import show as summary
 from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
-from mlsm.evaluation.inspection.lsps.labels import find_labels, require_labels
+from mlsm.evaluation.inspection.lsps.labels import find_labels
 from mlsm.evaluation.inspection.lsps.show import show
 from mlsm.evaluation.inspection.lsps.view import StoreView
 from mlsm.evaluation.inspection.stores import show_shards
@@ -110,11 +110,11 @@ def test_labels_are_those_of_the_dictionary(coded_store, tmp_path, write_labels)
     write_labels(tmp_path / "diagnostics" / "one" / "layer-2-k48", "0" * 64, 48)
     (tmp_path / "diagnostics" / "two" / "layer-2-k48").mkdir(parents=True)
     (tmp_path / "diagnostics" / "two" / "layer-2-k48" / "labels.json").write_text("{broken")
-    assert find_labels(fingerprint, tmp_path) is None
+    assert find_labels(fingerprint, None, tmp_path) is None
     with pytest.raises(InspectionError, match="has no labels.json of this dictionary"):
         shown(store=str(coded_store.path), diagnostic=tmp_path)
     with pytest.raises(InspectionError, match=r"of this dictionary \(unknown\)"):  # a store need not name its own
-        require_labels(None, tmp_path)
+        find_labels(None, tmp_path, tmp_path)
     write_labels(tmp_path / "diagnostics" / "three" / "layer-2-k48", fingerprint, 48)
     for place in (tmp_path, tmp_path / "diagnostics" / "three", tmp_path / "diagnostics" / "three" / "layer-2-k48"):
         result, text = shown(store=str(coded_store.path), diagnostic=place, lsp=(3,))
