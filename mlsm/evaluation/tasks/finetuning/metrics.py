@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from mlsm.common.extras import name_extras
 from mlsm.evaluation.records import METRICS
@@ -73,9 +74,10 @@ def uninformed(task: Task, train: Sequence[Any], gold: dict[str, list], found: l
 
 
 def check_installed(task: Task) -> None:
-    """Raises MissingPackageError if a package for the task's metrics is missing."""
-    with name_extras(task.name):
-        import_module("seqeval" if task.labels_words else "sklearn")
+    """Raises MissingPackageError if the task's metrics need seqeval, and it is missing."""
+    if task.labels_words:
+        with name_extras(task.name):
+            import_module("seqeval")
 
 
 def _f1(task, gold, predicted):
@@ -86,8 +88,6 @@ def _f1(task, gold, predicted):
     O. If they counted as O, a model with shorter inputs would be correct on words that it did not read.
     """
     if not task.labels_words:
-        from sklearn.metrics import f1_score
-
         return float(f1_score(gold, predicted, zero_division=0.0))
     tags = dict(enumerate(task.labels)) | {UNREAD: UNREAD_TAG}
     names = [[[tags[int(label)] for label in sentence] for sentence in part] for part in (gold, predicted)]
@@ -96,21 +96,9 @@ def _f1(task, gold, predicted):
 
 def span_f1(gold: list[list[str]], said: list[list[str]]) -> float:
     """F1 of the spans of IOB2 tags over all sentences; 0 if there are none."""
-    from seqeval.metrics import f1_score
+    import seqeval.metrics
 
-    return float(f1_score(gold, said, zero_division=0))
-
-
-def _matthews(task, gold, predicted):
-    from sklearn.metrics import matthews_corrcoef
-
-    return float(matthews_corrcoef(gold, predicted))
-
-
-def _accuracy(task, gold, predicted):
-    from sklearn.metrics import accuracy_score
-
-    return float(accuracy_score(gold, predicted))
+    return float(seqeval.metrics.f1_score(gold, said, zero_division=0))
 
 
 def spearman(gold: np.ndarray, predicted: np.ndarray) -> float:
@@ -128,8 +116,8 @@ def _correlation(function, gold, predicted):
 
 
 _FUNCTIONS = {
-    "matthews": _matthews,
-    "accuracy": _accuracy,
+    "matthews": lambda task, gold, predicted: float(matthews_corrcoef(gold, predicted)),
+    "accuracy": lambda task, gold, predicted: float(accuracy_score(gold, predicted)),
     "f1": _f1,
     "pearson": lambda task, gold, predicted: _correlation(pearsonr, gold, predicted),
     "spearman": lambda task, gold, predicted: spearman(gold, predicted),

@@ -196,7 +196,6 @@ class Texts:
     """
 
     def __init__(self, task: Task, data_dir: Path | None, limit: int):
-        metrics.check_installed(task)
         data = load_task(task, data_dir)
         self.task, self.evaluation = task, data.evaluation
         self.nine, self.tenth = split_tenth(task.name, take_examples(task.name, data.train, limit))
