@@ -126,11 +126,10 @@ def open_alike(places: Sequence[str]) -> list[Store]:
 
 
 def sample_tokens(store: Store, tokens: int, progress: Callable[..., None]) -> Sample:
-    """Sample windows of the training split that hold about this many tokens, or all of them.
+    """Sample windows of the training split of a store of LSPs that hold about this many tokens, or all of them.
 
-    Raises  InspectionError when the store holds no LSPs, StoreError when it has no training windows
+    Raises  StoreError when it has no training windows
     """
-    require_lsps(store)
     reader = store.split("train")
     if not len(reader):
         raise StoreError(f"{store.path}: the training split has no windows. Encode more text.")

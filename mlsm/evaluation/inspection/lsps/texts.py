@@ -232,8 +232,7 @@ def compare_tokens(model: "LspModel | None", text: str, teacher: TextRows | None
     predicted = model.lsp([text])[0] if model else None
     if predicted and teacher and predicted.tokens != teacher.texts:
         raise InspectionError(
-            "the student's tokenizer cuts the text into other tokens than the store's. Pass the store that the "
-            "student was trained from."
+            f"the student's tokenizer cuts the text into other tokens than the store's. {OF_THIS_STORE}"
         )
     names = teacher.texts if teacher else predicted.tokens if predicted else []
     tokens: list[dict] = [{"text": name} for name in names]

@@ -5,7 +5,6 @@ import pytest
 from make_store import make_store
 from tiny_store import write_store
 
-from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps.sample import by_lsp, sample_tokens
 from mlsm.evaluation.inspection.stores import window_tokens
@@ -90,9 +89,3 @@ def test_document_keys_tell_documents_apart(tmp_path):
         for key, name in zip(row[:length].tolist(), names, strict=True):
             assert named.setdefault(name, key) == key
     assert len(set(named.values())) == len(named) > 10
-
-
-def test_only_stores_of_lsps_have_some(tmp_path):
-    store = write_store(tmp_path / "ids", k=0)
-    with pytest.raises(InspectionError, match="contains ids, not LSPs"):
-        sample_tokens(store, 100, silent)
