@@ -214,11 +214,9 @@ class StoreView(statistics.SampleView):
 
     def _lsps_of(self, tokens):
         """The mean distribution over some tokens, and the share of them that have each LSP."""
-        mass_K, having_K = np.zeros(self.sample.k), np.zeros(self.sample.k)
-        for token in tokens:
-            lsps, weights = self.sample.row(token)
-            mass_K[lsps] += weights
-            having_K[lsps] += 1
+        _, lsps_E, weights_E = self.sample.rows(tokens)
+        mass_K = np.bincount(lsps_E, weights_E, self.sample.k)
+        having_K = np.bincount(lsps_E, minlength=self.sample.k)
         largest = np.argsort(-mass_K, kind="stable")[:WORD_LSPS]
         return [
             {
