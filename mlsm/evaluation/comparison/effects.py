@@ -348,7 +348,7 @@ def find_effect(better: Arm, than: Arm, planned_tasks: Collection[str], planned_
     ]
     return replace(
         effect,
-        tasks=tuple(sorted(tasks)),
+        tasks=tuple(dict.fromkeys(task for task, _ in pairs[0][2])),
         seeds=tuple(whole),
         differences_ST=rows,
         scores=_test_scores(whole.values()),

@@ -4,8 +4,9 @@
 
 Some figures vary one setting: layer (3, 4), number of LSPs (5), weight of MLM (8). Others compare checkpoints: averages
 and tasks over steps (6, 10), paired scores (7), BLiMP over its cost (9). A figure whose records are missing is not
-drawn but listed with what it needs. On request, the paper's published numbers (published.py) are drawn next to your
-own. Not handled here: the paper's figures 1, 2 and 11, which show no scores.
+drawn but listed with what it needs. `vary` finds the models for the former, and a Drawing collects a figure's numbers
+for its CSV. On request, the paper's published numbers (published.py) are drawn next to your own. Not handled here: the
+paper's figures 1, 2 and 11, which show no scores.
 """
 
 import math

@@ -193,17 +193,19 @@ def _cannot_be_scored(sentence: str, why: str) -> ScoringError:
 
 
 def score_rows(scorer: Scorer, rows: Sequence[tuple[str, ...]], columns: tuple[str, ...]) -> list[dict]:
-    """Score sentences, (sentence,), or minimal pairs, (good, bad). Every sentence has tokens (`_check_sentences`).
+    """Score sentences, (sentence,), or minimal pairs, (good, bad).
 
     columns  names of the two sentences of a pair
     Returns  for a sentence: {"sentence", "tokens": [[token, ln p], ...], "pll": nats, "pppl" (None: too large)}; for a
              pair its sentences under their columns, and two values each of "tokens" (their number), "pll" and
              "shared_pll"
-    Raises   ScoringError on scores that are not finite, and on a sentence longer than the model reads
+    Raises   ScoringError on a sentence without tokens or longer than the model reads, and on scores that are not finite
     """
     sentences = [sentence for row in rows for sentence in row]
     encoded, scores = scorer.encode(sentences), scorer.score(sentences)
     for sentence, values in zip(sentences, scores, strict=True):
+        if not len(values):
+            raise _cannot_be_scored(sentence, "it has no tokens")
         if not np.isfinite(values).all():
             raise _cannot_be_scored(sentence, "its scores are not finite, because the model's weights are not")
     # fsum rounds once, so the sum does not depend on the order of the scores

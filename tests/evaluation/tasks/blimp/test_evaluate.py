@@ -24,6 +24,7 @@ from mlsm.evaluation import records
 from mlsm.evaluation.tasks.blimp import evaluate as evaluating
 from mlsm.evaluation.tasks.blimp.config import BlimpConfig
 from mlsm.evaluation.tasks.blimp.data import PARADIGMS, PHENOMENA
+from mlsm.evaluation.tasks.blimp.data import read as read_paradigms
 from mlsm.evaluation.tasks.blimp.evaluate import evaluate_blimp
 from student.config import ProbeConfig, StudentConfig
 from student.objectives.mlm import Mlm
@@ -271,12 +272,13 @@ def test_a_checkpoint_that_is_not_there_or_not_kept_is_said_to_be_so(run, config
 
 
 @pytest.mark.parametrize("probe_input", ["softmax", "logits"])
-def test_probes_are_scored_from_their_runs(probe_input, mlsm_export, store, config, tmp_path):
+def test_probes_are_scored_from_their_runs(probe_input, mlsm_export, store, config, data, tmp_path):
     output = tmp_path / "probe-run"
     train_probe(ProbeConfig(**settings(store), student=str(mlsm_export), probe_input=probe_input, run_dir=output))
     (record,) = evaluate_blimp(replace(config, models=(str(output),), per_paradigm=1))["records"]
     assert record["objective"] == "mlsm" and record["step"] == 5  # those of the student
     assert record["data"]["n_eval"] == 67
+    assert record["data"]["files"] == {paradigm.name: paradigm.digest for paradigm in read_paradigms(data)}
 
 
 def test_an_unfinished_run_is_said_to_be_so(run, config, tmp_path):
