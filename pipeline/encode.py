@@ -275,7 +275,8 @@ def open_coder(
         if teacher is not None:
             check_same_teacher(teacher, found["teacher"], found["dtype"])
         targets.append(kind.open(job, teacher, store.files, found))
-        given = targets[-1].describe_store(job)[1]["settings"]
+        _, target_json = targets[-1].describe_store(job)
+        given = target_json["settings"]
         if fingerprint(given) != fingerprint(found):
             raise EncodeError(
                 f"{store.files.path} was made with other settings than those of this command: "

@@ -169,10 +169,11 @@ def sample_windows(executor: Executor, tokens: int, seed: int) -> list[Window]:
         return found
 
     job.progress("choose", 0, len(training), unit="units")
-    results = executor.map_or_rescue(find, ((number, sample.bound) for number in training), try_again)
-    for done, (_, found) in enumerate(results, start=1):
-        sample.add(found)
-        job.progress("choose", done, len(training), unit="units")
+    items = ((number, sample.bound) for number in training)
+    with closing(executor.map_or_rescue(find, items, try_again)) as results:
+        for done, (_, found) in enumerate(results, start=1):
+            sample.add(found)
+            job.progress("choose", done, len(training), unit="units")
     return sample.windows()
 
 
@@ -342,7 +343,7 @@ def read_batch(job: Job, teacher: "Teacher", layers: Sequence[int], windows: lis
             failing += 1
     if failing > max(SOME_WINDOWS, len(windows) // 2):
         raise EncodeError(f"{teacher.name}, layer {layers[0]}, fails at most of a batch; see the log")
-    return [np.concatenate(parts or [no_rows])]
+    return parts if len(parts) == 1 else [np.concatenate(parts or [no_rows])]
 
 
 def _as_records(found, dtype):

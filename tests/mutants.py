@@ -190,7 +190,7 @@ TABLE = (  # area, modules, files of tests/ that mirror them, then their neighbo
     (
         "corpus",
         "pipeline/sample.py",
-        "pipeline/test_learn.py pipeline/test_near_atoms.py pipeline/test_learning_checkpoint.py",
+        "pipeline/test_plan.py pipeline/test_learn.py pipeline/test_near_atoms.py pipeline/test_learning_checkpoint.py",
     ),
     ("coding", "pipeline/teacher/*.py", "pipeline/test_teacher.py pipeline/test_tokenizer.py pipeline/test_logits.py"),
     (
@@ -205,6 +205,7 @@ TABLE = (  # area, modules, files of tests/ that mirror them, then their neighbo
     ("runs", "student/runs/hub.py", "student/test_hub.py"),
     ("runs", "student/runs/export*.py", "student/test_export_run.py student/test_export.py student/test_lsp_model.py"),
     ("runs", "student/runs/import*.py", "student/test_import_student.py"),
+    ("runs", "student/runs/config.py", "student/test_export_run.py student/test_import_student.py"),
     ("runs", "student/runs/probed.py", "student/test_probe.py"),
     ("tasks", "mlsm/evaluation/tasks/finetuning/*.py", FINETUNING),
     ("tasks", "mlsm/evaluation/tasks/frozen/*.py", FROZEN),
