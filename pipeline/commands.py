@@ -75,13 +75,13 @@ def encode_logits(config: EncodeLogitsConfig, progress: Callable[..., None] = si
         check_documents_apart(config.teacher)
     if config.masked:
         check_reads_masks(config.teacher)
-    check_max_length(config.teacher, config.max_length)
     tokenizer = load_tokenizer(config.teacher)
     if trouble := describe_unsplit(tokenizer, config.teacher):
         raise TeacherError(trouble)
     # Load the teacher before the corpus is read, so that a teacher without a head is refused at once.
     progress("load teacher", 0, None)
     teacher = MaskedLm.load(config.teacher, dtype=config.dtype, device=config.device)
+    check_max_length(config.teacher, config.max_length)
     job = scan_corpus(config, tokenizer, progress)
     fit_teacher(job, teacher)
     logger.info("%s", announcement("encode-logits", job, teacher))
