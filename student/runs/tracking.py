@@ -30,6 +30,7 @@ from student.runs.directory import Run
 logger = logging.getLogger(__name__)
 
 PROJECT = "mlsm"
+_WANDB_LINKS = ("latest-run", "debug.log", "debug-internal.log", "debug-core.log")  # the last one by wandb 0.31
 
 
 def check_trackers(names: tuple[str, ...]) -> None:
@@ -67,12 +68,11 @@ def _check_place(directory):
 
     The links that wandb makes for convenience are removed; wandb makes them again.
     """
-    for name in ("latest-run", "debug.log", "debug-internal.log"):
-        if (path := directory / "wandb" / name).is_symlink():
-            disk.unlink(path)
     for path in sorted(directory.rglob("*")):
         mode = path.lstat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or path == directory / "wandb" / "settings":
+        if stat.S_ISLNK(mode) and path.name in _WANDB_LINKS and directory / "wandb" in path.parents:
+            disk.unlink(path)
+        elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or path == directory / "wandb" / "settings":
             what = "settings of wandb" if stat.S_ISREG(mode) else disk.kind_of_file(path.lstat())
             raise RunError(
                 f"--track: {path} is {what}, which our trackers never make, so nothing is written there. Remove it, or"

@@ -150,6 +150,32 @@ def test_a_run_resumed_within_the_same_second_is_read_in_order(tmp_path):
     assert int(made.split(".")[3]) > now
 
 
+def test_wandbs_links_are_removed_and_others_are_refused(ids_store, settings, tmp_path):
+    """wandb 0.31 links the newest run and its logs, and in each run's directory a log in the user's cache."""
+    pytest.importorskip("tensorboard")
+    config = StudentConfig(**settings, store=ids_store.path, objective="mlm", track=("tensorboard",))
+
+    def stop(*args, step, **figures):
+        if step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, stop)
+    kept, place = tmp_path / "core-debug.log", config.run_dir / "tracking"
+    kept.write_text("of wandb's core")
+    links = [place / "wandb" / "latest-run", place / "wandb" / "offline-run-1" / "logs" / "debug-core.log"]
+    for link in links:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(kept)
+    other = place / "debug-core.log"
+    other.symlink_to(kept)
+    with pytest.raises(RunError, match="debug-core.log is a link, which our trackers never make"):
+        train(config)
+    other.unlink()
+    assert train(config)["steps"] == 8
+    assert not any(link.is_symlink() for link in links) and kept.read_text() == "of wandb's core"
+
+
 def test_an_id_that_was_cut_is_made_anew(tmp_path):
     first = _id(tmp_path)
     assert len(first) == 8 and _id(tmp_path) == first
