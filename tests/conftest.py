@@ -122,9 +122,15 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def browser(open_browser):
+    """A headless Chromium, without what earlier tests logged; tests that need one are skipped if there is none."""
+    open_browser.get_log("browser")
+    return open_browser
+
+
 @pytest.fixture(scope="session")
-def browser():
-    """A headless Chromium; tests that need one are skipped if there is none."""
+def open_browser():
     webdriver = pytest.importorskip("selenium.webdriver")
     from selenium.webdriver.chrome.service import Service
 

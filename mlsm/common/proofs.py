@@ -16,6 +16,7 @@ decided elsewhere (pipeline/solvers/proof.py, student/proof.py).
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -101,7 +102,7 @@ def _run_in(directory, module, seconds):
         )
         try:
             code = process.wait(seconds)
-            trouble = None if code == 0 else f"it ended with {_name_of(code)}: {_last_line(directory / SAID)}"
+            trouble = None if code == 0 else f"it ended with {_name_of(code)}: {_reason(directory / SAID)}"
             passing = code == -signal.SIGKILL  # as Linux does when memory runs out
         except subprocess.TimeoutExpired:
             passing, trouble = True, f"it had not ended after {seconds:.0f} seconds"
@@ -142,8 +143,11 @@ def _name_of(code):
     return f"signal {signal.Signals(-code).name}" if -code in set(signal.Signals) else f"code {code}"
 
 
-def _last_line(path):
-    return (path.read_text(errors="replace").strip().splitlines() or ["it printed nothing"])[-1][:300]
+def _reason(path):
+    """The last error in what a child printed, else its last line: libraries may print more when the process ends."""
+    lines = path.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (errors or lines)[-1][:300]
 
 
 # -- what answers depend on ----------------------------------------------------------------------------------

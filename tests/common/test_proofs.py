@@ -58,3 +58,10 @@ def until(holds, seconds=20.0):
     while not holds():
         assert time.monotonic() < end, "it took too long"
         time.sleep(0.02)
+
+
+def test_the_reason_is_the_last_error_whatever_is_printed_after_it(tmp_path, monkeypatch):
+    code = "import atexit, sys\natexit.register(lambda: print('leaked 1 instance', file=sys.stderr))\n"
+    (tmp_path / "failing.py").write_text(code + "raise ValueError('no device')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert proofs.run_child("failing", {}, 60).trouble == "it ended with code 1: ValueError: no device"

@@ -292,7 +292,6 @@ def test_a_space_has_a_sign_and_what_a_terminal_would_act_on_is_escaped(hostile_
 def opened(browser, written):
     """A function that opens an address of the page from disk; it may not complain or run a text of the corpus."""
     base = Path(written[0]).as_uri()
-    browser.get_log("browser")  # of earlier tests
 
     def open_page(address=""):
         browser.get("about:blank")  # the same page with another hash would not be loaded again
