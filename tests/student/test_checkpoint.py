@@ -24,8 +24,9 @@ class Model(nn.Module):
 def trained(steps=2):
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for weight in model.parameters():  # by hand: a build for CUDA refuses autograd in a child forked from a user of it
+        weight.grad = torch.ones_like(weight)
     for _ in range(steps):
-        model.layer(torch.ones(1, 3)).sum().backward()
         optimizer.step()
     return model, optimizer
 
