@@ -153,8 +153,7 @@ def official_step(store, config: StudentConfig, teacher, atoms_Kd, onednn: bool 
     step_size = 1.0 / torch.linalg.eigvalsh(atoms_Kd.T @ atoms_Kd)[-1].item()
 
     def step(number):
-        micro = read(number)
-        ids_WL = micro.input_WL.flatten().index_copy(0, micro.where_M, micro.targets.labels_M).view_as(micro.input_WL)
+        micro, ids_WL = read(number)
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16, enabled=GPU):
             with torch.no_grad():

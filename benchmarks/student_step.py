@@ -205,7 +205,7 @@ def stock_training(store, config: StudentConfig, loss, onednn: bool, ready: bool
     read = masked_batches(store, config, where, ready)
 
     def step(number):
-        micro = read(number)
+        micro, _ = read(number)
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16, enabled=where.type == "cuda"):  # as ours does there
             found = loss(model, micro)
@@ -217,12 +217,15 @@ def stock_training(store, config: StudentConfig, loss, onednn: bool, ready: bool
 
 
 def masked_batches(store, config: StudentConfig, where: torch.device, ready: bool):
-    """A function from a step's number to its batch, which is read then; with `ready`, to the first one, read before."""
+    """A function from a step's number to its batch, masked and with its own ids, which is read then; with `ready`, to
+    the first one, read before."""
     loader = loader_of(store, config, OBJECTIVES["mlm"](store))
 
     def read(number):
         (micro,) = loader.step(config.seed, number, config.batch_windows).micro
-        return to_device(micro, where)
+        micro = to_device(micro, where)
+        ids_T = micro.input_WL.flatten().index_copy(0, micro.where_M, micro.targets.labels_M)
+        return micro, ids_T.view_as(micro.input_WL)
 
     first = read(0)
     return (lambda number: first) if ready else read

@@ -143,7 +143,7 @@ class Job:
 
         settings  those that name the store: stores with different settings differ in content
         lineage   what else is kept about its origin
-        k         entries of a distribution; 0 if there is none
+        k         entries of a distribution; 0 for ids and hidden states
         octaves   range of the stored weights, in octaves
         """
         return {

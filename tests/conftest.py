@@ -124,7 +124,7 @@ def one_thread():
 
 @pytest.fixture
 def browser(open_browser):
-    """A headless Chromium, without what earlier tests logged; tests that need one are skipped if there is none."""
+    """A headless Chromium with an empty log. Skips the test if Chromium or its driver is not installed."""
     open_browser.get_log("browser")
     return open_browser
 

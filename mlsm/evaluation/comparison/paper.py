@@ -312,7 +312,7 @@ def _draw_matrix(
 ) -> None:
     """Draw a matrix of numbers, row against column; cells are dark if the row is better.
 
-    cells  (M, M) rows, None if there is none
+    cells  (M, M) rows; None is a pair without a number
     text   function from a number to its cell's text
     shade  function from a number to how dark its cell is, from 0 to 1
     """

@@ -100,7 +100,7 @@ def _read(store, text):
 def load_store_dictionary(store: Store) -> Dictionary:
     """The dictionary of a store's LSPs.
 
-    Raises  DictionaryError if there is none, or it is damaged; StoreError when it is another one
+    Raises  DictionaryError if it is missing or damaged, StoreError if it is not the one that the store names
     """
     dictionary = Dictionary.load(store.files.dictionary)
     check_dictionary(store.files, dictionary.fingerprint)
