@@ -14,7 +14,6 @@ machines (docs/clusters.md).
 """
 
 import asyncio
-import hashlib
 import logging
 import os
 import signal
@@ -45,7 +44,7 @@ from mlsm.common.errors import EncodeError, describe
 from mlsm.common.extras import name_extras
 from mlsm.common.machine import available_cores
 from mlsm.common.progress import silent
-from mlsm.common.version import VERSION
+from mlsm.common.version import VERSION, digest_of_code
 from pipeline.executor import KILLED, PART, Context, Executor, Function, Results
 
 if TYPE_CHECKING:
@@ -60,20 +59,10 @@ LOGGERS = ("distributed", "distributed.client", "distributed.gc", "bokeh", "torn
 OTHER_VERSION = "has another version of mlsm than this command. Install the same one there, and restart the worker."
 OURS = ("mlsm", "pipeline", "shards")  # loggers whose lines are passed on
 Note: TypeAlias = tuple[str | None, Any, str]  # (logger's name, level, text) or (None, class of a warning, text)
-_PACKAGES = ("mlsm/common", "pipeline", "shards")  # what a worker runs
+# Of what a worker runs; at import, as a running worker keeps its code when files change.
+CODE = digest_of_code("mlsm/common", "pipeline", "shards")
 _one_task = threading.Lock()  # per process: tasks share its directory, loggers and coders
 logger = logging.getLogger(__name__)
-
-
-def _digest_of_code() -> str:
-    """A digest of the source files of the packages that a worker runs."""
-    root, digest = Path(__file__).resolve().parent.parent, hashlib.sha256()
-    for file in sorted(file for package in _PACKAGES for file in (root / package).rglob("*.py")):
-        digest.update(f"{file.relative_to(root).as_posix()} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()
-
-
-CODE = _digest_of_code()  # at import: a running worker keeps its code when files change
 
 
 class WorkerPool(Executor):

@@ -131,6 +131,17 @@ class Ranks:
         self.tell(True)
         return result
 
+    def check_alike(self, facts: dict[str, Any]) -> None:
+        """Raise RunError, which names what differs, if some process has other facts than the first."""
+        first, *others = self.gather(facts)
+        for rank, theirs in enumerate(others, start=1):
+            differing = [
+                f"{name} ({first[name]}, there {theirs[name]})" for name in first if theirs[name] != first[name]
+            ]
+            if differing:
+                what = f"process {rank} differs from the first in {', '.join(differing)}. Start all processes alike."
+                raise self.as_one(RunError(what))
+
     def as_one(self, error: Exception) -> Exception:
         """Replace an error that all processes raise at once, so that only one of them reports it."""
         return error if self.is_first else PeerError("the first process of this run says why.")

@@ -33,6 +33,7 @@ from mlsm.common.errors import Interrupted, RunError, TrainingError
 from mlsm.common.matrix_products import USUAL
 from mlsm.common.progress import silent
 from mlsm.common.proofs import lacks_memory
+from mlsm.common.version import digest_of_code
 from shards.counter import hash_u64
 from shards.manifest import fingerprint
 from shards.reader import Store
@@ -66,6 +67,8 @@ from student.task import TrainingTask, student_task
 logger = logging.getLogger(__name__)
 
 _DROPOUT_PURPOSE = 0x64726F70  # "drop"
+# Settings that say when processes add up or save together, or how they share held-out windows.
+SHARED_STEPS = ("micro_batch", "eval_every", "eval_windows", "save_every", "checkpoints")
 
 
 def train(
@@ -98,6 +101,10 @@ def train(
     started = time.perf_counter()
     with join(choose_device(config.device)) as ranks, ExitStack() as held:
         resolved, store, task, run = ranks.first_then_all(lambda: open_run(config, ranks, prepare))
+        if ranks.size > 1:  # settings that change the result are the run's, and are compared with config.json
+            settings = {name: getattr(resolved.config, name) for name in SHARED_STEPS}
+            code = {"code": digest_of_code("mlsm/common", "shards", "student")[:12], "torch": torch.__version__}
+            ranks.check_alike(settings | code)
         places = run.places() | {"store": str(store.path), "plan": store.plan_id}
         if others := task.objective.other_stores:
             places["other_stores"] = [str(store.path) for store in others]
@@ -374,6 +381,7 @@ class Trainer:
             targets=self.objective.facts,
             segments=self.task.segments,
             processes=self.ranks.size,
+            threads=torch.get_num_threads(),  # another number adds up in another order
             restore_seconds=restore_seconds,  # weights and optimiser, read and checked
             ready_seconds=time.perf_counter() - self.model_built - restore_seconds,  # the rest, to the first batch
         )

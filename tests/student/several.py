@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 2 several.py jobs.json
 
-A job is {"settings": {...}} and what happens to it: "signal": [rank, step], "poison": [rank, step] (a loss that is not
-a number), "fail": [rank, step], "hang": [rank, step], "slow_save": seconds before each checkpoint. Every process writes
-what came of each job beside the file.
+A job is {"settings": {...}} and what happens to it: "differs": settings of rank 1 alone, "signal": [rank, step],
+"poison": [rank, step] (a loss that is not a number), "fail": [rank, step], "hang": [rank, step], "slow_save": seconds
+before each checkpoint. Every process writes what came of each job beside the file.
 """
 
 import json
@@ -30,7 +30,8 @@ def main(jobs_file):
         Stepper.update, Checkpoints.save = happening(job), saved_late(job.get("slow_save", 0))
         begun = time.monotonic()
         try:
-            outcome = {"steps": train(config_of(job["settings"]))["steps"]}
+            differs = job.get("differs", {}) if RANK == 1 else {}
+            outcome = {"steps": train(config_of(job["settings"] | differs))["steps"]}
         except (Exception, Interrupted) as error:
             outcome = {"error": type(error).__name__, "message": str(error)}
             kept = Path(job["settings"]["run_dir"], "checkpoints").glob("*")

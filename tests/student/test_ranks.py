@@ -130,7 +130,8 @@ def finished(lsp_store, tmp_path_factory):
         job(lsp_store, runs / "two", {"dropout": 0.0}),
         job(lsp_store, runs / "failed", fail=[1, 4]),
     ]
-    jobs[-1:-1] = [job(lsp_store, runs / "dropout", DROPOUT)]
+    unlike = job(lsp_store, runs / "unlike", differs={"micro_batch": 2, "eval_every": 2})
+    jobs[-1:-1] = [job(lsp_store, runs / "dropout", DROPOUT), unlike]
     adaptive = {"dropout": 0.0} | ADAPTIVE
     stopped = job(lsp_store, runs / "adaptive-again", adaptive, signal=[1, 5])  # between two updates
     jobs[:0] = [job(lsp_store, runs / "adaptive", adaptive), stopped, job(lsp_store, runs / "adaptive-again", adaptive)]
@@ -217,6 +218,15 @@ def test_an_error_that_all_meet_is_told_once(finished):
     assert changed[0]["error"] == "RunError" and "lr (there 0.001, now 0.5)" in changed[0]["message"]
     assert [outcome[1]["error"] for outcome in (poisoned, small, changed)] == ["PeerError"] * 3
     assert [outcome["steps"] for outcome in done] == [12, 12]
+
+
+def test_processes_that_would_not_meet_are_refused(finished):
+    """Otherwise a held-out loss is added up of other windows, or the processes wait for each other for half an hour."""
+    runs, outcomes = finished
+    first, second = outcomes[-2]
+    assert first["error"] == "RunError" and second["error"] == "PeerError"
+    assert "process 1 differs from the first in micro_batch (3, there 2), eval_every (4, there 2)." in first["message"]
+    assert not (runs / "unlike" / "log.jsonl").exists()
 
 
 def test_a_process_that_ends_ends_the_others(finished):
