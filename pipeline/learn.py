@@ -305,10 +305,13 @@ def load_dictionary(config: EncodeConfig, source: str | Path, teacher: Teacher) 
     # A solver that gives all weight to one atom has nothing to divide.
     near, largest = count_near(dictionary.atoms_Kd) if config.solver != "nearest" else (0, 0.0)
     if near:
+        mend = f"Learning replaces such atoms: {program()} learn-dictionary"
+        if dictionary.settings.get("atoms", "learned") == "learned" and "largest_cosine" in dictionary.best:
+            mend = "Learning could not replace them, because the hidden states are too similar"
+            mend += f". Subtract their mean: {program()} learn-dictionary --center mean" * (dictionary.center is None)
         warnings.warn(
             f"{source}: {near:,} of {len(dictionary.atoms_Kd):,} atoms have a cosine above {NEAR} with another one, at "
-            f"most {largest:.4f}. How a code divides its weight between them is arbitrary within --tolerance. "
-            f"Learning replaces such atoms: {program()} learn-dictionary",
+            f"most {largest:.4f}. How a code divides its weight between them is arbitrary within --tolerance. {mend}",
             stacklevel=2,
         )
     return dictionary

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 SAMPLE, RAW_SAMPLE = "sample.npy", "raw.npy"
 ROWS_AT_ONCE = 65_536
+LARGEST_SHARE = 0.25  # of all length that one hundredth of the tokens may have before --center warns
 logger = logging.getLogger(__name__)
 
 
@@ -82,10 +83,18 @@ def _center_sample(place, kind):
     """Make center.npy, center.json and, last, sample.npy from the raw.npy of a place."""
     raw_N = np.load(place / RAW_SAMPLE, mmap_mode="r")
     shape, starts = raw_N["row"].shape, range(0, len(raw_N), ROWS_AT_ONCE)
-    sums = HiddenSums(shape[1])
+    sums, lengths = HiddenSums(shape[1]), []
     for start in starts:
         rows_n = raw_N[start : start + ROWS_AT_ONCE]
         sums.add(rows_n["position"], rows_n["row"])
+        lengths.append(np.linalg.norm(rows_n["row"], axis=1))
+    length_N = np.sort(np.concatenate(lengths))
+    if (share := length_N[int(0.99 * len(length_N)) :].sum() / length_N.sum()) > LARGEST_SHARE:
+        logger.warning(
+            "one hundredth of the tokens, those with the longest hidden states, has %.0f %% of all length, so the mean "
+            "that --center subtracts is mostly theirs. Without --center their length does not count",
+            100 * share,
+        )
     center = sums.center(kind)
     center.save(place)
     with growing_rows(place / SAMPLE, shape, np.float16) as add:

@@ -66,15 +66,15 @@ def _encoding_with(report: dict, settings: Settings) -> str:
 
 def _closeness(report):
     """Say how close atoms are to one another; empty for dictionaries without this measurement."""
+    from pipeline.dictionary.near import NEAR
+
     if "largest_cosine" not in report:
         return []
-    return [
-        (
-            "distinct",
-            f"the largest cosine of two atoms is {report['largest_cosine']:.4f}; {report['near_atoms']:,} nearly equal "
-            "ones were replaced",
-        )
-    ]
+    closeness = f"the largest cosine of two atoms is {report['largest_cosine']:.4f}; {report['near_atoms']:,} nearly "
+    closeness += "equal ones were replaced"
+    if report["largest_cosine"] > NEAR and report["epoch"]:  # centroids are left as k-means finds them
+        closeness += ", not all, as the vectors are too similar: subtract their mean (--center mean)"
+    return [("distinct", closeness)]
 
 
 def _dictionary_rows(report):

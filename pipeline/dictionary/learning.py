@@ -4,9 +4,9 @@
 
 Mairal et al. 2009 (Online dictionary learning for sparse coding), algorithm 1 with the minibatches, the forgetting and
 the replacement of unused atoms of section 3.4. Nearly equal atoms are also replaced (near.py), just before an
-evaluation, so the returned atoms, which were evaluated, have none. This module has the order of the work, the
-evaluation on held-out vectors, and the stopping rule; the learners do the minibatches (cpu.py, torch.py). Memory is
-bounded by A, the Gram matrix and, in an evaluation, its cosines (K x K each), and 16 bytes per vector, for
+evaluation, so the returned atoms, which were evaluated, have none if the vectors allow it. This module has the order of
+the work, the evaluation on held-out vectors, and the stopping rule; the learners do the minibatches (cpu.py, torch.py).
+Memory is bounded by A, the Gram matrix and, in an evaluation, its cosines (K x K each), and 16 bytes per vector, for
 (memory-mapped) input of any length; k-means needs 64 vectors per atom in addition. Random numbers follow from (seed,
 epoch): equal input and thread count give equal atoms, interrupted or not.
 Not handled here: the codes themselves (solvers/), where the vectors come from (sample.py), the files (atoms.py).
@@ -316,12 +316,13 @@ def _initial_atoms(vectors, settings, device):
 
 
 def _without_near_ones(atoms_Kd, vectors, whole_sample=False):
-    """The atoms, with sampled vectors replacing those that are nearly equal to an earlier one.
+    """The atoms, with sampled vectors replacing those that are zeros or nearly equal to an earlier one.
 
     whole_sample  whether to search all of the sample for others, not only as many vectors as there are atoms: learning
                   replaces the near atoms that are left, but a sample that is not learned keeps them
     """
-    given_up, k = list(near_atoms(atoms_Kd @ atoms_Kd.T, np.zeros(len(atoms_Kd)))), len(atoms_Kd)
+    k, given_up = len(atoms_Kd), np.flatnonzero(~atoms_Kd.any(1)).tolist()
+    given_up += near_atoms(atoms_Kd @ atoms_Kd.T, np.zeros(k))
     for skip in itertools.count(k, k):
         spare_Kd = vectors.sample(k, skip=skip) if given_up else atoms_Kd[:0]
         rows = far_rows(spare_Kd, np.delete(atoms_Kd, given_up, axis=0), len(given_up))

@@ -2,8 +2,8 @@
 
 If two atoms are nearly equal, a code can move weight from one to the other at almost no cost. All such codes meet the
 tolerance, so the distribution that a student learns from would be arbitrary. Learning therefore keeps the cosine of any
-two atoms at NEAR or below. A code with a KKT violation of e can then move about e / (1 - NEAR) of weight between two
-atoms: 0.005 at the default tolerance.
+two atoms at NEAR or below, unless the vectors are too similar to give others. A code with a KKT violation of e can then
+move about e / (1 - NEAR) of weight between two atoms: 0.005 at the default tolerance.
 
 Shapes: N vectors, n of a minibatch, d width, K atoms.
 """
@@ -132,10 +132,10 @@ def near_atoms(gram_KK: np.ndarray, uses_K: np.ndarray) -> dict[int, int]:
 def far_rows(rows_Nd: np.ndarray, atoms_Kd: np.ndarray, count: int) -> list[int]:
     """Numbers of the first rows, at most `count`, that are nearly equal neither to an atom nor to one before them.
 
-    rows_Nd  rows of unit length, or of zeros
+    rows_Nd  rows of unit length, or of zeros, which are left out
     """
     norms_K = np.maximum(np.linalg.norm(atoms_Kd, axis=1), 1e-15)
-    candidates = np.flatnonzero(((rows_Nd @ atoms_Kd.T) / norms_K <= NEAR).all(1))
+    candidates = np.flatnonzero(((rows_Nd @ atoms_Kd.T) / norms_K <= NEAR).all(1) & rows_Nd.any(1))
     found: list[int] = []
     for row in candidates.tolist():
         if len(found) == count:

@@ -328,6 +328,17 @@ def test_a_sample_too_small_for_positions_is_refused(place, tmp_path):
         )
 
 
+@pytest.mark.parametrize(("longest", "warned"), [(1, False), (10, False), (100, True)])
+def test_a_mean_of_a_few_long_rows_is_warned_of(tmp_path, caplog, longest, warned):
+    rng = np.random.default_rng(0)
+    raw = np.zeros(1000, [("position", "<i4"), ("row", "<f4", (16,))])
+    raw["row"] = rng.normal(size=(1000, 16))
+    raw["row"][:5] *= longest
+    np.save(tmp_path / "raw.npy", raw)
+    sampling._center_sample(tmp_path, "mean")
+    assert ("one hundredth of the tokens" in caplog.text) == warned
+
+
 def test_means_of_positions_are_shrunk_as_far_as_they_are_noise():
     rng, width = np.random.default_rng(0), 16
     position = np.repeat(np.arange(1, 41), 200)

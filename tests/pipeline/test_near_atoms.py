@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from planted import planted, unit_rows
 
+from mlsm.commands.learn_dictionary import show
 from pipeline.commands import encode_lsp
 from pipeline.config import EncodeConfig, LearnConfig
 from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule, learn_dictionary, learning, near
@@ -87,6 +88,14 @@ def test_far_rows_are_near_no_atom_and_not_one_another():
 
 
 # -- one replacement --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("atoms", ["sampled", "learned"])
+def test_rows_of_zeros_do_not_become_atoms(atoms):
+    hidden = unit_rows(np.random.default_rng(0).normal(size=(600, 24)))
+    hidden[np.random.default_rng(1).random(600) < 0.4] = 0  # padding in a file of vectors
+    found = learn_dictionary(hidden, replace(SETTINGS, atoms=atoms), SCHEDULE)
+    assert found.atoms_Kd.any(1).all()
 
 
 def learner_with_sums(kind, atoms, hidden):
@@ -324,6 +333,17 @@ def test_a_given_dictionary_with_nearly_equal_atoms_is_warned_of_in_one_line(giv
     with pytest.warns(UserWarning, match="cosine"):
         again = encode_lsp(given)[0]
     assert again["store"] == first["store"] and again["finished_before"], "a given dictionary keeps the store's name"
+
+
+def test_atoms_that_learning_cannot_tell_apart_are_told_with_the_way_out(tmp_path, given):
+    """Advice to learn another dictionary would lead in a circle."""
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "hidden.npy", (rng.normal(size=32) + 0.01 * rng.normal(size=(500, 32))).astype(np.float32))
+    config = LearnConfig(hidden=tmp_path / "hidden.npy", k=40, dictionary_epochs=1, output=tmp_path)
+    found = learn_dictionaries(config)[0]
+    assert "not all, as the vectors are too similar" in show([found], config)
+    with pytest.warns(UserWarning, match="too similar. Subtract their mean: .*learn-dictionary --center mean$"):
+        encode_lsp(replace(given, dictionary=Path(found["dictionary"])))
 
 
 def test_a_given_dictionary_of_distinct_atoms_is_not_warned_of(given):
