@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from mlsm.common.errors import RunError
 from shards.counter import hash_u64
 from shards.reader import Store
 from shards.windows import WindowBatch
@@ -172,9 +173,17 @@ def take_turns(tables: Sequence[MaskTable | None], config: ResolvedConfig) -> Ca
 def build_masking(
     config: ResolvedConfig, store: Store, table_at: Callable[[int], MaskTable | None] = no_table
 ) -> Masking:
-    """The masking of a run. Raises RunError if the unit is word and the store's tokenizer does not mark words."""
+    """The masking of a run.
+
+    Raises  RunError if the unit is word and the store's tokenizer does not mark words, or if the mask rate is so low
+            that no token of a window is masked
+    """
     is_by_words = config.mask_unit == "word"
     unmasked = config.positions == "all"  # then these settings have their defaults (config.py)
+    if (rate := max(config.predicted)) * store.max_length < 0.5:
+        raise RunError(
+            f"--mask-rate {rate:g} masks none of a window's {store.max_length} tokens. It is a share, such as 0.15."
+        )
     return Masking(
         store.special_ids,
         store.vocab_size,

@@ -136,6 +136,8 @@ def test_what_does_not_belong_together_is_one_clear_line(lsp_store, ids_store, t
         model_of(ids_store)
     with pytest.raises(ValueError, match="--mask-rate"):
         LspCollator(lsp_store, mask_rate=1.5)
+    with pytest.raises(RunError, match="0.0015 masks none of a window's .* such as 0.15"):
+        LspCollator(lsp_store, mask_rate=0.0015)  # 0.15 percent
     with pytest.raises(IndexError, match="window 150 of 150"):
         train_windows[150]
     assert train_windows[-1].number == 149
