@@ -87,6 +87,7 @@ def export(
             replace_bytes(directory / "README.md", utf8(_card(store, splits)))
 
         publish_directory(output.resolve(), fill, replace=False)  # beside what a link leads to
+        _is_there(output, lineage)  # raises if another command was first
     return {
         "output": str(output),
         "store": str(store.path),

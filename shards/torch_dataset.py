@@ -21,7 +21,8 @@ Stores of ids and of hidden states have no lsp_ tensors. `dataset.collate` pads 
     DataLoader(dataset, batch_size=32, collate_fn=dataset.collate)                  # the loader collates batches
 
 With workers, pass the batch size to the dataset (first line). Batches then come in one order for any number of workers.
-With the second line every window still comes once, but the number of workers decides which windows share a batch.
+With the second line every window still comes once, but the number of workers decides which windows share a batch,
+and with `drop_last=True` each worker drops its own last batch, which may be all that it has.
 `StatefulDataLoader` of torchdata works with both. A loader of an LspDataset that accelerate has prepared is refused,
 because both share the windows among ranks: use LspWindows with accelerate and Trainer. Not handled here: masks and
 losses (for LspWindows, see student/pretraining.py).

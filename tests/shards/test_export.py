@@ -318,6 +318,19 @@ def test_what_is_there_is_found_or_left_alone(exported, tmp_path):
     assert export(other.path, tmp_path / "disk" / "empty")["finished_before"] and (tmp_path / "link").is_symlink()
 
 
+def test_of_two_exports_to_one_place_the_second_fails(exported, tmp_path):
+    store, _, _ = exported
+    other, _ = store_of(tmp_path / "other", seed=1)
+
+    def meanwhile(*_):
+        if not (tmp_path / "out").exists():
+            export(other.path, tmp_path / "out")
+
+    with pytest.raises(RequestError, match="export of another store"):
+        export(store.path, tmp_path / "out", meanwhile)
+    assert export(other.path, tmp_path / "out")["finished_before"]
+
+
 def test_a_unit_without_windows(monkeypatch, tmp_path):
     files, plan, _ = make_store(tmp_path / "store", units=("train", "train", "train"), blocks=1)
     write_tokenizer(files.tokenizer, 60)
