@@ -95,6 +95,7 @@ class MlsmModel(PreTrainedModel):
     """
 
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True  # which of them it is, the encoder has settled
+    supports_gradient_checkpointing = True  # if the encoder does
 
     def __init__(self, encoder: PreTrainedModel, tensors: dict[str, Tensor], facts: dict):
         super().__init__(encoder.config)
@@ -113,7 +114,12 @@ class MlsmModel(PreTrainedModel):
         head    of a student of several stores: the store whose LSPs are predicted, counted from 1
         kwargs  as of AutoModel.from_pretrained, but for output_loading_info
         """
-        head_file, config_file = (_find(source, name, kwargs) for name in head_files(head))
+        try:
+            head_file, config_file = (_find(source, name, kwargs) for name in head_files(head))
+        except OSError as error:
+            if head == 1:
+                raise
+            raise OSError(f"{source}: no {head_files(head)[0]}; `head` counts a student's stores from 1.") from error
         encoder = _load_encoder(source, *args, **kwargs)
         return cls(encoder, load_file(head_file), json.loads(Path(config_file).read_text(encoding="utf-8")))
 
@@ -178,12 +184,14 @@ class MlsmForMaskedLM(PreTrainedModel):
     """A frozen student with the linear probe that predicts words from its outputs.
 
     encoder  without a pooler
-    probe    the matrix: (V, k) on the softmax of the head's logits, or (V, d) on hidden states
+    probe    the matrix: (V, k) on the softmax of the head's logits, or (V, d) on hidden states; tokens that are added
+             to the embeddings have no logits
     head     of the former, None of the latter
     facts    what lsp_config.json holds; empty without a head
     """
 
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True  # which of them it is, the encoder has settled
+    supports_gradient_checkpointing = True  # if the encoder does
 
     def __init__(self, encoder: PreTrainedModel, probe: Tensor, head: LspHead | None = None, facts: dict | None = None):
         super().__init__(encoder.config)
@@ -224,16 +232,26 @@ class MlsmForMaskedLM(PreTrainedModel):
         self.encoder.set_input_embeddings(value)
 
     def forward(
-        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
     ) -> MaskedLMOutput:
-        """Logits (W, L, V) of all positions, trained at those that hold the mask token; arguments as of the encoder."""
+        """Logits (W, L, V) of all positions, trained at those that hold the mask token.
+
+        labels  int (W, L), -100 at tokens that do not count: their mean cross-entropy in nats is the output's `loss`
+        kwargs  as of the encoder
+        """
         outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **kwargs | {"return_dict": True})
         read = outputs.last_hidden_state
         if self.head is not None:
             read = self.head(read).float().softmax(dim=-1).to(read.dtype)
-        return MaskedLMOutput(
-            logits=self.probe(read), hidden_states=outputs.get("hidden_states"), attentions=outputs.get("attentions")
-        )
+        logits_WLV = self.probe(read)
+        loss = None
+        if labels is not None:
+            loss = nn.functional.cross_entropy(logits_WLV.flatten(0, 1).float(), labels.flatten())
+        return MaskedLMOutput(loss, logits_WLV, outputs.get("hidden_states"), outputs.get("attentions"))
 
 
 def _hub(kwargs: dict) -> dict:

@@ -6,7 +6,7 @@
                                      stores also has lsp_head_2.safetensors, lsp_config_2.json, ...
     modeling_mlsm.py                 if there are LSPs or a probe: code with which transformers alone loads them;
                                      config.json names it as auto_map
-    tokenizer ...                    the store's copy, with the length of the windows as its model_max_length
+    tokenizer ...                    the store's copy, as far as its output was trained (`as_trained`)
     lineage.json                     its origin: settings, store, steps, held-out figures
     README.md                        model card: the same for people, and how to load the export
 
@@ -51,7 +51,7 @@ CODE_FILE = f"{EXPORTED}.py"
 # Entries of config.json: classes of that file for transformers to run, for LSPs and for a probe's words.
 AUTO_MAP = {"AutoModel": f"{EXPORTED}.MlsmModel", "AutoModelForMaskedLM": f"{EXPORTED}.MlsmForMaskedLM"}
 # SHA-256 of all versions of that file. export-student copies only such a file from a checkpoint, and no other code.
-KNOWN_CODE = ("6cbca2840af0ea57967d765c9af4181987636f0351e3963418a9eab492b8d444",)
+KNOWN_CODE = ("7741f0a10f092f5080b1b41e72f6bc62f6a6d14baebe41e5971deaeae3ee3a89",)
 # Patterns of the file names of all exports, of any kind, family and tokenizer.
 EXPORT_FILES = (
     "config.json",
@@ -187,7 +187,9 @@ def write_card_and_lineage(
     other_stores  of the same plan, whose targets were learned together with those of `store`
     Raises  StoreError when the store's tokenizer is not the one that its text was encoded with
     """
-    write_files(directory, with_max_length(store.read_tokenizer(), store.max_length))
+    settings = lineage["settings"]  # an encoder that was trained further may have learned segments before
+    segments = bool(settings.get("segments") or settings.get("continue_from") or lineage.get("continued_from"))
+    write_files(directory, as_trained(store.read_tokenizer(), store.max_length, segments))
     write_code(directory)
     plan = {"windowing": store.plan.windowing, "corpus": store.plan.corpus}
     first, *others = [
@@ -200,12 +202,17 @@ def write_card_and_lineage(
     (directory / "README.md").write_text(_card(text, lineage, (directory / CODE_FILE).is_file()), encoding="utf-8")
 
 
-def with_max_length(files: Mapping[str, bytes], length: int) -> dict[str, bytes]:
-    """A tokenizer's files, name to bytes, that cut texts to this many tokens if asked to cut: positions beyond the
-    windows of the training were never trained."""
+def as_trained(files: Mapping[str, bytes], length: int, segments: bool) -> dict[str, bytes]:
+    """A tokenizer's files, name to bytes, whose output the student was trained on.
+
+    length    where texts are cut if asked to cut: later positions were never trained
+    segments  whether the output has `token_type_ids`; otherwise the second segment was never trained, or does not exist
+    """
     if (name := "tokenizer_config.json") not in files:
         return dict(files)
     values = json.loads(files[name]) | {"model_max_length": length}
+    if not segments:
+        values["model_input_names"] = ["input_ids", "attention_mask"]
     return {**files, name: utf8(json.dumps(values, indent=2, ensure_ascii=False) + "\n")}
 
 

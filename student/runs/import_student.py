@@ -61,10 +61,10 @@ from student.runs.config import ImportStudentConfig
 from student.runs.export import (
     LINEAGE_FILE,
     LSP_LOADING,
+    as_trained,
     auto_loading,
     check_export_place,
     lsps_in_transformers,
-    with_max_length,
     write_code,
     writing,
 )
@@ -139,7 +139,7 @@ def import_student(config: ImportStudentConfig, progress: Callable[..., None] = 
         with quiet_transformers():
             (parts.stock if parts.predicts_words else parts.stock.base_model).save_pretrained(place)
         save_head(parts.head, facts, place)
-        write_files(place, with_max_length(tokenizer_files, config.max_length))
+        write_files(place, as_trained(tokenizer_files, config.max_length, segments=False))
         write_code(place)
         (place / LINEAGE_FILE).write_bytes(utf8(json.dumps(lineage, indent=1, sort_keys=True) + "\n"))
         (place / "README.md").write_text(_card(report), encoding="utf-8")

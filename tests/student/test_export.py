@@ -4,6 +4,7 @@ import os
 import re
 import stat
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,10 +31,11 @@ from student.objectives.mlsm import Mlsm
 from student.objectives.mtl import Mtl
 from student.objectives.naive_mlsm import NaiveMlsm
 from student.objectives.supersense import Supersense
-from student.runs.export import export_student, loading_code
+from student.runs.export import as_trained, export_student, loading_code
 from student.task import student_task
 from student.train import train
 
+BUNDLED = Path(__file__).resolve().parents[2] / "pipeline" / "bundled_teacher"
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 
@@ -185,6 +187,15 @@ def test_a_family_of_unknown_layout_exports_its_encoder_and_says_so(ids_store, t
     student_task(StudentConfig(encoder="bert-2x32", objective="mlm"), ids_store)
     assert "the export will have no head that predicts words: the layout of transformers' head of a bert" in caplog.text
     assert AutoModel.from_pretrained(export).config.hidden_size == 32
+
+
+@pytest.mark.parametrize("segments", [True, False])
+def test_a_tokenizer_tells_segments_only_to_a_student_that_learned_them(tmp_path, segments):
+    files = {path.name: path.read_bytes() for path in BUNDLED.glob("*token*")}
+    for name, content in as_trained(files, 128, segments).items():
+        (tmp_path / name).write_bytes(content)
+    pair = AutoTokenizer.from_pretrained(tmp_path)("one", "two")
+    assert ("token_type_ids" in pair) is segments and len(pair["input_ids"]) == 5
 
 
 def test_every_export_of_a_run_loads_with_its_tokenizer(lsp_store, settings, caplog):

@@ -89,8 +89,16 @@ for path in sys.argv[1:]:
         if (export / "lsp_head_2.safetensors").exists():
             second = AutoModel.from_pretrained(export, trust_remote_code=True, head=2)
             found["second"] = second(**inputs).lsp_logits
+            try:
+                AutoModel.from_pretrained(export, trust_remote_code=True, head=3)
+            except OSError as error:
+                assert "no lsp_head_3.safetensors; `head` counts a student's stores from 1" in str(error)
+            else:
+                raise SystemExit("a student of two stores has a third head")
         model.resize_token_embeddings(model.config.vocab_size + 2)
         assert torch.equal(model(**inputs).lsp_logits, found["logits"])
+    if stock.supports_gradient_checkpointing:
+        model.gradient_checkpointing_enable()
     save_file({name: tensor.contiguous() for name, tensor in found.items()}, export.parent / "found.safetensors")
 """
 
@@ -112,6 +120,11 @@ for path in sys.argv[1:]:
         filled = pipeline("fill-mask", model=str(place), trust_remote_code=True, device="cpu")("w1 [MASK] w3", top_k=3)
         found[name + " filled"] = torch.tensor([row["token"] for row in filled])
         found[name + " scores"] = torch.tensor([row["score"] for row in filled])
+    labels = torch.full_like(inputs["input_ids"], -100)
+    labels[0, 1:3] = inputs["input_ids"][0, 1:3]
+    loss = model(**inputs, labels=labels).loss  # Trainer needs it, and without it evaluates nothing and says nothing
+    expected = -found["logits"][0, [1, 2]].log_softmax(-1)[[0, 1], labels[0, 1:3]].mean()
+    assert torch.isclose(loss, expected) and loss.requires_grad
     if (export / "lsp_head.safetensors").exists():  # the student of a probe can be saved without the probe
         AutoModel.from_pretrained(export, trust_remote_code=True).save_pretrained(export.parent / "student")
         AutoModel.from_pretrained(export.parent / "student", trust_remote_code=True)

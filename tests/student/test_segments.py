@@ -107,6 +107,8 @@ def test_pairs_train_with_segments_unless_asked_not_to(pairs_store, settings, tm
         assert start["segments"] is (name == "auto")
         assert lineage["settings"].get("segments", False) is described.get("segments", False) is (name == "auto")
         assert lineage["settings"] == described
+        tokenizer_config = json.loads((tmp_path / name / "export" / "tokenizer_config.json").read_text())
+        assert ("model_input_names" in tokenizer_config) is (name == "never")
     assert [line["batch"] for line in runs["auto"].values()] == [line["batch"] for line in runs["never"].values()]
     assert runs["auto"][1]["loss"] != runs["never"][1]["loss"]
     assert runs["auto"][8]["held_out"] != runs["never"][8]["held_out"]
