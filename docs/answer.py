@@ -487,7 +487,7 @@ def markdown(rows: list[list[str]]) -> str:
 
 def number(value: float | None, digits: int, sign: bool = False) -> str:
     """A number as pages write it, a dash for none."""
-    return "–" if value is None else f"{value:{'+' if sign else ''}z,.{digits}f}".replace("-", "−")
+    return "–" if value is None else f"{value:{'+' if sign else 'z'},.{digits}f}".replace("-", "−")
 
 
 def interval(of: dict) -> str:
