@@ -184,11 +184,15 @@ class WorkerPool(Executor):
         """The next future that ends; meanwhile workers' reports are passed on. Raises ChildProcessError if no worker is
         left.
         """
+        alone = False
         while not ended.has_ready():
             while not self._reports.empty():
                 report(*self._reports.get())
             if self._cluster and is_lost(self._cluster):
                 raise ChildProcessError("no worker is left and none can be started; finished units are kept")
+            alone, was_alone = self._cluster is None and not self._client.nthreads(), alone
+            if alone and not was_alone:
+                logger.warning("no worker is connected to the scheduler any more; waiting for one")
             time.sleep(SECONDS_BETWEEN_LOOKS)
         return next(ended)
 
@@ -413,6 +417,8 @@ class Work(WorkerPlugin):
     def __init__(self, job: Any, topic: str):
         self._job, self._topic, self._directory, self._code = job, topic, os.getcwd(), CODE
         self._is_ours = job.config.scheduler is None  # the driver started this process for itself
+        self._umask = os.umask(0o077)
+        os.umask(self._umask)
 
     def setup(self, worker: Any) -> None:
         self._stopped = threading.Event()
@@ -446,6 +452,7 @@ class Work(WorkerPlugin):
             raise EncodeError(f"a worker on {socket.gethostname()} {OTHER_VERSION}")
         try:
             os.chdir(self._directory)  # each time: the process may serve other commands as well
+            os.umask(self._umask)  # so that whoever may read the driver's files may read the worker's
         except OSError as error:
             raise EncodeError(
                 f"a worker on {socket.gethostname()} does not see {self._directory} ({error.strerror}). Workers "

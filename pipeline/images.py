@@ -147,15 +147,37 @@ def _load(config):
     """The image processor, and the encoder cut after the requested layer."""
     from transformers import MODEL_MAPPING, AutoImageProcessor, AutoModel
 
-    from mlsm.common.model_checks import check_size, open_config, quiet_transformers
+    from mlsm.common.model_checks import (
+        check_size,
+        describe_foreign_settings,
+        open_config,
+        quiet_transformers,
+        without_pooler,
+    )
 
     try:
         with quiet_transformers():
             check_size(MODEL_MAPPING[type(hf_config := open_config(config.teacher))], hf_config, config.teacher)
             processor = AutoImageProcessor.from_pretrained(config.teacher, trust_remote_code=False, backend="pil")
-            model = AutoModel.from_pretrained(config.teacher, trust_remote_code=False, use_safetensors=True)
+            model, report = AutoModel.from_pretrained(
+                config.teacher,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+                **without_pooler(hf_config),
+            )
     except Exception as error:  # of transformers, safetensors and the Hub, with classes of their own
         raise TeacherError(f"{config.teacher} cannot be loaded as a vision encoder ({describe(error)})") from error
+    if trouble := describe_foreign_settings(hf_config):
+        raise TeacherError(f"{config.teacher}: {trouble}")
+    if hf_config.model_type == "vit_mae":
+        raise TeacherError(f"{config.teacher}: ViT-MAE shuffles the patches of an image. Use another encoder.")
+    # a mask token is only for pre-training, and checkpoints of classifiers lack it
+    if lacking := [name for name in sorted(report["missing_keys"]) if not name.endswith("mask_token")]:
+        raise TeacherError(
+            f"{config.teacher}: its files lack {len(lacking)} weights of a {hf_config.model_type} encoder, such as "
+            f"{lacking[0]}, which would be random numbers. Save the model again."
+        )
     encoder = getattr(model, "vision_model", model).float().eval()  # CLIP's vision half
     layers = _layers(encoder)
     if not 1 <= config.layer <= len(layers):
@@ -170,7 +192,8 @@ def _layers(encoder):
 
     count = getattr(encoder.config, "num_hidden_layers", None)
     for layers in encoder.modules():
-        if isinstance(layers, torch.nn.ModuleList) and len(layers) == count and hasattr(encoder.config, "patch_size"):
+        has_patches = hasattr(encoder.config, "patch_size") and hasattr(encoder.config, "hidden_size")
+        if isinstance(layers, torch.nn.ModuleList) and len(layers) == count and has_patches:
             return layers
     raise TeacherError(
         f"a {encoder.config.model_type} encoder has no sequence of layers that keep one vector per patch. Expected a "
@@ -183,6 +206,7 @@ def _write(vectors, config, files, processor, encoder, last_layer, progress):
     import numpy as np
     import torch
 
+    from mlsm.common.proofs import lacks_memory
     from pipeline.dictionary.vectors import unit_length
     from pipeline.files import growing_rows
 
@@ -208,8 +232,16 @@ def _write(vectors, config, files, processor, encoder, last_layer, progress):
                     )
                 _picture(processor, batch[-1]).save(pictures / f"{number}.jpg", quality=90)
             taken.clear()
-            with torch.inference_mode():
-                encoder(pixel_values=torch.from_numpy(np.stack(batch)).to(encoder.device))
+            try:
+                with torch.inference_mode():
+                    encoder(pixel_values=torch.from_numpy(np.stack(batch)).to(encoder.device))
+            except (RuntimeError, ValueError) as error:
+                if lacks_memory(error):
+                    raise
+                raise TeacherError(
+                    f"{config.teacher} cannot read images of {size[1]} x {size[2]} pixels, as its processor makes "
+                    f"them: {describe(error)}. Use the processor that was saved with the model, or another encoder."
+                ) from error
             hidden_WLd = taken[0][0] if isinstance(taken[0], tuple) else taken[0]
             if hidden_WLd.ndim != 3 or not 0 <= hidden_WLd.shape[1] - patches <= MOST_EXTRA:
                 raise TeacherError(

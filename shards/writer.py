@@ -25,6 +25,7 @@ import numpy as np
 
 from mlsm.common import disk, locks
 from mlsm.common.durable import explain_link, naming, publish_json, replace_json
+from mlsm.common.errors import WriteError
 from mlsm.common.machine import cpu_model
 from mlsm.common.version import VERSION
 from shards import codec
@@ -220,6 +221,8 @@ class UnitWriter:
                 disk.rename(again, final)
             finally:
                 disk.discard(again)
+        except FileNotFoundError as error:
+            raise WriteError(f"{self._temporary} was removed before it was complete. Run the same command.") from error
         except OSError as error:
             raise explain_link(error, final) from error
         disk.fsync_path(final.parent)

@@ -71,7 +71,7 @@ def learning_rate(config: ResolvedConfig, step: int) -> float:
 
 
 def gradient_norm(weights: Iterable[Tensor]) -> Tensor:
-    """Euclidean norm of the gradients of all weights together, a float32 scalar exact to about 1e-6.
+    """Euclidean norm of the gradients of all weights together, a float32 scalar exact to about 1e-5.
 
     It is the norm of the norms of blocks, since a float32 sum over a large table rounds every addend to its own size.
     """

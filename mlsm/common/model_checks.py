@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 TAKEN_OVER = {"eurobert": ("configuration_eurobert", "modeling_eurobert")}
 EXPORTED = "modeling_mlsm"  # the code in our own exports, which adds LSPs to what transformers computes
 # Buffers that older versions of transformers saved; every model recomputes them.
+ADAPTER = "adapter_config.json"
+MERGE = "Merge it into the model first (merge_and_unload of peft), and save that without the adapter."
 BUFFERS = ("position_ids", "token_type_ids", "rotary_emb.inv_freq", "rotary_emb.original_inv_freq")
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 MOST_TOKEN_IDS = 1 << 24  # ten times the largest existing vocabulary
@@ -55,6 +57,11 @@ def describe_foreign_settings(config: "PretrainedConfig") -> str | None:
         return (
             f"config.json has initializer_range {spread!r}, expected a number of at least 0, by which new weights are "
             "drawn. Correct it."
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        return (
+            "config.json says that the weights are quantised (quantization_config), and such weights are not read. Use "
+            "the model from before, or save a copy without quantisation (its `dequantize` method)."
         )
     named = getattr(config, "auto_map", None) or {}
     entries = [
@@ -87,17 +94,25 @@ def refuse_irregular(directory: str | Path) -> None:
             raise OSError(errno.EINVAL, f"it is {kind_of_file(status)}, not a file", str(path))
 
 
+def has_adapter(source: str | Path) -> bool:
+    """Whether a model's directory has an adapter of peft, alone or beside the model."""
+    return (Path(source) / ADAPTER).is_file()
+
+
 def open_config(source: str | Path, **options: Any) -> "PretrainedConfig":
     """Read a model's configuration with transformers' AutoConfig; code in the model's directory is not run.
 
     source   a directory or the name of a model on the Hub
     options  of AutoConfig.from_pretrained
     Raises   whatever transformers raises for a damaged file, always an Exception; ValueError if the file describes more
-             layers than its weights can belong to, since transformers would allocate all of them
+             layers than its weights can belong to, since transformers would allocate all of them, or if there is an
+             adapter, which transformers would add to the weights where peft is installed
     """
     from transformers import AutoConfig  # here, because the rest of this file is quick to import
 
     refuse_irregular(source)
+    if has_adapter(source):
+        raise ValueError(f"{ADAPTER} is there, and whether libraries apply an adapter depends on them. {MERGE}")
     if (file := Path(source) / "config.json").is_file():
         check_counts(json.loads(read_file(file)), Path(source))
     return AutoConfig.from_pretrained(source, trust_remote_code=False, **options)

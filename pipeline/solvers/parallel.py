@@ -30,10 +30,13 @@ _inlined_sources = hashlib.sha256(b"".join(path.read_bytes() for path in _source
 def kernel(function: Callable) -> Callable:
     """Compile a function that Python calls, cached on disk if some directory for that can be written.
 
-    Numba looks for changes only in the file of the function itself. The name under which it is cached therefore says
-    what this file, vectors.py and working_set.py contain, which are compiled into it, and whether bounds are checked.
+    Numba compares the time and size of the function's own file, and writes its index before the machine code. So if the
+    disk is full or the process is killed in between, a new index names the code of an old version. The name under which
+    a function is cached therefore says what its file contains, and what this file, vectors.py and working_set.py
+    contain, which are compiled into it, and whether bounds are checked.
     """
-    function.__qualname__ += f"-{_inlined_sources}{'-checked' if numba.config.BOUNDSCHECK else ''}"
+    own = hashlib.sha256(Path(function.__code__.co_filename).read_bytes()).hexdigest()[:12]
+    function.__qualname__ += f"-{own}-{_inlined_sources}{'-checked' if numba.config.BOUNDSCHECK else ''}"
     try:
         return numba.njit(cache=True, **OPTIONS)(function)
     except RuntimeError:  # "no locator available": neither the package nor the user's cache is writable

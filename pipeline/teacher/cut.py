@@ -23,9 +23,11 @@ from mlsm.common.documents import accept_pairwise_mask, attention_inputs, why_no
 from mlsm.common.errors import EncodeError, TeacherError, describe
 from mlsm.common.matrix_products import TORCH, USUAL, Shape, find_way, measure_libraries
 from mlsm.common.model_checks import (
+    MERGE,
     check_size,
     describe_foreign_settings,
     describe_unused_weights,
+    has_adapter,
     max_positions,
     open_config,
     quiet_transformers,
@@ -246,7 +248,12 @@ def read_config(directory: Path, name: str | Path) -> "PretrainedConfig":
     """The configuration of a teacher. Raises TeacherError when it cannot be read, or its family is not a tested one."""
     file = directory / "config.json"
     if not file.exists():
-        raise TeacherError(f"{name}: no config.json in {directory}. Pass the directory of a whole model.")
+        remedy = "Pass the directory of a whole model."
+        if (inner := directory / "0_Transformer").is_dir():  # of an old SentenceTransformer
+            remedy = f"Pass {inner}."
+        elif has_adapter(directory):
+            remedy = MERGE
+        raise TeacherError(f"{name}: no config.json in {directory}. {remedy}")
     try:
         family = json.loads(read_file(file)).get("model_type")
         if family not in FAMILIES:
@@ -266,9 +273,15 @@ def read_config(directory: Path, name: str | Path) -> "PretrainedConfig":
 
 
 def check_settings(config: "PretrainedConfig", name: str | Path) -> None:
-    """Raise TeacherError when transformers would compute another model than the one of this configuration."""
+    """Raise TeacherError when transformers would compute another model than the one of this configuration, or when it
+    is no encoder."""
     if trouble := describe_foreign_settings(config):
         raise TeacherError(f"{name}: {trouble}")
+    if getattr(config, "is_decoder", False):
+        raise TeacherError(
+            f"{name}: config.json says is_decoder, so each token sees only those before it. Use an encoder, or set "
+            "is_decoder to false in a copy if the model was trained as one."
+        )
 
 
 def check_layers(name_or_path: str | Path, layers: Iterable[int]) -> None:

@@ -127,9 +127,9 @@ def encoder_config(config: StudentConfig, store: Store) -> PretrainedConfig:
 
 
 def fit_config(hf_config: PretrainedConfig, vocab_size: int, special_ids: Mapping[str, int], max_length: int) -> None:
-    """Give a configuration a tokenizer's vocabulary and special ids (pad, cls, sep), and room for its windows."""
+    """Give a configuration a tokenizer's vocabulary and special ids (pad, cls, sep, mask), and room for its windows."""
     hf_config.vocab_size = vocab_size
-    for name, source in {"pad": "pad", "cls": "cls", "sep": "sep", "bos": "cls", "eos": "sep"}.items():
+    for name, source in {"pad": "pad", "cls": "cls", "sep": "sep", "mask": "mask", "bos": "cls", "eos": "sep"}.items():
         if name == "pad" or getattr(hf_config, f"{name}_token_id", None) is not None:
             setattr(hf_config, f"{name}_token_id", int(special_ids[source]))
     _make_room(hf_config, max_length)

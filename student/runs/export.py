@@ -374,7 +374,8 @@ def _card(text: CardText, lineage: dict, has_code: bool) -> str:
         f"## How it was made\n\n{spent_on + '. ' if spent_on else ''}Settings:\n\n{_block(_settings_of(lineage))}",
         f"{_WORDS_READ if text.reads_words else '## Where the targets come from'}\n\n{_targets(store)}",
         f"The store's settings:\n\n{_block(store['settings'])}",
-        f"Its corpus and windows:\n\n{_block({'corpus': _short(store['corpus']), 'windowing': store['windowing']})}",
+        "Its corpus, before `--max-tokens`, and its windows:\n\n"
+        + _block({"corpus": _short(store["corpus"]), "windowing": store["windowing"]}),
     ]
     for number, other in enumerate(lineage.get("other_stores", ()), 2):
         sections.append(

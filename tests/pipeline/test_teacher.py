@@ -399,6 +399,29 @@ def test_loading_says_nothing_and_leaves_logging_alone(bert_dir, capfd, caplog):
     assert logger.level == before
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, "weights are quantised"),
+        ({"is_decoder": True}, "says is_decoder"),
+    ],
+)
+def test_weights_and_directions_of_reading_that_are_not_ours_are_refused(bert_dir, setting, message):
+    change_config(bert_dir, **setting)
+    with pytest.raises(TeacherError, match=message):
+        Teacher.load(bert_dir, 1)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_adapter_is_refused(bert_dir, alone):
+    """Where peft is installed, transformers would add it to the weights, and the fingerprint would not cover it."""
+    (bert_dir / "adapter_config.json").write_text("{}")
+    if alone:
+        (bert_dir / "config.json").unlink()
+    with pytest.raises(TeacherError, match="Merge it into the model first"):
+        Teacher.load(bert_dir, 1)
+
+
 @pytest.mark.parametrize("weight", ["encoder.layer.1.output.dense.weight", "embeddings.LayerNorm.bias"])
 def test_missing_weight_is_refused(bert_dir, weight):
     def drop(weights):
@@ -611,6 +634,15 @@ def unigram():
 def saved(tokenizer, directory):
     tokenizer.save_pretrained(directory)
     return load_tokenizer(directory)
+
+
+def test_words_are_not_split_at_random(tmp_path):
+    tokenizer = bpe()
+    tokenizer.backend_tokenizer.model.dropout = 0.5
+    tokenizer.save_pretrained(tmp_path)
+    found = load_tokenizer(tmp_path)
+    assert len({tuple(found("the bank the").input_ids) for _ in range(20)}) == 1
+    assert tokenizer_fingerprint(found) == tokenizer_fingerprint(bpe())
 
 
 @pytest.mark.parametrize("given", [{}, {"split_special_tokens": False}, {"split_special_tokens": True}])

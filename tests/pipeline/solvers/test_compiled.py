@@ -76,6 +76,7 @@ from pipeline.solvers.vectors import LANES, SUBTRACTED_ROWS, subtract_rows
 @kernel
 def subtract(out, weights, matrix, rows, count):
     subtract_rows(out, weights, matrix, rows, count)
+    out[0] += 0
 
 out, weights, matrix = (np.ones(shape, np.float32) for shape in (LANES, SUBTRACTED_ROWS, (LANES, LANES)))
 subtract(out, weights, matrix, np.arange(SUBTRACTED_ROWS, dtype=np.int32), SUBTRACTED_ROWS)
@@ -84,7 +85,7 @@ print(out[0] - 1, sum(subtract.stats.cache_hits.values()), cd_cpu._solve_rows.py
 
 
 def test_a_change_of_what_is_compiled_in_is_noticed(copied_solvers):
-    """Numba's cache looks at a kernel's own file alone; its vector loops are in another."""
+    """Numba's cache looks at time and size of a kernel's own file; its vector loops are in another."""
     (copied_solvers / "small.py").write_text(SMALL_KERNEL)
 
     def run():
@@ -94,6 +95,12 @@ def test_a_change_of_what_is_compiled_in_is_noticed(copied_solvers):
 
     compiled, cached = run(), run()
     assert compiled == (-8.0, False, cached[2]) and cached[:2] == (-8.0, True)
+    small = copied_solvers / "small.py"
+    status = small.stat()
+    small.write_text(SMALL_KERNEL.replace("+= 0", "+= 1"))
+    os.utime(small, ns=(status.st_atime_ns, status.st_mtime_ns))  # size and time are all that Numba compares
+    assert run()[:2] == (-7.0, False)
+    small.write_text(SMALL_KERNEL)
     vectors = copied_solvers / "pipeline" / "solvers" / "vectors.py"
     vectors.write_text(vectors.read_text().replace("builder.fsub(total, product", "builder.fadd(total, product"))
     changed = run()

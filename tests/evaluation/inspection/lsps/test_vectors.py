@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from lsp_pages import LspPage
+from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_digits, load_sample_images
 
 from mlsm.commands.show_lsp import show as summary
@@ -179,6 +180,28 @@ def test_other_encoders(pictures, tmp_path):
         assert report["grid"] == [4, 4] and np.abs(np.load(report["vectors"]) - expected).max() < 1e-3
     with pytest.raises(TeacherError, match="one vector per patch"):
         encode_images(ImagesConfig(teacher=str(save_encoder(swin, tmp_path / "swin")), layer=1, **usual))
+
+
+def test_an_encoder_that_is_not_wholly_in_its_files_is_refused(vit, pictures, tmp_path):
+    lacking, mae = shutil.copytree(vit, tmp_path / "lacking"), tmp_path / "mae"
+    weights = load_file(lacking / "model.safetensors")
+    save_file({f"backbone.{name}": tensor for name, tensor in weights.items()}, lacking / "model.safetensors")
+    save_encoder(transformers.ViTMAEModel(transformers.ViTMAEConfig(**SMALL, image_size=32, patch_size=8)), mae)
+    usual = {"images": (str(pictures / "flower.jpg"),), "layer": 1, "output": tmp_path / "runs"}
+    for directory, message in ((lacking, r"lack \d+ weights of a vit encoder"), (mae, "shuffles the patches")):
+        with pytest.raises(TeacherError, match=message):
+            encode_images(ImagesConfig(teacher=str(directory), **usual))
+
+
+def test_vectors_of_a_classifiers_encoder_are_found_again(pictures, tmp_path):
+    """Its files have no pooler, whose random numbers would name the vectors."""
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(**SMALL, image_size=(32, 48), patch_size=8)
+    directory = save_encoder(transformers.ViTForImageClassification(config), tmp_path / "vit")
+    settings = ImagesConfig(
+        images=(str(pictures / "flower.jpg"),), teacher=str(directory), layer=1, output=tmp_path / "runs"
+    )
+    assert [encode_images(settings)["finished_before"] for _ in range(2)] == [False, True]
 
 
 def test_lsps_of_patches_are_those_of_plain_projected_gradient(encoded, dictionary):
