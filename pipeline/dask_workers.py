@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 SECONDS_TO_ANSWER = 10  # a scheduler must answer within this time
 SECONDS_TO_STOP = 2  # time for telling workers that they are no longer needed
 SECONDS_BETWEEN_LOOKS = 0.02
+SECONDS_BETWEEN_COUNTS = 5  # of the workers of a scheduler
 NAMED_WORKERS = 5
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS")
 LOGGERS = ("distributed", "distributed.client", "distributed.gc", "bokeh", "tornado", "tornado.application", "asyncio")
@@ -184,15 +185,18 @@ class WorkerPool(Executor):
         """The next future that ends; meanwhile workers' reports are passed on. Raises ChildProcessError if no worker is
         left.
         """
-        alone = False
+        looked, alone = time.monotonic(), False
         while not ended.has_ready():
             while not self._reports.empty():
                 report(*self._reports.get())
             if self._cluster and is_lost(self._cluster):
                 raise ChildProcessError("no worker is left and none can be started; finished units are kept")
-            alone, was_alone = self._cluster is None and not self._client.nthreads(), alone
-            if alone and not was_alone:
-                logger.warning("no worker is connected to the scheduler any more; waiting for one")
+            if self._cluster is None and time.monotonic() > looked + SECONDS_BETWEEN_COUNTS:
+                looked, was_alone = time.monotonic(), alone
+                with suppress(OSError):  # the futures tell if the scheduler has ended
+                    alone = not self._client.nthreads()
+                if alone and not was_alone:
+                    logger.warning("no worker is connected to the scheduler any more; waiting for one")
             time.sleep(SECONDS_BETWEEN_LOOKS)
         return next(ended)
 

@@ -13,6 +13,7 @@ import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numba
 import pytest
@@ -29,7 +30,7 @@ from mlsm.common.errors import CorpusError, EncodeError, exit_code
 from mlsm.common.progress import silent
 from pipeline.commands import encode_ids, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig, LearnConfig
-from pipeline.dask_workers import THREADS, WorkerPool, event_loop, gpu_of, local_cluster, quiet, visible_gpus
+from pipeline.dask_workers import THREADS, Work, WorkerPool, event_loop, gpu_of, local_cluster, quiet, visible_gpus
 from pipeline.dictionary import Dictionary
 from pipeline.job import check_same_teacher, load_teacher, teacher_job
 from pipeline.learn import learn_dictionary
@@ -203,6 +204,34 @@ def test_workers_that_end_late_are_not_listed_on_the_terminal(monkeypatch, caplo
             pass
         process.logger.info("reaping stray process")
     assert not said
+
+
+def test_workers_write_with_the_umask_of_the_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    work = Work(SimpleNamespace(config=SimpleNamespace(scheduler="tcp://host", output=tmp_path)), "topic")
+    usual = os.umask(0o077)
+    try:
+        work._go_to_directory()
+        assert os.umask(usual) == usual
+    finally:
+        os.umask(usual)
+
+
+def test_a_scheduler_that_has_lost_all_workers_is_waited_for_with_one_line(monkeypatch, caplog):
+    monkeypatch.setattr("pipeline.dask_workers.SECONDS_BETWEEN_COUNTS", -1)
+    pool, looks = object.__new__(WorkerPool), iter([False] * 4 + [True])
+    pool._cluster, pool._reports = None, SimpleNamespace(empty=lambda: True)
+    pool._client = SimpleNamespace(nthreads=dict)
+
+    class Ended:
+        def has_ready(self):
+            return next(looks)
+
+        def __next__(self):
+            return "the future"
+
+    assert pool._next(Ended(), None) == "the future"
+    assert caplog.text.count("no worker is connected to the scheduler any more") == 1
 
 
 def test_a_worker_with_another_teacher_refuses(alone, tmp_path):
