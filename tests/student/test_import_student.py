@@ -185,6 +185,13 @@ def test_what_is_no_such_checkpoint_is_refused(tmp_path):
     file.write_text(json.dumps(config | {"auto_map": {"AutoModelForMaskedLM": "modeling_own.OwnForMaskedLM"}}))
     assert "names code of its own (auto_map: modeling_own.OwnForMaskedLM), which is not run" in message("code")
     assert "neither the Hub nor its cache has it" in message("nowhere")
+    official(tmp_path / "rootless")
+    weights = load_file(tmp_path / "rootless" / "model.safetensors")
+    words = "bert.embeddings.word_embeddings.weight"
+    save_file(
+        {name: tensor for name, tensor in weights.items() if name != words}, tmp_path / "rootless" / "model.safetensors"
+    )
+    assert f"its weights have no token embeddings, {words}" in message("rootless")
     official(tmp_path / "few", symbols=[f"[MASK-{i}]" for i in range(K)])
     tokens = AutoTokenizer.from_pretrained(tmp_path / "few")
     tokens.add_special_tokens({"additional_special_tokens": [f"[MASK-{K}]"]}, replace_extra_special_tokens=False)
