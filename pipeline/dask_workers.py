@@ -193,7 +193,7 @@ class WorkerPool(Executor):
                 raise ChildProcessError("no worker is left and none can be started; finished units are kept")
             if self._cluster is None and time.monotonic() > looked + SECONDS_BETWEEN_COUNTS:
                 looked, was_alone = time.monotonic(), alone
-                with suppress(OSError):  # the futures tell if the scheduler has ended
+                with suppress(OSError, AttributeError):  # the futures tell if the scheduler has ended
                     alone = not self._client.nthreads()
                 if alone and not was_alone:
                     logger.warning("no worker is connected to the scheduler any more; waiting for one")

@@ -172,13 +172,17 @@ def _load(config):
         raise TeacherError(f"{config.teacher}: {trouble}")
     if hf_config.model_type == "vit_mae":
         raise TeacherError(f"{config.teacher}: ViT-MAE shuffles the patches of an image. Use another encoder.")
+    encoder = getattr(model, "vision_model", model).float().eval()  # CLIP's vision half
+    used = "" if encoder is model else "vision_model."
     # a mask token is only for pre-training, and checkpoints of classifiers lack it
-    if lacking := [name for name in sorted(report["missing_keys"]) if not name.endswith("mask_token")]:
+    lacking = [
+        name for name in sorted(report["missing_keys"]) if name.startswith(used) and not name.endswith("mask_token")
+    ]
+    if lacking:
         raise TeacherError(
             f"{config.teacher}: its files lack {len(lacking)} weights of a {hf_config.model_type} encoder, such as "
             f"{lacking[0]}, which would be random numbers. Save the model again."
         )
-    encoder = getattr(model, "vision_model", model).float().eval()  # CLIP's vision half
     layers = _layers(encoder)
     if not 1 <= config.layer <= len(layers):
         raise TeacherError(f"{config.teacher} has layers 1 to {len(layers)}, found --layer {config.layer}")

@@ -308,7 +308,8 @@ def load_dictionary(config: EncodeConfig, source: str | Path, teacher: Teacher) 
         mend = f"Learning replaces such atoms: {program()} learn-dictionary"
         if dictionary.settings.get("atoms", "learned") == "learned" and "largest_cosine" in dictionary.best:
             mend = "Learning could not replace them, because the hidden states are too similar"
-            mend += f". Subtract their mean: {program()} learn-dictionary --center mean" * (dictionary.center is None)
+            can_centre = dictionary.center is None and config.hidden is None
+            mend += f". Subtract their mean: {program()} learn-dictionary --center mean" * can_centre
         warnings.warn(
             f"{source}: {near:,} of {len(dictionary.atoms_Kd):,} atoms have a cosine above {NEAR} with another one, at "
             f"most {largest:.4f}. How a code divides its weight between them is arbitrary within --tolerance. {mend}",

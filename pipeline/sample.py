@@ -91,8 +91,8 @@ def _center_sample(place, kind):
     length_N = np.sort(np.concatenate(lengths))
     if (share := length_N[int(0.99 * len(length_N)) :].sum() / length_N.sum()) > LARGEST_SHARE:
         logger.warning(
-            "one hundredth of the tokens, those with the longest hidden states, has %.0f %% of all length, so the mean "
-            "that --center subtracts is mostly theirs. Without --center their length does not count",
+            "the longest hidden states, one hundredth of all, make up %.0f %% of the summed length, so the mean that "
+            "--center subtracts is mostly theirs. Without --center their length does not count",
             100 * share,
         )
     center = sums.center(kind)

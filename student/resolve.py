@@ -31,6 +31,7 @@ from mlsm.recipes.reading import DEMONSTRATION, recipe_of_store, recipe_settings
 from shards.reader import Store
 from shards.windows import WindowReader
 from student.config import FOLLOWING, OF_MASKS, ProbeConfig, ResolvedConfig, StudentConfig
+from student.masks.masking import check_rate
 from student.objectives import OBJECTIVES, OWN_SETTINGS, USUAL_OBJECTIVE
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def resolve(config: StudentConfig, store: Store) -> Resolved:
     else:
         found |= config.origins
     _check_short_windows(config, store)
+    check_rate(config, store)
     if config.batch_windows is None or config.max_steps is None:
         config = _choose_batch_and_steps(config, store, found)
     known = cast(ResolvedConfig, config)  # from here on batch and steps are numbers

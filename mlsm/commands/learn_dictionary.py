@@ -23,7 +23,7 @@ def show(reports: list[dict], settings: Settings) -> str:
     lines = []
     for report in reports:
         lines.append(f"\nThe dictionary {'was finished already' if report['finished_before'] else 'is finished'}.")
-        lines.append(table(_dictionary_rows(report)))
+        lines.append(table(_dictionary_rows(report, settings)))
     if settings.hidden is not None and "layer" not in reports[0]:  # a file of vectors
         report = reports[0]
         lines.append(
@@ -64,7 +64,7 @@ def _encoding_with(report: dict, settings: Settings) -> str:
     return shell_join(map(str, [*words, "--dictionary", report["dictionary"]]))
 
 
-def _closeness(report):
+def _closeness(report, settings):
     """Say how close atoms are to one another; empty for dictionaries without this measurement."""
     from pipeline.dictionary.near import NEAR
 
@@ -73,17 +73,18 @@ def _closeness(report):
     closeness = f"the largest cosine of two atoms is {report['largest_cosine']:.4f}; {report['near_atoms']:,} nearly "
     closeness += "equal ones were replaced"
     if report["largest_cosine"] > NEAR and report["epoch"]:  # centroids are left as k-means finds them
-        closeness += ", not all, as the vectors are too similar: subtract their mean (--center mean)"
+        closeness += "; others are left, because the vectors are too similar"
+        closeness += ": try --center mean" * (settings.hidden is None and settings.center == "none")
     return [("distinct", closeness)]
 
 
-def _dictionary_rows(report):
+def _dictionary_rows(report, settings):
     """List facts about a dictionary, from `Dictionary.report`."""
     passes = f", {report['epoch']:.2g} passes" if report["epoch"] else ""  # 0 for atoms that are not learned
     return [
         ("dictionary", report["dictionary"]),
         ("atoms", f"{report['k']:,} of width {report['width']}, {report['dead_atoms']:,} of them dead"),
-        *_closeness(report),
+        *_closeness(report, settings),
         ("held out", f"objective {report['objective']:.5f}, {report['explained_variance']:.1%} of variance explained"),
         ("non-zeros", f"{report['nnz']:.1f} per vector"),
         ("learned" if passes else "taken", f"from {report['vectors']:,} vectors{passes}"),

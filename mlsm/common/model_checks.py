@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 # Model families whose checkpoints were published with their own code before transformers included that code.
 TAKEN_OVER = {"eurobert": ("configuration_eurobert", "modeling_eurobert")}
 EXPORTED = "modeling_mlsm"  # the code in our own exports, which adds LSPs to what transformers computes
-# Buffers that older versions of transformers saved; every model recomputes them.
 ADAPTER = "adapter_config.json"
 MERGE = "Merge it into the model first (merge_and_unload of peft), and save that without the adapter."
+# Buffers that older versions of transformers saved; every model recomputes them.
 BUFFERS = ("position_ids", "token_type_ids", "rotary_emb.inv_freq", "rotary_emb.original_inv_freq")
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 MOST_TOKEN_IDS = 1 << 24  # ten times the largest existing vocabulary
@@ -61,7 +61,7 @@ def describe_foreign_settings(config: "PretrainedConfig") -> str | None:
     if getattr(config, "quantization_config", None) is not None:
         return (
             "config.json says that the weights are quantised (quantization_config), and such weights are not read. Use "
-            "the model from before, or save a copy without quantisation (its `dequantize` method)."
+            "the model as it was before, or load it with transformers, call its dequantize(), and save that."
         )
     named = getattr(config, "auto_map", None) or {}
     entries = [
@@ -136,7 +136,7 @@ def check_counts(values: object, directory: Path) -> None:
 
 
 def open_tokenizer(directory: str | Path, **options: Any) -> "PreTrainedTokenizerBase":
-    """Load a directory's tokenizer with transformers' AutoTokenizer; code in the directory is not run.
+    """Load a directory's tokenizer with transformers' AutoTokenizer, without dropout; code in the directory is not run.
 
     options  of AutoTokenizer.from_pretrained
     Raises   whatever transformers and tokenizers raise for a damaged file, always an Exception
@@ -146,7 +146,11 @@ def open_tokenizer(directory: str | Path, **options: Any) -> "PreTrainedTokenize
     refuse_irregular(directory)
     _check_token_ids(Path(directory))
     with catch_panics(), utf8_name(directory) as place:
-        return AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if model is not None and getattr(model, "dropout", None):  # of BPE: it splits words at random
+        model.dropout = None
+    return tokenizer
 
 
 @contextmanager

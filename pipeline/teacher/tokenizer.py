@@ -63,8 +63,6 @@ def load_tokenizer(name_or_path: str | Path) -> "PreTrainedTokenizerBase":
     tokenizer.backend_tokenizer.encode_special_tokens = True  # for callers of the backend itself
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
-    if getattr(tokenizer.backend_tokenizer.model, "dropout", None):  # of BPE: it splits words at random
-        tokenizer.backend_tokenizer.model.dropout = None
     return tokenizer
 
 

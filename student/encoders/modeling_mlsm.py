@@ -119,7 +119,8 @@ class MlsmModel(PreTrainedModel):
         except OSError as error:
             if head == 1:
                 raise
-            raise OSError(f"{source}: no {head_files(head)[0]}; `head` counts a student's stores from 1.") from error
+            file, _ = head_files(head)
+            raise OSError(f"{source}: no {file}; `head` counts a student's stores from 1. ({error})") from error
         encoder = _load_encoder(source, *args, **kwargs)
         return cls(encoder, load_file(head_file), json.loads(Path(config_file).read_text(encoding="utf-8")))
 
@@ -192,6 +193,8 @@ class MlsmForMaskedLM(PreTrainedModel):
 
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = True  # which of them it is, the encoder has settled
     supports_gradient_checkpointing = True  # if the encoder does
+
+    accepts_loss_kwargs = False  # the loss is the mean over a batch, and Trainer divides it by the batches of a step
 
     def __init__(self, encoder: PreTrainedModel, probe: Tensor, head: LspHead | None = None, facts: dict | None = None):
         super().__init__(encoder.config)

@@ -36,7 +36,7 @@ from mlsm.common.errors import RunError
 from shards.counter import hash_u64
 from shards.reader import Store
 from shards.windows import WindowBatch
-from student.config import ResolvedConfig
+from student.config import ResolvedConfig, StudentConfig
 from student.masks.config import corruption_shares
 from student.masks.table import MaskTable
 from student.masks.words import continuation_flags
@@ -170,6 +170,14 @@ def take_turns(tables: Sequence[MaskTable | None], config: ResolvedConfig) -> Ca
     return lambda step: tables[sum(step >= share * config.max_steps for share in shares)]
 
 
+def check_rate(config: StudentConfig, store: Store) -> None:
+    """Raise RunError if the mask rate is so low that no token of a window is masked."""
+    if (rate := max(config.predicted)) * store.max_length < 0.5:
+        raise RunError(
+            f"--mask-rate {rate:g} masks none of a window's {store.max_length} tokens. It is a share, such as 0.15."
+        )
+
+
 def build_masking(
     config: ResolvedConfig, store: Store, table_at: Callable[[int], MaskTable | None] = no_table
 ) -> Masking:
@@ -179,11 +187,8 @@ def build_masking(
             that no token of a window is masked
     """
     is_by_words = config.mask_unit == "word"
+    check_rate(config, store)
     unmasked = config.positions == "all"  # then these settings have their defaults (config.py)
-    if (rate := max(config.predicted)) * store.max_length < 0.5:
-        raise RunError(
-            f"--mask-rate {rate:g} masks none of a window's {store.max_length} tokens. It is a share, such as 0.15."
-        )
     return Masking(
         store.special_ids,
         store.vocab_size,

@@ -51,7 +51,10 @@ CODE_FILE = f"{EXPORTED}.py"
 # Entries of config.json: classes of that file for transformers to run, for LSPs and for a probe's words.
 AUTO_MAP = {"AutoModel": f"{EXPORTED}.MlsmModel", "AutoModelForMaskedLM": f"{EXPORTED}.MlsmForMaskedLM"}
 # SHA-256 of all versions of that file. export-student copies only such a file from a checkpoint, and no other code.
-KNOWN_CODE = ("7741f0a10f092f5080b1b41e72f6bc62f6a6d14baebe41e5971deaeae3ee3a89",)
+KNOWN_CODE = (
+    "6cbca2840af0ea57967d765c9af4181987636f0351e3963418a9eab492b8d444",
+    "404997afed47c1bdf3d4d5142ab2dd3edce0db87f93a426a50d31f089970be93",
+)
 # Patterns of the file names of all exports, of any kind, family and tokenizer.
 EXPORT_FILES = (
     "config.json",
@@ -187,8 +190,9 @@ def write_card_and_lineage(
     other_stores  of the same plan, whose targets were learned together with those of `store`
     Raises  StoreError when the store's tokenizer is not the one that its text was encoded with
     """
-    settings = lineage["settings"]  # an encoder that was trained further may have learned segments before
-    segments = bool(settings.get("segments") or settings.get("continue_from") or lineage.get("continued_from"))
+    learned = lineage.get("student", lineage)  # a probe's student; one that was trained further may have learned before
+    facts = learned.get("settings", {}) | {"continued_from": learned.get("continued_from")}
+    segments = any(facts.get(name) for name in ("segments", "continue_from", "continued_from"))
     write_files(directory, as_trained(store.read_tokenizer(), store.max_length, segments))
     write_code(directory)
     plan = {"windowing": store.plan.windowing, "corpus": store.plan.corpus}

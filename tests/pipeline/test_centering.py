@@ -336,7 +336,7 @@ def test_a_mean_of_a_few_long_rows_is_warned_of(tmp_path, caplog, longest, warne
     raw["row"][:5] *= longest
     np.save(tmp_path / "raw.npy", raw)
     sampling._center_sample(tmp_path, "mean")
-    assert ("one hundredth of the tokens" in caplog.text) == warned
+    assert ("one hundredth of all" in caplog.text) == warned
 
 
 def test_means_of_positions_are_shrunk_as_far_as_they_are_noise():

@@ -341,7 +341,7 @@ def test_atoms_that_learning_cannot_tell_apart_are_told_with_the_way_out(tmp_pat
     np.save(tmp_path / "hidden.npy", (rng.normal(size=32) + 0.01 * rng.normal(size=(500, 32))).astype(np.float32))
     config = LearnConfig(hidden=tmp_path / "hidden.npy", k=40, dictionary_epochs=1, output=tmp_path)
     found = learn_dictionaries(config)[0]
-    assert "not all, as the vectors are too similar" in show([found], config)
+    assert "others are left, because the vectors are too similar" in show([found], config)
     with pytest.warns(UserWarning, match="too similar. Subtract their mean: .*learn-dictionary --center mean$"):
         encode_lsp(replace(given, dictionary=Path(found["dictionary"])))
 

@@ -104,7 +104,7 @@ for path in sys.argv[1:]:
 
 
 PROBES_ALONE = """
-from transformers import AutoModelForMaskedLM, pipeline
+from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments, pipeline
 
 for path in sys.argv[1:]:
     export, found = Path(path), {}
@@ -125,6 +125,8 @@ for path in sys.argv[1:]:
     loss = model(**inputs, labels=labels).loss  # Trainer needs it, and without it evaluates nothing and says nothing
     expected = -found["logits"][0, [1, 2]].log_softmax(-1)[[0, 1], labels[0, 1:3]].mean()
     assert torch.isclose(loss, expected) and loss.requires_grad
+    arguments = TrainingArguments(str(export.parent / "trainer"), report_to=[], use_cpu=True)
+    assert not Trainer(model, arguments).model_accepts_loss_kwargs  # else it does not divide by the batches of a step
     if (export / "lsp_head.safetensors").exists():  # the student of a probe can be saved without the probe
         AutoModel.from_pretrained(export, trust_remote_code=True).save_pretrained(export.parent / "student")
         AutoModel.from_pretrained(export.parent / "student", trust_remote_code=True)
@@ -237,6 +239,7 @@ def test_the_code_that_is_exported_is_known_to_later_versions(lsp_store, ids_sto
     _, export = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "export")
     code = (export / CODE_FILE).read_bytes()
     assert hashlib.sha256(code).hexdigest() == KNOWN_CODE[-1]
+    assert KNOWN_CODE[0].startswith("6cbca284"), "students that were trained before keep their code, and are exported"
     assert json.loads((export / "config.json").read_text())["auto_map"] == {"AutoModel": "modeling_mlsm.MlsmModel"}
     _, without = exported("bert-2x32", Mlm(ids_store), ids_store, tmp_path / "without")
     assert not (without / CODE_FILE).exists() and "auto_map" not in (without / "config.json").read_text()

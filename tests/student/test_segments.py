@@ -186,3 +186,6 @@ def test_a_probe_reads_the_student_as_it_was_trained(learned, pairs_store, setti
     assert {tensor is not None for tensor in told} == {False}
     assert ("trained with segments, the probe is without" in caplog.text) is learned
     assert np.isfinite(log_of(tmp_path / "never")[1]["loss"])
+    for export in (tmp_path / "out", tmp_path / "never" / "export"):  # the student's encoder is in both
+        tokenizer_config = json.loads((export / "tokenizer_config.json").read_text())
+        assert ("model_input_names" in tokenizer_config) is not learned
