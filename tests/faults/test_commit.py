@@ -94,6 +94,18 @@ def calls(tmp_path_factory):
     return recorded(lambda: write(tmp_path_factory.mktemp("calls") / "store"))
 
 
+def test_a_temporary_shard_that_was_removed_is_told(tmp_path):
+    """By `clean` on another machine, while this process was suspended for more than an hour."""
+    files, *_ = make_store(tmp_path / "store", blocks=1, units=())
+    with (
+        pytest.raises(WriteError, match="was removed before it was complete"),
+        UnitWriter(files, ShardMeta("target", "unit", 0, 100, 8)),
+    ):
+        for temporary in temporaries(files.path):
+            temporary.unlink()
+    assert not content(files.path)
+
+
 @pytest.mark.promise(
     "file fsynced before it is linked, directory after, record last; new directories durable in their parents",
     cases="every call of a run",

@@ -15,7 +15,7 @@ SIZE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "in
 SHIFTED = (*encoders._POSITIONS_BEHIND_PADDING, "mpnet")
 PECULIAR = {
     "longformer": {"attention_window": 4},
-    "esm": {"position_embedding_type": "absolute", "mask_token_id": 4},
+    "esm": {"position_embedding_type": "absolute", "mask_token_id": 32},
     "luke": {"entity_vocab_size": 10, "entity_emb_size": 8},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
 }
@@ -68,6 +68,8 @@ def tiny_config(family, store, tmp_path, **changes):
 @torch.no_grad()
 def test_windows_of_the_full_length_fit_in_and_are_read_as_by_transformers(family, ids_store, tmp_path):
     hf_config = tiny_config(family, ids_store, tmp_path)
+    mask = getattr(hf_config, "mask_token_id", None)  # ESM computes with it
+    assert mask in (None, ids_store.special_ids["mask"])
     student = Student(build_encoder(hf_config, seed=0), 65, tied=True, seed=0).eval()
     length = ids_store.max_length
     ids = torch.randint(5, 60, (2, length), generator=torch.Generator().manual_seed(0))
