@@ -277,7 +277,9 @@ def test_a_killed_worker_is_an_error(store, loader):
         "os._exit(0)\n"
     )
     run = run_python(["-c", script], timeout=100)
-    assert run.stdout.startswith("raised"), run.stdout + run.stderr
+    # the signal may also come while the broken connection is handled
+    raised = run.stdout.startswith("raised") or "is killed by signal" in run.stderr
+    assert raised and "went on" not in run.stdout, run.stdout + run.stderr
 
 
 def test_damage_names_the_shard(tmp_path):
