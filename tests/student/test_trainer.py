@@ -381,7 +381,9 @@ def test_whole_words_that_are_longer_than_what_may_be_masked_are_told(ids_store,
 
 
 def test_held_out_windows_without_a_token_to_predict_are_told(ids_store, settings, caplog):
-    result = train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"mask_rate": 0.5, "mask_rate_end": 0.03}))
+    result = train(
+        StudentConfig(store=ids_store.path, objective="mlm", **settings | {"mask_rate": 0.5, "mask_rate_end": 0.03})
+    )
     assert (
         result["held_out"] == {} and "no evaluation: in 8 held-out windows no masked token has a target" in caplog.text
     )
