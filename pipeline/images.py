@@ -157,7 +157,12 @@ def _load(config):
 
     try:
         with quiet_transformers():
-            check_size(MODEL_MAPPING[type(hf_config := open_config(config.teacher))], hf_config, config.teacher)
+            hf_config = open_config(config.teacher)
+            if trouble := describe_foreign_settings(hf_config):
+                raise TeacherError(f"{config.teacher}: {trouble}")
+            if hf_config.model_type == "vit_mae":
+                raise TeacherError(f"{config.teacher}: ViT-MAE shuffles the patches of an image. Use another encoder.")
+            check_size(MODEL_MAPPING[type(hf_config)], hf_config, config.teacher)
             processor = AutoImageProcessor.from_pretrained(config.teacher, trust_remote_code=False, backend="pil")
             model, report = AutoModel.from_pretrained(
                 config.teacher,
@@ -166,12 +171,10 @@ def _load(config):
                 output_loading_info=True,
                 **without_pooler(hf_config),
             )
+    except TeacherError:
+        raise
     except Exception as error:  # of transformers, safetensors and the Hub, with classes of their own
         raise TeacherError(f"{config.teacher} cannot be loaded as a vision encoder ({describe(error)})") from error
-    if trouble := describe_foreign_settings(hf_config):
-        raise TeacherError(f"{config.teacher}: {trouble}")
-    if hf_config.model_type == "vit_mae":
-        raise TeacherError(f"{config.teacher}: ViT-MAE shuffles the patches of an image. Use another encoder.")
     encoder = getattr(model, "vision_model", model).float().eval()  # CLIP's vision half
     used = "" if encoder is model else "vision_model."
     # a mask token is only for pre-training, and checkpoints of classifiers lack it

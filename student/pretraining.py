@@ -40,7 +40,7 @@ from student.batches import Loader, store_has_pairs
 from student.config import ResolvedConfig, StudentConfig
 from student.encoders.model import Student, build_student
 from student.held_out import MASK_SEED
-from student.masks.masking import build_masking
+from student.masks.masking import build_masking, check_rate
 from student.objectives.mlsm import Mlsm
 from student.runs.export import check_export_place, export_student, writing
 
@@ -75,6 +75,7 @@ class LspCollator:
         self.store = open_store(store)
         masks: dict[str, Any] = {"mask_rate": mask_rate, "seed": seed, "mask_unit": mask_unit, "corruption": corruption}
         config = StudentConfig(max_steps=1, **masks)
+        check_rate(config, self.store)
         self.seed, self.masking = seed, build_masking(cast(ResolvedConfig, config), self.store)
         self.objective = Mlsm(self.store)
         self.most_masked = int(np.rint(mask_rate * self.store.max_length))

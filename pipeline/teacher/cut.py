@@ -273,8 +273,8 @@ def read_config(directory: Path, name: str | Path) -> "PretrainedConfig":
 
 
 def check_settings(config: "PretrainedConfig", name: str | Path) -> None:
-    """Raise TeacherError when transformers would compute another model than the one of this configuration, or when it
-    is no encoder."""
+    """Raise TeacherError when transformers would compute another model than the one of this configuration, or when the
+    model is a decoder."""
     if trouble := describe_foreign_settings(config):
         raise TeacherError(f"{name}: {trouble}")
     if getattr(config, "is_decoder", False):

@@ -181,13 +181,8 @@ def check_rate(config: StudentConfig, store: Store) -> None:
 def build_masking(
     config: ResolvedConfig, store: Store, table_at: Callable[[int], MaskTable | None] = no_table
 ) -> Masking:
-    """The masking of a run.
-
-    Raises  RunError if the unit is word and the store's tokenizer does not mark words, or if the mask rate is so low
-            that no token of a window is masked
-    """
+    """The masking of a run. Raises RunError if the unit is word and the store's tokenizer does not mark words."""
     is_by_words = config.mask_unit == "word"
-    check_rate(config, store)
     unmasked = config.positions == "all"  # then these settings have their defaults (config.py)
     return Masking(
         store.special_ids,

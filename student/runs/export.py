@@ -6,7 +6,7 @@
                                      stores also has lsp_head_2.safetensors, lsp_config_2.json, ...
     modeling_mlsm.py                 if there are LSPs or a probe: code with which transformers alone loads them;
                                      config.json names it as auto_map
-    tokenizer ...                    the store's copy, as far as its output was trained (`as_trained`)
+    tokenizer ...                    the store's copy; it gives what the student was trained on (`as_trained`)
     lineage.json                     its origin: settings, store, steps, held-out figures
     README.md                        model card: the same for people, and how to load the export
 

@@ -239,7 +239,6 @@ def test_the_code_that_is_exported_is_known_to_later_versions(lsp_store, ids_sto
     _, export = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "export")
     code = (export / CODE_FILE).read_bytes()
     assert hashlib.sha256(code).hexdigest() == KNOWN_CODE[-1]
-    assert KNOWN_CODE[0].startswith("6cbca284"), "students that were trained before keep their code, and are exported"
     assert json.loads((export / "config.json").read_text())["auto_map"] == {"AutoModel": "modeling_mlsm.MlsmModel"}
     _, without = exported("bert-2x32", Mlm(ids_store), ids_store, tmp_path / "without")
     assert not (without / CODE_FILE).exists() and "auto_map" not in (without / "config.json").read_text()
