@@ -34,7 +34,7 @@ from mlsm.common.paths import utf8
 from mlsm.common.text import code_span, hub_id, markdown_text, printable, without_directories
 from shards.copies import TOKENIZER_FILES, without_code, write_files
 from shards.reader import Store
-from student.config import OF_MASKS
+from student.config import OF_MASKS, UNNAMED
 from student.encoders import modeling_mlsm
 from student.encoders.mask_later import mask_later_of
 from student.encoders.model import Student
@@ -45,6 +45,7 @@ from student.objectives.base import Objective
 
 LINEAGE_FILE = "lineage.json"
 LISTED_FILES = 5  # of a corpus, on a card
+_OF_EVERY_RUN = ("optimizer", "adam_beta1", "adam_beta2", "schedule", "positions")  # shown also at their usual values
 _DATASET = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)")
 _BUNDLED_TEXT = "wikipedia-en-2014.txt.xz"  # name in pipeline/bundled_text, which training does not import
 CODE_FILE = f"{EXPORTED}.py"
@@ -197,8 +198,7 @@ def write_card_and_lineage(
     write_code(directory)
     plan = {"windowing": store.plan.windowing, "corpus": store.plan.corpus}
     first, *others = [
-        {"target": one.target_id, "plan": one.plan_id, "settings": one.settings}
-        | ({"tail": _mean_mass(one)} if one.k else {})
+        {"target": one.target_id, "plan": one.plan_id, "settings": one.settings} | _totals(one)
         for one in (store, *other_stores)
     ]
     lineage = lineage | {"store": first | plan} | ({"other_stores": others} if others else {})
@@ -240,10 +240,13 @@ def write_code(directory: Path) -> None:
 
 
 @lru_cache(maxsize=8)  # each kept checkpoint needs it, and it takes seconds for a large store
-def _mean_mass(store: Store) -> dict:
-    """Average probability mass per coded token that the store kept, and that top-n dropped; each a fraction of 1."""
-    kept = store.report()["mass_kept"]
-    return {"mass_kept": kept, "mass_dropped": 1 - kept}
+def _totals(store: Store) -> dict:
+    """What was encoded, special tokens included; of distributions also the average probability mass per coded token
+    that the store kept, and that top-n dropped; each a fraction of 1."""
+    report = store.report()
+    encoded = {"encoded": {"tokens": report["tokens"], "documents": report["documents"]}}
+    kept = report.get("mass_kept")
+    return encoded if kept is None else encoded | {"tail": {"mass_kept": kept, "mass_dropped": 1 - kept}}
 
 
 def _card_text(objective, encoder, stock: bool, lineage: dict) -> CardText:
@@ -378,7 +381,8 @@ def _card(text: CardText, lineage: dict, has_code: bool) -> str:
         f"## How it was made\n\n{spent_on + '. ' if spent_on else ''}Settings:\n\n{_block(_settings_of(lineage))}",
         f"{_WORDS_READ if text.reads_words else '## Where the targets come from'}\n\n{_targets(store)}",
         f"The store's settings:\n\n{_block(store['settings'])}",
-        "Its corpus, before `--max-tokens`, and its windows:\n\n"
+        f"{store['encoded']['tokens']:,} tokens of {store['encoded']['documents']:,} documents were encoded. The whole"
+        " corpus, and the windows:\n\n"
         + _block({"corpus": _short(store["corpus"]), "windowing": store["windowing"]}),
     ]
     for number, other in enumerate(lineage.get("other_stores", ()), 2):
@@ -392,9 +396,11 @@ def _card(text: CardText, lineage: dict, has_code: bool) -> str:
 
 
 def _settings_of(lineage):
-    """The settings that a card shows: without those of masks if none is drawn, with the libraries of products."""
+    """The settings that a card shows: with usual values and the libraries of products, and without those of masks if
+    none is drawn."""
     without = OF_MASKS if positions_learned(lineage) == "all" else ()
-    settings = {name: value for name, value in lineage["settings"].items() if name not in without}
+    usual = {name: UNNAMED[name] for name in _OF_EVERY_RUN}
+    settings = {name: value for name, value in (usual | lineage["settings"]).items() if name not in without}
     return settings | ({"products": lineage["products"]} if "products" in lineage else {})
 
 

@@ -42,7 +42,8 @@ SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "in
 def as_kd(store, monkeypatch):
     """Kd over a store of ids that says it holds a teacher's distributions."""
     monkeypatch.setattr(store, "kind", "logits")
-    monkeypatch.setattr(store, "report", lambda: {"mass_kept": 1.0})
+    report = store.report() | {"mass_kept": 1.0}
+    monkeypatch.setattr(store, "report", lambda: report)
     return Kd(store)
 
 
@@ -233,6 +234,9 @@ def test_the_card_tells_figures_lineage_and_how_to_load(objective, lsp_store, tm
     lineage = json.loads((export / "lineage.json").read_text())
     assert lineage.items() >= LINEAGE.items() and lineage["objective"] == objective.name
     assert lineage["store"]["target"] == lsp_store.target_id and lineage["store"]["settings"]["layer"] == 3
+    encoded = lineage["store"]["encoded"]
+    assert encoded["tokens"] == sum(lsp_store.split(split).tokens for split in ("train", "held_out"))
+    assert f"{encoded['tokens']:,} tokens of {encoded['documents']:,} documents were encoded" in card.text
 
 
 def test_the_card_has_the_metadata_that_the_hub_reads(lsp_store, tmp_path, monkeypatch):
@@ -276,6 +280,7 @@ def test_a_card_shows_few_files_and_what_the_run_did(lsp_store, tmp_path, monkey
     card = (tmp_path / "README.md").read_text()
     assert card.count(".txt") == 5 and '"other_files": 2995' in card
     assert "mask_rate" not in card and '"weight_gradient 64 32 32": "torch"' in card and "Earlier training" not in card
+    assert '"optimizer": "adamw"' in card and '"adam_beta2": 0.999' in card  # usual values, which settings leave out
 
 
 @pytest.mark.parametrize(

@@ -105,5 +105,6 @@ def test_a_run_beats_its_baseline_on_the_batches_of_mlsm(lsp_store, settings, tm
 def test_no_temperature_and_no_warning_of_mass_that_is_dropped(lsp_store, caplog, monkeypatch):
     with pytest.raises(ValueError, match="--target-temperature.*mlsm, mtl, naive-mlsm, found hard-mlsm"):
         StudentConfig(objective="hard-mlsm", target_temperature=2.0)
-    monkeypatch.setattr(lsp_store, "report", lambda: {"mass_kept": 0.5})
+    report = lsp_store.report() | {"mass_kept": 0.5}
+    monkeypatch.setattr(lsp_store, "report", lambda: report)
     assert HardMlsm(lsp_store).facts == {"mass_kept": 0.5} and not caplog.text

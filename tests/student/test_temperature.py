@@ -177,7 +177,8 @@ def test_at_the_lowest_temperature_only_the_largest_stored_weights_are_left():
 @pytest.mark.parametrize("name", ["mlsm", "naive-mlsm", "mtl"])
 def test_a_store_that_keeps_too_little_of_its_lsps_is_warned_of(name, lsp_store, caplog, monkeypatch):
     assert OBJECTIVES[name](lsp_store).facts["mass_kept"] == pytest.approx(1) and not caplog.text
-    monkeypatch.setattr(lsp_store, "report", lambda: {"mass_kept": 0.949})
+    report = lsp_store.report() | {"mass_kept": 0.949}
+    monkeypatch.setattr(lsp_store, "report", lambda: report)
     assert OBJECTIVES[name](lsp_store).facts["mass_kept"] == 0.949
     assert caplog.text.count("keeps 94.9 % of an LSP distribution") == 1
     assert "at least 95 % is advised: encode-lsp with a larger --top-n" in caplog.text
