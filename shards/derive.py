@@ -198,26 +198,26 @@ def cut(meta: ShardMeta, columns: codec.Columns, top_n: int) -> codec.SparseRows
     nnz_T = columns["nnz"].astype(np.int64)
     first_T = np.concatenate(([0], np.cumsum(nnz_T)))
     rows = codec.gather_rows(meta, columns, first_T, slice(0, len(nnz_T)))
-    kept_E = _largest(columns["weights"], nnz_T, top_n)
-    row_E = np.repeat(np.arange(len(nnz_T)), nnz_T)
-    dropped_T = np.bincount(row_E[~kept_E], rows.weights[~kept_E], len(nnz_T))
+    is_kept_E = _largest(columns["weights"], nnz_T, top_n)
+    kept, dropped = np.flatnonzero(is_kept_E), np.flatnonzero(~is_kept_E)
+    kept_T = np.minimum(nnz_T, top_n)
+    dropped_T = np.bincount(np.repeat(np.arange(len(nnz_T)), nnz_T - kept_T), rows.weights[dropped], len(nnz_T))
     tail_T = np.minimum(rows.tail, _LARGEST_TAIL, dtype=np.float64)
     whole_T = 1 - tail_T
-    indptr = np.concatenate(([0], np.cumsum(np.minimum(nnz_T, top_n))))
-    weights = rows.weights[kept_E] * whole_T[row_E[kept_E]]
-    return codec.SparseRows(indptr, rows.indices[kept_E], weights, tail_T + whole_T * dropped_T)
+    indptr = np.concatenate(([0], np.cumsum(kept_T)))
+    weights = rows.weights[kept] * np.repeat(whole_T, kept_T)
+    return codec.SparseRows(indptr, rows.indices[kept], weights, tail_T + whole_T * dropped_T)
 
 
 def _largest(codes, nnz_T, top_n):
     """Whether each entry is among the top_n of its row, bool (E); small codes mean large weights.
 
-    Row, code and place in the row are combined into one distinct number per entry, so that a plain sort is enough.
+    Code and place in the row are combined into one number, distinct in its row; the rows are padded to the longest.
     """
-    start_E = np.repeat(np.cumsum(nnz_T) - nnz_T, nnz_T)
-    place_E = np.arange(len(codes)) - start_E
-    keys_E = np.repeat(np.arange(len(nnz_T)) << 16, nnz_T) | codes.astype(np.int64) << 8 | place_E
-    keys_E.sort()  # sorts within rows
-    kept_E = np.zeros(len(codes), bool)
-    first = place_E < top_n
-    kept_E[start_E[first] + (keys_E[first] & 0xFF)] = True
-    return kept_E
+    places = np.arange(nnz_T.max(initial=0), dtype=np.uint16)
+    if top_n >= len(places):
+        return np.ones(len(codes), bool)
+    filled = places < nnz_T[:, None]
+    keys = np.full(filled.shape, 0xFFFF, np.uint16)
+    keys[filled] = codes.astype(np.uint16) << 8 | np.broadcast_to(places, filled.shape)[filled]
+    return (keys <= np.partition(keys, top_n - 1, axis=1)[:, top_n - 1 : top_n])[filled]
