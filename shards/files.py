@@ -116,11 +116,10 @@ class StoreFiles:
 
     def _read(self, path: Path, parse: Callable[[bytes, object], T]) -> T:
         """A plan or a record. Raises FileNotFoundError, or ShardError with advice about damage."""
-        raw = read_small(path, f". {self.repair_hint()}")
         try:
-            return parse(raw, path)
+            return parse(read_small(path, ""), path)
         except ShardError as error:
-            raise ShardError(f"{error}. {self.repair_hint()}") from None
+            raise ShardError(f"{error}. {self.repair_hint()}") from error.__cause__
 
     def open_shard(self, unit_id: str, file: str) -> FileIO:
         """Open the shard that the unit's record names. Raises FileNotFoundError if there is none."""
