@@ -25,6 +25,7 @@ from mlsm.commands import load, load_all, names
 from mlsm.common.errors import EXIT_INPUT, EXIT_WRITE, exit_code
 from mlsm.common.extras import name_extras
 from mlsm.common.streams import guard_standard_streams, loss
+from mlsm.common.text import printable, redacted
 from mlsm.common.version import VERSION
 from mlsm.terminal.process import (
     complain,
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
                 complain(str(stop) or kept, code)
     except Exception as error:
         if debug:
-            traceback.print_exc()
+            sys.stderr.write(printable(redacted(traceback.format_exc())))
         code = exit_code(error)
         if not (is_reported_by_another(error, code) and _trains(argv)):
             complain(one_line(error), code)

@@ -90,7 +90,8 @@ class CorpusConfig(TextConfig):
     max_length: int = 128
     """Window length in tokens, special tokens included; 128, as in the paper (section 4.1)."""
     max_tokens: int | None = None
-    """Stop at the window that reaches this many tokens; unset: the whole corpus."""
+    """Stop after about this many tokens: 99 % from training and 1 % from held-out documents, each to the end of a
+    window; unset: the whole corpus."""
     unit_tokens: int = UNIT_TOKENS
     """About this many tokens make one unit, that is one shard. A unit has text of one file, or of several small
     ones, and whole documents. An interruption costs at most about a unit, and what was read ahead of it. 1,048,576

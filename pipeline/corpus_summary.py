@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pipeline.corpus import TextFile
 from pipeline.job import Job
 from pipeline.plan import BYTES_PER_TOKEN
+from pipeline.tokenizer import MUCH_UNKNOWN
 
 COUNTED = ("documents", "held_out_documents", "duplicates", "blank", "too_short", "invalid")  # by the scan
 LISTED_FILES = 5
@@ -48,6 +49,12 @@ def _advice(job: Job, files: Mapping[str, Mapping]) -> list[str]:
         advice.append(
             "No document is held out, so training will report no held-out loss. Encode more documents (by default an"
             " empty line ends one)."
+        )
+    if job.unknown_share > MUCH_UNKNOWN:
+        advice.append(
+            f"The tokenizer does not know about {job.unknown_share:.0%} of the text's tokens"
+            f" ({job.tokenizer.unk_token}). They have no target and are never predicted. Use a teacher (or --tokenizer)"
+            " that knows the text's language and script."
         )
     if "bundled" in job.config.corpus:
         return advice

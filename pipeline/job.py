@@ -113,16 +113,38 @@ class Job:
         return round(self.plan.corpus["documents"] * min(1, self.planned_tokens / max(1, whole)))
 
     @cached_property
+    def _probed(self) -> tuple[int, list[int]]:
+        """Bytes of the beginnings of some files, and the ids of their tokens, special ones included."""
+        first = {unit.source: unit for unit in reversed(self.plan.units) if unit.split == "train"}
+        return self._probe(list(first.values()))
+
+    @property
     def expected_tokens(self) -> int:
         """About how many tokens the plan holds, special ones included, from the beginnings of some of its files."""
-        first = {unit.source: unit for unit in reversed(self.plan.units) if unit.split == "train"}
-        return self.tokens_by_sample(list(first.values())) or self.planned_tokens
+        return (
+            self.stored.tokens if self.stored is not None else self._extrapolate(*self._probed) or self.planned_tokens
+        )
+
+    @cached_property
+    def unknown_share(self) -> float:
+        """About which share of the text's tokens is unknown to the tokenizer ([UNK]), from the same beginnings."""
+        unknown = self.tokenizer.unk_token_id
+        others = {self.special_ids[name] for name in ("pad", "cls", "sep", "mask")}
+        if self.stored is not None or unknown is None or unknown in others:  # GPT-2 calls the end of a text unknown
+            return 0.0
+        _, ids = self._probed
+        return ids.count(unknown) / max(1, sum(id not in others for id in ids))
 
     def tokens_by_sample(self, units: Sequence[PlannedUnit]) -> int:
-        """The same from the beginnings of some of these units, at most PROBED_UNITS of them."""
-        if self.stored is not None:
-            return self.stored.tokens
-        tokens = size = 0
+        """About how many tokens the plan holds, from the beginnings of some of these units, at most PROBED_UNITS."""
+        return self.stored.tokens if self.stored is not None else self._extrapolate(*self._probe(units))
+
+    def _extrapolate(self, size, ids):
+        found = round(self.plan.corpus["bytes"] * len(ids) / max(1, size))
+        return min(found, self.config.max_tokens or found)
+
+    def _probe(self, units):
+        size, ids = 0, []
         for unit in units[:: max(1, -(-len(units) // PROBED_UNITS))]:
             pieces: list[Piece] = []
             taken = 0
@@ -133,10 +155,9 @@ class Job:
                 pieces.append(piece)
                 taken += len(piece.text.encode("utf-8", "surrogatepass"))
             size += taken
-            windows = packing.windows(pieces, self.tokenizer, self.special_ids, self.rules)
-            tokens += sum(len(window.ids) for window in windows)
-        found = round(self.plan.corpus["bytes"] * tokens / max(1, size))
-        return min(found, self.config.max_tokens or found)
+            for window in packing.windows(pieces, self.tokenizer, self.special_ids, self.rules):
+                ids.extend(window.ids)
+        return size, ids
 
     def target_json(self, settings: dict, lineage: dict, k: int = 0, octaves: int = LSP_OCTAVES) -> dict:
         """The content of a store's target.json.

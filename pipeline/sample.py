@@ -117,8 +117,8 @@ def check_enough(k: int, vectors: int) -> None:
     training = vectors - held_out_of(vectors)
     if training < k:
         raise EncodeError(
-            f"--k {k} atoms need as many training vectors, but the sample of {vectors:,} has {training:,}. Use a "
-            "smaller --k, more text or more --dictionary-tokens."
+            f"--k {k} atoms need as many training vectors, but the sample of {vectors:,} has {max(0, training):,}. "
+            "Use a smaller --k, more text or more --dictionary-tokens."
         )
 
 

@@ -17,7 +17,8 @@ A shard is a USTAR archive with fixed times, owners and modes, so equal input gi
                            states are stored, in stores of these alone
     000000.<column>.npy    block 0, about 65,536 tokens; WebDataset yields it as one dict of arrays
     ...
-    __stats__/sums.*.npy   uint32 token_counts (V) and, when k > 0, float64 mass (k): sums over the unit; of hidden
+    __stats__/sums.*.npy   uint32 token_counts (V), special tokens included, and, when k > 0, float64 mass (k) of the
+                           kept entries, scaled to 1 for each token, before the 8 bits: sums over the unit; of hidden
                            states before quantisation float64 hidden_sum and hidden_squares (d)
     __end__/end.json       offset, length and SHA-256 of every member group's raw bytes; no end, no shard
 
@@ -29,14 +30,15 @@ document runs, E stored entries:
     ids          uint16 (T), uint32 when the vocabulary is larger than 65,536
     lengths      uint16 (W)   tokens of each window, special tokens included
     run_starts   uint32 (R)   token position in the block at which a document's run begins
-    run_records  uint32 (R)   that document's record, counted from the unit's first
-    nnz          uint8  (T)   entries of each token; 0 for special tokens and empty codes
+    run_records  uint32 (R)   that document's record, counted from the unit's first, with those that were left out
+    nnz          uint8  (T)   entries of each token; 0 for special tokens, unknown ones ([UNK]) and empty codes
     atoms        uint8  (1.5 E, rounded up) for k <= 4096: entry e is the 12 bits from bit 12 e on,
                  little end first; uint16 (E) for k <= 65,536; uint32 (E) beyond.
                  Strictly increasing within a token.
     weights      uint8  (E)   row maximum x 2^(-octaves x code / 255). The maximum is not stored: divide these
                  numbers by their sum, so that a row sums to 1
     tail         uint8  (T)   mass that was dropped: 2^(-code / 16), code 255 meaning none
+                 Codes are rounded to the nearest; of equal entries at the cut, those of the lower atoms are kept
     layout       uint8  (2)   bits of an atom index, octaves: what plain WebDataset readers need
 
 A store of hidden states (`encode-hidden`) has k = 0 and, instead of the last five, one row of b bytes for every token:

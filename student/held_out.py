@@ -21,13 +21,14 @@ from mlsm.common.errors import StoreError
 from shards.reader import Store
 from shards.windows import WindowBatch
 from student.batches import Batch, Loader, MicroBatch, to_device
-from student.masks.masking import Masking, budget, maskable_positions
+from student.masks.masking import Masking, begins_run, budget, maskable_positions, words
 from student.objectives.base import Objective
 from student.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
 FEW_MASKED = 0.75  # share of the mask rate below which whole words are said to mask too little
+MANY_LONG = 0.05  # share of the tokens in words that are never masked, above which the same is said
 MASK_SEED = 0  # seed of the evaluation's masks, regardless of the run's seed
 
 
@@ -106,10 +107,16 @@ def _warn_of_few_masked(read: WindowBatch, batch: Batch, masking: Masking) -> No
     maskable_WL = maskable_positions(read.ids, read.lengths, masking.special_ids["all"])
     wanted = budget(maskable_WL, masking.final_rate).sum()
     masked = sum(len(micro.where_M) - micro.fillers for micro in batch.micro)
-    if masked < FEW_MASKED * wanted:
+    begins_WL = begins_run(maskable_WL, read.documents) | maskable_WL & ~masking.continues_V[read.ids]
+    word_WL, sizes_WL = words(maskable_WL, begins_WL)
+    size_WL = np.take_along_axis(sizes_WL, word_WL, axis=1)
+    long = (maskable_WL & (size_WL > budget(maskable_WL, masking.final_rate)[:, None])).sum()
+    if masked < FEW_MASKED * wanted or long > MANY_LONG * maskable_WL.sum():
         logger.warning(
-            "--mask-unit word masks %.1f %% of the tokens instead of %.1f %%: many words are longer than all that is "
-            "masked of a window. In languages without spaces a word is a clause; use --mask-unit token or span.",
+            "--mask-unit word masks %.1f %% of the tokens instead of %.1f %%, and never the %.0f %% that are in words "
+            "longer than all that is masked of a window. In languages without spaces a word is a clause; use "
+            "--mask-unit token or span.",
             100 * masked / maskable_WL.sum(),
             100 * wanted / maskable_WL.sum(),
+            100 * long / maskable_WL.sum(),
         )

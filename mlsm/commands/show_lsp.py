@@ -75,7 +75,8 @@ def _profile(row):
 
 def _next(store, rows):
     lsp = rows[0]["lsp"] if rows else 0
-    word = next((word for word in (rows[0]["words"].split() if rows else ()) if word.isalnum()), "bank")
+    words = rows[0]["words"].split() if rows else []
+    word = next((word for word in words if word.isalnum()), None) or next(iter(words), "bank")
     shown = [
         ("--html lsps", "all of them as pages; then open lsps/index.html"),
         (f"--lsp {lsp}", "one in full"),

@@ -86,7 +86,10 @@ def _statistics(shown):
         entry = "word" if shown["kind"] == "logits" else "atom"
         rows += [
             (f"dead {entry}s", f"{shown[f'dead_{entry}s']:,} of {shown['settings'].get('k', 0):,} have no mass"),
-            ("entropy", f"{shown['entropy_nats']:.3f} nats per token; {shown['mean_entropy_nats']:.3f} of the average"),
+            (
+                "entropy stored",
+                f"{shown['entropy_nats']:.3f} nats per token; {shown['mean_entropy_nats']:.3f} of the average",
+            ),
             ("tail", f"{shown['tail_mass']:.2%} of the mass was dropped"),
             (f"most used {entry}s", "  ".join(f"{label}:{share:.2%}" for label, share in shown["most_used"])),
         ]

@@ -34,6 +34,8 @@ MERGE = "Merge it into the model first (merge_and_unload of peft), and save that
 # Buffers that older versions of transformers saved; every model recomputes them.
 BUFFERS = ("position_ids", "token_type_ids", "rotary_emb.inv_freq", "rotary_emb.original_inv_freq")
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+MOST_BUFFERS = 1 << 24  # values that every model computes, such as positions
 MOST_TOKEN_IDS = 1 << 24  # ten times the largest existing vocabulary
 MOST_LABELS = 100_000  # four times the classes of the largest published classifiers
 MOST_LAYERS = 1_024  # of a model whose weight files are small or elsewhere
@@ -94,6 +96,45 @@ def refuse_irregular(directory: str | Path) -> None:
             raise OSError(errno.EINVAL, f"it is {kind_of_file(status)}, not a file", str(path))
 
 
+def refuse_references(source: str | Path, revision: str | None = None) -> None:
+    """Raise ValueError if a file of a model has transformers read another one, inside its directory or outside.
+
+    A fingerprint would not notice that file, or its content, a private one, would be taken for a vocabulary.
+
+    source  a directory, or the name of a model on the Hub, of which files that are not yet in its cache are not checked
+    """
+    config, tokenizer, index = (
+        _values(source, name, revision) for name in ("config.json", TOKENIZER_CONFIG, WEIGHTS_INDEX)
+    )
+    if "configuration_files" in config:
+        raise ValueError("config.json leaves its settings to other files (configuration_files), which are not read")
+    named = [name for name in ("vocab", "merges") if isinstance(tokenizer.get(name), str)]
+    named += [name for name in ("init_inputs", "gguf_file") if tokenizer.get(name)]
+    if named:
+        raise ValueError(
+            f"{TOKENIZER_CONFIG} names files or arguments of its own ({', '.join(named)}), which are not read"
+        )
+    parts = index.get("weight_map")
+    for part in parts.values() if isinstance(parts, dict) else ():
+        if isinstance(part, str) and Path(part).name != part:
+            raise ValueError(f"{WEIGHTS_INDEX} names {part!r}, which is not a file of this directory")
+
+
+def _values(source, name, revision):
+    """The content of a JSON file; {} if there is none, or it is no object of JSON, which its reader says."""
+    file: object = Path(source) / name
+    if not Path(source).is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        with suppress(ValueError):  # not a name on the Hub
+            file = try_to_load_from_cache(str(source), name, revision=revision)
+    try:
+        values = json.loads(read_file(Path(file))) if isinstance(file, str | Path) and Path(file).is_file() else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
 def has_adapter(source: str | Path) -> bool:
     """Whether a model's directory has an adapter of peft, alone or beside the model."""
     return (Path(source) / ADAPTER).is_file()
@@ -111,11 +152,14 @@ def open_config(source: str | Path, **options: Any) -> "PretrainedConfig":
     from transformers import AutoConfig  # here, because the rest of this file is quick to import
 
     refuse_irregular(source)
+    refuse_references(source)
     if has_adapter(source):
         raise ValueError(f"{ADAPTER} is there, and whether libraries apply an adapter depends on them. {MERGE}")
     if (file := Path(source) / "config.json").is_file():
         check_counts(json.loads(read_file(file)), Path(source))
-    return AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
+    refuse_references(source, options.get("revision"))  # of the Hub, once it is downloaded
+    return config
 
 
 def check_counts(values: object, directory: Path) -> None:
@@ -144,9 +188,11 @@ def open_tokenizer(directory: str | Path, **options: Any) -> "PreTrainedTokenize
     from transformers import AutoTokenizer  # here, because the rest of this file is quick to import
 
     refuse_irregular(directory)
+    refuse_references(directory)
     _check_token_ids(Path(directory))
     with catch_panics(), utf8_name(directory) as place:
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
+    refuse_references(directory, options.get("revision"))  # of the Hub, once it is downloaded
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     if model is not None and getattr(model, "dropout", None):  # of BPE: it splits words at random
         model.dropout = None
@@ -317,9 +363,12 @@ def check_size(
     build: Callable = model_class[0] if isinstance(model_class, tuple) else model_class  # the largest of several
     check_counts(config.to_dict(), directory)
     with torch.device("meta"):  # shapes without memory
-        parameters = sum(weight.numel() for weight in build(config, **options).parameters())
+        model = build(config, **options)
+    parameters, buffers = (sum(values.numel() for values in found()) for found in (model.parameters, model.buffers))
     if parameters > size:
         raise ValueError(f"config.json describes {parameters:,} parameters, and the weights have {size:,} bytes")
+    if buffers > size + MOST_BUFFERS:
+        raise ValueError(f"config.json describes buffers of {buffers:,} values, and the weights have {size:,} bytes")
 
 
 def weight_files(directory: Path, whole: Iterable[str] = (WEIGHTS, "student.safetensors")) -> list[Path]:

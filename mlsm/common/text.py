@@ -22,8 +22,8 @@ from typing import Any
 # C0 and C1 controls, marks that reverse the direction of text, invisible characters (except the joiners that some
 # scripts need), line separators, lone surrogates.
 _UNPRINTABLE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\uffff"
-    "\ud800-\udfff\U000e0000-\U000e0fff]"
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffc\ufffe\uffff"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _NAMED = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _USER_IS_SECRET = ("http", "https", "ftp", "ftps")  # the user part may be an access token

@@ -178,7 +178,7 @@ def refuse_shared_names(models: Iterable[Mapping]) -> None:
         if any(first[name] != model[name] for name in CONTENT):
             raise RecordError(
                 f"{first['path']} and {model['path']} have the same name and weights, so their records would be the "
-                "same files. Copy one of them into a directory of another name."
+                "same files. Copy one of them into a directory of another name (of A-Z, a-z, 0-9, dots, _ and -)."
             )
 
 

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 DEMONSTRATION = "quickstart"
 OWN_MATERIAL = {"corpus", "teacher", "tokenizer", "hidden", "dictionary"}
 """settings of encoding: if one is passed, the demonstration's recipe does not apply"""
+NOT_OF_STORES = {"scheduler", "workers", "output", "run_dir"}
+"""settings that a store never decides: to which processes its user's machine connects, and where is written"""
 NAME = "recipe"  # in a store's plans/<plan>.yaml: the recipe that made it, or null
 
 
@@ -42,8 +44,8 @@ def recipe_settings(recipe: str, verb: str, settings_class: type, is_asked_for: 
         shared = sections.get("encode-lsp") or {}
         section = {key: value for key, value in shared.items() if _field(key) in known} | section
     if path.parent.name == "plans":  # a store's settings: they may have one that the command does not have
-        known = settable(settings_class)
-        section = {key: value for key, value in section.items() if _field(key) in known}
+        taken = settable(settings_class).keys() - NOT_OF_STORES
+        section = {key: value for key, value in section.items() if _field(key) in taken}
     return convert_section(section, verb, settings_class, path)
 
 

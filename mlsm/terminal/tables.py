@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from rich.cells import cell_len
+
 LONGEST_LIST = 50
 
 
@@ -13,9 +15,11 @@ def table(rows: Sequence[tuple[str, object]]) -> str:
 def columns(names: Sequence[object] | None, rows: Iterable[Sequence[object]], align: str = "<") -> list[str]:
     """Align rows of cells in columns, to the right with ">", under their names if they have any. Returns lines."""
     cells = [[str(cell) for cell in row] for row in ([names] if names else []) + list(rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    # a character of a wide script takes two places
     return [
-        "  " + "  ".join(f"{cell:{align}{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  "
+        + "  ".join(f"{c:{align}{width - cell_len(c) + len(c)}}" for c, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     ]
 

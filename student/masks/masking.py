@@ -276,6 +276,15 @@ def choose_spans(
     return _first_in_order(keys_WL, maskable_WL, rate)
 
 
+def words(maskable_WL: np.ndarray, begins_WL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The number of each position's word in its window, int64 (W, L), and the size of each word of a window by its
+    number, int64 (W, L): its maskable tokens."""
+    word_WL = np.cumsum(begins_WL, axis=1) - 1
+    sizes_WL = np.zeros(maskable_WL.shape, np.int64)
+    np.add.at(sizes_WL, (np.arange(len(maskable_WL))[:, None], word_WL), maskable_WL)
+    return word_WL, sizes_WL
+
+
 def choose_words(
     maskable_WL: np.ndarray,
     begins_WL: np.ndarray,
@@ -290,11 +299,9 @@ def choose_words(
 
     begins_WL  bool, maskable positions at which a word starts; it ends before the next one, or with its run
     """
-    word_WL = np.cumsum(begins_WL, axis=1) - 1  # number of the word in its window
+    word_WL, sizes_WL = words(maskable_WL, begins_WL)
     hashes_WL = _hashes(_PURPOSE, begins_WL, window_ids_W, seed, epoch)
     rows_W1 = np.arange(len(maskable_WL))[:, None]
-    sizes_WL = np.zeros(maskable_WL.shape, np.int64)
-    np.add.at(sizes_WL, (rows_W1, word_WL), maskable_WL)
     if weights_WL is not None:
         totals_WL = np.zeros(maskable_WL.shape)
         np.add.at(totals_WL, (rows_W1, word_WL), weights_WL * maskable_WL)

@@ -35,7 +35,7 @@ from student.config import StudentConfig
 from student.masks.collocations import collocations, count_ngrams
 from student.masks.config import ADAPTIVE, KINDS, UNIFORM, MaskWeightsConfig, WeightsKind
 from student.masks.table import LONGEST, MaskTable, read_table, vocabulary_fingerprint, write_table
-from student.masks.words import continuation_flags
+from student.masks.words import LONE_SPACES, continuation_flags
 
 logger = logging.getLogger(__name__)
 
@@ -228,6 +228,7 @@ def _listed(path, store):
         bare, spaced = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (word, f" {word}"))
         # In byte-level vocabularies a word after a space has other tokens; the form in more pieces is the rarer one.
         ids = (bare if len(bare) <= len(spaced) else []) + (spaced if len(spaced) <= len(bare) else [])
+        ids = [id for id in ids if tokenizer.convert_ids_to_tokens(id) not in LONE_SPACES]  # before any word
         found_V[ids] = np.maximum(found_V[ids], float(weight))
     if (found_V < 0).all():
         raise RunError(f"--words: {path} lists no word. Expected a word and a weight per line.")

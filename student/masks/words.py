@@ -18,6 +18,7 @@ from mlsm.common.errors import RunError, describe
 
 _BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # space, line feed, tab, carriage return in GPT-2's alphabet of bytes
 _SENTENCEPIECE_SPACE = "▁"
+LONE_SPACES = ("Ġ", _SENTENCEPIECE_SPACE)  # tokens of a space alone, before a word that continues it
 _SPLITS_AT_SPACES = r'"(Whitespace(Split)?|BertPreTokenizer|CharDelimiterSplit)"|"String": " "'
 
 

@@ -382,8 +382,7 @@ def _card(text: CardText, lineage: dict, has_code: bool) -> str:
         f"{_WORDS_READ if text.reads_words else '## Where the targets come from'}\n\n{_targets(store)}",
         f"The store's settings:\n\n{_block(store['settings'])}",
         f"{store['encoded']['tokens']:,} tokens of {store['encoded']['documents']:,} documents were encoded. The whole"
-        " corpus, and the windows:\n\n"
-        + _block({"corpus": _short(store["corpus"]), "windowing": store["windowing"]}),
+        " corpus, and the windows:\n\n" + _block({"corpus": _short(store["corpus"]), "windowing": store["windowing"]}),
     ]
     for number, other in enumerate(lineage.get("other_stores", ()), 2):
         sections.append(

@@ -3,15 +3,35 @@
 import json
 import os
 import resource
+import shutil
+from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.processors import TemplateProcessing
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
+from transformers import (
+    MODEL_MAPPING,
+    AutoModel,
+    BertConfig,
+    BertModel,
+    DebertaConfig,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaModel,
+)
 
-from mlsm.common.model_checks import check_counts, check_size, describe_unfit_tokenizer, open_config, refuse_irregular
+from mlsm.common.model_checks import (
+    check_counts,
+    check_size,
+    describe_unfit_tokenizer,
+    open_config,
+    open_tokenizer,
+    refuse_irregular,
+)
 
+BUNDLED = Path(__file__).resolve().parents[2] / "pipeline" / "bundled_teacher"
+TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "vocab_size": 16}
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -111,3 +131,31 @@ def test_a_model_with_a_pipe_is_refused_and_links_to_files_are_not(tmp_path):
     os.mkfifo(tmp_path / "model" / "generation_config.json")
     with pytest.raises(OSError, match="it is a pipe, not a file"):
         refuse_irregular(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("config.json", {"configuration_files": ["config.4.0.0.json"]}, "leaves its settings to other files"),
+        ("tokenizer_config.json", {"vocab": "../private.txt"}, "names files or arguments of its own .vocab"),
+        ("tokenizer_config.json", {"init_inputs": ["../private.txt"]}, "of its own .init_inputs"),
+        ("model.safetensors.index.json", {"weight_map": {"w": "../other/model.safetensors"}}, "not a file of this"),
+    ],
+)
+def test_a_model_whose_files_name_others_is_refused(name, change, says, tmp_path):
+    directory = tmp_path / "model"
+    shutil.copytree(BUNDLED, directory)
+    open_config(directory)
+    open_tokenizer(directory)
+    file = directory / name
+    file.write_text(json.dumps((json.loads(file.read_text()) if file.is_file() else {}) | change))
+    for read in (open_config, open_tokenizer):
+        with pytest.raises(ValueError, match=says):
+            read(directory)
+
+
+def test_buffers_that_only_a_configuration_makes_large_are_refused(tmp_path):
+    config = DebertaConfig(**TINY, position_biased_input=False, max_position_embeddings=10**8)
+    AutoModel.from_config(DebertaConfig(**TINY)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="buffers of 100,000,000 values"):
+        check_size(MODEL_MAPPING[DebertaConfig], config, tmp_path)

@@ -27,6 +27,7 @@ from mlsm.common.workplaces import workplace
 from mlsm.evaluation.inspection.lsps import vector_pages
 from mlsm.evaluation.plots import save_table
 from mlsm.recipes.reading import recipe_of_store, recipe_settings
+from pipeline.config import EncodeConfig
 from pipeline.dictionary import Dictionary
 from pipeline.imported import ImportConfig, import_dictionary
 from pipeline.teacher import read_config
@@ -296,6 +297,15 @@ def test_a_store_names_no_recipe_file(tmp_path, caplog):
         assert resolve(StudentConfig(store=store.path), store).config.max_steps == 2000
         parsed = parse(load("train-student"), ["--store", str(store.path)])
         assert parsed.settings.run_dir is None and parsed.recipe is None
+
+
+def test_the_settings_of_a_store_connect_to_no_scheduler_and_write_nowhere_else(tmp_path):
+    """`verify-shards` prints a command with this recipe; a scheduler sends pickles to its clients."""
+    path = tmp_path / "plans" / f"{'0' * 32}.yaml"
+    path.parent.mkdir()
+    hostile = {"scheduler": "tcp://elsewhere:8786", "workers": 4, "output": "/home", "k": 24}
+    path.write_text(json.dumps({"encode-lsp": hostile}))
+    assert recipe_settings(str(path), "encode-lsp", EncodeConfig, True) == {"k": (24,)}
 
 
 def test_only_a_recipe_that_is_asked_for_says_where_to_write(tmp_path):

@@ -98,3 +98,15 @@ def test_other_encodings_announce_too(command, row, english_text, tmp_path, caps
     said = capsys.readouterr().err
     assert f"{command}:\n" in said and re.search(rf"^  {row} +bundled.*\[flag\]$", said, re.MULTILINE)
     assert ("  n " in said) == (command == "encode-logits")
+
+
+def test_text_that_the_tokenizer_does_not_know_is_told_before_the_work(flags, tmp_path, capsys):
+    assert cli.run(["encode-lsp", *flags, "--k", "32", "--lam", "0.1", "--dry-run"]) == 0
+    assert "does not know" not in capsys.readouterr().err
+    text = tmp_path / "other.txt"
+    text.write_text("銀行は金利を上げた。\n\n" * 50 + "the bank raised its rates\n\n" * 50, encoding="utf-8")
+    flags[flags.index("--corpus") + 1] = str(text)
+    assert cli.run(["encode-ids", "--tokenizer", flags[3], "--corpus", str(text), "--output", flags[-1]]) == 0
+    said = capsys.readouterr().err
+    share = int(re.search(r"does not know about (\d+)% of the text's tokens \(\[UNK\]\)", said)[1])
+    assert 20 < share < 80

@@ -110,6 +110,17 @@ def test_a_word_that_follows_a_space_in_byte_level_tokens_leaves_its_parts_alone
     assert np.flatnonzero(table.weights_V != 1).tolist() == [tokens["Ġwater"]]
 
 
+def test_a_space_of_its_own_before_a_word_gets_no_weight(ids_store, tmp_path, monkeypatch):
+    """SentencePiece writes "▁" before each word that has no token with it."""
+    tokenizer = Tokenizer(models.BPE({"▁": 5, "北": 6, "京": 7, "a": 8}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    monkeypatch.setattr(Store, "load_tokenizer", lambda self: wrapped)
+    (tmp_path / "words.txt").write_text("北京 10\n", encoding="utf-8")
+    table, _ = made(ids_store, tmp_path, kind="domain", words=tmp_path / "words.txt")
+    assert np.flatnonzero(table.weights_V != 1).tolist() == [6, 7]
+
+
 def test_common_words_are_counted_with_their_capitals_and_are_neither_pieces_nor_punctuation(tmp_path, monkeypatch):
     store = write_store(tmp_path / "store", k=0)
     file = store.tokenizer_dir / "tokenizer.json"

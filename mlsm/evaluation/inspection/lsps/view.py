@@ -200,7 +200,7 @@ class StoreView(statistics.SampleView):
         if not numbers:
             raise InspectionError(
                 f"the word {word!r} is not among the {len(self.sample):,} sampled tokens. Try another form of it, more "
-                "--samples, or --text with the word in a sentence."
+                "--samples, or --text with the word in a sentence. In scripts without spaces, a word is a token."
             )
         tokens = np.flatnonzero(np.isin(self.words.word_N, numbers))
         return {

@@ -5,8 +5,9 @@
 
 A token that continues a word (student/masks/words.py) is written without a space before it, and so is closing
 punctuation; what the corpus had there is not in the store. A token without a letter, digit or accent is its own word,
-so that "rates" and "rates," of a byte-level vocabulary are one word. A line feed is shown as ↵, a tab as ⇥, spaces in a
-token of their own as ␣. Tokens that have a part of a character each, as in byte-level vocabularies, are read together.
+so that "rates" and "rates," of a byte-level vocabulary are one word. So is each token of a script without spaces. A
+line feed is shown as ↵, a tab as ⇥, spaces in a token of their own as ␣. Tokens that have a part of a character each,
+as in byte-level vocabularies, are read together.
 
 Shapes: V vocabulary, T tokens.
 """
@@ -19,9 +20,14 @@ import numpy as np
 
 from mlsm.common.disk import read_file
 from mlsm.common.errors import RunError
-from student.masks.words import continuation_flags
+from student.masks.words import LONE_SPACES, continuation_flags
 
 _NO_SPACE_BEFORE, _NO_SPACE_AFTER = set(".,;:!?)]}%…"), set("([{")
+# Thai to Lao, Burmese, Khmer, kana and Han: scripts without spaces between words, whose tokens are taken for words.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\U00020000-\U0003ffff]"
+)
+_JOINERS = ("\u200c", "\u200d")  # ZWNJ and ZWJ, which Persian and others write inside words
 
 
 class Vocabulary:
@@ -43,6 +49,8 @@ class Vocabulary:
         except RunError:  # nobody knows where its words begin: every token is one
             self.continues_V = np.zeros(vocab_size, bool)
         self._knows_words = bool(self.continues_V.any())
+        self._unspaced_V = np.array([_UNSPACED.match(text) is not None for text in self.texts], bool)
+        self._is_empty_V = np.array([text == "" for text in self.texts], bool)
         self._tight_V = self.continues_V | np.array([text in _NO_SPACE_BEFORE for text in self.texts], bool)
         self._opening_V = np.array([text in _NO_SPACE_AFTER for text in self.texts], bool)
 
@@ -50,9 +58,10 @@ class Vocabulary:
         """Which tokens of a running text begin a word, bool (T); the first does."""
         alone_T = self.is_symbol_V[ids_T]
         begins_T = ~self.continues_V[ids_T] | alone_T
-        begins_T[1:] |= alone_T[:-1]
+        begins_T[1:] |= alone_T[:-1] | self._unspaced_V[ids_T[1:]] & ~self._is_empty_V[ids_T[:-1]]
         for first, stop, text in self._characters(ids_T):
-            begins_T[first] |= _is_symbol(text)
+            follows_space = first > 0 and self._is_empty_V[ids_T[first - 1]]
+            begins_T[first] |= _is_symbol(text) or _UNSPACED.match(text) is not None and not follows_space
             begins_T[first + 1 : stop] = False
             begins_T[stop : stop + 1] |= _is_symbol(text)
         begins_T[:1] = True
@@ -137,7 +146,7 @@ def _texts(tokenizer, vocab_size):
 def _plain(text, name, mark):
     """A token's own text; a sign for white space; its name in the vocabulary where it has no text."""
     plain = text.strip()
-    if not plain and name in ("Ġ", "▁"):  # a space on its own, before a word that continues it
+    if not plain and name in LONE_SPACES:  # a space on its own, before a word that continues it
         return ""
     if text.isspace():
         return "↵" if set(text) & set("\n\r") else "⇥" if "\t" in text else "␣"
@@ -145,5 +154,7 @@ def _plain(text, name, mark):
 
 
 def _is_symbol(text):
-    """Whether a text is its own word. Half of a character belongs to the word before it."""
-    return text != "" and "\ufffd" not in text and not any(unicodedata.category(one)[0] in "LNM" for one in text)
+    """Whether a text is its own word. Half of a character, or a joiner, belongs to the word before it."""
+    if text in ("", *_JOINERS):
+        return False
+    return "\ufffd" not in text and not any(unicodedata.category(one)[0] in "LNM" for one in text)

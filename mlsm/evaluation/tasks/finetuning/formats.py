@@ -6,6 +6,7 @@ format raises a DataError with the file, the line and what was expected. Not han
 """
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -129,7 +130,7 @@ def conll_columns(path: Path) -> list[tuple[list[list[str]], list[int]]]:
     sentences = []
     rows: list[tuple[int, list[str]]] = []
     for number, line in enumerate([*numbered_lines(path), ""], 1):
-        fields = line.split()
+        fields = re.findall(r"[^ \t\r]+", line)  # a word may have a no-break space, as 10 000
         if fields and fields[0] != "-DOCSTART-":
             if len(fields) != 4:
                 expected = "4 columns: word, part of speech, chunk, entity"

@@ -73,6 +73,7 @@ def test_bytes_are_read_as_the_characters_that_they_are_parts_of(merges, tmp_pat
     shown = joined.replace("⇥Bank", "⇥ Bank")
     assert shown in (plain, plain.replace("↵ ↵", "↵")), shown  # the latter is one token
     wanted = "The bank rose . The bank fell . Bank 😁 北京 ñandú संस्कृति “ rates ”"
+    wanted = wanted if merges else wanted.replace("北京", "北 京")  # of a script without spaces, each token is a word
     assert [word for word in words if word.strip("↵⇥#")] == wanted.split()
 
 
@@ -98,7 +99,7 @@ def test_bytes_that_a_sentencepiece_vocabulary_falls_back_to(tmp_path):
     tokenizer = Tokenizer(models.BPE(vocabulary, [("▁", "a"), ("▁", "b")], byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
-    assert words_of(tokenizer, text, tmp_path) == (text, text.split())
+    assert words_of(tokenizer, text, tmp_path) == (text, ["a", "北", "京", "b"])
 
 
 def test_accents_belong_to_words_and_letters_are_no_marks(tmp_path):
@@ -107,6 +108,16 @@ def test_accents_belong_to_words_and_letters_are_no_marks(tmp_path):
     tokenizer = Tokenizer(models.WordPiece({token: number for number, token in enumerate(tokens)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
     assert words_of(tokenizer, "संस्कृति Ġorġ Ġo # .", tmp_path)[1] == ["संस्कृति", "Ġorġ", "Ġo", "#", "."]
+
+
+def test_tokens_of_scripts_without_spaces_are_words_and_joiners_are_none(tmp_path):
+    text = "北京的银行很大 می\u200cکند the bank"
+    tokenizer, trainer = sentence_piece()
+    tokenizer.train_from_iterator([text, "北京 银行", "می\u200cکند"] * 20, trainer)
+    _, words = words_of(tokenizer, text, tmp_path)
+    assert "می\u200cکند" in words and "bank" in words
+    assert len([word for word in words if "\u4e00" <= word[:1] <= "\u9fff"]) > 1, "a clause is not one word"
+    assert "".join(words) == text.replace(" ", "")
 
 
 def test_a_store_without_a_tokenizer_shows_numbers(tmp_path):

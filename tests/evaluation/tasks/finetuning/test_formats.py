@@ -14,7 +14,7 @@ from data import data_path
 from mlsm.common.errors import DataError, MissingPackageError
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.data import hold_out_tenth, load_task
-from mlsm.evaluation.tasks.finetuning.formats import Tsv, conll, json_pairs, wic
+from mlsm.evaluation.tasks.finetuning.formats import Tsv, conll, conll_columns, json_pairs, wic
 from mlsm.evaluation.tasks.finetuning.miniature import DEV, TRAIN
 from mlsm.evaluation.tasks.finetuning.tasks import ENTITIES, TASKS
 
@@ -271,3 +271,11 @@ def test_examples_of_one_text_stay_on_one_side(miniatures):
     assert twice.train == once.train * 2 and twice.evaluation["validation"] == once.evaluation["validation"] * 2
     with pytest.raises(DataError, match="leaves rte nothing to train on.*Increase --limit-train"):
         hold_out_tenth(task, data._replace(train=data.train[:1]))
+
+
+def test_a_word_may_have_a_no_break_space(tmp_path):
+    file = tmp_path / "eng.train"
+    file.write_text("10\u00a0000 CD I-NP O\n東京\u3000都\tNNP I-NP I-LOC\r\n\n", encoding="utf-8", newline="")
+    ((columns, numbers),) = conll_columns(file)
+    assert columns == [["10\u00a0000", "東京\u3000都"], ["CD", "NNP"], ["B-NP", "I-NP"], ["O", "B-LOC"]]
+    assert numbers == [1, 2]
