@@ -34,6 +34,7 @@ from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import quote, unquote
 
 import fsspec
 
@@ -55,7 +56,7 @@ from mlsm.common.errors import (
 from mlsm.common.invocation import program
 from mlsm.common.json_checks import parse_json
 from mlsm.common.machine import cache_directory
-from mlsm.common.text import redacted, without_credentials
+from mlsm.common.text import redacted, secrets_of, without_credentials
 from shards.copies import CODEBOOK_FILES, DICTIONARY_FILES, TOKENIZER_FILES, write_files
 from shards.files import StoreFiles, describe_no_store, read_command
 from shards.manifest import Plan, PlannedUnit, UnitRecord, fingerprint, parse_target
@@ -69,6 +70,8 @@ _CACHED_STORE = re.compile(r"[0-9a-f]{12}-[0-9a-f]{8}")  # a store's directory i
 _NAME = re.compile(r"\w[\w.-]*")  # names from a server become paths in the cache
 _PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)  # some servers send a page if there is no file
 _LINK = re.compile(r"""href=["']?[^"'?#>\s]*?([^"'?#>\s/]+)["'?#>\s]""", re.IGNORECASE)
+_SPACE_IN_USER = re.compile(r"://(?:[^/?#]*|[^/?#]*:(?!\d*(?:[/?#]|$)).*)\s.*@", re.DOTALL)
+_TAKES_NO_PASSWORD = re.compile(r"(?:^|::)(s3a?|gs|gcs|hf|az|abfss?|adl)://")
 _UNLISTED = {"tokenizer": TOKENIZER_FILES, "dictionary": DICTIONARY_FILES, "codebook": CODEBOOK_FILES}
 _ESSENTIAL = {  # sets of names; one of each must exist
     "tokenizer": ({"tokenizer.json"}, {"vocab.txt"}, {"vocab.json"}),
@@ -123,14 +126,17 @@ class Server:
     """The files below one URL. Downloads are whole, checked by the caller, and retried after temporary errors."""
 
     def __init__(self, url: str, options: Remote):
+        _refuse_what_would_be_shown(url)
         self.url, self._address = _without_and_with_credentials(url.rstrip("/"))
         self.options = options
-        if self._is_http and "?" in self.url:
+        if re.match("(https?|hf)://", self.url) and "?" in self.url:
+            advice = "A user and password may be in the address or in ~/.netrc."
             raise StoreError(
                 f"{redacted(self.url)} has a query, but a store's files are asked for without one. Pass the address "
-                "without it. A user and password may be in the address or in ~/.netrc."
+                f"without it. {advice if self._is_http else f'Credentials come from {_places(self.url)}.'}"
             )
-        self._open()  # refuses an unknown protocol at once
+        with self._usable():  # refuses an unknown protocol at once
+            fsspec.get_filesystem_class(re.split("::|://", self.url)[0])
 
     def fetch(
         self,
@@ -243,7 +249,7 @@ class Server:
     def _open(self):
         """The file system of this process and thread, and the store's root in it."""
         options: dict[str, Any] = {}
-        try:
+        with self._usable():
             if self._is_http:
                 from aiohttp import ClientTimeout
 
@@ -252,15 +258,21 @@ class Server:
                 options |= {"headers": {"Accept-Encoding": "identity"}}  # compressed answers could have any size
                 options = {"client_kwargs": options}
             return fsspec.core.url_to_fs(self._address, **options)
+
+    @contextmanager
+    def _usable(self):
+        """Raise StoreError if this machine cannot use the protocol or the address."""
+        try:
+            yield
         except ImportError as error:
             need = (
                 'http and https need aiohttp. Run:  pip install "mlsm-pretrain[remote]"'
                 if self._is_http
-                else redacted(error)
+                else self._hide(error)
             )
             raise StoreError(f"{redacted(self.url)} cannot be read: {need}") from None
         except ValueError as error:
-            raise StoreError(f"{redacted(self.url)} cannot be read: {redacted(error)}") from None
+            raise StoreError(f"{redacted(self.url)} cannot be read: {self._hide(error)}") from None
 
     def _time(self, filesystem, most=_SMALL):
         """The time limit of a whole call, as options for it, for clients that can be interrupted.
@@ -276,8 +288,8 @@ class Server:
         for number in range(self.options.attempts):
             if number:
                 time.sleep(self.options.delay * 2 ** (number - 1))
-            filesystem, root = self._open()
             try:
+                filesystem, root = self._open()  # some protocols connect here
                 return call(filesystem, f"{root}/{name}")
             except FileNotFoundError:
                 return None
@@ -299,12 +311,23 @@ class Server:
             problem = str(fault).removeprefix(f"{self.url}/{name}").lstrip(": ")
             advice = f"Nothing of it was kept. The remote copy is damaged: {_copy_again()}"
         else:
-            problem = f"{type(fault).__name__}: {' '.join(redacted(fault).split()) or 'no answer'}"
-            advice = "Files fetched before are kept: check the address, the access rights and the network, and run "
-            if getattr(fault, "status", None) in (401, 403):
-                advice += f"(credentials come from ~/.netrc or fsspec's configuration, see {program()} docs remote) "
-            advice += "the same command again."
+            problem = f"{type(fault).__name__}: {' '.join(self._hide(fault).split()) or 'no answer'}"
+            is_refusal = getattr(fault, "status", None) in (401, 403) or isinstance(fault, PermissionError)
+            rights = "the access rights"
+            if is_refusal or type(fault).__name__ == "NoCredentialsError":  # the latter is of s3fs
+                rights += f" (credentials come from {_places(self.url)}, see {program()} docs remote)"
+            advice = f"Files fetched before are kept: check the address, {rights} and the network, and run the same "
+            advice += "command again."
         return f"{redacted(self.url)}/{name}: {problem}; {times}. {advice}"
+
+    def _hide(self, fault):
+        """The text of a library's error without credentials, also where it names them without the scheme."""
+        text = redacted(fault)
+        for secret in secrets_of(self._address):
+            plain = unquote(secret)
+            for form in (secret, plain, quote(plain), quote(plain, safe="")):
+                text = re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", "***", text)
+        return text
 
 
 class RemoteFiles(StoreFiles):
@@ -737,6 +760,23 @@ def _copy_again():
 def _list(filesystem, path):
     filesystem.invalidate_cache()
     return [entry["name"] for entry in filesystem.ls(path, detail=True) if entry["type"] != "directory"]
+
+
+def _refuse_what_would_be_shown(url):
+    """Raise StoreError if an address has credentials that are not recognised everywhere, or that are not used."""
+    if _SPACE_IN_USER.search(url):
+        raise StoreError("the address of the store has white space in its user or password. Write %20 for a space.")
+    if (found := _TAKES_NO_PASSWORD.search(url)) and without_credentials(url) != url:
+        raise StoreError(
+            f"{redacted(url)}: {found[1]}:// takes no password in an address. Pass the address without it; credentials "
+            f"come from {_places(url)}, see {program()} docs remote."
+        )
+
+
+def _places(url):
+    """Where credentials for an address may be, for a message."""
+    own = {"http": "~/.netrc", "https": "~/.netrc", "hf": "hf auth login"}
+    return f"{own.get(url.partition('://')[0], 'the usual places of the service')} or fsspec's configuration"
 
 
 def _without_and_with_credentials(url):
