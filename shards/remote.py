@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -129,6 +130,7 @@ class Server:
         _refuse_what_would_be_shown(url)
         self.url, self._address = _without_and_with_credentials(url.rstrip("/"))
         self.options = options
+        self._is_stopped = False
         if re.match("(https?|hf)://", self.url) and "?" in self.url:
             advice = "A user and password may be in the address or in ~/.netrc."
             raise StoreError(
@@ -154,15 +156,27 @@ class Server:
         Raises  RemoteError if an error lasts, WriteError if the file cannot be written here, and the errors of `check`
         """
 
+        def arrived():
+            self._refuse_if_stopped()
+            alive()
+
         def attempt(filesystem, path):
-            limits, temporary = _Limits(most, self.options, alive), disk.temporary_name(place.parent, place.name)
+            limits, temporary = _Limits(most, self.options, arrived), disk.temporary_name(place.parent, place.name)
             try:
                 with _writing(place):
                     make_directories(place.parent)  # the cache may be removed at any time
                     disk.create(temporary).close()
                 with _writing(place, _OF_THE_DISK):  # others may be of the network
                     filesystem.get_file(path, str(temporary), callback=limits, **self._time(filesystem, most))
-                check(temporary)
+                try:
+                    check(temporary)
+                except (ShardError, StoreError):
+                    if _is_compressed(temporary):
+                        raise RemoteError(
+                            f"{self.url}/{name}: the server sends it compressed (Content-Encoding: gzip). Store it "
+                            "there uncompressed, without that header, as files are read byte for byte."
+                        ) from None
+                    raise
                 with _writing(place):
                     disk.rename(temporary, place)
             except FileNotFoundError:
@@ -180,10 +194,12 @@ class Server:
         if odd := [name for name in names if not all(_NAME.fullmatch(part) for part in name.split("/"))]:
             raise RemoteError(f"{self.url} is damaged: it names {odd[0]}, which is outside its own directories")
 
+        server = copy(self)  # to stop these requests and no others
+
         def fetch(name):
             is_plan = name.startswith("plans/") and name.endswith(".json")
-            most = self._plan_limit(name) if is_plan else _SMALL
-            return self.fetch(name, directory / name, most, lambda path: check(f"{self.url}/{name}", path))
+            most = server._plan_limit(name) if is_plan else _SMALL
+            return server.fetch(name, directory / name, most, lambda path: check(f"{self.url}/{name}", path))
 
         if len(names) < 2:
             return [name for name in names if not fetch(name)]
@@ -191,7 +207,16 @@ class Server:
         try:
             return [name for name, there in zip(names, pool.map(fetch, names), strict=True) if not there]
         finally:
+            server.stop()  # after an error or Ctrl-C the threads end soon
             pool.shutdown(cancel_futures=True)
+
+    def stop(self) -> None:
+        """End the requests of other threads, at the next part that arrives or before the next attempt, by an error."""
+        self._is_stopped = True
+
+    def _refuse_if_stopped(self):
+        if self._is_stopped:
+            raise StoreError(f"{redacted(self.url)}: the request was stopped.")
 
     def read(self, name: str, most: int, check: Callable[[bytes], object] = lambda raw: None) -> bytes | None:
         """The bytes of a file; None if there is none. Raises the errors of `fetch`."""
@@ -288,6 +313,7 @@ class Server:
         for number in range(self.options.attempts):
             if number:
                 time.sleep(self.options.delay * 2 ** (number - 1))
+            self._refuse_if_stopped()
             try:
                 filesystem, root = self._open()  # some protocols connect here
                 return call(filesystem, f"{root}/{name}")
@@ -346,7 +372,8 @@ class RemoteFiles(StoreFiles):
         self.path = self.server.url
         disk.follow_no_links_below(self.options.directory)  # the cache may be inside an --output, or behind links in it
         for path in (self.units, self.plans):
-            make_directories(path)
+            with _writing(path, is_new=True):
+                make_directories(path)
         self._lock_seen = 0, 0.0  # when the lock's holder last received something: its time (ns), our time (s)
 
     # -- small files ---------------------------------------------------------------------------------------
@@ -660,6 +687,12 @@ class RemoteFiles(StoreFiles):
 class VerifiedFiles(RemoteFiles):
     """The same for a verification: a shard is downloaded when it is opened, unchecked, and removed when closed."""
 
+    def stop(self) -> None:
+        self.server.stop()
+
+    def restore_hint(self) -> str:
+        return "Copy the store there again."
+
     def open_shard(self, unit_id: str, file: str) -> FileIO:
         record, place = self.record(unit_id), disk.temporary_name(self.units, file)
         try:
@@ -723,10 +756,11 @@ class _Limits(fsspec.Callback):
 
 
 @contextmanager
-def _writing(place, errors=None):
+def _writing(place, errors=None, is_new=False):
     """Add to an error of this machine's disk which setting chooses another disk.
 
     errors  numbers of the errors that are the disk's; None: all
+    is_new  whether the directory is made now, so that it cannot have been removed
     Raises  WriteError; OSError without a number if the directory was removed meanwhile
     """
     try:
@@ -734,7 +768,7 @@ def _writing(place, errors=None):
     except OSError as error:
         if disk.is_of_the_machine(error) or errors is not None and error.errno not in errors:
             raise
-        if isinstance(error, FileNotFoundError):
+        if isinstance(error, FileNotFoundError) and not is_new:
             raise _removed(place) from None
         remedy = "MLSM_CACHE moves the cache of remote stores to another directory, MLSM_CACHE_GB limits its size."
         if any(part.startswith(TEMPORARY) for part in place.parts):
@@ -755,6 +789,12 @@ def _copy_again():
         f"check the store that it was copied from with {program()} verify-shards <its directory> --repair, run the "
         "encoding command that it names, and copy the store again."
     )
+
+
+def _is_compressed(path):
+    """Whether a file begins like one of gzip, as no file of a store does."""
+    with open(path, "rb") as file:
+        return file.read(2) == b"\x1f\x8b"
 
 
 def _list(filesystem, path):
