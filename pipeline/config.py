@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from mlsm.common.settings import check, require, require_at_least
+from mlsm.common.text import redacted
 
 PLACES = (
     "corpus",
@@ -424,8 +425,8 @@ def own_or_bundled(name: str, given: str | None, corpus: tuple[str, ...]) -> str
     if given is None and corpus != BUNDLED_TEXT:
         example = "google-bert/bert-base-cased"
         raise ValueError(
-            f"--corpus {' '.join(corpus)} is your own text, but no --{name} is given. Pass a Hub id, such as --{name} "
-            f"{example}, a directory or, to try it out, --{name} bundled, the small demonstration {name}."
+            f"--corpus {redacted(' '.join(corpus))} is your own text, but no --{name} is given. Pass a Hub id, such as "
+            f"--{name} {example}, a directory or, to try it out, --{name} bundled, the small demonstration {name}."
         )
     return given if given is not None else "bundled"
 

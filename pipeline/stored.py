@@ -25,7 +25,7 @@ import torch
 from mlsm.common.device import choose_device
 from mlsm.common.errors import RequestError
 from mlsm.common.invocation import program
-from mlsm.common.text import words_of
+from mlsm.common.text import redacted, words_of
 from pipeline.config import FROM_STORE
 from pipeline.corpus import Window
 from shards.manifest import PlannedUnit
@@ -63,8 +63,8 @@ class StoredHidden:
         self._plan_id, self._device = plan_id, device
         if self.store.hidden is None:
             raise RequestError(
-                f"--hidden {path} is a store of {self.store.kind}, not of hidden states. Make one:  {program()} "
-                "encode-hidden"
+                f"--hidden {redacted(path)} is a store of {self.store.kind}, not of hidden states. Make one:  "
+                f"{program()} encode-hidden"
             )
         self._plan_id = self.store.plan_id
         settings, width = self.store.settings, self.store.hidden.width
@@ -134,7 +134,7 @@ class StoredHidden:
                 found = f", whose {name.replace('_', '-')} is {words_of(known[name])}" if name in known else ""
                 raise ValueError(
                     f"--{name.replace('_', '-')} {words_of(value)} applies only when a teacher reads text; --hidden "
-                    f"takes windows and hidden states from {self._path}{found}. Omit it."
+                    f"takes windows and hidden states from {redacted(self._path)}{found}. Omit it."
                 )
             object.__setattr__(settled, name, own.get(name, value))
         origins = {name: origin for name, origin in config.origins.items() if name not in FROM_STORE}

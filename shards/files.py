@@ -129,6 +129,9 @@ class StoreFiles:
         """The shard's size as a server states it, without reading the shard; None if it must be read."""
         return None
 
+    def stop(self) -> None:
+        """Called when a check of the store ends, perhaps early: running downloads end soon."""
+
     def check_size(self, record: UnitRecord) -> None:
         """Raise ShardError if a finished unit's shard is missing or cut. Hashes are checked where it is read."""
         shard = self.units / record.file

@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -34,6 +35,7 @@ from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import quote, unquote
 
 import fsspec
 
@@ -55,7 +57,7 @@ from mlsm.common.errors import (
 from mlsm.common.invocation import program
 from mlsm.common.json_checks import parse_json
 from mlsm.common.machine import cache_directory
-from mlsm.common.text import redacted, without_credentials
+from mlsm.common.text import redacted, secrets_of, without_credentials
 from shards.copies import CODEBOOK_FILES, DICTIONARY_FILES, TOKENIZER_FILES, write_files
 from shards.files import StoreFiles, describe_no_store, read_command
 from shards.manifest import Plan, PlannedUnit, UnitRecord, fingerprint, parse_target
@@ -69,6 +71,8 @@ _CACHED_STORE = re.compile(r"[0-9a-f]{12}-[0-9a-f]{8}")  # a store's directory i
 _NAME = re.compile(r"\w[\w.-]*")  # names from a server become paths in the cache
 _PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)  # some servers send a page if there is no file
 _LINK = re.compile(r"""href=["']?[^"'?#>\s]*?([^"'?#>\s/]+)["'?#>\s]""", re.IGNORECASE)
+_SPACE_IN_USER = re.compile(r"://(?:[^/?#]*|[^/?#]*:(?!\d*(?:[/?#]|$)).*)\s.*@", re.DOTALL)
+_TAKES_NO_PASSWORD = re.compile(r"(?:^|::)(s3a?|gs|gcs|hf|az|abfss?|adl)://")
 _UNLISTED = {"tokenizer": TOKENIZER_FILES, "dictionary": DICTIONARY_FILES, "codebook": CODEBOOK_FILES}
 _ESSENTIAL = {  # sets of names; one of each must exist
     "tokenizer": ({"tokenizer.json"}, {"vocab.txt"}, {"vocab.json"}),
@@ -123,14 +127,18 @@ class Server:
     """The files below one URL. Downloads are whole, checked by the caller, and retried after temporary errors."""
 
     def __init__(self, url: str, options: Remote):
+        _refuse_what_would_be_shown(url)
         self.url, self._address = _without_and_with_credentials(url.rstrip("/"))
         self.options = options
-        if self._is_http and "?" in self.url:
+        self._is_stopped = False
+        if re.match("(https?|hf)://", self.url) and "?" in self.url:
+            advice = "A user and password may be in the address or in ~/.netrc."
             raise StoreError(
                 f"{redacted(self.url)} has a query, but a store's files are asked for without one. Pass the address "
-                "without it. A user and password may be in the address or in ~/.netrc."
+                f"without it. {advice if self._is_http else f'Credentials come from {_places(self.url)}.'}"
             )
-        self._open()  # refuses an unknown protocol at once
+        with self._usable():  # refuses an unknown protocol at once
+            fsspec.get_filesystem_class(re.split("::|://", self.url)[0])
 
     def fetch(
         self,
@@ -148,15 +156,27 @@ class Server:
         Raises  RemoteError if an error lasts, WriteError if the file cannot be written here, and the errors of `check`
         """
 
+        def arrived():
+            self._refuse_if_stopped()
+            alive()
+
         def attempt(filesystem, path):
-            limits, temporary = _Limits(most, self.options, alive), disk.temporary_name(place.parent, place.name)
+            limits, temporary = _Limits(most, self.options, arrived), disk.temporary_name(place.parent, place.name)
             try:
                 with _writing(place):
                     make_directories(place.parent)  # the cache may be removed at any time
                     disk.create(temporary).close()
                 with _writing(place, _OF_THE_DISK):  # others may be of the network
                     filesystem.get_file(path, str(temporary), callback=limits, **self._time(filesystem, most))
-                check(temporary)
+                try:
+                    check(temporary)
+                except (ShardError, StoreError):
+                    if _is_compressed(temporary):
+                        raise RemoteError(
+                            f"{self.url}/{name}: the server sends it compressed (Content-Encoding: gzip). Store it "
+                            "there uncompressed, without that header, as files are read byte for byte."
+                        ) from None
+                    raise
                 with _writing(place):
                     disk.rename(temporary, place)
             except FileNotFoundError:
@@ -174,10 +194,12 @@ class Server:
         if odd := [name for name in names if not all(_NAME.fullmatch(part) for part in name.split("/"))]:
             raise RemoteError(f"{self.url} is damaged: it names {odd[0]}, which is outside its own directories")
 
+        server = copy(self)  # to stop these requests and no others
+
         def fetch(name):
             is_plan = name.startswith("plans/") and name.endswith(".json")
-            most = self._plan_limit(name) if is_plan else _SMALL
-            return self.fetch(name, directory / name, most, lambda path: check(f"{self.url}/{name}", path))
+            most = server._plan_limit(name) if is_plan else _SMALL
+            return server.fetch(name, directory / name, most, lambda path: check(f"{self.url}/{name}", path))
 
         if len(names) < 2:
             return [name for name in names if not fetch(name)]
@@ -185,7 +207,16 @@ class Server:
         try:
             return [name for name, there in zip(names, pool.map(fetch, names), strict=True) if not there]
         finally:
+            server.stop()  # after an error or Ctrl-C the threads end soon
             pool.shutdown(cancel_futures=True)
+
+    def stop(self) -> None:
+        """End the requests of other threads, at the next part that arrives or before the next attempt, by an error."""
+        self._is_stopped = True
+
+    def _refuse_if_stopped(self):
+        if self._is_stopped:
+            raise StoreError(f"{redacted(self.url)}: the request was stopped.")
 
     def read(self, name: str, most: int, check: Callable[[bytes], object] = lambda raw: None) -> bytes | None:
         """The bytes of a file; None if there is none. Raises the errors of `fetch`."""
@@ -243,7 +274,7 @@ class Server:
     def _open(self):
         """The file system of this process and thread, and the store's root in it."""
         options: dict[str, Any] = {}
-        try:
+        with self._usable():
             if self._is_http:
                 from aiohttp import ClientTimeout
 
@@ -252,15 +283,21 @@ class Server:
                 options |= {"headers": {"Accept-Encoding": "identity"}}  # compressed answers could have any size
                 options = {"client_kwargs": options}
             return fsspec.core.url_to_fs(self._address, **options)
+
+    @contextmanager
+    def _usable(self):
+        """Raise StoreError if this machine cannot use the protocol or the address."""
+        try:
+            yield
         except ImportError as error:
             need = (
                 'http and https need aiohttp. Run:  pip install "mlsm-pretrain[remote]"'
                 if self._is_http
-                else redacted(error)
+                else self._hide(error)
             )
             raise StoreError(f"{redacted(self.url)} cannot be read: {need}") from None
         except ValueError as error:
-            raise StoreError(f"{redacted(self.url)} cannot be read: {redacted(error)}") from None
+            raise StoreError(f"{redacted(self.url)} cannot be read: {self._hide(error)}") from None
 
     def _time(self, filesystem, most=_SMALL):
         """The time limit of a whole call, as options for it, for clients that can be interrupted.
@@ -276,8 +313,9 @@ class Server:
         for number in range(self.options.attempts):
             if number:
                 time.sleep(self.options.delay * 2 ** (number - 1))
-            filesystem, root = self._open()
+            self._refuse_if_stopped()
             try:
+                filesystem, root = self._open()  # some protocols connect here
                 return call(filesystem, f"{root}/{name}")
             except FileNotFoundError:
                 return None
@@ -299,12 +337,23 @@ class Server:
             problem = str(fault).removeprefix(f"{self.url}/{name}").lstrip(": ")
             advice = f"Nothing of it was kept. The remote copy is damaged: {_copy_again()}"
         else:
-            problem = f"{type(fault).__name__}: {' '.join(redacted(fault).split()) or 'no answer'}"
-            advice = "Files fetched before are kept: check the address, the access rights and the network, and run "
-            if getattr(fault, "status", None) in (401, 403):
-                advice += f"(credentials come from ~/.netrc or fsspec's configuration, see {program()} docs remote) "
-            advice += "the same command again."
+            problem = f"{type(fault).__name__}: {' '.join(self._hide(fault).split()) or 'no answer'}"
+            is_refusal = getattr(fault, "status", None) in (401, 403) or isinstance(fault, PermissionError)
+            rights = "the access rights"
+            if is_refusal or type(fault).__name__ == "NoCredentialsError":  # the latter is of s3fs
+                rights += f" (credentials come from {_places(self.url)}, see {program()} docs remote)"
+            advice = f"Files fetched before are kept: check the address, {rights} and the network, and run the same "
+            advice += "command again."
         return f"{redacted(self.url)}/{name}: {problem}; {times}. {advice}"
+
+    def _hide(self, fault):
+        """The text of a library's error without credentials, also where it names them without the scheme."""
+        text = redacted(fault)
+        for secret in secrets_of(self._address):
+            plain = unquote(secret)
+            for form in (secret, plain, quote(plain), quote(plain, safe="")):
+                text = re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", "***", text)
+        return text
 
 
 class RemoteFiles(StoreFiles):
@@ -323,7 +372,8 @@ class RemoteFiles(StoreFiles):
         self.path = self.server.url
         disk.follow_no_links_below(self.options.directory)  # the cache may be inside an --output, or behind links in it
         for path in (self.units, self.plans):
-            make_directories(path)
+            with _writing(path, is_new=True):
+                make_directories(path)
         self._lock_seen = 0, 0.0  # when the lock's holder last received something: its time (ns), our time (s)
 
     # -- small files ---------------------------------------------------------------------------------------
@@ -637,6 +687,12 @@ class RemoteFiles(StoreFiles):
 class VerifiedFiles(RemoteFiles):
     """The same for a verification: a shard is downloaded when it is opened, unchecked, and removed when closed."""
 
+    def stop(self) -> None:
+        self.server.stop()
+
+    def restore_hint(self) -> str:
+        return "Copy the store there again."
+
     def open_shard(self, unit_id: str, file: str) -> FileIO:
         record, place = self.record(unit_id), disk.temporary_name(self.units, file)
         try:
@@ -700,10 +756,11 @@ class _Limits(fsspec.Callback):
 
 
 @contextmanager
-def _writing(place, errors=None):
+def _writing(place, errors=None, is_new=False):
     """Add to an error of this machine's disk which setting chooses another disk.
 
     errors  numbers of the errors that are the disk's; None: all
+    is_new  whether the directory is made now, so that it cannot have been removed
     Raises  WriteError; OSError without a number if the directory was removed meanwhile
     """
     try:
@@ -711,7 +768,7 @@ def _writing(place, errors=None):
     except OSError as error:
         if disk.is_of_the_machine(error) or errors is not None and error.errno not in errors:
             raise
-        if isinstance(error, FileNotFoundError):
+        if isinstance(error, FileNotFoundError) and not is_new:
             raise _removed(place) from None
         remedy = "MLSM_CACHE moves the cache of remote stores to another directory, MLSM_CACHE_GB limits its size."
         if any(part.startswith(TEMPORARY) for part in place.parts):
@@ -734,9 +791,32 @@ def _copy_again():
     )
 
 
+def _is_compressed(path):
+    """Whether a file begins like one of gzip, as no file of a store does."""
+    with open(path, "rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
 def _list(filesystem, path):
     filesystem.invalidate_cache()
     return [entry["name"] for entry in filesystem.ls(path, detail=True) if entry["type"] != "directory"]
+
+
+def _refuse_what_would_be_shown(url):
+    """Raise StoreError if an address has credentials that are not recognised everywhere, or that are not used."""
+    if _SPACE_IN_USER.search(url):
+        raise StoreError("the address of the store has white space in its user or password. Write %20 for a space.")
+    if (found := _TAKES_NO_PASSWORD.search(url)) and without_credentials(url) != url:
+        raise StoreError(
+            f"{redacted(url)}: {found[1]}:// takes no password in an address. Pass the address without it; credentials "
+            f"come from {_places(url)}, see {program()} docs remote."
+        )
+
+
+def _places(url):
+    """Where credentials for an address may be, for a message."""
+    own = {"http": "~/.netrc", "https": "~/.netrc", "hf": "hf auth login"}
+    return f"{own.get(url.partition('://')[0], 'the usual places of the service')} or fsspec's configuration"
 
 
 def _without_and_with_credentials(url):

@@ -188,7 +188,8 @@ def _survey(files, target):
         try:
             read(files)
         except StoreError as error:
-            found.damaged.append(_damage(None, name, str(error)))
+            problem = str(error).replace(str(files.units.parent), str(files.path))  # not a temporary copy
+            found.damaged.append(_damage(None, name, problem))
     return found
 
 
@@ -329,6 +330,7 @@ def _check_shards(files, target, records, full, threads, progress):
                 progress("verify", count.bytes, total, unit="bytes")
         return [entry for job in jobs for entry in job.result()]
     finally:
+        files.stop()
         pool.shutdown(cancel_futures=True)
 
 

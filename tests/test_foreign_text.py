@@ -103,7 +103,7 @@ def test_errors_and_warnings_too(tmp_path, capsys):
 @pytest.mark.promise(
     "user and password in an address, in a query: nowhere in the files of a run, its cache, its export, in "
     "output or errors; resumed with the same address",
-    cases="1, 2, 12",
+    cases="1, 16, 13",
 )
 @pytest.mark.promise("40 names that are …")
 def test_a_run_on_a_store_behind_a_password_writes_it_nowhere(store, tmp_path, monkeypatch, capsys):

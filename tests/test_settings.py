@@ -307,6 +307,8 @@ def test_own_text_without_a_teacher_is_refused(verb, name, tmp_path):
 def test_own_text_without_a_teacher_is_refused_in_python():
     with pytest.raises(ValueError, match="no --teacher is given"):
         EncodeConfig(corpus=("a.txt",))
+    with pytest.raises(ValueError, match="--corpus http://host/a.txt is your own"):
+        EncodeConfig(corpus=("http://me:hunter2@host/a.txt",))
     with pytest.raises(ValueError, match="no --tokenizer is given"):
         EncodeIdsConfig(corpus=("a.txt",))
     assert EncodeConfig().teacher == EncodeIdsConfig().tokenizer == "bundled"

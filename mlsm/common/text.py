@@ -29,10 +29,10 @@ _NAMED = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _USER_IS_SECRET = ("http", "https", "ftp", "ftps")  # the user part may be an access token
 _NOT_A_PASSWORD = ("github",)  # github://organisation:repository@revision
 # Scheme, then user and password up to the last @ before the path; a password may contain a slash by mistake, and an
-# address converted to a path has only one slash after the scheme.
+# address converted to a path has only one slash after the scheme. A space in a password is an error, but not shown.
 _CREDENTIALS = re.compile(
     r"(?<![\w+.-])(?P<scheme>[A-Za-z][\w+.-]*):(?P<slashes>//?)(?P<user>[^\s/?#:@'\"]*)"
-    r"(?P<password>:[^\s/?#]*@|:(?!\d*(?:[/?#\s'\"]|$))[^\s]*@|[^\s/?#]*@)"
+    r"(?P<password>:[^\s/?#]*@|:(?!\d*(?:[/?#\s'\"]|$))(?:[^\s]*|[^/?#'\"]*)@|[^\s/?#]*@)"
 )
 _LOCAL = re.compile(
     r"file:|[~/]|\.{1,2}/|[^/\n]+/[^/\n]+/|[^/\n]+/[^/\n]+\.(?:txt|parquet|json\w*|ndjson|npy|npz|gz|xz|bz2|zst)$"
@@ -100,6 +100,16 @@ def redacted(text: object) -> str:
 def without_credentials(url: str) -> str:
     """One URL without user and password; its query stays."""
     return _CREDENTIALS.sub(_without_credentials, url, count=1)
+
+
+def secrets_of(url: str) -> list[str]:
+    """What `redacted` removes from one URL: user with password, password, query; the longest first."""
+    found, query = _CREDENTIALS.search(url), url.partition("?")[2]
+    secrets = {query}
+    if found and without_credentials(url) != url:
+        password = found["password"].rstrip("@").removeprefix(":")
+        secrets |= {password, f"{found['user']}{found['password']}".rstrip("@")}
+    return sorted(secrets - {""}, key=len, reverse=True)
 
 
 def code_span(value: object) -> str:

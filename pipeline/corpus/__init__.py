@@ -18,6 +18,7 @@ from pathlib import Path
 
 from mlsm.common.errors import CorpusError
 from mlsm.common.invocation import program
+from mlsm.common.text import redacted
 from pipeline.config import TextConfig
 from pipeline.corpus.hub import PREFIX, HubFile, hub_files
 from pipeline.corpus.json_lines import JsonLines
@@ -78,8 +79,9 @@ def open_corpus(
             )
         if not found:
             raise CorpusError(
-                f"the corpus {pattern!r} matches no file. Pass a text, .jsonl or .parquet file, a glob in quotes, or "
-                f"{PREFIX}<owner>/<name>/<files>; {program()} docs corpora says where to find the usual corpora."
+                f"the corpus {redacted(repr(pattern))} matches no file. Pass a text, .jsonl or .parquet file, a glob "
+                f"in quotes, or {PREFIX}<owner>/<name>/<files>; {program()} docs corpora says where to find the usual "
+                "corpora."
             )
         local += found
     unique = {path.resolve(): path for path in sorted(local, key=_normal, reverse=True)}

@@ -80,6 +80,7 @@ URLS = {
     f"https://{SECRET}@host/lsp": "https://host/lsp",
     f"http://me:{SECRET}@more@host/lsp@v1": "http://host/lsp@v1",
     f"http://me:{SECRET}/7@host/lsp": "http://host/lsp",
+    f"http://me:{SECRET} x@host/lsp": "http://host/lsp",
     f"sftp://me:{SECRET}@host/lsp": "sftp://me@host/lsp",
     f"simplecache::https://me:{SECRET}@host/lsp": "simplecache::https://host/lsp",
     f"https://bucket/lsp?X-Signature={SECRET}&a=b": "https://bucket/lsp?***",

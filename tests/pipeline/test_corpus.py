@@ -92,6 +92,8 @@ def test_bad_json_names_the_line(tmp_path, content, message):
 def test_unreadable_corpora(tmp_path):
     with pytest.raises(CorpusError, match="no corpus given. Name files with --corpus"):
         open_sources(CorpusConfig(corpus=()))
+    with pytest.raises(CorpusError, match="'http://host/a.txt' matches no file"):
+        open_corpus(("http://me:hunter2@host/a.txt",))
     with pytest.raises(CorpusError, match="matches no file"):
         open_corpus((str(tmp_path / "none-*.txt"),))
     (tmp_path / "notes").mkdir()

@@ -305,6 +305,11 @@ def test_a_url_serves_as_well(place, store, coded, dictionary, tmp_path):
     with serving(store.path.parent) as server:
         url = f"{server.url}/{store.path.name}".replace("://", "://ann:secret@")
         (report,) = encode_lsp(codes_of(place, dictionary, hidden=url, output=tmp_path))
+        with pytest.raises(ValueError, match=f"hidden states from {server.url}"):
+            encode_lsp(codes_of(place, dictionary, hidden=url, output=tmp_path, max_length=16))
+        Path(store.path.parent / "coded").symlink_to(coded["store"])
+        with pytest.raises(RequestError, match=f"--hidden {server.url}/coded is a store of lsp"):
+            encode_lsp(codes_of(place, dictionary, hidden=f"{url.rpartition('/')[0]}/coded", output=tmp_path))
     assert shards(report["store"]) == shards(coded["store"])
     written = [path for path in tmp_path.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
     assert written == [], "no password is written down"

@@ -69,12 +69,16 @@ class Handler(http.server.SimpleHTTPRequestHandler):
             part = raw + bytes(4096)
         if fault == "wrong":
             part = part[: len(part) // 2] + bytes([part[len(part) // 2] ^ 1]) + part[len(part) // 2 + 1 :]
+        if fault == "gzip":
+            part = gzip.compress(raw, 1)
         if fault == "short":  # a whole answer, of less
             part = part[:-2]
         self.send_response(200)
         if fault in ("shifted", "other"):
             self.send_header("ETag", f'"{hash(part):x}"')
         self.send_header("Content-Length", len(part))
+        if fault == "gzip":
+            self.send_header("Content-Encoding", "gzip")
         if part is PAGE:
             self.send_header("Content-Type", "text/html")
         self.end_headers()

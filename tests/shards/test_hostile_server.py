@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+import fsspec
 import pytest
 from http_store import HOSTILE, serving
 from make_store import make_store
@@ -131,7 +132,7 @@ def test_a_password_in_the_address_is_used_and_never_shown(made, options, tmp_pa
     with serving(made[0].parent, user=f"me:{SECRET}") as web:
         plain = f"{web.url}/lsp"
         given = plain.replace("//", f"//me:{SECRET}@")
-        with pytest.raises(RemoteError, match="401.*netrc"):
+        with pytest.raises(RemoteError, match=r"401.*the access rights \(credentials come from ~/.netrc .*\) and the"):
             Store.open(plain, remote=options)
         store = Store.open(given, remote=options)
         assert str(store.path) == plain and not any(SECRET in url for url in store.urls())
@@ -146,6 +147,78 @@ def test_a_password_in_the_address_is_used_and_never_shown(made, options, tmp_pa
                 call()
             assert SECRET not in str(caught.value) and "me:" not in str(caught.value)
     assert not files_with(SECRET, options.directory)
+
+
+@pytest.mark.promise("user and password …")
+@pytest.mark.parametrize(
+    "url", ["me:{} x@host", "my token{}@host", "me:\t{}@host", "me:{} /x@host", "h/a::http://a: {}@h"]
+)
+def test_white_space_in_a_password_is_refused_before_it_is_shown(options, url):
+    url = f"http://{url.format(SECRET)}/lsp"
+    for call in (lambda: Store.open(url, remote=options), lambda: verify(url), lambda: gopen(f"{url}/units/a.tar")):
+        with pytest.raises(StoreError, match=r"white space in its user or password. Write %20") as caught:
+            call()
+        assert SECRET not in str(caught.value)
+    assert Server("http://host:80/my stores/lsp@v1", options).url.endswith("/my stores/lsp@v1")
+
+
+@pytest.mark.promise("user and password …")
+@pytest.mark.parametrize(
+    "url, error",
+    [
+        (
+            f"s3://KEY:{SECRET}@bucket/lsp",
+            r"^s3://KEY@bucket/lsp: s3:// takes no password in an address.*the service",
+        ),
+        (f"dir::s3://KEY:{SECRET}@bucket/lsp", "s3:// takes no password"),
+        (f"gs://me:{SECRET}@bucket/lsp", "gs:// takes no password"),
+        (f"hf://me:{SECRET}@datasets/me/lsp", "hf:// takes no password.*hf auth login"),
+        (f"hf://datasets/me/lsp?token={SECRET}", r"lsp\?\*\*\* has a query.*Credentials come from hf auth login"),
+    ],
+)
+def test_a_password_that_would_not_be_used_is_refused(options, url, error):
+    with pytest.raises(StoreError, match=error) as caught:
+        Store.open(url, remote=options)
+    assert SECRET not in str(caught.value)
+
+
+class Connecting(fsspec.AbstractFileSystem):
+    """A protocol that connects when its file system is made, as ftp and sftp do, and has no files."""
+
+    protocol, cachable = "connecting", False
+    faults: list = []
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        if self.faults:
+            raise self.faults.pop(0)
+
+    def get_file(self, path, *_, **__):
+        raise FileNotFoundError(path)
+
+
+def test_a_protocol_that_connects_at_once_is_tried_again(options, monkeypatch):
+    fsspec.register_implementation("connecting", Connecting, clobber=True)
+    monkeypatch.setattr(Connecting, "faults", [ConnectionRefusedError(111, "Connection refused")])
+    server = Server("connecting://host/lsp", options)
+    assert server.read("target.json", 100) is None and not Connecting.faults
+    Connecting.faults += [ConnectionRefusedError(111, "Connection refused")] * 2
+    with pytest.raises(RemoteError, match="^connecting://host/lsp/target.json: Conn.*refused; asked 2 times"):
+        server.read("target.json", 100)
+    Connecting.faults += [PermissionError("Access Denied")]
+    with pytest.raises(RemoteError, match=r"asked once.*access rights \(credentials come from the usual places"):
+        server.read("target.json", 100)
+
+
+@pytest.mark.promise("user and password …")
+@pytest.mark.parametrize("words", ["'me:{}@host' is wrong", "me:{}: wrong", "password {}: wrong", "me%3A{}%40host"])
+def test_a_password_in_a_library_s_words_is_not_shown(options, monkeypatch, words):
+    monkeypatch.setattr(remote, "_origins", {})
+    fsspec.register_implementation("connecting", Connecting, clobber=True)
+    monkeypatch.setattr(Connecting, "faults", [OSError(words.format(f"{SECRET}%21"))] * 2)
+    with pytest.raises(RemoteError, match=r"OSError: .*\*\*\*.*asked 2 times") as caught:
+        Server(f"connecting://me:{SECRET}%21@host/lsp", options).read("target.json", 100)
+    assert SECRET not in str(caught.value)
 
 
 @pytest.mark.promise("user and password …")

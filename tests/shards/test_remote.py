@@ -10,6 +10,8 @@ import pickle
 import re
 import resource
 import shutil
+import signal
+import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +27,7 @@ import torch
 import webdataset as wds
 from http_store import serving
 from make_store import make_store
+from tiny_store import write_store
 from torch.utils.data import DataLoader
 from webdataset.gopen import gopen_schemes
 
@@ -36,7 +39,7 @@ from shards.codec import block_windows
 from shards.derive import derive
 from shards.manifest import with_checksum
 from shards.reader import Store
-from shards.remote import Remote, RemoteFiles, Server, gopen
+from shards.remote import TEMPORARY, Remote, RemoteFiles, Server, gopen
 from shards.torch_dataset import LspDataset
 from shards.verify import verify
 
@@ -601,6 +604,13 @@ def test_a_cache_that_cannot_be_written_is_not_called_a_damaged_store(made, web,
     assert len(windows.read([0]).ids) == 1
 
 
+@pytest.mark.parametrize("cache, error", [("/proc/nowhere", "No such file"), ("file", "Not a directory")])
+def test_a_cache_that_cannot_be_made_says_which_setting_names_it(web, tmp_path, cache, error):
+    (tmp_path / "file").touch()
+    with pytest.raises(WriteError, match=f"{cache}/stores/.*units could not be written: {error}.*MLSM_CACHE moves"):
+        Store.open(f"{web.url}/lsp", remote=Remote(cache=tmp_path / cache))
+
+
 def test_the_cache_may_be_removed_while_it_is_read(made, web, options, monkeypatch):
     local, store = Store.open(made[0]), Store.open(f"{web.url}/lsp", remote=options)
     windows, theirs = store.split("train"), local.split("train")
@@ -734,6 +744,44 @@ def test_verification_does_not_call_a_server_that_does_not_answer_damaged(made, 
     web.faults.append((r"\.tar", fault, True))
     with pytest.raises(RemoteError, match="asked 3 times"):
         verify(url, full=full)
+
+
+def test_verification_names_the_address_of_a_damaged_dictionary(tmp_path):
+    path = write_store(tmp_path / "lsp", k=24, atoms=True).path
+    (path / "dictionary" / "atoms.npy").write_bytes(b"damaged")
+    (path / "tokenizer" / "tokenizer.json").write_bytes(b"{}")
+    with serving(tmp_path) as web:
+        problems = [entry["problem"] for entry in verify(f"{web.url}/lsp")["damaged"]]
+    assert len(problems) == 1 and problems[0].startswith(f"{web.url}/lsp/dictionary/atoms.npy")
+    assert problems[0].endswith("Copy the store there again.") and TEMPORARY not in problems[0]
+
+
+@pytest.mark.parametrize("fault", ["stall", "a byte a time"])
+@pytest.mark.parametrize("where", [r"units/.*json", r"\.tar"])
+def test_an_interrupt_stops_downloads_in_threads(made, web, options, tmp_path, monkeypatch, fault, where):
+    """Without it, twenty attempts of 0.3 s, or a download of a minute."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    options = replace(options, attempts=20, delay=0.0, rate=1.0)
+    monkeypatch.setattr("shards.remote.Remote", lambda **cache: replace(options, **cache))
+    web.faults.append((where, fault, True))
+    began = time.monotonic()
+    interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        verify(f"{web.url}/lsp", full=True)
+    assert interrupt.finished.is_set() and time.monotonic() - began < 2.5
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+@pytest.mark.parametrize("where", ["target", r"plans/\w", r"units/.*json", r"\.tar", "tokenizer/t"])
+def test_a_file_that_is_served_compressed_is_not_called_damaged(made, web, options, where):
+    web.faults.append((where, "gzip", True))
+    with pytest.raises(RemoteError, match=rf"{web.url}/lsp/\S*({where})\S*: the server sends it compressed"):
+        store = Store.open(f"{web.url}/lsp", remote=options)
+        store.split("train").read([0])
+        store.tokenizer_dir  # noqa: B018
+    assert_cache_is_sound(options, made[0])
 
 
 def test_the_newest_plan_is_not_guessed_if_a_server_does_not_answer(made, web, options):
