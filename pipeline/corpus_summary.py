@@ -7,6 +7,7 @@ Not handled here: the scan that counts (plan.py).
 
 from collections.abc import Mapping
 
+from pipeline.config import EncodeIdsConfig
 from pipeline.corpus import TextFile
 from pipeline.job import Job
 from pipeline.plan import BYTES_PER_TOKEN
@@ -15,7 +16,8 @@ from pipeline.tokenizer import MUCH_UNKNOWN
 COUNTED = ("documents", "held_out_documents", "duplicates", "blank", "too_short", "invalid")  # by the scan
 LISTED_FILES = 5
 PARAGRAPHS = 50  # with more documents per text file on average, they may be paragraphs
-SMALL_UNITS, SMALL_UNIT = 20, 4096  # more units than this may be too many, if they have fewer tokens on average
+SMALL_UNITS = 20  # more units than this may be too many, if their tokens are few
+USUAL_BYTES, BYTES_OF_IDS = 70, 2  # of a store per token (mlsm docs cost)
 
 
 def describe_corpus(job: Job) -> dict:
@@ -80,12 +82,14 @@ def _advice(job: Job, files: Mapping[str, Mapping]) -> list[str]:
             " each line is a document, put empty lines between them, or write JSON lines."
         )
     units, tokens = len(job.plan.units), job.expected_tokens / len(job.plan.units)
-    by_file = job.config.held_out_by == "file"  # otherwise small files are joined
-    if by_file and SMALL_UNITS < units < 2 * len(job.sources) and tokens < SMALL_UNIT:
+    usual = BYTES_OF_IDS if isinstance(job.config, EncodeIdsConfig) else USUAL_BYTES
+    if job.sources and units > SMALL_UNITS and 4 * len(job.tokenizer) > usual / 10 * tokens:
+        mend = "A unit has text of one file, or of several smaller than an eighth of a unit: raise --unit-tokens"
+        if job.config.held_out_by == "file":  # then small files are not joined
+            mend = "With --held-out-by file a unit never has text of two files: omit it"
         advice.append(
-            "With --held-out-by file a unit never has text of two files, and each shard counts the tokens of the whole"
-            f" vocabulary: with {tokens:,.0f} tokens per unit on average, that is"
-            f" {4 * len(job.tokenizer) / tokens:,.0f} more bytes per token, and on a GPU each unit takes a full pass of"
-            " the teacher. Omit it, or put the text into a few files, such as JSON lines."
+            f"Each shard counts the tokens of the whole vocabulary: with {tokens:,.0f} tokens per unit on average, that"
+            f" is {4 * len(job.tokenizer) / tokens:,.1f} bytes per token, in addition to about {usual}. {mend}, or put"
+            " the text into a few files, such as JSON lines."
         )
     return advice

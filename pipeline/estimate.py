@@ -29,7 +29,7 @@ from pipeline.corpus_summary import describe_corpus
 from pipeline.dictionary.centering import HiddenSums
 from pipeline.encode import make_coder, write_units
 from pipeline.job import Job
-from pipeline.learn import wanted_dictionaries
+from pipeline.learn import check_memory, wanted_dictionaries
 from pipeline.plan import HELD_OUT_SHARE
 from pipeline.sample import check_enough
 from pipeline.stores import free_bytes
@@ -146,6 +146,7 @@ def estimate_lsp(job: Job, teacher: "Teacher", given: "Dictionary | None") -> di
     lacking = [entry for entry in wanted if not entry.directory.is_dir()]
     for entry in lacking:
         check_enough(entry.k, config.dictionary_tokens)
+        check_memory(entry.k, config)
     if given:
         targets.append(Lsp(config, teacher, config.layer[0], given))
     seconds_a_vector = []  # that learning takes, where it is measured

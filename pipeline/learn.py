@@ -24,6 +24,7 @@ from mlsm.common.disk import file_sha256
 from mlsm.common.durable import publish_directory
 from mlsm.common.errors import EncodeError
 from mlsm.common.invocation import program
+from mlsm.common.machine import available_memory
 from mlsm.common.progress import silent
 from mlsm.common.workplaces import discard, workplace
 from pipeline.announcement import announcement
@@ -46,6 +47,7 @@ from shards.files import StoreFiles, refuse_foreign_output
 from shards.manifest import fingerprint
 
 WORK_FILES = (SAMPLE, RAW_SAMPLE, f"{PART}*.npy", "center.npy", "center.json", "learning.npz")
+LEARNING_BYTES = 14.4  # of memory per pair of atoms, on a CPU: 3.6 matrices of float32 at the peak
 FIXED_BATCH = 2048  # vectors per minibatch; not in a dictionary's name if it has this value
 # Settings that apply to a file of vectors.
 OF_VECTORS = {"hidden", "k", "atoms", "lam", "dictionary_epochs", "seed", "device", "output"}
@@ -213,6 +215,8 @@ def _provide(wanted, config, batch, progress, make_vectors, check_vectors=silent
     check_vectors  raises ValueError when the vectors are no longer those that the directories are named by
     """
     lacking = [entry for entry in wanted if not entry.directory.is_dir()]
+    for entry in lacking:
+        check_memory(entry.k, config)
     with ExitStack() as held:
         places = [
             (entry, held.enter_context(workplace(working_directory(entry.directory), WORK_FILES))) for entry in lacking
@@ -246,6 +250,20 @@ def _provide(wanted, config, batch, progress, make_vectors, check_vectors=silent
         about = {"dictionary": str(entry.directory), "finished_before": entry not in learned}
         reports.append(Dictionary.load(entry.directory).report() | about)
     return reports
+
+
+def check_memory(k: int, config: DictionaryConfig) -> None:
+    """Raise EncodeError if this machine has too little memory to learn k atoms on its CPU: learning would fail only
+    when the sample is complete."""
+    if config.atoms != "learned" or choose_device(config.device).type != "cpu":
+        return
+    memory, needed = available_memory(), LEARNING_BYTES * k**2
+    if needed > memory:
+        raise EncodeError(
+            f"--k {k}: learning so many atoms on a CPU takes about {needed / 1e9:,.1f} GB of memory, but this process "
+            f"may use {memory / 1e9:,.1f} GB, enough for at most --k {int((memory / LEARNING_BYTES) ** 0.5)}. Use a "
+            "smaller --k, or a machine with more memory."
+        )
 
 
 def _announce(directory):

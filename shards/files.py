@@ -11,10 +11,11 @@ Not handled here: what the bytes mean (manifest.py), arrays (members.py), stores
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, cached_property
 from io import FileIO
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -174,21 +175,22 @@ class StoreFiles:
         Only files that have the name of a plan are looked at.
         """
         files = sorted(filter(is_plan_file, self.plans.glob("*.json")), key=_time_of_change, reverse=True)
-        plans = [self._read(path, Plan.parse) for path in files]
-        if not plans:
+        if not files:
             raise StoreError(f"{self.path} has no plan yet. Run the encoding command again.")
-        newest = self._first_finished(plans)
-        if len(plans) > 1:
-            unfinished = None if newest is plans[0] else plans[0].id
-            _tell_of_other_plans(self.plans, newest.id, len(plans), unfinished)
+        newest = self._first_finished(self._read(path, Plan.parse) for path in files)
+        if len(files) > 1:
+            unfinished = None if newest.id == files[0].stem else files[0].stem
+            _tell_of_other_plans(self.plans, newest.id, len(files), unfinished)
         return newest
 
-    def _first_finished(self, plans: list[Plan]) -> Plan:
-        for plan in plans:
+    def _first_finished(self, plans: Iterator[Plan]) -> Plan:
+        """The first finished one of some plans; those after it are not read."""
+        newest = next(plans)
+        for plan in chain([newest], plans):
             if not self.missing_units(plan):
                 return plan
-        self.check_finished(plans[0])
-        return plans[0]  # its last unit was committed between the two checks
+        self.check_finished(newest)
+        return newest  # its last unit was committed between the two checks
 
     def missing_units(self, plan: Plan) -> list[PlannedUnit]:
         """Units of the plan that have no record yet, in order."""

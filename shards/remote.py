@@ -442,7 +442,7 @@ class RemoteFiles(StoreFiles):
 
         Raises  StoreError when the server lists no plan, does not say which is the newest, or none is finished
         """
-        return self._first_finished([self.load_plan(plan) for plan in self._newest_first(self.listed_plans())])
+        return self._first_finished(self.load_plan(plan) for plan in self._newest_first(self.listed_plans()))
 
     def _newest_first(self, listed):
         if len(listed) == 1:

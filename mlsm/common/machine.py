@@ -1,4 +1,4 @@
-"""The name and the cores of this machine, its user's cache, and the JSON files of answers in it."""
+"""The name, cores and memory of this machine, its user's cache, and the JSON files of answers in it."""
 
 import json
 import math
@@ -44,6 +44,16 @@ def available_cores() -> int:
     v1 = control_group_numbers("cpu/cpu.cfs_quota_us") + control_group_numbers("cpu/cpu.cfs_period_us")
     quotas = [math.ceil(found[0] / found[1]) for found in (v1, v2) if len(found) == 2 and found[0] > 0]
     return min([cores, *quotas])
+
+
+def available_memory() -> int:
+    """Bytes of memory of this machine, or of the control group of this process if that has fewer."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = [
+        control_group_numbers(name)
+        for name in ("memory/memory.limit_in_bytes", "{group}/memory.max", "{group}/memory.high")
+    ]
+    return min([machine, *(found[0] for found in limits if found)])
 
 
 def control_group_numbers(name: str) -> list[int]:

@@ -27,7 +27,7 @@ from shards.windows import WindowReader
 from student.objectives.sparse_rows import temper
 
 TOKENS = 10_000_000  # most training tokens that are read
-WINDOWS_AT_ONCE = 512
+TOKENS_AT_ONCE = 65_536  # of windows that are read together
 
 Halves = list[GroupMass]  # summed distributions over every other window, and over the others
 
@@ -86,18 +86,20 @@ def position_sums(windows: WindowReader, directory: Path | None = None, *, tempe
 def _sums(windows, temperature):
     store, count = windows.store, min(len(windows), -(-TOKENS * len(windows) // max(1, windows.tokens)))
     mass_2PK, tokens_2P = np.zeros((2, store.max_length, store.k)), np.zeros((2, store.max_length))
-    for start in range(0, count, WINDOWS_AT_ONCE):
-        read = windows.read(windows.order(0, 0, start, min(start + WINDOWS_AT_ONCE, count)))
+    at_once = max(1, TOKENS_AT_ONCE // store.max_length)
+    for start in range(0, count, at_once):
+        read = windows.read(windows.order(0, 0, start, min(start + at_once, count)))
+        half_W = np.arange(start, start + len(read.ids)) % 2
         positions_WL, real_WL = teacher_positions(read, store.settings), read.documents >= 0
         for half in (0, 1):
-            chosen_WL = real_WL & (np.arange(len(read.ids)) % 2 == half)[:, None]
-            window_N, place_N = np.nonzero(chosen_WL)
+            window_N, place_N = np.nonzero(real_WL & (half_W == half)[:, None])
             rows = windows.targets(read, window_N, place_N)
             weights_E = rows.weights if temperature == 1 else temper(rows, temperature)
             found = mass_by_group(
                 positions_WL[window_N, place_N], rows.indptr, rows.indices, weights_E, store.max_length, store.k
             )
-            mass_2PK[half] += found.mass_GK.toarray()
+            mass_PK = found.mass_GK.tocoo()  # few entries, if windows are long
+            mass_2PK[half, mass_PK.row, mass_PK.col] += mass_PK.data
             tokens_2P[half] += found.tokens_G
     return _two(mass_2PK, tokens_2P)
 

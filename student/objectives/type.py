@@ -18,7 +18,7 @@ from shards.reader import Store
 from shards.windows import WindowReader
 from student.objectives.token_tables import TokenTable
 
-WINDOWS_AT_ONCE = 1024
+TOKENS_AT_ONCE = 131_072  # of windows that are read together
 
 
 class TypeAverage(TokenTable):
@@ -59,8 +59,9 @@ def average_by_token(windows: WindowReader, directory: Path | None = None) -> sp
     # As in a binary counter, sums of equally many blocks are added, so few additions are to one as large as the table.
     sums: list[sparse.csr_array] = []
     tokens_V = np.zeros(shape[0])
-    for block, start in enumerate(range(0, len(windows), WINDOWS_AT_ONCE), 1):
-        read = windows.read(np.arange(start, min(start + WINDOWS_AT_ONCE, len(windows))))
+    at_once = max(1, TOKENS_AT_ONCE // store.max_length)
+    for block, start in enumerate(range(0, len(windows), at_once), 1):
+        read = windows.read(np.arange(start, min(start + at_once, len(windows))))
         window_N, position_N = np.nonzero(read.documents >= 0)
         rows = windows.targets(read, window_N, position_N)
         found = mass_by_group(read.ids[window_N, position_N], rows.indptr, rows.indices, rows.weights, *shape)

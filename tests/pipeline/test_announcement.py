@@ -81,13 +81,15 @@ def test_advice_on_the_text_comes_before_the_work(flags, tmp_path, capsys):
     assert "lines.txt has hardly any, so its documents are larger than a unit." in announced("--unit-tokens", "1000")
     (tmp_path / "texts" / "lines.txt").unlink()
     for number in range(40):
-        (tmp_path / "texts" / f"{number}.txt").write_text(" ".join(f"word{n} of file {number}" for n in range(60)))
+        (tmp_path / "texts" / f"{number}.txt").write_text(" ".join(f"word{n} of file {number}" for n in range(20)))
     assert "With --held-out-by file a unit never has text of two files" in announced("--held-out-by", "file")
-    assert "a unit never" not in announced()
+    assert "Each shard counts" not in announced(), "small files are joined"
+    larger = announced("--unit-tokens", "120")  # than an eighth of a unit
+    assert "smaller than an eighth of a unit: raise --unit-tokens, or put the text into a few files" in larger
     (tmp_path / "texts" / "all.txt").write_text("\n\n".join(file.read_text() for file in tmp_path.glob("texts/*")))
     for number in range(40):
         (tmp_path / "texts" / f"{number}.txt").unlink()
-    assert "a unit never" not in announced()
+    assert "Each shard counts" not in announced()
 
 
 @pytest.mark.parametrize(("command", "row"), [("encode-ids", "tokenizer"), ("encode-logits", "teacher")])

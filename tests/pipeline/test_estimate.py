@@ -158,6 +158,13 @@ def test_a_dry_run_refuses_too_few_vectors_as_the_encoding_does(common, teacher_
             encode_lsp(replace(config, dry_run=run))
 
 
+def test_a_dry_run_refuses_more_atoms_than_fit_into_memory(common, teacher_directory, monkeypatch):
+    monkeypatch.setattr("pipeline.learn.available_memory", lambda: 30_000)
+    config = EncodeConfig(teacher=str(teacher_directory), layer=(1,), k=(48,), device="cpu", dry_run=True, **common)
+    with pytest.raises(EncodeError, match="--k 48: .* enough for at most --k 45"):
+        encode_lsp(config)
+
+
 def test_the_speed_is_that_of_the_whole_corpus(common, teacher_directory, monkeypatch):
     """A corpus whose text becomes slower: the time of its first windows says little about the rest.
 

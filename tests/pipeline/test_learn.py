@@ -83,6 +83,19 @@ def test_interrupted_and_resumed_equals_unbroken(place, unbroken, tmp_path, monk
     assert [path.name for path in (tmp_path / "dictionaries").iterdir()] == [Path(report["dictionary"]).name]
 
 
+def test_more_atoms_than_fit_into_memory_are_refused_before_the_teacher_runs(place, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.learn.available_memory", lambda: 14_400_000)
+    many = replace(place, k=1001, output=tmp_path)
+    with pytest.raises(EncodeError, match=r"--k 1001: .* at most --k 1000\. Use a smaller"):
+        learn_dictionary(many, stop_at("sample", -1))
+    for fitting in (replace(many, k=1000), replace(many, atoms="sampled")):
+        with pytest.raises(KeyboardInterrupt):
+            learn_dictionary(fitting, stop_at("sample", -1))
+    monkeypatch.setattr("pipeline.learn.choose_device", lambda _: torch.device("cuda"))
+    with pytest.raises(KeyboardInterrupt):
+        learn_dictionary(many, stop_at("sample", -1))
+
+
 def test_too_few_vectors_are_refused_before_the_teacher_runs(place, tmp_path):
     with pytest.raises(EncodeError, match="--k 6000 atoms need as many training vectors, .* has 4,4"):
         learn_dictionary(replace(place, k=6000, output=tmp_path), stop_at("sample", -1))

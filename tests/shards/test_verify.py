@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import os
 import shutil
 import time
 
@@ -229,6 +230,14 @@ def test_an_unfinished_plan_beside_a_finished_one_is_named(store, caplog):
         assert told in caplog.text
     verdict = show(verify.verify(store.path), VerifyConfig(store=str(store.path)))
     assert f"Readers use the newest finished plan; unfinished: {other.id}." in verdict
+
+
+def test_plans_older_than_the_newest_finished_one_are_not_read(store, caplog):
+    caplog.set_level("INFO")
+    plan, older = Store.open(store.path).plan, store.plans / f"{'0' * 32}.json"
+    older.write_text("{}")
+    os.utime(older, (1, 1))
+    assert Store.open(store.path).plan_id == plan.id and f"has 2 plans. The text of {plan.id} is read" in caplog.text
 
 
 def test_stray_files_are_listed_beside_a_damaged_plan_too(store):

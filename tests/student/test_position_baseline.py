@@ -216,6 +216,17 @@ def test_no_more_is_read_than_a_bound(store, monkeypatch):
     assert sum(read) == 50
 
 
+def test_the_sums_are_the_same_however_many_windows_are_read_at_once(store, monkeypatch):
+    windows, read = store.split("train"), []
+    at_once = module.position_sums(windows)
+    monkeypatch.setattr(module, "TOKENS_AT_ONCE", 7 * LENGTH + 1)  # odd: chunks start in either half
+    monkeypatch.setattr(windows, "read", lambda ids, real=windows.read: read.append(len(ids)) or real(ids))
+    for ours, theirs in zip(module.position_sums(windows), at_once, strict=True):
+        assert ours.mass_GK.toarray() == pytest.approx(theirs.mass_GK.toarray(), rel=1e-12)
+        assert np.array_equal(ours.tokens_G, theirs.tokens_G)
+    assert max(read) == 7 and sum(read) == len(windows)
+
+
 def test_positions_begin_anew_where_the_teacher_read_documents_apart(store):
     read = type("Read", (), {"ids": np.zeros((1, 8)), "documents": np.array([[0, 0, 0, 1, 1, 2, -1, -1]])})
     assert teacher_positions(read, {}).tolist() == [list(range(8))]

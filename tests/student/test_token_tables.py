@@ -38,10 +38,12 @@ def averages_by_hand(windows):
 
 
 def test_the_table_is_the_average_of_all_training_occurrences(lsp_store, monkeypatch):
-    monkeypatch.setattr(token_tables, "WINDOWS_AT_ONCE", 7)
-    windows = lsp_store.split("train")
+    windows, read = lsp_store.split("train"), []
+    monkeypatch.setattr(token_tables, "TOKENS_AT_ONCE", 7 * lsp_store.max_length)
+    monkeypatch.setattr(windows, "read", lambda ids, real=windows.read: read.append(len(ids)) or real(ids))
     expected, table_VK = averages_by_hand(windows), average_by_token(windows).toarray()
     assert table_VK.shape == (lsp_store.vocab_size, lsp_store.k) and len(expected) > 20
+    assert max(read) == 7, "as many windows at once as that have so many tokens"
     for token, row_K in enumerate(table_VK):
         np.testing.assert_allclose(row_K, expected.get(token, np.zeros(lsp_store.k)), atol=1e-6)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from mlsm.common.errors import describe
 from mlsm.common.invocation import program
-from mlsm.common.machine import available_cores, control_group_numbers, cpu_model
+from mlsm.common.machine import available_cores, available_memory, cpu_model
 from mlsm.common.progress import silent
 from mlsm.common.settings import check
 
@@ -99,16 +99,6 @@ def _processor():
         "is worth a try." if fast else "would not be faster."
     )
     yield _check("bfloat16", "multiplied by the processor" if fast else "emulated", means, fast=fast)
-
-
-def available_memory() -> int:
-    """Bytes of memory of this machine, or of the control group of this process if that has fewer."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = [
-        control_group_numbers(name)
-        for name in ("memory/memory.limit_in_bytes", "{group}/memory.max", "{group}/memory.high")
-    ]
-    return min([machine, *(found[0] for found in limits if found)])
 
 
 def _gpu():

@@ -48,47 +48,47 @@ def show_shards(settings: ShowConfig) -> dict:
 
 def statistics(store: Store) -> dict:
     """Counts, sizes, settings and, if the store has distributions, statistics of them."""
-    records = store.records()
-    figures = {"store": str(store.path), "plan": store.plan_id, "splits": _splits(store), **store.report()}
-    figures |= {"settings": store.settings, "environments": _environments(records)}
+    names = sorted({unit.split for unit in store.plan.units}, reverse=True)
+    splits = {name: dict.fromkeys(("windows", "tokens", "units", "documents"), 0) for name in names}
+    environments: dict[str, dict] = {}
+    coded, histogram = dict.fromkeys(names, 0), np.zeros(256, np.int64)
+    # One by one: all block tables would fill the memory.
+    for unit, record in zip(store.plan.units, store.iter_records(), strict=True):
+        of_split = {"windows": record.windows, "tokens": record.tokens, "units": 1}
+        for name, count in (of_split | {"documents": record.statistics["documents"]}).items():
+            splits[unit.split][name] += count
+        _count_environment(environments, record.environment)
+        if store.k:
+            coded[unit.split] += record.statistics["coded_tokens"]
+            histogram += record.statistics["nnz_histogram"]
+    report = store.report()
+    figures = {"store": str(store.path), "plan": store.plan_id, "splits": splits, **report}
+    figures |= {"settings": store.settings, "environments": list(environments.values())}
     if store.k:
-        figures |= _distribution(store, records)
+        figures |= {"nnz_histogram": histogram.tolist(), **_distribution(store, coded, report["mass_kept"])}
     if store.files.dictionary.is_dir():
         figures["dictionary"] = _dictionary(store.files.dictionary)
     return figures
 
 
-def _splits(store):
-    found = {}
-    for name in sorted({unit.split for unit in store.plan.units}, reverse=True):
-        records = store.records(name)
-        found[name] = {key: sum(getattr(record, key) for record in records) for key in ("windows", "tokens")}
-        found[name] |= {"units": len(records), "documents": sum(record.statistics["documents"] for record in records)}
-    return found
+def _count_environment(counted, environment):
+    """Count a unit among the distinct devices and library versions that made the units."""
+    own = {name for name in environment if name.endswith("_seconds") or name == "source_sha256"}
+    facts = {name: value for name, value in environment.items() if name not in own}
+    counted.setdefault(json.dumps(facts, sort_keys=True), {"units": 0, **facts})["units"] += 1
 
 
-def _environments(records):
-    """The distinct devices and library versions that made the units, each with its number of units."""
-    counted: dict[str, dict] = {}
-    for record in records:
-        own = {name for name in record.environment if name.endswith("_seconds") or name == "source_sha256"}
-        facts = {name: value for name, value in record.environment.items() if name not in own}
-        entry = counted.setdefault(json.dumps(facts, sort_keys=True), {"units": 0, **facts})
-        entry["units"] += 1
-    return list(counted.values())
-
-
-def _distribution(store, records):
-    mass_K = _mass(store)
+def _distribution(store, coded, mass_kept):
+    """Statistics of the sum of all stored distributions. `coded` has the coded tokens of each split."""
+    means = [tokens * store.split(name).mean_distribution() for name, tokens in coded.items() if tokens]
+    mass_K = sum(means, start=np.zeros(store.k))
     mean_K = mass_K / max(mass_K.sum(), np.finfo(float).tiny)
     used = np.argsort(-mean_K, kind="stable")[:TOP_ATOMS]
     some = mean_K[mean_K > 0]
-    histogram = np.sum([record.statistics["nnz_histogram"] for record in records], axis=0)
     return {
-        "nnz_histogram": histogram.tolist(),
         "dead_words" if store.kind == "logits" else "dead_atoms": int((mean_K == 0).sum()),
         "mean_entropy_nats": float(-(some * np.log(some)).sum()),
-        "tail_mass": 1 - store.report()["mass_kept"],
+        "tail_mass": 1 - mass_kept,
         "most_used": [[label, float(mean_K[atom])] for label, atom in zip(_labels(store, used), used, strict=True)],
     }
 
@@ -96,16 +96,6 @@ def _distribution(store, records):
 def _labels(store, entries):
     """The names of a row's entries: numbers of LSPs, or words of the vocabulary."""
     return token_texts(store, entries) if store.kind == "logits" else entries.tolist()
-
-
-def _mass(store):
-    """Sum of all stored distributions, float64 (K,)."""
-    mass_K = np.zeros(store.k)
-    for split in {unit.split for unit in store.plan.units}:
-        coded = sum(record.statistics["coded_tokens"] for record in store.records(split))
-        if coded:
-            mass_K += coded * store.split(split).mean_distribution()
-    return mass_K
 
 
 def _dictionary(directory):
@@ -160,15 +150,15 @@ def document_tokens(store: Store, split: str, number: int, top: int, limit: int 
 
     limit  most tokens to show
     """
-    records = store.records(split)
-    ends = np.cumsum([record.statistics["documents"] for record in records], dtype=np.int64)
+    units = [unit for unit in store.plan.units if unit.split == split]
+    ends = np.cumsum([record.statistics["documents"] for record in store.iter_records(split)], dtype=np.int64)
     if not 0 <= number < (ends[-1] if len(ends) else 0):
         count = int(ends[-1]) if len(ends) else 0
         raise RequestError(f"{store.path} has {count:,} {split} documents, counted from 0; there is no {number}")
     at = int(np.searchsorted(ends, number, side="right"))
-    record, nth = records[at], int(number - (ends[at - 1] if at else 0))
+    unit, nth = units[at], int(number - (ends[at - 1] if at else 0))
+    record = store.record(unit.id)
     row_of_source, ids, rows = _tokens_of_document(store, record, nth)
-    unit = next(unit for unit in store.plan.units if unit.id == record.unit)
     file, row_of_file = store.plan.place(unit, unit.start + row_of_source)
     heading = (
         f"document {number} of {int(ends[-1]):,} in {split}: record {row_of_file} of {file}, "

@@ -53,6 +53,18 @@ def test_statistics_equal_plain_sums(made):
         assert words in text
 
 
+def test_records_are_read_one_by_one_and_few_times(made, monkeypatch):
+    """All of a large store would fill the memory."""
+    store, read = Store.open(made[0].path), []
+    monkeypatch.setattr(
+        StoreFiles, "record", lambda files, unit, real=StoreFiles.record: read.append(unit) or real(files, unit)
+    )
+    monkeypatch.setattr(Store, "records", lambda *_: pytest.fail("a list of all records"))
+    inspection.statistics(store)
+    assert max(read.count(unit.id) for unit in store.plan.units) <= 3
+    inspection.document_tokens(store, "train", 1, 3)
+
+
 def test_atoms_without_mass_are_dead(tmp_path):
     store = write_store(tmp_path / "s", k=40, words=3)  # few words use few atoms
     mean = store.split("train").mean_distribution() + store.split("held_out").mean_distribution()

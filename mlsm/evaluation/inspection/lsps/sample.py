@@ -25,7 +25,7 @@ from shards.manifest import differing
 from shards.reader import Store, plan_of
 
 SEED = 0
-WINDOWS_AT_ONCE = 512
+TOKENS_AT_ONCE = 65_536  # of windows that are read together
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Sample:
     """Tokens in the order of the split, with their LSP distributions in CSR form.
 
     ids_N       int32
-    window_N    int32, number of the window in the split
+    window_N    int64, number of the window in the split
     position_N  int32, place in the window, [CLS] counted
     document_N  int64, equal where tokens are of one document
     indptr      int64 (N + 1);  lsps_E uint16 or int32, rising in a row;  weights_E float32, a filled row sums to 1
@@ -136,9 +136,10 @@ def sample_tokens(store: Store, tokens: int, progress: Callable[..., None]) -> S
     windows = min(len(reader), -(-tokens * len(reader) // reader.tokens))
     chosen = np.sort(reader.order(SEED, 0, 0, windows))
     parts = []
-    for start in range(0, windows, WINDOWS_AT_ONCE):
-        parts.append(_read(store, reader, chosen[start : start + WINDOWS_AT_ONCE]))
-        progress("sample", min(start + WINDOWS_AT_ONCE, windows), windows, unit="windows")
+    at_once = max(1, TOKENS_AT_ONCE // store.max_length)
+    for start in range(0, windows, at_once):
+        parts.append(_read(store, reader, chosen[start : start + at_once]))
+        progress("sample", min(start + at_once, windows), windows, unit="windows")
     nnz = np.concatenate([part.pop("nnz") for part in parts])
     columns = {name: np.concatenate([part.pop(name) for part in parts]) for name in list(parts[0])}
     return Sample(**columns, indptr=np.concatenate(([0], np.cumsum(nnz))), k=store.k, of=reader.tokens)
@@ -151,7 +152,7 @@ def _read(store, reader, windows):
     rows = reader.targets(batch, window, position)
     return {
         "ids_N": batch.ids[window, position],
-        "window_N": windows[window].astype(np.int32),
+        "window_N": windows[window],
         "position_N": position.astype(np.int32),
         "document_N": reader.document_keys(batch)[window, position],
         "nnz": np.diff(rows.indptr),

@@ -40,17 +40,18 @@ class SampleView:
         return self.entries.counts / max(1, self.sample.coded)
 
     @cached_property
-    def _together(self) -> tuple[np.ndarray, int]:
-        return count_together(self.sample)
+    def _together(self) -> "FiringTogether":
+        return FiringTogether(self.sample)
 
     @property
     def counted_together(self) -> int:
         """Coded tokens or vectors in which pairs of LSPs were counted."""
-        return self._together[1]
+        return self._together.tokens
 
     def co_firing(self, lsp: int) -> list[dict]:
         """The LSPs that fire together with one: number, NPMI and support, as of `co_firing`."""
-        found = co_firing(*self._together, lsp, NEIGHBOURS)
+        together = self._together
+        found = co_firing(together.count(lsp), together.own_K, together.tokens, lsp, NEIGHBOURS)
         return [{"lsp": other, "npmi": npmi, "support": support} for other, npmi, support in found]
 
 
@@ -133,24 +134,36 @@ def quantile_samples(
     return found
 
 
-def count_together(sample: Sample) -> tuple[np.ndarray, int]:
-    """How many tokens have two LSPs, over tokens spread over the sample.
+class FiringTogether:
+    """How many tokens have two LSPs, over tokens spread over the sample. Counted for one LSP at a time, as a table of
+    all pairs is large: 17 GB for 65,536 LSPs.
 
-    Returns  counts int32 (K, K), an LSP's own tokens on the diagonal, and how many tokens with a code were looked at
+    own_K   int64, tokens that have each LSP
+    tokens  how many tokens with a code were looked at
     """
-    indptr, lsps, _ = sample.rows(sample.spread(COUNTED_TOGETHER))
-    has = csr_array((np.ones(len(lsps), np.int32), lsps.astype(np.int32), indptr), (len(indptr) - 1, sample.k))
-    return (has.T @ has).toarray(), int((np.diff(indptr) > 0).sum())
+
+    def __init__(self, sample: Sample):
+        indptr, lsps, _ = sample.rows(sample.spread(COUNTED_TOGETHER))
+        shape = len(indptr) - 1, sample.k
+        self._has_NK = csr_array((np.ones(len(lsps), bool), lsps.astype(np.int32), indptr), shape)
+        self._has_KN = self._has_NK.T.tocsr()
+        self.own_K = np.bincount(lsps, minlength=sample.k)
+        self.tokens = int((np.diff(indptr) > 0).sum())
+
+    def count(self, lsp: int) -> np.ndarray:
+        """Tokens that have an LSP and each of all, int64 (K)."""
+        tokens = self._has_KN.indices[self._has_KN.indptr[lsp] : self._has_KN.indptr[lsp + 1]]
+        return np.bincount(self._has_NK[tokens].indices, minlength=len(self.own_K))
 
 
-def co_firing(counts_KK: np.ndarray, total: int, lsp: int, top: int) -> list[tuple[int, float, int]]:
+def co_firing(both_K: np.ndarray, own_K: np.ndarray, total: int, lsp: int, top: int) -> list[tuple[int, float, int]]:
     """The LSPs that fire together with one more often than chance: normalised pointwise mutual information,
 
         ln(p_ij / (p_i p_j)) / -ln p_ij         (Bouma 2009), 1 if neither is without the other
 
+    both_K   tokens that have the LSP and each of all;  own_K  tokens that have each;  total  tokens with a code
     Returns  list of (lsp, NPMI, support: tokens that have both), largest NPMI first; of at least LEAST_SUPPORT tokens
     """
-    both_K, own_K = counts_KK[lsp], counts_KK.diagonal()
     others = np.flatnonzero((both_K >= LEAST_SUPPORT) & (np.arange(len(both_K)) != lsp))
     share = both_K[others] / total
     information = np.log(share * total**2 / (own_K[lsp] * own_K[others].astype(np.float64)))

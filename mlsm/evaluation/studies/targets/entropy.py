@@ -28,7 +28,7 @@ from scipy.optimize import brentq
 
 from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
-from mlsm.evaluation.inspection.lsps.sample import WINDOWS_AT_ONCE, open_alike, sample_tokens
+from mlsm.evaluation.inspection.lsps.sample import open_alike, sample_tokens
 from mlsm.evaluation.inspection.lsps.texts import load_store_dictionary, load_store_teacher
 from mlsm.evaluation.studies.targets.config import MatchEntropyConfig
 from pipeline.batch import center_on, centred_rows, make_batch
@@ -156,7 +156,7 @@ def _hidden_states(store, dictionary, windows_W, config, progress):
     """Unit-length hidden states (N, d) of the tokens in these windows, computed from the store's ids."""
     settings, teacher = store.settings, load_store_teacher(store, config.teacher)
     reader, parts = store.split("train"), []
-    size = min(WINDOWS_AT_ONCE, max(1, 8192 // store.max_length))
+    size = max(1, 8192 // store.max_length)
     for start in range(0, len(windows_W), size):
         windows = reader.read(windows_W[start : start + size])
         real_WL = windows.documents >= 0

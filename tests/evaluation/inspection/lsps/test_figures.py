@@ -10,6 +10,7 @@ from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps import statistics, words
 from mlsm.evaluation.inspection.lsps.neighbours import TokenIndex, nearest_atoms
+from mlsm.evaluation.inspection.lsps.sample import Sample
 from mlsm.evaluation.inspection.lsps.view import StoreView
 
 
@@ -114,8 +115,10 @@ def test_quantile_samples_lie_in_their_tenth(view, dense_NK):
 
 def test_co_firing_is_npmi_with_support(view, dense_NK):
     has = dense_NK > 0
-    counts_KK, total = statistics.count_together(view.sample)
+    together, total = statistics.FiringTogether(view.sample), view.counted_together
+    counts_KK = np.array([together.count(lsp) for lsp in range(view.sample.k)])
     assert np.array_equal(counts_KK, has.T.astype(int) @ has) and total == has.any(1).sum()
+    assert np.array_equal(together.own_K, counts_KK.diagonal())
     shown = 0
     for lsp in range(view.sample.k):
         expected = {}
@@ -125,7 +128,7 @@ def test_co_firing_is_npmi_with_support(view, dense_NK):
                 p_both, p_one, p_other = both / total, has[:, lsp].sum() / total, has[:, other].sum() / total
                 expected[other] = (np.log(p_both / (p_one * p_other)) / -np.log(p_both), both)
         best = sorted((other for other in expected if expected[other][0] > 0), key=lambda o: (-expected[o][0], o))[:8]
-        found = statistics.co_firing(counts_KK, total, lsp, 8)
+        found = statistics.co_firing(counts_KK[lsp], together.own_K, total, lsp, 8)
         assert [other for other, *_ in found] == best
         for other, npmi, support in found:
             assert (npmi, support) == pytest.approx(expected[other])
@@ -134,9 +137,20 @@ def test_co_firing_is_npmi_with_support(view, dense_NK):
 
 
 def test_two_lsps_that_are_never_apart_have_npmi_one():
-    counts = np.array([[50, 50, 5], [50, 50, 5], [5, 5, 60]])
-    assert statistics.co_firing(counts, 200, 0, 8) == [(1, pytest.approx(1.0), 50)]
-    assert statistics.co_firing(np.full((2, 2), 200), 200, 0, 8) == []  # on every token: no information
+    both, own = np.array([50, 50, 5]), np.array([50, 50, 60])
+    assert statistics.co_firing(both, own, 200, 0, 8) == [(1, pytest.approx(1.0), 50)]
+    on_all = np.full(2, 200)
+    assert statistics.co_firing(on_all, on_all, 200, 0, 8) == []  # no information
+
+
+def test_counts_of_pairs_need_no_table_of_all_pairs():
+    """Of a million LSPs it would have a trillion places."""
+    lsps = np.array([7, 900_000, 7, 900_000, 7], np.int32)
+    rows = np.array([0, 2, 4, 5, 5]), lsps, np.ones(5, np.float32)
+    together = statistics.FiringTogether(Sample(*np.zeros((4, 4), np.int64), *rows, 1_000_000, 4))
+    counts = together.count(900_000)
+    assert together.tokens == 3 and np.flatnonzero(counts).tolist() == [7, 900_000]
+    assert counts[[7, 900_000]].tolist() == [2, 2] and together.own_K[7] == 3
 
 
 def test_words_and_their_profiles(view, dense_NK):

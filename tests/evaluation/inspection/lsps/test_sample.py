@@ -6,6 +6,7 @@ from make_store import make_store
 from tiny_store import write_store
 
 from mlsm.common.progress import silent
+from mlsm.evaluation.inspection.lsps import sample as module
 from mlsm.evaluation.inspection.lsps.sample import by_lsp, sample_tokens
 from mlsm.evaluation.inspection.stores import window_tokens
 from shards.reader import Store
@@ -47,6 +48,15 @@ def test_a_sample_is_bounded_and_spread_and_the_same_again(store):
     indptr, lsps, weights = whole.rows(chosen)
     assert np.array_equal(indptr, part.indptr) and np.array_equal(lsps, part.lsps_E)
     assert np.array_equal(weights, part.weights_E)
+
+
+def test_the_sample_is_the_same_however_many_windows_are_read_at_once(store, monkeypatch):
+    whole, told = sample_tokens(store, 10**6, silent), []
+    monkeypatch.setattr(module, "TOKENS_AT_ONCE", 7 * store.max_length)
+    again = sample_tokens(store, 10**6, lambda what, done, *_, **__: told.append(done))
+    assert told[:2] == [7, 14] and told[-1] == len(store.split("train"))
+    for name in ("ids_N", "window_N", "position_N", "document_N", "indptr", "lsps_E", "weights_E"):
+        assert np.array_equal(getattr(again, name), getattr(whole, name)), name
 
 
 def test_entries_by_lsp_are_the_columns_of_the_dense_matrix(store):
