@@ -326,7 +326,7 @@ def _warn_of_documents(config: ProbeConfig, lineage_of_student: dict) -> None:
 _PROBE_CODE = f"""\
 {auto_loading("AutoModelForMaskedLM", runs_code=True)}
 
-The code is `modeling_mlsm.py` in this repository, which needs transformers 5.17 or newer and no other package.
+The code is `modeling_mlsm.py` in this repository, which needs transformers 5.23 or newer and no other package.
 `pipeline("fill-mask", model=PATH, trust_remote_code=True)` fills masks. Without `trust_remote_code=True`, transformers
 puts a head of random weights on the encoder, and warns of it. `AutoModel` loads only the encoder."""
 

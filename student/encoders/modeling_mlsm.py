@@ -7,7 +7,7 @@
     words = AutoModelForMaskedLM.from_pretrained(PATH, trust_remote_code=True)    # of a probe
 
 LSPs are latent semantic properties. The encoder is the one that AutoModel loads without trust_remote_code; the head
-maps its last hidden states to logits of the k LSPs. Needs torch, transformers (5.17 or newer) and safetensors alone.
+maps its last hidden states to logits of the k LSPs. Needs torch, transformers (5.23 or newer) and safetensors alone.
 Not handled here: the masked-LM head of an export (AutoModelForMaskedLM loads it without this file), what the LSPs mean
 (the package mlsm shows it).
 

@@ -54,7 +54,7 @@ AUTO_MAP = {"AutoModel": f"{EXPORTED}.MlsmModel", "AutoModelForMaskedLM": f"{EXP
 # SHA-256 of all versions of that file. export-student copies only such a file from a checkpoint, and no other code.
 KNOWN_CODE = (
     "6cbca2840af0ea57967d765c9af4181987636f0351e3963418a9eab492b8d444",
-    "404997afed47c1bdf3d4d5142ab2dd3edce0db87f93a426a50d31f089970be93",
+    "9e06338699ecdb7dc88ffaeff2a5b5248448b0fb5873ccdb44ed849fddc97eee",
 )
 # Patterns of the file names of all exports, of any kind, family and tokenizer.
 EXPORT_FILES = (
@@ -91,7 +91,7 @@ _TARGET_SETTINGS = {
 
 
 _LSPS_IN_TRANSFORMERS = """\
-The distributions over latent semantic properties need no package except `transformers` (5.17 or newer) if the code in
+The distributions over latent semantic properties need no package except `transformers` (5.23 or newer) if the code in
 this repository, `modeling_mlsm.py`, may run. READ_SO:
 
 ```python
