@@ -346,6 +346,17 @@ def test_long_rows_of_parquet_come_few_at_a_time(tmp_path):
     assert sum(len(piece.text) for piece in source.pieces()) == 40 << 20
 
 
+@pytest.mark.parametrize("how", [{}, {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}}])
+def test_a_small_parquet_file_does_not_grow_to_hundreds_of_its_longest_text(tmp_path, how):
+    text = "word " * 200_000
+    parquet.write_table(pyarrow.table({"text": [text] * 300}), tmp_path / "a.parquet", compression="zstd", **how)
+    assert (tmp_path / "a.parquet").stat().st_size < 10_000
+    before, pieces = pyarrow.total_allocated_bytes(), Parquet(tmp_path / "a.parquet").pieces()
+    assert text.startswith(next(pieces).text)
+    assert pyarrow.total_allocated_bytes() - before < 32 * len(text)
+    assert sum(len(piece.text) for piece in pieces) > 299 * len(text)
+
+
 @pytest.mark.parametrize("name", ["a.ndjson", "a.JSONL", "a.jsonlines", "a.json.gz"])
 def test_json_lines_by_their_names(tmp_path, name):
     opener = gzip.open if name.endswith(".gz") else open
