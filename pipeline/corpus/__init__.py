@@ -55,7 +55,7 @@ def open_corpus(
 
     corpus        paths, globs (`**` allowed) or hf://datasets/...; a directory means the text, JSON lines and Parquet
                   files in it, as their names say, or if there is none, those whose names have no suffix, as
-                  WikiExtractor writes them. Linked directories are followed, hidden files left out
+                  WikiExtractor writes them. Linked directories are followed, each once, hidden files left out
     output        directory of results: its files are left out if it lies below a directory or a glob's fixed part
     invalid_utf8  "strict", or anything else to read on (Source)
     Raises        CorpusError when a name is empty or matches nothing, or the Hub cannot be reached
@@ -124,7 +124,7 @@ def expand(pattern: str, output: Path | None, files_of: Callable[[Path], list[Pa
         above, matched = path, [path]
     else:
         above = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
-        matched = [Path(name) for name in glob.glob(str(path), recursive=True)]
+        matched = _glob(path)
     found = [file for match in matched for file in files_of(match)]
     if output is not None and above.resolve() in output.resolve().parents:
         results = output.resolve()
@@ -144,17 +144,48 @@ def _files_of(path):
     return [file for file in found if suffix_of(file) in SUFFIXES] or [file for file in found if not file.suffix]
 
 
-def walk(directory: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """The files below a directory that are not hidden. A link to a directory above it is not followed."""
-    if (place := directory.resolve()) in above:
-        return
-    for entry in directory.iterdir():
-        if entry.name.startswith("."):
+def walk(directory: Path) -> Iterator[Path]:
+    """The files below a directory that are not hidden."""
+    for _, files in _directories(directory):
+        yield from files
+
+
+def _directories(top: Path, passes_errors: bool = False) -> Iterator[tuple[Path, list[Path]]]:
+    """A directory and those below it that are not hidden, with the files in each.
+
+    Links are followed, but each directory is entered once, by the first of its paths: two links in each of n
+    directories would make 2^n paths.
+
+    passes_errors  whether directories that cannot be read are left out
+    """
+    entered, waiting = set(), [top]
+    while waiting:
+        directory = waiting.pop()
+        if (place := directory.resolve()) in entered:
             continue
-        if entry.is_dir():
-            yield from walk(entry, above | {place})
-        elif entry.is_file() or _is_broken_link(entry):
-            yield entry
+        entered.add(place)
+        try:
+            entries = sorted(entry for entry in directory.iterdir() if not entry.name.startswith("."))
+        except OSError:
+            if passes_errors:
+                continue
+            raise
+        below = [entry for entry in entries if entry.is_dir()]
+        yield directory, [entry for entry in entries if entry.is_file() or _is_broken_link(entry)]
+        waiting += reversed(below)
+
+
+def _glob(path: Path) -> list[Path]:
+    """What a glob matches, as glob.glob finds it, but `**` enters each directory once, and at the end matches files."""
+    if "**" not in path.parts:
+        return [Path(name) for name in glob.glob(str(path))]
+    at = path.parts.index("**")
+    above, below = Path(*path.parts[:at]), path.parts[at + 1 :]
+    tops = [Path(name) for name in glob.glob(str(above)) if os.path.isdir(name)]
+    found = [each for top in tops for each in _directories(top, passes_errors=True)]
+    if not below:
+        return [file for _, files in found for file in files]
+    return [match for directory, _ in found for match in _glob(Path(glob.escape(str(directory)), *below))]
 
 
 def _is_broken_link(path):

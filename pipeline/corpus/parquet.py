@@ -1,6 +1,6 @@
 """Parquet files: a row is a document, in the column that --text-field names.
 
-A unit opens its file at a row group; a few hundred rows are in memory at a time, and no other column is read. Null
+A unit opens its file at a row group; a few rows are in memory at a time, and no other column is read. Null
 and blank rows are blank documents and keep their number. Not handled here: nested columns, partitioned tables (their
 directory names are ignored).
 """
@@ -14,7 +14,9 @@ from functools import cached_property
 from mlsm.common.errors import CorpusError, NotUtf8Error
 from pipeline.corpus.source import Piece, SourceFile, parts, stored, stored_hash, unreadable
 
-_ROWS, _BYTES = 256, 16 << 20  # most rows and bytes per batch; bytes from the row group's average
+# Most rows and bytes per batch; bytes from the row group's average. Few rows, because a small file can repeat one long
+# text in all of them, by a dictionary or by prefixes: its sizes do not tell.
+_ROWS, _BYTES = 8, 16 << 20
 _PAGE_BUFFER = 1 << 20  # bytes of a column that are read at once, however large the row group
 
 

@@ -5,8 +5,8 @@
 The averages are over at most TOKENS training tokens, shrunk towards the average of all positions
 (mlsm/common/gains.py). Reading so many tokens takes time, so the sums are kept in a file for the next run on the same
 shards: `<directory>/<12 digits>.npz`, named by target, plan, hash of the shards, temperature and TOKENS. If the file is
-damaged or cannot be written, the tokens are read again. Not handled here: the loss of held-out rows under these
-averages (objectives/).
+damaged, holds no such sums, or cannot be written, the tokens are read again. Not handled here: the loss of held-out
+rows under these averages (objectives/).
 
 Shapes: W windows, L window length, P positions, k LSPs.
 """
@@ -117,5 +117,9 @@ def _load(path, shape):
     except (OSError, ValueError, KeyError):
         return None
     if mass_2PK.shape != (2, *shape) or tokens_2P.shape != (2, shape[0]):
+        return None
+    if mass_2PK.dtype != np.float64 or tokens_2P.dtype != np.float64 or not np.isfinite(tokens_2P).all():
+        return None
+    if not (mass_2PK >= 0).all() or not np.allclose(mass_2PK.sum(2), tokens_2P, rtol=1e-3):  # a row sums to one
         return None
     return _two(mass_2PK, tokens_2P)

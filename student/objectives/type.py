@@ -48,7 +48,7 @@ def average_by_token(windows: WindowReader, directory: Path | None = None) -> sp
     """Average stored distribution of each token id over a split: float32 CSR (V, k); ids never coded have empty rows.
 
     directory  where the table is kept for other runs on the same shards, whose hash its name follows from. If the file
-               is damaged or cannot be written, the shards are read again
+               is damaged, holds anything but distributions, or cannot be written, the shards are read again
     """
     store = windows.store
     name = fingerprint({"target": store.target_id, "plan": store.plan_id, "shards": windows.digest, "by": "token"})
@@ -79,8 +79,14 @@ def average_by_token(windows: WindowReader, directory: Path | None = None) -> sp
 
 
 def _load(path, shape):
+    """The table in a file; None if there is none, or if it is not one of distributions."""
     try:
         kept = read_npz(path)
-        return sparse.csr_array((kept["data"], kept["indices"], kept["indptr"]), shape=shape)
-    except (OSError, ValueError, KeyError):
+        table_VK = sparse.csr_array((kept["data"], kept["indices"], kept["indptr"]), shape=shape)
+        table_VK.check_format(full_check=True)  # SciPy's product would write outside its memory
+    except (OSError, ValueError, KeyError, TypeError):
         return None
+    if table_VK.dtype != np.float32 or not (table_VK.data >= 0).all():
+        return None
+    is_one_V = np.abs(table_VK.sum(1, dtype=np.float64) - 1) < 1e-3
+    return table_VK if (is_one_V | (np.diff(table_VK.indptr) == 0)).all() else None

@@ -278,6 +278,13 @@ def _split(directory: Path, config: PretrainedConfig, weights: dict[str, Tensor]
     matrix_Rd = weights.get(f"{decoder}.weight", embeddings)
     if matrix_Rd is None or embeddings is None:
         raise ModelError(f"{directory}: its weights have no token embeddings, {embedding}.weight. {_REMEDY}")
+    declared = sum(parameter.numel() for parameter in shape.parameters())
+    found = sum(tensor.numel() for tensor in weights.values())
+    if declared > 2 * found:  # before memory is allocated for them
+        raise ModelError(
+            f"{directory}: its config.json describes a model of {declared:,} parameters, but its weights have"
+            f" {found:,}. {_REMEDY}"
+        )
     rows = len(matrix_Rd)
     bias_R = next((weights[name] for name in bias_names if len(weights.get(name, ())) == rows), torch.zeros(rows))
     lsps = rows - words

@@ -1,7 +1,9 @@
 """Every kind of source: the same documents, ranges of them, damage, text that is none (faults.md, rows 19 to 21)."""
 
+import glob
 import gzip
 import json
+import os
 import pickle
 import random
 import subprocess
@@ -15,6 +17,7 @@ from kinds import COMPRESS, KINDS, LINES_AS_RECORDS, documents, joined, opened, 
 from pyarrow import parquet
 
 from mlsm.common.errors import CorpusError
+from pipeline import corpus
 from pipeline.corpus import JsonLines, Parquet, TextFile, open_corpus
 from pipeline.corpus import source as source_module
 
@@ -346,6 +349,17 @@ def test_long_rows_of_parquet_come_few_at_a_time(tmp_path):
     assert sum(len(piece.text) for piece in source.pieces()) == 40 << 20
 
 
+@pytest.mark.parametrize("how", [{}, {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}}])
+def test_a_small_parquet_file_does_not_grow_to_hundreds_of_its_longest_text(tmp_path, how):
+    text = "word " * 200_000
+    parquet.write_table(pyarrow.table({"text": [text] * 300}), tmp_path / "a.parquet", compression="zstd", **how)
+    assert (tmp_path / "a.parquet").stat().st_size < 10_000
+    before, pieces = pyarrow.total_allocated_bytes(), Parquet(tmp_path / "a.parquet").pieces()
+    assert text.startswith(next(pieces).text)
+    assert pyarrow.total_allocated_bytes() - before < 32 * len(text)
+    assert sum(len(piece.text) for piece in pieces) > 299 * len(text)
+
+
 @pytest.mark.parametrize("name", ["a.ndjson", "a.JSONL", "a.jsonlines", "a.json.gz"])
 def test_json_lines_by_their_names(tmp_path, name):
     opener = gzip.open if name.endswith(".gz") else open
@@ -373,6 +387,32 @@ def test_linked_directories_are_read_and_a_link_to_one_above_ends(tmp_path):
     sources = open_corpus((str(tmp_path / "texts"),))
     assert [Path(source.name).name for source in sources] == ["a.txt", "b.TXT.GZ"]
     assert [piece.text for source in sources for piece in source.pieces()] == ["x", "x"]
+
+
+@pytest.mark.parametrize("pattern", ["", "**", "**/*.txt", "**/**/a.txt", "**/n*/**", "*/**/*"])
+def test_links_from_directory_to_directory_lead_to_each_once(tmp_path, pattern):
+    """Two links in each of 20 directories make a million paths to the last."""
+    for number in range(20):
+        (tmp_path / f"n{number}").mkdir()
+        for link in ("l", "m"):
+            (tmp_path / f"n{number}" / link).symlink_to(f"../n{number + 1}")
+    (tmp_path / "n20").mkdir()
+    (tmp_path / "n20" / "a.txt").write_text("x")
+    (source,) = open_corpus((str(tmp_path / pattern),))
+    assert source.name == str(tmp_path / "n0" / "/".join(["l"] * 20) / "a.txt"), "the first of its names, as ever"
+
+
+@pytest.mark.parametrize("pattern", ["**", "**/*", "**/*.txt", "*/**/[ab].txt", "[[]x]/**/*", "./**/y/*", "**/.h/**"])
+def test_two_asterisks_match_what_they_match_in_the_standard_library(tmp_path, monkeypatch, pattern):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "[x]/a.txt", "[x]/y/b.txt", "[x]/y/c.md", ".h/a.txt", "[x]/.h/d.txt", "z/[b]/b.txt"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("x")
+    (tmp_path / "z" / "linked").symlink_to("../.h")
+    (tmp_path / "z" / "gone.txt").symlink_to("nothing")
+    found = glob.glob(pattern, recursive=True)
+    expected = {os.path.normpath(name) for name in found if not (pattern.endswith("**") and os.path.isdir(name))}
+    assert expected and {str(path) for path in corpus._glob(Path(pattern))} == expected
 
 
 def test_a_link_to_nothing_is_not_passed_over(tmp_path):

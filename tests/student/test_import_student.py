@@ -192,6 +192,10 @@ def test_what_is_no_such_checkpoint_is_refused(tmp_path):
         {name: tensor for name, tensor in weights.items() if name != words}, tmp_path / "rootless" / "model.safetensors"
     )
     assert f"its weights have no token embeddings, {words}" in message("rootless")
+    official(tmp_path / "large")
+    file = tmp_path / "large" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"intermediate_size": 10**12}))
+    assert "its config.json describes a model of 130,000,000," in message("large")
     official(tmp_path / "few", symbols=[f"[MASK-{i}]" for i in range(K)])
     tokens = AutoTokenizer.from_pretrained(tmp_path / "few")
     tokens.add_special_tokens({"additional_special_tokens": [f"[MASK-{K}]"]}, replace_extra_special_tokens=False)

@@ -7,6 +7,7 @@ import pytest
 from tiny_store import LENGTH, SPECIAL, WORDS, write_tokenizer
 
 from mlsm.commands.train_student import show as training
+from mlsm.common.arrays import read_npz
 from mlsm.common.gains import NO_GAIN, cross_fitted_gain, mass_by_group, shrunk_marginals
 from shards.files import StoreFiles
 from shards.manifest import Plan, PlannedUnit, fingerprint
@@ -186,6 +187,19 @@ def test_the_sums_are_kept_for_the_next_run(store, tmp_path, monkeypatch):
     assert (position_marginals(windows, tmp_path / "kept") == first).all()
     (tmp_path / "file").touch()  # and one that cannot be written
     assert (position_marginals(windows, tmp_path / "file") == first).all()
+
+
+@pytest.mark.parametrize("name, factor", [
+    ("mass", -1), ("mass", 3), ("mass", np.nan), ("mass", np.inf), ("mass", 1j), ("tokens", -1), ("tokens", 0.5),
+    ("tokens", np.nan), ("tokens", np.inf),
+])  # fmt: skip
+def test_kept_sums_that_can_be_of_no_tokens_are_made_again(name, factor, store, tmp_path):
+    windows = store.split("train")
+    first = position_marginals(windows, tmp_path)
+    (path,) = tmp_path.iterdir()
+    kept = read_npz(path)
+    np.savez_compressed(path, **kept | {name: factor * kept[name].clip(1e-9)})
+    assert (position_marginals(windows, tmp_path) == first).all()
 
 
 def test_sums_of_other_targets_windows_temperatures_or_bounds_are_not_reused(store, tmp_path, monkeypatch):

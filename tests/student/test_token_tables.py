@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny_store import log_of, write_store
 
+from mlsm.common.arrays import read_npz
 from shards.reader import Store
 from student.batches import Loader
 from student.config import StudentConfig
@@ -116,6 +117,24 @@ def test_the_table_is_kept_for_the_next_run_and_made_again_where_it_is_damaged(l
         with pytest.raises(AssertionError, match="read again"):
             average_by_token(windows, directory)
     assert (average_by_token(windows, directory) != first).nnz == 0
+
+
+@pytest.mark.parametrize("name, values", [
+    ("data", lambda data: -data), ("data", lambda data: 3 * data), ("data", lambda data: np.nan * data),
+    ("data", lambda data: np.inf * data), ("data", lambda data: data.astype(np.complex64)),
+    ("data", lambda data: data.astype(str)), ("indices", lambda at: np.where(at == at.max(), 2**30, at)),
+    ("indices", lambda at: at - 1), ("indptr", lambda at: at[::-1].copy()), ("indptr", lambda at: at[:-1]),
+    ("indptr", lambda at: at.astype(str)), ("indptr", lambda at: at[-1]),
+])  # fmt: skip
+def test_a_kept_table_of_anything_but_distributions_is_made_again(name, values, lsp_store, tmp_path):
+    """The directory of runs may come from somebody else. Unchecked indices outside the table end the process."""
+    windows = lsp_store.split("train")
+    first = average_by_token(windows, tmp_path)
+    (file,) = tmp_path.iterdir()
+    kept = read_npz(file)
+    np.savez_compressed(file, **kept | {name: values(kept[name])})
+    again = average_by_token(windows, tmp_path)
+    assert again.dtype == np.float32 and np.array_equal(again.toarray(), first.toarray())
 
 
 def test_a_kept_table_is_of_the_shards_as_they_are_now(tmp_path, monkeypatch):

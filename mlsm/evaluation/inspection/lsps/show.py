@@ -169,8 +169,9 @@ def _dictionary(settings, progress):
     _refuse(settings, "a dictionary", ("word", "text", "similar_to", "html", "intruders"))
     path = Path(os.path.expanduser(settings.store))
     dictionary = Dictionary.load(path)
-    _refuse_unknown(settings, len(dictionary.atoms_Kd))
-    labels = find_labels(dictionary.fingerprint, settings.diagnostic, path.resolve().parent.parent)
+    k = len(dictionary.atoms_Kd)
+    _refuse_unknown(settings, k)
+    labels = find_labels(dictionary.fingerprint, k, settings.diagnostic, path.resolve().parent.parent)
     near = nearest_atoms(dictionary.atoms_Kd, statistics.NEIGHBOURS)
     norms_K = np.linalg.norm(dictionary.atoms_Kd, axis=1)
     figures = {name: value for name, value in dictionary.report().items() if value == value}  # NaN is no JSON

@@ -76,7 +76,8 @@ class StoreView(statistics.SampleView):
         """Labels by LSP; None if no diagnostic has run."""
         if self._diagnostic is None and is_url(self.store.path):
             return None
-        return find_labels(self.fingerprint, self._diagnostic, Path(self.store.path).resolve().parent.parent)
+        near = Path(self.store.path).resolve().parent.parent
+        return find_labels(self.fingerprint, self.store.k, self._diagnostic, near)
 
     @cached_property
     def _nearest(self):
@@ -130,7 +131,7 @@ class StoreView(statistics.SampleView):
 
     def label(self, lsp: int) -> dict | None:
         """The label of an LSP; None if it has none."""
-        return self.labels[lsp] if self.labels and lsp < len(self.labels) else None
+        return self.labels[lsp] if self.labels else None
 
     def name(self, lsp: int) -> str:
         """The most typical words of an LSP, separated by dots because a word may be a comma."""

@@ -138,7 +138,8 @@ def _parse(file: Path, raw: bytes) -> Paradigm:
         try:
             values = json.loads(line)
             pair = values["sentence_good"], values["sentence_bad"]
-        except (ValueError, KeyError, TypeError):
+            "".join(pair).encode()  # ValueError on a lone surrogate, which JSON can contain
+        except (ValueError, KeyError, TypeError, RecursionError):
             pair = None
         if pair is None or not all(isinstance(sentence, str) and sentence.strip() for sentence in pair):
             raise BlimpError(

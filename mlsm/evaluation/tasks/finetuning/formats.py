@@ -76,7 +76,8 @@ def json_pairs(paths: list[Path], labels: tuple[str, ...]) -> list[Example]:
     (path,) = paths
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        json.dumps(entries, ensure_ascii=False).encode()  # ValueError on a lone surrogate, which JSON can contain
+    except (ValueError, RecursionError) as error:
         raise malformed(path, getattr(error, "lineno", 1), "a JSON object of examples", str(error)) from None
     expected = 'an object {"0": {"text_a", "text_b", "label"}, ...}'
     if not isinstance(entries, dict):

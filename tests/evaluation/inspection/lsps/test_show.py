@@ -110,11 +110,11 @@ def test_labels_are_those_of_the_dictionary(coded_store, tmp_path, write_labels)
     write_labels(tmp_path / "diagnostics" / "one" / "layer-2-k48", "0" * 64, 48)
     (tmp_path / "diagnostics" / "two" / "layer-2-k48").mkdir(parents=True)
     (tmp_path / "diagnostics" / "two" / "layer-2-k48" / "labels.json").write_text("{broken")
-    assert find_labels(fingerprint, None, tmp_path) is None
+    assert find_labels(fingerprint, 48, None, tmp_path) is None
     with pytest.raises(InspectionError, match="has no labels.json of this dictionary"):
         shown(store=str(coded_store.path), diagnostic=tmp_path)
     with pytest.raises(InspectionError, match=r"of this dictionary \(unknown\)"):  # a store need not name its own
-        find_labels(None, tmp_path, tmp_path)
+        find_labels(None, 48, tmp_path, tmp_path)
     write_labels(tmp_path / "diagnostics" / "three" / "layer-2-k48", fingerprint, 48)
     for place in (tmp_path, tmp_path / "diagnostics" / "three", tmp_path / "diagnostics" / "three" / "layer-2-k48"):
         result, text = shown(store=str(coded_store.path), diagnostic=place, lsp=(3,))
@@ -122,6 +122,23 @@ def test_labels_are_those_of_the_dictionary(coded_store, tmp_path, write_labels)
         assert "depository.n.01" in text and "NPMI 0.41" in text
     dictionary = str(coded_store.files.dictionary)
     assert "depository" in shown(store=dictionary, diagnostic=tmp_path, lsp=(3,))[1]
+
+
+SYNSET = {"synset": "x.n.01", "lemmas": ["x"], "lexname": "noun.act", "npmi": 0.1, "mass": 1}
+
+
+@pytest.mark.parametrize("lsp", [
+    "text", {}, {"synsets": [], "lexnames": 3}, {"synsets": [{"lemmas": ["x"]}], "lexnames": []},
+    {"synsets": [SYNSET | {"lemmas": 3}], "lexnames": []}, {"synsets": [SYNSET | {"npmi": None}], "lexnames": []},
+    {"synsets": [], "lexnames": [["noun.act"]]}, {"synsets": [], "lexnames": [["\ud800", 1.0]]},
+])  # fmt: skip
+def test_labels_of_another_form_are_taken_for_none(lsp, tmp_path, write_labels):
+    place = tmp_path / "labels"
+    write_labels(place, "0" * 64, 48)
+    whole = json.loads((place / "labels.json").read_text())
+    assert len(find_labels("0" * 64, 48, None, place)) == 48 and find_labels("0" * 64, 49, None, place) is None
+    (place / "labels.json").write_text(json.dumps(whole | {"lsps": [*whole["lsps"][1:], lsp]}))
+    assert find_labels("0" * 64, 48, None, place) is None
 
 
 def test_settings_without_a_store_say_so():

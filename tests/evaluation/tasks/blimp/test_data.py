@@ -54,6 +54,8 @@ def test_a_subset_is_the_same_pairs_in_whatever_order_they_lie():
         '["a", "b"]',
         '{"sentence_good": ',
         '{"sentence_good": "a", "sentence_bad": " "}',
+        r'{"sentence_good": "\ud800", "sentence_bad": "a"}',
+        pytest.param("[" * 200_000, id="deep"),
         "",
     ],
 )

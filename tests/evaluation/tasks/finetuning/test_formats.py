@@ -102,6 +102,8 @@ MALFORMED = [
     (Tsv("text", None, "label"), ("0",), "text\tlabels\n", "line 1: expected a header with the columns text, label"),
     (Tsv("text", None, "label"), ("0",), "", "line 1: expected a header"),
     (json_pairs, ("0",), '{"0": {"text_a": "x",', "line 1: expected a JSON object"),
+    pytest.param(json_pairs, ("0",), "[" * 200_000, "line 1: expected a JSON object", id="deep"),
+    (json_pairs, ("0",), r'{"0": {"text_a": "\ud800", "text_b": "y", "label": "0"}}', "surrogates not allowed"),
     (json_pairs, ("0",), "[]", "line 1: expected an object"),
     (json_pairs, ("0",), '{"7": {"text_a": "x", "label": "0"}}', "entry 7: expected an object"),
     (json_pairs, ("0",), '{"7": {"text_a": 7, "text_b": "y", "label": "0"}}', "entry 7: expected an object"),
