@@ -530,6 +530,8 @@ def test_a_recipes_rate_goes_with_its_encoder_and_optimiser():
         (b"encode-ids: " + b"[" * 20_000, "nested too deep"),
         (b"encode-ids:\n  corpus: caf\xe9.txt\n", "not UTF-8 .*at byte 25.*iconv"),
         (b"encode-ids:\n  corpus: 2026-13-45\n", "not readable as YAML"),
+        (b"encode-ids:\n  corpus: &a [x]\n  y: &b [*a, *a]\n  z: [*b, *b]\n", r"\*a in line 3 is an alias within an"),
+        (b"encode-ids: &a\n  corpus: *a\n", r"\*a in line 2 is an alias within an anchored value. Write out"),
         (b"encode-ids:\n  corpus: a\n  corpus: b\n", "corpus is given twice, again in line 3"),
         (b"encode-ids:\n  max-tokens: 2\n  max_tokens: 3\n", "max-tokens is given twice, also as max_tokens"),
         (b'encode-ids:\n  corpus: "a\\0b"\n', "encode-ids: --corpus must not contain a NUL character, found 'a.x00b'"),

@@ -151,7 +151,23 @@ def _read(path):
     import yaml  # here, so that --help is fast
 
     class Loader(yaml.SafeLoader):
-        """Refuses one key twice in a mapping, of which YAML would take the last without a word."""
+        """Refuses one key twice in a mapping, of which YAML would take the last without a word, and aliases of values
+        that contain aliases, by which a few lines become millions of values.
+        """
+
+        anchored = 0  # anchored values around the node
+
+        def compose_node(self, parent, index):
+            event = self.peek_event()
+            is_alias = isinstance(event, yaml.AliasEvent)
+            if is_alias and self.anchored:
+                place = f"*{event.anchor} in line {event.start_mark.line + 1}"
+                raise yaml.YAMLError(f"{place} is an alias within an anchored value. Write out what it stands for")
+            is_anchor = not is_alias and event.anchor is not None
+            self.anchored += is_anchor
+            node = super().compose_node(parent, index)
+            self.anchored -= is_anchor
+            return node
 
         def construct_mapping(self, node, deep=False):
             seen = set()

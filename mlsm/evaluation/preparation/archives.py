@@ -29,8 +29,23 @@ MOST_IN_MEMORY = 2**26  # bytes of a file that is converted
 MOST_COMPRESSED = 200  # times; text becomes ten times smaller, a bomb a thousand times
 BOMB = 2**24  # bytes: a smaller file does no harm, however well it was compressed
 CHUNK = 2**20
+LONGEST_NAME = 2**16  # bytes of a long name or of other facts before a file in a tar archive, which Python reads whole
+_BEFORE_A_FILE = (
+    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE
+)  # fmt: skip
 # errors of damaged archives; RuntimeError if a password is needed or Python lacks the compression method
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError)
+
+
+class _TarHeader(tarfile.TarInfo):
+    """Refuses what is read before a file if it is much longer than any name."""
+
+    @classmethod
+    def frombuf(cls, buf, encoding, errors):
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in _BEFORE_A_FILE and header.size > LONGEST_NAME:
+            raise tarfile.ReadError(f"a name or header of {header.size:,} bytes")
+        return header
 
 
 class ArchivedFile(NamedTuple):
@@ -142,7 +157,7 @@ class Sources:
         return None
 
     def _add_tar(self, path, name):
-        archive = self._open.enter_context(tarfile.open(path))  # noqa: SIM115 (closed with the other archives)
+        archive = self._open.enter_context(tarfile.open(path, tarinfo=_TarHeader))  # noqa: SIM115 (closed with the others)
 
         def opened(member: tarfile.TarInfo) -> IO[bytes]:
             file = archive.extractfile(member)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import lzma
 import random
 import shutil
 import tarfile
@@ -255,6 +256,20 @@ def test_a_large_file_in_an_archive_is_not_read_into_memory(places, monkeypatch)
     tracemalloc.stop()
     assert (places[1] / "glue" / "CoLA" / "train.tsv").read_text() == "".join(rows)
     assert peak < size / 3
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE])
+def test_a_tar_archive_whose_names_expand_like_a_bomb_is_refused_at_once(places, kind):
+    long, file = tarfile.TarInfo("././@LongLink"), tarfile.TarInfo("x")
+    long.type, long.size = kind, 1 << 25
+    with lzma.open(places[0] / "GLUE.tar.xz", "wb", preset=1) as archive:
+        archive.write(long.tobuf(tarfile.GNU_FORMAT) + b"a" * long.size + file.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"GLUE.tar.xz cannot be read .*a name or header of 33,554,432 bytes"):
+        run("glue", places)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 24
 
 
 def test_an_archive_that_expands_like_a_bomb_is_refused_at_once(places):
