@@ -26,6 +26,7 @@ HOW = ("retry_quarantine", "dry_run", "workers", "scheduler", "products", "solve
 OF_LEARNING = ("atoms", "dictionary_tokens", "dictionary_epochs", "seed")
 BUNDLED_TEXT = ("bundled",)  # the demonstration's own text
 UNIT_TOKENS = 1_048_576  # default tokens per unit
+MUCH_UNKNOWN = 0.02  # share of a text's characters or tokens above which users are told that they are unknown
 BATCH_TOKENS = {"cpu": 8192, "cuda": 65_536}  # default tokens of a forward pass
 FEWEST_A_BATCH, MOST_A_BATCH = 400, 2048  # limits of the vectors per minibatch of learning a dictionary
 BATCHES_A_PASS = 128  # within these limits: see docs/benchmark-details.md

@@ -7,11 +7,10 @@ Not handled here: the scan that counts (plan.py).
 
 from collections.abc import Mapping
 
-from pipeline.config import EncodeIdsConfig
+from pipeline.config import MUCH_UNKNOWN, EncodeIdsConfig
 from pipeline.corpus import TextFile
 from pipeline.job import Job
 from pipeline.plan import BYTES_PER_TOKEN
-from pipeline.tokenizer import MUCH_UNKNOWN
 
 COUNTED = ("documents", "held_out_documents", "duplicates", "blank", "too_short", "invalid")  # by the scan
 LISTED_FILES = 5

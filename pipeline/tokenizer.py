@@ -20,7 +20,7 @@ from mlsm.common.durable import publish_directory
 from mlsm.common.errors import TeacherError
 from mlsm.common.invocation import program
 from pipeline import plan as planning
-from pipeline.config import UNIT_TOKENS, CorpusConfig, TokenizerConfig
+from pipeline.config import MUCH_UNKNOWN, UNIT_TOKENS, CorpusConfig, TokenizerConfig
 from pipeline.corpus import open_sources
 from pipeline.corpus.documents import Selection
 from pipeline.job import named_by_content
@@ -39,7 +39,6 @@ MAX_LENGTH = 512  # tokens of an input, as the tokenizer states
 COMMON_CHARACTERS = 1000  # the most frequent characters, which always have their own pieces
 COVERAGE = 0.9995  # share of the text's characters: up to it further ones get pieces, in half of the entries at most
 LONGEST_WORD = 100  # characters; longer ones are unknown
-MUCH_UNKNOWN = 0.02  # share of a text's characters or tokens above which users are told that they are unknown
 _VERSION = 2  # raise it when equal words give another tokenizer
 _CHUNK = 10_000  # words that the trainer gets as one string
 
