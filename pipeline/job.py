@@ -9,6 +9,7 @@ the store of --hidden) or, without a layer, by `scan_corpus`.
 Not handled here: dictionaries (learn.py), encoding (encode.py), how executors work (executor.py, dask_workers.py).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -113,8 +114,8 @@ class Job:
         return round(self.plan.corpus["documents"] * min(1, self.planned_tokens / max(1, whole)))
 
     @cached_property
-    def _probed(self) -> tuple[int, list[int]]:
-        """Bytes of the beginnings of some files, and the ids of their tokens, special ones included."""
+    def _probed(self) -> tuple[int, Counter[int]]:
+        """Bytes of the beginnings of some files, and how often each token id is in them, special ones included."""
         first = {unit.source: unit for unit in reversed(self.plan.units) if unit.split == "train"}
         return self._probe(list(first.values()))
 
@@ -133,18 +134,18 @@ class Job:
         if self.stored is not None or unknown is None or unknown in others:  # GPT-2 calls the end of a text unknown
             return 0.0
         _, ids = self._probed
-        return ids.count(unknown) / max(1, sum(id not in others for id in ids))
+        return ids[unknown] / max(1, ids.total() - sum(ids[id] for id in others))
 
     def tokens_by_sample(self, units: Sequence[PlannedUnit]) -> int:
         """About how many tokens the plan holds, from the beginnings of some of these units, at most PROBED_UNITS."""
         return self.stored.tokens if self.stored is not None else self._extrapolate(*self._probe(units))
 
     def _extrapolate(self, size, ids):
-        found = round(self.plan.corpus["bytes"] * len(ids) / max(1, size))
+        found = round(self.plan.corpus["bytes"] * ids.total() / max(1, size))
         return min(found, self.config.max_tokens or found)
 
     def _probe(self, units):
-        size, ids = 0, []
+        size, ids = 0, Counter[int]()
         for unit in units[:: max(1, -(-len(units) // PROBED_UNITS))]:
             pieces: list[Piece] = []
             taken = 0
@@ -156,7 +157,7 @@ class Job:
                 taken += len(piece.text.encode("utf-8", "surrogatepass"))
             size += taken
             for window in packing.windows(pieces, self.tokenizer, self.special_ids, self.rules):
-                ids.extend(window.ids)
+                ids.update(window.ids)
         return size, ids
 
     def target_json(self, settings: dict, lineage: dict, k: int = 0, octaves: int = LSP_OCTAVES) -> dict:

@@ -113,8 +113,8 @@ def _warn_of_few_masked(read: WindowBatch, batch: Batch, masking: Masking) -> No
     long = (maskable_WL & (size_WL > budget(maskable_WL, masking.final_rate)[:, None])).sum()
     if masked < FEW_MASKED * wanted or long > MANY_LONG * maskable_WL.sum():
         logger.warning(
-            "--mask-unit word masks %.1f %% of the tokens instead of %.1f %%, and never the %.0f %% that are in words "
-            "longer than all that is masked of a window. In languages without spaces a word is a clause; use "
+            "--mask-unit word masks %.1f %% of the tokens instead of %.1f %%: %.0f %% are in words longer than all "
+            "that is masked of a window, and are never masked. In languages without spaces a word is a clause; use "
             "--mask-unit token or span.",
             100 * masked / maskable_WL.sum(),
             100 * wanted / maskable_WL.sum(),

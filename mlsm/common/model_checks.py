@@ -121,7 +121,7 @@ def refuse_references(source: str | Path, revision: str | None = None) -> None:
 
 
 def _values(source, name, revision):
-    """The content of a JSON file; {} if there is none, or it is no object of JSON, which its reader says."""
+    """The object in a JSON file; {} if the file is missing or holds something else, which its reader reports."""
     file: object = Path(source) / name
     if not Path(source).is_dir():
         from huggingface_hub import try_to_load_from_cache
@@ -158,7 +158,8 @@ def open_config(source: str | Path, **options: Any) -> "PretrainedConfig":
     if (file := Path(source) / "config.json").is_file():
         check_counts(json.loads(read_file(file)), Path(source))
     config = AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
-    refuse_references(source, options.get("revision"))  # of the Hub, once it is downloaded
+    if not Path(source).is_dir():
+        refuse_references(source, options.get("revision"))  # now that it is downloaded
     return config
 
 
@@ -192,7 +193,8 @@ def open_tokenizer(directory: str | Path, **options: Any) -> "PreTrainedTokenize
     _check_token_ids(Path(directory))
     with catch_panics(), utf8_name(directory) as place:
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
-    refuse_references(directory, options.get("revision"))  # of the Hub, once it is downloaded
+    if not Path(directory).is_dir():
+        refuse_references(directory, options.get("revision"))  # now that it is downloaded
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     if model is not None and getattr(model, "dropout", None):  # of BPE: it splits words at random
         model.dropout = None

@@ -79,7 +79,7 @@ def average_by_token(windows: WindowReader, directory: Path | None = None) -> sp
 
 
 def _load(path, shape):
-    """The table in a file; None if there is none, or if it is not one of distributions."""
+    """The table kept in a file; None if the file is missing or does not hold distributions."""
     try:
         kept = read_npz(path)
         table_VK = sparse.csr_array((kept["data"], kept["indices"], kept["indptr"]), shape=shape)

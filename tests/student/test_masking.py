@@ -19,7 +19,8 @@ from scipy.stats import chi2
 
 from shards.counter import hash_u64
 from student.config import StudentConfig
-from student.masks.masking import choose_mask, maskable_positions, span_lengths
+from student.held_out import _warn_of_few_masked
+from student.masks.masking import Masking, choose_mask, maskable_positions, span_lengths
 
 
 def assert_like(counts, expected, freedom=None):
@@ -215,3 +216,16 @@ def test_all_pairs_of_positions_are_masked_equally_often():
     counts = np.unique(pairs, axis=0, return_counts=True)[1]
     assert len(counts) == 15
     assert_like(counts, np.full(15, 20_000 / 15))
+
+
+@pytest.mark.parametrize(("clause", "is_told"), [(2, False), (10, True)])
+def test_a_language_without_spaces_in_a_mixed_text_is_told(clause, is_told, caplog):
+    """The words of the other language fill the mask, so as many tokens are masked as should be."""
+    continues_V = np.arange(10) == 7  # after the clause's first token, 6
+    ids_WL = np.array([[5] * (20 - clause) + [6] + [7] * (clause - 1)])
+    read = SimpleNamespace(ids=ids_WL, lengths=np.array([20]), documents=np.zeros((1, 20), int))
+    masking = Masking({"mask": 4, "all": [0, 1, 2, 3, 4]}, 10, 0.15, unit="word", continues_V=continues_V)
+    batch = SimpleNamespace(micro=[SimpleNamespace(where_M=np.zeros(3), fillers=0)])
+    _warn_of_few_masked(read, batch, masking)
+    assert ("instead of 15.0 %: 50 % are in words longer" in caplog.text) == is_told
+    assert bool(caplog.text) == is_told
