@@ -1,4 +1,4 @@
-"""The numbers published in the MLSM paper, to be drawn next to your own.
+"""The numbers published in the paper, to be drawn next to your own.
 
 published.csv has tables 1 (layers of the teacher), 2 (k) and 4 (weight κ of MLM next to MLSM), with the fourteen mean
 scores and their average, and the totals of table 3 (floating-point operations per batch). From "Hitchhikers' Guide to

@@ -25,9 +25,10 @@ _OF_TRAINING = (  # settings that --frozen does not use
 class FinetuneConfig:
     """Fine-tune models on ten tasks and record fourteen scores per seed (MLSM paper, section 4.2).
 
-    The settings are the paper's unless you change them: AdamW, learning rate falling linearly to zero, weight decay
-    0.01 on everything, float32, scores after the last epoch. Warm-up and clipping are added, as fine-tuning without
-    them fails more often; `--warmup 0 --grad-clip 0` trains as in the paper.
+    The settings are the paper's unless you change them: learning rate, falling linearly to zero, batch, epochs, scores
+    after the last. Where it is silent they are the official code's: AdamW, weight decay 0.01 on everything, float32.
+    Warm-up and clipping are added, as fine-tuning without them fails more often; `--warmup 0 --grad-clip 0` trains
+    as the official code does.
     """
 
     models: Positional[tuple[str, ...]] = ()
@@ -61,9 +62,10 @@ class FinetuneConfig:
     smallest), so no model is favoured by a learning rate that suits it. N learning rates take about N + 1 times as
     long. A grid by factors of two, such as 1e-4 2e-4 4e-4 8e-4, rarely misses the best by much."""
     warmup: float = 0.06
-    """Share of the optimiser steps in which the learning rate rises linearly from zero; 0: none, as in the paper."""
+    """Share of the optimiser steps in which the learning rate rises linearly from zero; 0: none, as in the official
+    code."""
     grad_clip: float = 1.0
-    """Clip the gradient at this norm over all parameters; 0: no clipping, as in the paper."""
+    """Clip the gradient at this norm over all parameters; 0: no clipping, as in the official code."""
     batch: int = 32
     """Examples per optimiser step."""
     max_length: int | None = None

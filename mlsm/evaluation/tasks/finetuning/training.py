@@ -1,9 +1,9 @@
 """Train one model on one task, and predict with it.
 
-As in the MLSM paper (section 4.2): AdamW with torch's betas, weight decay on all parameters, a learning rate that falls
-linearly to zero, float32, and the last incomplete batch is used. Unlike the paper, the learning rate first rises
-linearly for a fraction of the steps, and gradients are clipped by norm; settings of 0 switch this off. The loss is the
-mean over a batch: cross-entropy (on first tokens if words have labels), or squared error for a score. Dropout masks
+As in the paper (section 4.2), the learning rate falls linearly to zero. As in the official code, AdamW has torch's
+betas and decays all parameters, in float32, and the last incomplete batch is used. Unlike in both, the learning rate
+first rises linearly for a fraction of the steps, and gradients are clipped by norm; settings of 0 switch this off. The
+loss is the mean over a batch: cross-entropy (on first tokens if words have labels), or squared error for a score. Dropout masks
 depend on (task, seed). Not handled here: which model and data (suite.py), figures (metrics.py).
 
 Shapes: N examples, W of a batch, L positions, C outputs.
