@@ -232,17 +232,18 @@ def decode_hidden(
 
 
 def gather_hidden_of_blocks(
-    layout: HiddenLayout, parts: list[tuple[Columns, np.ndarray]], codebook: np.ndarray | None
+    layout: HiddenLayout, parts: list[tuple[Columns, np.ndarray, Tokens]], codebook: np.ndarray | None
 ) -> HiddenRows:
-    """Decode the hidden states of chosen tokens of several blocks, in the order of the parts.
+    """Decode the hidden states of chosen tokens of several blocks.
 
-    parts  list of (block, tokens), token positions in the block
+    parts  list of (block, tokens, places): token positions in the block, and their rows in the result
     """
-    codes = [block["hidden"].reshape(-1, layout.bytes)[tokens] for block, tokens in parts]
-    marks = [block[layout.mark][tokens] for block, tokens in parts]
-    if not parts:
-        return HiddenRows(np.zeros((0, layout.width), np.float32), np.zeros(0, bool))
-    return decode_hidden(layout, np.concatenate(codes), np.concatenate(marks), codebook)
+    count = sum(len(tokens) for _, tokens, _ in parts)
+    codes_Mb, marks_M = np.empty((count, layout.bytes), layout.dtype), np.empty(count, np.float32)
+    for block, tokens, places in parts:
+        codes_Mb[places] = block["hidden"].reshape(-1, layout.bytes).take(tokens, axis=0)  # faster than by brackets
+        marks_M[places] = block[layout.mark][tokens]
+    return decode_hidden(layout, codes_Mb, marks_M, codebook)
 
 
 def pack_block(

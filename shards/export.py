@@ -211,7 +211,7 @@ def _rows(store, meta, columns, token_M):
             "lsp_tail": rows.tail,
         }
     if store.hidden:
-        states = codec.gather_hidden_of_blocks(store.hidden, [(columns, token_M)], store.codebook)
+        states = codec.gather_hidden_of_blocks(store.hidden, [(columns, token_M, slice(None))], store.codebook)
         first_M = np.concatenate(([0], np.cumsum(states.coded_M * np.int64(store.hidden.width))))
         return {"hidden": (first_M, states.rows_Md[states.coded_M].ravel())}
     return {}

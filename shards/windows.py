@@ -258,13 +258,14 @@ class WindowReader:
         position_M = np.asarray(position_M)[sort]
         for _, block, local, chosen in parts:
             _refuse_padding(position_M[chosen], block.columns["lengths"][local])
-        rows = codec.gather_hidden_of_blocks(
+        return codec.gather_hidden_of_blocks(
             layout,
-            [(block.columns, block.window_starts[local] + position_M[chosen]) for _, block, local, chosen in parts],
+            [
+                (block.columns, block.window_starts[local] + position_M[chosen], sort[chosen])
+                for _, block, local, chosen in parts
+            ],
             self.store.codebook,
         )
-        back = _inverse(sort)
-        return HiddenRows(rows.rows_Md[back], rows.coded_M[back])
 
     def hidden_statistics(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of every value of the split's hidden states before quantisation: float64 (d).

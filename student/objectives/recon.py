@@ -19,7 +19,8 @@ class Recon(Vectors):
         self._atoms_Kd = copies.read_atoms(store.files)
         self.width = self.outputs = self._atoms_Kd.shape[1]
 
-    def read_vectors(self, masked: MaskedTokens) -> np.ndarray:
+    def read_vectors(self, masked: MaskedTokens) -> tuple[np.ndarray, np.ndarray]:
         rows = masked.rows()
         shape = (len(rows.tail), len(self._atoms_Kd))
-        return sparse.csr_array((rows.weights, rows.indices, rows.indptr), shape=shape) @ self._atoms_Kd
+        vectors_Md = sparse.csr_array((rows.weights, rows.indices, rows.indptr), shape=shape) @ self._atoms_Kd
+        return vectors_Md, np.diff(rows.indptr) > 0

@@ -47,10 +47,14 @@ class Regress(Vectors):
         mean_d, deviation_d = self._store.split("train").hidden_statistics()
         return mean_d.astype(np.float32), np.where(deviation_d > 0, deviation_d, 1).astype(np.float32)
 
-    def read_vectors(self, masked: MaskedTokens) -> np.ndarray:
+    def read_vectors(self, masked: MaskedTokens) -> tuple[np.ndarray, np.ndarray]:
         mean_d, deviation_d = self._statistics
         rows = masked.hidden()
-        return (rows.rows_Md - mean_d) / deviation_d * rows.coded_M[:, None]
+        vectors_Md = rows.rows_Md  # changed in place: new arrays of this size cost more than the arithmetic
+        vectors_Md -= mean_d
+        vectors_Md /= deviation_d
+        vectors_Md[~rows.coded_M] = 0
+        return vectors_Md, rows.coded_M
 
     def _counts(self, coded, tokens):
         return (coded, tokens) if self.kappa > 0 else (coded,)

@@ -57,15 +57,14 @@ class Vectors(Objective):
     squared = False
     """whether the loss is the mean squared error"""
 
-    def read_vectors(self, masked: MaskedTokens) -> np.ndarray:
-        """The vectors of these tokens, float32 (M, d); zeros for a token that has none."""
+    def read_vectors(self, masked: MaskedTokens) -> tuple[np.ndarray, np.ndarray]:
+        """New arrays: the vectors of these tokens, float32 (M, d), and whether a token has one; zeros if not."""
         raise NotImplementedError
 
     def read_targets(self, masked: MaskedTokens) -> VectorTargets:
-        vectors_Md = torch.from_numpy(self.read_vectors(masked))
-        coded_M = vectors_Md.any(dim=1)
+        vectors_Md, coded_M = map(torch.from_numpy, self.read_vectors(masked))
         if not self.squared:
-            vectors_Md = F.normalize(vectors_Md, dim=1, eps=SMALLEST)
+            vectors_Md /= vectors_Md.norm(dim=1, keepdim=True).clamp_min(SMALLEST)  # as F.normalize, in place
         return VectorTargets(
             self._counts(int(coded_M.sum()), len(coded_M)), vectors_Md, coded_M.float(), torch.from_numpy(masked.ids())
         )
