@@ -3,8 +3,8 @@
 As in the paper (section 4.2), the learning rate falls linearly to zero. As in the official code, AdamW has torch's
 betas and decays all parameters, in float32, and the last incomplete batch is used. Unlike in both, the learning rate
 first rises linearly for a fraction of the steps, and gradients are clipped by norm; settings of 0 switch this off. The
-loss is the mean over a batch: cross-entropy (on first tokens if words have labels), or squared error for a score. Dropout masks
-depend on (task, seed). Not handled here: which model and data (suite.py), figures (metrics.py).
+loss is the mean over a batch: cross-entropy (on first tokens if words have labels), or squared error for a score.
+Dropout masks depend on (task, seed). Not handled here: which model and data (suite.py), figures (metrics.py).
 
 Shapes: N examples, W of a batch, L positions, C outputs.
 """
