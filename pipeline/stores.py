@@ -21,7 +21,7 @@ from pipeline.corpus_summary import describe_corpus
 from pipeline.job import Job, named_by_content
 from shards import copies
 from shards.files import StoreFiles
-from shards.manifest import PlannedUnit, UnitRecord, with_checksum
+from shards.manifest import PlannedUnit, UnitRecord, canonical_json, with_checksum
 from shards.reader import Store
 from shards.schema import HiddenLayout, ShardMeta, ids_dtype, index_bits
 from shards.writer import UnitWriter
@@ -120,9 +120,11 @@ class TargetStore(OpenStore):
         target.save_copies(files)
         files.publish_plan(job.plan)
         # Training on the store starts from this recipe. A command that finds the store by its flags does not change it.
-        kept = command | {"recipe": job.config.recipe or files.command(job.plan.id).get("recipe")}
-        # JSON is YAML. It is written again because the corpus may have moved.
-        replace_json(files.plans / f"{job.plan.id}.yaml", with_checksum(kept))
+        stored = files.command(job.plan.id)
+        kept = command | {"recipe": job.config.recipe or stored.get("recipe")}
+        # JSON is YAML. It is written again if the corpus has moved; else a finished store may be on a read-only disk.
+        if canonical_json(kept) != canonical_json(stored):
+            replace_json(files.plans / f"{job.plan.id}.yaml", with_checksum(kept))
         self.wanted: set[str] = set()
         self.done = self.new_tokens = 0
         for unit in job.plan.units:

@@ -59,8 +59,8 @@ def group_columns(raw: np.ndarray, group: str) -> dict[str, np.ndarray]:
             raise ShardError(
                 f"a member {header.name!r}, which is not of this format or occurs twice. Nothing of it was used"
             )
-        if not header.isreg() or end > len(raw):
-            raise ShardError(f"the member {header.name!r} is not a whole file")
+        if header.type != tarfile.REGTYPE or end > len(raw):  # isreg() also takes sparse files, which tar would expand
+            raise ShardError(f"the member {header.name!r} is not a whole plain file")
         found[column] = _array(raw[begin:end], known[column], header.name)
         position = begin + -(-header.size // _BLOCK) * _BLOCK
     return found

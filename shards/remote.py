@@ -168,15 +168,12 @@ class Server:
                     disk.create(temporary).close()
                 with _writing(place, _OF_THE_DISK):  # others may be of the network
                     filesystem.get_file(path, str(temporary), callback=limits, **self._time(filesystem, most))
-                try:
-                    check(temporary)
-                except (ShardError, StoreError):
-                    if _is_compressed(temporary):
-                        raise RemoteError(
-                            f"{self.url}/{name}: the server sends it compressed (Content-Encoding: gzip). Store it "
-                            "there uncompressed, without that header, as files are read byte for byte."
-                        ) from None
-                    raise
+                if _is_compressed(temporary):
+                    raise RemoteError(
+                        f"{self.url}/{name}: the server sends it compressed (Content-Encoding: gzip). Store it "
+                        "there uncompressed, without that header, as files are read byte for byte."
+                    )
+                check(temporary)
                 with _writing(place):
                     disk.rename(temporary, place)
             except FileNotFoundError:

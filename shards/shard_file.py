@@ -141,7 +141,8 @@ def _only_member(raw, name):
     except tarfile.HeaderError as error:
         raise ShardError(f"no tar header ({error})") from None
     payload, rest = bytes(raw[512 : 512 + header.size]), bytes(raw[512 + header.size :])
-    if header.name != name or len(payload) != header.size or len(rest) != -header.size % 512 or any(rest):
+    is_whole = len(payload) == header.size and len(rest) == -header.size % 512 and not any(rest)
+    if header.name != name or header.type != tarfile.REGTYPE or not is_whole:
         raise ShardError(f"the tar member is not {name}")
     return payload
 

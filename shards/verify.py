@@ -6,7 +6,8 @@
 Without `full`, it checks target, plans, checksums of records, and sizes and end marks of shards: a few reads per unit.
 With `full`, it reads every byte: each group's SHA-256 and the end mark (which replace a hash of the whole file),
 meta.json against the target, and the columns of every block: atoms increasing below k, sums equal to the record's.
-Units are checked in parallel threads, as hashing and NumPy release the interpreter lock.
+Units are checked in parallel threads, as hashing and NumPy release the interpreter lock. Records are read once to list
+the units and again where a unit is checked: kept, those of a large store would take gigabytes.
 
 An unfinished store is not damaged; the missing units of its plans are listed. For a store behind a URL the bytes come
 from there, never from the cache. Without `full`, the sizes are those that the server states. Files that no plan names
@@ -27,6 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import numpy as np
 
@@ -98,7 +100,7 @@ def _verify(files, plan_id, full, repair, threads, progress):
     survey = _survey(files, target)
     if plan_id is not None:
         survey.keep_only(plan_id)
-    damaged = survey.damaged + _check_shards(files, target, survey.records, full or repair, threads, progress)
+    damaged = survey.damaged + _check_units(files, target, survey.units, full or repair, threads, progress)
     missing = {unit.id: (unit, plan) for plan in survey.plans for unit in files.missing_units(plan)}
     repaired, kept = _remove(files, target, survey, damaged) if repair else ([], {})
     to_encode = [entry for entry in damaged if _committed(entry) not in kept]
@@ -107,8 +109,8 @@ def _verify(files, plan_id, full, repair, threads, progress):
         "store": str(files.path),
         "target": target["target"],
         "full": full or repair,
-        "units": len(survey.records),
-        "bytes": sum(record.bytes for record in survey.records),
+        "units": len(survey.units),
+        "bytes": sum(unit.bytes for unit in survey.units),
         "seconds": time.perf_counter() - started,
         "plans": [
             {"plan": plan.id, "units": len(plan.units), "missing": len(files.missing_units(plan))}
@@ -135,12 +137,21 @@ def _verify(files, plan_id, full, repair, threads, progress):
 # -- small files ------------------------------------------------------------------------------------------
 
 
+class _Unit(NamedTuple):
+    """What is kept of a whole record."""
+
+    id: str
+    file: str
+    bytes: int
+
+
 @dataclass
 class _Survey:
     """The files in the directory."""
 
     plans: list = field(default_factory=list)
-    records: list = field(default_factory=list)
+    units: list = field(default_factory=list)
+    """A `_Unit` for every whole record."""
     damaged: list = field(default_factory=list)
     stray: list = field(default_factory=list)
     seen: dict = field(default_factory=dict)
@@ -152,7 +163,7 @@ class _Survey:
         """Forget other plans, their units and the damage in either. What is stray depends on all plans and stays."""
         self.plans = [plan for plan in self.plans if plan.id == plan_id]
         units = {unit.id for plan in self.plans for unit in plan.units}
-        self.records = [record for record in self.records if record.unit in units]
+        self.units = [unit for unit in self.units if unit.id in units]
         these = {f"plans/{plan_id}.json", f"plans/{plan_id}.yaml"}
         self.damaged = [
             entry
@@ -176,8 +187,8 @@ def _survey(files, target):
         if unit := unit_of_shard(path.name):
             found.shards.setdefault(unit, []).append(path.name)
         if _is_record(path, planned):
-            _try(found, path, path.stem, lambda path=path: found.records.append(_read_record(path, target)))
-    named = {record.file for record in found.records}
+            _try(found, path, path.stem, lambda path=path: found.units.append(_read_unit(path, target)))
+    named = {unit.file for unit in found.units}
     unreadable = {entry["unit"] for entry in found.damaged} - {None}  # a damaged plan is of no unit
     for path in listed:
         ours = _is_record(path, planned) or unit_of_shard(path.name) in unreadable
@@ -243,6 +254,11 @@ def _read_plan(path, target):
     if windowing is not None and plan.windowing != windowing:
         raise ShardError(f"the plan is of another store: {differing(plan.windowing, windowing)}")
     return plan
+
+
+def _read_unit(path, target):
+    record = _read_record(path, target)
+    return _Unit(record.unit, record.file, record.bytes)
 
 
 def _read_record(path, target):
@@ -315,12 +331,12 @@ class _Count:
             self.bytes += number
 
 
-def _check_shards(files, target, records, full, threads, progress):
-    """Damage of all units, in the records' order."""
-    total, count = sum(record.bytes for record in records), _Count()
+def _check_units(files, target, units, full, threads, progress):
+    """Damage of all units, in their order."""
+    total, count = sum(unit.bytes for unit in units), _Count()
     pool = ThreadPoolExecutor(threads or usable_cores())
     try:
-        jobs = [pool.submit(_check_shard, files, target, record, full, count) for record in records]
+        jobs = [pool.submit(_check_unit, files, target, unit.id, full, count) for unit in units]
         left = set(jobs)
         while left:
             done, left = wait(left, _SECONDS_BETWEEN_PROGRESS)
@@ -332,6 +348,15 @@ def _check_shards(files, target, records, full, threads, progress):
     finally:
         files.stop()
         pool.shutdown(cancel_futures=True)
+
+
+def _check_unit(files, target, unit, full, count):
+    """Damage of one unit, its record included. None if its record was removed since it was listed."""
+    path, records, now = files.record_file(unit), [], _Survey()
+    _try(now, path, unit, lambda: records.append(_read_record(path, target)))
+    for record in records:
+        now.damaged += _check_shard(files, target, record, full, count)
+    return now.damaged
 
 
 def _check_shard(files, target, record, full, count):
@@ -485,9 +510,4 @@ def _committed(entry):
 
 
 def _check_unit_again(files, target, unit):
-    """Damage of one unit, its record included."""
-    path, again = files.record_file(unit), _Survey()
-    _try(again, path, unit, lambda: again.records.append(_read_record(path, target)))
-    for record in again.records:
-        again.damaged += _check_shard(files, target, record, True, _Count())
-    return again.damaged
+    return _check_unit(files, target, unit, full=True, count=_Count())

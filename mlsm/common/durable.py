@@ -75,6 +75,9 @@ def replace_json(path: Path, value: object, allow_nan: bool = False) -> None:
 
 def publish_json(path: Path, value: object, withdraw: bool = False, allow_nan: bool = False) -> bool:
     """Write JSON under a final name, unless that name exists; for the result and `withdraw` see `publish`."""
+    if os.path.lexists(path):  # nothing to write, so a finished store may be on a read-only disk
+        disk.fsync_path(path.parent)  # whoever wrote it may have been killed before this
+        return False
     with _written(path, _json_bytes(value, allow_nan)) as temporary:
         return publish(temporary, path, withdraw)
 

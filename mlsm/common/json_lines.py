@@ -2,12 +2,13 @@
 
     lines, damaged = read_json_lines("log.jsonl")      # [{"step": 1, ...}, ...], {17: b'{"st\x85p": ...'}
 
-A log only accompanies the work, so damage to it must never stop the work. This module does not warn the user; `damage`
-words the warning.
+`stream_json_lines` keeps one line at a time, for a log of any length. A log only accompanies the work, so damage to it
+must never stop the work. This module does not warn the user; `damage` words the warning.
 """
 
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mlsm.common import disk
@@ -21,17 +22,23 @@ def read_json_lines(path: str | Path, needed: Sequence[str] = ("step",)) -> tupl
     Returns  (dicts in order, {number of a damaged line, from 1: its bytes}); a last line without a newline, as a killed
              process leaves it, is in neither
     """
-    raw, lines, damaged = disk.read_file(path), [], {}
-    for number, line in enumerate(raw[: raw.rfind(b"\n") + 1].splitlines(), start=1):
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError):
-            values = None
-        if isinstance(values, dict) and all(type(values.get(name)) is int for name in needed):
-            lines.append(values)
-        else:
-            damaged[number] = line
-    return lines, damaged
+    damaged: dict[int, bytes] = {}
+    return list(stream_json_lines(path, damaged, needed)), damaged
+
+
+def stream_json_lines(path: str | Path, damaged: dict[int, bytes], needed: Sequence[str] = ("step",)) -> Iterator[dict]:
+    """The same line by line: yields the dicts, and adds damaged lines to `damaged` as it passes them."""
+    with io.BufferedReader(disk.open_to_read(path)) as file:
+        whole = (part for line in file if line.endswith(b"\n") for part in line.splitlines())  # also at a \r
+        for number, line in enumerate(whole, start=1):
+            try:
+                values = json.loads(line)
+            except (ValueError, RecursionError):
+                values = None
+            if isinstance(values, dict) and all(type(values.get(name)) is int for name in needed):
+                yield values
+            else:
+                damaged[number] = line
 
 
 def damage(path: str | Path, damaged: Mapping[int, bytes]) -> str:

@@ -27,12 +27,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mlsm.common import disk, locks
-from mlsm.common.durable import make_directories, publish_json, remedy_for, replace_bytes, replace_json
+from mlsm.common.durable import appearing_whole, make_directories, publish_json, remedy_for, replace_bytes, replace_json
 from mlsm.common.errors import RunError, WriteError
 from mlsm.common.json_checks import Count, find_problem, object_of, optional
-from mlsm.common.json_lines import damage, read_json_lines
+from mlsm.common.json_lines import damage, stream_json_lines
 from mlsm.common.matrix_products import USUAL
-from mlsm.common.paths import utf8
 from mlsm.common.text import redacted
 from shards.manifest import fingerprint
 from shards.reader import Store
@@ -232,23 +231,31 @@ class Run:
         """
         if not os.path.lexists(self.log_file):
             return
+        damaged: dict[int, bytes] = {}
+        with _replacing(self.log_file), appearing_whole(self.log_file) as file:
+            for line in self._read_log(damaged):
+                if line["step"] <= step:
+                    file.write((json.dumps(line) + "\n").encode())
+            if damaged:
+                self._set_aside(damaged)
+
+    def _read_log(self, damaged: dict[int, bytes]) -> Iterator[dict]:
         try:
-            lines, damaged = read_json_lines(self.log_file)
+            yield from stream_json_lines(self.log_file, damaged)
         except OSError as error:
             raise RunError(
                 f"{self.log_file} cannot be read: {error}. Checkpoints were not touched. Move it elsewhere: the same"
                 f" command continues with a new log."
             ) from None
-        if damaged:
-            aside = self.directory / "log.damaged"
-            logger.warning("%s; they are kept in %s", damage(self.log_file, damaged), aside)
-            lost = b"".join(line + b"\n" for line in damaged.values())
-            with _replacing(aside):
-                before = disk.read_file(aside) if aside.is_file() and not aside.is_symlink() else b""
-                replace_bytes(aside, before + lost)
-        kept = "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step)
-        with _replacing(self.log_file):
-            replace_bytes(self.log_file, utf8(kept))
+
+    def _set_aside(self, damaged: dict[int, bytes]) -> None:
+        """Add damaged lines of the log to log.damaged."""
+        aside = self.directory / "log.damaged"
+        logger.warning("%s; they are kept in %s", damage(self.log_file, damaged), aside)
+        lost = b"".join(line + b"\n" for line in damaged.values())
+        with _replacing(aside):
+            before = disk.read_file(aside) if aside.is_file() and not aside.is_symlink() else b""
+            replace_bytes(aside, before + lost)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from mlsm.common.durable import publish_directory
 from mlsm.common.errors import RunError, ShardError, StoreError, describe
 from mlsm.common.invocation import program
 from mlsm.common.json_checks import is_number, parse_json
-from mlsm.common.json_lines import damage, read_json_lines
+from mlsm.common.json_lines import damage, stream_json_lines
 from mlsm.common.model_checks import check_counts, check_size, without_pooler
 from mlsm.common.progress import silent
 from mlsm.common.settings import settable
@@ -314,14 +314,16 @@ def _baseline(run: Path, evaluated: int) -> dict:
     evaluated  the step after which the student's figures were measured. Those of the newest process that started before
                it are returned: they are of the same windows, and a later process may have other --eval-windows
     """
-    log = run / "log.jsonl"
-    lines, damaged = read_json_lines(log) if log.is_file() else ([], {})
+    log, newest = run / "log.jsonl", {}
+    damaged: dict[int, bytes] = {}
+    for line in stream_json_lines(log, damaged) if log.is_file() else ():
+        figures = line.get("baseline")
+        is_before = line["step"] <= max(0, evaluated - 1)
+        if is_before and isinstance(figures, dict) and all(map(is_number, figures.values())):
+            newest = figures
     if damaged:
         logger.warning(damage(log, damaged))
-    before = [line for line in lines if is_number(line.get("step")) and line["step"] <= max(0, evaluated - 1)]
-    found = [line.get("baseline") for line in before]
-    starts = [figures for figures in found if isinstance(figures, dict) and all(map(is_number, figures.values()))]
-    return starts[-1] if starts else {}
+    return newest
 
 
 def _rehearse(repository: str, branches: list[Revision], main: Revision, write) -> dict:

@@ -24,7 +24,7 @@ from pathlib import Path
 from mlsm.common import disk
 from mlsm.common.durable import make_directories, replace_bytes
 from mlsm.common.errors import RunError
-from mlsm.common.json_lines import read_json_lines
+from mlsm.common.json_lines import stream_json_lines
 from student.runs.directory import Run
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def start_trackers(names: tuple[str, ...], run: Run, settings: dict, step: int) 
     _check_place(directory)
     trackers = Trackers([_start(name, run.directory.resolve().name, directory, settings, step) for name in names])
     if run.log_file.exists():
-        for line in read_json_lines(run.log_file)[0]:
+        for line in stream_json_lines(run.log_file, {}):
             trackers.log(line)
     return trackers
 

@@ -1,10 +1,14 @@
 """--dry-run against what the encoding then makes; the warning of a small disk."""
 
+import errno
+import os
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from mlsm.common import disk
 from mlsm.common.errors import CorpusError, EncodeError
 from mlsm.common.progress import silent
 from mlsm.terminal.encoding import encoding, show_estimate
@@ -98,6 +102,22 @@ def test_a_small_disk_is_said_before_the_encoding(common, teacher_directory, mon
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert encode_ids(config)[0]["finished_before"], "nothing is left to be written"
+
+
+def test_a_finished_store_on_a_read_only_disk_is_said_to_be_finished(common, teacher_directory, monkeypatch):
+    config = EncodeIdsConfig(tokenizer=str(teacher_directory), **common)
+    (made,) = encode_ids(config)
+
+    def refuse(path, *_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    for call in ("create", "append", "link", "rename", "mkdir"):
+        monkeypatch.setattr(disk, call, refuse)
+    (again,) = encode_ids(config)
+    assert again["finished_before"] and again["store"] == made["store"]
+    next(Path(made["store"]).glob("units/*.json")).unlink()
+    with pytest.raises(OSError, match=rf"Read-only file system: '{made['store']}/units/"):
+        encode_ids(config)
 
 
 @pytest.mark.parametrize("words", [8, 150], ids=["short lines", "lines that are cut"])

@@ -784,6 +784,13 @@ def test_a_file_that_is_served_compressed_is_not_called_damaged(made, web, optio
     assert_cache_is_sound(options, made[0])
 
 
+@pytest.mark.parametrize("where", [r"plans/\w", r"units/.*json", r"\.tar"])
+def test_a_file_that_is_served_compressed_is_not_called_damaged_by_a_verification(made, web, where):
+    web.faults.append((where, "gzip", True))
+    with pytest.raises(RemoteError, match=rf"{web.url}/lsp/\S*({where})\S*: the server sends it compressed"):
+        verify(f"{web.url}/lsp", full=True)
+
+
 def test_the_newest_plan_is_not_guessed_if_a_server_does_not_answer(made, web, options):
     server, plan = Server(f"{web.url}/lsp", options), f"plans/{made[1].id}.json"
     web.faults += [("plans/", "503", False)] * 2

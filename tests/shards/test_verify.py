@@ -2,10 +2,12 @@
 
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 import shutil
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -62,6 +64,39 @@ def test_a_whole_store_of_any_index_width(tmp_path, k):
 
 @pytest.mark.promise("4 one flipped bit")
 @pytest.mark.promise("one flipped bit in a header …")
+def test_records_are_not_kept(store, monkeypatch):
+    read, check, seen, alive = verify._read_record, verify._damage_in, [], []
+
+    def watch(*args):
+        record = read(*args)
+        seen.append(weakref.ref(record))
+        return record
+
+    def count(*args):
+        alive.append(sum(record() is not None for record in seen))
+        return check(*args)
+
+    monkeypatch.setattr(verify, "_read_record", watch)
+    monkeypatch.setattr(verify, "_damage_in", count)
+    assert not verify.verify(store.path, full=True, threads=1)["damaged"]
+    assert alive == [1] * len(UNITS)
+
+
+def test_a_record_that_is_lost_or_damaged_during_the_check(store, monkeypatch):
+    survey, paths = verify._survey, sorted(store.units.glob("*.json"))
+
+    def spoil_after(*args):
+        found = survey(*args)
+        paths[0].unlink()
+        paths[1].write_text("{}")
+        return found
+
+    monkeypatch.setattr(verify, "_survey", spoil_after)
+    report = verify.verify(store.path, full=True)
+    assert [entry["file"] for entry in report["damaged"]] == [f"units/{paths[1].name}"]
+    assert [entry["unit"] for entry in report["missing"]] == [paths[0].stem]
+
+
 def test_every_byte_of_a_shard_is_covered(store):
     """A bit flipped anywhere, headers, padding and end mark included, is found in its block."""
     record = record_of(store)
@@ -386,6 +421,28 @@ def test_a_shard_of_another_target_is_found_by_its_meta(store, tmp_path):
     assert not verify.verify(store.path)["damaged"]
     (damage,) = verify.verify(store.path, full=True)["damaged"]
     assert damage["block"] == "__meta__" and "another target" in damage["problem"]
+
+
+@pytest.mark.parametrize(
+    ("number", "problem"),
+    [(0, "is not __meta__/meta.json"), (1, "not a whole plain file"), (-1, "not a whole plain file")],
+)
+def test_a_sparse_member_is_refused(store, number, problem):
+    """tar and WebDataset would expand it to the 8 GB that its header claims, although all hashes fit."""
+    record = record_of(store)
+    path, group = store.units / record.file, record.groups[number]
+    raw, begin = bytearray(path.read_bytes()), group["offset"]
+    raw[begin + 156 : begin + 157], raw[begin + 483 : begin + 495] = b"S", b"77777777777\0"
+    raw[begin + 148 : begin + 156] = b" " * 8
+    raw[begin + 148 : begin + 156] = b"%06o\0 " % sum(raw[begin : begin + 512])
+    digest = hashlib.sha256(raw[begin : begin + group["length"]]).hexdigest()
+    path.write_bytes(raw.replace(group["sha256"].encode(), digest.encode()))  # also in the end mark
+    forge(store, record, lambda values: values["groups"][number].update(sha256=digest))
+    (damage,) = verify.verify(store.path, full=True)["damaged"]
+    assert damage["block"] == group["name"] and problem in damage["problem"]
+    if number == 1:
+        with pytest.raises(ShardError, match=problem):
+            Store.open(store.path).split("train").read([0])
 
 
 META = ShardMeta("t", "u", k=300, vocab_size=1000, max_length=8)

@@ -1,5 +1,6 @@
 import errno
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -209,6 +210,18 @@ def test_a_log_on_a_full_disk_is_one_clear_line(ids_store, tmp_path):
             pytest.raises(WriteError, match="log.jsonl could not be written.*No space left.*Make room"),
         ):
             run.log({"step": 2})
+
+
+def test_a_long_log_is_not_read_into_memory(ids_store, tmp_path):
+    run = Run(StudentConfig(objective="mlm", run_dir=tmp_path / "run"), ids_store, {})
+    run.log_file.write_text("".join(f'{{"step": {step}, "loss": 7.25}}\n' for step in range(20_000)))
+    tracemalloc.start()
+    try:
+        run.drop_log_after(9_999)
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+    finally:
+        tracemalloc.stop()
+    assert run.log_file.read_text() == "".join(f'{{"step": {step}, "loss": 7.25}}\n' for step in range(10_000))
 
 
 def test_a_log_line_cut_by_a_kill_is_dropped(ids_store, tmp_path):
