@@ -35,7 +35,7 @@ from student.config import StudentConfig
 from student.masks.collocations import collocations, count_ngrams
 from student.masks.config import ADAPTIVE, KINDS, UNIFORM, MaskWeightsConfig, WeightsKind
 from student.masks.table import LONGEST, MaskTable, read_table, vocabulary_fingerprint, write_table
-from student.masks.words import LONE_SPACES, continuation_flags
+from student.masks.words import LONE_SPACES, continuation_flags, token_names
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +72,12 @@ def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] =
         "kind": store.kind,
         "tokens": int(counts_V.sum()),
         **{
-            name: [[tokenizer.convert_ids_to_tokens(int(id)), float(table.weights_V[id])] for id in ids]
+            name: list(map(list, zip(token_names(tokenizer, ids.tolist()), table.weights_V[ids].tolist(), strict=True)))
             for name, ids in shown.items()
         },
         "collocations": len(table.collocations_C5),
         "examples": [
-            " ".join(tokenizer.convert_ids_to_tokens(ids_5[ids_5 >= 0].tolist()))
-            for ids_5 in table.collocations_C5[:EXAMPLES]
+            " ".join(token_names(tokenizer, ids_5[ids_5 >= 0].tolist())) for ids_5 in table.collocations_C5[:EXAMPLES]
         ],
         "finished_before": finished_before,
     }
