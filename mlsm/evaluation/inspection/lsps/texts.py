@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from mlsm.common.errors import InspectionError, RunError
+from mlsm.common.errors import InspectionError, RunError, TeacherError
 from mlsm.evaluation.inspection.lsps.sample import largest_weights
 from pipeline.batch import center_on, centred_rows, make_batch
 from pipeline.dictionary import Dictionary
@@ -113,9 +113,17 @@ def load_store_teacher(store: Store, place: str | None) -> "Teacher":
 
     Raises  InspectionError when it is another teacher; TeacherError
     """
-    from pipeline.teacher import Teacher
+    from pipeline.teacher import Teacher, locate
 
     settings = store.settings
+    if place is None:
+        try:
+            locate(settings["teacher_name"])
+        except TeacherError as error:
+            raise TeacherError(
+                f"{store.path} names a teacher that is not available here: {error} Pass the present location of that "
+                "model with --teacher."
+            ) from error
     teacher = Teacher.load(place or settings["teacher_name"], settings["layer"], dtype=settings["dtype"])
     if teacher.fingerprint != settings["teacher"]:
         raise InspectionError(
