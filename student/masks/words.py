@@ -23,6 +23,10 @@ _SENTENCEPIECE_SPACE = "▁"
 LONE_SPACES = ("Ġ", _SENTENCEPIECE_SPACE)  # tokens of a space alone, before a word that continues it
 # The bytes that GPT-2's alphabet writes as the characters from number 256 up; every other byte is written as itself.
 _OTHER_BYTES = [*range(33), *range(127, 161), 173]
+# Thai to Lao, Burmese, Khmer, kana and Han: scripts without spaces between words, whose tokens are taken for words.
+UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\U00020000-\U0003ffff]"
+)
 _SPLITS_AT_SPACES = r'"(Whitespace(Split)?|BertPreTokenizer|CharDelimiterSplit)"|"String": " "'
 
 

@@ -12,7 +12,6 @@ as in byte-level vocabularies, are read together.
 Shapes: V vocabulary, T tokens.
 """
 
-import re
 import unicodedata
 from pathlib import Path
 
@@ -20,13 +19,9 @@ import numpy as np
 
 from mlsm.common.disk import read_file
 from mlsm.common.errors import RunError
-from student.masks.words import continuation_flags, token_texts
+from student.masks.words import UNSPACED, continuation_flags, token_texts
 
 _NO_SPACE_BEFORE, _NO_SPACE_AFTER = set(".,;:!?)]}%…"), set("([{")
-# Thai to Lao, Burmese, Khmer, kana and Han: scripts without spaces between words, whose tokens are taken for words.
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\U00020000-\U0003ffff]"
-)
 _JOINERS = ("\u200c", "\u200d")  # ZWNJ and ZWJ, which Persian and others write inside words
 
 
@@ -49,7 +44,7 @@ class Vocabulary:
         except RunError:  # nobody knows where its words begin: every token is one
             self.continues_V = np.zeros(vocab_size, bool)
         self._knows_words = bool(self.continues_V.any())
-        self._unspaced_V = np.array([_UNSPACED.match(text) is not None for text in self.texts], bool)
+        self._unspaced_V = np.array([UNSPACED.match(text) is not None for text in self.texts], bool)
         self._is_empty_V = np.array([text == "" for text in self.texts], bool)
         self._tight_V = self.continues_V | np.array([text in _NO_SPACE_BEFORE for text in self.texts], bool)
         self._opening_V = np.array([text in _NO_SPACE_AFTER for text in self.texts], bool)
@@ -61,7 +56,7 @@ class Vocabulary:
         begins_T[1:] |= alone_T[:-1] | self._unspaced_V[ids_T[1:]] & ~self._is_empty_V[ids_T[:-1]]
         for first, stop, text in self._characters(ids_T):
             follows_space = first > 0 and self._is_empty_V[ids_T[first - 1]]
-            begins_T[first] |= _is_symbol(text) or _UNSPACED.match(text) is not None and not follows_space
+            begins_T[first] |= _is_symbol(text) or UNSPACED.match(text) is not None and not follows_space
             begins_T[first + 1 : stop] = False
             begins_T[stop : stop + 1] |= _is_symbol(text)
         begins_T[:1] = True
