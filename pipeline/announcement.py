@@ -76,15 +76,17 @@ def _top_n_row(config, dictionary):
 
 
 def _dictionary_rows(config, dictionary, lacking):
-    penalty = ("lambda", f"{config.lam:g}", _origin(config, "lam"))
+    learns = dictionary is None and config.atoms == "learned"
+    has_penalty = learns or getattr(config, "solver", None) != "nearest"
+    penalty = [("lambda", f"{config.lam:g}", _origin(config, "lam"))] if has_penalty else []
     if dictionary is not None:
         k = ("k", f"{len(dictionary.atoms_Kd):,}", "dictionary")
-        return [k, penalty, ("dictionary", config.dictionary, _origin(config, "dictionary"))]
+        return [k, *penalty, ("dictionary", config.dictionary, _origin(config, "dictionary"))]
     many = "a dictionary" if len(lacking) == 1 else f"{len(lacking)} dictionaries"
     sample = f"at most {config.dictionary_tokens:,} vectors, to learn {many}"
     return [
         ("k", ", ".join(f"{k:,}" for k in config.k), _origin(config, "k")),
-        penalty,
+        *penalty,
         ("sample", sample if lacking else "none: all dictionaries exist", _origin(config, "dictionary_tokens")),
     ]
 

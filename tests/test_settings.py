@@ -53,6 +53,11 @@ def printed(capsys, *argv):
     return yaml.safe_load(capsys.readouterr().out)[argv[0]]
 
 
+def test_a_secret_with_a_space_is_not_printed(capsys):
+    shown = printed(capsys, "encode-lsp", "--hidden", "http://to ken@host/hidden-states-of-a-store")
+    assert shown["hidden"] == "http://host/hidden-states-of-a-store"
+
+
 # -- by size -----------------------------------------------------------------------------------------------
 
 

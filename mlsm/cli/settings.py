@@ -21,6 +21,7 @@ from mlsm.commands import Command
 from mlsm.commands._newest import store_to_train_on
 from mlsm.common.invocation import program
 from mlsm.common.settings import plain, settable
+from mlsm.common.text import redacted_settings
 from mlsm.recipes.reading import DEMONSTRATION, OWN_MATERIAL, recipe_settings, recipe_to_keep
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def as_yaml(command: Command, parsed: Parsed) -> str:
     settings = _settle(command, parsed)
     values = plain(settings)
     shown = {key: values[key] for key in values if key in settable(settings)}
-    return yaml.safe_dump({command.name: shown}, sort_keys=False)
+    return yaml.safe_dump({command.name: redacted_settings(shown)}, sort_keys=False)
 
 
 def _settle(command: Command, parsed: Parsed) -> Any:

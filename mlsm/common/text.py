@@ -34,6 +34,9 @@ _CREDENTIALS = re.compile(
     r"(?<![\w+.-])(?P<scheme>[A-Za-z][\w+.-]*):(?P<slashes>//?)(?P<user>[^\s/?#:@'\"]*)"
     r"(?P<password>:[^\s/?#]*@|:(?!\d*(?:[/?#\s'\"]|$))(?:[^\s]*|[^/?#'\"]*)@|[^\s/?#]*@)"
 )
+_SPACED_USER = re.compile(
+    r"^\s*(?P<scheme>[A-Za-z][\w+.-]*):(?P<slashes>//?)(?P<user>[^/?#:@]*)(?P<password>(?::[^/?#]*)?@)"
+)
 _LOCAL = re.compile(
     r"file:|[~/]|\.{1,2}/|[^/\n]+/[^/\n]+/|[^/\n]+/[^/\n]+\.(?:txt|parquet|json\w*|ndjson|npy|npz|gz|xz|bz2|zst)$"
 )
@@ -95,6 +98,17 @@ def redacted(text: object) -> str:
     The result can still be used as an address, if the credentials are supplied in another way (docs/remote.md).
     """
     return _QUERY.sub(r"\g<address>?***", _CREDENTIALS.sub(_without_credentials, str(text)))
+
+
+def redacted_settings(value: Any) -> Any:
+    """Settings in dicts and lists, `redacted`. One that is an address may have a space in its user, which ends an
+    address in running text.
+    """
+    if isinstance(value, str):
+        return redacted(_SPACED_USER.sub(_without_credentials, value))
+    if isinstance(value, dict):
+        return {name: redacted_settings(part) for name, part in value.items()}
+    return [redacted_settings(part) for part in value] if isinstance(value, list) else value
 
 
 def without_credentials(url: str) -> str:

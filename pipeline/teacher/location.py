@@ -47,12 +47,14 @@ def locate(name_or_path: str | Path) -> Path:
         return path
     if path.exists():
         raise TeacherError(f"{path} is a file, expected the directory of a model: try {path.parent}")
-    if isinstance(name_or_path, Path) or path.is_absolute() or str(name_or_path).startswith((".", "~")):
+    named = str(name_or_path)
+    is_path = isinstance(name_or_path, Path) or path.is_absolute() or named.startswith((".", "~"))
+    if is_path or named.count("/") > 1:  # never asked for on the Hub, which would tell it the path
         raise TeacherError(
             f"no such directory: {path}. Pass a model's directory, or its name on the Hub. "
             "What a recipe names, a flag such as --teacher overrides."
         )
-    return _from_hub(str(name_or_path))
+    return _from_hub(named)
 
 
 def _from_hub(name):

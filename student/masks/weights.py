@@ -35,7 +35,7 @@ from student.config import StudentConfig
 from student.masks.collocations import collocations, count_ngrams
 from student.masks.config import ADAPTIVE, KINDS, UNIFORM, MaskWeightsConfig, WeightsKind
 from student.masks.table import LONGEST, MaskTable, read_table, vocabulary_fingerprint, write_table
-from student.masks.words import LONE_SPACES, continuation_flags
+from student.masks.words import LONE_SPACES, UNSPACED, continuation_flags, token_names, token_texts
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +72,12 @@ def make_mask_weights(config: MaskWeightsConfig, progress: Callable[..., None] =
         "kind": store.kind,
         "tokens": int(counts_V.sum()),
         **{
-            name: [[tokenizer.convert_ids_to_tokens(int(id)), float(table.weights_V[id])] for id in ids]
+            name: list(map(list, zip(token_names(tokenizer, ids.tolist()), table.weights_V[ids].tolist(), strict=True)))
             for name, ids in shown.items()
         },
         "collocations": len(table.collocations_C5),
         "examples": [
-            " ".join(tokenizer.convert_ids_to_tokens(ids_5[ids_5 >= 0].tolist()))
-            for ids_5 in table.collocations_C5[:EXAMPLES]
+            " ".join(token_names(tokenizer, ids_5[ids_5 >= 0].tolist())) for ids_5 in table.collocations_C5[:EXAMPLES]
         ],
         "finished_before": finished_before,
     }
@@ -121,6 +120,8 @@ def _make(config, store, directory, progress) -> tuple[Path, bool]:
     }
     origin: dict[str, Any] = {"kind": config.kind} | used[config.kind]
     origin |= {"plan": store.plan_id, "vocabulary": vocabulary_fingerprint(store)}
+    if config.kind == "common" and _unspaced(store, _continues(store)):
+        origin["unspaced"] = "each token"  # only then, so that tables of other text keep their names
     general = None if config.against is None else Store.open(config.against)
     if general is not None:
         if vocabulary_fingerprint(general) != origin["vocabulary"]:
@@ -186,22 +187,36 @@ def _frequencies(store):
     return counts_V / counts_V.sum()
 
 
-def _common(store):
-    """Whether each token is one of the most frequent words, bool (V). A token counts as a word if it starts one and has
-    a letter. Tokens that differ from a frequent word only in case are included."""
+def _continues(store):
     try:
-        continues_V = continuation_flags(store.tokenizer_dir, store.vocab_size)
+        return continuation_flags(store.tokenizer_dir, store.vocab_size)
     except RunError:
         raise RunError(
             f"--kind common: cannot tell where words begin in the vocabulary of {store.path}, so it is unknown which "
             "words are frequent. Pass a list of words with weights (--kind domain --words FILE)."
         ) from None
-    counts_V, tokenizer = store.split("train").ordinary_counts(), store.load_tokenizer()
+
+
+def _unspaced(store, continues_V):
+    """The tokens of scripts without spaces that continue a word, which there is a clause: id -> text."""
+    ids = np.flatnonzero(store.split("train").ordinary_counts() * continues_V).tolist()
+    texts, *_ = token_texts(store.load_tokenizer().backend_tokenizer, ids)
+    return {id: text for id, text in zip(ids, texts, strict=True) if UNSPACED.match(text)}
+
+
+def _common(store):
+    """Whether each token is one of the most frequent words, bool (V). A token counts as a word if it starts one, or is
+    of a script without spaces, and has a letter. Tokens that differ from a frequent word only in case are included."""
+    counts_V, continues_V, tokenizer = (
+        store.split("train").ordinary_counts(),
+        _continues(store),
+        store.load_tokenizer(),
+    )
+    words = {id: tokenizer.decode([id]).strip() for id in np.flatnonzero(counts_V * ~continues_V).tolist()}
     ids_of: dict[str, list[int]] = {}
-    for id in np.flatnonzero(counts_V * ~continues_V).tolist():
-        word = tokenizer.decode([id]).strip().casefold()
+    for id, word in (words | _unspaced(store, continues_V)).items():
         if any(map(str.isalpha, word)):
-            ids_of.setdefault(word, []).append(id)
+            ids_of.setdefault(word.casefold(), []).append(id)
     common = sorted(ids_of, key=lambda word: -counts_V[ids_of[word]].sum())[:MOST_FREQUENT]
     return np.isin(np.arange(store.vocab_size), [id for word in common for id in ids_of[word]])
 

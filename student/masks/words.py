@@ -1,4 +1,4 @@
-"""Find the tokens of a vocabulary that continue a word, from the tokenizer's own file.
+"""Find the tokens of a vocabulary that continue a word, from the tokenizer's own file, and write tokens as text.
 
 Three ways of marking words are supported. WordPiece (and BPE like it) puts a prefix, "##", before pieces that continue
 a word. Byte-level BPE writes the space before a word as "Ġ", SentencePiece as "▁"; tokens without this mark continue a
@@ -9,7 +9,9 @@ text at spaces. Not handled here: languages without spaces, where a "word" found
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,12 @@ from mlsm.common.errors import RunError, describe
 _BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # space, line feed, tab, carriage return in GPT-2's alphabet of bytes
 _SENTENCEPIECE_SPACE = "▁"
 LONE_SPACES = ("Ġ", _SENTENCEPIECE_SPACE)  # tokens of a space alone, before a word that continues it
+# The bytes that GPT-2's alphabet writes as the characters from number 256 up; every other byte is written as itself.
+_OTHER_BYTES = [*range(33), *range(127, 161), 173]
+# Thai to Lao, Burmese, Khmer, kana and Han: scripts without spaces between words, whose tokens are taken for words.
+UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\U00020000-\U0003ffff]"
+)
 _SPLITS_AT_SPACES = r'"(Whitespace(Split)?|BertPreTokenizer|CharDelimiterSplit)"|"String": " "'
 
 
@@ -70,3 +78,57 @@ def _tokenizer_json(tokenizer_dir: Path) -> dict:
             f"--mask-unit word: {path} cannot be read ({type(error).__name__}), so it is unknown where words begin. "
             "Use --mask-unit token or span."
         ) from None
+
+
+def token_names(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The names of tokens in lists that are printed: their texts, with the "##" of a piece that continues a word.
+
+    tokenizer  of tokenizers or transformers
+    """
+    tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not hasattr(tokenizer, "id_to_token"):  # written in Python: its tokens cannot be decoded one by one
+        return tokenizer.convert_ids_to_tokens(list(ids))
+    texts, names, _ = token_texts(tokenizer, ids)
+    mark = _continuation_mark(tokenizer)
+    return [name if mark and name.startswith(mark) else text or "␣" for text, name in zip(texts, names, strict=True)]
+
+
+def token_texts(tokenizer: Any, ids: Sequence[int]) -> tuple[list[str], list[str], list[bool]]:
+    """The texts of tokens, without the mark of a word's beginning or continuation; their names in the vocabulary; which
+    have only a part of a character. The text of such a part is its bytes, such as \\xc3.
+
+    tokenizer  of tokenizers
+    """
+    decoded = tokenizer.decode_batch([[number] for number in ids], skip_special_tokens=False)
+    names = [tokenizer.id_to_token(number) or f"#{number}" for number in ids]
+    is_partial = ["\ufffd" in text and "\ufffd" not in name for text, name in zip(decoded, names, strict=True)]
+    mark = _continuation_mark(tokenizer)
+    if tokenizer.decoder is None and not mark:
+        decoded = [re.sub("[Ġ▁]", " ", text) for text in decoded]
+    texts = [
+        _bytes_of(name) if partial else _plain(text, name, mark)
+        for text, name, partial in zip(decoded, names, is_partial, strict=True)
+    ]
+    return texts, names, is_partial
+
+
+def _continuation_mark(tokenizer):
+    return getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
+
+
+def _bytes_of(name):
+    """A part of a character, whose bytes are written in GPT-2's alphabet or, by SentencePiece, as <0xC3>."""
+    if name.startswith("<0x") or any(ord(one) >= 256 + len(_OTHER_BYTES) for one in name):
+        return name
+    numbers = [_OTHER_BYTES[ord(one) - 256] if ord(one) >= 256 else ord(one) for one in name]
+    return bytes(numbers).decode("utf-8", "backslashreplace").strip()
+
+
+def _plain(text, name, mark):
+    """A token's own text; a sign for white space; its name in the vocabulary where it has no text."""
+    plain = text.strip()
+    if not plain and name in LONE_SPACES:  # a space on its own, before a word that continues it
+        return ""
+    if text.isspace():
+        return "↵" if set(text) & set("\n\r") else "⇥" if "\t" in text else "␣"
+    return plain.removeprefix(mark) or plain or name

@@ -13,6 +13,7 @@ from mlsm.common.text import (
     printable,
     printable_values,
     redacted,
+    redacted_settings,
     shell_join,
     without_credentials,
     without_directories,
@@ -90,6 +91,14 @@ URLS = {
     "github://org:repo@main/lsp": "github://org:repo@main/lsp",
     "hf://datasets/me/stores@main/lsp": "hf://datasets/me/stores@main/lsp",
 }
+
+
+def test_a_space_in_a_setting_does_not_show_its_secret():
+    url = f"https://{SECRET[:3]} {SECRET[3:]}@host/lsp"
+    values = {"store": url, "other": [f"http://me you:{SECRET}@host", 3, None], "text": "mail me@host"}
+    shown = {"store": "https://host/lsp", "other": ["http://host", 3, None], "text": "mail me@host"}
+    assert redacted_settings(values) == shown
+    assert {url: redacted_settings(url) for url in URLS} == URLS
 
 
 @pytest.mark.parametrize("url", URLS)

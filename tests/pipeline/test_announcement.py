@@ -57,6 +57,14 @@ def test_the_defaults_that_a_dry_run_took_silently_are_announced(flags, capsys):
     assert said["k"] == "3,072   [default]" and said["layer"] == "2   [flag]"
 
 
+@pytest.mark.parametrize(("atoms", "is_shown"), [("learned", True), ("clusters", False)])
+def test_a_penalty_that_decides_nothing_is_not_announced(atoms, is_shown, flags, capsys):
+    """Learning has one, whatever the solver of the codes."""
+    line = ["encode-lsp", *flags, "--k", "16", "--atoms", atoms, "--solver", "nearest", "--dry-run"]
+    assert cli.run([*line, "--dictionary-tokens", "4000"]) == 0
+    assert ("lambda" in rows(capsys.readouterr().err)) == is_shown
+
+
 def test_settings_from_python(flags, english_text, teacher_directory, tmp_path, caplog):
     config = EncodeConfig(
         corpus=(str(english_text),), teacher=str(teacher_directory), layer=(2,), k=(48,), max_length=32,

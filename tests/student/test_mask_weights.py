@@ -150,6 +150,24 @@ def test_common_words_are_counted_with_their_capitals_and_are_neither_pieces_nor
         made(Store.open(store.path), tmp_path / "unknown", kind="common")
 
 
+def test_each_token_of_a_script_without_spaces_is_a_word(tmp_path, monkeypatch):
+    store = write_store(tmp_path / "store", k=0)
+    file = store.tokenizer_dir / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    plain = made(store, tmp_path, kind="common", weight=4)[1]["name"]
+    counts = Counter(id for row in sentences(store) for id in row)
+    frequent = counts.most_common(3)[2][0]
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary = {("##北" if id == frequent else token): id for token, id in vocabulary.items()}
+    tokenizer["model"] = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": vocabulary}
+    tokenizer["model"] |= {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    file.write_text(json.dumps(tokenizer))
+    monkeypatch.setattr(weights, "MOST_FREQUENT", 3)
+    table, report = made(Store.open(store.path), tmp_path / "other", kind="common", weight=4)
+    assert table.weights_V[frequent] == 4 and ["##北", 4.0] in report["heaviest"] and report["name"] != plain
+    assert json.loads(table.origin)["unspaced"] == "each token"
+
+
 def brute_pmi(ngram, counts, tokens):
     """The loosest of all segmentations, one by one."""
     found = []

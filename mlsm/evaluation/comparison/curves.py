@@ -18,6 +18,7 @@ from mlsm.common.json_checks import is_number
 from mlsm.common.json_lines import damage, read_json_lines
 from mlsm.evaluation.comparison.arms import Arm, Seed, is_probe
 from mlsm.evaluation.comparison.models import mean_score, tasks_of
+from student.runs.identity import find_description
 
 logger = logging.getLogger(__name__)
 AXES = {  # the quantity on the x axis -> the axis label
@@ -89,7 +90,7 @@ def read_courses(arms: Sequence[Arm]) -> list[Course]:
             if run in found or is_probe(model):
                 continue
             try:
-                course = _read_course(*run, Path(model.facts["path"]))
+                course = _read_course(*run, Path(model.facts["path"]), model.facts["identity"])
             except OSError as error:  # a record may come from another machine, and so may the path in it
                 logger.warning("no curves for %s: the log of its run cannot be read: %s", model.label, error)
                 continue
@@ -98,14 +99,18 @@ def read_courses(arms: Sequence[Arm]) -> list[Course]:
     return list(found.values())
 
 
-def _read_course(arm: str, seed: Seed, directory: Path) -> Course | None:
-    """The curve of the run that contains an export or a checkpoint; None if it is not in a run, or nothing was logged.
+def _read_course(arm: str, seed: Seed, directory: Path, identity: dict | None) -> Course | None:
+    """The curve of the run that contains an export or a checkpoint; None if it is not in a run, or nothing was logged,
+    or if the run there is another one (`identity` of lineage.py differs), with a warning.
 
     Damaged lines are skipped with a warning.
     """
     logs = (run / "log.jsonl" for run in directory.absolute().parents[:2])
     log = next((log for log in logs if log.is_file()), None)
     if log is None:
+        return None
+    if differing := _differing(log.parent, identity):
+        logger.warning("no curves from %s: the run there is not that of the record: %s", log, ", ".join(differing))
         return None
     lines, damaged = read_json_lines(log)
     if damaged:
@@ -115,6 +120,17 @@ def _read_course(arm: str, seed: Seed, directory: Path) -> Course | None:
         return None
     step_seconds = quiet_step_seconds(steps)
     return Course(arm, seed, log.parent.name, log, step_seconds, _points(steps, step_seconds))
+
+
+def _differing(run: Path, identity: dict | None) -> list[str]:
+    """What differs between a run's config.json and a record's identity, of what both of them have."""
+    found = find_description(run)
+    if found is None or identity is None:
+        return []
+    there = found["settings"] | {name: found["store"].get(name) for name in ("target", "plan")}
+    recorded = identity["settings"] | {name: identity[name] for name in ("target", "plan") if name in identity}
+    # A lineage may have the dropout filled in, which older runs did not note.
+    return [name for name in recorded if name != "dropout" and name in there and there[name] != recorded[name]]
 
 
 def quiet_step_seconds(lines: Sequence[dict]) -> float | None:

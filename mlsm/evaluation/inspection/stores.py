@@ -23,6 +23,7 @@ from shards.copies import foreign_errors, parse_dictionary
 from shards.reader import Store
 from shards.schema import ShardMeta
 from shards.shard_file import blocks, naming
+from student.masks.words import token_names
 
 TOP_ATOMS = 10
 _DICTIONARY_FIGURES = ("objective", "explained_variance", "nnz", "dead_atoms", "largest_cosine", "epoch")
@@ -224,14 +225,11 @@ def _view(store, heading, ids, rows, top):
 
 
 def token_texts(store: Store, ids: np.ndarray) -> list[str]:
-    """The tokens as the store's own tokenizer writes them; their numbers when it has none."""
+    """The tokens as text (student/masks/words.py), by the store's own tokenizer; their numbers when it has none."""
     files = store.read_tokenizer()
     if "tokenizer.json" in files:
         from tokenizers import Tokenizer
 
         with foreign_errors(store.files):
-            vocabulary = Tokenizer.from_buffer(files["tokenizer.json"])
-        return [vocabulary.id_to_token(int(number)) or f"#{number}" for number in ids]
-    if files:
-        return store.load_tokenizer().convert_ids_to_tokens(ids.tolist())
-    return [f"#{number}" for number in ids]
+            return token_names(Tokenizer.from_buffer(files["tokenizer.json"]), [int(number) for number in ids])
+    return token_names(store.load_tokenizer(), ids.tolist()) if files else [f"#{number}" for number in ids]

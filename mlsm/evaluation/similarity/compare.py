@@ -22,6 +22,7 @@ from mlsm.evaluation.similarity.scores import mean_distribution, text_scores
 from mlsm.evaluation.similarity.sources import TeacherSource, Tokens, open_source
 from mlsm.evaluation.similarity.zero_shot import evaluate_table
 from shards.config import store_of
+from student.masks.words import token_names
 
 MOST_SHARED = 8
 
@@ -42,7 +43,12 @@ def compare_texts(config: SimilarityConfig, progress: Callable[..., None] = sile
         return found | {"cut": source.cut}
     progress("read texts", 0, None)
     pairs: list[dict[str, Any]] = [
-        {"a": a, "b": b, "scores": text_scores(first, second, source.atoms_Ke), **_explain(first, second)}
+        {
+            "a": a,
+            "b": b,
+            "scores": text_scores(first, second, source.atoms_Ke),
+            **_explain(first, second, source.tokenizer),
+        }
         for a, b, first, second in zip(
             config.texts_a, config.texts_b, source.read(config.texts_a), source.read(config.texts_b), strict=True
         )
@@ -56,14 +62,15 @@ def compare_texts(config: SimilarityConfig, progress: Callable[..., None] = sile
     return found | {"pairs": pairs, "cut": source.cut}
 
 
-def _explain(a: Tokens, b: Tokens) -> dict[str, list[list]]:
+def _explain(a: Tokens, b: Tokens, tokenizer: Any) -> dict[str, list[list]]:
     """The best-matching pairs of tokens, in the order of the first text, and the LSPs in both texts."""
     similarity = overlap(a.lsps_TK, b.lsps_TK)
     matches = []
+    names_a, names_b = (token_names(tokenizer, tokenizer.convert_tokens_to_ids(text.names)) for text in (a, b))
     for first, second in zip(*best_pairs(similarity), strict=True):
         common_K = np.minimum(a.lsps_TK[first], b.lsps_TK[second])
         lsp = int(common_K.argmax()) if common_K.any() else None
-        matches.append([a.names[first], b.names[second], float(similarity[first, second]), lsp])
+        matches.append([names_a[first], names_b[second], float(similarity[first, second]), lsp])
     p_K, q_K = mean_distribution(a), mean_distribution(b)
     common_K = np.minimum(p_K, q_K)
     most = [int(lsp) for lsp in np.argsort(-common_K, kind="stable")[:MOST_SHARED] if common_K[lsp] > 0]

@@ -40,6 +40,7 @@ class Tokens(NamedTuple):
     """The tokens of one text."""
 
     names: list[str]
+    """as the vocabulary has them"""
     spans: list[tuple[int, int]]
     """its characters in the text (begin, end)"""
     lsps_TK: np.ndarray
@@ -68,7 +69,7 @@ class TeacherSource:
         self._teacher = Teacher.load(teacher_to_layer.name, **whole) if last > layer else teacher_to_layer
         self._layer, self._numbers = layer, sorted({layer, last})
         self._center_Pd = center_on(self._teacher.device, self._dictionary)
-        self._tokenizer = store.load_tokenizer()
+        self.tokenizer = store.load_tokenizer()
 
     def facts(self) -> dict:
         """Facts about the model that reads the texts."""
@@ -78,7 +79,7 @@ class TeacherSource:
 
     def read(self, texts: Sequence[str]) -> list[Tokens]:
         """The tokens of every text, in order. Raises InspectionError on a text without tokens."""
-        read = [_tokenise(self._tokenizer, text, self.store.max_length - 2) for text in texts]
+        read = [_tokenise(self.tokenizer, text, self.store.max_length - 2) for text in texts]
         self.cut += sum(end is not None for _, _, end in read)
         order = sorted(range(len(texts)), key=lambda number: len(read[number][0]))
         found: dict[int, Tokens] = {}
@@ -103,7 +104,7 @@ class TeacherSource:
             places = np.flatnonzero(is_coded[1:-1])
             rows_of_text = slice(first, first + len(places))
             first += len(places)
-            names = self._tokenizer.convert_ids_to_tokens([ids[place] for place in places])
+            names = self.tokenizer.convert_ids_to_tokens([ids[place] for place in places])
             states = {name: rows_Nd[rows_of_text] for name, rows_Nd in hidden.items()}
             yield Tokens(names, [spans[place] for place in places], lsps_NK[rows_of_text], states)
 
@@ -117,6 +118,7 @@ class StudentSource:
 
     def __init__(self, source: str):
         self._model = load_student(source)
+        self.tokenizer = self._model.tokenizer
         self.source, self.cut = source, 0
         self.atoms_Ke = self._model.student.output_matrix.detach().float().numpy()
 
@@ -135,11 +137,11 @@ class StudentSource:
         special, room = self._model.facts["special_ids"], self._model.facts["max_length"] - 2
         found = []
         for text in texts:
-            ids, spans, end = _tokenise(self._model.tokenizer, text, room)
+            ids, spans, end = _tokenise(self.tokenizer, text, room)
             self.cut += end is not None
             while end is not None:  # one character may be several tokens: the cut must not separate them
                 text = text[:end].rstrip()
-                ids, spans, end = _tokenise(self._model.tokenizer, text, room)
+                ids, spans, end = _tokenise(self.tokenizer, text, room)
             (predicted,) = self._model.lsp([text])
             with torch.inference_mode():
                 ids_1L = torch.tensor([[special["cls"], *ids, special["sep"]]])

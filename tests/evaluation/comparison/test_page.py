@@ -398,7 +398,7 @@ def test_what_a_damaged_log_holds_is_drawn(tmp_path):
     assert [row["tokens"] for row in rows if row["pre-training seed"] == "0"] == ["640", "1280"]
 
 
-def test_trained_students_end_to_end(tmp_path, one_thread):
+def test_trained_students_end_to_end(tmp_path, one_thread, caplog):
     """Two objectives and two seeds, really trained, fine-tuned at two checkpoints."""
     runs = []
     lsps = write_store(tmp_path / "store", k=24)
@@ -427,6 +427,13 @@ def test_trained_students_end_to_end(tmp_path, one_thread):
     assert [(int(row["tokens"]), float(row["held-out-loss"])) for row in drawn] == expected
     costs = table(tmp_path / "out" / "report-costs.csv")
     assert {row["arm"] for row in costs} == {"MLSM", "MLM"} and all(float(row["s a step"]) > 0 for row in costs)
+    (tmp_path / "runs/mlsm-1").rename(tmp_path / "runs/moved")
+    (tmp_path / "runs/mlm-1").rename(tmp_path / "runs/mlsm-1")  # another run where the record's was
+    compare(CompareConfig(results=(tmp_path / "evaluations",), output=tmp_path / "again"), silent)
+    rows = table(tmp_path / "again" / "report-held-out-loss-by-tokens.csv")
+    drawn = {(row["arm"], row["pre-training seed"]) for row in rows if row["pre-training seed"] != "mean"}
+    assert drawn == {("MLSM", "0"), ("MLM", "0")}
+    assert "the run there is not that of the record: objective" in caplog.text
 
 
 # -- in a browser -----------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from shards.reader import Store
 from student.config import ProbeConfig
 from student.encoders.modeling_mlsm import CONFIG_FILE, PROBE_FILE
 from student.lsp_model import LspModel
+from student.masks.words import token_names
 from student.probe import ProbedStudent, load_probe
 
 WORDS = 8  # of a list
@@ -88,15 +89,16 @@ def edit(
         raise InspectionError("--scale removes every LSP that the student predicts: nothing is left to read.")
     after_Mk /= left_M1
     tokenizer = model.tokenizer
-    names = tokenizer.convert_ids_to_tokens(list(range(len(probed.probe_Vk))))
+    names = token_names(tokenizer, range(len(probed.probe_Vk)))
     before_MV, after_MV = probed.words(before_Mk).numpy(), probed.words(after_Mk).numpy()
     described = []
     for m, t in enumerate(positions):
-        own = None if predicted.tokens[t] == mask else tokenizer.convert_tokens_to_ids(predicted.tokens[t])
+        id = tokenizer.convert_tokens_to_ids(predicted.tokens[t])
+        own = None if predicted.tokens[t] == mask else id
         described.append(
             {
                 "position": t,
-                "token": predicted.tokens[t],
+                "token": names[id],
                 "lsps": largest_weights(np.arange(k), before_Mk[m].numpy()),
                 "edited": [[lsp, float(before_Mk[m, lsp]), float(after_Mk[m, lsp])] for lsp in factors],
                 **_describe_words(before_MV[m], after_MV[m], names, own),

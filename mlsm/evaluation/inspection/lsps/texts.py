@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from mlsm.common.errors import InspectionError, RunError
+from mlsm.common.errors import InspectionError, RunError, TeacherError
 from mlsm.evaluation.inspection.lsps.sample import largest_weights
 from pipeline.batch import center_on, centred_rows, make_batch
 from pipeline.dictionary import Dictionary
@@ -30,6 +30,7 @@ from pipeline.targets.distributions import Distributions, distributions
 from shards.codec import SparseRows
 from shards.copies import check_dictionary
 from shards.reader import Store, is_url
+from student.masks.words import token_names
 
 EMBEDDED_AT_ONCE = 256
 SHOWN = 5  # LSPs of a token
@@ -42,7 +43,7 @@ if TYPE_CHECKING:  # they import transformers
 
 
 class TextRows(NamedTuple):
-    """Tokens of a text with the teacher's distributions, in CSR form; a mask token has an empty row."""
+    """A text's tokens, by name, with the teacher's distributions, in CSR form; a mask token has an empty row."""
 
     ids_T: np.ndarray
     texts: list[str]
@@ -73,7 +74,7 @@ def teacher_lsps(store: Store, text: str, teacher: str | None = None) -> TextRow
         (hidden,) = centred_rows(encoder, batch, [(encoder.layer, center_on(encoder.device, dictionary))])
         hidden_Nd = hidden.rows_Nd.float().numpy()
     rows = _spread_over_all(code_rows(store, dictionary, hidden_Nd), batch.coded_T[1:-1])
-    return TextRows(ids_T, tokenizer.convert_ids_to_tokens(ids_T.tolist()), rows)
+    return TextRows(ids_T, token_names(tokenizer, ids_T.tolist()), rows)
 
 
 def code_rows(store: Store, dictionary: Dictionary, hidden_Nd: np.ndarray) -> Distributions:
@@ -112,9 +113,17 @@ def load_store_teacher(store: Store, place: str | None) -> "Teacher":
 
     Raises  InspectionError when it is another teacher; TeacherError
     """
-    from pipeline.teacher import Teacher
+    from pipeline.teacher import Teacher, locate
 
     settings = store.settings
+    if place is None:
+        try:
+            locate(settings["teacher_name"])
+        except TeacherError as error:
+            raise TeacherError(
+                f"{store.path} names a teacher that is not available here: {error} Pass the present location of that "
+                "model with --teacher."
+            ) from error
     teacher = Teacher.load(place or settings["teacher_name"], settings["layer"], dtype=settings["dtype"])
     if teacher.fingerprint != settings["teacher"]:
         raise InspectionError(
@@ -230,11 +239,13 @@ def compare_tokens(model: "LspModel | None", text: str, teacher: TextRows | None
                     one of the two says nothing)
     """
     predicted = model.lsp([text])[0] if model else None
-    if predicted and teacher and predicted.tokens != teacher.texts:
+    names = teacher.texts if teacher else []
+    if model and predicted:
+        names = token_names(model.tokenizer, model.tokenizer.convert_tokens_to_ids(predicted.tokens))
+    if teacher and names != teacher.texts:
         raise InspectionError(
             f"the student's tokenizer cuts the text into other tokens than the store's. {OF_THIS_STORE}"
         )
-    names = teacher.texts if teacher else predicted.tokens if predicted else []
     tokens: list[dict] = [{"text": name} for name in names]
     for t, token in enumerate(tokens):
         if teacher:

@@ -12,7 +12,6 @@ as in byte-level vocabularies, are read together.
 Shapes: V vocabulary, T tokens.
 """
 
-import re
 import unicodedata
 from pathlib import Path
 
@@ -20,21 +19,17 @@ import numpy as np
 
 from mlsm.common.disk import read_file
 from mlsm.common.errors import RunError
-from student.masks.words import LONE_SPACES, continuation_flags
+from student.masks.words import UNSPACED, continuation_flags, token_texts
 
 _NO_SPACE_BEFORE, _NO_SPACE_AFTER = set(".,;:!?)]}%…"), set("([{")
-# Thai to Lao, Burmese, Khmer, kana and Han: scripts without spaces between words, whose tokens are taken for words.
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\U00020000-\U0003ffff]"
-)
 _JOINERS = ("\u200c", "\u200d")  # ZWNJ and ZWJ, which Persian and others write inside words
 
 
 class Vocabulary:
     """The texts of a store's tokens.
 
-    texts        list (V) of str, without the mark of a word's beginning or continuation; the name in the vocabulary of
-                 a token that has only a part of a character
+    texts        list (V) of str, without the mark of a word's beginning or continuation; the bytes, such as \\xc3, of a
+                 token that has only a part of a character
     continues_V  bool: continues the word before it
     is_symbol_V  bool: no letter, digit or accent
     """
@@ -49,7 +44,7 @@ class Vocabulary:
         except RunError:  # nobody knows where its words begin: every token is one
             self.continues_V = np.zeros(vocab_size, bool)
         self._knows_words = bool(self.continues_V.any())
-        self._unspaced_V = np.array([_UNSPACED.match(text) is not None for text in self.texts], bool)
+        self._unspaced_V = np.array([UNSPACED.match(text) is not None for text in self.texts], bool)
         self._is_empty_V = np.array([text == "" for text in self.texts], bool)
         self._tight_V = self.continues_V | np.array([text in _NO_SPACE_BEFORE for text in self.texts], bool)
         self._opening_V = np.array([text in _NO_SPACE_AFTER for text in self.texts], bool)
@@ -61,7 +56,7 @@ class Vocabulary:
         begins_T[1:] |= alone_T[:-1] | self._unspaced_V[ids_T[1:]] & ~self._is_empty_V[ids_T[:-1]]
         for first, stop, text in self._characters(ids_T):
             follows_space = first > 0 and self._is_empty_V[ids_T[first - 1]]
-            begins_T[first] |= _is_symbol(text) or _UNSPACED.match(text) is not None and not follows_space
+            begins_T[first] |= _is_symbol(text) or UNSPACED.match(text) is not None and not follows_space
             begins_T[first + 1 : stop] = False
             begins_T[stop : stop + 1] |= _is_symbol(text)
         begins_T[:1] = True
@@ -128,29 +123,8 @@ def _texts(tokenizer, vocab_size):
     """The texts of all tokens, and which of them have only a part of a character, bool (V)."""
     if tokenizer is None:
         return [f"#{number}" for number in range(vocab_size)], np.zeros(vocab_size, bool)
-    decoded = tokenizer.decode_batch([[number] for number in range(vocab_size)], skip_special_tokens=False)
-    names = [tokenizer.id_to_token(number) or f"#{number}" for number in range(vocab_size)]
-    is_partial_V = np.array(
-        ["\ufffd" in text and "\ufffd" not in name for text, name in zip(decoded, names, strict=True)]
-    )
-    mark = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
-    if tokenizer.decoder is None and not mark:
-        decoded = [re.sub("[Ġ▁]", " ", text) for text in decoded]
-    texts = [
-        name.lstrip("Ġ▁") if partial else _plain(text, name, mark)
-        for text, name, partial in zip(decoded, names, is_partial_V, strict=True)
-    ]
-    return texts, is_partial_V
-
-
-def _plain(text, name, mark):
-    """A token's own text; a sign for white space; its name in the vocabulary where it has no text."""
-    plain = text.strip()
-    if not plain and name in LONE_SPACES:  # a space on its own, before a word that continues it
-        return ""
-    if text.isspace():
-        return "↵" if set(text) & set("\n\r") else "⇥" if "\t" in text else "␣"
-    return plain.removeprefix(mark) or plain or name
+    texts, _, is_partial = token_texts(tokenizer, range(vocab_size))
+    return texts, np.array(is_partial, bool)
 
 
 def _is_symbol(text):

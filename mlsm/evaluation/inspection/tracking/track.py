@@ -112,7 +112,7 @@ def _check_tokens(first, sample, store, other):
 def _names(activations, found):
     """The most typical words of every LSP."""
     typical = (words.typical(activations.entries, found, lsp, NAME_WORDS) for lsp in range(activations.sample.k))
-    return [" · ".join(found.texts[number] for number, _ in own) for own in typical]
+    return [" · ".join(found.texts[number] or "␣" for number, _ in own) for own in typical]
 
 
 def _facts(store, activations):

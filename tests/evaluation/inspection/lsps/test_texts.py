@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from scipy.stats import entropy
 from tiny_exports import exported
 
 from mlsm.commands.show_lsp import show as summary
-from mlsm.common.errors import InspectionError
+from mlsm.common.errors import InspectionError, TeacherError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps import texts
 from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
@@ -115,6 +116,17 @@ def test_of_a_student_of_several_stores_the_lsps_of_this_one_are_taken(coded_sto
         assert texts.load_student(place, fingerprint).facts["lsps"] == lsps
     with pytest.raises(InspectionError, match="numbers mean different things"):
         texts.load_student(place, "0" * 64)
+
+
+def test_a_teacher_that_is_not_here_is_asked_for_by_its_flag(monkeypatch):
+    monkeypatch.setattr("pipeline.teacher.location.snapshot_download", None)
+    settings = {"teacher_name": "/home/ann/secret/bert", "layer": 1, "dtype": "float32", "teacher": "0" * 64}
+    store = SimpleNamespace(settings=settings, path="runs/stores/lsp")
+    message = (
+        "runs/stores/lsp names a teacher that is not available here: no such directory: /home/ann/.*Pass the present"
+    )
+    with pytest.raises(TeacherError, match=message):
+        texts.load_store_teacher(store, None)
 
 
 def test_a_student_that_names_no_dictionary_is_compared_with_a_warning(coded_store, dictionary, tmp_path, caplog):

@@ -5,9 +5,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from mlsm.evaluation.inspection.lsps.contexts import context
 from mlsm.evaluation.inspection.lsps.vocabulary import Vocabulary
+from mlsm.evaluation.inspection.stores import token_texts
+from mlsm.evaluation.similarity.compare import _explain
+from mlsm.evaluation.similarity.sources import Tokens
+from student.masks.words import token_names
 
 TEXT = "the bank raised its rates, and (as rates rise) the river's bank floods. naïve été"
 SPECIAL = ["[PAD]", "[UNK]", "[MASK]"]
@@ -90,6 +95,36 @@ def test_the_mark_is_on_the_character_that_a_token_is_a_part_of(tmp_path):
     for token in (2, 3, 4):
         found = context(sample, vocabulary, token)
         assert found["text"][found["at"]][0] == "’" and "".join(text for text, _ in found["text"]).strip() == "a’b"
+
+
+def test_tokens_in_lists_are_named_as_text(tmp_path):
+    """By every view of them. Of a character in several tokens each has its bytes."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=268, initial_alphabet=alphabet, special_tokens=["<mask>"])
+    tokenizer.train_from_iterator(["été the"] * 9, trainer)
+    ids, expected = (
+        tokenizer.encode("été the 北\n<mask>").ids,
+        ["été", "the", "␣", r"\xe5", r"\x8c", r"\x97", "↵", "<mask>"],
+    )
+    assert token_names(tokenizer, ids) == expected
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    assert token_names(fast, ids) == expected
+    written = {"tokenizer.json": tokenizer.to_str().encode()}
+    store = SimpleNamespace(files=None, read_tokenizer=lambda: written)
+    assert token_texts(store, np.array(ids)) == expected
+    text = Tokens(fast.convert_ids_to_tokens(ids), [], np.eye(len(ids)), {})
+    assert [name for name, *_ in _explain(text, text, fast)["matches"]] == expected
+
+
+def test_pieces_of_words_are_named_as_such_and_other_alphabets_are_left_as_they_are():
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "play": 1, "##ing": 2}, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.WordPiece()
+    assert token_names(tokenizer, [0, 1, 2, 9]) == ["[UNK]", "play", "##ing", "#9"]
+    tokenizer = Tokenizer(models.BPE({"ÃŃ北": 0}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    assert token_names(tokenizer, [0]) in (["ÃŃ北"], ["\ufffd"])
 
 
 def test_bytes_that_a_sentencepiece_vocabulary_falls_back_to(tmp_path):
