@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 SECONDS = 10  # a measurement lasts at least this long, if there is enough text
 PLACES = 4  # most places of the plan to measure: the speed differs between texts, and over time
 FEWEST_WINDOWS = 64  # fewest windows per place, and for warming up
-VECTORS_AN_ATOM = 8  # for a provisional dictionary: its stores have about the bytes of those of a real one
+VECTORS_AN_ATOM = 8  # for a provisional dictionary, whose stores have about a tenth more bytes than those of a real one
 SIZES = np.linspace(0.9, 1.1, 21)  # sizes of units relative to their mean
 MEMBER_BYTES = 900  # of a column's tar header, array header and padding
 IDS_COLUMNS, LSP_COLUMNS = 4, 9  # columns of a block
