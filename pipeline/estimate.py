@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.batch import InputFormat, hidden_rows
-from pipeline.config import MOST_A_BATCH, minibatch_size
+from pipeline.config import FEWEST_A_BATCH
 from pipeline.corpus_summary import describe_corpus
 from pipeline.dictionary.centering import HiddenSums
 from pipeline.encode import make_coder, write_units
 from pipeline.job import Job
-from pipeline.learn import check_memory, wanted_dictionaries
+from pipeline.learn import check_memory, minibatch_of_sample, wanted_dictionaries
 from pipeline.plan import HELD_OUT_SHARE
 from pipeline.sample import check_enough
 from pipeline.stores import free_bytes
@@ -45,9 +45,7 @@ if TYPE_CHECKING:
 SECONDS = 10  # a measurement lasts at least this long, if there is enough text
 PLACES = 4  # most places of the plan to measure: the speed differs between texts, and over time
 FEWEST_WINDOWS = 64  # fewest windows per place, and for warming up
-LEARNING_COST = 5  # on a CPU, learning from a vector takes as long as coding 5 tokens (k = 3072, d = 384, two cores)
-LEARNING_IS_MEASURED = ("cuda",)  # kinds of device where the time of learning does not follow from that of coding
-VECTORS_AN_ATOM = 4  # vectors per atom for a provisional dictionary
+VECTORS_AN_ATOM = 8  # for a provisional dictionary, whose stores have about a tenth more bytes than those of a real one
 SIZES = np.linspace(0.9, 1.1, 21)  # sizes of units relative to their mean
 MEMBER_BYTES = 900  # of a column's tar header, array header and padding
 IDS_COLUMNS, LSP_COLUMNS = 4, 9  # columns of a block
@@ -149,27 +147,30 @@ def estimate_lsp(job: Job, teacher: "Teacher", given: "Dictionary | None") -> di
         check_memory(entry.k, config)
     if given:
         targets.append(Lsp(config, teacher, config.layer[0], given))
-    seconds_a_vector = []  # that learning takes, where it is measured
+    seconds_a_vector = 0.0  # of one pass, for all dictionaries that are learned
     for entry in wanted:
         if entry in lacking:
             dictionary, seconds = _learn_provisional(job, teacher, entry)
-            seconds_a_vector.append(seconds)
+            seconds_a_vector += seconds
         else:
             dictionary = Dictionary.load(entry.directory)
         targets.append(Lsp(config, teacher, entry.layer, dictionary))
     found = estimate(job, teacher, targets)
     tokens = min(config.dictionary_tokens, found["tokens"])
-    passes = {"learned": config.dictionary_epochs * LEARNING_COST, "clusters": CLUSTER_ITERATIONS, "sampled": 0}
-    learning = tokens * passes[config.atoms] * len(lacking) / len(targets) * found["solver_seconds"]
-    if config.atoms == "learned" and teacher.device.type in LEARNING_IS_MEASURED:
-        learning = tokens * config.dictionary_epochs * sum(seconds_a_vector)
+    learning = tokens * config.dictionary_epochs * seconds_a_vector
+    if config.atoms == "clusters":
+        learning = tokens * CLUSTER_ITERATIONS * len(lacking) / len(targets) * found["solver_seconds"]
     learning += tokens * found["teacher_seconds"] if lacking else 0
     return found | {"lacking": len(lacking), "learning_seconds": learning}
 
 
 def _learn_provisional(job, teacher, entry):
-    """A dictionary learned in one pass over a few vectors from the end of the plan, and the seconds that it took for
-    each vector; 0 where this is not measured."""
+    """A dictionary learned in one pass over a few vectors from the end of the plan, and the seconds that a pass of the
+    real learning takes for each vector; 0 for controls.
+
+    Much of a minibatch's time depends on k and d, not on its size, so a second pass with the real minibatches is
+    measured. The dictionary itself needs more updates than these give from so few vectors.
+    """
     from pipeline.dictionary.learning import DictionarySettings, LearningSchedule, learn_dictionary
 
     config, parts, count = job.config, [], 0
@@ -198,10 +199,10 @@ def _learn_provisional(job, teacher, entry):
     check_enough(entry.k, len(hidden_Nd))
     settings = DictionarySettings(entry.k, config.lam, config.seed, atoms=config.atoms)
     learn = partial(learn_dictionary, hidden_Nd, settings, device=config.device)
-    found, seconds = learn(LearningSchedule(1, MOST_A_BATCH)), 0.0  # on a GPU it compiles kernels
-    if config.atoms == "learned" and teacher.device.type in LEARNING_IS_MEASURED:
+    found, seconds = learn(LearningSchedule(1, FEWEST_A_BATCH)), 0.0  # it also compiles kernels
+    if config.atoms == "learned":
         started = time.perf_counter()
-        learn(LearningSchedule(1, minibatch_size(config.dictionary_tokens)))
+        learn(LearningSchedule(1, minibatch_of_sample(job)))
         seconds = (time.perf_counter() - started) / len(hidden_Nd)
     return replace(found, center=center), seconds
 

@@ -21,6 +21,7 @@ from mlsm.terminal.tables import long_list
 _FACTS = ("objective", "encoder", "layer", "k", "lambda", "kappa", "mass kept", "intruder AUC", "checkpoint")
 _MOST_LINES = 20
 _MOST_MODELS = 12  # in a matrix on a terminal
+_MOST_COLUMNS = 24  # models in a table of scores
 _FEWEST_PAIRS = 4  # with fewer, no p of Wilcoxon's test is below 0.05, however large the differences are
 Numbers = Mapping[str, int]  # label of a model -> its number
 
@@ -101,6 +102,8 @@ def _score(value: float | None) -> str:
 
 
 def _task_table(tuned: Sequence[Summary], numbers: Numbers) -> str:
+    best = sorted(tuned, key=lambda summary: -(summary.common_average or 0.0))[:_MOST_COLUMNS]
+    shown = sorted(best, key=lambda summary: numbers[summary.label])
     cells = {
         summary.label: {
             (figure.task, figure.metric): f"{figure.mean:.3f}"
@@ -108,7 +111,7 @@ def _task_table(tuned: Sequence[Summary], numbers: Numbers) -> str:
             + ("†" if figure.failed else "")
             for figure in summary.figures
         }
-        for summary in tuned
+        for summary in shown
     }
     rows = [
         [f"{task} {metric}", *(found.get((task, metric), "–") for found in cells.values())]
@@ -116,8 +119,10 @@ def _task_table(tuned: Sequence[Summary], numbers: Numbers) -> str:
         if any((task, metric) in found for found in cells.values())
     ]
     header = ["mean over seeds", *(numbers[label] for label in cells)]
-    explained = "(s): fewer seeds than five; †: includes runs that diverged or collapsed"
-    return f"\n{_grid(header, rows)}\n  {explained}"
+    explained = ["(s): fewer seeds than five; †: includes runs that diverged or collapsed"]
+    if len(shown) < len(tuned):
+        explained.append(f"Only the {len(shown)} models with the best averages; tasks.csv has all.")
+    return "\n".join([f"\n{_grid(header, rows)}", *(f"  {line}" for line in explained)])
 
 
 # -- model against model ----------------------------------------------------------------------------------
@@ -195,12 +200,14 @@ def _frozen_table(scores: Sequence[FrozenScore], numbers: Numbers) -> list[str]:
     rows: dict[str, dict[str, float]] = {}
     for score in scores:
         rows.setdefault(f"{score.task} {score.metric}", {})[score.model] = score.value
-    models = [label for label in numbers if any(label in row for row in rows.values())]
+    scored = [label for label in numbers if any(label in row for row in rows.values())]
+    models = scored[:_MOST_COLUMNS]
     lines = [
         [name, *(f"{100 * row[label]:.1f}" if label in row else "–" for label in models)] for name, row in rows.items()
     ]
     title = "\nFrozen encoders (penalties and layers chosen on the tuning split)"
-    return [title, _grid(["", *(numbers[label] for label in models)], lines)]
+    more = [f"  Only the first {len(models)} models; frozen.csv has all."] if len(models) < len(scored) else []
+    return [title, _grid(["", *(numbers[label] for label in models)], lines), *more]
 
 
 def _blimp_table(pairs: Sequence[BlimpPair], numbers: Numbers) -> list[str]:

@@ -153,7 +153,7 @@ Broken()
 def test_a_signal_in_a_destructor_or_a_weak_reference_is_not_lost():
     began = time.monotonic()
     run = run_python(["-c", DESTRUCTORS])
-    assert run.stdout.split() == ["15", "2"] and time.monotonic() - began < 20
+    assert run.stdout.split() == ["15", "2"] and time.monotonic() - began < 60
     assert run.stderr.count("ignored") == 1 and "ZeroDivisionError" in run.stderr, "other exceptions are reported"
 
 

@@ -238,10 +238,11 @@ def test_the_driver_is_stopped(alone, tmp_path, number):
     began = time.monotonic()
     _, said = process.communicate(timeout=60)
     assert process.returncode == CODES[number], said
-    assert time.monotonic() - began < SECONDS_TO_EXIT
+    limit = SECONDS_TO_EXIT * max(1, os.getloadavg()[0] / os.cpu_count())  # others may take most of the machine
+    assert time.monotonic() - began < limit
     assert len(workers) >= 2
     while any(is_running(worker) for worker in workers):
-        assert time.monotonic() - began < 2 * SECONDS_TO_EXIT
+        assert time.monotonic() - began < 2 * limit
         time.sleep(0.05)
     assert not temporaries(tmp_path)
     assert visible_units_are_whole(next(tmp_path.glob("stores/*"))) == len(units())

@@ -15,6 +15,7 @@ from mlsm.terminal.encoding import encoding, show_estimate
 from pipeline import estimate
 from pipeline.commands import encode_ids, encode_logits, encode_lsp
 from pipeline.config import EncodeConfig, EncodeIdsConfig, EncodeLogitsConfig
+from pipeline.dictionary.cpu import CpuLearner
 from pipeline.encode import Coder
 from pipeline.job import scan_corpus
 from pipeline.teacher import load_tokenizer
@@ -62,14 +63,25 @@ def test_stores_of_lsps(common, teacher_directory, given):
     assert guess["lacking"] == (0 if given else 2) and (guess["learning_seconds"] > 0) == (not given)
 
 
-def test_learning_is_measured_where_coding_says_nothing_of_it(common, teacher_directory, monkeypatch):
-    """As on a GPU; the seconds of coding are not asked."""
-    monkeypatch.setattr(estimate, "LEARNING_IS_MEASURED", ("cpu",))
-    monkeypatch.setattr(estimate, "LEARNING_COST", 10**9)
+def test_the_time_of_learning_is_measured_with_the_real_k_and_minibatches(common, teacher_directory, monkeypatch):
+    """Each step of a learner takes 1,000 seconds more, on a clock of the test's own."""
+    passed, clock, steps = [0], estimate.time.perf_counter, []
+    step = CpuLearner.step
+
+    def slow_step(self, hidden_nd):
+        passed[0] += 1_000
+        steps.append(len(hidden_nd))
+        step(self, hidden_nd)
+
+    monkeypatch.setattr(CpuLearner, "step", slow_step)
+    monkeypatch.setattr(estimate.time, "perf_counter", lambda: clock() + passed[0])
     layers = {"layer": (1,), "k": 48, "dictionary_tokens": 4_000, "max_tokens": 40_000, "device": "cpu"}
     config = EncodeConfig(teacher=str(teacher_directory), lam=0.1, dry_run=True, **layers, **common)
-    (once,), (twice,) = (encode_lsp(replace(config, dictionary_epochs=epochs)) for epochs in (1, 20))
-    assert 0 < once["learning_seconds"] < twice["learning_seconds"] < 1_000
+    (once,), (twice,) = (encode_lsp(replace(config, dictionary_epochs=epochs)) for epochs in (1, 2))
+    steps.clear()
+    encode_lsp(replace(config, dry_run=False))
+    assert twice["learning_seconds"] == pytest.approx(1_000 * len(steps), rel=0.25)
+    assert twice["learning_seconds"] == pytest.approx(2 * once["learning_seconds"], rel=0.01)
 
 
 def test_a_store_of_ids(common, teacher_directory):

@@ -70,15 +70,21 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
             if any((path / "evaluations").rglob("*.json")):
                 raise ComparisonError(f"{path} has more than records. Pass its records: {path / 'evaluations'}")
         refuse_withheld(results)
+        progress("read records", 0, None)
         found = records.read(results)
     models, notes = models_of(found)
     judgements = read_judgements(settings.intruders)
     if settings.diagnostic is not None:
         read_result(settings.diagnostic)  # raises its errors also where its figure cannot be drawn
 
-    # single models
+    # single models, every one with every other: minutes for a hundred
     tuned = [model for model in models if model.trainings]
+    progress(f"test {len(tuned):,} fine-tuned models in pairs", 0, None)
     significance, left_out = matrices(tuned)
+    progress("compare BLiMP scores in pairs", 0, None)
+    blimp = compare_on_blimp(models)
+    progress("compare settings in pairs", 0, None)
+    pairs, rates = pairs_of(models), win_rates(models)
     scored, unlike = scored_alike(models)
     frozen, notes_on_frozen = frozen_alike(models)
     figures, paradigms = common_figures(tuned), common_paradigms(scored) if scored else []
@@ -100,16 +106,16 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
         figures_in_common=figures,
         compared=[model.label for model in tuned],
         significance=significance,
-        win_rates=win_rates(models),
+        win_rates=rates,
         frozen=[
             FrozenScore(label, task, figure["metric"], figure["value"], figure["n"])
             for task, alike in frozen.items()
             for label, record in alike.items()
             for figure in record["figures"]
         ],
-        blimp=compare_on_blimp(models),
+        blimp=blimp,
         differences=differ,
-        pairs=pairs_of(models),
+        pairs=pairs,
         left_out=left_out,
         notes=[
             *notes,

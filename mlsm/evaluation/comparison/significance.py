@@ -14,6 +14,7 @@ Shapes: S rows of a table (pre-training seeds, paradigms), T columns (tasks), R 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean, stdev
 
 import numpy as np
@@ -119,9 +120,15 @@ def bootstrap(differences_ST: Sequence[Sequence[float]]) -> tuple[float, float] 
     rows, columns = d_ST.shape
     if rows < 2:
         return None
-    generator = np.random.default_rng(0)
-    drawn_RS = generator.multinomial(rows, np.full(rows, 1 / rows), RESAMPLES)  # how often each row is drawn
-    drawn_RT = generator.multinomial(columns, np.full(columns, 1 / columns), RESAMPLES)
+    drawn_RS, drawn_RT = _resample(rows, columns)
     means_R = ((drawn_RS @ d_ST) * drawn_RT).sum(axis=1) / (rows * columns)
     low, high = np.quantile(means_R, (LEVEL / 2, 1 - LEVEL / 2))
     return float(low), float(high)
+
+
+@lru_cache(maxsize=2)  # many pairs of models have tables of one shape, and drawing takes most of the time
+def _resample(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """How often each resample draws each row, (R, S), and each column, (R, T)."""
+    generator = np.random.default_rng(0)
+    drawn_RS = generator.multinomial(rows, np.full(rows, 1 / rows), RESAMPLES)
+    return drawn_RS, generator.multinomial(columns, np.full(columns, 1 / columns), RESAMPLES)

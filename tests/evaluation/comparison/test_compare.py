@@ -19,6 +19,7 @@ from mlsm.evaluation.comparison.compare import compare
 from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.comparison.models import SUITE
 from mlsm.evaluation.comparison.paper import correlations, tick_values
+from mlsm.evaluation.comparison.result import FrozenScore
 from mlsm.evaluation.plots import new_figure
 from mlsm.evaluation.records import METRICS
 from mlsm.terminal.comparison import comparison
@@ -240,6 +241,24 @@ def test_many_models_fit_a_narrow_terminal(tmp_path, monkeypatch):
     assert tables and max(map(len, tables)) <= 82
     assert "Matrices of the 12 models with the best averages; significance.csv has all." in said
     assert len(table(settings.output / "significance.csv")) == 3 * 15 * 14
+
+
+def test_tables_of_very_many_models_are_cut_and_the_work_is_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")  # all columns in one block
+    monkeypatch.setattr("mlsm.evaluation.comparison.compare.draw_paper_figures", lambda *_: [])
+    records = [a_record(f"model-{i:02}", "rte", 0, [0.5 + i / 100], layer=i) for i in range(26)]
+    settings = CompareConfig(results=(store(tmp_path, records),), output=tmp_path / "out")
+    stages = []
+    result = compare(settings, lambda stage, *_, **__: stages.append(stage))
+    assert stages[:2] == ["read records", "test 26 fine-tuned models in pairs"]
+    said = comparison(result, settings)
+    tasks = said.partition("mean over seeds")[2].partition("rte accuracy")[0]
+    columns = [word for line in tasks.splitlines() for word in line.split() if word.isdigit()]
+    assert columns == [str(number) for number in range(3, 27)], "without the two worst"
+    assert "Only the 24 models with the best averages; tasks.csv has all." in said
+    assert len(table(settings.output / "tasks.csv")) == 26
+    scores = [FrozenScore(label, "pos", "accuracy", 0.5, 9) for label in result.compared]
+    assert "Only the first 24 models; frozen.csv has all." in comparison(replace(result, frozen=scores), settings)
 
 
 def test_figures_of_an_earlier_comparison_do_not_stay(tmp_path):
