@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.batch import InputFormat, hidden_rows
-from pipeline.config import FEWEST_A_BATCH
+from pipeline.config import minibatch_size
 from pipeline.corpus_summary import describe_corpus
 from pipeline.dictionary.centering import HiddenSums
 from pipeline.encode import make_coder, write_units
@@ -198,12 +198,15 @@ def _learn_provisional(job, teacher, entry):
     hidden_Nd = np.concatenate(parts)[:wanted]
     check_enough(entry.k, len(hidden_Nd))
     settings = DictionarySettings(entry.k, config.lam, config.seed, atoms=config.atoms)
-    learn = partial(learn_dictionary, hidden_Nd, settings, device=config.device)
-    found, seconds = learn(LearningSchedule(1, FEWEST_A_BATCH)), 0.0  # it also compiles kernels
+    learn = partial(learn_dictionary, settings=settings, device=config.device)
+    batch = minibatch_size(len(hidden_Nd))
+    found, seconds = learn(hidden_Nd, schedule=LearningSchedule(1, batch)), 0.0  # it also compiles kernels
     if config.atoms == "learned":
+        batch = minibatch_of_sample(job)
+        few_Nd = hidden_Nd[: max(4 * batch, len(hidden_Nd) // 4)]
         started = time.perf_counter()
-        learn(LearningSchedule(1, minibatch_of_sample(job)))
-        seconds = (time.perf_counter() - started) / len(hidden_Nd)
+        learn(few_Nd, schedule=LearningSchedule(1, batch))
+        seconds = (time.perf_counter() - started) / len(few_Nd)
     return replace(found, center=center), seconds
 
 
