@@ -351,7 +351,7 @@ def _check_units(files, target, units, full, threads, progress):
 
 
 def _check_unit(files, target, unit, full, count):
-    """Damage of one unit, its record included. None if its record was removed since it was listed."""
+    """Damage of one unit, its record included; none if the record was removed since it was listed."""
     path, records, now = files.record_file(unit), [], _Survey()
     _try(now, path, unit, lambda: records.append(_read_record(path, target)))
     for record in records:
