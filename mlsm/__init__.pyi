@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
+from mlsm.common.errors import MlsmError as MlsmError
 from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.machine import DoctorConfig
@@ -20,14 +21,15 @@ from mlsm.evaluation.tasks.blimp.config import BlimpConfig as BlimpConfig
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig as FinetuneConfig
 from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig
 from mlsm.results import Compared
-from mlsm.results import EncodedStore
+from mlsm.results import EncodedStore as EncodedStore
+from mlsm.results import Estimate as Estimate
 from mlsm.results import Exported
 from mlsm.results import ImportedStudent
 from mlsm.results import LearnedDictionary
 from mlsm.results import MaskWeights
 from mlsm.results import Report
 from mlsm.results import SavedDictionary
-from mlsm.results import TrainedStudent
+from mlsm.results import TrainedStudent as TrainedStudent
 from mlsm.results import Verified
 from pipeline.config import EncodeConfig as EncodeConfig
 from pipeline.config import EncodeHiddenConfig
@@ -67,7 +69,7 @@ COMMANDS: list[str]
 HOME: dict[str, str]
 __all__: list[str]
 
-def read_records(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
+def read_records(paths: str | Path | Iterable[str | Path]) -> list[dict[str, Any]]:
     """The records of evaluations in files and directories, checked. Raises RecordError, which names what is wrong."""
 
 def choose_layer(
@@ -198,6 +200,7 @@ def doctor(
     Settings: `mlsm help doctor`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
     """
 
+@overload
 def encode_hidden(
     config: EncodeHiddenConfig | None = None,
     *,
@@ -224,7 +227,7 @@ def encode_hidden(
     device: PathOrText = "auto",
     products: Literal["auto", "onednn", "torch"] = "auto",
     retry_quarantine: bool = False,
-    dry_run: bool = False,
+    dry_run: Literal[False] = False,
     layer: int | Sequence[int] = (10,),
     quantise: Literal["int8", "pq"] = "int8",
     bytes: int | None = None,
@@ -238,6 +241,44 @@ def encode_hidden(
     Settings: `mlsm help encode-hidden`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
     """
 
+@overload
+def encode_hidden(
+    config: EncodeHiddenConfig | None = None,
+    *,
+    recipe: PathOrText | None = None,
+    progress: Progress = None,
+    corpus: PathOrText | Sequence[PathOrText] = ("bundled",),
+    text_field: PathOrText = "text",
+    document_boundary: Literal["blank-line", "file"] = "blank-line",
+    invalid_utf8: Literal["strict", "replace", "skip"] = "strict",
+    min_characters: int = 0,
+    keep_duplicates: bool = False,
+    output: PathOrText = "runs",
+    held_out_by: Literal["document", "file"] = "document",
+    packing: Literal["packed", "pairs"] = "packed",
+    max_length: int = 128,
+    max_tokens: int | None = None,
+    unit_tokens: int = 1048576,
+    workers: int = 1,
+    scheduler: PathOrText | None = None,
+    teacher: PathOrText | None = None,
+    batch_tokens: int | None = None,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    documents_apart: bool = False,
+    device: PathOrText = "auto",
+    products: Literal["auto", "onednn", "torch"] = "auto",
+    retry_quarantine: bool = False,
+    dry_run: Literal[True],
+    layer: int | Sequence[int] = (10,),
+    quantise: Literal["int8", "pq"] = "int8",
+    bytes: int | None = None,
+    codebook: PathOrText | None = None,
+    dictionary_tokens: int = 262144,
+    seed: int = 42,
+    hidden: PathOrText | None = None,
+) -> list[Estimate]: ...
+
+@overload
 def encode_ids(
     config: EncodeIdsConfig | None = None,
     *,
@@ -258,13 +299,38 @@ def encode_ids(
     workers: int = 1,
     scheduler: PathOrText | None = None,
     retry_quarantine: bool = False,
-    dry_run: bool = False,
+    dry_run: Literal[False] = False,
     tokenizer: PathOrText | None = None,
 ) -> list[EncodedStore]:
     """Encode a corpus into shards of token ids, all that the mlm objective needs: a list of one store.
 
     Settings: `mlsm help encode-ids`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
     """
+
+@overload
+def encode_ids(
+    config: EncodeIdsConfig | None = None,
+    *,
+    recipe: PathOrText | None = None,
+    progress: Progress = None,
+    corpus: PathOrText | Sequence[PathOrText] = ("bundled",),
+    text_field: PathOrText = "text",
+    document_boundary: Literal["blank-line", "file"] = "blank-line",
+    invalid_utf8: Literal["strict", "replace", "skip"] = "strict",
+    min_characters: int = 0,
+    keep_duplicates: bool = False,
+    output: PathOrText = "runs",
+    held_out_by: Literal["document", "file"] = "document",
+    packing: Literal["packed", "pairs"] = "packed",
+    max_length: int = 128,
+    max_tokens: int | None = None,
+    unit_tokens: int = 1048576,
+    workers: int = 1,
+    scheduler: PathOrText | None = None,
+    retry_quarantine: bool = False,
+    dry_run: Literal[True],
+    tokenizer: PathOrText | None = None,
+) -> list[Estimate]: ...
 
 def encode_images(
     config: ImagesConfig | None = None,
@@ -281,6 +347,7 @@ def encode_images(
     Settings: `mlsm help encode-images`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
     """
 
+@overload
 def encode_logits(
     config: EncodeLogitsConfig | None = None,
     *,
@@ -307,7 +374,7 @@ def encode_logits(
     device: PathOrText = "auto",
     products: Literal["auto", "onednn", "torch"] = "auto",
     retry_quarantine: bool = False,
-    dry_run: bool = False,
+    dry_run: Literal[False] = False,
     top_n: int | Literal["all"] = 64,
     masked: bool = False,
 ) -> list[EncodedStore]:
@@ -316,6 +383,39 @@ def encode_logits(
     Settings: `mlsm help encode-logits`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
     """
 
+@overload
+def encode_logits(
+    config: EncodeLogitsConfig | None = None,
+    *,
+    recipe: PathOrText | None = None,
+    progress: Progress = None,
+    corpus: PathOrText | Sequence[PathOrText] = ("bundled",),
+    text_field: PathOrText = "text",
+    document_boundary: Literal["blank-line", "file"] = "blank-line",
+    invalid_utf8: Literal["strict", "replace", "skip"] = "strict",
+    min_characters: int = 0,
+    keep_duplicates: bool = False,
+    output: PathOrText = "runs",
+    held_out_by: Literal["document", "file"] = "document",
+    packing: Literal["packed", "pairs"] = "packed",
+    max_length: int = 128,
+    max_tokens: int | None = None,
+    unit_tokens: int = 1048576,
+    workers: int = 1,
+    scheduler: PathOrText | None = None,
+    teacher: PathOrText | None = None,
+    batch_tokens: int | None = None,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    documents_apart: bool = False,
+    device: PathOrText = "auto",
+    products: Literal["auto", "onednn", "torch"] = "auto",
+    retry_quarantine: bool = False,
+    dry_run: Literal[True],
+    top_n: int | Literal["all"] = 64,
+    masked: bool = False,
+) -> list[Estimate]: ...
+
+@overload
 def encode_lsp(
     config: EncodeConfig | None = None,
     *,
@@ -350,7 +450,7 @@ def encode_lsp(
     dictionary_epochs: float = 2.0,
     seed: int = 42,
     retry_quarantine: bool = False,
-    dry_run: bool = False,
+    dry_run: Literal[False] = False,
     hidden: PathOrText | None = None,
     dictionary: PathOrText | None = None,
     tolerance: float = 0.0001,
@@ -366,6 +466,51 @@ def encode_lsp(
 
     Settings: `mlsm help encode-lsp`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
     """
+
+@overload
+def encode_lsp(
+    config: EncodeConfig | None = None,
+    *,
+    recipe: PathOrText | None = None,
+    progress: Progress = None,
+    corpus: PathOrText | Sequence[PathOrText] = ("bundled",),
+    text_field: PathOrText = "text",
+    document_boundary: Literal["blank-line", "file"] = "blank-line",
+    invalid_utf8: Literal["strict", "replace", "skip"] = "strict",
+    min_characters: int = 0,
+    keep_duplicates: bool = False,
+    output: PathOrText = "runs",
+    held_out_by: Literal["document", "file"] = "document",
+    packing: Literal["packed", "pairs"] = "packed",
+    max_length: int = 128,
+    max_tokens: int | None = None,
+    unit_tokens: int = 1048576,
+    workers: int = 1,
+    scheduler: PathOrText | None = None,
+    teacher: PathOrText | None = None,
+    batch_tokens: int | None = None,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    documents_apart: bool = False,
+    device: PathOrText = "auto",
+    products: Literal["auto", "onednn", "torch"] = "auto",
+    layer: int | Sequence[int] = (10,),
+    k: int | Sequence[int] | None = None,
+    atoms: Literal["learned", "sampled", "clusters"] = "learned",
+    lam: float = 0.05,
+    center: Literal["none", "mean", "position"] = "none",
+    dictionary_tokens: int = 2000000,
+    dictionary_epochs: float = 2.0,
+    seed: int = 42,
+    retry_quarantine: bool = False,
+    dry_run: Literal[True],
+    hidden: PathOrText | None = None,
+    dictionary: PathOrText | None = None,
+    tolerance: float = 0.0001,
+    solver: Literal["cd", "fista", "nearest"] = "cd",
+    solver_steps: int = 100,
+    solver_backend: Literal["auto", "torch"] = "auto",
+    top_n: int | Literal["all"] | None = None,
+) -> list[Estimate]: ...
 
 def evaluate_blimp(
     config: BlimpConfig | None = None,

@@ -19,8 +19,10 @@ tests/stub.py writes.
 
 import inspect
 import logging
+import multiprocessing
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -79,12 +81,30 @@ def _more(command: Command) -> list[str]:
     return ["recipe", "progress"] if command.recipes else ["progress"]
 
 
+@contextmanager
+def _own_modes() -> Iterator[None]:
+    """Undo modes of torch that a caller's `with` set: under autocast results differ, but their names would not."""
+    torch = sys.modules.get("torch")
+    with ExitStack() as stack:
+        if torch is not None:
+            for kind in ("cpu", "cuda"):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+        yield
+
+
 def _run(command: Command, given: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself asks
+        raise RuntimeError(
+            f"mlsm.{command.python_name} was called while a worker imported the script. Call it below "
+            'if __name__ == "__main__": in the script.'
+        )
     progress = settings.pop("progress", None)
     recipe = settings.pop("recipe", None) if command.recipes else None
     if "config" in settings:
         given = (settings.pop("config"), *given)
-    if given[:1] == (None,):
+    if len(given) > len(command.by_position) and given[0] is None:
         given = given[1:]
     config = given[0] if given and isinstance(given[0], command.settings) else None
     if config is None:
@@ -106,7 +126,7 @@ def _run(command: Command, given: tuple[Any, ...], settings: dict[str, Any]) -> 
     config, choice = choose_newest(command, config)
     if choice is not None:
         logger.info("%s", choice)
-    with name_extras(f"mlsm.{command.python_name}"):
+    with name_extras(f"mlsm.{command.python_name}"), _own_modes():
         if progress is not True:
             return command.run(config, progress or silent)
         with Progress(None if command.trains and is_follower() else sys.stderr) as shown:

@@ -299,7 +299,10 @@ def _naming_the_cause():
         yield
     except RuntimeError as error:
         cause = describe(error.__cause__ or error)
-        raise ChildProcessError(f"the workers could not be started ({cause}). Use fewer if memory is short") from error
+        raise ChildProcessError(
+            f"the workers could not be started ({cause}). Use fewer if memory is short. A script must call this below "
+            'if __name__ == "__main__":'
+        ) from error
 
 
 async def _end(nannies):

@@ -104,6 +104,10 @@ class Store(StoreFacts):
         record = self.files.record(unit_id)
         if record is None:
             path = self.files.record_file(unit_id)
+            if isinstance(self.path, Path) and not self.path.exists():
+                raise StoreError(
+                    f"{self.path} is no longer there. It was moved, or opened by a path relative to another directory."
+                )
             raise StoreError(f"{path} is missing. Run the encoding command again: it encodes only that unit.")
         return record
 
@@ -113,6 +117,8 @@ class Store(StoreFacts):
 
     def split(self, name: str) -> WindowReader:
         """WindowReader over `train` or `held_out`. Raises StoreError when it has no windows, or as `iter_records`."""
+        if name is None:  # to `iter_records` it means both
+            raise ValueError("a split is train or held_out, found None")
         if name in ("train", "held_out") and not any(unit.split == name for unit in self.plan.units):
             other = "its corpus is too small for a held-out part" if name == "held_out" else "all its text is held out"
             raise StoreError(f"{self.path} has no {name} windows; {other}")

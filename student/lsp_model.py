@@ -95,7 +95,8 @@ def at_all_positions(
     everywhere = torch.arange(input_ids.numel(), device=input_ids.device)
     segments = token_type_ids if token_types(student.encoder.config) >= 2 else None
     with _COMPUTING:
-        return student(input_ids, attention_mask, everywhere, segments_WL=segments).view(*input_ids.shape, -1)
+        found = student(input_ids, attention_mask, everywhere, most_masked=input_ids.shape[1], segments_WL=segments)
+        return found.view(*input_ids.shape, -1)
 
 
 class LspModel(nn.Module):
@@ -155,7 +156,7 @@ class LspModel(nn.Module):
         framed = [self._frame(text) for text in ([texts] if isinstance(texts, str) else texts)]
         rows = [row for ids in framed for row in self._rows(ids, masking)]
         batches = [rows[start : start + batch_windows] for start in range(0, len(rows), batch_windows)]
-        found = torch.cat([torch.empty(0, self.facts["lsps"]), *map(self._distributions, batches)])
+        found = torch.cat([torch.empty(0, self.facts["lsps"], dtype=torch.float32), *map(self._distributions, batches)])
         parts = found.split([len(ids) - 2 for ids in framed])
         return [
             TextLsps(self.tokenizer.convert_ids_to_tokens(ids[1:-1]), part)

@@ -198,7 +198,7 @@ class LspForPreTraining(PreTrainedModel):
                     "mlsm.train_student(continue_from=...) trains them further."
                 )
             encoder = AutoModel.from_config(config.encoder, **without_pooler(config.encoder))
-            student = Student(encoder, config.lsps, tied=False, seed=0)
+            student = Student(encoder, config.lsps, tied=False, seed=0).to(encoder.dtype)
         self.student = student
         config.encoder = student.encoder.config
         self._has_segments = token_types(config.encoder) >= 2
@@ -291,13 +291,15 @@ class LspForPreTraining(PreTrainedModel):
         store      where the store is now, if it is no longer where it was
         lineage    what the model card and comparisons should report about the run: step (optimiser steps), tokens,
                    flops, held_out and baseline (figures by name), settings (added to the model's own)
-        Raises     RunError if the directory has other files, or the store is not the one of this model; WriteError if
-                   the files cannot be written
+        Raises     TypeError at another name in lineage; RunError if the directory has other files, or the store is not
+                   the one of this model; WriteError if the files cannot be written
         """
         if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_rank():
             return
         known = dict(lineage or {})
         unknown: dict[str, Any] = {"step": None, "tokens": None, "flops": None, "held_out": {}, "baseline": {}}
+        if strange := known.keys() - unknown.keys() - {"settings"}:
+            raise TypeError(f"lineage has no {', '.join(sorted(strange))}. It has: {', '.join(unknown)}, settings.")
         of = store or self.store or self.config.store
         of = of if isinstance(of, Store) else Store.open(of, self.config.plan)
         if (of.target_id, of.plan_id) != (self.config.target, self.config.plan):

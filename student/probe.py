@@ -136,6 +136,8 @@ class ProbedStudent(nn.Module):
 class ProbedLspModel(nn.Module):
     """A probed student for use, with the interface of a *ForMaskedLM: logits over the vocabulary.
 
+    Its parameters and state_dict are the probe's alone; the student's are in `probed.student`.
+
     model = ProbedLspModel.from_pretrained("runs/probes/<run>")
     model(input_ids, attention_mask).logits
     """

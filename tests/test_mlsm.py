@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from planted import unit_rows
 from stub import stub
 from tiny_store import write_store
@@ -149,6 +150,49 @@ def test_encode_and_train(tmp_path, monkeypatch, caplog, capsys):
     assert f"store {store.store} (the only finished one)" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "mode",
+    [lambda: torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad, torch.inference_mode],
+    ids=["autocast", "no_grad", "inference_mode"],
+)
+def test_the_modes_of_a_caller_change_no_result(mode, tmp_path):
+    store = write_store(tmp_path / "store", k=24).path
+    plain = mlsm.train_student(store=store, run_dir=tmp_path / "a", **TINY)
+    with mode():
+        within = mlsm.train_student(store=store, run_dir=tmp_path / "b", **TINY)
+        assert mode is not torch.no_grad or not torch.is_grad_enabled()
+    assert within.held_out_loss == plain.held_out_loss
+
+
+def test_texts_that_are_none_are_not_left_out():
+    with pytest.raises(ValueError, match="--texts-a takes"):
+        mlsm.similarity(None, ["a"], "runs/stores/x")
+
+
+def test_a_script_without_a_guard_is_told(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import multiprocessing, mlsm\n"
+        "mlsm.clean(path='.')\n"
+        "if __name__ == '__main__':\n"
+        "    child = multiprocessing.get_context('spawn').Process(target=print)\n"
+        "    child.start()\n"
+        "    child.join()\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "script.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert 'mlsm.clean was called while a worker imported the script. Call it below if __name__ == "__main__"' in (
+        ended.stderr
+    )
+
+
+def test_results_are_equal_only_to_themselves():
+    one, other = TrainedStudent.of({"run": "r"}), TrainedStudent.of({"run": "r"})
+    assert one == one and one != other and len({one, other}) == 2
+    atoms = mlsm.Dictionary(np.eye(3, dtype=np.float32), [], "test", {})
+    assert atoms in [atoms] and len({atoms}) == 1
+
+
 def test_a_recipe_stands_behind_the_arguments(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("student.train.train", lambda config, progress: seen.append(config) or {})
@@ -220,7 +264,11 @@ def test_a_slip_is_named(call, error, said):
 def test_other_names_of_splits(tmp_path):
     Path(tmp_path / "a.txt").write_text("\n\n".join(f"Document {n} has a few words." for n in range(300)))
     (store,) = mlsm.encode_ids(corpus=tmp_path / "a.txt", tokenizer="bundled", max_length=32, output=tmp_path / "runs")
-    for read in (lambda: mlsm.LspWindows(store, "test"), lambda: mlsm.Store.open(store).urls("validation")):
+    for read in (
+        lambda: mlsm.LspWindows(store, "test"),
+        lambda: mlsm.LspWindows(store, None),
+        lambda: mlsm.Store.open(store).urls("validation"),
+    ):
         with pytest.raises(ValueError, match="a split is train or held_out, found"):
             read()
 

@@ -29,7 +29,7 @@ from shards.members import read_array
 FORMAT = 1  # of the files
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dictionary:
     """Atoms, and how they were learned.
 

@@ -165,6 +165,15 @@ def test_a_store_that_was_moved_is_not_called_damaged(tmp_path):
         windows.read([0])
 
 
+def test_a_store_opened_by_a_relative_path_is_not_called_unfinished_elsewhere(tmp_path, monkeypatch):
+    make_store(tmp_path / "s", blocks=1, units=("train",))
+    monkeypatch.chdir(tmp_path)
+    store = Store.open("s")
+    monkeypatch.chdir("/")
+    with pytest.raises(StoreError, match="s is no longer there.* relative to another directory"):
+        store.report()
+
+
 def test_a_record_of_another_target_or_unit_is_refused(tmp_path):
     files, plan, _ = make_store(tmp_path / "s", k=0, blocks=1, units=("train", "train"))
     other, *_ = make_store(tmp_path / "other", k=0, blocks=1, units=("train",), max_length=64)

@@ -102,7 +102,15 @@ def test_torchs_default_type_does_not_matter(exported_mlsm, lsp_store, tmp_path)
     finally:
         torch.set_default_dtype(torch.float32)
     for lsps, expected in zip(found, model.lsp(TEXTS), strict=True):
-        assert torch.allclose(lsps.distributions_Tk.float(), expected.distributions_Tk, atol=1e-6)
+        assert torch.allclose(lsps.distributions_Tk, expected.distributions_Tk, atol=1e-6)
+
+
+def test_it_can_be_exported_by_torch(exported_mlsm):
+    _, model = exported_mlsm
+    inputs = torch.full((2, 8), 7), torch.ones(2, 8, dtype=torch.int64)
+    with torch.no_grad():
+        program = torch.export.export(model, inputs)
+        assert torch.allclose(program.module()(*inputs), model(*inputs), atol=1e-5)
 
 
 def test_a_text_that_is_too_long_is_one_clear_line(exported_mlsm):

@@ -477,6 +477,8 @@ def test_a_checkpoint_loads_and_exports_without_its_trainer(lsp_store, tmp_path)
     assert torch.allclose(LspModel.from_pretrained(tmp_path / "export")(inputs), model(inputs).logits, atol=1e-6)
     theirs = AutoModel.from_pretrained(tmp_path / "export", trust_remote_code=True)
     assert torch.allclose(theirs(inputs).lsp_logits, model(inputs).logits, atol=1e-5)
+    with pytest.raises(TypeError, match="lineage has no setps. It has: step, tokens"):
+        loaded.export(tmp_path / "other", lineage={"setps": 3})
     written = json.loads((tmp_path / "export" / "lineage.json").read_text())
     assert written["settings"] == {
         "objective": "mlsm",
@@ -489,6 +491,14 @@ def test_a_checkpoint_loads_and_exports_without_its_trainer(lsp_store, tmp_path)
     recorded = lineage(tmp_path / "export")
     assert (recorded["objective"], recorded["step"], recorded["encoder"]) == ("mlsm", 7, "bert-2x32")
     assert "7 optimiser steps. Settings:" in (tmp_path / "export" / "README.md").read_text()
+
+
+def test_a_checkpoint_in_bfloat16_runs(lsp_store, tmp_path):
+    model = model_of(lsp_store).eval().to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "checkpoint")
+    loaded = LspForPreTraining.from_pretrained(tmp_path / "checkpoint")
+    inputs = torch.randint(5, 60, (2, 16), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(loaded(inputs).logits, model(inputs).logits)
 
 
 @pytest.mark.parametrize(("encoder", "told"), [("bert-2x32", True), ("modernbert-2x32", False)])
