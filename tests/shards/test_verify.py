@@ -62,8 +62,6 @@ def test_a_whole_store_of_any_index_width(tmp_path, k):
     assert json.loads(json.dumps(report)) == report
 
 
-@pytest.mark.promise("4 one flipped bit")
-@pytest.mark.promise("one flipped bit in a header …")
 def test_records_are_not_kept(store, monkeypatch):
     read, check, seen, alive = verify._read_record, verify._damage_in, [], []
 
@@ -97,6 +95,8 @@ def test_a_record_that_is_lost_or_damaged_during_the_check(store, monkeypatch):
     assert [entry["unit"] for entry in report["missing"]] == [paths[0].stem]
 
 
+@pytest.mark.promise("4 one flipped bit")
+@pytest.mark.promise("one flipped bit in a header …")
 def test_every_byte_of_a_shard_is_covered(store):
     """A bit flipped anywhere, headers, padding and end mark included, is found in its block."""
     record = record_of(store)
