@@ -146,6 +146,22 @@ def test_fine_tuning_costs_what_padded_batches_do_whatever_was_learned_before(
     assert chosen["finetune/words-seed0"] == pytest.approx(expected)
 
 
+def test_frozen_measures_cost_by_the_examples_that_linear_models_learn_from(tmp_path, monkeypatch):
+    """Except wsd, which learns from all of its own."""
+    monkeypatch.setattr(costs, "_measure", lambda *_: costs.Speed(0.0, 1))  # so that only fitting is counted
+    monkeypatch.setattr(costs, "_task_size", lambda *_: costs.TaskSize(8_000, 10, 5.0, 5.0))
+    found = [
+        costs_of(RECIPE | {"frozen": {"tasks": tasks} | limit}, tmp_path, ("finetune",))[0].seconds
+        for tasks, limit in (
+            (["conll2003"], {}),
+            (["conll2003"], {"limit-train": 400}),
+            (["conll2003"], {"limit-train": 40_000}),
+            (["wsd"], {"limit-train": 400}),
+        )
+    ]
+    assert found == pytest.approx([120, 12, 240, 60])
+
+
 @pytest.mark.parametrize("verbs", [("choose-layer",), ("encode-lsp", "choose-layer")])
 def test_the_diagnostic_costs_the_same_whatever_else_is_measured_and_however_many_layers_are_encoded(
     verbs, tmp_path, monkeypatch
