@@ -334,7 +334,8 @@ def is_kept(file: Path, facts: Mapping, overwrite: str, tally: dict[str, Any]) -
     elif overwrite == "missing":
         raise StudyError(
             f"{file} was made with other settings: {differing}. Nothing was changed. Use the settings that it was made "
-            "with, another --output, --overwrite always to replace it, or --overwrite never to keep it and continue."
+            "with, another --output, --overwrite always to replace it, or --overwrite never to keep it and continue. "
+            "(A study has no --overwrite: to replace the record there, move it away.)"
         )
     else:
         tally["differing"].append(str(file))

@@ -296,7 +296,7 @@ def _check_unused(directory: Path) -> None:
     ):
         raise RunError(
             f"{directory} is in use and holds no student run (it has no config.json). Nothing was changed. "
-            f"Give another --run-dir."
+            f"Give another --run-dir (in a study: another --output)."
         )
 
 

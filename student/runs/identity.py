@@ -78,7 +78,8 @@ def check_same_run(directory: Path, kept: dict, identity: dict, encoder_config: 
         differing = [f"{name} (there {there}, now {now})" for name, (there, now) in values.items()]
         raise RunError(
             f"{directory} holds another run, which differs in {', '.join(differing)}. "
-            f"Nothing was changed. Give another --run-dir, or repeat the settings in {directory}/config.json."
+            f"Nothing was changed. Give another --run-dir (in a study: another --output), or repeat the settings in "
+            f"{directory}/config.json."
             f"{_older_plan(found, expected, store)}"
         )
 

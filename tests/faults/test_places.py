@@ -57,7 +57,7 @@ def begin(output):
 
 WRITERS = {
     "a record": lambda output: records.write(output, a_record("a", "rte", 0, [0.5])),
-    "costs of a study": lambda output: keep_costs([], output),
+    "costs of a study": lambda output: keep_costs([], output, []),
     "a part of a study": begin,
     "what a study withholds": lambda output: keep_withheld(output, ("a", "b")),
     "pages of LSPs": lambda output: publish_pages(output / "pages", dict),

@@ -56,7 +56,7 @@ def test_a_store_of_another_k_another_teacher_or_another_tokenizer_is_refused(ls
     for other in (wider, write_store(tmp_path / "logits", k=72, kind="logits")):
         objective = "kd" if other.kind == "logits" else "mlsm"
         config = StudentConfig(store=other.path, objective=objective, **settings)
-        refused_and_untouched(config, f"store target .there {lsp_store.target_id}, now {other.target_id}.*--run-dir")
+        refused_and_untouched(config, f"store target .there {lsp_store.target_id}, now {other.target_id}.*in a study: ")
     other_words = write_store(tmp_path / "words", k=24, words=50)
     refused_and_untouched(StudentConfig(store=other_words.path, **settings), "store target.*store plan.*--run-dir")
 

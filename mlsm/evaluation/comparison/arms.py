@@ -12,6 +12,7 @@ is the teacher. They are shown next to the arms but are not tested. Not handled 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import isclose
 from pathlib import Path
 from statistics import fmean
@@ -27,6 +28,7 @@ Runs = Mapping[str, tuple[str, ...]]  # name of an arm -> names of its runs
 
 CHECKPOINTS = frozenset({"step"})  # settings in which models of one pre-training run differ
 PRETRAINING = frozenset({"run_seed", "step"})  # settings in which models of one pre-training condition differ
+_STEP = re.compile(r"-step-\d{8}\b.*")  # the end of a checkpoint's name
 _SHORT = {
     "objective": "{}",
     "encoder": "{}",
@@ -89,8 +91,7 @@ class Arm:
 
 def _in_order_of_probes(model: Model) -> tuple:
     """Sort key: students first, then probes by name; of one probe, its last checkpoint first."""
-    name = re.sub(r"-step-\d{8}\b.*", "", model.label)
-    return is_probe(model), name, -(model.facts["flops"]["pretraining"] or 0)
+    return is_probe(model), _STEP.sub("", model.label), -(model.facts["flops"]["pretraining"] or 0)
 
 
 def _one_a_seed(models: Sequence[Model]) -> dict[Seed, Model]:
@@ -227,6 +228,27 @@ def find_arms(models: Sequence[Model], study: StudyFacts | None = None) -> Arms:
     return Arms(arms, floors, Arm("ceiling", tuple(ceiling)) if ceiling else None, notes, named.keys())
 
 
+def is_in_recipe(name: str, study: StudyFacts) -> bool:
+    """Whether a model's name is that of an arm's run, or of a model that the study evaluates besides the arms."""
+    return any(_is_run(name, run) for run in (*chain.from_iterable(study.arms.values()), *study.models))
+
+
+def leave_out_others(models: Sequence[Model], study: StudyFacts) -> tuple[list[Model], list[str]]:
+    """Leave out the models of arms that were removed from a study's recipe, or renamed in it. Floor and ceiling stay,
+    and all models if the study names no arms.
+
+    Returns  the other models, and a sentence on those that are left out
+    """
+    if not study.arms:
+        return list(models), []
+    known = find_arms(models, study)
+    shown = {model.label for arm in known.with_ends() if arm not in known.arms for model in arm.models}
+    shown |= {model.label for model in models if is_in_recipe(model.label, study)}
+    others = dict.fromkeys(_STEP.sub("", model.label) for model in models if model.label not in shown)
+    chosen = [model for model in models if model.label in shown]
+    return chosen, [f"Not in the recipe, so not shown: {', '.join(others)}."] if others else []
+
+
 def _floors(untrained: Sequence[Model]) -> list[Arm]:
     """Untrained models as one arm for each encoder."""
     by_encoder: dict[str, list[Model]] = {}
@@ -240,14 +262,14 @@ def _sort_by_name(models: Sequence[Model], named: Runs) -> list[Arm]:
     """The arms that a study names, in its order; each other model becomes its own arm."""
     groups: dict[str, list[Model]] = {name: [] for name in named}
     for model in models:
-        found = (name for name, runs in named.items() if any(_is_run(model, run) for run in runs))
+        found = (name for name, runs in named.items() if any(_is_run(model.label, run) for run in runs))
         groups.setdefault(next(found, model.label), []).append(model)
     return [Arm(name, tuple(sorted(group, key=is_probe))) for name, group in groups.items() if group]
 
 
-def _is_run(model, run):
-    """Whether a model is this run's export or one of its checkpoints."""
-    return model.label == run or model.label.startswith((f"{run}-step-", f"{run} ("))
+def _is_run(name, run):
+    """Whether a model's name is that of this run's export or of one of its checkpoints."""
+    return name == run or name.startswith((f"{run}-step-", f"{run} ("))
 
 
 def _find_teachers(models, names):

@@ -21,7 +21,7 @@ from mlsm.common import disk
 from mlsm.common.durable import make_directories, refuse_what_is_in_the_way, replace_json
 from mlsm.common.errors import ComparisonError
 from mlsm.evaluation import records
-from mlsm.evaluation.comparison.arms import find_arms
+from mlsm.evaluation.comparison.arms import find_arms, is_in_recipe, leave_out_others
 from mlsm.evaluation.comparison.conclusion import choose_tasks, examine_hypotheses, tasks_of_the_mean
 from mlsm.evaluation.comparison.config import CompareConfig, StudyFacts
 from mlsm.evaluation.comparison.curves import read_checkpoints, read_courses
@@ -72,7 +72,12 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
         refuse_withheld(results)
         progress("read records", 0, None)
         found = records.read(results)
+    if facts is not None:  # equal models, as of a renamed arm, are called as the first of their records
+        found.sort(key=lambda record: not is_in_recipe(record["model"], facts))
     models, notes = models_of(found)
+    if facts is not None:
+        models, others = leave_out_others(models, facts)
+        notes += others
     judgements = read_judgements(settings.intruders)
     if settings.diagnostic is not None:
         read_result(settings.diagnostic)  # raises its errors also where its figure cannot be drawn

@@ -62,6 +62,8 @@ class StudyFacts:
     arms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """name of an arm -> names of its runs, and of their probes; empty: arms are found by the settings of pre-training
     and are named after the settings that distinguish them, or after their objective if only one arm has it"""
+    models: tuple[str, ...] = ()
+    """names of the models that are evaluated besides the arms; if arms are named, other models are left out"""
     seeds: tuple[int, ...] = ()
     """the planned pre-training seeds: no other is tested; empty: all are"""
     seeds_of: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)

@@ -526,7 +526,8 @@ def table_of_settings(arms: Sequence[Arm], found: Differences) -> Table:
 # -- costs ------------------------------------------------------------------------------------------------
 
 WHOLE_ENCODING = (
-    "Encoding includes everything that made an arm's store, and the store of its dictionary if that is another one. "
+    "Seconds of encoding are predicted, from a short measurement at the study's start. They include everything that "
+    "made an arm's store, and the store of its dictionary if that is another one. "
     "Work shared with other arms, and other layers or values of k in the same pass, are counted in full. "
 )
 

@@ -217,6 +217,26 @@ def test_costs_have_accounts_that_add_up(reported):
     assert [other[name] for name in accounts] == ["", "", ""] and other["FLOPs"] == "9000000000000.0"
     assert (mlm["steps"], mlm["tokens"], mlm["held-out loss"]) == ("1000", "64000", "1.2")
     assert mlm["log"] == "../runs/mlm-seed2/log.jsonl" and len(rows) == 4 + 4 + 1
+    assert "Seconds of encoding are predicted" in Page(reported[0]).text
+
+
+def test_models_that_are_no_longer_in_the_recipe_are_left_out_with_one_note(tmp_path):
+    """Of two equal models, one of an arm that was renamed and trained again, the one in the recipe is shown."""
+    found, rows = pair(DIFFERENCES), {seed: {"rte": 0.5} for seed in range(2)}
+    found += arm("mtl", rows, "both") + arm("mtl", rows, "both", fraction=0.5)
+    found += [record | {"model": f"a-{record['model']}"} for record in found if record["model"] == "mlm-seed0"]
+    beside = {"objective": None, "identity": None, "teacher": None, "run_seed": None, "step": None, "fraction": None}
+    found += [record | beside for name in ("minilm", "gone") for record in arm("mlm", {3: {"rte": 0.6}}, name)]
+    store(tmp_path, found)
+    arms = {name: tuple(f"{name}-seed{seed}" for seed in range(4)) for name in ("mlsm", "mlm")}
+    study = StudyFacts(title="", question="", primary=("mlsm", "mlm"), arms=arms, models=("minilm-seed3",))
+    result = write(tmp_path, study)
+    names = {model.label for model in result.models}
+    assert names == {*arms["mlsm"], *arms["mlm"], "minilm-seed3"}
+    assert [arm.name for arm in result.arms.arms] == ["mlsm", "mlm", "minilm-seed3"]
+    (note,) = (note for note in result.notes if "recipe" in note)
+    assert note == "Not in the recipe, so not shown: both-seed0, both-seed1, gone-seed3."
+    assert note in Page(tmp_path / "report" / "report.html").text
 
 
 @pytest.mark.usefixtures("page_alone")

@@ -76,6 +76,7 @@ CHOSEN_HERE = (
 )
 # Objective -> the command that makes its store, for objectives that learn more than words:
 NEEDED = {name: f"encode-{facts.kinds[0]}" for name, facts in OBJECTIVES.items() if len(facts.kinds) == 1}
+OF_PROBES = ("softmax-", "logits-")  # a probe is named so, after its student
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # of stores and arms; used in directories, patterns and makefiles
 
 
@@ -460,6 +461,11 @@ def _read_arms(path: Path, own: Mapping, stores: Mapping, common: Mapping) -> It
                 if not NAME.fullmatch(arm):
                     raise StudyError(
                         f"recipe {path}: {arm!r} cannot be the name of an arm. Write its values as separate arms."
+                    )
+                if arm.startswith(OF_PROBES):
+                    raise StudyError(
+                        f"recipe {path}: {arm!r} cannot be the name of an arm, since the names of probes begin with "
+                        f"{' and '.join(OF_PROBES)}. Rename the arm."
                     )
                 yield PlannedArm(arm, store, layer, k, settings, seeds)
 

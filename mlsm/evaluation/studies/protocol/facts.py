@@ -1,9 +1,11 @@
 """Facts for the report that come from the study, not from records: hypotheses, arms, costs, parts not run.
 
-Costs are stored in <output>/costs.json when they are first estimated, since finished parts are not measured again. Not
-handled here: the page (mlsm/evaluation/comparison), and the estimates (costs.py).
+Costs are stored in <output>/costs.json when they are first estimated, since finished parts are not measured again. A
+hash of the settings is stored with each: if the recipe changes, the cost is measured again. Not handled here: the page
+(mlsm/evaluation/comparison), and the estimates (costs.py).
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,9 +16,9 @@ from mlsm.common.json_checks import Count, Number, find_problem, object_of
 from mlsm.common.json_lines import read_json_lines
 from mlsm.evaluation.comparison.config import Spent, StudyFacts
 from mlsm.evaluation.comparison.curves import quiet_step_seconds
-from mlsm.evaluation.studies.protocol.costs import Cost, is_finished
-from mlsm.evaluation.studies.protocol.description import NEEDED, TRAININGS, PlannedArm, Study
-from mlsm.evaluation.studies.protocol.parts import Part, StudyPlan, name_of
+from mlsm.evaluation.studies.protocol.costs import Cost, is_finished, name_in_records
+from mlsm.evaluation.studies.protocol.description import NEEDED, OF_PROBES, TRAININGS, PlannedArm, Study
+from mlsm.evaluation.studies.protocol.parts import Made, Part, StudyPlan, name_of
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from student.config import StudentConfig
 from student.runs.identity import read_or_none
@@ -26,22 +28,48 @@ MINIATURE = (
     "All models were fine-tuned on built-in miniature data, because no evaluation data was available: the "
     "scores mean nothing, and neither does the conclusion."
 )
-COST = object_of({"seconds": Number, "bytes": Count})  # of a part, as stored
+COST = object_of({"seconds": Number, "bytes": Count, "settings": str})  # of a part, as stored
+PLACES = ("output", "run_dir", "models", "student")  # settings that only say where a part's files are
 
 
-def kept_costs(directory: Path) -> dict[str, dict]:
-    """The stored estimates: part -> seconds and bytes."""
-    return read_or_none(directory / KEPT, _are_costs) or {}
+def kept_costs(directory: Path, parts: Iterable[Part]) -> dict[str, dict]:
+    """The stored estimates of those parts that still have the settings that were measured: part -> seconds and bytes.
+
+    parts  all parts of the study, in order
+    """
+    kept, hashes = _stored(directory), _hash_settings(parts)
+    return {name: kept[name] for name, found in hashes.items() if name in kept and kept[name]["settings"] == found}
 
 
 @refuse_what_is_in_the_way()
-def keep_costs(costs: Iterable[Cost], directory: Path) -> dict[str, dict]:
-    """Store the first estimate of every part. Returns all stored estimates."""
-    new = {cost.part: {"seconds": cost.seconds, "bytes": cost.bytes} for cost in costs if not cost.finished}
-    kept = new | kept_costs(directory)
+def keep_costs(costs: Iterable[Cost], directory: Path, parts: Iterable[Part]) -> dict[str, dict]:
+    """Store the estimates of unfinished parts, which are the stored ones if there are any. Returns as `kept_costs`."""
+    parts = list(parts)
+    hashes = _hash_settings(parts)
+    new = {
+        cost.part: {"seconds": cost.seconds, "bytes": cost.bytes, "settings": hashes[cost.part]}
+        for cost in costs
+        if not cost.finished
+    }
     make_directories(directory)
-    replace_json(directory / KEPT, kept)
-    return kept
+    replace_json(directory / KEPT, _stored(directory) | new)
+    return kept_costs(directory, parts)
+
+
+def _stored(directory: Path) -> dict[str, dict]:
+    return read_or_none(directory / KEPT, _are_costs) or {}
+
+
+def _hash_settings(parts: Iterable[Part]) -> dict[str, str]:
+    """For every part, a hash of its settings without places and of those of the parts that it needs, such as of the
+    student that it evaluates: its cost depends on all of them.
+    """
+    found: dict[str, str] = {}
+    for part in parts:  # each comes after those that it needs
+        own = [(k, str(v)) for k, v in sorted(part.values.items()) if k not in PLACES and not isinstance(v, Made)]
+        content = repr([part.verb, own, [found[name] for name in part.needs]])
+        found[part.name] = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return found
 
 
 def _are_costs(found: object) -> bool:
@@ -60,7 +88,7 @@ def facts_of(
     explored = [name for name in study.arms if name not in named]
     not_run = [*planned.left_out, *_not_run(planned.parts)]
     arms = {  # an arm's students and their probes
-        name: tuple(f"{probe}{arm.student(seed)}" for seed in arm.seeds for probe in ("", "softmax-", "logits-"))
+        name: tuple(f"{probe}{arm.student(seed)}" for seed in arm.seeds for probe in ("", *OF_PROBES))
         for name, arm in study.arms.items()
     }
     accounts = {name: _account(study, arm, kept) for name, arm in study.arms.items()}
@@ -74,6 +102,7 @@ def facts_of(
         secondary=study.secondary,
         exploratory=(f"Also planned, without a hypothesis: {', '.join(explored)}.",) if explored else (),
         arms=arms,
+        models=tuple(name for model in study.models for name in (name_in_records(model), Path(model).name)),
         seeds=study.seeds,
         tasks=() if tuned is None else tuple(FinetuneConfig(tasks=tuned.get("tasks", ("all",))).chosen_tasks()),
         learned_by=study.learned_by,

@@ -69,8 +69,8 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
         _judge(described, settings.directory)  # so that `compare` withholds what the study withholds
         lines = as_make if settings.print_commands == "make" else as_slurm
         return {"commands": lines(chosen, settings)}
-    expected = list(costs(chosen, planned.parts, kept_costs(settings.directory), progress))
-    kept = {} if settings.dry_run else keep_costs(expected, settings.directory)
+    expected = list(costs(chosen, planned.parts, kept_costs(settings.directory, planned.parts), progress))
+    kept = {} if settings.dry_run else keep_costs(expected, settings.directory, planned.parts)
     found: dict[str, Any] = {
         "title": described.title,
         "question": described.question,

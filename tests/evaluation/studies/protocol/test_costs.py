@@ -8,7 +8,7 @@ import yaml
 from mlsm.evaluation import records
 from mlsm.evaluation.studies.protocol import costs
 from mlsm.evaluation.studies.protocol.description import read_study
-from mlsm.evaluation.studies.protocol.facts import facts_of
+from mlsm.evaluation.studies.protocol.facts import facts_of, keep_costs, kept_costs
 from mlsm.evaluation.studies.protocol.parts import plan
 
 STEPS, BATCH, WINDOW = 10, 8, 32
@@ -25,12 +25,16 @@ def seconds(tmp_path, monkeypatch):
     return {cost.part: cost.seconds for cost in costs_of(RECIPE, tmp_path)}
 
 
-def costs_of(recipe, directory, verbs=("train-student", "train-probe")):
-    """Those of all parts of some kinds."""
+def parts_of(recipe, directory, output="made"):
     (directory / "blimp" / "data").mkdir(parents=True, exist_ok=True)
     path = directory / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
-    parts = plan(read_study(str(path)), directory / "made", directory).parts
+    return plan(read_study(str(path)), directory / output, directory).parts
+
+
+def costs_of(recipe, directory, verbs=("train-student", "train-probe")):
+    """Those of all parts of some kinds."""
+    parts = parts_of(recipe, directory)
     return list(costs.costs([part for part in parts if part.verb in verbs], parts, {}, None))
 
 
@@ -78,6 +82,22 @@ def test_steps_on_pieces_cost_what_the_pieces_do(seconds):
     assert seconds["train-student/whole-seed0"] == forward_and_backward * 10 * whole
     assert seconds["train-student/usual-seed0"] == forward_and_backward * (9 * 4 * 8**2 + 1 * whole)
     assert seconds["train-student/half-seed0"] == forward_and_backward * (5 * 2 * 16**2 + 5 * whole)
+
+
+def test_a_kept_cost_is_that_of_the_settings_that_were_measured(tmp_path):
+    """Of a part and of those it needs, wherever the study is."""
+    parts = parts_of(RECIPE, tmp_path)
+    keep_costs([costs.Cost(part.name, 1.0, 2) for part in parts], tmp_path, parts)
+    everything = {part.name for part in parts}
+    assert kept_costs(tmp_path, parts_of(RECIPE, tmp_path, "elsewhere")).keys() == everything
+    longer = RECIPE | {"train-student": RECIPE["train-student"] | {"max-steps": 2 * STEPS}}
+    assert kept_costs(tmp_path, parts_of(longer, tmp_path)).keys() == {"encode-lsp/lsp"}
+    study = RECIPE["study"]
+    changed = RECIPE | {"study": study | {"arms": study["arms"] | {"whole": {"store": "lsp", "lr": 1e-4}}}}
+    parts = parts_of(changed, tmp_path)
+    assert kept_costs(tmp_path, parts).keys() == {name for name in everything if "whole" not in name}
+    kept = keep_costs([costs.Cost("train-student/whole-seed0", 5.0, 2)], tmp_path, parts)
+    assert kept["train-student/whole-seed0"]["seconds"] == 5.0
 
 
 def test_a_probe_reads_whole_windows_whatever_its_student_read(seconds):
@@ -144,6 +164,22 @@ def test_fine_tuning_costs_what_padded_batches_do_whatever_was_learned_before(
     chosen = {cost.part: cost.seconds for cost in costs_of(rates, tmp_path, ("finetune",))}
     expected += outputs * 2 * (3 * 2 * padded + 0.1 * 4 * mean)  # for each rate one batch, and all of the tenth
     assert chosen["finetune/words-seed0"] == pytest.approx(expected)
+
+
+def test_frozen_measures_cost_by_the_examples_that_linear_models_learn_from(tmp_path, monkeypatch):
+    """Except wsd, which learns from all of its own."""
+    monkeypatch.setattr(costs, "_measure", lambda *_: costs.Speed(0.0, 1))  # so that only fitting is counted
+    monkeypatch.setattr(costs, "_task_size", lambda *_: costs.TaskSize(8_000, 10, 5.0, 5.0))
+    found = [
+        costs_of(RECIPE | {"frozen": {"tasks": tasks} | limit}, tmp_path, ("finetune",))[0].seconds
+        for tasks, limit in (
+            (["conll2003"], {}),
+            (["conll2003"], {"limit-train": 400}),
+            (["conll2003"], {"limit-train": 40_000}),
+            (["wsd"], {"limit-train": 400}),
+        )
+    ]
+    assert found == pytest.approx([120, 12, 240, 60])
 
 
 @pytest.mark.parametrize("verbs", [("choose-layer",), ("encode-lsp", "choose-layer")])

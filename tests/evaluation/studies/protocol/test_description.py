@@ -267,6 +267,7 @@ def test_the_corpus_may_be_named_by_an_environment_variable(read, monkeypatch):
         ({"study.arms.a/b": {"store": "lsp"}}, "'a/b' is not a valid name"),
         ({"study.stores.": {"command": "encode-lsp"}}, "'' is not a valid name"),
         ({"study.arms.mlm.encoder": ["a/b", "c"]}, "cannot be the name of an arm"),
+        ({"study.arms.softmax-mlsm": {"store": "lsp"}}, "the names of probes begin with softmax- and logits-. Rename"),
         (
             {
                 "study.arms.mtl": {"store": "lsp", "objective": "mtl", "kappa": [2]},
