@@ -28,7 +28,7 @@ from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.studies.protocol.composite import compose
 from mlsm.evaluation.studies.protocol.config import StudyConfig
 from mlsm.evaluation.studies.protocol.description import read_study
-from mlsm.evaluation.studies.protocol.facts import facts_of
+from mlsm.evaluation.studies.protocol.facts import facts_of, find_changes, keep_plan
 from mlsm.evaluation.studies.protocol.parts import plan
 from mlsm.evaluation.studies.protocol.study import study
 
@@ -436,6 +436,36 @@ def test_a_comparison_that_was_not_planned_is_exploratory_on_the_page(described,
         "No hypothesis was written down" in text
         and rows_of(tmp_path, "composite-hypotheses")[0]["role"] == "not planned"
     )
+
+
+def test_what_was_changed_after_the_first_scores_is_said(described, tmp_path):
+    (tmp_path / "data").mkdir()
+    settings = StudyConfig(recipe=str(tmp_path / "recipe.yaml"), output=tmp_path, data_dir=tmp_path / "data")
+    keep_plan(described._replace(primary=("mlm", "mlsm")), settings)  # no score was seen yet
+    keep_plan(described, settings)
+    fill(tmp_path)
+    assert study(replace(settings, only=("frozen/mlm-seed0",)))["changed"] == ""
+    recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    recipe["study"] |= {"primary": ["mlsm", "mlm"], "secondary": [["regress", "mlm"]]}
+    recipe["study"]["composite"]["margin"] = 1
+    recipe["study"]["arms"]["mlsm"]["seeds"] = recipe["study"]["arms"]["mlm"]["seeds"] = [0, 1, 2, 3]
+    recipe["study"]["arms"]["more"] = {"store": "lsp", "lr": 1e-4}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    found = study(replace(settings, only=("frozen/mlm-seed0",)))
+    assert found["changed"] == (
+        "Changed after the first scores: primary (was mlsm > regress), secondary (was mlsm > mlm, regress > mlm), "
+        "margin (was 5), arm more (added), seeds 3 of mlm, mlsm (added)."
+    )
+    assert found["changed"] in text_of(found["comparison"]["report"]).partition("Composites")[0]
+    assert found["changed"] in summary(found, settings)
+    keep_plan(read_study(settings.recipe), settings)  # too late
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe | {"study": recipe["study"] | {"seeds": [0]}}))
+    now = read_study(settings.recipe)
+    assert "seeds 1, 2 of regress (removed)" in find_changes(now, settings)
+    (tmp_path / "plan.json").write_text("{}")
+    assert "plan.json cannot be read" in find_changes(now, settings)
+    (tmp_path / "plan.json").unlink()
+    assert find_changes(now, settings) == ""
 
 
 def test_nothing_that_is_withheld_is_in_any_file_of_the_report(described, tmp_path):
