@@ -35,6 +35,8 @@ def show(result: dict, settings: Settings) -> str:
         lines += ["", *_students(result["students"]), "", LOSSES, f"Each student:  {settings.directory}/students.csv"]
     if result["composite"] is not None:
         lines += ["", *_composite(result["composite"])]
+    if result["changed"]:
+        lines += [result["changed"], ""]
     if result["comparison"] is not None:
         lines += [*result["comparison"]["conclusion"], "", f"Report:  {result['comparison']['report']}"]
         lines += [f"Tables here:  {result['tables']}"] if result["tables"] else []

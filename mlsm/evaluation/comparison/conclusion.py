@@ -8,7 +8,7 @@ Not handled here: the numbers of an effect (effects.py), and of a contrast of co
 (mlsm/evaluation/studies/protocol/composite.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -237,15 +237,19 @@ def _beside(effect, planned, beyond, unplanned):
         yield f"Excluded because it was not planned: pre-training seed {', '.join(map(str, effect.unplanned))}."
     if found.low is not None and effect.resampled is not None:
         yield _compare_intervals(found, effect.resampled)
-    if beyond is not None and (several := beyond.beyond({"step", "run_seed"})) and len(several) > 1:
+    if beyond is not None:
+        yield from _what_else_differs(beyond)
+
+
+def _what_else_differs(beyond: Differences) -> Iterator[str]:
+    if len(several := beyond.beyond({"step", "run_seed"})) > 1:
         yield (
             f"The two differ in {', '.join(several)}, so the difference in score cannot be attributed to one of these "
             "alone."
         )
-    if beyond is not None and beyond.unknown:
+    if beyond.unknown:
         yield "Other differences are unknown, because their records do not contain all settings of pre-training."
-    if beyond is not None:
-        yield from beyond.on_masks
+    yield from beyond.on_masks
 
 
 def _compare_intervals(found: Interval, resampled: tuple[float, float]) -> str:
@@ -301,21 +305,23 @@ def _conclude_contrast(found: Mapping[str, Any], tests: int) -> Conclusion:
     difference, pairs = found["difference"], len(found["seeds"])
     how = f"{points(abs(difference) / 100, sign=False)} points {'higher' if difference > 0 else 'lower'}"
     how = how if round(difference, 7) else "the same"
-    caveat, beside = ("exploratory", (NOT_PLANNED,)) if found["role"] == "not planned" else ("", ())
+    caveat, beside = ("exploratory", [NOT_PLANNED]) if found["role"] == "not planned" else ("", [])
+    beside += _beside_contrast(found)
     if pairs < FEWEST_PAIRS:
         few = "One pair of pre-training runs is" if pairs == 1 else f"{_pairs(pairs)} are"
         sentence = f"{few} too few to tell whether {better} is better than {than}: on the composite it scores {how}."
-        return Conclusion("too few", sentence, beside, caveat)
+        return Conclusion("too few", sentence, tuple(beside), caveat)
     if "paired" not in found:
         sentence = (
             f"{better} scores {how} {'than' if round(difference, 7) else 'as'} {than} in every one of {_pairs(pairs)}. "
             + NO_INTERVAL
         )
-        return Conclusion("equal", sentence, beside, caveat)
+        return Conclusion("equal", sentence, tuple(beside), caveat)
     paired, margin = found["paired"], found.get("equivalence")
     holm = paired.get("p_adjusted")
     p = paired["p"] if holm is None else holm
-    of_tests = "" if holm is None else f" after Holm's adjustment for {tests} hypotheses"
+    is_adjusted = holm is not None and tests > 1  # for one hypothesis Holm's p is the test's own
+    of_tests = "" if not is_adjusted else f" after Holm's adjustment for {tests} hypotheses"
     facts = f"95 % interval {between(paired)} points; {_pairs(pairs)}; p {p_value(p)}{of_tests}"
     verdict: Verdict = "undecided"
     if p < LEVEL:
@@ -330,11 +336,12 @@ def _conclude_contrast(found: Mapping[str, Any], tests: int) -> Conclusion:
         )
     else:
         sentence = f"It is unclear whether {better} is better than {than}: on the composite it scores {how} ({facts})."
-    return Conclusion(verdict, sentence, (*beside, *_beside_contrast(found)), caveat)
+    return Conclusion(verdict, sentence, tuple(beside), caveat)
 
 
 def _beside_contrast(found):
-    if margin := found.get("equivalence"):
+    has_interval = len(found["seeds"]) >= FEWEST_PAIRS and "paired" in found
+    if has_interval and (margin := found.get("equivalence")):
         bounds = f"the 90 % interval, {between(margin)} points, is"
         within = f"within the margin of {margin['margin']:g} points"
         yield (
@@ -342,11 +349,13 @@ def _beside_contrast(found):
             if margin["equivalent"]
             else f"There is no evidence of equivalence: {bounds} not {within}."
         )
-    unpaired = found["unpaired"]
-    yield (
-        f"The interval and p are paired by seed. Unpaired (Welch's test), the interval is {between(unpaired)} points, "
-        f"p {p_value(unpaired['p'])}."
-    )
+    if has_interval:
+        unpaired = found["unpaired"]
+        yield (
+            f"The interval and p are paired by seed. Unpaired (Welch's test), the interval is {between(unpaired)} "
+            f"points, p {p_value(unpaired['p'])}."
+        )
+    yield from _what_else_differs(Differences(**found["arms_differ"]))
 
 
 def between(interval: Mapping[str, float]) -> str:

@@ -80,6 +80,8 @@ class StudyFacts:
     nothing else; absent: unknown"""
     warning: str = ""
     """a sentence above the conclusion that says why the scores mean nothing; empty if they mean something"""
+    changed: str = ""
+    """a sentence next to the conclusion on what was changed after the first scores; empty if nothing was"""
     not_run: tuple[str, ...] = ()
     """sentences on what was planned and not run, and why"""
     composite: Mapping[str, Any] | None = None

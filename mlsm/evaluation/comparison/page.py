@@ -84,11 +84,10 @@ def _notes(result: Comparison) -> list[tuple[str, list[str]]]:
         f"{found.model} and {found.against}: {len(found.trainings)} fine-tuning runs are not paired: {found.why}"
         for found in result.left_out
     ]
-    exploratory = (
-        list(study.exploratory)
-        if study
-        else ["No hypothesis was written down in advance, so everything here is exploratory."]
-    )
+    exploratory = ["No hypothesis was written down in advance, so everything here is exploratory."]
+    if study is not None:
+        tested = "Hypotheses" if study.composite is None else "Hypotheses on the composite"
+        exploratory = [*study.exploratory, f'Every p value and interval outside the table "{tested}".']
     missing = [
         f"There are no records of {what}, so it is not shown."
         for what, end in (
@@ -99,7 +98,7 @@ def _notes(result: Comparison) -> list[tuple[str, list[str]]]:
     ]
     notes = {
         "Tasks of the mean": list(result.notes_on_tasks),
-        "Exploratory": [*exploratory, "Every p value and interval outside the table of hypotheses."],
+        "Exploratory": exploratory,
         "Not scored yet": _missing_scores(result),
         "Not run": [*(study.not_run if study else ()), *missing],
         "Failed fine-tuning runs, which are included": failed,

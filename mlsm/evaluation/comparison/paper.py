@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from mlsm.evaluation.comparison import published
-from mlsm.evaluation.comparison.arms import CHECKPOINTS, Arm, sort_into_arms
+from mlsm.evaluation.comparison.arms import CHECKPOINTS, PRETRAINING, Arm, sort_into_arms
 from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.comparison.effects import Matrices, Matrix, matrices, win_rates
 from mlsm.evaluation.comparison.figures import COLORS, MARKERS, p_text, style
@@ -56,6 +56,7 @@ _STUDIED = {"objective", "step"}  # by the figures of checkpoints
 _RIVALS = ("mlm", "kd")  # compared with MLSM in figure 7
 _HEADER = ("panel", "series", "x", "against", "value", "n", "source")
 _PUBLISHED = {"color": "0.45", "linestyle": "--", "linewidth": 1, "marker": "d", "markersize": 4}
+MOST_NAMED = 4  # models in a caption
 _COLUMNS = 3  # in figures with a panel per task
 _APART = 0.08  # least distance of two labels, as a fraction of the axis
 
@@ -515,32 +516,51 @@ def paired_scores(models: Sequence[Model], settings: CompareConfig) -> Drawing:
     _draw_win_rates(drawing, panels[-1], pairs, looks)
     panels[0].set(xlabel="the other's score", ylabel="MLSM's score")
     _write_legend(figure, panels[0], pairs, looks)
-    drawing.explain(list({id(model): model for _, *both in pairs for model in both}.values()), _STUDIED)
+    drawn = list({id(model): model for _, *both in pairs for model in both}.values())
+    are_of_one_seed = all(model.facts["run_seed"] == other.facts["run_seed"] for _, model, other in pairs)
+    studied = _STUDIED | (PRETRAINING if are_of_one_seed else set())
+    drawing.explain(drawn, studied, _name_unpaired(models, drawn))
     return drawing
 
 
+def _name_unpaired(models: Sequence[Model], drawn: Sequence[Model]) -> str:
+    """A sentence that names the models of this kind that figure 7 does not show; empty if there are none."""
+    labels = [
+        model.label
+        for model in models
+        if model.trainings and model.facts["objective"] in ("mlsm", *_RIVALS) and all(model is not one for one in drawn)
+    ]
+    if not labels:
+        return ""
+    more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
+    return f"Not in the largest set of pairs, so not shown: {', '.join(labels[:MOST_NAMED])}{more}."
+
+
 def _pairs_of_checkpoints(models: Sequence[Model]) -> list[tuple[str, Model, Model]]:
-    """[(rival's name, mlsm model, rival's model)] at the same step and encoder, for the mlsm run with the most
-    pairs."""
+    """[(rival's name, mlsm model, rival's model)] at the same step and encoder, for the mlsm arm with the most pairs
+    of the same seed. If no pair has the same seed, those of the mlsm run with the most pairs of any seeds.
+    """
     tuned = [model for model in models if model.trainings]
     rivals = [model for model in tuned if model.facts["objective"] in _RIVALS]
-    pairs_of = {
-        arm: [
-            (model, other)
-            for model in arm.models
-            for other in rivals
-            if all(model.facts[fact] == other.facts[fact] for fact in ("encoder", "step"))
-            and match_trainings(model, other)[0]
-        ]
-        for arm in sort_into_arms(tuned, CHECKPOINTS)
-        if arm.facts["objective"] == "mlsm"
-    }
-    chosen = max(pairs_of, key=lambda arm: (len(pairs_of[arm]), _is_papers(arm.facts["encoder"])), default=None)
-    if chosen is None or not pairs_of[chosen]:
-        raise Lacking("mlsm and mlm or kd, fine-tuned at the same step of the same encoder, with the same heads")
-    arms = sort_into_arms([other for _, other in pairs_of[chosen]], CHECKPOINTS)
-    _require_one_a_step([chosen, *arms])
-    return [(arm.name, model, other) for arm in arms for model, other in pairs_of[chosen] if other in arm.models]
+    for may_differ, shared in ((PRETRAINING, ("encoder", "step", "run_seed")), (CHECKPOINTS, ("encoder", "step"))):
+        pairs_of = {
+            arm: [
+                (model, other)
+                for model in arm.models
+                for other in rivals
+                if all(model.facts[fact] == other.facts[fact] for fact in shared) and match_trainings(model, other)[0]
+            ]
+            for arm in sort_into_arms(tuned, may_differ)
+            if arm.facts["objective"] == "mlsm"
+        }
+        chosen = max(pairs_of, key=lambda arm: (len(pairs_of[arm]), _is_papers(arm.facts["encoder"])), default=None)
+        if chosen is None or not pairs_of[chosen]:
+            continue
+        arms = sort_into_arms([other for _, other in pairs_of[chosen]], may_differ)
+        for arm in (chosen, *arms):
+            _require_one_a_step(sort_into_arms(arm.models, CHECKPOINTS))
+        return [(arm.name, model, other) for arm in arms for model, other in pairs_of[chosen] if other in arm.models]
+    raise Lacking("mlsm and mlm or kd, fine-tuned at the same step of the same encoder, with the same heads")
 
 
 def _draw_pairs(drawing, axes, pairs, suite_figure, looks):
@@ -570,13 +590,21 @@ def _fit_square(axes, values):
 def _draw_win_rates(drawing, axes, pairs, looks):
     steps, rivals = map(list, looks)
     width = 0.8 / len(rivals)
+    bars: dict[tuple, list[tuple[Model, Model]]] = {}  # rival and step -> pairs, one for each seed
     for rival, model, other in pairs:
-        rate = next(row for row in win_rates([model, other]) if row.task == "all" and row.model == model.label)
-        at = steps.index(model.facts["step"]) + (rivals.index(rival) - (len(rivals) - 1) / 2) * width
-        axes.bar(at, rate.rate, width * 0.9, color=looks[0][model.facts["step"]], alpha=0.7)
-        said = f"{rival}, n = {rate.n}"
-        axes.text(at, 0.03, said, ha="center", va="bottom", fontsize=7, rotation=90)
-        drawing.add("win rate", model.label, model.facts["step"], rate.rate, rate.n, other.label)
+        bars.setdefault((rival, model.facts["step"]), []).append((model, other))
+    for (rival, step), of_bar in bars.items():
+        rates = [
+            next(row for row in win_rates([model, other]) if row.task == "all" and row.model == model.label)
+            for model, other in of_bar
+        ]
+        n = sum(rate.n for rate in rates)
+        share = sum(rate.rate * rate.n for rate in rates) / n
+        at = steps.index(step) + (rivals.index(rival) - (len(rivals) - 1) / 2) * width
+        axes.bar(at, share, width * 0.9, color=looks[0][step], alpha=0.7)
+        axes.text(at, 0.03, f"{rival}, n = {n}", ha="center", va="bottom", fontsize=7, rotation=90)
+        named = [", ".join(dict.fromkeys(model.label for model in side)) for side in zip(*of_bar, strict=True)]
+        drawing.add("win rate", named[0], step, share, n, named[1])
     names = {model.facts["step"]: checkpoint_name(model) for _, model, _ in pairs}
     axes.set_xticks(range(len(steps)), [names[step] for step in steps], rotation=45 if len(steps) > 4 else 0)
     axes.axhline(0.5, color="0.4", linestyle="--", linewidth=1)

@@ -18,7 +18,7 @@ from typing import Any
 
 from mlsm.common.durable import appearing_whole
 from mlsm.common.text import printable
-from mlsm.evaluation.comparison.arms import Arm
+from mlsm.evaluation.comparison.arms import Arm, is_probe
 from mlsm.evaluation.comparison.conclusion import (
     Test,
     between,
@@ -30,7 +30,7 @@ from mlsm.evaluation.comparison.conclusion import (
 from mlsm.evaluation.comparison.config import Spent
 from mlsm.evaluation.comparison.curves import Course, Point
 from mlsm.evaluation.comparison.effects import LEVELS, ArmScores, BlimpPair, Matrices, ScoreTest, WinRate
-from mlsm.evaluation.comparison.identity import Differences
+from mlsm.evaluation.comparison.identity import Differences, groups, text
 from mlsm.evaluation.comparison.models import TITLES
 from mlsm.evaluation.comparison.result import Comparison, Summary
 from mlsm.evaluation.comparison.significance import Interval
@@ -38,7 +38,7 @@ from mlsm.evaluation.plots import save_table
 
 TABLES = (  # of the page; their files are report-<name>.csv and .tex
     *("composite-hypotheses", "composite-explored", "composites", "gate"),
-    *("hypotheses", "scores", "wins", "checkpoints", "settings", "costs", "parts"),
+    *("hypotheses", "scores", "wins", "checkpoints", "settings", "same", "measures", "costs", "parts"),
 )
 
 # -- of single models, only CSV ---------------------------------------------------------------------------
@@ -198,6 +198,8 @@ def tables_of(result: Comparison, directory: Path) -> dict[str, Table]:
         table_of_wins(result),
         table_of_checkpoints(result),
         table_of_settings(arms, result.arms_differ),
+        table_of_same_settings(arms, result.courses),
+        table_of_measures(result),
         table_of_costs(arms, result.courses, study.accounts if study else {}, directory),
         table_of_parts(study.parts if study else ()),
     ]
@@ -281,6 +283,9 @@ def _short(measures: Sequence[str]) -> list[str]:
     return metrics if len(set(metrics)) == len(metrics) else list(measures)
 
 
+PARTS = {"test": "the test set (dev if a task has none)", "tuning": "the tuning split"}  # of a composite
+
+
 def table_of_composites(composite: Mapping[str, Any], measures: Sequence[str]) -> Table:
     """Every arm's composite and measures, then those of the untrained students and of the teacher."""
     anchors = composite["anchors"]
@@ -304,8 +309,9 @@ def table_of_composites(composite: Mapping[str, Any], measures: Sequence[str]) -
             data.append([name, anchors["untrained_seeds"] if name == "untrained" else "", composed, "", *scores])
     caption = (
         "Composite: the mean over the measures of 100 · (score − untrained) / (teacher − untrained), averaged over "
-        "seeds, with its standard deviation below. Measures: scores of frozen encoders in points. Seeds: scored, and "
-        "planned. Both arms of the primary hypothesis are withheld until all of their planned seeds, and the "
+        "seeds, with its standard deviation below. Measures: scores of frozen encoders in points, on "
+        f"{PARTS[composite['part']]}. Seeds: scored, and planned. "
+        "Both arms of the primary hypothesis are withheld until all of their planned seeds, and the "
         "untrained students, are scored."
     )
     header = ("arm", "seeds", "composite", "deviation", *measures)
@@ -521,6 +527,73 @@ def table_of_settings(arms: Sequence[Arm], found: Differences) -> Table:
     header = ("setting", "value", "arm")
     columns = ["setting", *(arm.name for arm in arms)]
     return Table("What differs between the arms", caption, columns, rows, (header, data))
+
+
+SAME = (  # settings that the page shows if all students share them; the CSV file has all shared ones
+    *("encoder", "layer", "hidden layer", "k", "window max_length", "batch_windows", "max_steps", "tokens"),
+    *("optimizer", "lr", "mask_rate", "dropout"),
+)
+SPLITS = {"test": "test", "train-tenth": "a tenth of train"}  # of a fine-tuning record; else dev
+
+
+def table_of_same_settings(arms: Sequence[Arm], courses: Sequence[Course]) -> Table:
+    """The settings of pre-training with one value over all students that have them."""
+    found: dict[str, set[str]] = {}
+    for model in (model for arm in arms for model in arm.models if not is_probe(model)):
+        for of_group in groups(model.facts).values():
+            for name, value in of_group.items():
+                found.setdefault(name, set()).add(text(value))
+    found["tokens"] = {_amount(course.points[-1].tokens) for course in courses}
+    shared = {name: next(iter(values)) for name, values in found.items() if len(values) == 1} if arms else {}
+    caption = (
+        "Settings of pre-training with one value over all students that have them. Layer and k are those of the "
+        "targets. Tokens: read by each student, according to the logs. The file has all shared settings."
+    )
+    rows = [(name, shared[name]) for name in SAME if shared.get(name, "–") not in ("–", "not set")]
+    data = [[name, value] for name, value in shared.items() if name != "step"]
+    return Table("What was the same", caption, ("setting", "value"), rows, (("setting", "value"), data))
+
+
+def table_of_measures(result: Comparison) -> Table:
+    """The split, and the numbers of training and scored examples, of every measure that the page shows."""
+    found: dict[tuple[str, str, str, str], set[tuple[int | None, int]]] = {}
+
+    def add(task: str, metric: str, how: str, split: str, training: int | None, scored: int) -> None:
+        found.setdefault((TITLES.get(task, task), metric, how, split), set()).add((training, scored))
+
+    composite = result.composite or {"gate": (), "part": "test"}
+    for model in result.models:
+        for measure in [row["measure"] for row in composite["gate"]]:
+            task, _, metric = measure.partition("/")
+            if (record := model.frozen.get((task, None))) is not None:
+                counts = {figure["metric"]: figure["n"] for figure in record["figures"]}
+                for split in [one for one in (composite["part"], "dev") if f"{metric}_{one}" in counts][:1]:
+                    add(task, metric, "frozen", split, record["data"]["n_train"], counts[f"{metric}_{split}"])
+    for model in result.models:
+        for (task, _), record in sorted(model.trainings.items()):
+            split = SPLITS.get(record["settings"].get("split", ""), "dev")
+            for figure in record["figures"]:
+                add(task, figure["metric"], "fine-tuned", split, record["data"]["n_train"], figure["n"])
+    for model in result.models:
+        if model.blimp is not None:
+            add("BLiMP", "accuracy", "no training", "test", None, sum(one["n"] for one in model.blimp["figures"]))
+    columns = ("measure", "task", "encoder", "split", "training examples", "scored examples")
+    rows, data = [], []
+    for (task, metric, how, split), of_models in found.items():
+        name = metric.replace("_", " ")
+        training, scored = (sorted({n for n in of if n is not None}) for of in zip(*of_models, strict=True))
+        rows.append((name, task, how, split, _range(training), _range(scored)))
+        data += [(metric, task, how, split, *pair) for pair in sorted(of_models, key=str)]
+    caption = (
+        "How many examples each score on this page is based on. Training examples: those that the probe or the "
+        "fine-tuning run could use. Scored: examples, or words if the measure counts these. A range: models differ."
+    )
+    header = ("measure", "task", "encoder", "split", "n_train", "n")
+    return Table("What was measured", caption, columns, rows, (header, data))
+
+
+def _range(counts: Sequence[int]) -> str:
+    return " to ".join(f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1]))) if counts else "–"
 
 
 # -- costs ------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 from test_cli import error_line, mlsm
 from tiny_records import a_blimp_record, a_record, digest, layer_study, paper_study, store
+from tiny_study import pair
 
 from mlsm.common.errors import ComparisonError, RecordError, WsdDataError
 from mlsm.common.progress import silent
@@ -172,6 +173,31 @@ def _check_checkpoints(directory, averages):
     assert len(points) == 28 == int(rate["n"])
     won = sum(round(float(row["value"]) - float(row["x"]), 9) > 0 for row in points)
     assert won == 26 and float(rate["value"]) == 27 / 28  # all but CoLA, where kd is as good: two ties
+
+
+def figure_7(directory, records):
+    """Its caption, the paired models, and the rows of win rates."""
+    result, settings = compared(directory, records)
+    caption = next(figure.caption for figure in result.figures if figure.figure == 7)
+    rows = table(settings.output / "figure-07-pairs.csv")
+    points = {(row["series"].partition(",")[0], row["against"]) for row in rows if row["panel"] != "win rate"}
+    return caption, points, [row for row in rows if row["panel"] == "win rate"]
+
+
+def test_figure_7_pairs_runs_of_one_seed(tmp_path):
+    both = pair([[0.02], [0.01], [-0.03]], ["rte"])
+    caption, points, rates = figure_7(tmp_path / "all", both)
+    assert points == {(f"mlsm-seed{seed}", f"mlm-seed{seed}") for seed in range(3)}
+    (rate,) = rates
+    assert (float(rate["value"]), rate["n"]) == (pytest.approx(2 / 3), "6")
+    assert caption.startswith("The models differ only in objective and run_seed.") and "not shown" not in caption
+    some = [record for record in both if record["model"] != "mlm-seed2"]
+    caption, points, _ = figure_7(tmp_path / "some", some)
+    assert ("mlsm-seed1", "mlm-seed1") in points and "not shown: mlsm-seed2." in caption
+    apart = [record for record in both if record["model"] in ("mlsm-seed0", "mlsm-seed1", "mlm-seed2")]
+    caption, points, _ = figure_7(tmp_path / "apart", apart)
+    assert points == {("mlsm-seed0", "mlm-seed2")} and "not shown: mlsm-seed1." in caption
+    assert "also in run_seed" in caption
 
 
 def test_a_study_of_two_tasks_has_no_empty_panels(tmp_path):

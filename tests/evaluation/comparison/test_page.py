@@ -207,6 +207,17 @@ def test_steps_that_differ_in_operations_count_by_these():
     assert quiet_step_seconds([{"step": 1, "loss": 3.0}]) is None
 
 
+def test_the_page_says_what_was_the_same_and_what_was_measured(reported):
+    page, directory, _ = reported
+    same = {row["setting"]: row["value"] for row in table(directory / "report" / "report-same.csv")}
+    assert (same["encoder"], same["layer"], same["window max_length"]) == ("bert-2x32", "10", "128")
+    assert not {"objective", "run_seed", "step"} & same.keys()  # they differ
+    rows = {row["task"]: row for row in table(directory / "report" / "report-measures.csv")}
+    assert [rows["RTE"][name] for name in ("encoder", "split", "n_train", "n")] == ["fine-tuned", "dev", "1000", "100"]
+    text = Page(page).text
+    assert text.index("What differs between") < text.index("What was the same") < text.index("What was measured")
+
+
 def test_costs_have_accounts_that_add_up(reported):
     rows = {(row["arm"], row["pre-training seed"]): row for row in table(reported[0].parent / "report-costs.csv")}
     mlsm, mlm = rows["MLSM", "2"], rows["MLM", "2"]

@@ -20,10 +20,12 @@ import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from statistics import fmean, stdev
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from mlsm.common.errors import StudyError
 from mlsm.evaluation import records
+from mlsm.evaluation.comparison.identity import differences
 from mlsm.evaluation.comparison.models import find_disagreements, largest_alike
 from mlsm.evaluation.comparison.significance import LEVEL, holm
 from mlsm.evaluation.studies.protocol.costs import name_in_records
@@ -46,6 +48,8 @@ class Scored(NamedTuple):
     untrained: dict[int, Scores]
     """seed -> scores at step 0 of the lower anchor"""
     teacher: Scores | None
+    facts: dict[str, dict[int, dict]]
+    """arm -> seed -> a record of the finished student, which says how it was pre-trained"""
 
 
 def compose(study: Study, directory: Path) -> dict:
@@ -54,9 +58,10 @@ def compose(study: Study, directory: Path) -> dict:
     directory  of the study
     Returns    arms (name -> seeds, planned: how many, composite, deviation, measures: means in points; None for an arm
                that is withheld), anchors (untrained, teacher: measure -> points; untrained_seeds, untrained_planned:
-               how many), gate (of `gate`), rule (of the gate, in words), margin (of equivalence, or None), withheld
-               (whether the primary contrast is), contrasts (of `_contrast`, or pair, role and `withheld`: how many
-               seeds are scored; role is "primary", "secondary" or, if it was not planned as a test, "not planned")
+               how many), gate (of `gate`), rule (of the gate, in words), margin (of equivalence, or None), part (of
+               the recipe's composite), withheld (whether the primary contrast is), contrasts (of `_contrast`, or pair,
+               role and `withheld`: how many seeds are scored; role is "primary", "secondary" or, if it was not planned
+               as a test, "not planned")
     Raises     StudyError if two models have the same student's name, or if the lower anchor is not below the upper one
     """
     assert study.composite is not None
@@ -66,7 +71,14 @@ def compose(study: Study, directory: Path) -> dict:
     has_anchors = scored.untrained.keys() >= set(lower.seeds)
     is_open = has_anchors and all(scored.students[name].keys() >= set(study.seeds) for name in study.primary)
     hidden = () if is_open else study.primary
-    found: dict = {"arms": {}, "contrasts": [], "withheld": True, "rule": RULE, "margin": study.composite.margin}
+    found: dict = {
+        "arms": {},
+        "contrasts": [],
+        "withheld": True,
+        "rule": RULE,
+        "margin": study.composite.margin,
+        "part": study.composite.part,
+    }
     found |= {"anchors": anchors_of(scored), "gate": gate(study, scored, hidden)}
     found["anchors"]["untrained_planned"] = len(lower.seeds)
     if scored.teacher is None or not scored.untrained:
@@ -92,7 +104,7 @@ def compose(study: Study, directory: Path) -> dict:
                 counts.append(f"{len(scored.untrained)} of {len(lower.seeds)} untrained students")
             contrasts.append({"pair": pair, "role": role, "withheld": ", ".join(counts)})
             continue
-        contrasts.append(_contrast(pair, seeds, values, scored.students) | {"role": role})
+        contrasts.append(_contrast(pair, seeds, values, scored) | {"role": role})
     if contrasts[0].get("paired") and study.composite.margin is not None:
         contrasts[0]["equivalence"] = _equivalence(contrasts[0], study.composite.margin)
     # A hypothesis without a p (without a result yet, or whose pairs do not vary) is counted too, with p = 1.
@@ -112,12 +124,14 @@ def read_scores(study: Study, directory: Path) -> Scored:
     composite = study.composite
     assert composite is not None
     by_name: dict[str, dict[tuple, Scores]] = {}
+    facts_of: dict[str, dict] = {}  # name of a model -> one of its records
     by_task: dict[str, dict[str, dict]] = {measure.partition("/")[0]: {} for measure in composite.measures}
     used: set[str] = set()  # names of models
     paths = sorted((directory / "evaluations").glob("*/frozen/*.json"))
     found = records.read(paths) if paths else []
     for record, content in zip(found, records.contents_of(found), strict=True):
         measured = {f"{record['task']}/{name}": value for name, value in points_of(record, composite.part).items()}
+        facts_of.setdefault(record["model"], record)
         by_name.setdefault(record["model"], {}).setdefault(content, {}).update(measured)
         if record["task"] in by_task:
             by_task[record["task"]][record["model"]] = record
@@ -136,19 +150,21 @@ def read_scores(study: Study, directory: Path) -> Scored:
         return None
 
     students: dict[str, dict[int, Scores]] = {arm: {} for arm in study.arms}
+    facts: dict[str, dict[int, dict]] = {arm: {} for arm in study.arms}
     for arm in study.arms.values():
         last = f"-step-{arm.settings['max_steps']:08}"
         for seed in arm.seeds:
-            name = arm.student(seed)
-            if (scores := whole(name) or whole(name + last)) is not None:
-                students[arm.name][seed] = scores
+            for name in (arm.student(seed), arm.student(seed) + last):
+                if (scores := whole(name)) is not None:
+                    students[arm.name][seed], facts[arm.name][seed] = scores, facts_of[name]
+                    break
     lower = study.arms[composite.untrained]
     starts = {seed: whole(f"{lower.student(seed)}-step-{0:08}") for seed in lower.seeds}
     untrained = {seed: scores for seed, scores in starts.items() if scores is not None}
     teacher = whole(name_in_records(composite.teacher))
     for task, of_model in by_task.items():
         _refuse_unlike(task, {name: record for name, record in of_model.items() if name in used})
-    return Scored(students, untrained, teacher)
+    return Scored(students, untrained, teacher, facts)
 
 
 def _refuse_unlike(task: str, measured: Mapping[str, dict]) -> None:
@@ -249,19 +265,22 @@ def _mean(values: list[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def _contrast(pair: tuple[str, str], seeds: tuple[int, ...], values, students) -> dict:
+def _contrast(pair: tuple[str, str], seeds: tuple[int, ...], values, scored: Scored) -> dict:
     """The difference of two arms over their planned seeds, in points of the composite.
 
     Has `paired` and `unpaired` (each with low and high of the 95 % interval, and p; missing with one seed
-    and if every pair differs by as much), and `measures`, the mean difference in each measure's own points.
+    and if every pair differs by as much), `measures`, the mean difference in each measure's own points, and
+    `arms_differ`, the fields of the Differences of the first pair's pre-training.
     """
     first, second = ([values[name][seed] for seed in seeds] for name in pair)
     found: dict = {"pair": pair, "seeds": seeds, "difference": fmean(first) - fmean(second)}
     found["differences"] = [one - other for one, other in zip(first, second, strict=True)]
+    one, other = (scored.students[name] for name in pair)
     found["measures"] = {
-        measure: fmean(students[pair[0]][seed][measure] - students[pair[1]][seed][measure] for seed in seeds)
-        for measure in students[pair[0]][seeds[0]]
+        measure: fmean(one[seed][measure] - other[seed][measure] for seed in seeds) for measure in one[seeds[0]]
     }
+    first_pair = [SimpleNamespace(label=name, facts=scored.facts[name][seeds[0]]) for name in pair]
+    found["arms_differ"] = vars(differences(first_pair))
     if len({round(difference, 9) for difference in found["differences"]}) > 1:
         from scipy import stats
 

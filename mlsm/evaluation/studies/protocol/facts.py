@@ -1,8 +1,10 @@
 """Facts for the report that come from the study, not from records: hypotheses, arms, costs, parts not run.
 
 Costs are stored in <output>/costs.json when they are first estimated, since finished parts are not measured again. A
-hash of the settings is stored with each: if the recipe changes, the cost is measured again. Not handled here: the page
-(mlsm/evaluation/comparison), and the estimates (costs.py).
+hash of the settings is stored with each: if the recipe changes, the cost is measured again. The plan of the tests is
+stored in <output>/plan.json at every start before the first evaluation is recorded, so the report can name later
+changes. A study that was scored before this file existed has none, and its changes are not known. Not handled here: the
+page (mlsm/evaluation/comparison), and the estimates (costs.py).
 """
 
 import hashlib
@@ -16,6 +18,8 @@ from mlsm.common.json_checks import Count, Number, find_problem, object_of
 from mlsm.common.json_lines import read_json_lines
 from mlsm.evaluation.comparison.config import Spent, StudyFacts
 from mlsm.evaluation.comparison.curves import quiet_step_seconds
+from mlsm.evaluation.comparison.identity import text
+from mlsm.evaluation.studies.protocol.config import StudyConfig
 from mlsm.evaluation.studies.protocol.costs import Cost, is_finished, name_in_records
 from mlsm.evaluation.studies.protocol.description import NEEDED, OF_PROBES, TRAININGS, PlannedArm, Study
 from mlsm.evaluation.studies.protocol.parts import Made, Part, StudyPlan, name_of
@@ -24,6 +28,7 @@ from student.config import StudentConfig
 from student.runs.identity import read_or_none
 
 KEPT = "costs.json"
+PLAN = "plan.json"
 MINIATURE = (
     "All models were fine-tuned on built-in miniature data, because no evaluation data was available: the "
     "scores mean nothing, and neither does the conclusion."
@@ -76,13 +81,67 @@ def _are_costs(found: object) -> bool:
     return isinstance(found, dict) and all(find_problem(cost, COST) is None for cost in found.values())
 
 
+@refuse_what_is_in_the_way()
+def keep_plan(study: Study, settings: StudyConfig) -> None:
+    """Store what the study tests, as long as no evaluation is recorded."""
+    if not any(settings.evaluations.glob("*/*/*.json")):
+        make_directories(settings.directory)
+        replace_json(settings.directory / PLAN, _plan_of(study))
+
+
+def find_changes(study: Study, settings: StudyConfig) -> str:
+    """A sentence on what was changed in the plan of the tests after the first scores; empty if nothing was."""
+    file, now = settings.directory / PLAN, _plan_of(study)
+    if not file.exists():
+        return ""
+    was = read_or_none(file, lambda found: isinstance(found, dict) and found.keys() == now.keys())
+    if was is None or not isinstance(was["seeds"], dict):
+        return f"It is unknown what was changed after the first scores: {file} cannot be read."
+    changed = [f"{name} (was {_shown(was[name])})" for name in now if name != "seeds" and was[name] != now[name]]
+    by_seeds: dict[tuple[str, str], list[str]] = {}  # (how they were changed, seeds) -> arms
+    for how, one, other in (("added", now["seeds"], was["seeds"]), ("removed", was["seeds"], now["seeds"])):
+        changed += [f"arm {arm} ({how})" for arm in one if arm not in other]
+        for arm in one.keys() & other.keys():
+            if seeds := [seed for seed in one[arm] if seed not in other[arm]]:
+                by_seeds.setdefault((how, _shown(seeds)), []).append(arm)
+    changed += [
+        f"seeds {seeds} of {', '.join(sorted(arms))} ({how})" for (how, seeds), arms in sorted(by_seeds.items())
+    ]
+    return f"Changed after the first scores: {', '.join(changed)}." if changed else ""
+
+
+def _plan_of(study: Study) -> dict[str, Any]:
+    """What the study tests, as it is stored."""
+    composite = study.composite
+    return {
+        "primary": " > ".join(study.primary),
+        "planned": study.planned,
+        "secondary": list(map(" > ".join, study.secondary)),
+        "learned-by": study.learned_by,
+        "measures": composite and list(composite.measures),
+        "part": composite and composite.part,
+        "margin": composite and composite.margin,
+        "seeds": {arm.name: list(arm.seeds) for arm in study.arms.values()},
+    }
+
+
+def _shown(value: Any) -> str:
+    """A value of the plan as text."""
+    return (", ".join(map(str, value)) or "none") if isinstance(value, list) else text(value)
+
+
 def facts_of(
-    study: Study, planned: StudyPlan, kept: dict[str, dict], composite: Mapping[str, Any] | None = None
+    study: Study,
+    planned: StudyPlan,
+    kept: dict[str, dict],
+    composite: Mapping[str, Any] | None = None,
+    changed: str = "",
 ) -> StudyFacts:
     """The facts for the report.
 
     kept       of `keep_costs`
     composite  of `compose`; None if the recipe has none
+    changed    of `find_changes`
     """
     named = {name for pair in (study.primary, *study.secondary) for name in pair}
     explored = [name for name in study.arms if name not in named]
@@ -112,6 +171,7 @@ def facts_of(
         warning=MINIATURE if any(part.values.get("smoke") for part in planned.parts) else "",
         not_run=tuple(not_run),
         composite=composite,
+        changed=changed,
     )
 
 

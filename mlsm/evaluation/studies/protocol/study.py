@@ -33,7 +33,7 @@ from mlsm.evaluation.studies.protocol.composite import compose
 from mlsm.evaluation.studies.protocol.config import StudyConfig
 from mlsm.evaluation.studies.protocol.costs import Cost, costs, is_finished, is_made
 from mlsm.evaluation.studies.protocol.description import Study, read_study
-from mlsm.evaluation.studies.protocol.facts import facts_of, keep_costs, kept_costs
+from mlsm.evaluation.studies.protocol.facts import facts_of, find_changes, keep_costs, keep_plan, kept_costs
 from mlsm.evaluation.studies.protocol.parts import Part, StudyPlan, find_diagnostic, plan
 from mlsm.evaluation.studies.protocol.printing import as_make, as_slurm, compare_line
 from mlsm.evaluation.studies.protocol.students import write_students
@@ -56,15 +56,17 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     progress  called as progress(stage, done, total, unit=..., **figures)
     Returns   title, question, directory, parts (name, seconds and bytes expected, finished before, state and commit),
               left_out (sentences on parts that cannot be run here), composite (of `compose`; None if the recipe has
-              none), comparison (the result of `compare`, None if nothing has been evaluated), tables (the command that
-              prints it; None while the primary hypothesis is withheld), students (of `write_students`), quarantined
-              (store, and the number of its documents that could not be coded, if there are any). With print_commands
-              only `commands`; with dry_run nothing is done
+              none), changed (of `find_changes`), comparison (the result of `compare`, None if nothing has been
+              evaluated), tables (the command that prints it; None while the primary hypothesis is withheld), students
+              (of `write_students`), quarantined (store, and the number of its documents that could not be coded, if
+              there are any). With print_commands only `commands`; with dry_run nothing is done
     Raises    StudyError, ValueError before anything is done, and the errors of the parts' commands
     """
     described = read_study(settings.recipe)
     planned = plan(described, settings.directory, settings.data)
     chosen = choose_parts(planned.parts, settings.only)
+    if not settings.dry_run:
+        keep_plan(described, settings)
     if settings.print_commands is not None:
         _judge(described, settings.directory)  # so that `compare` withholds what the study withholds
         lines = as_make if settings.print_commands == "make" else as_slurm
@@ -78,6 +80,7 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
         "parts": _with_states(expected, settings.directory),
         "left_out": planned.left_out,
         "composite": None,
+        "changed": find_changes(described, settings),
         "comparison": None,
         "students": [],
     }
@@ -263,7 +266,7 @@ def _compare(
     """Compare everything evaluated so far, and write the report. Returns None if nothing was evaluated."""
     if not any(settings.evaluations.glob("*/*/*.json")):
         return None
-    facts = facts_of(described, planned, kept, composite)
+    facts = facts_of(described, planned, kept, composite, find_changes(described, settings))
     return compare(_comparison(settings, described, planned), progress, facts).as_report()
 
 

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from scipy import stats
 from tiny_records import a_record, digest
+from tiny_study import identity
 
 from mlsm.commands.study import _composite as shown
 from mlsm.commands.study import show as summary
@@ -27,7 +28,7 @@ from mlsm.evaluation.comparison.config import CompareConfig
 from mlsm.evaluation.studies.protocol.composite import compose
 from mlsm.evaluation.studies.protocol.config import StudyConfig
 from mlsm.evaluation.studies.protocol.description import read_study
-from mlsm.evaluation.studies.protocol.facts import facts_of
+from mlsm.evaluation.studies.protocol.facts import facts_of, find_changes, keep_plan
 from mlsm.evaluation.studies.protocol.parts import plan
 from mlsm.evaluation.studies.protocol.study import study
 
@@ -258,6 +259,25 @@ def test_pairs_that_all_differ_by_as_much_are_no_evidence(ahead, said, described
     assert secondary and all(one["paired"]["p"] <= one["paired"]["p_adjusted"] < 1 for one in secondary)
 
 
+def test_one_secondary_hypothesis_is_adjusted_for_nothing(described, tmp_path):
+    fill(tmp_path)
+    _, (_, one) = conclude_contrasts(compose(described._replace(secondary=(("mlsm", "mlm"),)), tmp_path))
+    several = conclude_contrasts(compose(described, tmp_path))[1][1]
+    assert "Holm" not in one.sentence and "after Holm's adjustment for 2 hypotheses" in several.sentence
+
+
+def test_in_what_else_the_arms_of_a_contrast_differ_is_said(described, tmp_path):
+    fill(tmp_path)
+    for path in (tmp_path / "evaluations").glob("*/frozen/*.json"):
+        record = records.read_file(path)
+        name, lr = record["model"].partition("-")[0], 2e-3 if record["model"].startswith("mlm-") else 1e-3
+        known = identity(name, record["run_seed"], lr=lr) if name != "teacher" else None
+        records.write(tmp_path, record | {"identity": known, "objective": name if known else None})
+    (_, primary), (_, secondary), *_ = conclude_contrasts(compose(described, tmp_path))
+    assert not any("differ" in sentence for sentence in primary.beside)
+    assert "The two differ in lr, objective, so the difference in score cannot be attributed" in secondary.beside[-1]
+
+
 @pytest.mark.parametrize(("given", "recorded"), [("bundled", "bundled_teacher"), ("owner/model", "owner/model")])
 def test_a_teacher_that_is_no_directory_is_found_in_the_records(given, recorded, described, tmp_path):
     fill(tmp_path)
@@ -388,6 +408,13 @@ def test_the_page_concludes_from_the_composite_as_scipy_does(described, tmp_path
     assert float(arms["regress"]["composite"]) == pytest.approx(second.mean())
     assert float(arms["regress"]["conll2003/entities"]) == pytest.approx(10 + 0.6 * second.mean())
     assert arms["teacher"]["composite"] == "100" and float(arms["untrained"]["stsb/cosine"]) == pytest.approx(40)
+    assert "points, on the test set (dev if a task has none)" in text
+    measured = [tuple(row.values()) for row in rows_of(tmp_path, "measures")]
+    assert measured == [
+        ("pos", "CoNLL-2003", "frozen", "test", "1000", "9"),
+        ("entities", "CoNLL-2003", "frozen", "test", "1000", "9"),
+        ("cosine", "STS-B", "frozen", "dev", "1000", "9"),
+    ]
     assert {row["measure"]: row["passes"] for row in rows_of(tmp_path, "gate")}["conll2003/pos"] == "True"
     drawn = rows_of(tmp_path, "composite-differences")
     assert [(row["contrast"], row["role"]) for row in drawn] == [
@@ -409,6 +436,36 @@ def test_a_comparison_that_was_not_planned_is_exploratory_on_the_page(described,
         "No hypothesis was written down" in text
         and rows_of(tmp_path, "composite-hypotheses")[0]["role"] == "not planned"
     )
+
+
+def test_what_was_changed_after_the_first_scores_is_said(described, tmp_path):
+    (tmp_path / "data").mkdir()
+    settings = StudyConfig(recipe=str(tmp_path / "recipe.yaml"), output=tmp_path, data_dir=tmp_path / "data")
+    keep_plan(described._replace(primary=("mlm", "mlsm")), settings)  # no score was seen yet
+    keep_plan(described, settings)
+    fill(tmp_path)
+    assert study(replace(settings, only=("frozen/mlm-seed0",)))["changed"] == ""
+    recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    recipe["study"] |= {"primary": ["mlsm", "mlm"], "secondary": [["regress", "mlm"]]}
+    recipe["study"]["composite"]["margin"] = 1
+    recipe["study"]["arms"]["mlsm"]["seeds"] = recipe["study"]["arms"]["mlm"]["seeds"] = [0, 1, 2, 3]
+    recipe["study"]["arms"]["more"] = {"store": "lsp", "lr": 1e-4}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    found = study(replace(settings, only=("frozen/mlm-seed0",)))
+    assert found["changed"] == (
+        "Changed after the first scores: primary (was mlsm > regress), secondary (was mlsm > mlm, regress > mlm), "
+        "margin (was 5), arm more (added), seeds 3 of mlm, mlsm (added)."
+    )
+    assert found["changed"] in text_of(found["comparison"]["report"]).partition("Composites")[0]
+    assert found["changed"] in summary(found, settings)
+    keep_plan(read_study(settings.recipe), settings)  # too late
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe | {"study": recipe["study"] | {"seeds": [0]}}))
+    now = read_study(settings.recipe)
+    assert "seeds 1, 2 of regress (removed)" in find_changes(now, settings)
+    (tmp_path / "plan.json").write_text("{}")
+    assert "plan.json cannot be read" in find_changes(now, settings)
+    (tmp_path / "plan.json").unlink()
+    assert find_changes(now, settings) == ""
 
 
 def test_nothing_that_is_withheld_is_in_any_file_of_the_report(described, tmp_path):
@@ -466,6 +523,7 @@ def test_fine_tuning_scores_come_after_the_composite_and_are_exploratory(describ
     text = report(described, tmp_path)
     assert text.startswith("inconclusive It is unclear whether mlsm is better than regress: on the composite")
     tuned = text[text.index("Fine-tuning scores") :]
+    assert 'Every p value and interval outside the table "Hypotheses on the composite".' in tuned
     assert "exploratory" in tuned[:60] and "are about the composite, so this is exploratory" in tuned
     (row,) = rows_of(tmp_path, "hypotheses")  # mlm is not fine-tuned
     assert (row["better"], row["than"], row["role"], row["holm"]) == ("mlsm", "regress", "not planned", "")
