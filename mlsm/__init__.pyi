@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from mlsm.common.errors import MlsmError as MlsmError
 from mlsm.evaluation.comparison.config import CompareConfig
@@ -200,7 +200,6 @@ def doctor(
     Settings: `mlsm help doctor`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
     """
 
-@overload
 def encode_hidden(
     config: EncodeHiddenConfig | None = None,
     *,
@@ -227,7 +226,7 @@ def encode_hidden(
     device: PathOrText = "auto",
     products: Literal["auto", "onednn", "torch"] = "auto",
     retry_quarantine: bool = False,
-    dry_run: Literal[False] = False,
+    dry_run: bool = False,
     layer: int | Sequence[int] = (10,),
     quantise: Literal["int8", "pq"] = "int8",
     bytes: int | None = None,
@@ -241,44 +240,6 @@ def encode_hidden(
     Settings: `mlsm help encode-hidden`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
     """
 
-@overload
-def encode_hidden(
-    config: EncodeHiddenConfig | None = None,
-    *,
-    recipe: PathOrText | None = None,
-    progress: Progress = None,
-    corpus: PathOrText | Sequence[PathOrText] = ("bundled",),
-    text_field: PathOrText = "text",
-    document_boundary: Literal["blank-line", "file"] = "blank-line",
-    invalid_utf8: Literal["strict", "replace", "skip"] = "strict",
-    min_characters: int = 0,
-    keep_duplicates: bool = False,
-    output: PathOrText = "runs",
-    held_out_by: Literal["document", "file"] = "document",
-    packing: Literal["packed", "pairs"] = "packed",
-    max_length: int = 128,
-    max_tokens: int | None = None,
-    unit_tokens: int = 1048576,
-    workers: int = 1,
-    scheduler: PathOrText | None = None,
-    teacher: PathOrText | None = None,
-    batch_tokens: int | None = None,
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
-    documents_apart: bool = False,
-    device: PathOrText = "auto",
-    products: Literal["auto", "onednn", "torch"] = "auto",
-    retry_quarantine: bool = False,
-    dry_run: Literal[True],
-    layer: int | Sequence[int] = (10,),
-    quantise: Literal["int8", "pq"] = "int8",
-    bytes: int | None = None,
-    codebook: PathOrText | None = None,
-    dictionary_tokens: int = 262144,
-    seed: int = 42,
-    hidden: PathOrText | None = None,
-) -> list[Estimate]: ...
-
-@overload
 def encode_ids(
     config: EncodeIdsConfig | None = None,
     *,
@@ -299,38 +260,13 @@ def encode_ids(
     workers: int = 1,
     scheduler: PathOrText | None = None,
     retry_quarantine: bool = False,
-    dry_run: Literal[False] = False,
+    dry_run: bool = False,
     tokenizer: PathOrText | None = None,
 ) -> list[EncodedStore]:
     """Encode a corpus into shards of token ids, all that the mlm objective needs: a list of one store.
 
     Settings: `mlsm help encode-ids`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
     """
-
-@overload
-def encode_ids(
-    config: EncodeIdsConfig | None = None,
-    *,
-    recipe: PathOrText | None = None,
-    progress: Progress = None,
-    corpus: PathOrText | Sequence[PathOrText] = ("bundled",),
-    text_field: PathOrText = "text",
-    document_boundary: Literal["blank-line", "file"] = "blank-line",
-    invalid_utf8: Literal["strict", "replace", "skip"] = "strict",
-    min_characters: int = 0,
-    keep_duplicates: bool = False,
-    output: PathOrText = "runs",
-    held_out_by: Literal["document", "file"] = "document",
-    packing: Literal["packed", "pairs"] = "packed",
-    max_length: int = 128,
-    max_tokens: int | None = None,
-    unit_tokens: int = 1048576,
-    workers: int = 1,
-    scheduler: PathOrText | None = None,
-    retry_quarantine: bool = False,
-    dry_run: Literal[True],
-    tokenizer: PathOrText | None = None,
-) -> list[Estimate]: ...
 
 def encode_images(
     config: ImagesConfig | None = None,
@@ -347,7 +283,6 @@ def encode_images(
     Settings: `mlsm help encode-images`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
     """
 
-@overload
 def encode_logits(
     config: EncodeLogitsConfig | None = None,
     *,
@@ -374,7 +309,7 @@ def encode_logits(
     device: PathOrText = "auto",
     products: Literal["auto", "onednn", "torch"] = "auto",
     retry_quarantine: bool = False,
-    dry_run: Literal[False] = False,
+    dry_run: bool = False,
     top_n: int | Literal["all"] = 64,
     masked: bool = False,
 ) -> list[EncodedStore]:
@@ -383,39 +318,6 @@ def encode_logits(
     Settings: `mlsm help encode-logits`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
     """
 
-@overload
-def encode_logits(
-    config: EncodeLogitsConfig | None = None,
-    *,
-    recipe: PathOrText | None = None,
-    progress: Progress = None,
-    corpus: PathOrText | Sequence[PathOrText] = ("bundled",),
-    text_field: PathOrText = "text",
-    document_boundary: Literal["blank-line", "file"] = "blank-line",
-    invalid_utf8: Literal["strict", "replace", "skip"] = "strict",
-    min_characters: int = 0,
-    keep_duplicates: bool = False,
-    output: PathOrText = "runs",
-    held_out_by: Literal["document", "file"] = "document",
-    packing: Literal["packed", "pairs"] = "packed",
-    max_length: int = 128,
-    max_tokens: int | None = None,
-    unit_tokens: int = 1048576,
-    workers: int = 1,
-    scheduler: PathOrText | None = None,
-    teacher: PathOrText | None = None,
-    batch_tokens: int | None = None,
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
-    documents_apart: bool = False,
-    device: PathOrText = "auto",
-    products: Literal["auto", "onednn", "torch"] = "auto",
-    retry_quarantine: bool = False,
-    dry_run: Literal[True],
-    top_n: int | Literal["all"] = 64,
-    masked: bool = False,
-) -> list[Estimate]: ...
-
-@overload
 def encode_lsp(
     config: EncodeConfig | None = None,
     *,
@@ -450,7 +352,7 @@ def encode_lsp(
     dictionary_epochs: float = 2.0,
     seed: int = 42,
     retry_quarantine: bool = False,
-    dry_run: Literal[False] = False,
+    dry_run: bool = False,
     hidden: PathOrText | None = None,
     dictionary: PathOrText | None = None,
     tolerance: float = 0.0001,
@@ -466,51 +368,6 @@ def encode_lsp(
 
     Settings: `mlsm help encode-lsp`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
     """
-
-@overload
-def encode_lsp(
-    config: EncodeConfig | None = None,
-    *,
-    recipe: PathOrText | None = None,
-    progress: Progress = None,
-    corpus: PathOrText | Sequence[PathOrText] = ("bundled",),
-    text_field: PathOrText = "text",
-    document_boundary: Literal["blank-line", "file"] = "blank-line",
-    invalid_utf8: Literal["strict", "replace", "skip"] = "strict",
-    min_characters: int = 0,
-    keep_duplicates: bool = False,
-    output: PathOrText = "runs",
-    held_out_by: Literal["document", "file"] = "document",
-    packing: Literal["packed", "pairs"] = "packed",
-    max_length: int = 128,
-    max_tokens: int | None = None,
-    unit_tokens: int = 1048576,
-    workers: int = 1,
-    scheduler: PathOrText | None = None,
-    teacher: PathOrText | None = None,
-    batch_tokens: int | None = None,
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
-    documents_apart: bool = False,
-    device: PathOrText = "auto",
-    products: Literal["auto", "onednn", "torch"] = "auto",
-    layer: int | Sequence[int] = (10,),
-    k: int | Sequence[int] | None = None,
-    atoms: Literal["learned", "sampled", "clusters"] = "learned",
-    lam: float = 0.05,
-    center: Literal["none", "mean", "position"] = "none",
-    dictionary_tokens: int = 2000000,
-    dictionary_epochs: float = 2.0,
-    seed: int = 42,
-    retry_quarantine: bool = False,
-    dry_run: Literal[True],
-    hidden: PathOrText | None = None,
-    dictionary: PathOrText | None = None,
-    tolerance: float = 0.0001,
-    solver: Literal["cd", "fista", "nearest"] = "cd",
-    solver_steps: int = 100,
-    solver_backend: Literal["auto", "torch"] = "auto",
-    top_n: int | Literal["all"] | None = None,
-) -> list[Estimate]: ...
 
 def evaluate_blimp(
     config: BlimpConfig | None = None,

@@ -28,7 +28,7 @@ HEAD = '''\
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 {imports}
 
@@ -49,7 +49,6 @@ def stub() -> str:
     commands = load_all()
     functions = [_function(command) for command in sorted(commands.values())]
     imports = {(module, name) for name, module in mlsm.HOME.items() if name != "read_records"}
-    imports.add(("mlsm.results", "Estimate"))
     for command in commands.values():
         imports.add((command.settings.__module__, command.settings.__name__))
         imports |= {("mlsm.results", name) for name in _names(_returned(command))}
@@ -71,15 +70,7 @@ def _function(command: Command) -> str:
     returned = _spell(_returned(command))
     docstring = docstring_of(command).replace("\n", "\n    ").replace("    \n", "\n")
     listed = "".join(f"    {line},\n" for line in lines)
-    body = f'    """{docstring}{_end(docstring)}"""\n'
-    if returned != "list[EncodedStore]":  # with dry_run=True it is another type
-        return f"def {command.python_name}(\n{listed}) -> {returned}:\n{body}"
-    usual = listed.replace("dry_run: bool = False", "dry_run: Literal[False] = False")
-    tried = listed.replace("dry_run: bool = False", "dry_run: Literal[True]")
-    return (
-        f"@overload\ndef {command.python_name}(\n{usual}) -> {returned}:\n{body}\n"
-        f"@overload\ndef {command.python_name}(\n{tried}) -> list[Estimate]: ...\n"
-    )
+    return f'def {command.python_name}(\n{listed}) -> {returned}:\n    """{docstring}{_end(docstring)}"""\n'
 
 
 def _end(docstring: str) -> str:

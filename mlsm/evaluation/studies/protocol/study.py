@@ -65,14 +65,16 @@ def study(settings: StudyConfig, progress: Callable[..., None] = silent) -> dict
     described = read_study(settings.recipe)
     planned = plan(described, settings.directory, settings.data)
     chosen = choose_parts(planned.parts, settings.only)
-    if not settings.dry_run:
-        keep_plan(described, settings)
     if settings.print_commands is not None:
+        keep_plan(described, settings)
         _judge(described, settings.directory)  # so that `compare` withholds what the study withholds
         lines = as_make if settings.print_commands == "make" else as_slurm
         return {"commands": lines(chosen, settings)}
     expected = list(costs(chosen, planned.parts, kept_costs(settings.directory, planned.parts), progress))
-    kept = {} if settings.dry_run else keep_costs(expected, settings.directory, planned.parts)
+    kept = {}
+    if not settings.dry_run:
+        keep_plan(described, settings)
+        kept = keep_costs(expected, settings.directory, planned.parts)
     found: dict[str, Any] = {
         "title": described.title,
         "question": described.question,
