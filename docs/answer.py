@@ -82,6 +82,7 @@ ROWS = {  # arm or model -> what it is
     "mlsm-visible-l3": "student of layer 3's LSPs at all tokens",
     "regress-visible": "student of hidden states at all tokens",
     "regress-visible-l3": "student of layer 3's hidden states at all tokens",
+    "regress-visible-l3-pq64": "student of layer 3's hidden states at all tokens (64 bytes)",
     "mlm-equal-hours": "student of masked words, as many hours as for layer 3's LSPs",
     "mlm-4x256": "larger student (4 × 256) of masked words",
     "mlsm-visible-l3-4x256": "larger student of layer 3's LSPs at all tokens",
@@ -106,7 +107,8 @@ LARGER = ("mlm-4x256", "mlsm-visible-l3-4x256", "regress-visible-l3-4x256", "unt
 COSTS = ("sentences/s", "MB", "hours to make", "bytes per token stored")
 SHORT_WITHOUT = (
     *("seeds", "entities", "parts of speech", "chunks", "word senses"),
-    *("type", "mlsm-l3", "regress-pq64", "mlsm-visible", "regress-visible", "from-teacher", *LARGER),
+    *("type", "mlsm-l3", "regress-pq64", "mlsm-visible", "regress-visible", "regress-visible-l3-pq64"),
+    *("from-teacher", *LARGER),
 )
 TARGETS = {  # arms of the planned contrasts -> what their students learn
     "mlm": "words",
