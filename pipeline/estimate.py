@@ -203,7 +203,7 @@ def _learn_provisional(job, teacher, entry):
     found, seconds = learn(hidden_Nd, schedule=LearningSchedule(1, batch)), 0.0  # it also compiles kernels
     if config.atoms == "learned":
         batch = minibatch_of_sample(job)
-        few_Nd = hidden_Nd[: max(4 * batch, len(hidden_Nd) // 4)]
+        few_Nd = hidden_Nd[: max(4 * batch, 2 * entry.k)]  # atoms start from as many vectors
         started = time.perf_counter()
         learn(few_Nd, schedule=LearningSchedule(1, batch))
         seconds = (time.perf_counter() - started) / len(few_Nd)

@@ -84,6 +84,14 @@ def test_the_time_of_learning_is_measured_with_the_real_k_and_minibatches(common
     assert twice["learning_seconds"] == pytest.approx(2 * once["learning_seconds"], rel=0.01)
 
 
+def test_many_atoms_for_little_text(common, teacher_directory):
+    """More atoms than four minibatches have vectors."""
+    config = EncodeConfig(
+        teacher=str(teacher_directory), layer=(1,), k=2_000, lam=0.3, device="cpu", max_tokens=4_000, **common
+    )
+    assert encode_lsp(replace(config, dry_run=True))[0]["learning_seconds"] > 0
+
+
 def test_a_store_of_ids(common, teacher_directory):
     check(encode_ids, EncodeIdsConfig(tokenizer=str(teacher_directory), **common), 0.1)
 
