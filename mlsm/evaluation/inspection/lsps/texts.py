@@ -241,11 +241,12 @@ def compare_tokens(model: "LspModel | None", text: str, teacher: TextRows | None
     predicted = model.lsp([text])[0] if model else None
     names = teacher.texts if teacher else []
     if model and predicted:
-        names = token_names(model.tokenizer, model.tokenizer.convert_tokens_to_ids(predicted.tokens))
-    if teacher and names != teacher.texts:
-        raise InspectionError(
-            f"the student's tokenizer cuts the text into other tokens than the store's. {OF_THIS_STORE}"
-        )
+        ids = model.tokenizer.convert_tokens_to_ids(predicted.tokens)
+        names = token_names(model.tokenizer, ids)
+        if teacher and list(ids) != teacher.ids_T.tolist():
+            raise InspectionError(
+                f"the student's tokenizer cuts the text into other tokens than the store's. {OF_THIS_STORE}"
+            )
     tokens: list[dict] = [{"text": name} for name in names]
     for t, token in enumerate(tokens):
         if teacher:
