@@ -321,7 +321,7 @@ def _conclude_contrast(found: Mapping[str, Any], tests: int) -> Conclusion:
     holm = paired.get("p_adjusted")
     p = paired["p"] if holm is None else holm
     is_adjusted = holm is not None and tests > 1  # for one hypothesis Holm's p is the test's own
-    of_tests = "" if not is_adjusted else f" after Holm's adjustment for {tests} hypotheses"
+    of_tests = f" after Holm's adjustment for {tests} hypotheses" if is_adjusted else ""
     facts = f"95 % interval {between(paired)} points; {_pairs(pairs)}; p {p_value(p)}{of_tests}"
     verdict: Verdict = "undecided"
     if p < LEVEL:
