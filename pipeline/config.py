@@ -351,7 +351,7 @@ class EncodeConfig(EncodingConfig, DictionaryConfig):
     hidden: str | None = None
     """Code a store of hidden states (encode-hidden), by directory or URL, instead of reading text with a teacher.
     Settings of corpus and teacher, --layer included, come from that store, and --center is not possible. The new store
-    pairs with it and says so."""
+    pairs with it."""
     dictionary: Path | None = None
     """Use the dictionary in this directory; unset: learn one from the corpus. Its centring is used, too; another
     --center is refused."""

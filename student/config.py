@@ -75,7 +75,7 @@ class StudentConfig:
     objective: ObjectiveName = field(
         default="mlsm", metadata={"choices": {name: facts.target for name, facts in OBJECTIVES.items()}}
     )
-    """What the student learns about a masked token:"""
+    """What the student learns about a token that it predicts:"""
 
     wordnet: Path | None = None
     """For supersense: WordNet's sense index, the file index.sense or the directory that contains it. The run is named
@@ -223,8 +223,8 @@ class StudentConfig:
     (2025; mlsm docs masks)."""
 
     mask_unit: MaskUnit = "token"
-    """What is masked together: `token`, as in the official code, nothing; `word` the tokens of a word, `span`
-    neighbours (SpanBERT's geometric lengths)."""
+    """What is masked together: `token`, as in the official code, each token by itself; `word` the tokens of a word;
+    `span` neighbours (SpanBERT's geometric lengths)."""
 
     corruption: str = "mask"
     """What replaces a masked token: `mask`, as in the official code, is always the mask token; `80-10-10` is the mask

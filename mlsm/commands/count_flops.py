@@ -1,4 +1,4 @@
-"""Count the operations of pre-training: the paper's table 3, what it leaves out, offline against R reuses."""
+"""Count the operations of pre-training: the paper's table 3, what it leaves out, and when storing pays."""
 
 from mlsm.common.progress import Progress, silent
 from mlsm.evaluation.studies.flops.config import CountFlopsConfig as Settings

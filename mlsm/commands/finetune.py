@@ -1,4 +1,4 @@
-"""Fine-tune models on ten tasks with paired heads: one record per task and seed.
+"""Fine-tune models on ten tasks with the same heads for all: one record per task and seed.
 
 Not handled here: significance (mlsm/evaluation/comparison).
 """

@@ -27,7 +27,7 @@ class Facts:
     cls: str
     """name of the class in that file"""
     target: str
-    """what is learned about a masked token, for --help"""
+    """what is learned about a predicted token, for --help"""
     label: str
     """its name in tables and figures"""
     kinds: tuple[str, ...]
