@@ -212,8 +212,7 @@ class Verified(Result):
 
 def stores_or_estimates(reports: list[dict[str, Any]]) -> list[Any]:
     """The stores that were made, or a dry run's estimates."""
-    kinds: list[type[Result]] = [EncodedStore if "store" in report else Estimate for report in reports]
-    return [kind.of(report) for kind, report in zip(kinds, reports, strict=True)]
+    return [(EncodedStore if "store" in report else Estimate).of(report) for report in reports]
 
 
 def report_of(result: Any) -> Any:

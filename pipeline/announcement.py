@@ -11,19 +11,17 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlsm.common.text import also_row, redacted, settings_table, words_of
 from pipeline.config import DictionaryConfig
 from pipeline.corpus_summary import describe_corpus
+from pipeline.dictionary import Dictionary
 from pipeline.job import Job, name_of_dtype
 from pipeline.targets.logits import PASSES
 from pipeline.targets.lsp import LEAST_MASS, entries_kept, expected_mass
+from pipeline.teacher import Teacher
 from shards.files import StoreFiles
-
-if TYPE_CHECKING:
-    from pipeline.dictionary import Dictionary
-    from pipeline.teacher import Teacher
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +31,8 @@ _SHOWN = ("corpus", "teacher", "tokenizer", "layer", "k", "lam", "dictionary_tok
 def announcement(
     command: str,
     job: Job,
-    teacher: "Teacher | None" = None,
-    dictionary: "Dictionary | None" = None,
+    teacher: Teacher | None = None,
+    dictionary: Dictionary | None = None,
     lacking: Sequence[Path] = (),
 ) -> str:
     """The block of lines.
@@ -127,7 +125,7 @@ def mention_other_tolerance(stores: Path, target_json: Mapping) -> None:
             )
 
 
-def mention_kept_mass(config: Any, layer: int, dictionary: "Dictionary") -> None:
+def mention_kept_mass(config: Any, layer: int, dictionary: Dictionary) -> None:
     """Log how many entries of each token are kept, the reason, and the share of the mass that they should have."""
     kept, mass = entries_kept(config, dictionary), expected_mass(config, dictionary)
     if config.solver == "nearest":
@@ -144,7 +142,7 @@ def mention_kept_mass(config: Any, layer: int, dictionary: "Dictionary") -> None
     )
 
 
-def point_to_other_dtypes(job: Job, teacher: "Teacher", kind: str) -> None:
+def point_to_other_dtypes(job: Job, teacher: Teacher, kind: str) -> None:
     """Log which stores of this teacher and text `--dtype auto` does not continue, as they have another dtype."""
     if job.config.dtype != "auto":
         return

@@ -37,7 +37,7 @@ from pipeline.config import (
 from pipeline.dictionary import Dictionary
 from pipeline.encode import encode
 from pipeline.estimate import estimate, estimate_lsp
-from pipeline.job import Job, fit_teacher, load_teacher, open_executor, open_job, scan_corpus
+from pipeline.job import fit_teacher, load_teacher, open_executor, open_job, scan_corpus
 from pipeline.learn import check_bytes, load_dictionary, provide_codebook, provide_dictionaries, wanted_dictionaries
 from pipeline.stores import TargetStore
 from pipeline.targets.hidden import HiddenStates, provisional_codebook
@@ -149,22 +149,16 @@ def encode_lsp(config: EncodeConfig, progress: Callable[..., None] = silent) -> 
             sources = [(report["layer"], report["dictionary"]) for report in learned]
         for layer, source in sources:
             target = Lsp(config, teacher, layer, given or load_dictionary(config, source, teacher))
-            stores.append(make_lsp_store(job, target))
+            mention_other_tolerance(config.output / "stores", target.describe_store(job)[1])
+            if given is None:  # otherwise it is in the announcement
+                mention_kept_mass(config, layer, target.dictionary)
+            command = select_settings(config) | {"layer": [layer], "k": [len(target.dictionary.atoms_Kd)]}
+            stores.append(TargetStore(job, target, {"encode-lsp": command}))
             facts.append({"layer": layer, "dictionary": source, "top_n": target.top_n, "teacher": teacher.name})
         reports = encode(executor, stores, Lsp)
     for report in reports:
         warn_of_empty_codes(report, config.lam)
     return [report | fact for report, fact in zip(reports, facts, strict=True)]
-
-
-def make_lsp_store(job: Job, target: Lsp) -> TargetStore:
-    """The TargetStore of one layer and dictionary."""
-    command = select_settings(job.config) | {"layer": [target.layer], "k": [len(target.dictionary.atoms_Kd)]}
-    _, target_json = target.describe_store(job)
-    mention_other_tolerance(job.config.output / "stores", target_json)
-    if job.config.dictionary is None:  # otherwise it is in the announcement
-        mention_kept_mass(job.config, target.layer, target.dictionary)
-    return TargetStore(job, target, {"encode-lsp": command})
 
 
 def select_settings(config: Any) -> dict:

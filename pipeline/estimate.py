@@ -19,14 +19,16 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pipeline.batch import InputFormat, hidden_rows
 from pipeline.config import minibatch_size
 from pipeline.corpus_summary import describe_corpus
+from pipeline.dictionary import Dictionary, DictionarySettings, LearningSchedule, learn_dictionary
 from pipeline.dictionary.centering import HiddenSums
+from pipeline.dictionary.learning import CLUSTER_ITERATIONS
 from pipeline.encode import make_coder, write_units
 from pipeline.job import Job
 from pipeline.learn import check_memory, minibatch_of_sample, wanted_dictionaries
@@ -34,13 +36,10 @@ from pipeline.plan import HELD_OUT_SHARE
 from pipeline.sample import check_enough
 from pipeline.stores import free_bytes
 from pipeline.targets.lsp import Lsp
+from pipeline.teacher import Teacher
 from shards.files import StoreFiles
 from shards.schema import BLOCK_TOKENS, ShardMeta
 from shards.writer import UnitWriter
-
-if TYPE_CHECKING:
-    from pipeline.dictionary import Dictionary
-    from pipeline.teacher import Teacher
 
 SECONDS = 10  # a measurement lasts at least this long, if there is enough text
 PLACES = 4  # most places of the plan to measure: the speed differs between texts, and over time
@@ -130,15 +129,12 @@ def _extrapolate_bytes(records, tokens, units):
     return round(tokens * (per_token + once_a_block / BLOCK_TOKENS) + units * once_a_unit)
 
 
-def estimate_lsp(job: Job, teacher: "Teacher", given: "Dictionary | None") -> dict:
+def estimate_lsp(job: Job, teacher: Teacher, given: Dictionary | None) -> dict:
     """`estimate` for the LSP stores of the settings. The result also has the number of `lacking` dictionaries and the
     `learning_seconds` for them.
 
     given  the dictionary that the settings name, if they name one
     """
-    from pipeline.dictionary import Dictionary
-    from pipeline.dictionary.learning import CLUSTER_ITERATIONS
-
     config, targets = job.config, []
     wanted = [] if given else wanted_dictionaries(job, teacher)
     lacking = [entry for entry in wanted if not entry.directory.is_dir()]
@@ -171,8 +167,6 @@ def _learn_provisional(job, teacher, entry):
     Much of a minibatch's time depends on k and d, not on its size, so a second pass with the real minibatches is
     measured. The dictionary itself needs more updates than these give from so few vectors.
     """
-    from pipeline.dictionary.learning import DictionarySettings, LearningSchedule, learn_dictionary
-
     config, parts, count = job.config, [], 0
     job.progress("try dictionary", 0, None)
     centred = config.center != "none"

@@ -68,7 +68,7 @@ def sample_hidden(
         if not (place / SAMPLE).is_file():
             job.progress("centre", 0, None)
             _center_sample(place, job.config.center)
-    names = (SAMPLE, "center.npy", "center.json") if centred else (SAMPLE,)
+    names = ("center.npy", "center.json", SAMPLE) if centred else (SAMPLE,)  # SAMPLE last: then all are there
     for layer, place in places:
         for name in names:
             if not (place / name).is_file():
@@ -114,6 +114,11 @@ def sample_dtype(job: Job, teacher: "Teacher") -> np.dtype:
 
 def check_enough(k: int, vectors: int) -> None:
     """Raise EncodeError if a sample has too few vectors for k atoms, after some are set aside for evaluation."""
+    if not vectors:
+        raise EncodeError(
+            "no token of the sample has a hidden state: the teacher's tokenizer knows none of the text's words. Use a "
+            "teacher that knows its script, or other text."
+        )
     training = vectors - held_out_of(vectors)
     if training < k:
         raise EncodeError(

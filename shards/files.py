@@ -205,8 +205,6 @@ class StoreFiles:
                 f"{self.finish_hint()}"
             )
 
-    # Stores behind a URL differ in these methods: RemoteFiles (remote.py) overrides them.
-
     def no_target_error(self) -> StoreError:
         """The error to raise without a target.json: for a damaged store, or for something that is not a store."""
         directory = Path(self.path)
@@ -215,6 +213,8 @@ class StoreFiles:
             lacking += f", but stores are under {directory / 'stores'}"
         is_damaged = self.units.is_dir() and self.plans.is_dir()
         return (StoreError if is_damaged else RequestError)(describe_no_store(self.path, lacking))
+
+    # Advice: RemoteFiles (remote.py) overrides it, as it does the methods above that read a file.
 
     def is_encoded_here(self) -> bool:
         """Whether encoding commands can write to this store and so remake its missing units."""

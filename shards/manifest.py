@@ -45,12 +45,8 @@ MOST_WIDTH = 1 << 16  # of a hidden state, for which readers allocate arrays
 ROW_STATISTICS = {"entries", "coded_tokens", "kept_mass", "entropy_nats", "nnz_histogram"}  # of stores with k > 0
 _HISTOGRAM = 256  # a token has 0 to 255 entries
 
-_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
-
-
-def canonical_json(value: object) -> str:
-    """The canonical JSON text of a value: sorted keys, no spaces, so that equal settings have equal hashes."""
-    return _canonical(value)
+# The canonical JSON text of a value: sorted keys, no spaces, so that equal settings have equal hashes.
+canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
 def fingerprint(value: object) -> str:
@@ -214,7 +210,7 @@ class PlannedUnit:
     split: Name
     """`train` or `held_out`."""
     source: str
-    """Where the text came from, for people."""
+    """Name of the source that its text is read from; not in the id."""
     start: Count
     """First record of the range."""
     stop: Count
@@ -240,7 +236,8 @@ class Plan:
     units: tuple[PlannedUnit, ...]
     """Units in the order of the window numbers."""
     corpus: dict = field(default_factory=dict)
-    """Counts of the scan: sources, documents, bytes; for people, not in the fingerprint."""
+    """Counts of the scan (sources, documents, bytes), and which file of a joined source begins at which record; not in
+    the fingerprint."""
 
     @cached_property
     def _joined(self) -> dict[str, list[tuple[int, str]]]:

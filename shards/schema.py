@@ -128,7 +128,7 @@ class ShardMeta:
     """The facts that a reader needs before it decodes a block; the content of `__meta__/meta.json`."""
 
     target: str
-    """Fingerprint of the dictionary or teacher that made the distributions."""
+    """Fingerprint of the settings that name the store (target.json)."""
     unit: str
     """Content address of the text behind this shard."""
     k: int

@@ -1,6 +1,7 @@
 """Evaluate how well the student predicts unseen text, compared with predictions that do not read the text.
 
-The predictions are the average target of the training split and, for LSPs, the average at the token's position.
+The predictions are the average target of the training split and also, for LSPs, the average at the token's position,
+for vectors that of the token's id.
 
 The windows are read and masked once, with a fixed seed and without mask weights. So all runs on one plan with the same
 masking unit and final mask rate are evaluated on the same tokens. With mask weights, every run would be evaluated on

@@ -37,8 +37,9 @@ def open_run(
         raise RunError(f"no store given. Make one:  {program()} encode-lsp   or name one with --store.")
     store = Store.open(config.stores[0])
     store.read_tokenizer()  # refuses a wrong tokenizer now, not only at the export, which gets these bytes
+    resolved = resolve(config, store)
     dtype, compiled = resolve_dtype(config.dtype, ranks.device), resolve_compile(config.compile, ranks.device)
-    resolved = resolve(revise(config, dtype=dtype, compile=compiled), store)
+    resolved = resolved._replace(config=revise(resolved.config, dtype=dtype, compile=compiled))
     ranks.share(resolved.config.batch_windows)  # refuses more processes than windows
     task = prepare(resolved.config, store)
     tables = mask_tables(resolved.config, store)

@@ -284,10 +284,11 @@ class Trainer:
                 f" the effective batch stays as it is. Last whole checkpoint: {state.saved or 'none'}."
             ) from error
         if not all(math.isfinite(figure) for figure in state.figures.values()):
-            raise TrainingError(
+            what = (
                 f"evaluation after step {state.steps}: a held-out figure is not finite ({state.figures}): weights have"
                 f" become too large. {self._last_checkpoint('Lower --lr; if')}"
             )
+            raise self.ranks.as_one(TrainingError(what))
         return state.held_out_line()
 
     def _save(self) -> None:
@@ -308,10 +309,11 @@ class Trainer:
     def _check_weights(self) -> None:
         """Raises TrainingError if a weight is not finite. The loss would only show this in the next step."""
         if not all(bool(torch.isfinite(weight).all()) for weight in self.model.parameters()):
-            raise TrainingError(
+            what = (
                 f"after step {self.state.steps} there are weights that are not finite, so nothing is saved."
                 f" {self._last_checkpoint('If')}"
             )
+            raise self.ranks.as_one(TrainingError(what))
 
     def _last_checkpoint(self, condition: str) -> str:
         """Where a run that failed resumes from, and what to do if it fails again."""

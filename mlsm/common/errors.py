@@ -44,7 +44,7 @@ class MissingPackageError(MlsmError, ValueError, ImportError):
 
 
 class PlaceError(MlsmError, ValueError):
-    """A command cannot write here: the path is a link, or something else that is not a directory."""
+    """A command cannot write here: something else is in the way, such as a link."""
 
 
 # -- stores ------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class PeerError(TrainingError):
 
 
 class WriteError(MlsmError, OSError):
-    """A file of the run could not be written; all files that were complete before still are."""
+    """A file could not be written; all files that were complete before still are."""
 
     exit_code = EXIT_WRITE
 

@@ -36,7 +36,7 @@ def trained_rows(result: dict, positions: str = "masked") -> list[tuple[str, str
 
 def _held_out_rows(objective, figures, baseline, reads_words):
     if not figures:
-        return [("held out", "nothing: the corpus has no held-out windows")]
+        return [("held out", "nothing: there are no held-out windows, or no token in them has a target")]
     from student.meter import closest_baseline
 
     objective, loss = OBJECTIVES[objective].load(), figures["loss"]

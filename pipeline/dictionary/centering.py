@@ -24,17 +24,15 @@ Shapes: N tokens, P positions, d hidden width.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
+import torch
 
 from mlsm.common.disk import read_file
 from mlsm.common.durable import appearing_whole
 from mlsm.common.errors import CenteringError
 from shards.members import read_array
-
-if TYPE_CHECKING:
-    import torch
 
 LEAST_TOKENS = 100  # that a position must have to get its own mean
 MOST_LEFT_OUT = 0.1  # largest share of sampled tokens at positions without a mean
@@ -79,15 +77,13 @@ class Center:
 
 
 def centred_unit_rows(
-    rows_Nd: "torch.Tensor", center_Pd: "torch.Tensor | None", position_N: "torch.Tensor | None"
-) -> "tuple[torch.Tensor, torch.Tensor]":
+    rows_Nd: torch.Tensor, center_Pd: torch.Tensor | None, position_N: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Subtract the mean of their positions from rows and scale them to unit length, in place; tensors on one device.
 
     center_Pd, position_N  None: nothing is subtracted
     Returns  rows_Nd, and how many rows are not finite (a tensor without axes)
     """
-    import torch
-
     if center_Pd is not None and position_N is not None:
         rows_Nd -= center_Pd[position_N.clamp(max=len(center_Pd) - 1)]
     norms_N = torch.linalg.vector_norm(rows_Nd, dim=1, keepdim=True)

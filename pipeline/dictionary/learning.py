@@ -23,14 +23,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from mlsm.common import faiss_gpu
+from mlsm.common.device import choose_device
 from mlsm.common.progress import silent
 from pipeline.config import minibatch_size
 from pipeline.dictionary.atoms import Dictionary
 from pipeline.dictionary.checkpoint import Checkpoint
 from pipeline.dictionary.cpu import CpuLearner
 from pipeline.dictionary.near import cosines, far_rows, near_atoms
+from pipeline.dictionary.torch import TorchLearner
 from pipeline.dictionary.vectors import TrainingVectors
+from pipeline.solvers import proof
 from pipeline.solvers.problem import Codes, objective
 
 # Raise this number when equal settings and vectors give other atoms: it is part of dictionaries' names (learn.py), and
@@ -163,9 +168,7 @@ def _check(settings, vectors):
 
 def _device(device):
     if device == "cpu":
-        return device  # without torch
-    from mlsm.common.device import choose_device
-
+        return device
     if choose_device(device).type == "cpu":
         return "cpu"
     return "cuda" if device == "auto" else device  # unchanged, because checkpoints record it so
@@ -275,11 +278,6 @@ class _Learning:
         lam = self.settings["lam"]
         if self.device == "cpu":
             return CpuLearner(atoms_Kd, lam, FORGETTING)
-        import torch
-
-        from pipeline.dictionary.torch import TorchLearner
-        from pipeline.solvers import proof
-
         device = torch.device(self.device)
         if proof.is_needed(device):
             rows_Nd = self.vectors.sample(min(proof.ROWS, len(self.vectors)))
@@ -293,9 +291,6 @@ def _initial_atoms(vectors, settings, device):
     if kind in ("sample", "sampled"):
         return _without_near_ones(vectors.sample(k), vectors, whole_sample=kind == "sampled")
     import faiss
-    import torch
-
-    from mlsm.common import faiss_gpu
 
     hidden_nd = vectors.sample(KMEANS_VECTORS_PER_ATOM * k)
     iterations = CLUSTER_ITERATIONS if kind == "clusters" else KMEANS_ITERATIONS
@@ -377,9 +372,8 @@ class _Evaluation:
     def stop_reason(self, min_improvement):
         """The reason to stop, or None."""
         recent = [entry["objective"] for entry in self.history[-3:]]
-        if len(recent) == 3 and all(
-            after > before * (1 - min_improvement) for before, after in zip(recent, recent[1:], strict=False)
-        ):
+        slow = [after > before * (1 - min_improvement) for before, after in itertools.pairwise(recent)]
+        if slow == [True, True]:
             return f"converged: the held-out objective fell by less than {min_improvement:.2%} twice in a row"
         return None
 

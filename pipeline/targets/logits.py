@@ -56,15 +56,12 @@ class MostProbable:
     weights_Nn  float32, probabilities under the softmax over the whole vocabulary; 0 if they underflow
     tail_N      float32, probability of all other entries
 
-    Tensors on the teacher's device; after `to_host` NumPy arrays.
+    Tensors on the teacher's device.
     """
 
     ids_Nn: torch.Tensor
     weights_Nn: torch.Tensor
     tail_N: torch.Tensor
-
-    def to_host(self) -> "MostProbable":
-        return MostProbable(*(tensor.cpu().numpy() for tensor in (self.ids_Nn, self.weights_Nn, self.tail_N)))
 
 
 class Logits:
@@ -152,11 +149,10 @@ class Logits:
     def columns(self, codes: MostProbable | None, batch: TeacherBatch) -> dict[str, np.ndarray]:
         if codes is None:
             return columns_of(None, batch)
-        codes = codes.to_host() if isinstance(codes.tail_N, torch.Tensor) else codes
-        kept_Nn = codes.weights_Nn > 0
+        ids_Nn, weights_Nn, tail_N = (tensor.cpu().numpy() for tensor in self.tensors(codes))
+        kept_Nn = weights_Nn > 0
         indptr = np.concatenate([np.zeros(1, np.int64), kept_Nn.sum(1)]).cumsum()
-        truncated = int((codes.tail_N > 0).sum())
-        rows = Distributions(indptr, codes.ids_Nn[kept_Nn], codes.weights_Nn[kept_Nn], codes.tail_N, truncated)
+        rows = Distributions(indptr, ids_Nn[kept_Nn], weights_Nn[kept_Nn], tail_N, int((tail_N > 0).sum()))
         return columns_of(rows, batch)
 
     def variation(self, rows_Nd: torch.Tensor, exact_Nd: torch.Tensor, exact_teacher: MaskedLm) -> np.ndarray:

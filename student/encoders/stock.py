@@ -101,7 +101,7 @@ def copy_head(model: Student, directory: Path, token_columns: slice | None) -> N
                 stock, report = AutoModelForMaskedLM.from_pretrained(
                     place, config=config, dtype=torch.float32, output_loading_info=True, use_safetensors=True
                 )
-            problem = ", ".join(sorted(report["missing_keys"])[:3]) and "its head's weights are not in the files"
+            problem = "its head's weights are not in the files" if report["missing_keys"] else ""
         except Exception as error:  # safetensors and transformers raise many classes, Exception itself included
             problem = describe(error)
     if problem:

@@ -106,6 +106,11 @@ class Objective:
                 f"{_HOLDS[store.kind]}. Make one:  {program()} encode-{self.kinds[0]}   or train with another "
                 "--objective."
             )
+        if "ids" not in self.kinds and not store.report()["coded_tokens"]:
+            raise RunError(
+                f"{store.path}: no token has a target, as of text that the teacher's tokenizer does not know. Encode "
+                "other text, or use a teacher that knows its script."
+            )
         facts = OBJECTIVES[self.name]
         if foreign := settings.keys() - {*facts.settings}:
             raise TypeError(f"objective {self.name} has no setting {', '.join(sorted(foreign))}")

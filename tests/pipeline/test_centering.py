@@ -222,6 +222,25 @@ def test_interrupted_and_resumed_equals_unbroken(made, tmp_path, monkeypatch, st
     assert not list((tmp_path / "dictionaries").glob(".*"))
 
 
+@pytest.mark.parametrize("links", range(3))
+def test_an_end_between_the_links_to_a_shared_sample_is_recovered_from(place, tmp_path, monkeypatch, links):
+    """Two dictionaries share a sample and its centre, by links; then each is asked for by itself."""
+    several = replace(place, center="mean", k=(16, 24), output=tmp_path)
+    link, made = Path.hardlink_to, []
+
+    def stop(*args):
+        if len(made) == links:
+            raise KeyboardInterrupt
+        made.append(link(*args))
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "hardlink_to", stop)
+        encode_lsp(several)
+    for k in several.k:
+        (report,) = encode_lsp(replace(several, k=(k,)))
+        assert len(Dictionary.load(report["dictionary"]).atoms_Kd) == k
+
+
 def test_several_layers_and_k_equal_one_at_a_time(made, tmp_path):
     config, store, dictionary = made
     reports = encode_lsp(replace(config, layer=(1, 2), k=(16, 24), output=tmp_path))

@@ -19,6 +19,7 @@ from pipeline.dictionary import checkpoint as learning_checkpoint
 from pipeline.dictionary import learn_dictionary as learn
 from pipeline.dictionary.learning import ALGORITHM
 from pipeline.learn import learn_dictionary
+from pipeline.sample import check_enough
 from shards.manifest import fingerprint
 
 
@@ -100,6 +101,11 @@ def test_too_few_vectors_are_refused_before_the_teacher_runs(place, tmp_path):
     with pytest.raises(EncodeError, match="--k 6000 atoms need as many training vectors, .* has 4,4"):
         learn_dictionary(replace(place, k=6000, output=tmp_path), stop_at("sample", -1))
     assert not list((tmp_path / "dictionaries").iterdir())
+
+
+def test_a_text_that_the_tokenizer_does_not_know_is_told_as_such():
+    with pytest.raises(EncodeError, match="knows none of the text's words"):
+        check_enough(0, 0)  # as `encode-hidden --quantise pq` calls it, which has no --k
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

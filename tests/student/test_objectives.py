@@ -29,7 +29,7 @@ from student.train import term_scales
 class FakeStore:
     def __init__(self, k):
         self.k, self.vocab_size, self.kind, self.path = k, k, "lsp" if k else "ids", "store"
-        self.report = lambda: {"mass_kept": 1.0}
+        self.report = lambda: {"mass_kept": 1.0, "coded_tokens": 1}
         self.settings = {}
 
 
@@ -164,7 +164,7 @@ def mlsm_targets(rows, k):
 
 def kd_targets(rows, vocabulary):
     store = FakeStore(vocabulary)
-    store.kind, store.report = "logits", lambda: {"mass_kept": 1.0}
+    store.kind, store.report = "logits", lambda: {"mass_kept": 1.0, "coded_tokens": 1}
     tokens = len(rows.indptr) - 1
     read = SimpleNamespace(ids=np.zeros((1, max(tokens, 1)), np.int32))
     kd = Kd(store)
@@ -407,3 +407,11 @@ def test_the_teachers_average_equals_an_independent_dense_computation(logits_sto
     expected = dense_bucket_kl(masked, log_mean, 65).item() / len(window)
     found = baseline_of(Kd(logits_store), logits_store)
     assert found["loss"] == pytest.approx(expected, rel=5e-3)
+
+
+@pytest.mark.parametrize("objective", ["mlsm", "hard-mlsm", "naive-mlsm", "type", "regress"])
+def test_a_store_without_a_single_target_is_refused(objective, tmp_path):
+    kind, k = ("hidden", 0) if objective == "regress" else (None, 24)
+    store = write_store(tmp_path / "store", k=k, kind=kind, bare=1)  # as of text that is all [UNK]
+    with pytest.raises(RunError, match="no token has a target.*Encode other text"):
+        OBJECTIVES[objective](store)

@@ -1,6 +1,7 @@
 import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import textwrap
@@ -378,6 +379,12 @@ def test_whole_words_that_are_longer_than_what_may_be_masked_are_told(ids_store,
         )
     )
     assert "of the tokens instead of 1" in caplog.text and "use --mask-unit token or span" in caplog.text
+
+
+def test_what_follows_from_the_machine_is_not_called_given(ids_store, settings, caplog):
+    with caplog.at_level("INFO", "student"):
+        train(StudentConfig(store=ids_store.path, objective="mlm", **settings | {"max_steps": 1}))
+    assert "seed 1 (given)" in caplog.text and not re.search(r"(dtype|compile) \w+ \(given\)", caplog.text)
 
 
 def test_held_out_windows_without_a_token_to_predict_are_told(ids_store, settings, caplog):
