@@ -150,7 +150,7 @@ def our_step(store, config: StudentConfig, objective_name: str):
     """One step as the trainer does it: batches are read one step ahead in a thread, and pinned for a GPU, for which the
     student is compiled unless `config` says otherwise."""
     where = torch.device(device())
-    config = replace(config, compile=resolve_compile(config.compile, where))
+    config = replace(config, compile=resolve_compile(config.compile, where), dtype=resolve_dtype(config.dtype, where))
     objective = OBJECTIVES[objective_name](store)
     model = build_student(config, store, objective).to(where)
     libraries = choose_libraries(config, model, store.max_length, where)

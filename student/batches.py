@@ -235,7 +235,7 @@ def copy_to_host(figures: Tensor) -> Callable[[], list[float]]:
     if not figures.is_cuda:
         return figures.tolist
     copied, arrived = figures.to("cpu", non_blocking=True), torch.cuda.Event()  # torch takes pinned memory for that
-    arrived.record()
+    arrived.record(torch.cuda.current_stream(figures.device))  # without it, that of the current device
 
     def read() -> list[float]:
         arrived.synchronize()

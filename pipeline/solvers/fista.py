@@ -3,7 +3,7 @@
 Beck and Teboulle 2009, section 4, with step 1 / L, L = the largest eigenvalue of D'D, started at zero; no
 stopping test. How far the official code's 100 steps end above the optimum depends on the teacher: 7.8 % on MiniLM,
 0.16 % on MPNet. On MiniLM the codes have more than twice the non-zeros of the optimum: these smoother codes are what
-the paper's students learned (docs/sparse-coding.md). Runs in torch, on the device where the rows are.
+the official code's students learn (docs/sparse-coding.md). Runs in torch, on the device where the rows are.
 Left out: everything that would make it fast.
 
 Shapes: N tokens, d hidden width, K atoms.

@@ -40,6 +40,7 @@ KERNELS = ("cd_cuda.py", "cuda_*.py", "active_set_torch.py", "tensors.py", "tria
 NAMES = {"cuda": "the CUDA kernels", "torch": "plain torch", "cpu": "the CPU"}
 logger = logging.getLogger(__name__)
 _said: set[tuple[str, str]] = set()  # what this process has said
+_proven: dict[str, "SolverChoice"] = {}  # what it has proven, also where that is not kept for others
 
 
 class SolverChoice(NamedTuple):
@@ -152,12 +153,12 @@ def choose_solver(
     key = key_of(device, atoms_Kd.shape[1], len(atoms_Kd), lam)
 
     def prove() -> SolverChoice:
-        proven = prove_solvers(hidden_Nd, atoms_Kd, lam, device)
+        proven = _proven[key] = prove_solvers(hidden_Nd, atoms_Kd, lam, device)
         if proven.keep:
             proofs.keep(key, proven._asdict())
         return proven
 
-    choice = proofs.known_or_proven(lambda: _recall(key), prove, fresh=fresh)
+    choice = proofs.known_or_proven(lambda: _recall(key) or _proven.get(key), prove, fresh=fresh)
     if begun_with is not None and begun_with != choice.backend:
         if begun_with in choice.right or begun_with == "cpu":
             choice = choice._replace(backend=begun_with, line=f"{NAMES[begun_with]}, as this work was begun with it")

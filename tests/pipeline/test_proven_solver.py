@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from planted import planted as vectors
 from preloaded import SUBPROCESS
 from tiny_teacher import lsp_settings
@@ -37,6 +38,7 @@ def prove(monkeypatch, tmp_path):
     monkeypatch.setattr(proof, "_said", set())
 
     def plant(does):
+        monkeypatch.setattr(proof, "_proven", {})  # as in a new process
         monkeypatch.setenv("MLSM_PLANTED", does)
         monkeypatch.setenv("MLSM_CACHE", str(tmp_path / does.replace(" ", "-")))
 
@@ -98,6 +100,15 @@ def test_a_solver_taken_for_lack_of_memory_does_not_bind_the_store(prove, place)
     remove_last_unit(report)
     prove(RIGHT)
     assert solvers(encode_lsp(place)[0]) == found, "the first unit still does not bind it"
+
+
+def test_what_is_not_kept_is_proven_once_in_a_process(prove, caplog):
+    """The first call's half a minute would otherwise be in the seconds that --dry-run measures of the second."""
+    prove("torch=right cuda=lack_memory")
+    hidden_Nd, atoms_Kd = vectors()
+    with caplog.at_level(logging.INFO, "pipeline"):
+        first, second = (proof.choose_solver(hidden_Nd[:32], atoms_Kd, 0.1, torch.device("cpu")) for _ in range(2))
+    assert first == second and not first.keep and caplog.text.count("trying the solvers") == 1
 
 
 def test_a_resume_on_a_gpu_that_cannot_go_on_says_so(prove, place, caplog):

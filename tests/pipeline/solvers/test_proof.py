@@ -95,6 +95,7 @@ def planted(monkeypatch, tmp_path):
     hidden, atoms = problem(40)
 
     def choose(does, **how):
+        monkeypatch.setattr(proof, "_proven", {})  # as in a new process
         monkeypatch.setenv("MLSM_PLANTED", does)
         return proof.choose_solver(hidden, atoms, LAM, CPU, **how)
 
