@@ -225,6 +225,7 @@ def scan_corpus(config: CorpusConfig, tokenizer: "PreTrainedTokenizerFast", prog
     settings = [getattr(config, field.name) for field in fields(CorpusConfig) if field.name != "output"]
     asked = fingerprint(rules), repr(settings), repr(stamps), repr([file.identity() for file in files])
     if asked not in _scanned:
+        progress("scan", 0, None, unit="bytes")  # or the only line of a short scan would say how far it was
         sources: list[Source] = [*files]
         if config.held_out_by == "document":
             sources = join_small_files(files, config.unit_tokens * planning.BYTES_PER_TOKEN, progress)

@@ -122,8 +122,9 @@ def check_enough(k: int, vectors: int) -> None:
     training = vectors - held_out_of(vectors)
     if training < k:
         raise EncodeError(
-            f"--k {k} atoms need as many training vectors, but the sample of {vectors:,} has {max(0, training):,}. "
-            "Use a smaller --k, more text or more --dictionary-tokens."
+            f"--k {k} atoms need at least {k:,} vectors to learn from, but of the sample's {vectors:,} only "
+            f"{training:,} are left after {vectors - training:,} are set aside for evaluation. Use a smaller --k, or "
+            "more text; or more --dictionary-tokens if the text has more."
         )
 
 

@@ -24,7 +24,7 @@ from mlsm.common.durable import make_directories, publish_json
 from mlsm.common.errors import RequestError, ShardError, StoreError
 from mlsm.common.invocation import program
 from mlsm.common.json_checks import parse_json
-from mlsm.common.text import shell_quote
+from mlsm.common.text import printable, shell_quote
 from shards.manifest import Plan, PlannedUnit, UnitRecord, differing, fits_checksum, parse_target, with_checksum
 
 logger = logging.getLogger(__name__)
@@ -37,11 +37,11 @@ _TARGET_REMEDY = (
 
 
 @cache  # once per process: a command may open a store several times
-def _tell_of_other_plans(plans: Path, read: str, count: int, unfinished: str | None) -> None:
+def _tell_of_other_plans(plans: Path, read: str, text: str, count: int, unfinished: str | None) -> None:
     newer = f" Plan {unfinished} is newer, but unfinished: its command has to run again." if unfinished else ""
     logger.info(
-        "%s has %d plans. The text of %s is read, the newest that is finished.%s To read another plan, pass "
-        "%s/PLAN.json instead of the store", plans.parent, count, read, newer, plans,
+        "%s has %d plans. The text of %s%s is read, the newest that is finished.%s To read another plan, pass "
+        "%s/PLAN.json instead of the store", plans.parent, count, read, text, newer, plans,
     )  # fmt: skip
 
 
@@ -180,7 +180,7 @@ class StoreFiles:
         newest = self._first_finished(self._read(path, Plan.parse) for path in files)
         if len(files) > 1:
             unfinished = None if newest.id == files[0].stem else files[0].stem
-            _tell_of_other_plans(self.plans, newest.id, len(files), unfinished)
+            _tell_of_other_plans(self.plans, newest.id, _text_of(newest), len(files), unfinished)
         return newest
 
     def _first_finished(self, plans: Iterator[Plan]) -> Plan:
@@ -272,6 +272,13 @@ def read_command(path: Path) -> dict:
 def describe_no_store(path: object, lacking: str) -> str:
     """The error message for something that is not a store."""
     return f"{path} is not a store: {lacking}. Pass a store made by {program()} encode-lsp."
+
+
+def _text_of(plan):
+    """The first file of a plan's text and the number of the others, in brackets; nothing if the plan names none."""
+    first, *others = plan.corpus.get("files") or [""]
+    more = f" and {len(others)} more" if others else ""
+    return f" ({printable(first, keep='')}{more})" if first else ""
 
 
 def is_plan_file(path: Path) -> bool:

@@ -265,7 +265,7 @@ def test_the_two_commands_end_with_a_summary(session):
     for words in ("store", "tokens/s", "bytes per token", "non-zeros stored", "mass kept", "train-student"):
         assert words in encoded.stdout
     assert "--encoder modernbert-2x128" in encoded.stdout, "without a recipe the student would be a BERT-base"
-    for words in ("held-out KL", "below", "exported to", "import AutoModel", "(the only finished one)"):
+    for words in ("held-out KL", "below", "exported to", "import AutoModel", "(the only finished one that fits)"):
         assert words in trained.stdout
     store = next((directory / "runs" / "stores").iterdir())
     assert f"show-lsp {store.relative_to(directory)} --html lsps\n" in trained.stdout

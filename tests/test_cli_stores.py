@@ -90,12 +90,14 @@ def test_what_a_command_chose_by_itself_is_said_with_the_result(place, monkeypat
     assert json.loads(said.out)["store"] == "runs/stores/lsp-tiny" and first in said.err
     verb = load("train-student")
     parsed = parse(verb, [])
-    assert parsed.choice == first and parsed.settings.store == "runs/stores/lsp-tiny"
+    fitting = first.replace("of 2", "of 2 that fit")
+    assert parsed.choice == fitting and parsed.settings.store == "runs/stores/lsp-tiny"
     write_store(Path("runs/stores/ids-later"), k=0)
     assert says("show-shards").out.startswith("store runs/stores/ids-later (the newest finished one of 3;")
-    assert parse(verb, []).choice == first  # 2 are of LSPs
+    assert parse(verb, []).choice == fitting  # 2 are of LSPs
     shutil.rmtree("runs/stores/lsp-tiny")
-    assert "lsp-tiny-n2-" in parse(verb, []).choice  # nothing else is there
+    choice = parse(verb, []).choice
+    assert "lsp-tiny-n2-" in choice and choice.endswith("(the only finished one that fits)"), "the other is of ids"
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_encode_and_train(tmp_path, monkeypatch, caplog, capsys):
     assert mlsm.export_student(run=student, output="there").export == "there"
     with caplog.at_level("INFO", "mlsm"):
         assert mlsm.train_student(objective="mlm", **TINY).finished_before
-    assert f"store {store.store} (the only finished one)" in caplog.text
+    assert f"store {store.store} (the only finished one that fits)" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,11 @@ def place(tmp_path_factory, english_text, teacher_directory):
 
 @pytest.fixture(scope="module")
 def place_of_states(tmp_path_factory, english_text, teacher_directory):
-    """Where a store of hidden states was encoded by the recipe."""
+    """Where a store of hidden states was encoded by the recipe, whose number of atoms the next step must not change."""
     directory = tmp_path_factory.mktemp("states")
     text = ["--corpus", english_text, "--teacher", teacher_directory, "--layer", 2, "--max-tokens", 20_000]
-    run(directory, "encode-hidden", "--recipe", "small-encoder", *text)
+    said = run(directory, "encode-hidden", "--recipe", "small-encoder", *text)
+    assert "encode-lsp --hidden runs/stores/hidden-" in said and said.rstrip().endswith(" --recipe small-encoder")
     return directory
 
 

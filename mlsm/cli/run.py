@@ -40,7 +40,7 @@ def run_command(command: Command, argv: list[str]) -> int:
         elif choice is not None and not is_silent:
             print(printable(redacted(choice)), flush=True)
         if command.trains:
-            progress("prepare training", 0, None)
+            progress("load torch and transformers", 0, None)
         with passing_on_notes(progress):
             report = report_of(command.run(settings, progress))
     if not is_silent:

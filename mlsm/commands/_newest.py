@@ -24,10 +24,11 @@ def choose_newest(command: Command, settings: Any) -> tuple[Any, str | None]:
         return settings, None
     found = command.newest(settings)
     which = "one" if command.works_on == "run" else "finished one"  # a run may be exported before it ends
+    takes_all = command.newest in (stores, runs)  # the other commands pass over some that are finished
     why = (
-        f"the only {which}"
+        f"the only {which}{'' if takes_all else ' that fits'}"
         if len(found) == 1
-        else f"the newest {which} of {len(found)}; name another one to use it instead"
+        else f"the newest {which} of {len(found)}{'' if takes_all else ' that fit'}; name another one to use it instead"
     )
     # The field's annotation says whether the setting is a path or a string; check() converts it.
     return revise(settings, **{command.works_on: found[0]}), f"{command.works_on} {found[0]} ({why})"

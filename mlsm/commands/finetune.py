@@ -27,6 +27,11 @@ def show(result: dict, settings: Settings) -> str:
     state = "was finished already" if result["finished_before"] else "is finished"
     counts = f"{result['made']} training runs now, {result['kept']} before"
     lines = [f"\nThe fine-tuning {state}: {counts}; means over seeds ± standard deviation.\n", _table(result)]
+    limits = {"--limit-train": settings.limit_train, "--max-steps": settings.max_steps}
+    if given := [f"{flag} {value}" for flag, value in limits.items() if value is not None]:
+        lines.append(
+            f"\nTraining was limited by {' and '.join(given)}: compare these scores only with others of the same limit."
+        )
     alike = result["settings"]
     segments = "given" if alike["segments"] == "always" else "not given"
     lines.append(

@@ -27,6 +27,7 @@ def run(settings: Settings, progress: Progress = silent) -> TrainedStudent:
     """Train a linear probe that predicts words from the LSPs of a frozen student."""
     from student.probe import train_probe
 
+    progress("prepare store and probe", 0, None)
     return TrainedStudent.of(train_probe(settings, progress))
 
 

@@ -23,6 +23,7 @@ def run(settings: Settings, progress: Progress = silent) -> TrainedStudent:
     """
     from student.train import train
 
+    progress("prepare store and student", 0, None)
     return TrainedStudent.of(train(settings, progress))
 
 

@@ -33,17 +33,27 @@ def encoding(reports: list[dict], settings: object) -> str:
     stores = [shell_join(["train-student", "--store", report["store"], *objective_of(kind)]) for report in reports]
     lines += ["\nNext:", *(f"  {program()} {words}" for words in stores)]
     if getattr(settings, "recipe", "") is None:  # without a recipe nothing names an encoder
-        lines.append("  The default student has the size of BERT-base. A small one: --encoder modernbert-2x128")
+        small = "--recipe small-encoder --objective mlm --lr 0.004" if kind == "ids" else "--encoder modernbert-2x128"
+        lines.append(f"  The default student has the size of BERT-base. A small one: {small}")
     if isinstance(settings, EncodeHiddenConfig) and settings.quantise == "int8":
         output = [] if settings.output == EncodeHiddenConfig.output else ["--output", str(settings.output)]
         lines += ["\nTo learn LSPs of them instead:"]
         for report in reports:
-            words = ["encode-lsp", "--hidden", report["store"], "--k", "1024", *output]
+            words = ["encode-lsp", "--hidden", report["store"], *_atoms(settings), *output]
             lines.append(f"  {program()} {shell_join(words)}")
     if kind == "lsp":
         show = shell_join(["show-lsp", reports[0]["store"], "--html", "lsps"])
         lines.append(f"\nTo see what its LSPs represent:\n  {program()} {show}")
     return "\n".join(lines)
+
+
+def _atoms(settings):
+    """The options of encode-lsp that say how many atoms are learned: the recipe, if it says so."""
+    from mlsm.recipes.reading import read_recipe
+
+    if settings.recipe is None or "encode-lsp" not in read_recipe(settings.recipe)[1]:
+        return ["--k", "1024"]
+    return ["--recipe", settings.recipe]
 
 
 def show_estimate(report: dict) -> str:

@@ -49,7 +49,7 @@ class Vectors(Objective):
     loss_name = "held-out loss"
     reference, reference_by_type = (
         "the mean vector",
-        "the mean vector of each word, if it is known",
+        "the mean vector of each word, seen without context",
     )
     unit = "per predicted token"
     width: int

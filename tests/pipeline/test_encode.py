@@ -234,7 +234,7 @@ def test_kill_and_resume_gives_the_bytes_of_an_unbroken_run(place, report, tmp_p
     [
         ({"layer": (9,)}, TeacherError, "3"),
         ({"corpus": ("/nowhere/*.txt",)}, CorpusError, "matches no file"),
-        ({"k": 20_000}, EncodeError, "--k 20000 atoms need as many training vectors, .* has"),
+        ({"k": 20_000}, EncodeError, "--k 20000 atoms need at least 20,000 vectors to learn from, .* only"),
         ({"lam": 0.999}, EncodeError, "every one of the first"),
         ({"teacher": "/nowhere/teacher"}, TeacherError, "/nowhere/teacher"),
     ],

@@ -169,6 +169,7 @@ def test_the_text_is_counted_by_file(common, teacher_directory, tmp_path):
         assert ": 9 files: 577 documents, " in total and total.endswith(" held out, 8 duplicates left out")
         assert first.split()[:3] == [f"{books}/8.txt", "68", "documents,"] and "1 duplicate left out" in first
         assert rest[4].split()[:4] == ["4", "others", "247", "documents,"]
+    assert "A small one: --recipe small-encoder --objective mlm --lr 0.004" in encoding([done], config)
     (advice,) = dry["corpus"]["advice"]
     assert "a text file has 64 documents on average" in advice and "--document-boundary file" in advice
     whole = encode_ids(replace(config, document_boundary="file", held_out_by="file", dry_run=True))[0]["corpus"]
@@ -189,12 +190,21 @@ def test_tokens_are_expected_from_a_sample_of_the_text(common, teacher_directory
     assert cut.expected_tokens == 500 and 1 <= cut.planned_documents < 20 and job.planned_documents == 60
 
 
+def test_a_scan_begins_at_nothing(common, teacher_directory, tmp_path):
+    """The first report is the only line of a short scan that is printed; a number there looks like the whole."""
+    (tmp_path / "some.txt").write_text("\n\n".join(f"Some text of its own, {number}." for number in range(90)))
+    config = EncodeIdsConfig(tokenizer=str(teacher_directory), **common | {"corpus": (str(tmp_path / "some.txt"),)})
+    reports = []
+    scan_corpus(config, load_tokenizer(str(teacher_directory)), lambda *report, **_: reports.append(report))
+    assert reports[0] == ("scan", 0, None) and reports[-1][1] > 0
+
+
 def test_a_dry_run_refuses_too_few_vectors_as_the_encoding_does(common, teacher_directory):
     config = EncodeConfig(
         teacher=str(teacher_directory), layer=(1,), k=(48,), dictionary_tokens=50, device="cpu", **common
     )
     for run in (True, False):
-        with pytest.raises(EncodeError, match="the sample of 50 has 45"):
+        with pytest.raises(EncodeError, match="the sample's 50 only 45 are left after 5 are set aside"):
             encode_lsp(replace(config, dry_run=run))
 
 

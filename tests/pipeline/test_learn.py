@@ -98,7 +98,7 @@ def test_more_atoms_than_fit_into_memory_are_refused_before_the_teacher_runs(pla
 
 
 def test_too_few_vectors_are_refused_before_the_teacher_runs(place, tmp_path):
-    with pytest.raises(EncodeError, match="--k 6000 atoms need as many training vectors, .* has 4,4"):
+    with pytest.raises(EncodeError, match="--k 6000 atoms need at least 6,000 vectors .* only 4,4"):
         learn_dictionary(replace(place, k=6000, output=tmp_path), stop_at("sample", -1))
     assert not list((tmp_path / "dictionaries").iterdir())
 

@@ -267,6 +267,19 @@ def test_an_unfinished_plan_beside_a_finished_one_is_named(store, caplog):
     assert f"Readers use the newest finished plan; unfinished: {other.id}." in verdict
 
 
+def test_the_plan_that_is_read_is_named_by_its_files(store, caplog):
+    """The names come from the store: a line break in one must not look like a line of this program."""
+    caplog.set_level("INFO")
+    plan = Store.open(store.path).plan
+    for path in store.plans.glob("*.json"):
+        path.unlink()
+    store.publish_plan(dataclasses.replace(plan, corpus={"files": {"a\nb.txt": {}, "c.txt": {}}}))
+    (store.plans / f"{'0' * 32}.json").write_text("{}")
+    os.utime(store.plans / f"{'0' * 32}.json", (1, 1))
+    Store.open(store.path)
+    assert rf"The text of {plan.id} (a\nb.txt and 1 more) is read, the newest that is finished." in caplog.text
+
+
 def test_plans_older_than_the_newest_finished_one_are_not_read(store, caplog):
     caplog.set_level("INFO")
     plan, older = Store.open(store.path).plan, store.plans / f"{'0' * 32}.json"

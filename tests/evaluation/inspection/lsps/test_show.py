@@ -38,7 +38,7 @@ def mlsm(place, *arguments, code=0):
 
 def test_the_newest_store_is_shown_and_the_way_on(coded_store):
     run = mlsm(coded_store.path.parents[2])
-    assert "(the only finished one)" in run.stdout
+    assert "(the only finished one that fits)" in run.stdout
     for words in ("LSPs", "special tokens included", "typical words", "--html lsps", "--word", "No word-sense labels"):
         assert words in run.stdout
 

@@ -257,7 +257,10 @@ def test_a_tenth_of_train_is_scored_and_its_records_stay_apart(settings):
     finetune(settings)
     tenth = replace(settings, split="train-tenth")
     result = finetune(tenth)
-    assert "Scored on the held-out tenth of the training examples" in summary(result, tenth)
+    said = summary(result, tenth)
+    assert "Scored on the held-out tenth of the training examples" in said
+    assert "limited by --limit-train 40: compare these scores only with others of the same limit" in said
+    assert "was limited by" not in summary(result, replace(tenth, limit_train=None))
     (usual,) = records.read([settings.output / "evaluations"])
     (record,) = records.read([settings.output / "train-tenth" / "evaluations"])
     assert record["settings"] == usual["settings"] | {"split": "train-tenth"}
