@@ -20,6 +20,7 @@ SLOWEST_FIRST = (  # 12 seconds each, or 40
     "test_ranks.py",
     "test_interruption.py",
     "test_workers.py",
+    "test_gpu_path.py",
     "test_study.py",
     "test_hidden_states.py",
     "test_nonneg_lasso.py",
