@@ -200,7 +200,8 @@ def use_batches(path, directory, workers, dies_after):
     alive = 0
     for epoch in range(saved["epoch"], 3):
         dataset.set_epoch(epoch)
-        loader = StatefulDataLoader(dataset, batch_size=None, num_workers=workers)
+        forked = {"multiprocessing_context": "fork"} if workers else {}  # a forked process cannot use a fork server
+        loader = StatefulDataLoader(dataset, batch_size=None, num_workers=workers, **forked)
         for batch in loader:
             saved["used"].append({"epoch": epoch, "windows": batch["window_ids"].tolist()})
             if len(saved["used"]) % 4 == 0:

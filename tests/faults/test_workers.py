@@ -250,7 +250,7 @@ def test_the_driver_is_stopped(alone, tmp_path, number):
     assert lines[0] == "encode-lsp" and lines[-1].startswith("mlsm: error: interrupted")
     name = signal.Signals(number).name
     known = (
-        "scan: ",
+        "scan",
         "load teacher",
         "encode-lsp:",
         "  ",

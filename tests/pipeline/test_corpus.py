@@ -327,7 +327,7 @@ for number, arguments in enumerate(json.loads(sys.argv[1])):
         sys.argv[1:] = ["encode-lsp", *arguments]
         os.dup2(os.open(f"{number}.txt", os.O_WRONLY | os.O_CREAT), 2)
         sys.exit(cli.main())
-    print(os.waitstatus_to_exitcode(os.wait()[1]))
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
 
 

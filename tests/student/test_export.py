@@ -42,7 +42,7 @@ SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "in
 def as_kd(store, monkeypatch):
     """Kd over a store of ids that says it holds a teacher's distributions."""
     monkeypatch.setattr(store, "kind", "logits")
-    report = store.report() | {"mass_kept": 1.0}
+    report = store.report() | {"mass_kept": 1.0, "coded_tokens": 1}
     monkeypatch.setattr(store, "report", lambda: report)
     return Kd(store)
 

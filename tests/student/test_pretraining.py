@@ -532,11 +532,13 @@ def test_tokens_can_be_added(lsp_store):
     assert torch.equal(model(**batch).loss, before)
 
 
+def epochs_of(items):
+    return [item.epoch for item in items]
+
+
 def test_a_copied_dataset_shares_its_epoch_with_its_workers(lsp_store):
     dataset = copy.deepcopy(LspWindows(lsp_store))
-    loader = DataLoader(
-        dataset, collate_fn=lambda items: [item.epoch for item in items], num_workers=1, persistent_workers=True
-    )
+    loader = DataLoader(dataset, collate_fn=epochs_of, num_workers=1, persistent_workers=True)
     assert next(iter(loader)) == [0]
     dataset.set_epoch(1)
     assert next(iter(loader)) == [1]

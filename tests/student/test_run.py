@@ -218,7 +218,7 @@ def test_a_long_log_is_not_read_into_memory(ids_store, tmp_path):
     tracemalloc.start()
     try:
         run.drop_log_after(9_999)
-        assert tracemalloc.get_traced_memory()[1] < 200_000
+        assert tracemalloc.get_traced_memory()[1] < 400_000  # of 600,000 bytes; Python 3.14 needs 270,000
     finally:
         tracemalloc.stop()
     assert run.log_file.read_text() == "".join(f'{{"step": {step}, "loss": 7.25}}\n' for step in range(10_000))
