@@ -189,9 +189,9 @@ class StudentConfig:
     positions: Literal["masked", "all"] = "masked"
     """Which tokens are predicted: `masked`, as in the paper, those that a mask hides; `all`, every token that is not
     special, with none hidden: the student reads the text as the teacher did. `all` is for objectives that learn only
-    stored targets. For LSPs, such students scored eleven points more than those of
-    masked tokens in the second study (0: untrained, 100: teacher; not planned; mlsm docs results); `masked` is the
-    paper's way."""
+    stored targets. For LSPs, such students scored eleven points more than those of masked tokens in the second study
+    without fine-tuning, and no more with it (0: untrained, 100: teacher; not planned; mlsm docs results); `masked` is
+    the paper's way."""
 
     mask_rate: float = 0.15
     """Share of a window's non-special tokens that are masked and predicted; 0.15 is the official code's, and the paper

@@ -33,7 +33,7 @@ def encoding(reports: list[dict], settings: object) -> str:
     stores = [shell_join(["train-student", "--store", report["store"], *objective_of(kind)]) for report in reports]
     lines += ["\nNext:", *(f"  {program()} {words}" for words in stores)]
     if getattr(settings, "recipe", "") is None:  # without a recipe nothing names an encoder
-        small = "--recipe small-encoder --objective mlm --lr 0.004" if kind == "ids" else "--encoder modernbert-2x128"
+        small = "--recipe small-encoder --lr 0.004" if kind == "ids" else "--encoder modernbert-2x128"
         lines.append(f"  The default student has the size of BERT-base. A small one: {small}")
     if isinstance(settings, EncodeHiddenConfig) and settings.quantise == "int8":
         output = [] if settings.output == EncodeHiddenConfig.output else ["--output", str(settings.output)]

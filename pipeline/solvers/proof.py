@@ -153,7 +153,9 @@ def choose_solver(
     key = key_of(device, atoms_Kd.shape[1], len(atoms_Kd), lam)
 
     def prove() -> SolverChoice:
-        proven = _proven[key] = prove_solvers(hidden_Nd, atoms_Kd, lam, device)
+        proven = prove_solvers(hidden_Nd, atoms_Kd, lam, device)
+        if proven.trials.get("cpu", {}).get("nonzeros", 1) > 0:  # codes that are all empty say nothing of other rows
+            _proven[key] = proven
         if proven.keep:
             proofs.keep(key, proven._asdict())
         return proven

@@ -169,7 +169,7 @@ def test_the_text_is_counted_by_file(common, teacher_directory, tmp_path):
         assert ": 9 files: 577 documents, " in total and total.endswith(" held out, 8 duplicates left out")
         assert first.split()[:3] == [f"{books}/8.txt", "68", "documents,"] and "1 duplicate left out" in first
         assert rest[4].split()[:4] == ["4", "others", "247", "documents,"]
-    assert "A small one: --recipe small-encoder --objective mlm --lr 0.004" in encoding([done], config)
+    assert "A small one: --recipe small-encoder --lr 0.004" in encoding([done], config)
     (advice,) = dry["corpus"]["advice"]
     assert "a text file has 64 documents on average" in advice and "--document-boundary file" in advice
     whole = encode_ids(replace(config, document_boundary="file", held_out_by="file", dry_run=True))[0]["corpus"]
