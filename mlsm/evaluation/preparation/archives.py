@@ -43,7 +43,7 @@ class _TarHeader(tarfile.TarInfo):
     def _proc_member(self, archive):  # what `tarfile` says can be overridden; Python 3.14 no longer calls `frombuf`
         if self.type in _BEFORE_A_FILE and self.size > LONGEST_NAME:
             raise tarfile.ReadError(f"a name or header of {self.size:,} bytes")
-        return super()._proc_member(archive)
+        return super()._proc_member(archive)  # type: ignore[misc]  # typeshed lacks it
 
 
 class ArchivedFile(NamedTuple):
