@@ -55,7 +55,7 @@ from student.objectives.base import Objective
 from student.opening import open_run
 from student.optimizer import build_optimizer, gradient_norm, learning_rate
 from student.ranks import Ranks, join
-from student.resolve import Resolved, resolve_dtype, training_windows
+from student.resolve import Resolved, training_windows
 from student.runs.checkpoint import Checkpoints, restore
 from student.runs.directory import Run
 from student.runs.export import writing
@@ -471,7 +471,7 @@ class Stepper:
             model.compile()
         self.parallel = self.ranks.parallel(model)
         self.first_micro = self.ranks.micro_batches_before(config.batch_windows, config.micro_batch)
-        self.autocast_dtype = torch.bfloat16 if resolve_dtype(config.dtype, self.device) == "bfloat16" else None
+        self.autocast_dtype = torch.bfloat16 if config.dtype == "bfloat16" else None
         self.optimizer = build_optimizer(model, config)
 
     def update(self, step: int, batch: Batch) -> tuple[float, float]:

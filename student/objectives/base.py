@@ -106,7 +106,7 @@ class Objective:
                 f"{_HOLDS[store.kind]}. Make one:  {program()} encode-{self.kinds[0]}   or train with another "
                 "--objective."
             )
-        if "ids" not in self.kinds and not store.report()["coded_tokens"]:
+        if "ids" not in self.kinds and not any(one.statistics["coded_tokens"] for one in store.iter_records()):
             raise RunError(
                 f"{store.path}: no token has a target, as of text that the teacher's tokenizer does not know. Encode "
                 "other text, or use a teacher that knows its script."

@@ -48,7 +48,7 @@ def _place():
         path = Path(frame.filename)
         if path.is_relative_to(ROOT) and "site-packages" not in path.parts and path != Path(__file__):
             return f"{path.relative_to(ROOT)}:{frame.lineno} {frame.name}"
-    return "no place of ours"
+    return "outside of this project"
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------

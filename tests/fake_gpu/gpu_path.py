@@ -2,8 +2,8 @@
 
 Trains with every objective, and encodes a small text with dictionary learning; then again with faults planted. Prints
 as its last line a JSON object: by the name of each run, its error, operations that mixed devices, waits for a GPU, and
-events waited for. Of a training run, waits and events are those of the steps in WATCHED, without evaluation and saving,
-which follow the last step. Of encoding, waits are those of the teacher's thread.
+events waited for. The waits and events of a training run are those of the steps in WATCHED; evaluation and saving
+follow the last step. The waits of encoding are those of the teacher's thread.
 """
 
 import json

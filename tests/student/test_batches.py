@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from student.batches import Loader, copy_to_host, read_ahead
+from student.batches import Loader, read_ahead
 from student.masks.masking import Masking
 from student.objectives.mlm import Mlm
 from student.objectives.mlsm import Mlsm
@@ -127,26 +127,3 @@ def test_an_error_while_reading_ahead_appears_at_its_step():
         for step, _, _ in read_ahead(load, 0, 5):
             seen.append(step)
     assert seen == [0, 1]
-
-
-def test_figures_are_waited_for_on_the_device_that_computes_them(monkeypatch):
-    """With --device cuda:1, cuda:0 is the current device, whose stream is idle."""
-
-    class Figures:
-        is_cuda, device = True, torch.device("cuda:1")
-
-        def to(self, *_, **__):
-            return torch.tensor([3.0])
-
-    class Event:
-        streams = []
-
-        def record(self, stream="that of the current device"):
-            self.streams.append(stream)
-
-        def synchronize(self):
-            pass
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"that of {device}")
-    assert copy_to_host(Figures())() == [3.0] and Event.streams == ["that of cuda:1"]

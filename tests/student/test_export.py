@@ -5,6 +5,7 @@ import re
 import stat
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,8 +43,9 @@ SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "in
 def as_kd(store, monkeypatch):
     """Kd over a store of ids that says it holds a teacher's distributions."""
     monkeypatch.setattr(store, "kind", "logits")
-    report = store.report() | {"mass_kept": 1.0, "coded_tokens": 1}
+    report = store.report() | {"mass_kept": 1.0}
     monkeypatch.setattr(store, "report", lambda: report)
+    monkeypatch.setattr(store, "iter_records", lambda: [SimpleNamespace(statistics={"coded_tokens": 1})])
     return Kd(store)
 
 

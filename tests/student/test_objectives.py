@@ -29,7 +29,8 @@ from student.train import term_scales
 class FakeStore:
     def __init__(self, k):
         self.k, self.vocab_size, self.kind, self.path = k, k, "lsp" if k else "ids", "store"
-        self.report = lambda: {"mass_kept": 1.0, "coded_tokens": 1}
+        self.report = lambda: {"mass_kept": 1.0}
+        self.iter_records = lambda: [SimpleNamespace(statistics={"coded_tokens": 1})]
         self.settings = {}
 
 
@@ -164,7 +165,7 @@ def mlsm_targets(rows, k):
 
 def kd_targets(rows, vocabulary):
     store = FakeStore(vocabulary)
-    store.kind, store.report = "logits", lambda: {"mass_kept": 1.0, "coded_tokens": 1}
+    store.kind, store.report = "logits", lambda: {"mass_kept": 1.0}
     tokens = len(rows.indptr) - 1
     read = SimpleNamespace(ids=np.zeros((1, max(tokens, 1)), np.int32))
     kd = Kd(store)
