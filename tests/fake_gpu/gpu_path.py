@@ -1,9 +1,10 @@
 """What `device="cuda:1"` does, on GPUs that are not there (fake_gpu.py); a child of test_gpu_path.py.
 
-Trains with every objective, and encodes a small text with dictionary learning; then again with faults planted. Prints
-as its last line a JSON object: by the name of each run, its error, operations that mixed devices, waits for a GPU, and
-events waited for. The waits and events of a training run are those of the steps in WATCHED; evaluation and saving
-follow the last step. The waits of encoding are those of the teacher's thread.
+Trains with every objective, encodes a small text with dictionary learning, fine-tunes and scores on BLiMP; then trains
+and encodes again with faults planted. Prints as its last line a JSON object: by the name of each run, its error,
+operations that mixed devices, waits for a GPU, and events waited for. The waits and events of a training run are those
+of the steps in WATCHED; evaluation and saving follow the last step. The waits of encoding are those of the teacher's
+thread. Evaluations also say what they scored, here and on the CPU.
 """
 
 import json
@@ -11,6 +12,7 @@ import os
 import tempfile
 import traceback
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -23,6 +25,13 @@ from tiny_store import write_store
 from tiny_teacher import lsp_settings, standard_text, tiny_teacher
 from transformers import BertConfig, ModernBertConfig
 
+from mlsm.evaluation import records
+from mlsm.evaluation.tasks.blimp.config import BlimpConfig
+from mlsm.evaluation.tasks.blimp.data import PARADIGMS
+from mlsm.evaluation.tasks.blimp.evaluate import evaluate_blimp
+from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
+from mlsm.evaluation.tasks.finetuning.miniature import write_miniatures
+from mlsm.evaluation.tasks.finetuning.suite import finetune
 from pipeline.commands import encode_lsp
 from pipeline.encode import Coder
 from pipeline.solvers import proof
@@ -149,7 +158,40 @@ def check_encoding(place):
         return found | {f"encoding {what}": watch(partial(run, what), fault) for what, fault in ENCODING_FAULTS.items()}
 
 
+# -- evaluation --------------------------------------------------------------------------------------------------
+
+
+def check_evaluation(place):
+    text = standard_text(place, documents=60)
+    usual = {"models": (str(tiny_teacher(place, text)),)}
+    data, pairs = write_miniatures(place / "tasks"), place / "pairs"
+    pairs.mkdir()
+    pair = json.dumps({"sentence_good": "It is a word .", "sentence_bad": "It are a word ."})
+    for name in PARADIGMS:
+        (pairs / f"{name}.jsonl").write_text(pair)
+    ways = {
+        "finetune": (finetune, FinetuneConfig(**usual, data_dir=data, tasks=("mrpc", "stsb", "conll2003"), epochs=1)),
+        "frozen": (finetune, FinetuneConfig(**usual, data_dir=data, tasks=("sst2", "conll2003"), frozen=True)),
+        "blimp": (evaluate_blimp, BlimpConfig(**usual, data_dir=pairs, tasks=("wh_island",))),
+    }
+
+    def run(evaluate, config, device):
+        output = Path(tempfile.mkdtemp(dir=place))
+        evaluate(replace(config, device=device, output=output))
+        return {"scores": [record["figures"] for record in records.read([output / "evaluations"])]}
+
+    found = {}
+    for name, way in ways.items():
+        found[name] = watch(partial(run, *way, GPU)) | {"on the CPU": run(*way, "cpu")["scores"]}
+    return found
+
+
+CHECKS = (check_training, check_encoding, check_evaluation)
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as place:
-        print(json.dumps(check_training(Path(place)) | check_encoding(Path(place))))
+    found = {}
+    for check in CHECKS:
+        with tempfile.TemporaryDirectory() as place:
+            found |= check(Path(place))
+    print(json.dumps(found))

@@ -1,4 +1,5 @@
-"""The GPU path of training and encoding on GPUs that are not there: no mixed devices, no needless waits of the host.
+"""The GPU path of training, encoding and evaluation on GPUs that are not there: no mixed devices, no needless waits of
+the host where it matters.
 
 The runs are those of gpu_path.py, all in one process, since torch has GPUs in a process or has none.
 """
@@ -58,6 +59,13 @@ def test_encoding_mixes_no_devices_and_its_teacher_does_not_wait(found):
     run = found["encode-lsp"]
     assert (run["error"], run["mixed"], run["waits"], run["quarantined"]) == (None, {}, {}, 0)
     assert run["events"].keys() == {"cuda:1"} and run["tokens"] > 1000
+
+
+@pytest.mark.parametrize("name", ["finetune", "frozen", "blimp"])
+def test_evaluation_mixes_no_devices_and_scores_as_on_the_cpu(found, name):
+    run = found[name]
+    assert (run["error"], run["mixed"]) == (None, {})
+    assert run["scores"] == run["on the CPU"] != []
 
 
 @pytest.mark.parametrize(
