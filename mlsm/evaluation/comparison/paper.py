@@ -494,7 +494,7 @@ def _draw_published(drawing, panels, shown):
     levels = [published.printed_averages(1)[10], *(published.scores(1)[10][suite_figure] for suite_figure in shown)]
     names = ["average", *(" ".join(suite_figure) for suite_figure in shown)]
     for panel, level, name in zip(panels, levels, names, strict=True):
-        panel.axhline(level, label="paper: MLSM, finished", **_PUBLISHED | {"marker": ""})
+        panel.axhline(level, label="paper: MLSM, layer 10, DeBERTa, finished", **_PUBLISHED | {"marker": ""})
         drawing.add(name, "MLSM, layer 10", "", level, source="paper")
 
 
@@ -657,7 +657,7 @@ def _finish_costs(settings, drawing, axes, paradigms):
         costs = published.pretraining_cost()
         for place, (name, cost) in enumerate(sorted(costs.items(), key=itemgetter(1))):
             look = {"color": "0.45", "linewidth": 1, "linestyle": (0, (6, 1 + 2 * place)), "zorder": 0}
-            axes.axvline(cost, label=f"paper: {name}", **look)
+            axes.axvline(cost, label=f"paper: {name}, as table 3 counts", **look)
             drawing.add("cost of a whole pre-training", name, cost, "", source="paper")
     axes.set(
         xlabel="floating-point operations of pre-training and teacher",

@@ -1,6 +1,6 @@
 """The conclusions of a diagnostic of several layers: the recommended layer, tables and a figure.
 
-The main score is the paper's (raw codes, npmi0) on ALL. The layer with the best main score is recommended. The
+The main score is that of raw codes and npmi0 on ALL. The layer with the best main score is recommended. The
 shallowest layer that is not significantly worse is named as well, since it encodes at lower cost. The test is McNemar's
 exact two-sided test at 5 %, on the words that only one of the two layers answers correctly. Not handled here: the
 scores themselves (choose_layer.py), what is printed (mlsm/commands/choose_layer.py), and the correlation with
@@ -150,7 +150,7 @@ def draw_layers(result: dict, k: int, stem: Path, png: bool = True) -> list[Path
     entries = [entry for entry in result["layers"] if entry["k"] == k]
     layers = [entry["layer"] for entry in entries]
     columns = {
-        "raw codes, npmi0 (the paper's)": [100 * entry["f1"] for entry in entries],
+        "raw codes, npmi0 (headline)": [100 * entry["f1"] for entry in entries],
         "variant best on semeval2007": [100 * entry["best_on_development"]["f1"] for entry in entries],
         "raw codes, npmi0, semeval2007 only": [100 * entry["scores"][HEADLINE][DEVELOPMENT] for entry in entries],
         "cost": [entry["costs"]["relative_encoding"] for entry in entries],

@@ -7,7 +7,7 @@ Section 4.2.1 of the MLSM paper: Φ sums the codes of a synset's annotated words
 (pointwise) mutual information in collocation extraction); a word's sense is the candidate whose row of Φ has the
 largest product with the word's code. There are three rules for the cells of the NPMI matrix:
 
-    npmi0   a cell of Φ that is zero stays zero (the paper)
+    npmi0   a cell of Φ that is zero stays zero (the headline; the paper leaves it open)
     nppmi   negative values also become zero
     npmi-1  a cell of Φ that is zero becomes -1, Bouma's limit for pairs that never occur together
 
