@@ -160,7 +160,7 @@ class Blocks:
         except OSError as error:
             if disk.is_of_the_machine(error):
                 raise
-            raise ShardError(f"{path} cannot be read: {error.strerror}. " + self._files.repair_hint()) from None
+            raise ShardError(f"{path} cannot be read: {error.strerror}. " + self._files.read_hint(error)) from None
         if len(mapping.raw) != size:
             raise ShardError(f"{path}: {len(mapping.raw)} bytes, the record says {size}. " + self.discard(unit))
         return mapping

@@ -120,7 +120,7 @@ class StoreFiles:
         try:
             return parse(read_small(path, ""), path)
         except ShardError as error:
-            raise ShardError(f"{error}. {self.repair_hint()}") from error.__cause__
+            raise ShardError(f"{error}. {self.read_hint(error.__cause__)}") from error.__cause__
 
     def open_shard(self, unit_id: str, file: str) -> FileIO:
         """Open the shard that the unit's record names. Raises FileNotFoundError if there is none."""
@@ -226,6 +226,12 @@ class StoreFiles:
             f"Remove the damaged files with: {program()} verify-shards {shell_quote(self.path)} --repair, and run the "
             "encoding command that it names: it encodes only those units again."
         )
+
+    def read_hint(self, error: BaseException | None) -> str:
+        """The advice about a shard that could not be read, for an error message; `error` is what the disk said."""
+        if isinstance(error, OSError) and not disk.is_of_the_file(error):
+            return "It may be whole: check its permissions and its disk, and run the same command again."
+        return self.repair_hint()
 
     def discard(self, file: str) -> str:
         """Remove a damaged shard if it can be fetched again. Returns the advice for an error message."""

@@ -131,7 +131,7 @@ def naming(files: StoreFiles, record: UnitRecord, block: str | None = None) -> I
             raise
         block = getattr(error, "block", block)
         where = f"block {block}: " if block else ""
-        raise ShardError(f"{record.file}: {where}{error}. {files.repair_hint()}") from None
+        raise ShardError(f"{record.file}: {where}{error}. {files.read_hint(error.__cause__)}") from None
 
 
 def _only_member(raw, name):

@@ -83,7 +83,8 @@ class StudentConfig:
 
     kappa: float | None = None
     """Weight of the words' cross-entropy: for mtl, added to the KL of the LSPs (unset: 1, the best of four above
-    0 in the paper's table 4, where 0 is better still); for regress, added to the loss of the hidden states (unset: 0, no words)."""
+    0 in the paper's table 4, where 0 is better still); for regress, added to the loss of the hidden states (unset: 0,
+    no words)."""
 
     regress_loss: Literal["cosine", "mse"] = "cosine"
     """For regress: the loss between outputs and hidden states, which are centred and standardised. `cosine` is 1 -

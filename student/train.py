@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 
-from mlsm.common.device import choose_device, own_randomness
+from mlsm.common.device import choose_device, device_name, own_randomness
 from mlsm.common.durable import publish_directory
 from mlsm.common.errors import Interrupted, RunError, TrainingError
 from mlsm.common.matrix_products import USUAL
@@ -37,6 +38,7 @@ from mlsm.common.version import digest_of_code
 from shards.counter import hash_u64
 from shards.manifest import fingerprint
 from shards.reader import Store
+from shards.writer import local_environment
 from student.announcement import announcement
 from student.batches import Batch, Loader, MicroBatch, copy_to_host, pin, read_ahead, to_device
 from student.config import ResolvedConfig, StudentConfig
@@ -157,6 +159,12 @@ class Trainer:
         self.signals, self.started = signals, started
         self.objective = objective = task.objective
         self.model = model = task.build().to(ranks.device)
+        self.environment = local_environment() | {  # with these, and equal settings, a run has equal bits
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "device": device_name(ranks.device),
+            "threads": torch.get_num_threads(),  # another number adds up in another order
+        }
         self.initial_encoder = weights_fingerprint(model.encoder)  # before a checkpoint replaces the weights
         self.model_built = time.perf_counter()
         self.adaptive = None
@@ -300,6 +308,7 @@ class Trainer:
             "run": fingerprint(self.run.identity),
             **libraries_record(self.run.libraries),
             "shards": self.objective.digest(self.loader.windows),
+            "environment": self.environment,
         }
         statistics = None if self.adaptive is None else self.adaptive.state(self.ranks)
         if self.ranks.is_first:
@@ -383,7 +392,7 @@ class Trainer:
             targets=self.objective.facts,
             segments=self.task.segments,
             processes=self.ranks.size,
-            threads=torch.get_num_threads(),  # another number adds up in another order
+            environment=self.environment,
             restore_seconds=restore_seconds,  # weights and optimiser, read and checked
             ready_seconds=time.perf_counter() - self.model_built - restore_seconds,  # the rest, to the first batch
         )
@@ -413,6 +422,14 @@ class Trainer:
         if self.ranks.is_first:
             _warn_of_missed(self.run, self.config, self.state.steps)
             self.run.drop_log_after(self.state.steps)
+            then = state["environment"] if state else self.environment
+            if changed := [name for name in self.environment if then.get(name) != self.environment[name]]:
+                logger.warning(
+                    "%s was saved with other libraries or on another machine (%s). The run continues, and may not equal"
+                    " an unbroken run bit for bit.",
+                    path,
+                    ", ".join(f"{name} {then.get(name)}, now {self.environment[name]}" for name in changed),
+                )
             if state and state["shards"] != self.objective.digest(self.loader.windows):
                 self._log(event="other shards")
                 logger.warning(

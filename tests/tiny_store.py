@@ -23,7 +23,7 @@ WIDTH = 12  # of hidden states and atoms
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 CHECKPOINT_STATE = {  # as a run on some store has it in state.json, without step and files
     **{"tokens": 0, "seconds": 0.0, "flops": 0, "held_out": {}, "held_out_step": 0},
-    **{"run": "r", "plan": "p", "target": "t", "shards": "s"},
+    **{"run": "r", "plan": "p", "target": "t", "shards": "s", "environment": {}},
 }
 
 

@@ -67,8 +67,8 @@ def _paper_totals(settings):
     return [
         f"  The paper's totals {said} are its rounding:",
         "  they differ in the last digit from the sums of its own cells.",
-        '  Its 9.06e12 is 3 x 3.02e12; unrounded that is 9.07e12. Its "33 %" can only be naive MLSM\'s overhead over MLM;',
-        "  from naive MLSM to MLSM10 it saves 22.6 %.",
+        '  Its 9.06e12 is 3 x 3.02e12; unrounded that is 9.07e12. Its "33 %" can only be the overhead of naive',
+        "  MLSM over MLM; from naive MLSM to MLSM10 it saves 22.6 %.",
     ]
 
 

@@ -52,7 +52,9 @@ def show(report: dict, settings: Settings) -> str:
             f"  {program()} verify-shards <its directory> --repair     # names what encodes the damaged units again\n"
             "  and copy the store again"
         )
-    if report["commands"]:
+    if damaged and _all_unread(damaged):
+        lines.append("\nNext: check permissions and the disk, and run the same command again.")
+    elif report["commands"]:
         lines.append("\nNext:")
         if damaged and not settings.repair:
             lines.append(
@@ -76,6 +78,8 @@ def show(report: dict, settings: Settings) -> str:
 def _verdict(report):
     if report["damaged"]:
         units = {entry["unit"] for entry in report["damaged"]} - {None}
+        if _all_unread(report["damaged"]):
+            return f"{quantity(len(report['damaged']), 'place')} could not be read, and may be whole."
         return f"The store is damaged: {quantity(len(report['damaged']), 'place')} in {quantity(len(units), 'unit')}."
     unfinished = [plan["plan"] for plan in report["plans"] if plan["missing"]]
     if len(unfinished) == len(report["plans"]):
@@ -83,6 +87,10 @@ def _verdict(report):
     if unfinished:
         return f"Nothing is damaged. Readers use the newest finished plan; unfinished: {', '.join(unfinished)}."
     return "The store is whole."
+
+
+def _all_unread(damaged):
+    return all(entry["unread"] for entry in damaged)
 
 
 def exit_code(report: dict) -> int:

@@ -55,6 +55,7 @@ STATE = object_of(  # the fields of state.json that are read
         "plan": str,
         "target": str,
         "shards": str,
+        "environment": dict,
         "files": dict[str, str],
     }
 )

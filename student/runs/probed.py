@@ -67,10 +67,11 @@ def _store_of(student: Path) -> str:
 
 
 def recorded_store(run: Path, place: str) -> str:
-    """The store that a run's config.json names. Raises RunError if that is a path relative to another directory."""
-    if is_url(place) or Path(place).is_absolute() or Path(place).exists():
+    """The store that a run's config.json names. Raises RunError if it is not there."""
+    if is_url(place) or os.path.exists(place):
         return place
-    raise RunError(f"{run} was trained on {place}, relative to another directory: name that store with --store.")
+    why = "which is not there" if Path(place).is_absolute() else "relative to another directory"
+    raise RunError(f"{run} was trained on {place}, {why}: name that store with --store.")
 
 
 def export_of(source: str | Path) -> str | Path:

@@ -619,7 +619,7 @@ def test_a_shard_that_shrinks_while_it_is_mapped_is_an_error_and_no_signal(files
     cases="1 each",
 )
 @pytest.mark.promise("41 shards changed …")
-def test_a_run_says_that_it_goes_on_with_other_shards(files, tmp_path, caplog):
+def test_a_run_says_that_it_goes_on_with_other_shards_on_another_device(files, tmp_path, caplog, monkeypatch):
     """A unit was encoded again on another processor: the same target and plan, other bytes."""
     config = settings_of(files, tmp_path)
 
@@ -633,7 +633,9 @@ def test_a_run_says_that_it_goes_on_with_other_shards(files, tmp_path, caplog):
     files.record_file("train-1").unlink()
     write_unit(files, "train-1", UNITS["train-1"][1], 1, scale=1.2)
     assert files.record("train-1").sha256 != record.sha256
+    monkeypatch.setattr("student.train.device_name", lambda device: "another")
     result = train(config)
+    assert "(device cpu, now another). The run continues, and may not equal" in caplog.text
     assert "units of its training split were encoded again since step 2" in caplog.text and result["steps"] == 4
     events = [json.loads(line) for line in (config.run_dir / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in events if line.get("event") == "other shards"] == [2]

@@ -262,6 +262,12 @@ def test_a_store_recorded_relative_to_another_directory_is_asked_for(lsp_store, 
     monkeypatch.chdir(run.parent)
     with pytest.raises(RunError, match=f"trained on {lsp_store.path.name}, relative to another directory.*--store"):
         train_probe(ProbeConfig(**probe))
+    description["operational"]["store"] = str(run / "moved")
+    replace_json(run / "config.json", description)
+    with pytest.raises(RunError, match="moved, which is not there: name that store with --store"):
+        train_probe(ProbeConfig(**probe))
+    description["operational"]["store"] = lsp_store.path.name
+    replace_json(run / "config.json", description)
     monkeypatch.chdir(lsp_store.path.parent)
     assert train_probe(ProbeConfig(**probe))["steps"] == 8
 
