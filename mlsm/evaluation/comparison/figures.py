@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlsm.common.text import printable
 from mlsm.evaluation.comparison.arms import Arm, Seed
+from mlsm.evaluation.comparison.conclusion import claimable
 from mlsm.evaluation.comparison.curves import AXES
 from mlsm.evaluation.comparison.effects import Effect
 from mlsm.evaluation.comparison.models import TITLES
@@ -194,7 +195,8 @@ def draw_effect(effect: Effect, directory: Path) -> list[PageFigure]:
         (TITLES[task], effect.of_task(task), [row[place] for row in effect.differences_ST])
         for place, task in enumerate(effect.tasks)
     ]
-    for place, (name, found, singles) in enumerate(entries):
+    for place, (name, computed, singles) in enumerate(entries):
+        found = claimable(computed)
         look = style(0 if place == 0 else 1) | {"marker": "o"}
         below = [place + 0.25] * len(singles)
         axes.plot([100 * value for value in singles], below, ".", color=_GREY, alpha=0.6, markersize=5)

@@ -22,6 +22,7 @@ from mlsm.evaluation.comparison.arms import Arm, is_probe
 from mlsm.evaluation.comparison.conclusion import (
     Test,
     between,
+    claimable,
     conclude_contrasts,
     exploratory_contrasts,
     p_value,
@@ -367,10 +368,13 @@ def table_of_hypotheses(tests: Sequence[Test]) -> Table:
         mean, scores = effect.mean, effect.scores
         assert scores is not None  # because there is a pair
         low, high = effect.resampled or (None, None)
+        shown = claimable(mean)
+        has_interval = shown.low is not None
         rows.append([
             name, role, ", ".join(TITLES[task] for task in effect.tasks),
-            (points(mean.mean), _between(mean.low, mean.high)), str(mean.n), _p(mean.p), _p(holm),
-            _between(low, high), "–" if mean.detectable is None else points(mean.detectable, sign=False),
+            (points(mean.mean), _between(shown.low, shown.high)), str(mean.n), _p(shown.p),
+            _p(holm if has_interval else None), _between(low if has_interval else None, high),
+            "–" if shown.detectable is None else points(shown.detectable, sign=False),
             (f"p {p_value(scores.p)}" if scores.p is not None else "–", f"won {_won(scores)}"), verdict,
         ])  # fmt: skip
         data.append([
@@ -381,7 +385,8 @@ def table_of_hypotheses(tests: Sequence[Test]) -> Table:
         "Differences in mean score over the named tasks, in percentage points, paired by pre-training seed, with 95 "
         "% intervals below. Interval and p: Student's t, two-sided. Tasks × seeds: 95 % bootstrap interval over "
         "both; with few seeds it is too narrow. Detectable: the smallest true difference that this number of pairs "
-        "with this variance would detect with 80 % power at 5 %, unadjusted. "
+        "with this variance would detect with 80 % power at 5 %, unadjusted. –: fewer than three pairs, or pairs "
+        "that do not vary. "
         "Scores: the paper's one-sided signed-rank test over all "
         "tasks that both models have, which can be more than the tasks of the difference. It treats scores as "
         "independent, but those of one pre-training run or of one task are correlated; it says nothing about another "
@@ -460,7 +465,8 @@ def table_of_wins(result: Comparison) -> Table:
     for effect, blimp in result.contests:
         mean, scores = effect.mean, effect.scores
         assert scores is not None  # because there is a pair
-        t_test = f"p {p_value(mean.p)}" if mean.p is not None else f"n = {mean.n}"
+        p = claimable(mean).p
+        t_test = f"p {p_value(p)}" if p is not None else f"n = {mean.n}"
         won = _won(scores) + (f", p {p_value(scores.p)}" if scores.p is not None else "")
         cells[effect.better, effect.than] = f"{points(mean.mean)}, {t_test}", won
         data.append([
@@ -494,9 +500,12 @@ def table_of_checkpoints(result: Comparison) -> Table | None:
     for fraction, *effects in result.along_the_way:
         row: list[Cell] = [f"{100 * fraction:.4g}%"]
         for of_other, effect in zip((fraction, 1.0), effects, strict=True):
-            row.append("–" if effect.lacks else (points(effect.mean.mean), _between(effect.mean.low, effect.mean.high)))
-            if not effect.lacks:
+            if effect.lacks:
+                row.append("–")
+            else:
                 mean = effect.mean
+                shown = claimable(mean)
+                row.append((points(mean.mean), _between(shown.low, shown.high)))
                 data.append([fraction, of_other, mean.n, mean.mean, mean.low, mean.high, mean.p])
         rows.append(row)
     caption = (

@@ -55,7 +55,7 @@ def test_undecided_says_what_could_have_been_found():
 @pytest.mark.parametrize("pairs", [1, 2])
 def test_too_few_pairs_to_say_anything(pairs):
     said = of([[0.02] * 3, [0.0200001] * 3][:pairs])  # two so alike that Student would call them significant
-    assert said.verdict == "too few" and "interval" not in said.sentence
+    assert said.verdict == "too few" and "interval" not in " ".join((said.sentence, *said.beside))
     few = "One pair of pre-training runs is" if pairs == 1 else "2 pairs of pre-training runs are"
     assert said.sentence.startswith(f"{few} too few to tell whether MLSM is better than MLM: MLSM scores 2.00 points")
 
@@ -116,6 +116,8 @@ def test_what_holds_for_these_tasks_only_is_said():
     said = of(rows)
     assert said.verdict == "for"
     assert "which includes 0: there is evidence of a difference on these tasks, but not on other" in said.beside[0]
+    said = of(rows, adjusted=0.06, tests=3)
+    assert said.verdict == "undecided" and "evidence" not in said.beside[0]
 
 
 def test_what_else_differs_is_said():

@@ -20,6 +20,7 @@ from mlsm.evaluation.comparison import compare as comparing
 from mlsm.evaluation.comparison import figures
 from mlsm.evaluation.comparison.arms import find_arms
 from mlsm.evaluation.comparison.compare import compare
+from mlsm.evaluation.comparison.conclusion import points
 from mlsm.evaluation.comparison.config import CompareConfig, Spent, StudyFacts
 from mlsm.evaluation.comparison.curves import quiet_step_seconds, read_courses
 from mlsm.evaluation.comparison.tables import escape_latex, table_of_parts
@@ -325,6 +326,15 @@ def test_a_row_names_the_tasks_of_its_mean_and_those_of_its_test(tmp_path):
     assert means_of_task[2] != 0 and "CoLA, MRPC" in (tmp_path / "out" / "report-hypotheses.tex").read_text()
     text = Page(tmp_path / "out" / "report.html").text
     assert text.count(f"{row['wins']} of 8 in 3 tasks") == 2 and "Mean: over CoLA, MRPC. Below:" in text
+
+
+@pytest.mark.usefixtures("page_alone")
+@pytest.mark.parametrize("rows", [DIFFERENCES[:2], [[0.05] * 3] * 4], ids=["two pairs", "no variation"])
+def test_tables_show_no_interval_that_the_conclusion_does_not_claim(tmp_path, rows):
+    compare(CompareConfig(results=(store(tmp_path, pair(rows)),), output=tmp_path / "out"), silent)
+    shown = (tmp_path / "out" / "report-hypotheses.tex").read_text()
+    assert f"CoLA, MRPC, RTE & {points(fmean(map(fmean, rows)))} [--] & {len(rows)} & -- & -- & -- & -- &" in shown
+    assert f", n = {len(rows)} [" in (tmp_path / "out" / "report-wins.tex").read_text()
 
 
 @pytest.mark.usefixtures("page_alone")
