@@ -137,6 +137,20 @@ def test_names_are_text_and_not_markup(reported):
     assert f"Title {HOSTILE}".replace("\u202e", r"\u202e") in page.text
 
 
+def test_a_dollar_in_a_name_or_setting_is_no_mathematics(tmp_path):
+    """Where matplotlib reads mathematics, an unpaired brace after two of them ends the command."""
+    found = [
+        record
+        for name, wordnet in (("a", "x_{1$/$"), ("b", "w"))
+        for fraction in (0.5, 1.0)
+        for record in arm("mlsm", {1: {"rte": 0.5}}, name, fraction, of_identity={"wordnet": wordnet})
+    ]
+    result = compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
+    figure = next(figure for figure in result.figures if figure.figure == 6)
+    drawn = " ".join(ElementTree.parse(figure.files[0]).getroot().itertext())
+    assert drawn.count("x_{1$/$") == 2, "in the legend and in the caption"
+
+
 def test_figures_in_the_page_share_no_id(reported):
     ids = re.findall(r'\sid="([^"]+)"', reported[0].read_text(encoding="utf-8"))
     assert len(ids) == len(set(ids)) > 50
