@@ -138,7 +138,7 @@ Cell = str | tuple[str, str]  # text, and small text below it
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "−": "$-$", "×": r"$\times$",
-    "κ": r"$\kappa$", "λ": r"$\lambda$", "–": "--",
+    "κ": r"$\kappa$", "λ": r"$\lambda$", "–": "--", "|": r"\textbar{}", '"': "''",
 }  # fmt: skip
 
 
@@ -172,7 +172,8 @@ def write_tables(tables: Mapping[str, Table], directory: Path) -> list[Path]:
 def latex(table: Table) -> str:
     """A table for a paper that loads booktabs."""
     aligned = "l" + "r" * (len(table.columns) - 1)
-    lines = [" & ".join(escape_latex(cell) for cell in row) + r" \\" for row in (table.columns, *table.rows)]
+    # {}: the line before takes a [ or * at the start of a row as its own argument
+    lines = ["{}" + " & ".join(escape_latex(cell) for cell in row) + r" \\" for row in (table.columns, *table.rows)]
     body = "\n".join(lines[1:])
     return (
         f"% {printable(table.title, keep='')}. {printable(table.caption, keep='')}\n"

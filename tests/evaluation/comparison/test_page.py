@@ -286,9 +286,10 @@ def test_latex_tables_are_tabulars(reported):
         assert lines[0].startswith("% ") and r"\toprule" in lines and r"\bottomrule" in lines
         columns = lines[1].count("r") - lines[1].count("tabular") + 1
         body = [line for line in lines[3:] if line.endswith(r"\\")]
+        assert all(line.startswith("{}") for line in body), "the line before would take [ or * as its own"
         assert body and all(len(re.findall(r"(?<!\\)&", line)) == columns - 1 for line in body)
-    assert escape_latex(("50_% & {x}", "−1 \\ ^~$#")) == (
-        r"50\_\% \& \{x\} [$-$1 \textbackslash{} \textasciicircum{}\textasciitilde{}\$\#]"
+    assert escape_latex(("50_% & {x}", "|−1 \\ ^~$#")) == (
+        r"50\_\% \& \{x\} [\textbar{}$-$1 \textbackslash{} \textasciicircum{}\textasciitilde{}\$\#]"
     )
 
 
