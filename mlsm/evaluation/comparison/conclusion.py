@@ -239,6 +239,8 @@ def _beside(effect, planned, beyond, unplanned, is_significant):
     if claimable(found).low is not None:
         yield _describe_bootstrap(effect.resampled, is_significant)
     if beyond is not None:
+        if "run_seed" in beyond.settings:
+            yield "The two have different pre-training seeds, so they are not paired by seed."
         yield from _what_else_differs(beyond)
 
 

@@ -40,6 +40,7 @@ def write_page(
         withheld=result.withheld,
         on_composite=_conclusions_on_composite(result),
         tests=result.tests,
+        several_arms=len(result.arms.arms) > 1,
         tables=tables,
         figures=figures,
         unknown=result.arms_differ.unknown,

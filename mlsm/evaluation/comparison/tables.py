@@ -447,10 +447,9 @@ def table_of_scores(scores: Sequence[ArmScores], tasks: Sequence[str]) -> Table:
 def _score(found: Interval | None) -> Cell:
     if found is None:
         return "–"
-    shown = f"{100 * found.mean:.1f}".replace("-", "−")
     if found.low is None or found.high is None:
-        return shown
-    return shown, f"{100 * found.low:.1f}–{100 * found.high:.1f}".replace("-", "−")
+        return _one_decimal(100 * found.mean)
+    return _one_decimal(100 * found.mean), f"{_one_decimal(100 * found.low)} to {_one_decimal(100 * found.high)}"
 
 
 # -- every arm against every other ------------------------------------------------------------------------
@@ -532,7 +531,7 @@ def table_of_settings(arms: Sequence[Arm], found: Differences) -> Table:
         data += [[setting, value, name] for name, value in value_of.items()]
     caption = (
         "Every setting of pre-training in which the arms differ (–: it follows from the objective, or is not "
-        "recorded). All other settings are the same for all arms."
+        "recorded). All other recorded settings are the same for all arms."
     )
     header = ("setting", "value", "arm")
     columns = ["setting", *(arm.name for arm in arms)]

@@ -128,6 +128,13 @@ def test_what_else_differs_is_said():
     assert said.startswith("The two differ in objective, lr, so the difference in score cannot be attributed to one")
 
 
+def test_two_single_models_of_different_seeds_are_said_not_to_be_paired_by_seed():
+    models = models_of(arm("mlsm", {1: {"rte": 0.6}}) + arm("mlm", {2: {"rte": 0.5}}))[0]
+    effect = judge_hypothesis(find_arms(models), ("mlsm", "mlm"))
+    (said,) = conclude(effect, 0, beyond=differences(models)).beside
+    assert said == "The two have different pre-training seeds, so they are not paired by seed."
+
+
 @pytest.mark.parametrize(
     ("value", "text"), [(0.0123, "+1.23"), (-0.0123, "−1.23"), (0.00002, "+0.002"), (0.0, "0.00"), (-1e-9, "−1e-07")]
 )

@@ -23,7 +23,9 @@ from mlsm.evaluation.comparison.compare import compare
 from mlsm.evaluation.comparison.conclusion import points
 from mlsm.evaluation.comparison.config import CompareConfig, Spent, StudyFacts
 from mlsm.evaluation.comparison.curves import quiet_step_seconds, read_courses
-from mlsm.evaluation.comparison.tables import escape_latex, table_of_parts
+from mlsm.evaluation.comparison.effects import ArmScores
+from mlsm.evaluation.comparison.significance import Interval
+from mlsm.evaluation.comparison.tables import escape_latex, table_of_parts, table_of_scores
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.miniature import write_miniatures
 from mlsm.evaluation.tasks.finetuning.suite import finetune
@@ -397,7 +399,7 @@ def test_an_untrained_encoder_alone_has_a_page(tmp_path):
     found = arm("mlsm", {1: {"rte": 0.5}}, fraction=0)
     compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
     text = Page(tmp_path / "out" / "report.html").text
-    assert "floor" in text and "50.0" in text and "No conclusion" in text
+    assert "floor" in text and "50.0" in text and "No conclusion: there are no two arms to compare." in text
 
 
 @pytest.mark.usefixtures("page_alone")
@@ -515,6 +517,11 @@ def test_the_page_fits_phones_and_desks_in_light_and_dark(reported, browser, sch
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     brightness = [sum(map(int, re.findall(r"\d+", color)[:3])) for color in (paper, ink)]
     assert (brightness[0] > brightness[1]) == (scheme == "light")
+
+
+def test_scores_below_zero_have_a_minus_and_words_between_their_bounds():
+    scores = [ArmScores("a", 3, {"cola": Interval(3, -0.0001, -0.02, 0.01)}), ArmScores("b", 3, {"cola": None})]
+    assert table_of_scores(scores, ()).rows == [["a", "3", ("0.0", "−2.0 to 1.0")], ["b", "3", "–"]]
 
 
 def test_large_amounts_are_shown_in_full_or_with_one_digit_before_the_point():
