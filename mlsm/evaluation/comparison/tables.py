@@ -422,7 +422,9 @@ def table_of_scores(scores: Sequence[ArmScores], tasks: Sequence[str]) -> Table:
     names = list(scores[0].scores) if scores else []
     titles = {"mean": "mean", "blimp": "BLiMP"} | TITLES
     columns = ["model", "seeds", *(titles[name] for name in names)]
-    rows: list[list[Cell]] = [[arm.arm, str(arm.n), *map(_score, arm.scores.values())] for arm in scores if names]
+    rows: list[list[Cell]] = [
+        [arm.arm, str(arm.n), *(_score(found, arm.n) for found in arm.scores.values())] for arm in scores if names
+    ]
     data = [
         [arm.arm, name, of.n, of.mean, of.low, of.high]
         for arm in scores
@@ -430,8 +432,8 @@ def table_of_scores(scores: Sequence[ArmScores], tasks: Sequence[str]) -> Table:
         if of is not None
     ]
     caption = (
-        "In per cent, with 95 % intervals (t) over pre-training seeds if there are two or more. Each score is the "
-        "mean over metrics and fine-tuning seeds. Mean: over "
+        "In per cent, with 95 % intervals (t) over pre-training seeds if there are two or more. n: the number of seeds "
+        "of a score that not all seeds have. Each score is the mean over metrics and fine-tuning seeds. Mean: over "
         f"{', '.join(TITLES[task] for task in tasks) or 'no task'}. Intervals of single arms say little about a "
         "difference, because arms share seeds: the test is paired."
     )
@@ -444,12 +446,14 @@ def table_of_scores(scores: Sequence[ArmScores], tasks: Sequence[str]) -> Table:
     return Table("Scores", caption, columns, rows, (header, data))
 
 
-def _score(found: Interval | None) -> Cell:
+def _score(found: Interval | None, seeds: int) -> Cell:
     if found is None:
         return "–"
-    if found.low is None or found.high is None:
-        return _one_decimal(100 * found.mean)
-    return _one_decimal(100 * found.mean), f"{_one_decimal(100 * found.low)} to {_one_decimal(100 * found.high)}"
+    below = [] if found.n == seeds else [f"n = {found.n}"]
+    if found.low is not None and found.high is not None:
+        below.insert(0, f"{_one_decimal(100 * found.low)} to {_one_decimal(100 * found.high)}")
+    shown = _one_decimal(100 * found.mean)
+    return (shown, ", ".join(below)) if below else shown
 
 
 # -- every arm against every other ------------------------------------------------------------------------

@@ -524,6 +524,12 @@ def test_scores_below_zero_have_a_minus_and_words_between_their_bounds():
     assert table_of_scores(scores, ()).rows == [["a", "3", ("0.0", "−2.0 to 1.0")], ["b", "3", "–"]]
 
 
+def test_a_score_that_not_all_seeds_have_says_how_many_have_it():
+    found = {"cola": Interval(3, 0.5, 0.4, 0.6), "rte": Interval(2, 0.5, 0.4, 0.6), "wic": Interval(1, 0.5)}
+    (row,) = table_of_scores([ArmScores("a", 3, found)], ()).rows
+    assert row[2:] == [("50.0", "40.0 to 60.0"), ("50.0", "40.0 to 60.0, n = 2"), ("50.0", "n = 1")]
+
+
 def test_large_amounts_are_shown_in_full_or_with_one_digit_before_the_point():
     """As %.3g would not: 1.23e+04 h, 1e+03 MB."""
     found = table_of_parts([
