@@ -236,6 +236,10 @@ def _beside(effect, planned, beyond, unplanned, is_significant):
         yield f"Excluded because fine-tuning runs are missing or do not match: pre-training seed {seeds}."
     if effect.unplanned:
         yield f"Excluded because it was not planned: pre-training seed {', '.join(map(str, effect.unplanned))}."
+    if effect.unpaired:
+        yield f"Excluded because only one arm has it: pre-training seed {', '.join(map(str, effect.unpaired))}."
+    if effect.dropped:
+        yield f"Not in the mean, because not all pairs have them: {', '.join(effect.dropped)}."
     if claimable(found).low is not None:
         yield _describe_bootstrap(effect.resampled, is_significant)
     if beyond is not None:

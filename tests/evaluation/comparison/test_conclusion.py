@@ -128,6 +128,16 @@ def test_what_else_differs_is_said():
     assert said.startswith("The two differ in objective, lr, so the difference in score cannot be attributed to one")
 
 
+def test_seeds_and_tasks_that_not_all_have_are_named():
+    scores = {seed: {"cola": 0.5, "rte": 0.5 + seed / 100} for seed in range(1, 5)}
+    records = arm("mlsm", {**scores, 4: {"rte": 0.6}}) + arm("mlm", scores | {6: {"rte": 0.5}, 7: {"rte": 0.5}})
+    said = " ".join(conclude(judge_hypothesis(find_arms(models_of(records)[0]), ("mlsm", "mlm")), 0).beside)
+    assert "Excluded because only one arm has it: pre-training seed 6, 7." in said
+    assert "Not in the mean, because not all pairs have them: cola." in said
+    planned = judge_hypothesis(find_arms(models_of(records)[0]), ("mlsm", "mlm"), ("rte",), (1, 2, 3, 4))
+    assert (planned.unpaired, planned.dropped) == ((), ())
+
+
 def test_two_single_models_of_different_seeds_are_said_not_to_be_paired_by_seed():
     models = models_of(arm("mlsm", {1: {"rte": 0.6}}) + arm("mlm", {2: {"rte": 0.5}}))[0]
     effect = judge_hypothesis(find_arms(models), ("mlsm", "mlm"))
