@@ -28,7 +28,7 @@ VERDICTS: dict[Verdict, str] = {
     "undecided": "inconclusive",
     "too few": "too few pairs",
     "equal": "no variation",
-    "missing": "no records",
+    "missing": "no pairs",
     "equivalent": "equivalent",
     "withheld": "withheld",
 }

@@ -395,6 +395,18 @@ def test_records_of_blimp_alone_have_a_page(tmp_path):
 
 
 @pytest.mark.usefixtures("page_alone")
+def test_scores_of_frozen_encoders_are_named_on_the_page(tmp_path):
+    figures = [{"metric": f"accuracy_{part}", "value": 0.5, "n": 10} for part in ("dev", "tuning")]
+    frozen = {"suite": "frozen", "seed": None, "head": None, "figures": figures}
+    frozen |= {"chosen": {}, "settings": {"frozen": True}}
+    found = [record | frozen for record in pair([[0.01]] * 2, ("rte",))[::2]]
+    compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
+    text = Page(tmp_path / "out" / "report.html").text
+    assert "does not show scores of frozen encoders: those of 4 models are in frozen.csv" in text
+    assert "no pairs" in text and "not known whether MLSM is better than MLM: there are no records" in text
+
+
+@pytest.mark.usefixtures("page_alone")
 def test_an_untrained_encoder_alone_has_a_page(tmp_path):
     found = arm("mlsm", {1: {"rte": 0.5}}, fraction=0)
     compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
