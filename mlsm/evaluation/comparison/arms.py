@@ -298,12 +298,16 @@ def _may_be(model, name):
 
 
 def _name_doubles(arm):
-    for fraction in arm.fractions:
-        used = arm.at(fraction).by_seed
-        for model in arm.models:
-            first = used.get(model.facts["run_seed"])
-            if model.trainings and isclose(fraction_of(model), fraction) and model is not first:
-                yield f"{model.label} has the same arm, seed and step as {first.label}, which is shown instead."
+    scored = [
+        (arm.at(part), [model for model in arm.models if model.trainings and isclose(fraction_of(model), part)])
+        for part in arm.fractions
+    ]
+    of_words = [model for model in arm.models if model.blimp and fraction_of(model) == 1 and not is_probe(model)]
+    scored.append((arm.on_blimp(), of_words))
+    firsts = [(model.label, shown.by_seed[model.facts["run_seed"]].label) for shown, of in scored for model in of]
+    for label, first in dict.fromkeys(firsts):
+        if label != first:
+            yield f"{label} has the same arm, seed and step as {first}, which is shown instead."
 
 
 def _name_unfinished(arm):
