@@ -110,6 +110,14 @@ def test_a_teacher_is_recognised_under_another_path(recorded, paths, expected):
     assert [model.facts["path"] for model in ceiling.models] == [expected] if expected else ceiling is None
 
 
+def test_a_teacher_that_was_trained_here_is_no_arm_unless_it_was_planned_as_one():
+    records = arm("mlsm", SCORES, teacher="./runs/mlm-seed1/export") + arm("mlm", {1: {"rte": 0.5}})
+    known = found(records)
+    assert labels(known.ceiling) == ["mlm-seed1"] and [one.name for one in known.arms] == ["MLSM"]
+    planned = found(records, arms={"a": ("mlsm-seed1", "mlsm-seed2"), "b": ("mlm-seed1",)})
+    assert planned.ceiling is None and [one.name for one in planned.arms] == ["a", "b"]
+
+
 def test_models_of_the_hub_with_other_owners_are_other_models():
     snapshot = "hub/models--nreimers--all-MiniLM-L6-v2/snapshots/0123"
     records = arm("mlsm", {1: {"rte": 0.5}}, teacher=MINILM) + stock("nreimers/all-MiniLM-L6-v2", snapshot)
