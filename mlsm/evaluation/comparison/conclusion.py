@@ -238,6 +238,8 @@ def _beside(effect, planned, beyond, unplanned, is_significant):
         yield f"Excluded because it was not planned: pre-training seed {', '.join(map(str, effect.unplanned))}."
     if effect.unpaired:
         yield f"Excluded because only one arm has it: pre-training seed {', '.join(map(str, effect.unpaired))}."
+    if effect.mixture:
+        yield f"The pairs were fine-tuned in different ways ({effect.mixture}), so their mean mixes several questions."
     if effect.dropped:
         yield f"Not in the mean, because not all pairs have them: {', '.join(effect.dropped)}."
     if claimable(found).low is not None:

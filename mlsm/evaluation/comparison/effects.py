@@ -41,6 +41,7 @@ from mlsm.evaluation.comparison.models import (
     Training,
     blimp_average,
     common_paradigms,
+    find_mixture,
     match_trainings,
     mean_score,
     score_of_task,
@@ -256,6 +257,7 @@ class Effect:
     unplanned       seeds that both arms have but that were not planned; also excluded, because adding seeds until the
                     result is significant proves nothing
     unpaired        seeds that only one arm has; only planned ones if seeds were planned
+    mixture         why the pairs were not all fine-tuned in one way; empty if they were
     dropped         tasks that some pairs have but not all, if no tasks were planned; not in `tasks`
     """
 
@@ -271,6 +273,7 @@ class Effect:
     unplanned: tuple[Seed, ...] = ()
     unpaired: tuple[Seed, ...] = ()
     dropped: tuple[str, ...] = ()
+    mixture: str = ""
 
     @cached_property
     def mean(self) -> Interval:
@@ -363,6 +366,7 @@ def find_effect(better: Arm, than: Arm, planned_tasks: Collection[str], planned_
         differences_ST=rows,
         scores=_test_scores(whole.values()),
         failed=(sum(tunings), len(tunings)),
+        mixture=find_mixture(model.trainings[training] for model, _, trainings in pairs for training in trainings),
     )
 
 

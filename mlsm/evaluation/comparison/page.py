@@ -106,7 +106,7 @@ def _notes(result: Comparison) -> list[tuple[str, list[str]]]:
         "Not run": [*(study.not_run if study else ()), *missing],
         "Failed fine-tuning runs, which are included": failed,
         "Frozen scores that say little": constant,
-        "Excluded": left_out,
+        "Not paired": left_out,
         "Notes": [*[elsewhere] * bool(frozen), *result.notes],
     }
     return [(title, sentences) for title, sentences in notes.items() if sentences]

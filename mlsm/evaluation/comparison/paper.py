@@ -36,6 +36,7 @@ from mlsm.evaluation.comparison.models import (
     checkpoint_name,
     common_figures,
     common_paradigms,
+    find_mixture,
     match_trainings,
     out_of,
     scored_alike,
@@ -81,13 +82,19 @@ class Drawing:
     rows: list = field(default_factory=list)
     caption: str = ""
 
-    def explain(self, models: Sequence[Model], studied: Collection[str], more: str = "") -> None:
+    def explain(
+        self, models: Sequence[Model], studied: Collection[str], more: str = "", are_tuned: bool = True
+    ) -> None:
         """Write the caption.
 
-        studied  names of the settings that the figure is about;
-        more     a sentence to add
+        studied    names of the settings that the figure is about
+        more       a sentence to add
+        are_tuned  whether the figure shows fine-tuning scores
         """
-        self.caption = " ".join(filter(None, (differences(models).sentence(studied), more)))
+        records = (record for model in models for record in model.trainings.values())
+        why = find_mixture(records) if are_tuned else ""
+        mixed = f"They were fine-tuned in different ways ({why}), so their averages cannot be compared." if why else ""
+        self.caption = " ".join(filter(None, (differences(models).sentence(studied), mixed, more)))
         write_caption(self.figure, self.caption)
 
     def add(
@@ -647,7 +654,7 @@ def blimp_over_cost(models: Sequence[Model], settings: CompareConfig) -> Drawing
             drawing.add("blimp", name, costs[model.label], mean, len(paradigms), model.label)
     _finish_costs(settings, drawing, axes, len(paradigms))
     drawing.note += "".join(f"; without {label}: {why}" for label, why in left_out.items())
-    drawing.explain(models, _STUDIED)
+    drawing.explain(models, _STUDIED, are_tuned=False)
     return drawing
 
 

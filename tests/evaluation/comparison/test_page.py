@@ -415,6 +415,25 @@ def test_an_untrained_encoder_alone_has_a_page(tmp_path):
 
 
 @pytest.mark.usefixtures("page_alone")
+def test_means_over_several_ways_to_fine_tune_say_so(tmp_path):
+    """Both models of seeds 2 and 3 are fine-tuned with other settings; then only one model, with further seeds."""
+    found, longer = pair([row[:1] for row in DIFFERENCES], ("rte",)), {"settings": {"learning_rate": 2e-5, "epochs": 9}}
+    pooled = [record | longer if record["run_seed"] > 1 else record for record in found]
+    further = [record | longer | {"seed": record["seed"] + 2} for record in found if record["model"] == "mlsm-seed1"]
+    why = "(rte: settings differ (epochs: 3 and 9))"
+    note = f"were not all made in one way {why}, so its averages cannot be compared."
+    result = compare(CompareConfig(results=(store(tmp_path / "pooled", pooled),), output=tmp_path / "out"), silent)
+    assert f"The pairs were fine-tuned in different ways {why}, so their mean mixes" in " ".join(result.conclusion)
+    assert [one for one in result.notes if note in one] == [
+        f"The fine-tuning runs of {name} {note}" for name in ("MLSM", "MLM")
+    ]
+    records = store(tmp_path / "further", [*found, *further])
+    result = compare(CompareConfig(results=(records,), output=tmp_path / "out"), silent)
+    assert "different ways" not in " ".join(result.conclusion)
+    assert f"The fine-tuning runs of MLSM {note}" in result.notes
+
+
+@pytest.mark.usefixtures("page_alone")
 def test_arms_without_a_common_task_have_a_page(tmp_path):
     found = [
         record
