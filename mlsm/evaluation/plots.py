@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlsm.common.durable import appearing_whole, make_directories
 from mlsm.common.extras import name_extras
+from mlsm.common.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,9 +64,15 @@ def drawn(draw: Callable[..., list], *arguments: object) -> list:
     return draw(*arguments)
 
 
+def label(name: str) -> str:
+    """Escape a name, so that matplotlib shows it literally: not as mathematics, and not hidden in a legend."""
+    text = printable(name, keep="").replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
 def write_caption(figure: "Figure", text: str) -> None:
     """Write a caption below a figure and reserve space for it."""
-    wrapped = "\n".join(textwrap.wrap(text, int(figure.get_size_inches()[0] * CHARACTERS_PER_INCH)))
+    wrapped = "\n".join(textwrap.wrap(label(text), int(figure.get_size_inches()[0] * CHARACTERS_PER_INCH)))
     figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=8, color="0.3")
 
 

@@ -9,6 +9,7 @@ step; a probe belongs to the arm of its student, for its BLiMP scores. The floor
 is the teacher. They are shown next to the arms but are not tested. Not handled here: tests (effects.py).
 """
 
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -220,7 +221,10 @@ def find_arms(models: Sequence[Model], study: StudyFacts | None = None) -> Arms:
     named: Runs = study.arms if study else {}
     teachers = _find_teachers(models, {model.facts["teacher"] for model in models} - {None})
     floors = _floors([model for model in models if model.facts["objective"] == UNTRAINED])
-    ceiling = [model for model in models if model.label in teachers]
+    planned = list(chain.from_iterable(named.values()))  # a planned arm may also be a teacher
+    ceiling = [
+        model for model in models if model.label in teachers and not any(_is_run(model.label, run) for run in planned)
+    ]
     apart = {model.label for floor in floors for model in floor.models} | {model.label for model in ceiling}
     between = [model for model in models if model.label not in apart]
     arms = _sort_by_name(between, named) if named else sort_into_arms(between, PRETRAINING, with_probes=True)
@@ -273,13 +277,14 @@ def _is_run(name, run):
 
 
 def _find_teachers(models, names):
-    """Labels of the models that others name as their teacher: by their path or label or, since a teacher may be
-    elsewhere by now, by the last part of it, if only one model has that.
+    """Labels of the models that others name as their teacher: by their path. Models without a lineage also by their
+    label or, since a teacher may be elsewhere by now, by the last part of the path, if only one model has that.
     """
     stock = [model for model in models if model.facts["objective"] is None]
     found = set()
     for name in names:
-        known = [model for model in stock if _is_called(model, name)]
+        known = [model for model in models if os.path.abspath(model.facts["path"]) == os.path.abspath(name)]
+        known += [model for model in stock if _is_called(model, name)]
         alike = [model for model in stock if _may_be(model, name)]
         found |= {model.label for model in known or (alike if len(alike) == 1 else ())}
     return found
@@ -298,12 +303,16 @@ def _may_be(model, name):
 
 
 def _name_doubles(arm):
-    for fraction in arm.fractions:
-        used = arm.at(fraction).by_seed
-        for model in arm.models:
-            first = used.get(model.facts["run_seed"])
-            if model.trainings and isclose(fraction_of(model), fraction) and model is not first:
-                yield f"{model.label} has the same arm, seed and step as {first.label}, which is shown instead."
+    scored = [
+        (arm.at(part), [model for model in arm.models if model.trainings and isclose(fraction_of(model), part)])
+        for part in arm.fractions
+    ]
+    of_words = [model for model in arm.models if model.blimp and fraction_of(model) == 1 and not is_probe(model)]
+    scored.append((arm.on_blimp(), of_words))
+    firsts = [(model.label, shown.by_seed[model.facts["run_seed"]].label) for shown, of in scored for model in of]
+    for label, first in dict.fromkeys(firsts):
+        if label != first:
+            yield f"{label} has the same arm, seed and step as {first}, which is shown instead."
 
 
 def _name_unfinished(arm):

@@ -21,7 +21,7 @@ from mlsm.common import disk
 from mlsm.common.durable import make_directories, refuse_what_is_in_the_way, replace_json
 from mlsm.common.errors import ComparisonError
 from mlsm.evaluation import records
-from mlsm.evaluation.comparison.arms import find_arms, is_in_recipe, leave_out_others
+from mlsm.evaluation.comparison.arms import Arm, find_arms, is_in_recipe, leave_out_others
 from mlsm.evaluation.comparison.conclusion import choose_tasks, examine_hypotheses, tasks_of_the_mean
 from mlsm.evaluation.comparison.config import CompareConfig, StudyFacts
 from mlsm.evaluation.comparison.curves import read_checkpoints, read_courses
@@ -40,6 +40,7 @@ from mlsm.evaluation.comparison.models import (
     Model,
     common_figures,
     common_paradigms,
+    find_mixture,
     frozen_alike,
     models_of,
     scored_alike,
@@ -126,6 +127,7 @@ def compare(settings: CompareConfig, progress: Callable[..., None], facts: Study
             *notes,
             *arms.notes,
             *_notes_on_fine_tuning(models),
+            *_notes_on_mixtures(arms.with_ends()),
             *(
                 f"The BLiMP scores of {label} cannot be compared with the others: {why}"
                 for label, why in unlike.items()
@@ -184,6 +186,14 @@ def _notes_on_fine_tuning(models: Sequence[Model]) -> list[str]:
                 f"Learning rates chosen by the fine-tuning runs of {model.label}, out of {len(tried)}: {counts}."
             )
     return chosen
+
+
+def _notes_on_mixtures(arms: Iterable[Arm]) -> list[str]:
+    return [
+        f"The fine-tuning runs of {arm.name} were not all made in one way ({why}), so its averages cannot be compared."
+        for arm in arms
+        if (why := find_mixture(record for model in arm.models for record in model.trainings.values()))
+    ]
 
 
 def _notes_on_intruders(settings: CompareConfig, models: Sequence[Model], judgements: Judgements) -> list[str]:

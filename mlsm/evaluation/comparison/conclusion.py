@@ -28,7 +28,7 @@ VERDICTS: dict[Verdict, str] = {
     "undecided": "inconclusive",
     "too few": "too few pairs",
     "equal": "no variation",
-    "missing": "no records",
+    "missing": "no pairs",
     "equivalent": "equivalent",
     "withheld": "withheld",
 }
@@ -180,7 +180,9 @@ def conclude(
     is_early = planned is not None and found.n < planned
     so_far, unclear = ("So far, ", "it is unclear") if is_early else ("", "It is unclear")
     caveat = "exploratory" if planned is None else "so far" if is_early else ""
-    beside = tuple(_beside(effect, planned, beyond, unplanned))
+    p = found.p if adjusted is None else adjusted
+    is_significant = p is not None and p < LEVEL
+    beside = tuple(_beside(effect, planned, beyond, unplanned, is_significant))
     if found.n < FEWEST_PAIRS:
         few = "One pair of pre-training runs is" if found.n == 1 else f"{_pairs(found.n)} are"
         sentence = (
@@ -188,17 +190,16 @@ def conclude(
             f"which does not show how much the difference varies with the seed."
         )
         return Conclusion("too few", sentence, beside, caveat)
-    if found.p is None or found.low is None or found.high is None or found.detectable is None:
+    if p is None or found.low is None or found.high is None or found.detectable is None:
         sentence = (
             f"{so_far}{better} {_direction(effect)} in every one of {_pairs(found.n)}, to the last digit ({over}). "
             + NO_INTERVAL
         )
         return Conclusion("equal", sentence, beside, caveat)
-    p = found.p if adjusted is None else adjusted
     is_adjusted = adjusted is not None and tests > 1  # for one hypothesis Holm's p is the test's own
     of_tests = f" after Holm's adjustment for {tests} hypotheses" if is_adjusted else ""
     bounds = f"95 % interval {points(found.low)} to {points(found.high)} points"
-    if p < LEVEL:
+    if is_significant:
         contrary = "" if found.mean > 0 or planned is None else ", contrary to the hypothesis"
         sentence = f"{so_far}{better} {_direction(effect)}{contrary} ({bounds}; {over}; p {p_value(p)}{of_tests})."
         return Conclusion("for" if found.mean > 0 else "against", sentence, beside, caveat)
@@ -215,7 +216,7 @@ def conclude(
     return Conclusion("undecided", sentence, beside, caveat)
 
 
-def _beside(effect, planned, beyond, unplanned):
+def _beside(effect, planned, beyond, unplanned, is_significant):
     found = effect.mean
     if planned is not None and found.n < planned:
         yield (
@@ -235,9 +236,17 @@ def _beside(effect, planned, beyond, unplanned):
         yield f"Excluded because fine-tuning runs are missing or do not match: pre-training seed {seeds}."
     if effect.unplanned:
         yield f"Excluded because it was not planned: pre-training seed {', '.join(map(str, effect.unplanned))}."
-    if found.low is not None and effect.resampled is not None:
-        yield _compare_intervals(found, effect.resampled)
+    if effect.unpaired:
+        yield f"Excluded because only one arm has it: pre-training seed {', '.join(map(str, effect.unpaired))}."
+    if effect.mixture:
+        yield f"The pairs were fine-tuned in different ways ({effect.mixture}), so their mean mixes several questions."
+    if effect.dropped:
+        yield f"Not in the mean, because not all pairs have them: {', '.join(effect.dropped)}."
+    if claimable(found).low is not None:
+        yield _describe_bootstrap(effect.resampled, is_significant)
     if beyond is not None:
+        if "run_seed" in beyond.settings:
+            yield "The two have different pre-training seeds, so they are not paired by seed."
         yield from _what_else_differs(beyond)
 
 
@@ -252,16 +261,20 @@ def _what_else_differs(beyond: Differences) -> Iterator[str]:
     yield from beyond.on_masks
 
 
-def _compare_intervals(found: Interval, resampled: tuple[float, float]) -> str:
-    low, high = resampled
+def _describe_bootstrap(bounds, is_significant):
+    low, high = bounds
     said = f"The 95 % interval of a bootstrap over tasks and seeds is {points(low)} to {points(high)} points"
-    is_apart = found.low is not None and found.high is not None and (found.low > 0 or found.high < 0)
-    if is_apart and low <= 0 <= high:
+    if is_significant and low <= 0 <= high:
         return (
             f"{said}, which includes 0: there is evidence of a difference on these tasks, but not on other tasks like "
             "them."
         )
     return f"{said}."
+
+
+def claimable(found: Interval) -> Interval:
+    """The part of an interval that a page may show: only the mean if there are fewer than FEWEST_PAIRS pairs."""
+    return found if found.n >= FEWEST_PAIRS else Interval(found.n, found.mean)
 
 
 def _direction(effect):

@@ -29,7 +29,7 @@ pre-training runs, T tasks.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, permutations
+from itertools import chain, combinations, permutations
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -41,6 +41,7 @@ from mlsm.evaluation.comparison.models import (
     Training,
     blimp_average,
     common_paradigms,
+    find_mixture,
     match_trainings,
     mean_score,
     score_of_task,
@@ -255,6 +256,9 @@ class Effect:
     incomplete      seeds that both arms have but that lack tasks; they are excluded
     unplanned       seeds that both arms have but that were not planned; also excluded, because adding seeds until the
                     result is significant proves nothing
+    unpaired        seeds that only one arm has; only planned ones if seeds were planned
+    mixture         why the pairs were not all fine-tuned in one way; empty if they were
+    dropped         tasks that some pairs have but not all, if no tasks were planned; not in `tasks`
     """
 
     better: str
@@ -267,6 +271,9 @@ class Effect:
     failed: tuple[int, int] = (0, 0)
     incomplete: tuple[Seed, ...] = ()
     unplanned: tuple[Seed, ...] = ()
+    unpaired: tuple[Seed, ...] = ()
+    dropped: tuple[str, ...] = ()
+    mixture: str = ""
 
     @cached_property
     def mean(self) -> Interval:
@@ -329,6 +336,12 @@ def find_effect(better: Arm, than: Arm, planned_tasks: Collection[str], planned_
         than.name,
         incomplete=tuple(seed for seed in found if seed not in whole),
         unplanned=tuple(unplanned),
+        unpaired=tuple(
+            seed
+            for seed in (*mine, *theirs)
+            if seed not in chain(*common) and seed is not None and (not planned_seeds or seed in planned_seeds)
+        ),
+        dropped=tuple(task for task in METRICS if not planned_tasks and task in set().union(*some) - tasks),
     )
     if not whole:
         if some and not tasks:
@@ -353,6 +366,7 @@ def find_effect(better: Arm, than: Arm, planned_tasks: Collection[str], planned_
         differences_ST=rows,
         scores=_test_scores(whole.values()),
         failed=(sum(tunings), len(tunings)),
+        mixture=find_mixture(model.trainings[training] for model, _, trainings in pairs for training in trainings),
     )
 
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlsm.common.text import printable
 from mlsm.evaluation.comparison.arms import Arm, Seed
+from mlsm.evaluation.comparison.conclusion import claimable
 from mlsm.evaluation.comparison.curves import AXES
 from mlsm.evaluation.comparison.effects import Effect
 from mlsm.evaluation.comparison.models import TITLES
 from mlsm.evaluation.comparison.result import Comparison
 from mlsm.evaluation.comparison.significance import SIGNIFICANT
-from mlsm.evaluation.plots import drawn, new_figure, save_figure
+from mlsm.evaluation.plots import drawn, label, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -178,7 +178,7 @@ def _mean_of(courses):
 
 def _draw_levels(axes: "Axes", levels: Sequence[tuple[str, float]]) -> Iterable[Sequence]:
     for name, level in levels:
-        axes.axhline(level, color=_GREY, linewidth=1.2, linestyle=_ENDS[name.partition(",")[0]], label=name)
+        axes.axhline(level, color=_GREY, linewidth=1.2, linestyle=_ENDS[name.partition(",")[0]], label=label(name))
     return [(name, "mean", "", "", level) for name, level in levels]
 
 
@@ -194,7 +194,8 @@ def draw_effect(effect: Effect, directory: Path) -> list[PageFigure]:
         (TITLES[task], effect.of_task(task), [row[place] for row in effect.differences_ST])
         for place, task in enumerate(effect.tasks)
     ]
-    for place, (name, found, singles) in enumerate(entries):
+    for place, (name, computed, singles) in enumerate(entries):
+        found = claimable(computed)
         look = style(0 if place == 0 else 1) | {"marker": "o"}
         below = [place + 0.25] * len(singles)
         axes.plot([100 * value for value in singles], below, ".", color=_GREY, alpha=0.6, markersize=5)
@@ -257,9 +258,3 @@ def explain_contrasts(margin: float | None) -> str:
     """The caption of the forest plot."""
     band = "" if margin is None else f" Grey band: the margin of equivalence, ±{margin:g} points."
     return f"95 % intervals, paired by seed.{band} Filled: planned. Hollow: exploratory."
-
-
-def label(name: str) -> str:
-    """Escape a name, so that matplotlib shows it literally: not as mathematics, and not hidden in a legend."""
-    text = printable(name, keep="").replace("$", r"\$")
-    return f" {text}" if text.startswith("_") else text

@@ -299,6 +299,18 @@ def find_disagreements(record: Mapping[str, Any], other: Mapping[str, Any]) -> s
     return ", ".join(reasons)
 
 
+def find_mixture(records: Iterable[Mapping[str, Any]]) -> str:
+    """Why a mean over fine-tuning records mixes several ways to fine-tune, in words; empty if it does not. Heads may
+    differ, because they depend on the seed.
+    """
+    firsts: dict[str, Mapping[str, Any]] = {}
+    for record in records:
+        first = firsts.setdefault(record["task"], record)
+        if why := find_disagreements({**first, "head": None}, {**record, "head": None}):
+            return f"{record['task']}: {why}"
+    return ""
+
+
 def _describe_setting(name, record, other):
     """Describe a setting that two records do not agree on."""
     values = [found["settings"].get(name, "not recorded") for found in (record, other)]

@@ -40,6 +40,7 @@ def write_page(
         withheld=result.withheld,
         on_composite=_conclusions_on_composite(result),
         tests=result.tests,
+        several_arms=len(result.arms.arms) > 1,
         tables=tables,
         figures=figures,
         unknown=result.arms_differ.unknown,
@@ -96,6 +97,8 @@ def _notes(result: Comparison) -> list[tuple[str, list[str]]]:
         )
         if not end and not result.withheld
     ]
+    frozen = {score.model for score in result.frozen} if result.composite is None else ()
+    elsewhere = f"This page does not show scores of frozen encoders: those of {len(frozen)} models are in frozen.csv."
     notes = {
         "Tasks of the mean": list(result.notes_on_tasks),
         "Exploratory": exploratory,
@@ -103,8 +106,8 @@ def _notes(result: Comparison) -> list[tuple[str, list[str]]]:
         "Not run": [*(study.not_run if study else ()), *missing],
         "Failed fine-tuning runs, which are included": failed,
         "Frozen scores that say little": constant,
-        "Excluded": left_out,
-        "Notes": list(result.notes),
+        "Not paired": left_out,
+        "Notes": [*[elsewhere] * bool(frozen), *result.notes],
     }
     return [(title, sentences) for title, sentences in notes.items() if sentences]
 

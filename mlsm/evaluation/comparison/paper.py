@@ -36,12 +36,13 @@ from mlsm.evaluation.comparison.models import (
     checkpoint_name,
     common_figures,
     common_paradigms,
+    find_mixture,
     match_trainings,
     out_of,
     scored_alike,
 )
 from mlsm.evaluation.comparison.result import Comparison, PaperFigure
-from mlsm.evaluation.plots import new_figure, save_figure, write_caption
+from mlsm.evaluation.plots import label, new_figure, save_figure, write_caption
 from mlsm.evaluation.studies.word_senses.conclusions import read_result
 from student.objectives import WITHOUT_WORDS
 
@@ -81,13 +82,19 @@ class Drawing:
     rows: list = field(default_factory=list)
     caption: str = ""
 
-    def explain(self, models: Sequence[Model], studied: Collection[str], more: str = "") -> None:
+    def explain(
+        self, models: Sequence[Model], studied: Collection[str], more: str = "", are_tuned: bool = True
+    ) -> None:
         """Write the caption.
 
-        studied  names of the settings that the figure is about;
-        more     a sentence to add
+        studied    names of the settings that the figure is about
+        more       a sentence to add
+        are_tuned  whether the figure shows fine-tuning scores
         """
-        self.caption = " ".join(filter(None, (differences(models).sentence(studied), more)))
+        records = (record for model in models for record in model.trainings.values())
+        why = find_mixture(records) if are_tuned else ""
+        mixed = f"They were fine-tuned in different ways ({why}), so their averages cannot be compared." if why else ""
+        self.caption = " ".join(filter(None, (differences(models).sentence(studied), mixed, more)))
         write_caption(self.figure, self.caption)
 
     def add(
@@ -469,7 +476,7 @@ def _draw_checkpoints(drawing: Drawing, axes: "Axes", arms: Sequence[Arm]) -> No
         raise Lacking("a task that all of these checkpoints were fine-tuned on")
     for place, arm in enumerate(arms):
         means = [average(model, figures) for model in arm.models]
-        axes.plot([model.facts["step"] for model in arm.models], means, label=arm.name, **style(place))
+        axes.plot([model.facts["step"] for model in arm.models], means, label=label(arm.name), **style(place))
         for model, mean in zip(arm.models, means, strict=True):
             drawing.add("average", arm.name, model.facts["step"], mean, len(model.scores))
     axes.set_title(f"average ({how_many(models, figures)})", fontsize=10)
@@ -602,7 +609,7 @@ def _draw_win_rates(drawing, axes, pairs, looks):
         share = sum(rate.rate * rate.n for rate in rates) / n
         at = steps.index(step) + (rivals.index(rival) - (len(rivals) - 1) / 2) * width
         axes.bar(at, share, width * 0.9, color=looks[0][step], alpha=0.7)
-        axes.text(at, 0.03, f"{rival}, n = {n}", ha="center", va="bottom", fontsize=7, rotation=90)
+        axes.text(at, 0.03, label(f"{rival}, n = {n}"), ha="center", va="bottom", fontsize=7, rotation=90)
         named = [", ".join(dict.fromkeys(model.label for model in side)) for side in zip(*of_bar, strict=True)]
         drawing.add("win rate", named[0], step, share, n, named[1])
     names = {model.facts["step"]: checkpoint_name(model) for _, model, _ in pairs}
@@ -618,7 +625,7 @@ def _write_legend(figure, axes, pairs, looks):
     for step, color in looks[0].items():
         axes.plot([], [], "s", color=color, label=names[step])
     for rival, marker in looks[1].items():
-        axes.plot([], [], marker, color="0.4", label=f"against {rival}")
+        axes.plot([], [], marker, color="0.4", label=label(f"against {rival}"))
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=6)
 
 
@@ -642,12 +649,12 @@ def blimp_over_cost(models: Sequence[Model], settings: CompareConfig) -> Drawing
         group = sorted(arm.models, key=lambda model: costs[model.label])
         name = f"{arm.name} + probe" if arm.facts["objective"] in WITHOUT_WORDS else arm.name
         means = [blimp_average(model, paradigms) for model in group]
-        axes.plot([costs[model.label] for model in group], means, label=name, **style(place))
+        axes.plot([costs[model.label] for model in group], means, label=label(name), **style(place))
         for model, mean in zip(group, means, strict=True):
             drawing.add("blimp", name, costs[model.label], mean, len(paradigms), model.label)
     _finish_costs(settings, drawing, axes, len(paradigms))
     drawing.note += "".join(f"; without {label}: {why}" for label, why in left_out.items())
-    drawing.explain(models, _STUDIED)
+    drawing.explain(models, _STUDIED, are_tuned=False)
     return drawing
 
 

@@ -22,6 +22,7 @@ from mlsm.evaluation.comparison.arms import Arm, is_probe
 from mlsm.evaluation.comparison.conclusion import (
     Test,
     between,
+    claimable,
     conclude_contrasts,
     exploratory_contrasts,
     p_value,
@@ -137,7 +138,7 @@ Cell = str | tuple[str, str]  # text, and small text below it
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "−": "$-$", "×": r"$\times$",
-    "κ": r"$\kappa$", "λ": r"$\lambda$", "–": "--",
+    "κ": r"$\kappa$", "λ": r"$\lambda$", "–": "--", "|": r"\textbar{}", '"': "''",
 }  # fmt: skip
 
 
@@ -171,7 +172,8 @@ def write_tables(tables: Mapping[str, Table], directory: Path) -> list[Path]:
 def latex(table: Table) -> str:
     """A table for a paper that loads booktabs."""
     aligned = "l" + "r" * (len(table.columns) - 1)
-    lines = [" & ".join(escape_latex(cell) for cell in row) + r" \\" for row in (table.columns, *table.rows)]
+    # {}: the line before takes a [ or * at the start of a row as its own argument
+    lines = ["{}" + " & ".join(escape_latex(cell) for cell in row) + r" \\" for row in (table.columns, *table.rows)]
     body = "\n".join(lines[1:])
     return (
         f"% {printable(table.title, keep='')}. {printable(table.caption, keep='')}\n"
@@ -367,10 +369,13 @@ def table_of_hypotheses(tests: Sequence[Test]) -> Table:
         mean, scores = effect.mean, effect.scores
         assert scores is not None  # because there is a pair
         low, high = effect.resampled or (None, None)
+        shown = claimable(mean)
+        has_interval = shown.low is not None
         rows.append([
             name, role, ", ".join(TITLES[task] for task in effect.tasks),
-            (points(mean.mean), _between(mean.low, mean.high)), str(mean.n), _p(mean.p), _p(holm),
-            _between(low, high), "–" if mean.detectable is None else points(mean.detectable, sign=False),
+            (points(mean.mean), _between(shown.low, shown.high)), str(mean.n), _p(shown.p),
+            _p(holm if has_interval else None), _between(low if has_interval else None, high),
+            "–" if shown.detectable is None else points(shown.detectable, sign=False),
             (f"p {p_value(scores.p)}" if scores.p is not None else "–", f"won {_won(scores)}"), verdict,
         ])  # fmt: skip
         data.append([
@@ -381,7 +386,8 @@ def table_of_hypotheses(tests: Sequence[Test]) -> Table:
         "Differences in mean score over the named tasks, in percentage points, paired by pre-training seed, with 95 "
         "% intervals below. Interval and p: Student's t, two-sided. Tasks × seeds: 95 % bootstrap interval over "
         "both; with few seeds it is too narrow. Detectable: the smallest true difference that this number of pairs "
-        "with this variance would detect with 80 % power at 5 %, unadjusted. "
+        "with this variance would detect with 80 % power at 5 %, unadjusted. –: fewer than three pairs, or pairs "
+        "that do not vary. "
         "Scores: the paper's one-sided signed-rank test over all "
         "tasks that both models have, which can be more than the tasks of the difference. It treats scores as "
         "independent, but those of one pre-training run or of one task are correlated; it says nothing about another "
@@ -416,7 +422,9 @@ def table_of_scores(scores: Sequence[ArmScores], tasks: Sequence[str]) -> Table:
     names = list(scores[0].scores) if scores else []
     titles = {"mean": "mean", "blimp": "BLiMP"} | TITLES
     columns = ["model", "seeds", *(titles[name] for name in names)]
-    rows: list[list[Cell]] = [[arm.arm, str(arm.n), *map(_score, arm.scores.values())] for arm in scores if names]
+    rows: list[list[Cell]] = [
+        [arm.arm, str(arm.n), *(_score(found, arm.n) for found in arm.scores.values())] for arm in scores if names
+    ]
     data = [
         [arm.arm, name, of.n, of.mean, of.low, of.high]
         for arm in scores
@@ -424,8 +432,8 @@ def table_of_scores(scores: Sequence[ArmScores], tasks: Sequence[str]) -> Table:
         if of is not None
     ]
     caption = (
-        "In per cent, with 95 % intervals (t) over pre-training seeds if there are two or more. Each score is the "
-        "mean over metrics and fine-tuning seeds. Mean: over "
+        "In per cent, with 95 % intervals (t) over pre-training seeds if there are two or more. n: the number of seeds "
+        "of a score that not all seeds have. Each score is the mean over metrics and fine-tuning seeds. Mean: over "
         f"{', '.join(TITLES[task] for task in tasks) or 'no task'}. Intervals of single arms say little about a "
         "difference, because arms share seeds: the test is paired."
     )
@@ -438,13 +446,14 @@ def table_of_scores(scores: Sequence[ArmScores], tasks: Sequence[str]) -> Table:
     return Table("Scores", caption, columns, rows, (header, data))
 
 
-def _score(found: Interval | None) -> Cell:
+def _score(found: Interval | None, seeds: int) -> Cell:
     if found is None:
         return "–"
-    shown = f"{100 * found.mean:.1f}".replace("-", "−")
-    if found.low is None or found.high is None:
-        return shown
-    return shown, f"{100 * found.low:.1f}–{100 * found.high:.1f}".replace("-", "−")
+    below = [] if found.n == seeds else [f"n = {found.n}"]
+    if found.low is not None and found.high is not None:
+        below.insert(0, f"{_one_decimal(100 * found.low)} to {_one_decimal(100 * found.high)}")
+    shown = _one_decimal(100 * found.mean)
+    return (shown, ", ".join(below)) if below else shown
 
 
 # -- every arm against every other ------------------------------------------------------------------------
@@ -460,7 +469,8 @@ def table_of_wins(result: Comparison) -> Table:
     for effect, blimp in result.contests:
         mean, scores = effect.mean, effect.scores
         assert scores is not None  # because there is a pair
-        t_test = f"p {p_value(mean.p)}" if mean.p is not None else f"n = {mean.n}"
+        p = claimable(mean).p
+        t_test = f"p {p_value(p)}" if p is not None else f"n = {mean.n}"
         won = _won(scores) + (f", p {p_value(scores.p)}" if scores.p is not None else "")
         cells[effect.better, effect.than] = f"{points(mean.mean)}, {t_test}", won
         data.append([
@@ -494,9 +504,12 @@ def table_of_checkpoints(result: Comparison) -> Table | None:
     for fraction, *effects in result.along_the_way:
         row: list[Cell] = [f"{100 * fraction:.4g}%"]
         for of_other, effect in zip((fraction, 1.0), effects, strict=True):
-            row.append("–" if effect.lacks else (points(effect.mean.mean), _between(effect.mean.low, effect.mean.high)))
-            if not effect.lacks:
+            if effect.lacks:
+                row.append("–")
+            else:
                 mean = effect.mean
+                shown = claimable(mean)
+                row.append((points(mean.mean), _between(shown.low, shown.high)))
                 data.append([fraction, of_other, mean.n, mean.mean, mean.low, mean.high, mean.p])
         rows.append(row)
     caption = (
@@ -522,7 +535,7 @@ def table_of_settings(arms: Sequence[Arm], found: Differences) -> Table:
         data += [[setting, value, name] for name, value in value_of.items()]
     caption = (
         "Every setting of pre-training in which the arms differ (–: it follows from the objective, or is not "
-        "recorded). All other settings are the same for all arms."
+        "recorded). All other recorded settings are the same for all arms."
     )
     header = ("setting", "value", "arm")
     columns = ["setting", *(arm.name for arm in arms)]

@@ -1,7 +1,7 @@
 """Models sorted into arms by their settings or by a study, with floor and ceiling apart."""
 
 import pytest
-from tiny_records import digest
+from tiny_records import a_blimp_record, digest
 from tiny_study import arm
 
 from mlsm.evaluation.comparison.arms import find_arms
@@ -110,6 +110,14 @@ def test_a_teacher_is_recognised_under_another_path(recorded, paths, expected):
     assert [model.facts["path"] for model in ceiling.models] == [expected] if expected else ceiling is None
 
 
+def test_a_teacher_that_was_trained_here_is_no_arm_unless_it_was_planned_as_one():
+    records = arm("mlsm", SCORES, teacher="./runs/mlm-seed1/export") + arm("mlm", {1: {"rte": 0.5}})
+    known = found(records)
+    assert labels(known.ceiling) == ["mlm-seed1"] and [one.name for one in known.arms] == ["MLSM"]
+    planned = found(records, arms={"a": ("mlsm-seed1", "mlsm-seed2"), "b": ("mlm-seed1",)})
+    assert planned.ceiling is None and [one.name for one in planned.arms] == ["a", "b"]
+
+
 def test_models_of_the_hub_with_other_owners_are_other_models():
     snapshot = "hub/models--nreimers--all-MiniLM-L6-v2/snapshots/0123"
     records = arm("mlsm", {1: {"rte": 0.5}}, teacher=MINILM) + stock("nreimers/all-MiniLM-L6-v2", snapshot)
@@ -141,6 +149,15 @@ def test_two_models_of_one_arm_seed_and_step_are_told():
     known = found(records)
     assert known.arms[0].at().by_seed[1].label == "mlsm-seed1"
     assert known.notes == ["twin-seed1 has the same arm, seed and step as mlsm-seed1, which is shown instead."]
+
+
+def test_two_models_of_one_seed_with_scores_on_blimp_are_told():
+    records = []
+    for name in ("mlm", "twin"):
+        (record, _) = arm("mlm", {1: {"rte": 0.5}}, name)
+        facts = {name: record[name] for name in ("objective", "run_seed", "identity", "encoder", "weights", "path")}
+        records.append(a_blimp_record(record["model"], {"x": 0.5}, **facts))
+    assert found(records).notes == ["twin-seed1 has the same arm, seed and step as mlm-seed1, which is shown instead."]
 
 
 def test_trained_weights_that_a_run_continues_are_no_floor():

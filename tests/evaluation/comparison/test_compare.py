@@ -213,6 +213,15 @@ def test_a_study_of_two_tasks_has_no_empty_panels(tmp_path):
     assert all(len(axes.get_xticks()) <= 7 for axes in steps.axes)
 
 
+def test_a_figure_of_models_that_were_fine_tuned_in_several_ways_says_so(tmp_path):
+    records = [
+        record | {"settings": record["settings"] | {"epochs": record["layer"]}} for record in layer_study((2, 4), 1)
+    ]
+    result, _ = compared(tmp_path, records)
+    caption = next(figure.caption for figure in result.figures if figure.figure == 3)
+    assert "They were fine-tuned in different ways (cola: settings differ (epochs: 2 and 4)), so their" in caption
+
+
 def test_labels_that_would_overlap_are_left_out():
     figure, axes = new_figure()
     axes.set_xscale("log", base=2)

@@ -55,7 +55,7 @@ def test_undecided_says_what_could_have_been_found():
 @pytest.mark.parametrize("pairs", [1, 2])
 def test_too_few_pairs_to_say_anything(pairs):
     said = of([[0.02] * 3, [0.0200001] * 3][:pairs])  # two so alike that Student would call them significant
-    assert said.verdict == "too few" and "interval" not in said.sentence
+    assert said.verdict == "too few" and "interval" not in " ".join((said.sentence, *said.beside))
     few = "One pair of pre-training runs is" if pairs == 1 else "2 pairs of pre-training runs are"
     assert said.sentence.startswith(f"{few} too few to tell whether MLSM is better than MLM: MLSM scores 2.00 points")
 
@@ -116,6 +116,8 @@ def test_what_holds_for_these_tasks_only_is_said():
     said = of(rows)
     assert said.verdict == "for"
     assert "which includes 0: there is evidence of a difference on these tasks, but not on other" in said.beside[0]
+    said = of(rows, adjusted=0.06, tests=3)
+    assert said.verdict == "undecided" and "evidence" not in said.beside[0]
 
 
 def test_what_else_differs_is_said():
@@ -124,6 +126,23 @@ def test_what_else_differs_is_said():
     effect = judge_hypothesis(find_arms(models), ("mlsm", "mlm"))
     (said,) = conclude(effect, 0, beyond=differences(models)).beside
     assert said.startswith("The two differ in objective, lr, so the difference in score cannot be attributed to one")
+
+
+def test_seeds_and_tasks_that_not_all_have_are_named():
+    scores = {seed: {"cola": 0.5, "rte": 0.5 + seed / 100} for seed in range(1, 5)}
+    records = arm("mlsm", {**scores, 4: {"rte": 0.6}}) + arm("mlm", scores | {6: {"rte": 0.5}, 7: {"rte": 0.5}})
+    said = " ".join(conclude(judge_hypothesis(find_arms(models_of(records)[0]), ("mlsm", "mlm")), 0).beside)
+    assert "Excluded because only one arm has it: pre-training seed 6, 7." in said
+    assert "Not in the mean, because not all pairs have them: cola." in said
+    planned = judge_hypothesis(find_arms(models_of(records)[0]), ("mlsm", "mlm"), ("rte",), (1, 2, 3, 4))
+    assert (planned.unpaired, planned.dropped) == ((), ())
+
+
+def test_two_single_models_of_different_seeds_are_said_not_to_be_paired_by_seed():
+    models = models_of(arm("mlsm", {1: {"rte": 0.6}}) + arm("mlm", {2: {"rte": 0.5}}))[0]
+    effect = judge_hypothesis(find_arms(models), ("mlsm", "mlm"))
+    (said,) = conclude(effect, 0, beyond=differences(models)).beside
+    assert said == "The two have different pre-training seeds, so they are not paired by seed."
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,12 @@ from mlsm.evaluation.comparison import compare as comparing
 from mlsm.evaluation.comparison import figures
 from mlsm.evaluation.comparison.arms import find_arms
 from mlsm.evaluation.comparison.compare import compare
+from mlsm.evaluation.comparison.conclusion import points
 from mlsm.evaluation.comparison.config import CompareConfig, Spent, StudyFacts
 from mlsm.evaluation.comparison.curves import quiet_step_seconds, read_courses
-from mlsm.evaluation.comparison.tables import escape_latex, table_of_parts
+from mlsm.evaluation.comparison.effects import ArmScores
+from mlsm.evaluation.comparison.significance import Interval
+from mlsm.evaluation.comparison.tables import escape_latex, table_of_parts, table_of_scores
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.miniature import write_miniatures
 from mlsm.evaluation.tasks.finetuning.suite import finetune
@@ -134,6 +137,20 @@ def test_names_are_text_and_not_markup(reported):
     assert "&lt;script&gt;alert(&#34;x&#34;)&lt;/script&gt;" in text
     page = Page(reported[0])
     assert f"Title {HOSTILE}".replace("\u202e", r"\u202e") in page.text
+
+
+def test_a_dollar_in_a_name_or_setting_is_no_mathematics(tmp_path):
+    """Where matplotlib reads mathematics, an unpaired brace after two of them ends the command."""
+    found = [
+        record
+        for name, wordnet in (("a", "x_{1$/$"), ("b", "w"))
+        for fraction in (0.5, 1.0)
+        for record in arm("mlsm", {1: {"rte": 0.5}}, name, fraction, of_identity={"wordnet": wordnet})
+    ]
+    result = compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
+    figure = next(figure for figure in result.figures if figure.figure == 6)
+    drawn = " ".join(ElementTree.parse(figure.files[0]).getroot().itertext())
+    assert drawn.count("x_{1$/$") == 2, "in the legend and in the caption"
 
 
 def test_figures_in_the_page_share_no_id(reported):
@@ -271,9 +288,10 @@ def test_latex_tables_are_tabulars(reported):
         assert lines[0].startswith("% ") and r"\toprule" in lines and r"\bottomrule" in lines
         columns = lines[1].count("r") - lines[1].count("tabular") + 1
         body = [line for line in lines[3:] if line.endswith(r"\\")]
+        assert all(line.startswith("{}") for line in body), "the line before would take [ or * as its own"
         assert body and all(len(re.findall(r"(?<!\\)&", line)) == columns - 1 for line in body)
-    assert escape_latex(("50_% & {x}", "−1 \\ ^~$#")) == (
-        r"50\_\% \& \{x\} [$-$1 \textbackslash{} \textasciicircum{}\textasciitilde{}\$\#]"
+    assert escape_latex(("50_% & {x}", "|−1 \\ ^~$#")) == (
+        r"50\_\% \& \{x\} [\textbar{}$-$1 \textbackslash{} \textasciicircum{}\textasciitilde{}\$\#]"
     )
 
 
@@ -328,6 +346,15 @@ def test_a_row_names_the_tasks_of_its_mean_and_those_of_its_test(tmp_path):
 
 
 @pytest.mark.usefixtures("page_alone")
+@pytest.mark.parametrize("rows", [DIFFERENCES[:2], [[0.05] * 3] * 4], ids=["two pairs", "no variation"])
+def test_tables_show_no_interval_that_the_conclusion_does_not_claim(tmp_path, rows):
+    compare(CompareConfig(results=(store(tmp_path, pair(rows)),), output=tmp_path / "out"), silent)
+    shown = (tmp_path / "out" / "report-hypotheses.tex").read_text()
+    assert f"CoLA, MRPC, RTE & {points(fmean(map(fmean, rows)))} [--] & {len(rows)} & -- & -- & -- & -- &" in shown
+    assert f", n = {len(rows)} [" in (tmp_path / "out" / "report-wins.tex").read_text()
+
+
+@pytest.mark.usefixtures("page_alone")
 def test_one_seed_does_not_tell_what_is_learned(tmp_path):
     floor = arm("mlm", {0: {"cola": 0.2, "mrpc": 0.9, "rte": 0.2}}, fraction=0)
     study = StudyFacts(title="", question="", primary=("mlsm", "mlm"), seeds=(0,), learned_by="mlm")
@@ -368,11 +395,42 @@ def test_records_of_blimp_alone_have_a_page(tmp_path):
 
 
 @pytest.mark.usefixtures("page_alone")
+def test_scores_of_frozen_encoders_are_named_on_the_page(tmp_path):
+    figures = [{"metric": f"accuracy_{part}", "value": 0.5, "n": 10} for part in ("dev", "tuning")]
+    frozen = {"suite": "frozen", "seed": None, "head": None, "figures": figures}
+    frozen |= {"chosen": {}, "settings": {"frozen": True}}
+    found = [record | frozen for record in pair([[0.01]] * 2, ("rte",))[::2]]
+    compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
+    text = Page(tmp_path / "out" / "report.html").text
+    assert "does not show scores of frozen encoders: those of 4 models are in frozen.csv" in text
+    assert "no pairs" in text and "not known whether MLSM is better than MLM: there are no records" in text
+
+
+@pytest.mark.usefixtures("page_alone")
 def test_an_untrained_encoder_alone_has_a_page(tmp_path):
     found = arm("mlsm", {1: {"rte": 0.5}}, fraction=0)
     compare(CompareConfig(results=(store(tmp_path, found),), output=tmp_path / "out"), silent)
     text = Page(tmp_path / "out" / "report.html").text
-    assert "floor" in text and "50.0" in text and "No conclusion" in text
+    assert "floor" in text and "50.0" in text and "No conclusion: there are no two arms to compare." in text
+
+
+@pytest.mark.usefixtures("page_alone")
+def test_means_over_several_ways_to_fine_tune_say_so(tmp_path):
+    """Both models of seeds 2 and 3 are fine-tuned with other settings; then only one model, with further seeds."""
+    found, longer = pair([row[:1] for row in DIFFERENCES], ("rte",)), {"settings": {"learning_rate": 2e-5, "epochs": 9}}
+    pooled = [record | longer if record["run_seed"] > 1 else record for record in found]
+    further = [record | longer | {"seed": record["seed"] + 2} for record in found if record["model"] == "mlsm-seed1"]
+    why = "(rte: settings differ (epochs: 3 and 9))"
+    note = f"were not all made in one way {why}, so its averages cannot be compared."
+    result = compare(CompareConfig(results=(store(tmp_path / "pooled", pooled),), output=tmp_path / "out"), silent)
+    assert f"The pairs were fine-tuned in different ways {why}, so their mean mixes" in " ".join(result.conclusion)
+    assert [one for one in result.notes if note in one] == [
+        f"The fine-tuning runs of {name} {note}" for name in ("MLSM", "MLM")
+    ]
+    records = store(tmp_path / "further", [*found, *further])
+    result = compare(CompareConfig(results=(records,), output=tmp_path / "out"), silent)
+    assert "different ways" not in " ".join(result.conclusion)
+    assert f"The fine-tuning runs of MLSM {note}" in result.notes
 
 
 @pytest.mark.usefixtures("page_alone")
@@ -490,6 +548,17 @@ def test_the_page_fits_phones_and_desks_in_light_and_dark(reported, browser, sch
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     brightness = [sum(map(int, re.findall(r"\d+", color)[:3])) for color in (paper, ink)]
     assert (brightness[0] > brightness[1]) == (scheme == "light")
+
+
+def test_scores_below_zero_have_a_minus_and_words_between_their_bounds():
+    scores = [ArmScores("a", 3, {"cola": Interval(3, -0.0001, -0.02, 0.01)}), ArmScores("b", 3, {"cola": None})]
+    assert table_of_scores(scores, ()).rows == [["a", "3", ("0.0", "−2.0 to 1.0")], ["b", "3", "–"]]
+
+
+def test_a_score_that_not_all_seeds_have_says_how_many_have_it():
+    found = {"cola": Interval(3, 0.5, 0.4, 0.6), "rte": Interval(2, 0.5, 0.4, 0.6), "wic": Interval(1, 0.5)}
+    (row,) = table_of_scores([ArmScores("a", 3, found)], ()).rows
+    assert row[2:] == [("50.0", "40.0 to 60.0"), ("50.0", "40.0 to 60.0, n = 2"), ("50.0", "n = 1")]
 
 
 def test_large_amounts_are_shown_in_full_or_with_one_digit_before_the_point():
