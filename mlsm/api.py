@@ -101,6 +101,8 @@ def _run(command: Command, given: tuple[Any, ...], settings: dict[str, Any]) -> 
             'if __name__ == "__main__": in the script.'
         )
     progress = settings.pop("progress", None)
+    if not (progress is None or isinstance(progress, bool) or callable(progress)):
+        raise TypeError(f"{command.python_name}: progress takes True or a function, found {progress!r}")
     recipe = settings.pop("recipe", None) if command.recipes else None
     if "config" in settings:
         given = (settings.pop("config"), *given)

@@ -113,6 +113,7 @@ def test_a_folder_of_that_name_is_no_shadow(tmp_path):
         (lambda: mlsm.encode_lsp(bf16=True), "no setting 'bf16'. Did you mean dtype bfloat16?"),
         (lambda: mlsm.clean(qqq=1), "no setting 'qqq'. It has: path"),
         (lambda: mlsm.encode_lsp(mlsm.EncodeConfig(), layer=3), "a settings object or keyword arguments, not both"),
+        (lambda: mlsm.clean(progress=1), "clean: progress takes True or a function, found 1"),
     ],
 )
 def test_settings_that_do_not_exist(call, words):
