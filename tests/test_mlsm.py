@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from made_beside import models_made_during
 from planted import unit_rows
 from stub import stub
 from tiny_store import write_store
 
 import mlsm
+import student.train
 from mlsm.commands import names
 from mlsm.results import EncodedStore, TrainedStudent
 
@@ -163,6 +165,14 @@ def test_the_modes_of_a_caller_change_no_result(mode, tmp_path):
         within = mlsm.train_student(store=store, run_dir=tmp_path / "b", **TINY)
         assert mode is not torch.no_grad or not torch.is_grad_enabled()
     assert within.held_out_loss == plain.held_out_loss
+
+
+def test_a_model_that_another_thread_makes_changes_no_student(tmp_path, monkeypatch):
+    store = write_store(tmp_path / "store", k=24).path
+    plain = mlsm.train_student(store=store, run_dir=tmp_path / "a", **TINY)
+    with models_made_during(monkeypatch, student.train, "to_device") as made:
+        beside = mlsm.train_student(store=store, run_dir=tmp_path / "b", **TINY)
+    assert len(made) >= TINY["max_steps"] and beside.held_out_loss == plain.held_out_loss
 
 
 def test_texts_that_are_none_are_not_left_out():
