@@ -21,6 +21,7 @@ import inspect
 import logging
 import multiprocessing
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from os import PathLike, fspath
@@ -38,6 +39,8 @@ from mlsm.terminal.process import is_follower
 from mlsm.terminal.progress import Progress
 
 logger = logging.getLogger("mlsm")
+_dtypes_lock = threading.Lock()
+_dtypes: list[Any] = []  # torch's default type as each call under way found it; the first is the caller's own
 
 
 def function_of(name: str) -> Callable[..., Any]:
@@ -82,8 +85,23 @@ def _more(command: Command) -> list[str]:
 
 
 @contextmanager
+def _float32_by_default(torch: Any) -> Iterator[None]:
+    """Set torch's default type, which all threads share, until the last of the calls under way ends."""
+    with _dtypes_lock:
+        _dtypes.append(torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        with _dtypes_lock:
+            found = _dtypes.pop()
+            if not _dtypes:
+                torch.set_default_dtype(found)
+
+
+@contextmanager
 def _own_modes() -> Iterator[None]:
-    """Undo modes of torch that a caller's `with` set: under autocast results differ, but their names would not."""
+    """Undo modes of torch that a caller set: under autocast results differ, but their names would not."""
     torch = sys.modules.get("torch")
     with ExitStack() as stack:
         if torch is not None:
@@ -91,6 +109,7 @@ def _own_modes() -> Iterator[None]:
                 stack.enter_context(torch.autocast(kind, enabled=False))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
+            stack.enter_context(_float32_by_default(torch))
         yield
 
 

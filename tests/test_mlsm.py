@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import typing
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -153,16 +154,31 @@ def test_encode_and_train(tmp_path, monkeypatch, caplog, capsys):
     assert f"store {store.store} (the only finished one that fits)" in caplog.text
 
 
+@contextmanager
+def float64_by_default():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize(
-    "mode",
-    [lambda: torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad, torch.inference_mode],
-    ids=["autocast", "no_grad", "inference_mode"],
+    ("mode", "objective"),
+    [
+        (lambda: torch.autocast("cpu", dtype=torch.bfloat16), "mlsm"),
+        (torch.no_grad, "mlsm"),
+        (torch.inference_mode, "mlsm"),
+        (float64_by_default, "mlm"),
+    ],
+    ids=["autocast", "no_grad", "inference_mode", "float64"],
 )
-def test_the_modes_of_a_caller_change_no_result(mode, tmp_path):
+def test_the_modes_of_a_caller_change_no_result(mode, objective, tmp_path):
     store = write_store(tmp_path / "store", k=24).path
-    plain = mlsm.train_student(store=store, run_dir=tmp_path / "a", **TINY)
+    plain = mlsm.train_student(store=store, objective=objective, run_dir=tmp_path / "a", **TINY)
     with mode():
-        within = mlsm.train_student(store=store, run_dir=tmp_path / "b", **TINY)
+        within = mlsm.train_student(store=store, objective=objective, run_dir=tmp_path / "b", **TINY)
         assert mode is not torch.no_grad or not torch.is_grad_enabled()
     assert within.held_out_loss == plain.held_out_loss
 

@@ -241,7 +241,7 @@ def _draw(shapes, task, seed):
         key = int(hash_u64(_HEAD_PURPOSE, task_number(task), seed, task_number(name)) >> 1)  # torch seeds have 63 bits
         generator = torch.Generator().manual_seed(key)
         if len(shape) > 1:
-            drawn[name] = DEVIATION * torch.randn(shape, generator=generator)
+            drawn[name] = DEVIATION * torch.randn(shape, generator=generator, dtype=torch.float32)
         else:
-            drawn[name] = torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+            drawn[name] = torch.full(shape, 0.0 if name.endswith("bias") else 1.0, dtype=torch.float32)
     return drawn
