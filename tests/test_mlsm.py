@@ -20,7 +20,8 @@ from tiny_store import write_store
 import mlsm
 import student.train
 from mlsm.commands import names
-from mlsm.results import EncodedStore, TrainedStudent
+from mlsm.evaluation.comparison.config import CompareConfig
+from mlsm.results import EncodedStore, Evaluated, TrainedStudent
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = {"max_steps": 4, "batch_windows": 8, "micro_batch": 8, "eval_windows": 8}
@@ -71,6 +72,9 @@ def test_results_stand_for_their_paths(tmp_path):
         and len(imported.open().atoms_Kd) == 6
     )
     made = mlsm.make_mask_weights(kind="frequency", store=store.path, output=tmp_path / "table")
+    evaluated = Evaluated.of({"output": str(tmp_path / "runs"), "made": 2})
+    assert CompareConfig(results=evaluated).results == (tmp_path / "runs" / "evaluations",)
+    assert CompareConfig(results=[evaluated]).results == (tmp_path / "runs" / "evaluations",)
     trained = mlsm.train_student(store=store.path, mask_weights=made, run_dir=tmp_path / "run", **TINY)
     assert trained.steps == 4 and made.tokens > 0
 
