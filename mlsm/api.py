@@ -101,9 +101,11 @@ def _float32_by_default(torch: Any) -> Iterator[None]:
 
 @contextmanager
 def _own_modes() -> Iterator[None]:
-    """Undo modes of torch that a caller set: under autocast results differ, but their names would not."""
-    torch = sys.modules.get("torch")
+    """Undo modes of torch and NumPy that a caller set: under autocast results differ, but their names would not."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     with ExitStack() as stack:
+        if numpy is not None:
+            stack.enter_context(numpy.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
         if torch is not None:
             for kind in ("cpu", "cuda"):
                 stack.enter_context(torch.autocast(kind, enabled=False))

@@ -187,6 +187,15 @@ def test_the_modes_of_a_caller_change_no_result(mode, objective, tmp_path):
     assert within.held_out_loss == plain.held_out_loss
 
 
+def test_numpy_does_not_raise_because_its_caller_asked_for_that(tmp_path):
+    store, seen = write_store(tmp_path / "store", k=24).path, []
+    with np.errstate(all="raise"):
+        mlsm.train_student(
+            store=store, run_dir=tmp_path / "a", progress=lambda *_, **__: seen.append(np.geterr()["under"]), **TINY
+        )
+        assert set(seen) == {"ignore"} and np.geterr()["under"] == "raise"
+
+
 def test_a_model_that_another_thread_makes_changes_no_student(tmp_path, monkeypatch):
     store = write_store(tmp_path / "store", k=24).path
     plain = mlsm.train_student(store=store, run_dir=tmp_path / "a", **TINY)
