@@ -23,6 +23,7 @@ from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig
 from mlsm.results import Compared
 from mlsm.results import EncodedStore as EncodedStore
 from mlsm.results import Estimate as Estimate
+from mlsm.results import Evaluated
 from mlsm.results import Exported
 from mlsm.results import ImportedStudent
 from mlsm.results import LearnedDictionary
@@ -382,7 +383,7 @@ def evaluate_blimp(
     tasks: PathOrText | Sequence[PathOrText] = (),
     per_paradigm: int | None = None,
     output: PathOrText = "runs",
-) -> Report:
+) -> Evaluated:
     """Score masked language models on BLiMP's minimal pairs.
 
     Settings: `mlsm help evaluate-blimp`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.
@@ -445,7 +446,7 @@ def finetune(
     max_steps: int | None = None,
     device: PathOrText = "auto",
     smoke: bool = False,
-) -> Report:
+) -> Evaluated:
     """Fine-tune models on ten tasks, with paired heads and batches: one record per task and seed.
 
     Settings: `mlsm help finetune`. Raises ValueError for a setting that does not fit, TypeError for an unknown one.

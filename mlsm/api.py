@@ -21,6 +21,7 @@ import inspect
 import logging
 import multiprocessing
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from os import PathLike, fspath
@@ -38,6 +39,8 @@ from mlsm.terminal.process import is_follower
 from mlsm.terminal.progress import Progress
 
 logger = logging.getLogger("mlsm")
+_dtypes_lock = threading.Lock()
+_dtypes: list[Any] = []  # torch's default type as each call under way found it; the first is the caller's own
 
 
 def function_of(name: str) -> Callable[..., Any]:
@@ -82,15 +85,33 @@ def _more(command: Command) -> list[str]:
 
 
 @contextmanager
+def _float32_by_default(torch: Any) -> Iterator[None]:
+    """Set torch's default type, which all threads share, until the last of the calls under way ends."""
+    with _dtypes_lock:
+        _dtypes.append(torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        with _dtypes_lock:
+            found = _dtypes.pop()
+            if not _dtypes:
+                torch.set_default_dtype(found)
+
+
+@contextmanager
 def _own_modes() -> Iterator[None]:
-    """Undo modes of torch that a caller's `with` set: under autocast results differ, but their names would not."""
-    torch = sys.modules.get("torch")
+    """Undo modes of torch and NumPy that a caller set: under autocast results differ, but their names would not."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     with ExitStack() as stack:
+        if numpy is not None:
+            stack.enter_context(numpy.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
         if torch is not None:
             for kind in ("cpu", "cuda"):
                 stack.enter_context(torch.autocast(kind, enabled=False))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
+            stack.enter_context(_float32_by_default(torch))
         yield
 
 
@@ -101,6 +122,8 @@ def _run(command: Command, given: tuple[Any, ...], settings: dict[str, Any]) -> 
             'if __name__ == "__main__": in the script.'
         )
     progress = settings.pop("progress", None)
+    if not (progress is None or isinstance(progress, bool) or callable(progress)):
+        raise TypeError(f"{command.python_name}: progress takes True or a function, found {progress!r}")
     recipe = settings.pop("recipe", None) if command.recipes else None
     if "config" in settings:
         given = (settings.pop("config"), *given)

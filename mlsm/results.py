@@ -6,6 +6,7 @@
 A result with files can be passed wherever a path is expected: mlsm.train_student(store=store).
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
@@ -50,6 +51,17 @@ class Report(Result):
 
     def __repr__(self):
         return f"Report({', '.join(f'{name}={_short(value)}' for name, value in self.report.items())})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluated(Report):
+    """The records of evaluated models."""
+
+    output: str
+    """the directory whose `evaluations` has them"""
+
+    def __fspath__(self) -> str:
+        return os.path.join(self.output, "evaluations")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

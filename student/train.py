@@ -28,7 +28,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from mlsm.common.device import choose_device, device_name, own_randomness
+from mlsm.common.device import DRAWS, choose_device, device_name, own_randomness
 from mlsm.common.durable import publish_directory
 from mlsm.common.errors import Interrupted, RunError, TrainingError
 from mlsm.common.matrix_products import USUAL
@@ -492,7 +492,7 @@ class Stepper:
         self.optimizer = build_optimizer(model, config)
 
     def update(self, step: int, batch: Batch) -> tuple[float, float]:
-        """Do one step, counted from 0, inside torch.random.fork_rng.
+        """Do one step, counted from 0, inside own_randomness.
 
         batch    this process's share of the batch, with the counts of the whole batch
         Returns  loss (nats per token that carries loss) and gradient norm before clipping; if one of them is not
@@ -501,9 +501,10 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self.device)
         for index, micro in enumerate(batch.micro):
-            seed_dropout(self.device, self.config.seed, step, self.first_micro + index)
-            micro = to_device(micro, self.device)
-            with self.ranks.accumulating(self.parallel, last=index == len(batch.micro) - 1):
+            is_last = index == len(batch.micro) - 1
+            with DRAWS, self.ranks.accumulating(self.parallel, last=is_last):  # DRAWS: backward may draw again
+                seed_dropout(self.device, self.config.seed, step, self.first_micro + index)
+                micro = to_device(micro, self.device)
                 with self.autocast():
                     logits_MK = self.parallel(*micro.inputs)  # Student.forward: encoder, head, output matrix
                 if micro.fillers:
@@ -567,7 +568,7 @@ def term_scales(weights: Sequence[float], counts: Sequence[int]) -> list[float]:
 
 
 def seed_dropout(device: torch.device, seed: int, step: int, micro: int) -> None:
-    """Seed dropout by (seed, step, micro-batch). Call inside torch.random.fork_rng."""
+    """Seed dropout by (seed, step, micro-batch). Call inside own_randomness, with DRAWS."""
     key = int(hash_u64(_DROPOUT_PURPOSE, seed, step, micro))
     if device.type == "cuda":
         torch.cuda.default_generators[device.index].manual_seed(key)

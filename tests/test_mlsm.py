@@ -6,18 +6,22 @@ import re
 import subprocess
 import sys
 import typing
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from made_beside import models_made_during
 from planted import unit_rows
 from stub import stub
 from tiny_store import write_store
 
 import mlsm
+import student.train
 from mlsm.commands import names
-from mlsm.results import EncodedStore, TrainedStudent
+from mlsm.evaluation.comparison.config import CompareConfig
+from mlsm.results import EncodedStore, Evaluated, TrainedStudent
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = {"max_steps": 4, "batch_windows": 8, "micro_batch": 8, "eval_windows": 8}
@@ -68,6 +72,9 @@ def test_results_stand_for_their_paths(tmp_path):
         and len(imported.open().atoms_Kd) == 6
     )
     made = mlsm.make_mask_weights(kind="frequency", store=store.path, output=tmp_path / "table")
+    evaluated = Evaluated.of({"output": str(tmp_path / "runs"), "made": 2})
+    assert CompareConfig(results=evaluated).results == (tmp_path / "runs" / "evaluations",)
+    assert CompareConfig(results=[evaluated]).results == (tmp_path / "runs" / "evaluations",)
     trained = mlsm.train_student(store=store.path, mask_weights=made, run_dir=tmp_path / "run", **TINY)
     assert trained.steps == 4 and made.tokens > 0
 
@@ -113,6 +120,7 @@ def test_a_folder_of_that_name_is_no_shadow(tmp_path):
         (lambda: mlsm.encode_lsp(bf16=True), "no setting 'bf16'. Did you mean dtype bfloat16?"),
         (lambda: mlsm.clean(qqq=1), "no setting 'qqq'. It has: path"),
         (lambda: mlsm.encode_lsp(mlsm.EncodeConfig(), layer=3), "a settings object or keyword arguments, not both"),
+        (lambda: mlsm.clean(progress=1), "clean: progress takes True or a function, found 1"),
     ],
 )
 def test_settings_that_do_not_exist(call, words):
@@ -150,18 +158,50 @@ def test_encode_and_train(tmp_path, monkeypatch, caplog, capsys):
     assert f"store {store.store} (the only finished one that fits)" in caplog.text
 
 
+@contextmanager
+def float64_by_default():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize(
-    "mode",
-    [lambda: torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad, torch.inference_mode],
-    ids=["autocast", "no_grad", "inference_mode"],
+    ("mode", "objective"),
+    [
+        (lambda: torch.autocast("cpu", dtype=torch.bfloat16), "mlsm"),
+        (torch.no_grad, "mlsm"),
+        (torch.inference_mode, "mlsm"),
+        (float64_by_default, "mlm"),
+    ],
+    ids=["autocast", "no_grad", "inference_mode", "float64"],
 )
-def test_the_modes_of_a_caller_change_no_result(mode, tmp_path):
+def test_the_modes_of_a_caller_change_no_result(mode, objective, tmp_path):
     store = write_store(tmp_path / "store", k=24).path
-    plain = mlsm.train_student(store=store, run_dir=tmp_path / "a", **TINY)
+    plain = mlsm.train_student(store=store, objective=objective, run_dir=tmp_path / "a", **TINY)
     with mode():
-        within = mlsm.train_student(store=store, run_dir=tmp_path / "b", **TINY)
+        within = mlsm.train_student(store=store, objective=objective, run_dir=tmp_path / "b", **TINY)
         assert mode is not torch.no_grad or not torch.is_grad_enabled()
     assert within.held_out_loss == plain.held_out_loss
+
+
+def test_numpy_does_not_raise_because_its_caller_asked_for_that(tmp_path):
+    store, seen = write_store(tmp_path / "store", k=24).path, []
+    with np.errstate(all="raise"):
+        mlsm.train_student(
+            store=store, run_dir=tmp_path / "a", progress=lambda *_, **__: seen.append(np.geterr()["under"]), **TINY
+        )
+        assert set(seen) == {"ignore"} and np.geterr()["under"] == "raise"
+
+
+def test_a_model_that_another_thread_makes_changes_no_student(tmp_path, monkeypatch):
+    store = write_store(tmp_path / "store", k=24).path
+    plain = mlsm.train_student(store=store, run_dir=tmp_path / "a", **TINY)
+    with models_made_during(monkeypatch, student.train, "to_device") as made:
+        beside = mlsm.train_student(store=store, run_dir=tmp_path / "b", **TINY)
+    assert len(made) >= TINY["max_steps"] and beside.held_out_loss == plain.held_out_loss
 
 
 def test_texts_that_are_none_are_not_left_out():

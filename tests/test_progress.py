@@ -33,6 +33,26 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch):
         assert stream.getvalue() == "train: 1 of 2 steps\n"
 
 
+class OnlyWrites:
+    """What some notebooks and servers put in the place of stderr."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+
+
+def test_a_stream_that_only_writes_or_is_closed_does_not_end_the_work():
+    closed, stream = io.StringIO(), OnlyWrites()
+    closed.close()
+    for each in (closed, stream):
+        with Progress(each) as progress:
+            progress("train", 1, 2, unit="steps")
+            progress("train", 2, 2, unit="steps")
+    assert stream.text == "train: 1 of 2 steps\n"
+
+
 def test_a_slow_stage_does_not_say_zero_a_second():
     stream = io.StringIO()
     with Progress(stream) as progress:

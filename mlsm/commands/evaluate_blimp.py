@@ -2,15 +2,15 @@
 
 from mlsm.common.progress import Progress, silent
 from mlsm.evaluation.tasks.blimp.config import BlimpConfig as Settings
-from mlsm.results import Report
+from mlsm.results import Evaluated
 from mlsm.terminal.tables import table
 
 
-def run(settings: Settings, progress: Progress = silent) -> Report:
+def run(settings: Settings, progress: Progress = silent) -> Evaluated:
     """Score masked language models on BLiMP's minimal pairs."""
     from mlsm.evaluation.tasks.blimp.evaluate import evaluate_blimp
 
-    return Report.of(evaluate_blimp(settings, progress))
+    return Evaluated.of(evaluate_blimp(settings, progress))
 
 
 def show(result: dict, settings: Settings) -> str:

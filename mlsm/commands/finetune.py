@@ -9,15 +9,15 @@ from mlsm.common.invocation import program
 from mlsm.common.progress import Progress, silent
 from mlsm.common.text import shell_quote
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig as Settings
-from mlsm.results import Report
+from mlsm.results import Evaluated
 from mlsm.terminal.tables import columns
 
 
-def run(settings: Settings, progress: Progress = silent) -> Report:
+def run(settings: Settings, progress: Progress = silent) -> Evaluated:
     """Fine-tune models on ten tasks, with paired heads and batches: one record per task and seed."""
     from mlsm.evaluation.tasks.finetuning.suite import finetune
 
-    return Report.of(finetune(settings, progress))
+    return Evaluated.of(finetune(settings, progress))
 
 
 def show(result: dict, settings: Settings) -> str:

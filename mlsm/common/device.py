@@ -5,7 +5,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 
 import torch
@@ -14,7 +14,9 @@ from mlsm.common.errors import DeviceError, RunError
 from mlsm.common.machine import available_cores
 
 _RANDOMNESS = threading.RLock()
-os.register_at_fork(after_in_child=_RANDOMNESS._at_fork_reinit)  # type: ignore[attr-defined]  # a child has its own
+DRAWS = threading.RLock()  # held from setting torch's global generator to the last draw, and while its state is kept
+for _lock in (_RANDOMNESS, DRAWS):
+    os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]  # a child has its own
 logger = logging.getLogger(__name__)
 
 
@@ -92,6 +94,8 @@ def lack_of_code(index: int) -> str:
 def own_randomness(device: torch.device) -> Iterator[None]:
     """Restore the state of torch's global random generators after the block.
 
+    Hold DRAWS in the block wherever you seed or draw: between two of these another thread may load a model.
+
     Raises  RunError if another thread is in such a block: both would draw from the same generators
     """
     if not _RANDOMNESS.acquire(blocking=False):
@@ -99,8 +103,24 @@ def own_randomness(device: torch.device) -> Iterator[None]:
             "another thread of this process is training, and torch's random numbers are one sequence for all threads. "
             "Train one after the other, or start a process for each."
         )
+    kept = ExitStack()
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with DRAWS:
+            kept.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
+        try:
             yield
+        finally:
+            with DRAWS:
+                kept.close()
     finally:
         _RANDOMNESS.release()
+
+
+@contextmanager
+def spare_randomness() -> Iterator[None]:
+    """Restore the state of torch's generator for the CPU after the block, in which no other thread draws from it.
+
+    For short blocks, such as making a model: a training in another thread waits for their end, and they for its step.
+    """
+    with DRAWS, torch.random.fork_rng(devices=[]):
+        yield

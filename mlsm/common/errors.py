@@ -175,6 +175,9 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(message)
         self.number = number
 
+    def __reduce__(self):  # a process pool pickles it on its way to the caller
+        return type(self), (*self.args, self.number)
+
 
 # -- evaluation --------------------------------------------------------------------------------------------
 

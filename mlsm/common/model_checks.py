@@ -11,6 +11,7 @@ import json
 import math
 import re
 import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import combinations, count, takewhile
@@ -441,24 +442,32 @@ def describe_unused_weights(unexpected: Iterable[str], model: "PreTrainedModel")
     )
 
 
+_verbosity_lock = threading.Lock()
+_verbosities: list[tuple[int, bool, bool]] = []  # as each block under way found them; the first are the caller's
+
+
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers from drawing progress bars and from listing unused weights.
+    """Keep transformers from drawing progress bars and from listing unused weights, until the last such block ends.
 
     A teacher that is cut after a layer leaves many weights unused, and an encoder leaves those of a head.
     """
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
     from transformers.utils import logging
 
-    verbosity = logging.get_verbosity()
-    bars, hub_bars = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    with _verbosity_lock:
+        bars, hub_bars = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+        _verbosities.append((logging.get_verbosity(), bars, hub_bars))
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-        if not hub_bars:  # transformers' switch also switches the Hub's
-            disable_progress_bars()
+        with _verbosity_lock:
+            verbosity, bars, hub_bars = _verbosities.pop()
+            if not _verbosities:
+                logging.set_verbosity(verbosity)
+                if bars:
+                    logging.enable_progress_bar()
+                if not hub_bars:  # transformers' switch also switches the Hub's
+                    disable_progress_bars()

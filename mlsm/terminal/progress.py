@@ -62,7 +62,7 @@ class Progress:
         self._signal: str | None = None
         self._is_over = threading.Event()
         self._watch = threading.Thread(target=self._break_silence, name="progress", daemon=True)
-        if stream is not None and stream.isatty():
+        if _is_terminal(stream):
             self._bars = _rich_bars(stream)  # None on a terminal that cannot move its cursor
 
     def __enter__(self):
@@ -111,7 +111,7 @@ class Progress:
     def _display(self, action, *args, **kwargs):
         try:
             action(*args, **kwargs)
-        except (OSError, ValueError):  # ValueError: a closed stream, or its encoding
+        except (AttributeError, OSError, ValueError):  # a stream without flush; a closed one, or its encoding
             self._stream = self._bars = None
         except RuntimeError:  # a signal handler interrupted this thread's write; the line is lost
             pass
@@ -148,6 +148,13 @@ class Progress:
         if stage not in self._tasks:
             self._tasks[stage] = self._bars.add_task(stage, total=total, facts="")
         self._bars.update(self._tasks[stage], completed=done, total=max(done, total) if total else None, facts=facts)
+
+
+def _is_terminal(stream):
+    try:
+        return stream is not None and stream.isatty()
+    except (AttributeError, OSError, ValueError):  # a stand-in for stderr without isatty, or a closed stream
+        return False
 
 
 def _figure(value):

@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
+from mlsm.common.device import spare_randomness
 from mlsm.common.documents import why_not_apart
 from mlsm.common.errors import RunError, describe
 from mlsm.common.invocation import program
@@ -76,7 +77,7 @@ def build_encoder(hf_config: PretrainedConfig, seed: int, continue_from: Path | 
     """
     if continue_from is not None:
         return _continue(continue_from, hf_config)
-    with torch.random.fork_rng(devices=[]):
+    with spare_randomness():
         torch.default_generator.manual_seed(seed)
         return AutoModel.from_config(hf_config, dtype=torch.float32, **without_pooler(hf_config))
 
@@ -90,7 +91,7 @@ def load_weights(
     """
     no_pooler = without_pooler(hf_config)
     check_size(MODEL_MAPPING[type(hf_config)], hf_config, source, **no_pooler)
-    with torch.random.fork_rng(devices=[]), quiet_transformers(), utf8_name(source) as place:
+    with spare_randomness(), quiet_transformers(), utf8_name(source) as place:
         return AutoModel.from_pretrained(
             place,
             revision=revision,

@@ -23,6 +23,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from mlsm.common.device import spare_randomness
 from mlsm.common.onednn import available
 from student.config import ResolvedConfig
 
@@ -67,7 +68,7 @@ def count_operations(module: nn.Module, **inputs: Any) -> int:
         with FakeTensorMode(allow_non_fake_inputs=True):
             return _count(module, inputs, partial(torch.empty, device="meta"))
     except DataDependentOutputException:  # the forward pass asks for a value, as Longformer's does
-        with torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):  # this one the counter knows
+        with spare_randomness(), sdpa_kernel(SDPBackend.MATH):  # this one the counter knows
             return _count(module, inputs, partial(torch.zeros, device="cpu"))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mlsm.common.device import spare_randomness
 from mlsm.common.documents import attention_inputs
 from mlsm.common.matrix_products import USUAL
 from shards.counter import hash_u64
@@ -43,7 +44,7 @@ class Student(nn.Module):
         super().__init__()
         embedding_width = encoder.get_input_embeddings().weight.shape[1]
         self.encoder = encoder
-        with torch.random.fork_rng(devices=[]):  # a module begins with random weights, which are replaced below
+        with spare_randomness():  # a module begins with random weights, which are replaced below
             self.head = PredictionHead(encoder.config, embedding_width).float()  # whatever torch's default type is
         self.tied = tied
         own_rows = outputs - encoder.get_input_embeddings().weight.shape[0] if tied else outputs

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 
+from mlsm.common.device import spare_randomness
 from mlsm.common.errors import RunError, describe
 from mlsm.common.model_checks import quiet_transformers
 from mlsm.common.paths import utf8_name
@@ -71,7 +72,7 @@ def masked_lm(model: Student, matrix_Vd: Tensor | None, bias_V: Tensor) -> PreTr
     config.tie_word_embeddings = matrix_Vd is None
     if hasattr(config, "decoder_bias"):  # a ModernBERT may have none, but every student has
         config.decoder_bias = True
-    with torch.random.fork_rng(devices=[]):  # its random weights are all replaced
+    with spare_randomness():  # its random weights are all replaced
         stock = AutoModelForMaskedLM.from_config(config, dtype=torch.float32)
     dense, norm = (stock.get_submodule(name) for name in HEAD_LAYOUTS[config.model_type])
     stock.base_model.load_state_dict(model.encoder.state_dict(), strict=True)
@@ -97,7 +98,7 @@ def copy_head(model: Student, directory: Path, token_columns: slice | None) -> N
     problem = f"transformers' {config.model_type} head has another layout, or another activation"
     if has_known_head(config):
         try:
-            with torch.random.fork_rng(devices=[]), quiet_transformers(), utf8_name(directory) as place:
+            with spare_randomness(), quiet_transformers(), utf8_name(directory) as place:
                 stock, report = AutoModelForMaskedLM.from_pretrained(
                     place, config=config, dtype=torch.float32, output_loading_info=True, use_safetensors=True
                 )

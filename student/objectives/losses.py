@@ -32,7 +32,7 @@ def sparse_cross_entropy(
 def label_cross_entropy(logits_MK: Tensor, labels_M: Tensor) -> Tensor:
     """`sparse_cross_entropy` to targets of one output each, int64 labels_M."""
     entries_M = labels_M + logits_MK.shape[1] * torch.arange(len(labels_M), device=labels_M.device)
-    ones_M = torch.ones(len(labels_M), device=labels_M.device)
+    ones_M = torch.ones(len(labels_M), dtype=torch.float32, device=labels_M.device)
     return sparse_cross_entropy(logits_MK, entries_M, ones_M, ones_M)
 
 
@@ -46,7 +46,7 @@ def divergence_by_token(
     with torch.no_grad():
         log_q_MK = torch.log_softmax(logits_MK.float(), dim=1)
         parts_E = torch.xlogy(weights_E, weights_E) - weights_E * log_q_MK.view(-1)[entries_E]
-        divergence_M = torch.zeros(len(logits_MK), device=logits_MK.device)
+        divergence_M = torch.zeros(len(logits_MK), dtype=torch.float32, device=logits_MK.device)
         divergence_M.index_add_(0, entries_E // logits_MK.shape[1], parts_E)
         if tail_M is not None:
             others_MK = log_q_MK.view(-1).index_fill(0, entries_E, -math.inf).view_as(log_q_MK)

@@ -33,6 +33,7 @@ from huggingface_hub import ModelCardData, snapshot_download
 from torch import Tensor
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from mlsm.common.device import spare_randomness
 from mlsm.common.disk import file_sha256, open_to_read, read_file
 from mlsm.common.durable import publish_directory
 from mlsm.common.errors import ModelError, RunError, describe
@@ -326,7 +327,7 @@ def _split(directory: Path, config: PretrainedConfig, weights: dict[str, Tensor]
 def _load_words(directory: Path, model_class: Any, config: PretrainedConfig, weights: dict) -> PreTrainedModel:
     """The *ForMaskedLM of V words, loaded by transformers, which also accepts older names of weights."""
     try:
-        with quiet_transformers(), torch.random.fork_rng(devices=[]):
+        with quiet_transformers(), spare_randomness():
             stock, report = model_class.from_pretrained(
                 None, config=config, state_dict=weights, dtype=torch.float32, output_loading_info=True
             )

@@ -20,6 +20,7 @@ from transformers import (
     RobertaConfig,
     RobertaModel,
 )
+from transformers.utils import logging
 
 from mlsm.common.model_checks import (
     check_counts,
@@ -27,6 +28,7 @@ from mlsm.common.model_checks import (
     describe_unfit_tokenizer,
     open_config,
     open_tokenizer,
+    quiet_transformers,
     refuse_irregular,
 )
 
@@ -159,3 +161,18 @@ def test_buffers_that_only_a_configuration_makes_large_are_refused(tmp_path):
     AutoModel.from_config(DebertaConfig(**TINY)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="buffers of 100,000,000 values"):
         check_size(MODEL_MAPPING[DebertaConfig], config, tmp_path)
+
+
+def test_blocks_that_overlap_leave_transformers_as_they_found_it():
+    """As those of two threads do: the first to begin is the first to end."""
+    logging.set_verbosity_info()
+    try:
+        first, second = quiet_transformers(), quiet_transformers()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert logging.get_verbosity() == logging.ERROR and not logging.is_progress_bar_enabled()
+        second.__exit__(None, None, None)
+        assert logging.get_verbosity() == logging.INFO and logging.is_progress_bar_enabled()
+    finally:
+        logging.set_verbosity_warning()

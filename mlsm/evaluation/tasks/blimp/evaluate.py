@@ -58,7 +58,7 @@ def evaluate_blimp(config: BlimpConfig, progress: Callable[..., None] = silent) 
     """Score every model that has not been scored in this way before.
 
     Returns  records: one for every model, as described in records.py, with `averages`; finished_before (for each
-             record, whether an earlier command scored it) and paths
+             record, whether an earlier command scored it), paths and output
     Raises   BlimpError, ModelError, RunError, RecordError, DeviceError, TeacherError (a tokenizer): if data or a model
              cannot be used
     """
@@ -86,6 +86,7 @@ def evaluate_blimp(config: BlimpConfig, progress: Callable[..., None] = silent) 
         "records": [record for _, record in found],
         "finished_before": [there is not None for there in known],
         "paths": [str(path) for path, _ in found],
+        "output": str(config.output),
     }
 
 

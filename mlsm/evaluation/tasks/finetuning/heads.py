@@ -31,6 +31,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from mlsm.common.device import spare_randomness
 from mlsm.common.disk import read_file
 from mlsm.common.durable import make_directories, refuse_what_is_in_the_way, replace_bytes
 from mlsm.common.errors import ModelError, describe
@@ -72,7 +73,7 @@ class Backbone:
         """
         auto_class = AutoModelForTokenClassification if task.labels_words else AutoModelForSequenceClassification
         self.config.num_labels = task.outputs
-        with torch.random.fork_rng(devices=[]), quiet_transformers():  # all weights drawn here are replaced
+        with spare_randomness(), quiet_transformers():  # all weights drawn here are replaced
             model = auto_class.from_config(self.config, dtype=torch.float32)
         if isinstance(table := self.encoder.get_input_embeddings(), PartialEmbedding):
             whole = model.base_model.get_input_embeddings()
@@ -240,7 +241,7 @@ def _draw(shapes, task, seed):
         key = int(hash_u64(_HEAD_PURPOSE, task_number(task), seed, task_number(name)) >> 1)  # torch seeds have 63 bits
         generator = torch.Generator().manual_seed(key)
         if len(shape) > 1:
-            drawn[name] = DEVIATION * torch.randn(shape, generator=generator)
+            drawn[name] = DEVIATION * torch.randn(shape, generator=generator, dtype=torch.float32)
         else:
-            drawn[name] = torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+            drawn[name] = torch.full(shape, 0.0 if name.endswith("bias") else 1.0, dtype=torch.float32)
     return drawn

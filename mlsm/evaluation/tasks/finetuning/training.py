@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from mlsm.common.device import own_randomness
+from mlsm.common.device import DRAWS, own_randomness
 from mlsm.evaluation.tasks.finetuning.batches import IGNORED, EncodedExamples, batches_by_length, order, task_number
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.metrics import UNREAD, Predictions
@@ -56,9 +56,10 @@ def train(
     losses, reported = [], 0.0
     with dropout_of(device, task.name, seed):
         for step, rows in enumerate(batches):
-            loss = _loss(model, *encoded.batch(rows, device))
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            with DRAWS:
+                loss = _loss(model, *encoded.batch(rows, device))
+                loss.backward()
             if settings.grad_clip:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip)
             for group in optimizer.param_groups:
@@ -123,5 +124,6 @@ def dropout_of(device: torch.device, task: str, seed: int) -> Iterator[None]:
     """Seed torch's generators by task and seed; their state is restored afterwards."""
     key = int(hash_u64(_DROPOUT_PURPOSE, task_number(task), seed) >> 1)
     with own_randomness(device):
-        torch.manual_seed(key)
+        with DRAWS:
+            torch.manual_seed(key)
         yield

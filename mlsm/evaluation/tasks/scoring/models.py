@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from mlsm.common.device import spare_randomness
 from mlsm.common.errors import ModelError, describe
 from mlsm.common.invocation import program
 from mlsm.common.model_checks import (
@@ -88,7 +89,7 @@ def _load_stock(directory: Path) -> PreTrainedModel:
     model_class = MODEL_FOR_MASKED_LM_MAPPING[type(config)]
     try:
         check_size(model_class, config, directory)
-        with quiet_transformers(), torch.random.fork_rng(devices=[]):
+        with quiet_transformers(), spare_randomness():
             model, report = model_class.from_pretrained(
                 directory,
                 config=config,

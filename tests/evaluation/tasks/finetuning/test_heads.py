@@ -72,6 +72,16 @@ def test_the_random_state_stays(tmp_path):
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_heads_do_not_follow_the_callers_default_type(tmp_path):
+    backbone = Backbone(saved("bert", tmp_path / "model"))
+    _, digest = backbone.with_head(TASKS["mrpc"], 0, tmp_path / "heads")
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert backbone.with_head(TASKS["mrpc"], 0, tmp_path / "others")[1] == digest
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_pooler_in_the_checkpoint_is_replaced_by_the_banks(tmp_path):
     stock = saved("bert", tmp_path / "stock")
     assert any("pooler" in name for name in load_file(stock / "model.safetensors"))

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from made_beside import models_made_during
 from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
 
 from mlsm.common.progress import silent
 from mlsm.evaluation.tasks.finetuning import training
-from mlsm.evaluation.tasks.finetuning.batches import order, tokenise
+from mlsm.evaluation.tasks.finetuning.batches import EncodedExamples, order, tokenise
 from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig
 from mlsm.evaluation.tasks.finetuning.data import load_task
 from mlsm.evaluation.tasks.finetuning.heads import Backbone
@@ -102,6 +103,19 @@ def test_seeds_decide_everything(prepared):
     first, again, other_dropout, other_head = weights(0), weights(0), weights(1), weights(0, head=1)
     assert torch.equal(first, again)
     assert not torch.equal(first, other_dropout) and not torch.equal(first, other_head)
+
+
+def test_a_model_that_another_thread_makes_changes_nothing(prepared, monkeypatch):
+    settings = FinetuneConfig(batch=16, epochs=1, lr=1e-3, max_steps=3)
+
+    def weights():
+        model, train, *_ = prepared("mrpc")
+        training.train(model, train, TASKS["mrpc"], 0, settings, silent)
+        return model.base_model.encoder.layer[0].output.dense.weight.detach()
+
+    alone = weights()
+    with models_made_during(monkeypatch, EncodedExamples, "batch") as made:
+        assert torch.equal(weights(), alone) and len(made) == 3
 
 
 @pytest.mark.parametrize(("name", "least"), [("sst2", 0.9), ("conll2003", 0.9), ("stsb", 0.7)])
