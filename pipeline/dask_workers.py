@@ -62,6 +62,7 @@ OURS = ("mlsm", "pipeline", "shards")  # loggers whose lines are passed on
 Note: TypeAlias = tuple[str | None, Any, str]  # (logger's name, level, text) or (None, class of a warning, text)
 # Of what a worker runs; at import, as a running worker keeps its code when files change.
 CODE = digest_of_code("mlsm/common", "pipeline", "shards")
+_levels_before: dict[str, int] = {}  # of LOGGERS, while an error keeps them hidden
 _one_task = threading.Lock()  # per process: tasks share its directory, loggers and coders
 logger = logging.getLogger(__name__)
 
@@ -379,14 +380,20 @@ def event_loop() -> Iterator["IOLoop"]:
 def quiet() -> Iterator[None]:
     """Keep Dask's log lines off the terminal: dead workers that matter are reported by this package.
 
-    After an error they stay hidden, because an interrupted start logs complaints as late as its garbage collection.
+    After an error they stay hidden until the end of the next block without one, because an interrupted start logs
+    complaints as late as its garbage collection.
     Lines of distributed.process are always hidden: it names each worker that has not ended when this process exits.
     """
     logging.getLogger("distributed.process").setLevel(logging.CRITICAL)
-    levels = {name: logging.getLogger(name).level for name in LOGGERS}
+    levels = {name: _levels_before.get(name, logging.getLogger(name).level) for name in LOGGERS}
     for name in levels:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    yield
+    try:
+        yield
+    except BaseException:
+        _levels_before.update(levels)
+        raise
+    _levels_before.clear()
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
 

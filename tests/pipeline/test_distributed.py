@@ -206,6 +206,16 @@ def test_workers_that_end_late_are_not_listed_on_the_terminal(monkeypatch, caplo
     assert not said
 
 
+def test_the_next_command_without_an_error_gives_hidden_loggers_back(caplog):
+    with caplog.at_level(logging.WARNING, logger="asyncio"):
+        with pytest.raises(KeyboardInterrupt), quiet():
+            raise KeyboardInterrupt
+        assert logging.getLogger("asyncio").level == logging.CRITICAL
+        with quiet():
+            pass
+        assert logging.getLogger("asyncio").level == logging.WARNING
+
+
 def test_workers_write_with_the_umask_of_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     work = Work(SimpleNamespace(config=SimpleNamespace(scheduler="tcp://host", output=tmp_path)), "topic")
