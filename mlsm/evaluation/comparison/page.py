@@ -97,8 +97,8 @@ def _notes(result: Comparison) -> list[tuple[str, list[str]]]:
         )
         if not end and not result.withheld
     ]
-    frozen = {score.model for score in result.frozen} if result.composite is None else ()
-    elsewhere = f"This page does not show scores of frozen encoders: those of {len(frozen)} models are in frozen.csv."
+    has_frozen = bool(result.frozen) and result.composite is None
+    elsewhere = "Scores of frozen encoders are not on this page but in frozen.csv."
     notes = {
         "Tasks of the mean": list(result.notes_on_tasks),
         "Exploratory": exploratory,
@@ -107,7 +107,7 @@ def _notes(result: Comparison) -> list[tuple[str, list[str]]]:
         "Failed fine-tuning runs, which are included": failed,
         "Frozen scores that say little": constant,
         "Not paired": left_out,
-        "Notes": [*[elsewhere] * bool(frozen), *result.notes],
+        "Notes": [*[elsewhere] * has_frozen, *result.notes],
     }
     return [(title, sentences) for title, sentences in notes.items() if sentences]
 
