@@ -84,7 +84,8 @@ ROWS = {  # arm or model -> what it is
     "regress-visible-l3": "student of layer 3's hidden states at all tokens",
     "regress-visible-l3-pq64": "student of layer 3's hidden states at all tokens (64 bytes)",
     "mlm-equal-hours": "student of masked words, as many hours as for layer 3's LSPs",
-    "mlm-4x256": "larger student (4 × 256) of masked words",
+    "mlm-4x256-lr0.002": "larger student (4 × 256) of masked words",
+    "mlm-4x256": "larger student of masked words, at the default learning rate",
     "mlsm-visible-l3-4x256": "larger student of layer 3's LSPs at all tokens",
     "regress-visible-l3-4x256": "larger student of layer 3's hidden states at all tokens",
     "untrained": "student, untrained",
@@ -103,7 +104,7 @@ SIZES = {  # arms of the screen
 }
 LIKE = {"from-teacher": "teacher-2-layers"}  # of one architecture, so as fast and as large
 UNTRAINED = {"untrained": "mlm", "untrained-4x256": "mlm-4x256"}  # the arm whose students were scored at step 0
-LARGER = ("mlm-4x256", "mlsm-visible-l3-4x256", "regress-visible-l3-4x256", "untrained-4x256")
+LARGER = ("mlm-4x256", "mlm-4x256-lr0.002", "mlsm-visible-l3-4x256", "regress-visible-l3-4x256", "untrained-4x256")
 COSTS = ("sentences/s", "MB", "hours to make", "bytes per token stored")
 SHORT_WITHOUT = (
     *("seeds", "entities", "parts of speech", "chunks", "word senses"),
