@@ -43,7 +43,7 @@ import numpy as np
 import tokenizers
 import torch
 
-from mlsm.common.device import device_name
+from mlsm.common.device import environment
 from mlsm.common.errors import EncodeError
 from mlsm.common.progress import silent
 from pipeline.batch import (
@@ -401,7 +401,10 @@ class Coder:
         self.teacher, self.targets, self.config, self.special_ids = teacher, targets, config, special_ids
         self._form = InputFormat.of(config, teacher)
         self._on_gpu = teacher.device.type == "cuda"
-        self.environment = {"device": device_name(teacher.device), **_library_versions()}
+        import numba  # only here: encode-ids works without it
+
+        versions = {"tokenizers": tokenizers.__version__, "numba": numba.__version__}
+        self.environment = environment(teacher.device) | versions
         if teacher.libraries:
             self.environment["products"] = dict(teacher.libraries)
         for target in targets:
@@ -583,16 +586,3 @@ class Coder:
         seconds["teacher"] /= batch.sharing
         add_amounts(batch.block.seconds, {f"{name}_seconds": amount for name, amount in seconds.items()})
         return columns
-
-
-def _library_versions():
-    import numba
-    import transformers
-
-    return {
-        "torch": torch.__version__,
-        "tokenizers": tokenizers.__version__,
-        "transformers": transformers.__version__,
-        "numba": numba.__version__,
-        "threads": torch.get_num_threads(),
-    }

@@ -25,10 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 
-from mlsm.common.device import DRAWS, choose_device, device_name, own_randomness
+from mlsm.common.device import DRAWS, choose_device, environment, own_randomness
 from mlsm.common.durable import publish_directory
 from mlsm.common.errors import Interrupted, RunError, TrainingError
 from mlsm.common.matrix_products import USUAL
@@ -159,12 +158,7 @@ class Trainer:
         self.signals, self.started = signals, started
         self.objective = objective = task.objective
         self.model = model = task.build().to(ranks.device)
-        self.environment = local_environment() | {  # with these, and equal settings, a run has equal bits
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "device": device_name(ranks.device),
-            "threads": torch.get_num_threads(),  # another number adds up in another order
-        }
+        self.environment = {**local_environment(), **environment(ranks.device)}  # in it, a resumed run has equal bits
         self.initial_encoder = weights_fingerprint(model.encoder)  # before a checkpoint replaces the weights
         self.model_built = time.perf_counter()
         self.adaptive = None
@@ -427,7 +421,7 @@ class Trainer:
                 logger.warning(
                     "%s was saved with other libraries or on another machine (%s). The run continues, and may not equal"
                     " an unbroken run bit for bit.",
-                    path,
+                    self.state.saved,
                     ", ".join(f"{name} {then.get(name)}, now {self.environment[name]}" for name in changed),
                 )
             if state and state["shards"] != self.objective.digest(self.loader.windows):

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import platform
 import re
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,19 @@ logger = logging.getLogger(__name__)
 def device_name(device: torch.device | str) -> str:
     """The model of a GPU, or "cpu": what records say."""
     return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu"
+
+
+def environment(device: torch.device | str) -> dict[str, str | int]:
+    """Versions, device and threads with which something was computed: what records say."""
+    import transformers  # only here: it takes a second
+
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),  # another number adds up in another order
+    }
 
 
 def _keep_to_quota():

@@ -26,7 +26,6 @@ mixed. Not handled here: a model's origin (lineage.py), measuring, comparing.
 
 import hashlib
 import json
-import platform
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,7 +45,7 @@ from mlsm.evaluation.lineage import TAIL, lineage
 from shards.manifest import canonical_json
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 SCHEMA = "mlsm-record-2"
 
@@ -143,22 +142,6 @@ def config_sha256(directory: Path | str) -> str:
         if name == "model_type" or (name not in _WITHOUT_EFFECT and (name not in usual or value != usual[name]))
     }
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def environment(device: "torch.device | str") -> dict[str, str | int]:
-    """Versions, device and threads with which a record's scores were computed."""
-    import torch
-    import transformers
-
-    from mlsm.common.device import device_name
-
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "device": device_name(device),
-        "threads": torch.get_num_threads(),
-    }
 
 
 def directory_of(output: Path | str, record: Mapping) -> Path:

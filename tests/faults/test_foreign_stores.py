@@ -633,7 +633,7 @@ def test_a_run_says_that_it_goes_on_with_other_shards_on_another_device(files, t
     files.record_file("train-1").unlink()
     write_unit(files, "train-1", UNITS["train-1"][1], 1, scale=1.2)
     assert files.record("train-1").sha256 != record.sha256
-    monkeypatch.setattr("student.train.device_name", lambda device: "another")
+    monkeypatch.setattr("mlsm.common.device.device_name", lambda device: "another")
     result = train(config)
     assert "(device cpu, now another). The run continues, and may not equal" in caplog.text
     assert "units of its training split were encoded again since step 2" in caplog.text and result["steps"] == 4

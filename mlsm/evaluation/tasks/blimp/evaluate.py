@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from mlsm.common.arrays import read_npz
-from mlsm.common.device import choose_device
+from mlsm.common.device import choose_device, environment
 from mlsm.common.durable import appearing_whole, make_directories, refuse_what_is_in_the_way
 from mlsm.common.errors import BlimpError
 from mlsm.common.invocation import program
@@ -179,7 +179,7 @@ def _evaluate(
         wall += scores.seconds
         figures.append(scores.figure(paradigm.name))
     progress(stage, done, total, unit="sentences", model=record["model"])
-    record |= {"figures": figures, "averages": averages(figures), "env": records.environment(device), "wall": wall}
+    record |= {"figures": figures, "averages": averages(figures), "env": environment(device), "wall": wall}
     return records.write(config.output, record), record
 
 

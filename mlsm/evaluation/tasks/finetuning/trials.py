@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
+from mlsm.common.device import environment
 from mlsm.common.errors import StudyError
 from mlsm.common.progress import silent
 from mlsm.evaluation import records
@@ -207,7 +208,7 @@ class PreparedTrial:
             or False,
             "cut": self.cut(),
             "head": found.head,
-            "env": records.environment(device),
+            "env": environment(device),
             "cost": {
                 "embedding_rows": found.rows,
                 "peak_memory_bytes": peak_memory(device),

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from mlsm.common.device import environment
 from mlsm.common.workplaces import workplace
 from mlsm.evaluation import records
 from mlsm.evaluation.tasks.finetuning.config import FROZEN_EXAMPLES, FROZEN_LENGTH, FinetuneConfig
@@ -115,7 +116,7 @@ def record_scores(
             "collapsed": chosen.pop("constant", False),
             "chosen": chosen,
             "head": None,
-            "env": records.environment(encoder.teacher.device),
+            "env": environment(encoder.teacher.device),
             "wall": time.monotonic() - began,
         }
         records.write(settings.output, record)  # before what it was computed from goes

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlsm.common.device import choose_device
+from mlsm.common.device import choose_device, environment
 from mlsm.common.durable import refuse_what_is_in_the_way, replace_bytes, replace_json
 from mlsm.common.errors import ScoringError
 from mlsm.common.invocation import program
@@ -105,7 +105,7 @@ def score_text(config: ScoreTextConfig, progress: Callable[..., None] = silent) 
                     if finished is None:
                         rows = _score_in_parts(scorer, material, base, record["model"], progress)
                         replace_bytes(scores, _json_lines(rows))
-                        took = {"env": records.environment(device), "wall": time.perf_counter() - clock}
+                        took = {"env": environment(device), "wall": time.perf_counter() - clock}
                         record |= figures_of(rows) | took
                         replace_json(commit, record)
             if finished is not None:
