@@ -28,7 +28,7 @@ def test_there_is_one_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == VERSION and citation["license"] == setup_cfg()["metadata"]["license"]
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert headings[:2] == ["Unreleased", VERSION]
+    assert headings[0] in ("Unreleased", VERSION) and VERSION in headings[:2]
 
 
 def test_every_lint_is_that_of_make_lint():
