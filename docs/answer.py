@@ -108,7 +108,7 @@ LARGER = ("mlm-4x256", "mlm-4x256-lr0.002", "mlsm-visible-l3-4x256", "regress-vi
 COSTS = ("sentences/s", "MB", "hours to make", "bytes per token stored")
 SHORT_WITHOUT = (
     *("seeds", "entities", "parts of speech", "chunks", "word senses"),
-    *("type", "mlsm-l3", "regress-pq64", "mlsm-visible", "regress-visible", "regress-visible-l3-pq64"),
+    *("type", "mlsm-l3", "regress-pq64", "mlsm-visible", "regress-visible"),
     *("from-teacher", *LARGER),
 )
 TARGETS = {  # arms of the planned contrasts -> what their students learn

@@ -120,6 +120,9 @@ PAIRED = [  # task, arms, and what README.md and docs/results.md say of their di
     ("sst2", "regress-visible-l3", "mlm", "3.2 more on sentiment (1.1 to 5.4)", "3.2 less on sentiment (1.1 to 5.4)"),
     ("conll2003", "regress-visible-l3", "mlsm-visible-l3", None, "3.0 (1.5 to 4.5)"),
     ("sst2", "regress-visible-l3", "mlsm-visible-l3", None, "1.4 less (−0.01 to +2.9)"),
+    ("conll2003", "regress-visible-l3-pq64", "regress-visible-l3", None,
+     "0.6 more on entities than those of int8 (−1.5 to +2.7)"),
+    ("sst2", "regress-visible-l3-pq64", "regress-visible-l3", None, "(−0.03; −1.8 to +1.8)"),
 ]  # fmt: skip
 
 
