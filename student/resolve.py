@@ -213,7 +213,7 @@ def _apply_recipe(config: StudentConfig, store: Store, found: dict[str, str]) ->
     own = {name: getattr(config, name) for name in ("optimizer", "encoder", "continue_from")}  # a probe has only one
     values = without_rivals(recipe_values, {name: value for name, value in own.items() if value} | found)
     values = {name: value for name, value in values.items() if name in (*FOLLOWING, "epochs") and name not in found}
-    found.update(dict.fromkeys(values, f"recipe {recipe}, which made the store"))
+    found.update(dict.fromkeys(values, f"recipe {recipe}, that of the store"))
     return replace(config, **values)
 
 

@@ -236,7 +236,7 @@ def test_help_shows_the_defaults_in_force(capsys, tmp_path, monkeypatch):
     store = write_store(tmp_path / "runs" / "stores" / "lsp-tiny", k=24)
     (store.files.plans / f"{store.plan_id}.yaml").write_text('{"encode-lsp": {}, "recipe": "paper"}')
     monkeypatch.chdir(tmp_path)
-    assert help_of(capsys, "train-student").replace(", which made the store", "") == paper
+    assert help_of(capsys, "train-student").replace(", that of the store", "") == paper
 
 
 @pytest.mark.parametrize("verb", names())
@@ -274,4 +274,4 @@ def test_no_help_loads_a_model_library(tmp_path):
         [sys.executable, "-c", HELP_OF_ALL], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert run.stdout.endswith("heavy: []\n"), run.stdout[-200:] + run.stderr
-    assert run.stdout.count("recipe paper, which made the store") == 2  # of train-student and of train-probe
+    assert run.stdout.count("recipe paper, that of the store") == 2  # of train-student and of train-probe

@@ -149,7 +149,7 @@ def test_a_store_of_a_recipe_is_trained_by_that_recipe(tmp_path, capsys):
     assert printed(capsys, "train-student", "--store", store.path, "--epochs", 64)["max_steps"] == 10
     assert printed(capsys, "train-student", "--store", store.path, "--recipe", "quickstart")["max_steps"] == 500
     config, origins = resolve(StudentConfig(store=store.path, encoder="deberta-base"), store)
-    assert config.max_steps == 100_000 and origins["max_steps"] == "recipe paper, which made the store"
+    assert config.max_steps == 100_000 and origins["max_steps"] == "recipe paper, that of the store"
 
 
 def test_the_demonstrations_store_keeps_the_demonstrations_settings(tmp_path, capsys, monkeypatch):

@@ -169,7 +169,7 @@ def _default(field, values, why):
 
 
 def _recipe_in(why):
-    """The name in `recipe paper, which made the store`."""
+    """The name in `recipe paper, that of the store`."""
     return why.removeprefix("recipe ").partition(" ")[0].rstrip(",")
 
 

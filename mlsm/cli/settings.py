@@ -2,7 +2,7 @@
 
     parsed = parse(load("train-student"), ["--lr", "3e-4"])
     parsed.settings.lr, parsed.settings.origins["lr"]    # 0.0003, "flag"
-    parsed.why                                           # "recipe paper, which made the store"
+    parsed.why                                           # "recipe paper, that of the store"
 
 A recipe that the user names applies. Otherwise training uses the recipe that made its store. Encoding uses the
 demonstration's recipe, `quickstart`, unless --corpus, --teacher, --tokenizer, --dictionary or --hidden is passed: the
@@ -75,7 +75,7 @@ def parse(command: Command, argv: list[str], recipe: str | None = None) -> Parse
             recipe = recipe_for(asked, store)
         elif {"store", "student", "continue_from"}.isdisjoint(given):
             recipe = DEMONSTRATION
-        why = f"recipe {recipe}" + (", which made the store" if store else " (the demonstration's settings)")
+        why = f"recipe {recipe}" + (", that of the store" if store else " (the demonstration's settings)")
     elif command.recipes and OWN_MATERIAL.isdisjoint(given):
         recipe = DEMONSTRATION
         why = f"recipe {recipe} (the demonstration's settings; --recipe NAME|FILE for others)"
