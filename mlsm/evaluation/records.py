@@ -76,7 +76,7 @@ METRICS = {
 # The metrics of `finetune --frozen`: task -> metrics, each for those of `tuning`, `dev` and `test` that the task has.
 FROZEN = METRICS | {
     "conll2003": ("entities", "pos", "chunks"),
-    "stsb": (*METRICS["stsb"], "cosine"),
+    "stsb": (*METRICS["stsb"], "cosine", "cosine_last"),
     "wsd": ("f1",),
 }
 PARTS = ("tuning", "dev", "test")

@@ -192,7 +192,7 @@ class Texts:
 
     A text's features are the mean over its tokens; those of WiC's word are its first token's. A pair u, v has the
     features u, v, |u - v|, u v. STS-B is also measured without training: Spearman's correlation with the cosines of
-    means, at the layer that is best on the whole training set.
+    means, at the layer that is best on the whole training set and at the last one, as sentence-transformers reads it.
     """
 
     def __init__(self, task: Task, data_dir: Path | None, limit: int):
@@ -262,7 +262,7 @@ class Texts:
         }
 
     def _cosines(self, encoder: FeatureExtractor, sides) -> tuple[list[dict], dict]:
-        """Scores of cosines at the layer that is best on the training set, and the scores of all layers."""
+        """Scores of cosines at the layer that is best on the training set and at the last, and the scores of all."""
         train, dev = [*self.nine, *self.tenth], self.evaluation["validation"]
         by_layer = []
         for number, layer in enumerate(encoder.layers):
@@ -276,8 +276,9 @@ class Texts:
             by_layer.append({"layer": layer, "tuning": values[0], "dev": values[1]})
         best = max(by_layer, key=lambda found: found["tuning"])
         figures = [
-            figure("cosine", "tuning", best["tuning"], len(train)),
-            figure("cosine", "dev", best["dev"], len(dev)),
+            figure(name, part, found[part], count)
+            for name, found in (("cosine", best), ("cosine_last", by_layer[-1]))
+            for part, count in (("tuning", len(train)), ("dev", len(dev)))
         ]
         return figures, {"layer": best["layer"], "layers": by_layer}
 

@@ -234,6 +234,7 @@ def test_cosines_and_pairs_are_those_by_hand(settings, teacher_directory, miniat
             assert layers[layer][name] == pytest.approx(expected, abs=0.02)
     best = max(layers, key=lambda one: one["tuning"])
     assert record["chosen"]["cosine"]["layer"] == best["layer"] and found["cosine_dev"] == best["dev"]
+    assert [found["cosine_last_tuning"], found["cosine_last_dev"]] == [layers[-1]["tuning"], layers[-1]["dev"]]
     # the word of WiC is the one that the file names
     wic = load_task(TASKS["wic"], miniatures).train[:3]
     encoder = FeatureExtractor(teacher_directory, None, 128, CPU)
