@@ -22,7 +22,7 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
 
-INVERSE_PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # C. Weaker penalties change slopes by less than TOLERANCE
+INVERSE_PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # C. Of 10 only untrained encoders would gain (docs/finetuning.md)
 RIDGE_PENALTIES = (1e6, 1e5, 1e4, 1e3, 1e2, 1e1, 1.0)  # alpha
 PATIENCE = 2  # penalties
 MOST_ITERATIONS = 400  # of lbfgs
