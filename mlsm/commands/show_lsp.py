@@ -107,9 +107,11 @@ def _lsp(lsp):
         ("clarity", f"{lsp['clarity']:.3f}"),
         ("information", f"{lsp['information']:.4f} nats per token by the word"),
     ]
-    lines = [title, table(rows), *_senses(lsp["senses"]), "\nHeaviest:", *map(_context, lsp["top"])]
+    head = "\nHeaviest:" if lsp["quantiles"] else "\nAll its weights are equal. A random sample of its tokens:"
+    lines = [title, table(rows), *_senses(lsp["senses"]), head, *map(_context, lsp["top"])]
     lines += _co_firing(lsp["co_firing"], "tokens") + _nearest(lsp["nearest"])
-    lines.append("\nFrom every tenth of its weights:")
+    if lsp["quantiles"]:
+        lines.append("\nFrom every tenth of its weights:")
     return "\n".join([*lines, *(_context(context) for tenth in lsp["quantiles"] for context in tenth["samples"][:1])])
 
 

@@ -42,5 +42,5 @@ def show(result: dict, settings: Settings) -> str:
         )
     lines += columns(header, cells, align=">")
     left = ", ".join(f"{count:,}" for count in result["surviving"])
-    lines.append(f"\nLSPs of store 0 still found in each store: {left}")
+    lines.append(f"\nLSPs of store 0 followed step by step to each store (merged ones share an LSP): {left}")
     return "\n".join([*lines, "\nWritten:", *(f"  {path}" for path in result["files"])])

@@ -124,8 +124,11 @@ def quantile_samples(
     """Random tokens from the ten tenths of an LSP's weights, the heaviest tenth first.
 
     tokens, weights  of those that have it, heaviest first; tenths are shares of them, fewer than ten tokens give fewer
-    Returns          list of (least weight, largest weight, token numbers, heaviest first)
+    Returns          list of (least weight, largest weight, token numbers, heaviest first); empty if all weights are
+                     equal, since the first tokens are then a random sample
     """
+    if not len(weights) or weights[0] == weights[-1]:
+        return []
     rng, found = np.random.default_rng([SEED, lsp]), []
     for tenth in np.array_split(np.arange(len(tokens)), QUANTILES):
         if len(tenth):

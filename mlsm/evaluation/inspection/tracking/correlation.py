@@ -50,10 +50,10 @@ class Activations:
         self.is_rare |= variance_K <= 1e-12 * self.mean_K**2  # the same on every token
         self.deviation_K = np.sqrt(np.where(self.is_rare, 1.0, variance_K))
 
-    def rotate(self) -> "Activations":
-        """The same weights, rotated by half of the sample: a control in which tokens do not correspond."""
-        rotated, total = copy(self), len(self.sample)
-        rotated.tokens_E = ((self.tokens_E + np.int64(total // 2)) % total).astype(np.int32)
+    def rotate(self, shift: int) -> "Activations":
+        """The same weights, each moved on by `shift` sampled tokens: a control in which tokens do not correspond."""
+        rotated = copy(self)
+        rotated.tokens_E = ((self.tokens_E + np.int64(shift)) % len(self.sample)).astype(np.int32)
         return rotated
 
     def covariances(self, lsps: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ It writes, into its --output:
 
     tracking.json   the returned summary, and for every step a record of every LSP
     lsps.csv        the records, one per row: LSPs of the older store, and those that appear in the newer one
-    paths.csv       the LSPs that occur in the first store, and the number of each in every later store
+    paths.csv       the LSPs that occur in the first store, and the number of each in every later store, step by step
     tracking.svg    (.png, .csv) fractions of the states, and how well LSPs correlate with the nearest one
 
 The stores must hold the same windows, and the sampled tokens are compared one by one. Not handled here: the
@@ -17,7 +17,7 @@ Shapes: K LSPs of a store, J of the next.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from mlsm.evaluation.inspection.lsps import words
 from mlsm.evaluation.inspection.lsps.sample import open_alike, sample_tokens
 from mlsm.evaluation.inspection.lsps.vocabulary import Vocabulary
 from mlsm.evaluation.inspection.tracking.config import TrackConfig
-from mlsm.evaluation.inspection.tracking.correlation import LEAST_TOKENS, Activations, LspCorrelations, correlate_lsps
+from mlsm.evaluation.inspection.tracking.correlation import LEAST_TOKENS, Activations, correlate_lsps
 from mlsm.evaluation.inspection.tracking.figure import draw_tracking
 from mlsm.evaluation.inspection.tracking.matching import AFTER, BEFORE, GAIN, Matches, match_lsps
 from mlsm.evaluation.plots import drawn, save_table
@@ -36,6 +36,7 @@ from mlsm.evaluation.plots import drawn, save_table
 NAME_WORDS = 3
 KEPT_FROM = 0.7  # least correlation of a matched LSP that is kept and not drifted, and of splits and merges
 MATCHED_FROM = 0.3  # correlation below which two LSPs do not match
+SHIFTS = 5  # rotations from which chance is measured; odd, so that the median of the counts is one of them
 COLUMNS = (
     "from",
     "to",
@@ -43,6 +44,7 @@ COLUMNS = (
     "state",
     "into",
     "correlation",
+    "chance",
     "nearest",
     "nearest_correlation",
     "density",
@@ -58,8 +60,8 @@ def track(config: TrackConfig, progress: Callable[..., None] = silent) -> dict:
     progress  called as progress(stage, done, total, unit=..., **figures)
     Returns   dict for JSON: stores (facts of each), tokens, thresholds; steps, one for each two stores in a row: counts
               by state, counts_after, median_correlation of LSPs matched one to one, chance (how many LSPs reach
-              MATCHED_FROM if tokens do not correspond, and the largest such correlation); surviving (LSPs of the first
-              store that are left in each), files
+              MATCHED_FROM if tokens do not correspond, the median over SHIFTS rotations, and the largest such
+              correlation); surviving (LSPs of the first store that can be followed to each, step by step), files
     Raises    InspectionError if the stores do not hold LSPs of the same tokens; StoreError, ShardError
     """
     stores = open_alike(config.stores)
@@ -74,10 +76,10 @@ def track(config: TrackConfig, progress: Callable[..., None] = silent) -> dict:
         _check_tokens(stores[number], older.sample, store, newer.sample)
         newer_names = _names(newer, found)
         pairs = correlate_lsps(older, newer, MATCHED_FROM, progress)
-        chance = correlate_lsps(older.rotate(), newer, MATCHED_FROM, progress)
+        chance = _chance(older, newer, progress)
         matches = match_lsps(older, newer, pairs, KEPT_FROM, config.matching)
         steps.append(_step(matches, chance))
-        own = _records(matches, pairs, (older, older_names), (newer, newer_names))
+        own = _records(matches, pairs, chance, (older, older_names), (newer, newer_names))
         records += [{"from": number, "to": number + 1} | record for record in own]
         main_K = np.array([into[0] if len(into) else -1 for into in matches.into])
         paths.append(np.where(paths[-1] < 0, -1, main_K[paths[-1]]))
@@ -126,20 +128,45 @@ def _facts(store, activations):
     }
 
 
-def _step(matches: Matches, chance: LspCorrelations) -> dict:
+class _Chance(NamedTuple):
+    """Correlations if tokens do not correspond.
+
+    lsps            LSPs of the older store that reach MATCHED_FROM, the median over the rotations
+    best_K, best_J  float64, the largest correlation of each LSP of the older and of the newer store with any of the
+                    other over all rotations; -inf for a rare one
+    """
+
+    lsps: int
+    best_K: np.ndarray
+    best_J: np.ndarray
+
+
+def _chance(older: Activations, newer: Activations, progress: Callable[..., None]) -> _Chance:
+    """Correlate two stores after rotations of the older one, spread over the sample."""
+    counts = []
+    best_K, best_J = np.full(older.sample.k, -np.inf), np.full(newer.sample.k, -np.inf)
+    for number in range(1, SHIFTS + 1):
+        rotated = older.rotate(len(older.sample) * number // (SHIFTS + 1))
+        found = correlate_lsps(rotated, newer, MATCHED_FROM, progress)
+        counts.append(len(np.unique(found.first_P)))
+        best_K, best_J = np.maximum(best_K, found.best_r_K), np.maximum(best_J, found.best_r_J)
+    return _Chance(int(np.median(counts)), best_K, best_J)
+
+
+def _step(matches: Matches, chance: _Chance) -> dict:
     one_to_one = [r for r, state in zip(matches.r_K, matches.states, strict=True) if state in ("kept", "drifted")]
     return {
         "counts": {state: matches.states.count(state) for state in BEFORE},
         "counts_after": {state: matches.states_after.count(state) for state in AFTER},
         "median_correlation": float(np.median(one_to_one)) if one_to_one else None,
         "chance": {
-            "lsps": len(np.unique(chance.first_P)),
-            "largest": max(0.0, float(chance.best_r_K.max(initial=0.0))),
+            "lsps": chance.lsps,
+            "largest": max(0.0, float(chance.best_K.max(initial=0.0))),
         },
     }
 
 
-def _records(matches, pairs, older, newer):
+def _records(matches, pairs, chance, older, newer):
     """A dict with all COLUMNS except the stores, for every LSP of the older store and for those that appear in the
     newer.
     """
@@ -152,6 +179,7 @@ def _records(matches, pairs, older, newer):
             "state": state,
             "into": into.tolist(),
             "correlation": float(matches.r_K[lsp]) if len(into) else None,
+            "chance": None if before.is_rare[lsp] else float(chance.best_K[lsp]),
             **_nearest(pairs.best_K[lsp], pairs.best_r_K[lsp]),
             "density": float(density_K[lsp]),
             "density_into": [float(density_J[other]) for other in into],
@@ -164,6 +192,7 @@ def _records(matches, pairs, older, newer):
             "state": "appeared",
             "into": [other],
             "correlation": None,
+            "chance": float(chance.best_J[other]),
             **_nearest(pairs.best_J[other], pairs.best_r_J[other]),
             "density": None,
             "density_into": [float(density_J[other])],

@@ -345,6 +345,21 @@ def test_the_page_of_an_lsp_shows_what_the_view_says(opened, hostile_view):
     assert "Lexicographer files: noun.act 60 %, noun.group 40 %" in _texts(browser, ".note")
 
 
+def test_an_lsp_whose_weights_are_equal_is_heaviest_nowhere(browser, hostile_store, tmp_path):
+    view = StoreView(hostile_store, 1_000_000)
+    equal = np.where(view.sample.lsps_E == 3, np.float32(0.5), view.sample.weights_E)
+    view.sample = replace(view.sample, weights_E=equal)
+    text_pages.write(view, tmp_path / "lsps")
+    browser.get((tmp_path / "lsps" / "index.html").as_uri() + "#lsp-3")
+    heads = _texts(browser, "h2")
+    assert "All its weights are equal. A random sample of its tokens" in heads
+    assert len(_texts(browser, ".contexts p")) == len(view.lsp(3)["top"]) > 3
+    _go(browser, "#lsp-5")
+    others = _texts(browser, "h2")
+    assert "Where it is heaviest" in others and "From every tenth of its weights" in others
+    assert len(others) == len(heads) + 1 and browser.get_log("browser") == []
+
+
 def test_addresses_go_back_and_forth(opened):
     browser = opened("?from=elsewhere#lsp-17")
     assert _title(browser) == "LSP 17"

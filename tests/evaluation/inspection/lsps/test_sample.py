@@ -7,7 +7,7 @@ from tiny_store import write_store
 
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps import sample as module
-from mlsm.evaluation.inspection.lsps.sample import by_lsp, sample_tokens
+from mlsm.evaluation.inspection.lsps.sample import Entries, by_lsp, sample_tokens
 from mlsm.evaluation.inspection.stores import window_tokens
 from shards.reader import Store
 
@@ -66,10 +66,21 @@ def test_entries_by_lsp_are_the_columns_of_the_dense_matrix(store):
         assert np.array_equal(entries.tokens(lsp), np.flatnonzero(dense_NK[:, lsp]))
         assert np.array_equal(entries.weights(lsp), dense_NK[dense_NK[:, lsp] > 0, lsp])
         tokens, weights = entries.heaviest_first(lsp)
-        assert np.array_equal(tokens, entries.tokens(lsp)[np.argsort(-entries.weights(lsp), kind="stable")])
+        assert np.array_equal(np.sort(tokens), entries.tokens(lsp)) and (np.diff(weights) <= 0).all()
         assert np.array_equal(weights, dense_NK[tokens, lsp])
         expected = weights.mean(dtype=float) if len(weights) else 0
         assert entries.mean_weights[lsp] == pytest.approx(expected)
+
+
+def test_equal_weights_are_in_a_random_order_that_is_always_the_same():
+    """In stores of one LSP per token all weights are 1: in the order of the store, they would show its beginning."""
+    tokens, weights = np.arange(9_000, dtype=np.int32), np.repeat(np.float32([1, 0.5, 1]), 3_000)
+    entries = Entries(np.array([0, 9_000, 9_000]), tokens, weights)
+    first, ordered = entries.heaviest_first(0)
+    assert ordered.tolist() == [1] * 6_000 + [0.5] * 3_000 and len(entries.heaviest_first(1)[0]) == 0
+    assert np.array_equal(np.sort(first[:6_000]), np.flatnonzero(weights == 1))
+    assert 0.4 < (first[:200] < 3_000).mean() < 0.6 and (np.diff(first[:200]) > 0).mean() < 0.6
+    assert np.array_equal(first, Entries(np.array([0, 9_000, 9_000]), tokens, weights).heaviest_first(0)[0])
 
 
 def dense(sample):

@@ -1,6 +1,7 @@
 """show-lsp as a person uses it: stores, dictionaries, students; labels; errors of one line."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from mlsm.common.errors import InspectionError
 from mlsm.common.progress import silent
 from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
 from mlsm.evaluation.inspection.lsps.labels import find_labels
+from mlsm.evaluation.inspection.lsps.sample import sample_tokens
 from mlsm.evaluation.inspection.lsps.show import show
 from mlsm.evaluation.inspection.lsps.view import StoreView
 from mlsm.evaluation.inspection.stores import show_shards
@@ -95,6 +97,22 @@ def test_lsps_words_and_places(coded_store):
             shown(store=store, similar_to=wrong)
     with pytest.raises(InspectionError, match="no LSP 48: they are numbered from 0 to 47"):
         shown(store=store, lsp=(48,))
+
+
+def test_an_lsp_whose_weights_are_equal_is_heaviest_nowhere(coded_store, monkeypatch):
+    result, text = shown(store=str(coded_store.path), lsp=(3,))
+    assert result["lsps"][0]["quantiles"] and "random sample" not in text
+    read = sample_tokens
+
+    def read_equal(*given):
+        sample = read(*given)
+        return replace(sample, weights_E=np.where(sample.lsps_E == 3, np.float32(0.5), sample.weights_E))
+
+    monkeypatch.setattr("mlsm.evaluation.inspection.lsps.view.sample_tokens", read_equal)
+    result, text = shown(store=str(coded_store.path), lsp=(3,))
+    assert result["lsps"][0]["quantiles"] == [] and len(result["lsps"][0]["top"]) == 20
+    assert "All its weights are equal. A random sample of its tokens:" in text
+    assert "Heaviest" not in text and "From every tenth" not in text
 
 
 def test_a_store_behind_a_url(coded_store, tmp_path, monkeypatch):

@@ -70,11 +70,12 @@ def test_correlations_are_those_of_numpy():
     assert np.allclose(second.covariances(np.array([3, 5, 8])), expected, atol=1e-12)
 
 
-def test_chance_is_the_correlation_with_tokens_moved_on_by_half_of_them():
+@pytest.mark.parametrize("shift", [1, 2_999, 5_000])
+def test_chance_is_the_correlation_with_tokens_moved_on(shift):
     first_NK, second_NJ = planted(0, 40, 5_999), noisy(planted(0, 40, 5_999), 0.5)
     first, second, pairs = both(first_NK, second_NJ, least=0.02)
-    found = correlate_lsps(first.rotate(), second, 0.02)
-    _, _, expected = both(np.roll(first_NK, 5_999 // 2, axis=0), second_NJ, least=0.02)
+    found = correlate_lsps(first.rotate(shift), second, 0.02)
+    _, _, expected = both(np.roll(first_NK, shift, axis=0), second_NJ, least=0.02)
     assert len(expected.r_P) > 20 and pairs.r_P.max() > 0.4 > 0.1 > expected.r_P.max()
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-12)

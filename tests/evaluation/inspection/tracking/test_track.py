@@ -6,12 +6,19 @@ import json
 import numpy as np
 import pytest
 from preloaded import run_command
+from scipy.sparse import csr_array
 from tiny_store import write_store
 
 from mlsm.commands.track import show as tracking
 from mlsm.common.errors import InspectionError
+from mlsm.common.progress import silent
+from mlsm.evaluation.inspection.lsps.sample import sample_tokens
 from mlsm.evaluation.inspection.tracking.config import TrackConfig
+from mlsm.evaluation.inspection.tracking.correlation import LEAST_TOKENS
 from mlsm.evaluation.inspection.tracking.track import COLUMNS, track
+from shards.reader import Store
+
+LEAST_BY_CHANCE = 0.05  # a correlation that some rotations of the small stores reach for more LSPs than others
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +68,37 @@ def test_a_chain_of_stores_is_followed(places, tmp_path):
                 assert by_lsp[number, int(path[number])]["into"][0] == int(path[number + 1])
     text = tracking(found, config)
     assert "0 to 1" in text and "1 to 2" in text and "paths.csv" in text
+    left = ", ".join(map(str, found["surviving"]))
+    assert f"LSPs of store 0 followed step by step to each store (merged ones share an LSP): {left}" in text
+
+
+def test_chance_is_measured_with_several_shifts_and_for_each_lsp(places, tmp_path, monkeypatch):
+    monkeypatch.setattr("mlsm.evaluation.inspection.tracking.track.MATCHED_FROM", LEAST_BY_CHANCE)
+    found = track(TrackConfig(stores=tuple(places[:2]), output=tmp_path / "out"))
+    dense = []
+    for place in places[:2]:
+        sample = sample_tokens(Store.open(place), 2_000_000, silent)
+        entries = (sample.weights_E, sample.lsps_E, sample.indptr)
+        dense.append(csr_array(entries, (len(sample), sample.k)).toarray().astype(float))
+    total, rare = len(dense[0]), [(rows > 0).sum(0) < LEAST_TOKENS for rows in dense]
+    by_shift = []
+    for number in range(1, 6):
+        with np.errstate(invalid="ignore"):
+            r_KJ = np.corrcoef(np.roll(dense[0], total * number // 6, axis=0), dense[1], rowvar=False)[:24, 24:]
+        r_KJ[rare[0]], r_KJ[:, rare[1]] = -np.inf, -np.inf
+        by_shift.append(r_KJ)
+    largest_KJ, counts = np.max(by_shift, axis=0), [int((r_KJ.max(1) >= LEAST_BY_CHANCE).sum()) for r_KJ in by_shift]
+    assert len(set(counts)) > 1, "the shifts differ"
+    chance = found["steps"][0]["chance"]
+    assert chance == {"lsps": sorted(counts)[2], "largest": pytest.approx(largest_KJ.max())}
+    records = json.loads((tmp_path / "out" / "tracking.json").read_text())["lsps"]
+    for record in records:
+        lsp = record["lsp"]
+        expected = largest_KJ[:, record["into"][0]].max() if lsp is None else largest_KJ[lsp].max()
+        assert record["chance"] == (None if record["state"] == "rare" else pytest.approx(expected))
+    with (tmp_path / "out" / "lsps.csv").open(newline="") as file:
+        cells = [row["chance"] for row in csv.DictReader(file)]
+    assert cells == ["" if record["chance"] is None else f"{record['chance']:.6g}" for record in records]
 
 
 def test_other_windows_are_refused(places, tmp_path):

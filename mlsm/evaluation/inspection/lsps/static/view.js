@@ -210,6 +210,14 @@
     return pair;
   }
 
+  // An LSP whose weights are all equal has no tenths, and is heaviest nowhere.
+  const headOfHeaviest = (lsp) => lsps.tenths[lsp] ? "Where it is heaviest"
+    : `All its weights are equal. A random sample of its ${ofText ? "tokens" : "vectors"}`;
+
+  const ofTenths = (lsp, each, show) => lsps.tenths[lsp] ? [section("From every tenth of its weights",
+    ...tenths(lsp, each).flatMap(({ least, largest, samples }) =>
+      [element("h3", "", `${thousandths(least)} to ${thousandths(largest)}`), show(samples)]))] : [];
+
   const nothing = (of) => element("p", "", `None of the ${many(facts.coded)} ${of} that were read has this LSP.`);
 
   function textSections(lsp) {
@@ -224,11 +232,10 @@
     return [
       figures(lsp),
       ...senses(lsp),
-      section("Where it is heaviest", contexts(top)),
+      section(headOfHeaviest(lsp), contexts(top)),
       ...edits(lsp, tokens),
       related(lsp),
-      section("From every tenth of its weights", ...tenths(lsp, (next) => next()).flatMap(({ least, largest, samples }) =>
-        [element("h3", "", `${thousandths(least)} to ${thousandths(largest)}`), contexts(samples)])),
+      ...ofTenths(lsp, (next) => next(), contexts),
     ];
   }
 
@@ -289,14 +296,12 @@
       : [rowChips(top)];
     return [
       element("dl", "figures", ...commonFigures(lsp)),
-      section("Where it is heaviest", ...shown),
+      section(headOfHeaviest(lsp), ...shown),
       ...(images.length ? [section("Images with most of it",
         pictures(images.map(([image, weight]) => [picture(image, patches.get(image), heaviest), ...caption(image, weight)])),
         note("mean weight over all patches of the image"))] : []),
       related(lsp),
-      section("From every tenth of its weights", ...tenths(lsp, vector).flatMap(({ least, largest, samples }) =>
-        [element("h3", "", `${thousandths(least)} to ${thousandths(largest)}`),
-          facts.images ? element("p", "patches", ...samples.map(patch)) : rowChips(samples)])),
+      ...ofTenths(lsp, vector, (samples) => facts.images ? element("p", "patches", ...samples.map(patch)) : rowChips(samples)),
     ];
   }
 
