@@ -55,6 +55,7 @@ AUTO_MAP = {"AutoModel": f"{EXPORTED}.MlsmModel", "AutoModelForMaskedLM": f"{EXP
 KNOWN_CODE = (
     "6cbca2840af0ea57967d765c9af4181987636f0351e3963418a9eab492b8d444",
     "9e06338699ecdb7dc88ffaeff2a5b5248448b0fb5873ccdb44ed849fddc97eee",
+    "49024c6d9d8d1169074d81085a1880d84e43186da24f9b8150388f57dd29ea3f",
 )
 # Patterns of the file names of all exports, of any kind, family and tokenizer.
 EXPORT_FILES = (
