@@ -376,12 +376,13 @@ def test_the_card_makes_a_sentence_transformers_model(family, lsp_store, tmp_pat
     (code,) = re.findall(r"```python\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
     scope: dict = {}
     exec(code.replace("PATH", repr(str(export))), scope)
-    texts = ["w1 w2 w3", "w4", "w7 w7 w8 w9 w10"]
+    assert f"Texts are cut to {scope['model'].max_seq_length} tokens, the length of training" in section
+    texts = ["w1 w2 w3", "w4", "w7 w7 w8 w9 w10", "w3 " * 99]
     found = scope["model"].encode(texts, convert_to_tensor=True).cpu()
     tokenizer, encoder = AutoTokenizer.from_pretrained(export), AutoModel.from_pretrained(export).eval()
     for text, vector in zip(texts, found, strict=True):
         with torch.no_grad():
-            states = encoder(**tokenizer(text, return_tensors="pt")).last_hidden_state
+            states = encoder(**tokenizer(text, truncation=True, return_tensors="pt")).last_hidden_state
         assert torch.allclose(vector, states.mean(dim=1)[0], atol=1e-5)
 
 
