@@ -18,6 +18,7 @@ import inspect
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import MaskedLMOutput
-from transformers.utils import ModelOutput, cached_file
+from transformers.utils import ModelOutput, cached_file, can_return_tuple
 
 HEAD_FILE, CONFIG_FILE = "lsp_head.safetensors", "lsp_config.json"  # of the first store's LSPs
 PROBE_FILE = "probe.safetensors"  # one matrix: (V, k) on distributions over LSPs, or (V, d) on hidden states
@@ -134,6 +135,11 @@ class MlsmModel(PreTrainedModel):
         _save_encoder(self.encoder, save_directory, kwargs, AutoModel="MlsmModel")
         save_head(self.head, self.facts, save_directory)
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As torch's, but raises RuntimeError also with strict=False if `state_dict` has no weight of this model."""
+        _require_weights(self, state_dict)
+        return super().load_state_dict(state_dict, strict, assign)
+
     def get_input_embeddings(self) -> nn.Module:
         """The token embeddings of the encoder."""
         return self.encoder.get_input_embeddings()
@@ -142,11 +148,12 @@ class MlsmModel(PreTrainedModel):
         """Replace the token embeddings of the encoder, as `resize_token_embeddings` does."""
         self.encoder.set_input_embeddings(value)
 
+    @can_return_tuple
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> MlsmOutput:
         """Hidden states and LSP logits of all positions; arguments as of the encoder."""
-        outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **kwargs | {"return_dict": True})
+        outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **kwargs)
         logits_WLk = self.head(outputs.last_hidden_state)
         return MlsmOutput(
             outputs.last_hidden_state, logits_WLk, outputs.get("hidden_states"), outputs.get("attentions")
@@ -167,14 +174,16 @@ class MlsmModel(PreTrainedModel):
             raise ValueError(f"a text of {len(ids)} tokens: this student reads at most {room - 2}. Cut it.")
         input_1L = torch.tensor([[special["cls"], *ids, special["sep"]]])
         if self.facts["positions"] == "all":
-            (logits_Lk,) = self(input_1L.to(self.device), torch.ones_like(input_1L).to(self.device)).lsp_logits
+            input_1L = input_1L.to(self.device)
+            (logits_Lk,) = self(input_1L, torch.ones_like(input_1L), return_dict=True).lsp_logits
             return tokenizer.convert_ids_to_tokens(ids), logits_Lk[1:-1].float().softmax(dim=1).cpu()
         where_T, inputs_TL = torch.arange(len(ids)), input_1L.repeat(len(ids), 1)
         inputs_TL[where_T, where_T + 1] = special["mask"]
         rows = [torch.empty(0, self.facts["lsps"])]
         for start in range(0, len(ids), batch_windows):
             batch_WL = inputs_TL[start : start + batch_windows].to(self.device)
-            hidden_WLd = self.encoder(input_ids=batch_WL, attention_mask=torch.ones_like(batch_WL)).last_hidden_state
+            inputs = {"input_ids": batch_WL, "attention_mask": torch.ones_like(batch_WL)}
+            hidden_WLd = self.encoder(**inputs, return_dict=True).last_hidden_state
             places_W = torch.arange(start, start + len(batch_WL), device=self.device)
             hidden_Wd = hidden_WLd[places_W - start, places_W + 1]
             rows.append(self.head(hidden_Wd).float().softmax(dim=1).cpu())
@@ -226,6 +235,11 @@ class MlsmForMaskedLM(PreTrainedModel):
         name = HIDDEN_PROBE if self.head is None else SOFTMAX_PROBE
         save_file({name: self.probe.weight.contiguous()}, Path(save_directory) / PROBE_FILE)
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As torch's, but raises RuntimeError also with strict=False if `state_dict` has no weight of this model."""
+        _require_weights(self, state_dict)
+        return super().load_state_dict(state_dict, strict, assign)
+
     def get_input_embeddings(self) -> nn.Module:
         """The token embeddings of the encoder."""
         return self.encoder.get_input_embeddings()
@@ -234,6 +248,7 @@ class MlsmForMaskedLM(PreTrainedModel):
         """Replace the token embeddings of the encoder, as `resize_token_embeddings` does."""
         self.encoder.set_input_embeddings(value)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -246,7 +261,7 @@ class MlsmForMaskedLM(PreTrainedModel):
         labels  int (W, L), -100 at tokens that do not count: their mean cross-entropy in nats is the output's `loss`
         kwargs  as of the encoder
         """
-        outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **kwargs | {"return_dict": True})
+        outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **kwargs)
         read = outputs.last_hidden_state
         if self.head is not None:
             read = self.head(read).float().softmax(dim=-1).to(read.dtype)
@@ -263,6 +278,21 @@ def _hub(kwargs: dict) -> dict:
 
 def _find(source: str | os.PathLike, name: str, kwargs: dict) -> str:
     return cached_file(source, name, **_hub(kwargs))
+
+
+def _require_weights(model: PreTrainedModel, state_dict: Mapping[str, Any]) -> None:
+    """Raises RuntimeError if the state dict has no weight of the model.
+
+    Trainer loads a checkpoint's model.safetensors with strict=False. Here this file holds only the encoder, under stock
+    names, so torch would load nothing, and Trainer would continue with other weights.
+    """
+    weights = model.state_dict()
+    if weights.keys().isdisjoint(state_dict):
+        raise RuntimeError(
+            f"expected weights of {type(model).__name__}, found none of its {len(weights)}. Nothing was loaded. Trainer"
+            " cannot resume from a checkpoint of this model, nor restore the best one. Load that checkpoint with"
+            " from_pretrained(CHECKPOINT, trust_remote_code=True)."
+        )
 
 
 def _load_encoder(source: str | os.PathLike, *args: Any, **kwargs: Any) -> PreTrainedModel:

@@ -55,6 +55,7 @@ AUTO_MAP = {"AutoModel": f"{EXPORTED}.MlsmModel", "AutoModelForMaskedLM": f"{EXP
 KNOWN_CODE = (
     "6cbca2840af0ea57967d765c9af4181987636f0351e3963418a9eab492b8d444",
     "9e06338699ecdb7dc88ffaeff2a5b5248448b0fb5873ccdb44ed849fddc97eee",
+    "49024c6d9d8d1169074d81085a1880d84e43186da24f9b8150388f57dd29ea3f",
 )
 # Patterns of the file names of all exports, of any kind, family and tokenizer.
 EXPORT_FILES = (
@@ -203,7 +204,8 @@ def write_card_and_lineage(
     ]
     lineage = lineage | {"store": first | plan} | ({"other_stores": others} if others else {})
     (directory / LINEAGE_FILE).write_bytes(utf8(_json(lineage) + "\n"))
-    (directory / "README.md").write_text(_card(text, lineage, (directory / CODE_FILE).is_file()), encoding="utf-8")
+    card = _card(text, lineage, store.max_length, (directory / CODE_FILE).is_file())
+    (directory / "README.md").write_text(card, encoding="utf-8")
 
 
 def as_trained(files: Mapping[str, bytes], length: int, segments: bool) -> dict[str, bytes]:
@@ -337,7 +339,8 @@ and norm epsilon of the encoder's config."""
 
 _SENTENCES = """\
 With `sentence-transformers`, a sentence's vector is the mean of its hidden states. They were not trained for that:
-compare, or train further, before you rely on it.
+compare, or train further, before you rely on it. Texts are cut to LENGTH tokens, the length of training (`pipeline`:
+pass `truncation=True`). The mean includes [CLS] and [SEP]; vectors are not normalised.
 
 ```python
 from sentence_transformers import SentenceTransformer
@@ -361,7 +364,7 @@ def loading_code(directory: Path) -> str:
     return re.sub(r"\bPATH\b", lambda _: repr(str(directory)), "\n".join(blocks))
 
 
-def _card(text: CardText, lineage: dict, has_code: bool) -> str:
+def _card(text: CardText, lineage: dict, length: int, has_code: bool) -> str:
     data = _metadata(text, lineage)
     lineage = without_directories(json.loads(_json(lineage)))
     store, rest = lineage["store"], {name: value for name, value in lineage.items() if name not in _SHOWN}
@@ -376,7 +379,7 @@ def _card(text: CardText, lineage: dict, has_code: bool) -> str:
         f"# {markdown_text(text.title)}\n\n{text.made}",
         f"## Loading\n\n{text.loading}",
         *[f"## With transformers only\n\n{text.in_transformers}"] * (has_code and text.in_transformers != ""),
-        f"## Sentences\n\n{_SENTENCES}",
+        f"## Sentences\n\n{_SENTENCES.replace('LENGTH', str(length))}",
         f"## Held-out text\n\n{_figures(lineage, text.unit)}",
         f"## How it was made\n\n{spent_on + '. ' if spent_on else ''}Settings:\n\n{_block(_settings_of(lineage))}",
         f"{_WORDS_READ if text.reads_words else '## Where the targets come from'}\n\n{_targets(store)}",

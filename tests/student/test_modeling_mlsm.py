@@ -14,13 +14,13 @@ import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from tiny_exports import ATTENTION, IDS, LINEAGE, exported, scrambled
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer, Trainer, TrainingArguments
 
 from mlsm.common.errors import RunError
 from student.config import ProbeConfig, StudentConfig
 from student.encoders.build import encoder_config
 from student.encoders.model import build_student
-from student.encoders.modeling_mlsm import MlsmModel
+from student.encoders.modeling_mlsm import MlsmForMaskedLM, MlsmModel
 from student.lsp_model import LspModel
 from student.objectives.mlm import Mlm
 from student.objectives.mlsm import Mlsm
@@ -226,6 +226,73 @@ def test_it_is_saved_whole_or_not_at_all(lsp_store, tmp_path):
     assert not (tmp_path / "saved").exists()
 
 
+def probed(student):
+    """A masked LM of a student's LSPs, as if trained."""
+    probe_Vk = torch.randn(64, 24, generator=torch.Generator().manual_seed(2))
+    return MlsmForMaskedLM(student.encoder, probe_Vk, student.head, student.facts)
+
+
+def trainer_of(model, directory, **settings):
+    arguments = TrainingArguments(
+        str(directory), max_steps=2, save_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, **settings
+    )
+    rows = [{"input_ids": IDS[0], "labels": IDS[0]}] * 4
+    return Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
+
+
+def test_trainer_that_would_load_no_weight_is_an_error(lsp_store, tmp_path):
+    _, export = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "export")
+    trained = probed(MlsmModel.from_pretrained(export))
+    trainer_of(trained, tmp_path / "run").train()
+    expected = f"expected weights of MlsmForMaskedLM, found none of its {len(trained.state_dict())}.*from_pretrained"
+    resumed = trainer_of(probed(MlsmModel.from_pretrained(export)), tmp_path / "run")
+    with pytest.raises(RuntimeError, match=expected):
+        resumed.train(resume_from_checkpoint=True)
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
+    with pytest.raises(RuntimeError, match=expected):
+        trainer_of(probed(MlsmModel.from_pretrained(export)), tmp_path / "best", **best).train()
+    checkpoint = MlsmForMaskedLM.from_pretrained(tmp_path / "run" / "checkpoint-2").state_dict()  # as the error advises
+    assert all(torch.equal(weight, checkpoint[name]) for name, weight in trained.state_dict().items())
+
+
+def test_state_of_other_names_is_an_error_and_any_other_loads_as_in_torch(lsp_store, tmp_path):
+    _, export = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "export")
+    student = MlsmModel.from_pretrained(export)
+    student.save_pretrained(tmp_path / "saved")
+    for model, strict in product((student, probed(student)), (True, False)):
+        with pytest.raises(RuntimeError, match=f"expected weights of {type(model).__name__}, found none"):
+            model.load_state_dict(load_file(tmp_path / "saved" / "model.safetensors"), strict)
+    part = {"head.output.bias": torch.arange(24.0)}
+    assert len(student.load_state_dict(part, strict=False).missing_keys) == len(student.state_dict()) - 1
+    assert torch.equal(student.head.output.bias, part["head.output.bias"])
+    outer = torch.nn.ModuleList([student])
+    assert len(outer.load_state_dict({}, strict=False).missing_keys) == len(student.state_dict())
+    fresh = MlsmModel.from_pretrained(export)
+    fresh.load_state_dict(student.state_dict())
+    assert torch.equal(fresh.head.output.bias, part["head.output.bias"])
+
+
+@pytest.mark.parametrize("positions", ["masked", "all"])
+def test_without_return_dict_outputs_are_tuples_as_of_stock_models(positions, lsp_store, tmp_path):
+    _, export = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "export")
+    student, tokenizer = MlsmModel.from_pretrained(export), AutoTokenizer.from_pretrained(export)
+    student.facts["positions"] = positions
+    for model in (student, probed(student)):
+        labels = {} if model is student else {"labels": IDS}
+        with torch.no_grad():
+            expected = model(IDS, ATTENTION, **labels)
+            found = [model(IDS, ATTENTION, return_dict=False, **labels)]
+            _, lsps = student.lsp("w1 w2 w3", tokenizer)
+            model.config.return_dict = False
+            found.append(model(IDS, ATTENTION, **labels))
+            assert type(model(IDS, ATTENTION, return_dict=True)) is type(expected)
+            assert torch.equal(student.lsp("w1 w2 w3", tokenizer)[1], lsps)
+            model.config.return_dict = True
+        for output in found:
+            assert type(output) is tuple and len(output) == len(expected.to_tuple()) == 2
+            assert all(torch.equal(*pair) for pair in zip(output, expected.to_tuple(), strict=True))
+
+
 def test_of_several_stores_each_head_can_be_had(alone):
     export, found = alone["bert-2x32-mlsm"]
     with torch.no_grad():
@@ -309,10 +376,46 @@ def test_the_card_makes_a_sentence_transformers_model(family, lsp_store, tmp_pat
     (code,) = re.findall(r"```python\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
     scope: dict = {}
     exec(code.replace("PATH", repr(str(export))), scope)
-    texts = ["w1 w2 w3", "w4", "w7 w7 w8 w9 w10"]
+    assert f"Texts are cut to {scope['model'].max_seq_length} tokens, the length of training" in section
+    texts = ["w1 w2 w3", "w4", "w7 w7 w8 w9 w10", "w3 " * 99]
     found = scope["model"].encode(texts, convert_to_tensor=True).cpu()
     tokenizer, encoder = AutoTokenizer.from_pretrained(export), AutoModel.from_pretrained(export).eval()
     for text, vector in zip(texts, found, strict=True):
         with torch.no_grad():
-            states = encoder(**tokenizer(text, return_tensors="pt")).last_hidden_state
+            states = encoder(**tokenizer(text, truncation=True, return_tensors="pt")).last_hidden_state
         assert torch.allclose(vector, states.mean(dim=1)[0], atol=1e-5)
+
+
+def test_sentence_transformers_trains_resumes_and_restores_the_best_model(lsp_store, tmp_path, monkeypatch):
+    reason = "sentence-transformers is not installed: no part of this package needs it"
+    library = pytest.importorskip("sentence_transformers", reason=reason)
+    from datasets import Dataset
+
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    _, export = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "export")
+    pairs = Dataset.from_dict({"anchor": ["w1 w2", "w3 w4"] * 4, "positive": ["w2 w1", "w4 w3"] * 4})
+
+    def run(resume):
+        model = library.SentenceTransformer(str(export), device="cpu", trust_remote_code=True)
+        arguments = library.SentenceTransformerTrainingArguments(
+            str(tmp_path / "run"),
+            max_steps=2,
+            save_steps=1,
+            eval_steps=1,
+            eval_strategy="steps",
+            load_best_model_at_end=True,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        loss = library.sentence_transformer.losses.MultipleNegativesRankingLoss(model)
+        trainer = library.SentenceTransformerTrainer(model, arguments, pairs, pairs, loss)
+        trainer.train(resume_from_checkpoint=resume and str(tmp_path / "run" / "checkpoint-1"))
+        assert type(model[0].auto_model).__name__ == "MlsmModel"
+        best = library.SentenceTransformer(trainer.state.best_model_checkpoint, device="cpu", trust_remote_code=True)
+        found = model.encode(["w1 w2 w3"])
+        assert (found == best.encode(["w1 w2 w3"])).all()
+        return found
+
+    assert (run(resume=None) == run(resume=True)).all()
