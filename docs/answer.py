@@ -190,8 +190,6 @@ def read_scores(second: Path) -> dict[str, dict[str, float]]:
                 tuned.setdefault((record["model"], record["task"]), []).append(points)
             elif record["suite"] == "frozen":
                 scores |= {f"{record['task']}/{name}": value for name, value in points_of(record, "test").items()}
-                if record["task"] == "stsb" and SIMILARITY not in scores:  # older than this figure
-                    scores[SIMILARITY] = 100 * record["chosen"]["cosine"]["layers"][-1]["dev"]
     for (model, task), several in tuned.items():
         found[model][f"tuned {task}"] = fmean(several)
     return found

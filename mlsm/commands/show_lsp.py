@@ -107,7 +107,9 @@ def _lsp(lsp):
         ("clarity", f"{lsp['clarity']:.3f}"),
         ("information", f"{lsp['information']:.4f} nats per token by the word"),
     ]
-    head = "\nHeaviest:" if lsp["quantiles"] else "\nAll its weights are equal. A random sample of its tokens:"
+    head = "\nHeaviest:" if lsp["quantiles"] else "\nAll its weights are equal. Some of its tokens, at random:"
+    if not lsp["tokens"]:
+        head = "\nNone of the sampled tokens has this LSP."
     lines = [title, table(rows), *_senses(lsp["senses"]), head, *map(_context, lsp["top"])]
     lines += _co_firing(lsp["co_firing"], "tokens") + _nearest(lsp["nearest"])
     if lsp["quantiles"]:

@@ -106,7 +106,7 @@ def recipe_of_store(store: Any, verb: str) -> str | None:
         return recipe if verb in _sections(_recipe_file(recipe)) else None
     except ValueError:
         logger.warning(
-            "the recipe %s, which made the store, is not readable now; the settings of %s follow from the store's size",
+            "the store's recipe %s is not readable now; the settings of %s follow from the store's size",
             recipe,
             verb,
         )

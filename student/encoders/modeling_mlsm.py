@@ -136,8 +136,9 @@ class MlsmModel(PreTrainedModel):
         save_head(self.head, self.facts, save_directory)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As torch's, but raises RuntimeError also with strict=False if `state_dict` has no weight of this model."""
-        _require_weights(self, state_dict)
+        """As torch's, but with strict=False raises RuntimeError if `state_dict` has no weight of this model."""
+        if not strict:
+            _require_weights(self, state_dict)
         return super().load_state_dict(state_dict, strict, assign)
 
     def get_input_embeddings(self) -> nn.Module:
@@ -236,8 +237,9 @@ class MlsmForMaskedLM(PreTrainedModel):
         save_file({name: self.probe.weight.contiguous()}, Path(save_directory) / PROBE_FILE)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As torch's, but raises RuntimeError also with strict=False if `state_dict` has no weight of this model."""
-        _require_weights(self, state_dict)
+        """As torch's, but with strict=False raises RuntimeError if `state_dict` has no weight of this model."""
+        if not strict:
+            _require_weights(self, state_dict)
         return super().load_state_dict(state_dict, strict, assign)
 
     def get_input_embeddings(self) -> nn.Module:

@@ -55,7 +55,7 @@ AUTO_MAP = {"AutoModel": f"{EXPORTED}.MlsmModel", "AutoModelForMaskedLM": f"{EXP
 KNOWN_CODE = (
     "6cbca2840af0ea57967d765c9af4181987636f0351e3963418a9eab492b8d444",
     "9e06338699ecdb7dc88ffaeff2a5b5248448b0fb5873ccdb44ed849fddc97eee",
-    "49024c6d9d8d1169074d81085a1880d84e43186da24f9b8150388f57dd29ea3f",
+    "b395617476785371eda0b4322f52be6b669a69905c50a23c5e22d3dc2329de67",
 )
 # Patterns of the file names of all exports, of any kind, family and tokenizer.
 EXPORT_FILES = (
@@ -339,8 +339,9 @@ and norm epsilon of the encoder's config."""
 
 _SENTENCES = """\
 With `sentence-transformers`, a sentence's vector is the mean of its hidden states. They were not trained for that:
-compare, or train further, before you rely on it. Texts are cut to LENGTH tokens, the length of training (`pipeline`:
-pass `truncation=True`). The mean includes [CLS] and [SEP]; vectors are not normalised.
+compare, or train further, before you rely on it. Texts are cut to LENGTH tokens, the length of training
+(`pipeline("feature-extraction")`: pass `truncation=True`). The mean includes the special tokens at both ends; vectors
+are not normalised.
 
 ```python
 from sentence_transformers import SentenceTransformer

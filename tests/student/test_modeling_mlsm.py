@@ -259,9 +259,12 @@ def test_state_of_other_names_is_an_error_and_any_other_loads_as_in_torch(lsp_st
     _, export = exported("bert-2x32", Mlsm(lsp_store), lsp_store, tmp_path / "export")
     student = MlsmModel.from_pretrained(export)
     student.save_pretrained(tmp_path / "saved")
-    for model, strict in product((student, probed(student)), (True, False)):
+    for model in (student, probed(student)):
+        saved = load_file(tmp_path / "saved" / "model.safetensors")
         with pytest.raises(RuntimeError, match=f"expected weights of {type(model).__name__}, found none"):
-            model.load_state_dict(load_file(tmp_path / "saved" / "model.safetensors"), strict)
+            model.load_state_dict(saved, strict=False)
+        with pytest.raises(RuntimeError, match="Missing key"):
+            model.load_state_dict(saved)
     part = {"head.output.bias": torch.arange(24.0)}
     assert len(student.load_state_dict(part, strict=False).missing_keys) == len(student.state_dict()) - 1
     assert torch.equal(student.head.output.bias, part["head.output.bias"])

@@ -352,7 +352,7 @@ def test_an_lsp_whose_weights_are_equal_is_heaviest_nowhere(browser, hostile_sto
     text_pages.write(view, tmp_path / "lsps")
     browser.get((tmp_path / "lsps" / "index.html").as_uri() + "#lsp-3")
     heads = _texts(browser, "h2")
-    assert "All its weights are equal. A random sample of its tokens" in heads
+    assert "All its weights are equal. Some of its tokens, at random" in heads
     assert len(_texts(browser, ".contexts p")) == len(view.lsp(3)["top"]) > 3
     _go(browser, "#lsp-5")
     others = _texts(browser, "h2")

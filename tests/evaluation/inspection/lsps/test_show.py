@@ -111,7 +111,7 @@ def test_an_lsp_whose_weights_are_equal_is_heaviest_nowhere(coded_store, monkeyp
     monkeypatch.setattr("mlsm.evaluation.inspection.lsps.view.sample_tokens", read_equal)
     result, text = shown(store=str(coded_store.path), lsp=(3,))
     assert result["lsps"][0]["quantiles"] == [] and len(result["lsps"][0]["top"]) == 20
-    assert "All its weights are equal. A random sample of its tokens:" in text
+    assert "All its weights are equal. Some of its tokens, at random:" in text
     assert "Heaviest" not in text and "From every tenth" not in text
 
 

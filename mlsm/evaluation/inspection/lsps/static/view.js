@@ -212,7 +212,7 @@
 
   // An LSP whose weights are all equal has no tenths, and is heaviest nowhere.
   const headOfHeaviest = (lsp) => lsps.tenths[lsp] ? "Where it is heaviest"
-    : `All its weights are equal. A random sample of its ${ofText ? "tokens" : "vectors"}`;
+    : `All its weights are equal. Some of its ${ofText ? "tokens" : "vectors"}, at random`;
 
   const ofTenths = (lsp, each, show) => lsps.tenths[lsp] ? [section("From every tenth of its weights",
     ...tenths(lsp, each).flatMap(({ least, largest, samples }) =>
