@@ -218,8 +218,8 @@ def points_of(record: Mapping, part: str) -> Scores:
             for figure in record["figures"]
             if figure["metric"].endswith(suffix)
         }
-        if "cosine" in record["chosen"]:  # also in records that are older than the measure of the last layer
-            last = record["chosen"]["cosine"]["layers"][-1]
+        if cosines := record.get("chosen", {}).get("cosine"):  # records that are older than the measure have it here
+            last = cosines["layers"][-1]
             found["cosine_last"] = 100 * last["tuning" if one == "tuning" else "dev"]
     return found
 
