@@ -218,9 +218,8 @@ def points_of(record: Mapping, part: str) -> Scores:
             for figure in record["figures"]
             if figure["metric"].endswith(suffix)
         }
-        if cosines := record.get("chosen", {}).get("cosine"):  # records that are older than the measure have it here
-            last = cosines["layers"][-1]
-            found["cosine_last"] = 100 * last["tuning" if one == "tuning" else "dev"]
+    if cosines := record.get("chosen", {}).get("cosine"):  # records that are older than the measure have it here
+        found["cosine_last"] = 100 * cosines["layers"][-1]["tuning" if part == "tuning" else "dev"]
     return found
 
 
