@@ -6,8 +6,8 @@
 
 A headless Chromium or Chrome shows the pages: that of MLSM_BROWSER, or the first one on PATH. What `show-lsp` writes is
 made here: pages of the store, and of the digits that benchmarks/visual_lsps.py encodes. Pictures end at the height that
-stands here, and get a palette of 256 colours, which makes them less than half as large. A rule says which LSPs to show:
-for each of WORDS the one with the largest mean weight on that word. Figures are drawn in mlsm/evaluation/plots.py.
+stands here, and get a palette of 256 colours, which makes them less than half as large. A rule says which LSP to show:
+the one with the largest mean weight on WORD, which is also searched in the list. Figures are drawn in mlsm/evaluation/plots.py.
 """
 
 import argparse
@@ -30,7 +30,7 @@ FIGURES = ROOT / "docs" / "figures"
 REPORT = ROOT / "docs" / "studies" / "cpu" / "comparison" / "report.html"
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
 OF = ("lsps", "images", "report")
-WORDS = ("mother", "october", "hospital")  # the first is also searched in the list of LSPs
+WORD = "mother"
 PATCHES_LSP = 3  # patches with a dark left half; on another processor they may have another number
 
 
@@ -77,10 +77,9 @@ def main() -> None:
             take(place / "images" / "index.html", "visual-lsp.png", 860, 690, f"#lsp-{PATCHES_LSP}")
         if "lsps" in wanted:
             mlsm.show_lsp(store=options.store, html=place / "lsps")
-            take(place / "lsps" / "index.html", "lsp-list.png", 1040, 660, f"#q={WORDS[0]}")
-            for word in WORDS:
-                heaviest = mlsm.show_lsp(store=options.store, word=word, samples=200_000)["lsps"][0]["lsp"]
-                take(place / "lsps" / "index.html", f"lsp-{word}.png", 1040, 690, f"#lsp-{heaviest}")
+            take(place / "lsps" / "index.html", "lsp-list.png", 1040, 660, f"#q={WORD}")
+            heaviest = mlsm.show_lsp(store=options.store, word=WORD, samples=200_000)["lsps"][0]["lsp"]
+            take(place / "lsps" / "index.html", f"lsp-{WORD}.png", 1040, 690, f"#lsp-{heaviest}")
 
 
 if __name__ == "__main__":
