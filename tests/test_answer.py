@@ -148,6 +148,34 @@ def fine_tuned(arm, seed, task):
     return 100 * json.loads(file.read_text())["figures"][0]["value"]
 
 
+def test_sentence_vectors_are_those_of_the_trials():
+    """Four pairs of the pilot's length, and the table of the page. Read as JSON."""
+
+    def similarity(student, seed):
+        """Spearman's correlation of the last layer's means on the development set, times 100."""
+        [file] = SECOND.glob(f"pilot/evaluations/{student.format(seed)}-????????/frozen/stsb.json")
+        return 100 * json.loads(file.read_text())["chosen"]["cosine"]["layers"][-1]["dev"]
+
+    arms = {
+        "hidden states of layer 6, all tokens": "regress-visible-l6-lr0.008-seed{}",
+        "masked words": "mlm-lr0.004-seed{}-step-00002000",
+        "untrained": "mlm-lr0.004-seed{}-step-00000000",
+    }
+    page = (ROOT / "docs/small-encoder.md").read_text(encoding="utf-8")
+    scores = {name: [similarity(student, seed) for seed in range(100, 104)] for name, student in arms.items()}
+    for name, found in scores.items():
+        assert f"| {name} | 4 | {fmean(found):.1f} ± {stdev(found):.1f} |" in page
+    lsps = similarity("mlsm-visible-l6-lr0.008-seed{}", 100)
+    assert f"| LSPs of layer 6, all tokens | 1 | {lsps:.1f} |" in page
+    ours, words, _ = scores.values()
+    differences = [one - other for one, other in zip(ours, words, strict=True)]
+    low, high = stats.ttest_1samp(differences, 0).confidence_interval()
+    assert f"{fmean(differences):.1f} ahead of words ({low:.1f} to {high:.1f}; four of four pairs)" in page
+    assert f"they score {fmean(ours):.1f}, students of words {fmean(words):.1f}" in " ".join(
+        (ROOT / "README.md").read_text(encoding="utf-8").split()
+    )
+
+
 # -- a whole study that is made up --------------------------------------------------------------------------
 
 
