@@ -22,33 +22,29 @@ from mlsm.api import docstring_of  # noqa: E402
 from mlsm.commands import Command, load_all  # noqa: E402
 from mlsm.common.settings import plain_hint, settable  # noqa: E402
 
-HEAD = '''\
+HEAD = """\
 # Written by tests/stub.py from mlsm/commands/: change those files, and run it again.
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 
 {imports}
 
-Progress = Callable[..., None] | bool | None
-PathOrText = str | PathLike[str]
+_Progress = Callable[..., object] | bool | None
+_PathOrText = str | PathLike[str]
 
 COMMANDS: list[str]
 HOME: dict[str, str]
 __all__: list[str]
-
-def read_records(paths: str | Path | Iterable[str | Path]) -> list[dict[str, Any]]:
-    """The records of evaluations in files and directories, checked. Raises RecordError, which names what is wrong."""
-'''
+"""
 
 
 def stub() -> str:
     """Write the text of mlsm/__init__.pyi."""
     commands = load_all()
     functions = [_function(command) for command in sorted(commands.values())]
-    imports = {(module, name) for name, module in mlsm.HOME.items() if name != "read_records"}
+    imports = {(module, name) for name, module in mlsm.HOME.items()}
     for command in commands.values():
         imports.add((command.settings.__module__, command.settings.__name__))
         imports |= {("mlsm.results", name) for name in _names(_returned(command))}
@@ -65,9 +61,9 @@ def _function(command: Command) -> str:
         lines = [first.replace(" = ", f" | {ours} = ", 1), *others, "*"]
     else:
         lines = [f"config: {ours} | None = None", "*"]
-    lines += ["recipe: PathOrText | None = None"] * command.recipes + ["progress: Progress = None"]
+    lines += ["recipe: _PathOrText | None = None"] * command.recipes + ["progress: _Progress = None"]
     lines += [_parameter(field) for name, field in fields.items() if name not in command.by_position]
-    returned = _spell(_returned(command))
+    returned = _spell(_returned(command)).replace("_PathOrText", "str")
     docstring = docstring_of(command).replace("\n", "\n    ").replace("    \n", "\n")
     listed = "".join(f"    {line},\n" for line in lines)
     return f'def {command.python_name}(\n{listed}) -> {returned}:\n    """{docstring}{_end(docstring)}"""\n'
@@ -100,7 +96,7 @@ def _spell(hint: object) -> str:
             return f"list[{_spell(kinds[0])}]"
         case origin if origin in (typing.Union, UnionType):
             return " | ".join(dict.fromkeys(" | ".join(map(_spell, kinds)).split(" | ")))
-    return {NoneType: "None", str: "PathOrText", Path: "PathOrText", typing.Any: "Any"}.get(hint) or hint.__name__
+    return {NoneType: "None", str: "_PathOrText", Path: "_PathOrText", typing.Any: "Any"}.get(hint) or hint.__name__
 
 
 def _returned(command: Command) -> object:
