@@ -6,20 +6,20 @@ from typing import Any, Literal
 
 from mlsm.api import read_records as read_records
 from mlsm.common.errors import MlsmError as MlsmError
-from mlsm.evaluation.comparison.config import CompareConfig
-from mlsm.evaluation.inspection.lsps.config import ShowLspConfig
-from mlsm.evaluation.inspection.machine import DoctorConfig
-from mlsm.evaluation.inspection.pages import DocsConfig
-from mlsm.evaluation.inspection.tracking.config import TrackConfig
-from mlsm.evaluation.preparation.config import PrepareDataConfig
-from mlsm.evaluation.similarity.config import SimilarityConfig
-from mlsm.evaluation.studies.flops.config import CountFlopsConfig
-from mlsm.evaluation.studies.protocol.config import StudyConfig
-from mlsm.evaluation.studies.targets.config import MatchEntropyConfig
-from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig
-from mlsm.evaluation.tasks.blimp.config import BlimpConfig as BlimpConfig
-from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig as FinetuneConfig
-from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig
+from mlsm.evaluation.comparison.config import CompareConfig as _CompareConfig
+from mlsm.evaluation.inspection.lsps.config import ShowLspConfig as _ShowLspConfig
+from mlsm.evaluation.inspection.machine import DoctorConfig as _DoctorConfig
+from mlsm.evaluation.inspection.pages import DocsConfig as _DocsConfig
+from mlsm.evaluation.inspection.tracking.config import TrackConfig as _TrackConfig
+from mlsm.evaluation.preparation.config import PrepareDataConfig as _PrepareDataConfig
+from mlsm.evaluation.similarity.config import SimilarityConfig as _SimilarityConfig
+from mlsm.evaluation.studies.flops.config import CountFlopsConfig as _CountFlopsConfig
+from mlsm.evaluation.studies.protocol.config import StudyConfig as _StudyConfig
+from mlsm.evaluation.studies.targets.config import MatchEntropyConfig as _MatchEntropyConfig
+from mlsm.evaluation.studies.word_senses.config import ChooseLayerConfig as _ChooseLayerConfig
+from mlsm.evaluation.tasks.blimp.config import BlimpConfig as _BlimpConfig
+from mlsm.evaluation.tasks.finetuning.config import FinetuneConfig as _FinetuneConfig
+from mlsm.evaluation.tasks.scoring.config import ScoreTextConfig as _ScoreTextConfig
 from mlsm.results import Compared as Compared
 from mlsm.results import EncodedStore as EncodedStore
 from mlsm.results import Estimate as Estimate
@@ -32,39 +32,39 @@ from mlsm.results import Report as Report
 from mlsm.results import SavedDictionary as SavedDictionary
 from mlsm.results import TrainedStudent as TrainedStudent
 from mlsm.results import Verified as Verified
-from pipeline.config import EncodeConfig as EncodeConfig
-from pipeline.config import EncodeHiddenConfig
-from pipeline.config import EncodeIdsConfig
-from pipeline.config import EncodeLogitsConfig
-from pipeline.config import LearnConfig
-from pipeline.config import TokenizerConfig
+from pipeline.config import EncodeConfig as _EncodeConfig
+from pipeline.config import EncodeHiddenConfig as _EncodeHiddenConfig
+from pipeline.config import EncodeIdsConfig as _EncodeIdsConfig
+from pipeline.config import EncodeLogitsConfig as _EncodeLogitsConfig
+from pipeline.config import LearnConfig as _LearnConfig
+from pipeline.config import TokenizerConfig as _TokenizerConfig
 from pipeline.dictionary import Dictionary as Dictionary
-from pipeline.images import ImagesConfig
-from pipeline.imported import ImportConfig
+from pipeline.images import ImagesConfig as _ImagesConfig
+from pipeline.imported import ImportConfig as _ImportConfig
 from pipeline.solvers import Codes as Codes
 from pipeline.solvers import nonneg_lasso as nonneg_lasso
 from shards.codec import block_windows as block_windows
-from shards.config import CleanConfig
-from shards.config import DeriveConfig
-from shards.config import ExportStoreConfig
-from shards.config import ShowConfig
-from shards.config import VerifyConfig
+from shards.config import CleanConfig as _CleanConfig
+from shards.config import DeriveConfig as _DeriveConfig
+from shards.config import ExportStoreConfig as _ExportStoreConfig
+from shards.config import ShowConfig as _ShowConfig
+from shards.config import VerifyConfig as _VerifyConfig
 from shards.reader import Store as Store
 from shards.remote import Remote as Remote
 from shards.remote import gopen as gopen
 from shards.torch_dataset import LspDataset as LspDataset
 from shards.torch_dataset import LspWindows as LspWindows
 from shards.torch_dataset import WindowTensors as WindowTensors
-from student.config import ProbeConfig as ProbeConfig
-from student.config import StudentConfig as StudentConfig
+from student.config import ProbeConfig as _ProbeConfig
+from student.config import StudentConfig as _StudentConfig
 from student.lsp_model import LspModel as LspModel
 from student.lsp_model import TextLsps as TextLsps
-from student.masks.config import MaskWeightsConfig
+from student.masks.config import MaskWeightsConfig as _MaskWeightsConfig
 from student.pretraining import LspCollator as LspCollator
 from student.pretraining import LspForPreTraining as LspForPreTraining
 from student.probe import ProbedLspModel as ProbedLspModel
-from student.runs.config import ExportConfig
-from student.runs.config import ImportStudentConfig
+from student.runs.config import ExportConfig as _ExportConfig
+from student.runs.config import ImportStudentConfig as _ImportStudentConfig
 
 _Progress = Callable[..., object] | bool | None
 _PathOrText = str | PathLike[str]
@@ -73,8 +73,216 @@ COMMANDS: list[str]
 HOME: dict[str, str]
 __all__: list[str]
 
+class BlimpConfig(_BlimpConfig):
+    """Which models to score on which minimal pairs, and how.
+
+    A special token written out in a sentence ("[MASK]") is text, and is split like any other.
+    """
+
+    def __init__(
+        self,
+        *,
+        models: _PathOrText | Sequence[_PathOrText] = (),
+        step: _PathOrText | None = None,
+        metric: Literal["original", "within-word-l2r"] = "original",
+        batch_tokens: int | None = None,
+        device: _PathOrText = "auto",
+        data_dir: _PathOrText | None = None,
+        tasks: _PathOrText | Sequence[_PathOrText] = (),
+        per_paradigm: int | None = None,
+        output: _PathOrText = "runs",
+    ) -> None: ...
+
+class EncodeConfig(_EncodeConfig):
+    """Encode a corpus into LSP shards."""
+
+    def __init__(
+        self,
+        *,
+        corpus: _PathOrText | Sequence[_PathOrText] = ("bundled",),
+        text_field: _PathOrText = "text",
+        document_boundary: Literal["blank-line", "file"] = "blank-line",
+        invalid_utf8: Literal["strict", "replace", "skip"] = "strict",
+        min_characters: int = 0,
+        keep_duplicates: bool = False,
+        output: _PathOrText = "runs",
+        held_out_by: Literal["document", "file"] = "document",
+        packing: Literal["packed", "pairs"] = "packed",
+        max_length: int = 128,
+        max_tokens: int | None = None,
+        unit_tokens: int = 1048576,
+        workers: int = 1,
+        scheduler: _PathOrText | None = None,
+        teacher: _PathOrText | None = None,
+        batch_tokens: int | None = None,
+        dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+        documents_apart: bool = False,
+        device: _PathOrText = "auto",
+        products: Literal["auto", "onednn", "torch"] = "auto",
+        layer: int | Sequence[int] = (10,),
+        k: int | Sequence[int] | None = None,
+        atoms: Literal["learned", "sampled", "clusters"] = "learned",
+        lam: float = 0.05,
+        center: Literal["none", "mean", "position"] = "none",
+        dictionary_tokens: int = 2000000,
+        dictionary_epochs: float = 2.0,
+        seed: int = 42,
+        retry_quarantine: bool = False,
+        dry_run: bool = False,
+        hidden: _PathOrText | None = None,
+        dictionary: _PathOrText | None = None,
+        tolerance: float = 0.0001,
+        solver: Literal["cd", "fista", "nearest"] = "cd",
+        solver_steps: int = 100,
+        solver_backend: Literal["auto", "torch"] = "auto",
+        top_n: int | Literal["all"] | None = None,
+    ) -> None: ...
+
+class FinetuneConfig(_FinetuneConfig):
+    """Fine-tune models on ten tasks and record fourteen scores per seed (MLSM paper, section 4.2).
+
+    The settings are the paper's unless you change them: learning rate, falling linearly to zero, batch, epochs, scores
+    after the last. Where it is silent they are the official code's: AdamW, weight decay 0.01 on everything, float32.
+    Warm-up and clipping are added, as fine-tuning without them fails more often; `--warmup 0 --grad-clip 0` trains
+    as the official code does.
+    """
+
+    def __init__(
+        self,
+        *,
+        models: _PathOrText | Sequence[_PathOrText] = (),
+        step: _PathOrText | None = None,
+        frozen: bool = False,
+        tasks: Literal["all", "cola", "conll2003", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wic", "wsd"] | Sequence[Literal["all", "cola", "conll2003", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wic", "wsd"]] = ("all",),
+        layer: int | Sequence[int] | None = None,
+        seeds: int = 5,
+        data_dir: _PathOrText | None = None,
+        output: _PathOrText = "runs",
+        overwrite: Literal["missing", "always", "never"] = "missing",
+        epochs: int = 3,
+        lr: float | Sequence[float] = 2e-05,
+        warmup: float = 0.06,
+        grad_clip: float = 1.0,
+        batch: int = 32,
+        max_length: int | None = None,
+        dropout: float = 0.1,
+        segments: Literal["auto", "never", "always"] = "auto",
+        split: Literal["validation", "test", "train-tenth"] = "validation",
+        limit_train: int | None = None,
+        max_steps: int | None = None,
+        device: _PathOrText = "auto",
+        smoke: bool = False,
+    ) -> None: ...
+
+class ProbeConfig(_ProbeConfig):
+    """The settings of training a probe: of which student, on which store, and how.
+
+    Settings that only students have are fixed for a probe: its encoder is the student's, its objective mlm.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: _PathOrText | None = None,
+        documents_apart: bool = False,
+        segments: Literal["auto", "never"] = "auto",
+        epochs: float | None = None,
+        max_steps: int | None = None,
+        batch_windows: int | None = None,
+        micro_batch: int | None = None,
+        lr: float | None = None,
+        warmup: float = 0.02,
+        schedule: Literal["linear", "cosine", "wsd"] = "linear",
+        decay_share: float = 0.2,
+        adam_beta1: float = 0.9,
+        adam_beta2: float = 0.999,
+        weight_decay: float = 0.0,
+        decay_all: bool = False,
+        grad_clip: float = 1.0,
+        seed: int = 42,
+        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        products: Literal["auto", "onednn", "torch"] = "auto",
+        device: _PathOrText = "auto",
+        compile: bool | None = None,
+        activation_checkpointing: bool = False,
+        checkpoints: float | Sequence[float] = (0.1, 0.25, 0.5, 1.0),
+        save_every: int | None = None,
+        keep_last: int = 1,
+        eval_every: int | None = None,
+        eval_windows: int | None = None,
+        track: Literal["tensorboard", "wandb", "trackio"] | Sequence[Literal["tensorboard", "wandb", "trackio"]] = (),
+        run_dir: _PathOrText | None = None,
+        student: _PathOrText | None = None,
+        probe_input: Literal["softmax", "logits", "hidden"] = "softmax",
+    ) -> None: ...
+
+class StudentConfig(_StudentConfig):
+    """The settings of training a student: what to train, on which store, and how.
+
+    Settings that are unset follow from the store and the recipe that made it.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: _PathOrText | Sequence[_PathOrText] | None = None,
+        store_weights: float | Sequence[float] | None = None,
+        objective: Literal["mlsm", "mlm", "kd", "mtl", "hard-mlsm", "naive-mlsm", "supersense", "type", "regress", "recon"] = "mlsm",
+        wordnet: _PathOrText | None = None,
+        kappa: float | None = None,
+        regress_loss: Literal["cosine", "mse"] = "cosine",
+        target_temperature: float = 1.0,
+        untied: bool = False,
+        encoder: _PathOrText = "bert-12x768",
+        continue_from: _PathOrText | None = None,
+        continue_head: bool = False,
+        documents_apart: bool = False,
+        segments: Literal["auto", "never"] = "auto",
+        short_windows: int | None = None,
+        short_share: float = 0.9,
+        dropout: float | None = None,
+        epochs: float | None = None,
+        max_steps: int | None = None,
+        batch_windows: int | None = None,
+        micro_batch: int | None = None,
+        lr: float | None = None,
+        optimizer: Literal["adamw", "muon"] = "adamw",
+        warmup: float = 0.02,
+        schedule: Literal["linear", "cosine", "wsd"] = "linear",
+        decay_share: float = 0.2,
+        adam_beta1: float = 0.9,
+        adam_beta2: float = 0.999,
+        weight_decay: float = 0.01,
+        decay_all: bool = False,
+        grad_clip: float = 1.0,
+        positions: Literal["masked", "all"] = "masked",
+        mask_rate: float = 0.15,
+        mask_rate_end: float | None = None,
+        mask_schedule: Literal["linear", "cosine", "steps"] = "linear",
+        mask_rate_steps: float | Sequence[float] = (0.5,),
+        mask_weights: _PathOrText | Sequence[_PathOrText] | None = None,
+        mask_weight_steps: float | Sequence[float] = (0.5,),
+        mask_update_steps: int = 200,
+        mask_unit: Literal["token", "word", "span"] = "token",
+        corruption: _PathOrText = "mask",
+        mask_later: int = 0,
+        seed: int = 42,
+        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        products: Literal["auto", "onednn", "torch"] = "auto",
+        device: _PathOrText = "auto",
+        compile: bool | None = None,
+        activation_checkpointing: bool = False,
+        checkpoints: float | Sequence[float] = (0.1, 0.25, 0.5, 1.0),
+        save_every: int | None = None,
+        keep_last: int = 1,
+        eval_every: int | None = None,
+        eval_windows: int | None = None,
+        track: Literal["tensorboard", "wandb", "trackio"] | Sequence[Literal["tensorboard", "wandb", "trackio"]] = (),
+        run_dir: _PathOrText | None = None,
+    ) -> None: ...
+
 def choose_layer(
-    config: ChooseLayerConfig | None = None,
+    config: _ChooseLayerConfig | None = None,
     *,
     recipe: _PathOrText | None = None,
     progress: _Progress = None,
@@ -116,7 +324,7 @@ def choose_layer(
     """
 
 def clean(
-    config: CleanConfig | None = None,
+    config: _CleanConfig | None = None,
     *,
     progress: _Progress = None,
     path: _PathOrText = "runs",
@@ -129,7 +337,7 @@ def clean(
     """
 
 def compare(
-    config: CompareConfig | None = None,
+    config: _CompareConfig | None = None,
     *,
     progress: _Progress = None,
     results: _PathOrText | Sequence[_PathOrText] = (),
@@ -144,7 +352,7 @@ def compare(
     """
 
 def count_flops(
-    config: CountFlopsConfig | None = None,
+    config: _CountFlopsConfig | None = None,
     *,
     progress: _Progress = None,
     encoder: _PathOrText = "deberta-base",
@@ -166,7 +374,7 @@ def count_flops(
     """
 
 def derive_shards(
-    config: DeriveConfig | None = None,
+    config: _DeriveConfig | None = None,
     *,
     progress: _Progress = None,
     store: _PathOrText | None = None,
@@ -179,7 +387,7 @@ def derive_shards(
     """
 
 def docs(
-    config: DocsConfig | None = None,
+    config: _DocsConfig | None = None,
     *,
     progress: _Progress = None,
     page: _PathOrText | None = None,
@@ -190,7 +398,7 @@ def docs(
     """
 
 def doctor(
-    config: DoctorConfig | None = None,
+    config: _DoctorConfig | None = None,
     *,
     progress: _Progress = None,
     output: _PathOrText = "runs",
@@ -202,7 +410,7 @@ def doctor(
     """
 
 def encode_hidden(
-    config: EncodeHiddenConfig | None = None,
+    config: _EncodeHiddenConfig | None = None,
     *,
     recipe: _PathOrText | None = None,
     progress: _Progress = None,
@@ -242,7 +450,7 @@ def encode_hidden(
     """
 
 def encode_ids(
-    config: EncodeIdsConfig | None = None,
+    config: _EncodeIdsConfig | None = None,
     *,
     recipe: _PathOrText | None = None,
     progress: _Progress = None,
@@ -270,7 +478,7 @@ def encode_ids(
     """
 
 def encode_images(
-    config: ImagesConfig | None = None,
+    config: _ImagesConfig | None = None,
     *,
     progress: _Progress = None,
     images: _PathOrText | Sequence[_PathOrText] = (),
@@ -285,7 +493,7 @@ def encode_images(
     """
 
 def encode_logits(
-    config: EncodeLogitsConfig | None = None,
+    config: _EncodeLogitsConfig | None = None,
     *,
     recipe: _PathOrText | None = None,
     progress: _Progress = None,
@@ -320,7 +528,7 @@ def encode_logits(
     """
 
 def encode_lsp(
-    config: EncodeConfig | None = None,
+    config: _EncodeConfig | None = None,
     *,
     recipe: _PathOrText | None = None,
     progress: _Progress = None,
@@ -371,7 +579,7 @@ def encode_lsp(
     """
 
 def evaluate_blimp(
-    config: BlimpConfig | None = None,
+    config: _BlimpConfig | None = None,
     *,
     progress: _Progress = None,
     models: _PathOrText | Sequence[_PathOrText] = (),
@@ -390,7 +598,7 @@ def evaluate_blimp(
     """
 
 def export_store(
-    config: ExportStoreConfig | None = None,
+    config: _ExportStoreConfig | None = None,
     *,
     progress: _Progress = None,
     store: _PathOrText | None = None,
@@ -402,7 +610,7 @@ def export_store(
     """
 
 def export_student(
-    config: ExportConfig | None = None,
+    config: _ExportConfig | None = None,
     *,
     progress: _Progress = None,
     run: _PathOrText | None = None,
@@ -421,7 +629,7 @@ def export_student(
     """
 
 def finetune(
-    config: FinetuneConfig | None = None,
+    config: _FinetuneConfig | None = None,
     *,
     progress: _Progress = None,
     models: _PathOrText | Sequence[_PathOrText] = (),
@@ -453,7 +661,7 @@ def finetune(
     """
 
 def import_dictionary(
-    config: ImportConfig | None = None,
+    config: _ImportConfig | None = None,
     *,
     progress: _Progress = None,
     file: _PathOrText | None = None,
@@ -466,7 +674,7 @@ def import_dictionary(
     """
 
 def import_student(
-    config: ImportStudentConfig | None = None,
+    config: _ImportStudentConfig | None = None,
     *,
     progress: _Progress = None,
     model: _PathOrText | None = None,
@@ -479,7 +687,7 @@ def import_student(
     """
 
 def learn_dictionary(
-    config: LearnConfig | None = None,
+    config: _LearnConfig | None = None,
     *,
     recipe: _PathOrText | None = None,
     progress: _Progress = None,
@@ -519,7 +727,7 @@ def learn_dictionary(
     """
 
 def make_mask_weights(
-    config: MaskWeightsConfig | None = None,
+    config: _MaskWeightsConfig | None = None,
     *,
     progress: _Progress = None,
     store: _PathOrText | None = None,
@@ -536,7 +744,7 @@ def make_mask_weights(
     """
 
 def match_entropy(
-    config: MatchEntropyConfig | None = None,
+    config: _MatchEntropyConfig | None = None,
     *,
     progress: _Progress = None,
     store: _PathOrText | None = None,
@@ -551,7 +759,7 @@ def match_entropy(
     """
 
 def prepare_data(
-    config: PrepareDataConfig | None = None,
+    config: _PrepareDataConfig | None = None,
     *,
     progress: _Progress = None,
     dataset: Literal["blimp", "wsd", "glue", "wic", "conll"] | None = None,
@@ -564,7 +772,7 @@ def prepare_data(
     """
 
 def score_text(
-    config: ScoreTextConfig | None = None,
+    config: _ScoreTextConfig | None = None,
     *,
     progress: _Progress = None,
     models: _PathOrText | Sequence[_PathOrText] = (),
@@ -583,7 +791,7 @@ def score_text(
     """
 
 def show_lsp(
-    config: ShowLspConfig | None = None,
+    config: _ShowLspConfig | None = None,
     *,
     progress: _Progress = None,
     store: _PathOrText | None = None,
@@ -608,7 +816,7 @@ def show_lsp(
     """
 
 def show_shards(
-    config: ShowConfig | None = None,
+    config: _ShowConfig | None = None,
     *,
     progress: _Progress = None,
     store: _PathOrText | None = None,
@@ -625,7 +833,7 @@ def show_shards(
     """
 
 def similarity(
-    texts_a: _PathOrText | Sequence[_PathOrText] | SimilarityConfig = (),
+    texts_a: _PathOrText | Sequence[_PathOrText] | _SimilarityConfig = (),
     texts_b: _PathOrText | Sequence[_PathOrText] = (),
     store: _PathOrText | None = None,
     *,
@@ -643,7 +851,7 @@ def similarity(
     """
 
 def study(
-    config: StudyConfig | None = None,
+    config: _StudyConfig | None = None,
     *,
     progress: _Progress = None,
     recipe: _PathOrText = "study-demo",
@@ -659,7 +867,7 @@ def study(
     """
 
 def track(
-    config: TrackConfig | None = None,
+    config: _TrackConfig | None = None,
     *,
     progress: _Progress = None,
     stores: _PathOrText | Sequence[_PathOrText] = (),
@@ -673,7 +881,7 @@ def track(
     """
 
 def train_probe(
-    config: ProbeConfig | None = None,
+    config: _ProbeConfig | None = None,
     *,
     recipe: _PathOrText | None = None,
     progress: _Progress = None,
@@ -715,7 +923,7 @@ def train_probe(
     """
 
 def train_student(
-    config: StudentConfig | None = None,
+    config: _StudentConfig | None = None,
     *,
     recipe: _PathOrText | None = None,
     progress: _Progress = None,
@@ -782,7 +990,7 @@ def train_student(
     """
 
 def train_tokenizer(
-    config: TokenizerConfig | None = None,
+    config: _TokenizerConfig | None = None,
     *,
     recipe: _PathOrText | None = None,
     progress: _Progress = None,
@@ -801,7 +1009,7 @@ def train_tokenizer(
     """
 
 def verify_shards(
-    config: VerifyConfig | None = None,
+    config: _VerifyConfig | None = None,
     *,
     progress: _Progress = None,
     store: _PathOrText | None = None,
